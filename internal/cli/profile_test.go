@@ -60,7 +60,7 @@ func TestParseProfile(t *testing.T) {
 		"rules: [{action: allow, hosts: ['a b']}]":                  "a b",
 		"rules: [{action: maybe, hosts: [a.example]}]":              "neither allow nor deny",
 		"rules: [{action: allow, hosts: [a.example], paths: [v1]}]": "slash",
-		"rules: [{action: allow, hosts: [a.example], tls: passthrough, methods: [GET]}]": "cannot be looked into",
+		"rules: [{action: allow, hosts: [a.example], tls: passthrough, methods: [GET]}]": "cannot be inspected",
 	} {
 		_, err := parse(t, text)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

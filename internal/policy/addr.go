@@ -5,24 +5,24 @@ import (
 	"strings"
 )
 
-// Class is what kind of address an address is.
+// Class is a kind of IP address.
 type Class string
 
-// The classes. Only Public addresses can be reached without an allowance of
-// the operator.
+// The classes. Only Public addresses can be reached unless the operator allows
+// others.
 const (
 	Public    Class = "public"
-	Private   Class = "private"    // of somebody's own network
-	Loopback  Class = "loopback"   // of this machine
-	LinkLocal Class = "link_local" // of this wire
-	Metadata  Class = "metadata"   // where clouds hand out credentials
-	Multicast Class = "multicast"  // of many
-	Reserved  Class = "reserved"   // of nobody, or for documents and tests
-	Embedding Class = "embedding"  // holds an IPv4 address that a router may unwrap
-	Machine   Class = "machine"    // of this machine, though it would be public otherwise
+	Private   Class = "private"    // a private network
+	Loopback  Class = "loopback"   // this machine
+	LinkLocal Class = "link_local" // the local link
+	Metadata  Class = "metadata"   // cloud metadata services, which hand out credentials
+	Multicast Class = "multicast"  // multicast
+	Reserved  Class = "reserved"   // unassigned, or for documentation and tests
+	Embedding Class = "embedding"  // contains an IPv4 address that a router may extract
+	Machine   Class = "machine"    // a public address that belongs to this machine
 )
 
-// words is the class as it stands in a sentence.
+// words describes the class for use in a sentence.
 func (c Class) words() string {
 	if c == Machine {
 		return "a public address of this machine"
@@ -34,7 +34,8 @@ func (c Class) words() string {
 	return article + strings.ReplaceAll(string(c), "_", "-") + " address"
 }
 
-// ClassOf is [ClassOf] for somebody who knows the machine.
+// ClassOf is the function [ClassOf], which also recognizes the machine's own
+// addresses.
 func (o Operator) ClassOf(a netip.Addr) Class {
 	class := ClassOf(a)
 	if class == Public && o.Machine != nil && o.Machine(a.Unmap()) {
@@ -49,8 +50,8 @@ func (o Operator) Permits(a netip.Addr) bool {
 	return class == Public || permits(o.Allow, a.Unmap(), class)
 }
 
-// metadata are the addresses at which clouds give credentials to whoever asks
-// from a machine. Some lie in ranges that would be public otherwise.
+// metadata are the addresses at which clouds serve credentials to any process
+// on a machine. Some are in ranges that are otherwise public.
 var metadata = set(
 	"169.254.169.254", "169.254.170.2", "169.254.170.23", "169.254.169.253", "169.254.169.123", "169.254.0.23", "169.254.10.10",
 	"100.100.100.200", "100.100.100.110", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd00:ec2::23", "fd00:ec2::253", "fd20:ce::254", "fe80::a9fe:a9fe",
@@ -64,8 +65,8 @@ func set(addrs ...string) map[netip.Addr]bool {
 	return out
 }
 
-// ranges are the addresses that are not public, from the registries of special
-// purpose addresses.
+// ranges are the addresses that are not public, from the IANA registries of
+// special-purpose addresses.
 var ranges = []struct {
 	prefix netip.Prefix
 	class  Class
@@ -83,11 +84,11 @@ var ranges = []struct {
 	{netip.MustParsePrefix("192.88.99.0/24"), Embedding}, // 6to4 relays
 	{netip.MustParsePrefix("192.168.0.0/16"), Private},
 	{netip.MustParsePrefix("192.175.48.0/24"), Reserved},
-	{netip.MustParsePrefix("198.18.0.0/15"), Reserved}, // where synthetic addresses live, too
+	{netip.MustParsePrefix("198.18.0.0/15"), Reserved}, // includes the gateway's synthetic addresses
 	{netip.MustParsePrefix("198.51.100.0/24"), Reserved},
 	{netip.MustParsePrefix("203.0.113.0/24"), Reserved},
 	{netip.MustParsePrefix("224.0.0.0/4"), Multicast},
-	{netip.MustParsePrefix("240.0.0.0/4"), Reserved}, // and broadcast
+	{netip.MustParsePrefix("240.0.0.0/4"), Reserved}, // includes broadcast
 	{netip.MustParsePrefix("::/128"), Loopback},
 	{netip.MustParsePrefix("::1/128"), Loopback},
 	{netip.MustParsePrefix("::/96"), Embedding},           // IPv4-compatible
@@ -108,11 +109,11 @@ var ranges = []struct {
 	{netip.MustParsePrefix("ff00::/8"), Multicast},
 }
 
-// global is where public IPv6 addresses come from; the rest is not assigned.
+// global is the range of public IPv6 addresses; all others are unassigned.
 var global = netip.MustParsePrefix("2000::/3")
 
-// ClassOf tells what kind of address a is. An IPv4 address in the mapped form
-// of IPv6 is what it is as IPv4; one with a zone, or none at all, is Reserved.
+// ClassOf returns the class of a. An IPv4-mapped IPv6 address has the class of
+// its IPv4 address. An address with a zone, or an invalid one, is Reserved.
 func ClassOf(a netip.Addr) Class {
 	if !a.IsValid() || a.Zone() != "" {
 		return Reserved
@@ -133,8 +134,8 @@ func ClassOf(a netip.Addr) Class {
 }
 
 // permits reports whether the operator allows an address that is not public. A
-// metadata address must be named as such, with its whole length: nobody who
-// allows a network means to allow that.
+// metadata address must be listed by itself, as a prefix of full length,
+// because an operator who allows a network does not intend to allow that.
 func permits(allowed []netip.Prefix, a netip.Addr, class Class) bool {
 	for _, p := range allowed {
 		if p.Contains(a) && (class != Metadata || p.IsSingleIP()) {

@@ -6,16 +6,16 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Ceiling is a profile that somebody else set over that of a sandbox: what it
-// does not allow is not allowed, whatever the sandbox's own rules say. It adds
-// nothing, so that a decision under it is that of both, and never a wider one.
+// Ceiling is a profile that limits another profile. A request must be allowed
+// by the sandbox's own rules and by every ceiling. A ceiling adds no
+// credentials and counts nothing.
 type Ceiling struct {
-	Name    string          `json:"name"` // of the policy that sets it
+	Name    string          `json:"name"` // of the policy that the ceiling belongs to
 	Profile sandbox.Profile `json:"profile"`
 }
 
-// CheckCeiling reports what is wrong with a ceiling: rules that add something
-// or that count something, which are for the rules below it, are refused.
+// CheckCeiling reports what is wrong with a ceiling. Rules that add or count
+// something are refused: they belong into a profile.
 func CheckCeiling(c Ceiling) error {
 	for i := range c.Profile.Rules {
 		r := &c.Profile.Rules[i]
@@ -37,8 +37,8 @@ func CheckCeiling(c Ceiling) error {
 	return Check(c.Profile)
 }
 
-// compileCeilings makes ceilings ready, whose rules are called by the names of
-// their policies.
+// compileCeilings compiles ceilings. Their rules are named after their
+// policies.
 func compileCeilings(ceilings []Ceiling, operator Operator) ([]*Policy, error) {
 	var out []*Policy
 	for _, c := range ceilings {
@@ -55,7 +55,7 @@ func compileCeilings(ceilings []Ceiling, operator Operator) ([]*Policy, error) {
 	return out, nil
 }
 
-// under returns a decision as the ceilings leave it.
+// under applies the ceilings to a decision.
 func (p *Policy) under(d Decision, ask func(ceiling *Policy) Decision) Decision {
 	for _, c := range p.ceilings {
 		if !d.Allow {
@@ -72,8 +72,8 @@ func (p *Policy) under(d Decision, ask func(ceiling *Policy) Decision) Decision 
 	return d
 }
 
-// refusal is that of a ceiling. It has no number, by which uses of the
-// sandbox's own rules are counted.
+// refusal is the refusal by a ceiling. It has no rule number, since numbers
+// count uses of the sandbox's own rules.
 func (p *Policy) refusal(d Decision) Decision {
 	name := "policy " + p.name
 	switch {

@@ -8,73 +8,74 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Flow is a connection that a sandbox wants. Name is what the address that it
-// dialled was given out for, in canonical form, empty for a bare address. Addr
-// is the real address: the dialled one, or, once it is looked up, that of Name.
+// Flow is a connection that a sandbox opens. Name is the name behind the
+// synthetic address that the sandbox dialled, in canonical form; empty if it
+// dialled a real address. Addr is the real address: the dialled one, or an
+// address of Name once it has been looked up.
 type Flow struct {
 	Name string
 	Addr netip.Addr
 	Port uint16
 }
 
-// Reason says what a decision rests on. The list is append-only: events and
-// answers to clients carry it.
+// Reason is the reason for a decision. The list is append-only: events and
+// responses contain it.
 type Reason string
 
 // The reasons.
 const (
 	ByRule      Reason = "rule"        // a rule matched
-	ByDefault   Reason = "default"     // none did
+	ByDefault   Reason = "default"     // no rule matched
 	Offline     Reason = "offline"     // the profile's internet switch is off
-	BadHost     Reason = "host"        // no host name, or an ambiguous one
-	BadAddress  Reason = "address"     // it is not public, and nobody allowed it
-	OwnPort     Reason = "own_port"    // it belongs to the daemon
-	NoName      Reason = "server_name" // the TLS hello names nobody, or hides whom
-	Disagree    Reason = "agreement"   // server name, Host header and name differ
-	BadPath     Reason = "path"        // it can be read in two ways
-	BadMethod   Reason = "method"      // never let through
+	BadHost     Reason = "host"        // the host name is missing, invalid or ambiguous
+	BadAddress  Reason = "address"     // the address is not public, and the operator does not allow it
+	OwnPort     Reason = "own_port"    // the port belongs to the daemon
+	NoName      Reason = "server_name" // the TLS hello has no server name, or an encrypted one
+	Disagree    Reason = "agreement"   // server name, Host header and dialled name differ
+	BadPath     Reason = "path"        // the path is ambiguous
+	BadMethod   Reason = "method"      // the method is never allowed
 	NoUpgrade   Reason = "upgrade"     // the rule allows no WebSocket
-	Plaintext   Reason = "plaintext"   // a credential would travel in the clear
+	Plaintext   Reason = "plaintext"   // a credential would be sent without TLS
 	Limited     Reason = "limit"       // a limit of the rule is reached
-	Filtered    Reason = "filter"      // a filter of the rule refuses the contents
-	Placeholder Reason = "placeholder" // a placeholder was sent where it does not belong
+	Filtered    Reason = "filter"      // a filter of the rule refused the body
+	Placeholder Reason = "placeholder" // a placeholder was sent to a wrong host or in a wrong place
 
 	AboveCeiling Reason = "ceiling" // a policy of the machine allows less than the rules of the sandbox
 )
 
-// Decision is the answer to a question. The zero value is a refusal.
+// Decision is the result of a check. The zero value is a refusal.
 type Decision struct {
 	Allow  bool
 	Reason Reason
-	Rule   string // what the deciding rule is called; empty for none
+	Rule   string // name of the deciding rule; empty for none
 	Number int    // of the rule, from 1; 0 for none
-	Detail string // what is wrong, for a person; safe to show
+	Detail string // explanation for a person; safe to show
 
-	// Inspect says that an allowed connection is not yet decided: TLS must be
-	// terminated, and every request must be asked for.
+	// Inspect means that an allowed connection is only allowed provisionally: TLS
+	// must be terminated, and each request must be decided by Request.
 	Inspect bool
-	// HostOnly says that an allowed connection is decided by its host alone:
-	// whatever is behind that name can be reached by it.
+	// HostOnly means that the connection is decided by its host alone: all paths
+	// and methods of that host can be reached.
 	HostOnly bool
 	Limits   sandbox.RuleLimits
 
-	// What follows is set for allowed requests.
+	// The following fields are set for allowed requests.
 
-	Path      string // to be forwarded in place of the one that was sent
+	Path      string // to be forwarded instead of the original path
 	Inject    []sandbox.Injection
 	Filters   *Filters // nil: none
 	Swaps     []SwapFor
 	WebSocket bool
 }
 
-// SwapFor is a placeholder that is replaced in a request.
+// SwapFor is a placeholder to be replaced in a request.
 type SwapFor struct {
 	Secret      string
 	Placeholder string
 	Places      Places
 }
 
-// Message says in a sentence why something was refused, or what allowed it.
+// Message explains the decision in one sentence.
 func (d Decision) Message() string {
 	if d.Detail != "" {
 		return d.Detail
@@ -93,9 +94,9 @@ func refuse(why Reason, format string, args ...any) Decision {
 	return Decision{Reason: why, Detail: fmt.Sprintf(format, args...)}
 }
 
-// CanResolve reports whether any connection to a name, in canonical form,
-// could be allowed. Of other names there must be no trace on the network, not
-// even a question.
+// CanResolve reports whether any connection to a name, in canonical form, could
+// be allowed. Names for which it is false must not be looked up: even a DNS
+// query can carry data out.
 func (p *Policy) CanResolve(name string) bool {
 	for _, c := range p.ceilings {
 		if !c.CanResolve(name) {
@@ -105,7 +106,7 @@ func (p *Policy) CanResolve(name string) bool {
 	if !p.online || name == "" || checkName(name) != nil {
 		return false
 	}
-	var denied []ports // what earlier rules deny altogether
+	var denied []ports // ports that earlier rules deny entirely
 	var room [12][]entry
 	found := false
 	merge(p.index.byName(room[:0], name), func(e entry) bool {
@@ -121,7 +122,7 @@ func (p *Policy) CanResolve(name string) bool {
 	return found || p.fallback == sandbox.Allow && name != sandbox.MachineHost && !covered(ports{1, 65535}, denied)
 }
 
-// covered reports whether every port of p is in some range.
+// covered reports whether every port of p is in one of the ranges.
 func covered(p ports, ranges []ports) bool {
 	for low := int(p.low); low <= int(p.high); {
 		next := low
@@ -138,9 +139,9 @@ func covered(p ports, ranges []ports) bool {
 	return true
 }
 
-// Connect decides whether a connection may be made. For a name it is asked
-// before the lookup, without an address, and again with every address that was
-// found, of which only an allowed one may be dialled.
+// Connect decides whether a connection may be opened. For a name, call it
+// before the lookup, without an address, and again for each address found. Only
+// an allowed address may be dialled.
 func (p *Policy) Connect(f Flow) Decision {
 	return p.under(p.connect(f), func(c *Policy) Decision { return c.connect(f) })
 }
@@ -150,8 +151,8 @@ func (p *Policy) connect(f Flow) Decision {
 	if d, ok := p.reachable(f); !ok {
 		return d
 	}
-	var inspect *rule // the first rule that has to see requests
-	var first *rule   // the first that may allow some
+	var inspect *rule // the first rule that needs to inspect requests
+	var first *rule   // the first rule that may allow some request
 	for r := range p.candidates(f) {
 		if r.inspects && inspect == nil {
 			inspect = r
@@ -166,7 +167,7 @@ func (p *Policy) connect(f Flow) Decision {
 	return p.settle(f, nil, inspect, first)
 }
 
-// settle decides about a connection whose last candidate is r, nil for the
+// settle decides about a connection. r is the last candidate, or nil for the
 // profile's default.
 func (p *Policy) settle(f Flow, r, inspect, first *rule) Decision {
 	ends := p.fallback
@@ -197,7 +198,7 @@ func (d *Decision) by(r *rule) {
 	}
 }
 
-// denied is the refusal by a rule, nil for the profile's default.
+// denied is the refusal by a rule, or by the profile's default if r is nil.
 func (p *Policy) denied(r *rule) Decision {
 	if r == nil {
 		return Decision{Reason: ByDefault}
@@ -207,7 +208,7 @@ func (p *Policy) denied(r *rule) Decision {
 	return d
 }
 
-// reachable refuses what no rule can allow.
+// reachable refuses connections that no rule can allow.
 func (p *Policy) reachable(f Flow) (Decision, bool) {
 	switch {
 	case !p.online:
@@ -238,7 +239,7 @@ func (p *Policy) reachable(f Flow) (Decision, bool) {
 
 func (p *Policy) class(f Flow) Class {
 	if !f.Addr.IsValid() {
-		return Public // to be looked up
+		return Public // a name, not looked up yet
 	}
 	return p.operator.ClassOf(f.Addr)
 }
@@ -252,15 +253,15 @@ func (p *Policy) swapped(f Flow) bool {
 	return false
 }
 
-// Hello is the first message of TLS.
+// Hello is a TLS ClientHello.
 type Hello struct {
 	ServerName string
-	Encrypted  bool // it hides another one (ECH)
+	Encrypted  bool // it contains an encrypted hello (ECH)
 }
 
-// Hello decides whether the first message of TLS agrees with an allowed
-// connection. Without a name, or with a hidden one, only a rule about
-// addresses can allow.
+// Hello decides whether a TLS hello matches an allowed connection. If its
+// server name is missing or encrypted, only a rule about addresses can allow
+// it.
 func (p *Policy) Hello(f Flow, connected Decision, h Hello) Decision {
 	f.Addr = f.Addr.Unmap()
 	if !connected.Allow {
@@ -283,9 +284,10 @@ func (p *Policy) Hello(f Flow, connected Decision, h Hello) Decision {
 	return connected
 }
 
-// Guards reports whether Inside has to be asked about the TLS hello of an
-// allowed connection whose requests are not looked into: nothing but a default
-// allows it, and rules name hosts, one of which it may lead to.
+// Guards reports whether Inside must be called with the TLS hello of an allowed
+// connection that is not inspected. That is the case if only a default allows
+// the connection and some rules name hosts, because the connection may lead to
+// one of those hosts.
 func (p *Policy) Guards(f Flow) bool {
 	f.Addr = f.Addr.Unmap()
 	return p.guards(f) || slices.ContainsFunc(p.ceilings, func(c *Policy) bool { return c.guards(f) })
@@ -296,10 +298,9 @@ func (p *Policy) guards(f Flow) bool {
 	return p.names && d.Allow && d.Reason == ByDefault
 }
 
-// Inside decides whether the first message of TLS may travel in an allowed
-// connection that need not agree with it. Where only a default allows the
-// connection, the server name has to be one that could be connected to without
-// its requests being looked into.
+// Inside decides whether a TLS hello may be sent on an allowed connection whose
+// name need not match. If only a default allows the connection, the server name
+// must be one that could be connected to without inspection.
 func (p *Policy) Inside(f Flow, connected Decision, h Hello) Decision {
 	f.Addr = f.Addr.Unmap()
 	d := p.under(p.inside(f, h), func(c *Policy) Decision { return c.inside(f, h) })
@@ -332,17 +333,16 @@ func (p *Policy) inside(f Flow, h Hello) Decision {
 
 func (f Flow) host() Host { return Host{Name: f.Name, Addr: f.Addr} }
 
-// Request is an HTTP request on a connection that was allowed and has to be
-// inspected.
+// Request is an HTTP request on an allowed connection with Inspect set.
 type Request struct {
 	Method    string
 	TLS       bool   // it came over TLS
 	Host      string // the Host header or :authority, with or without a port
-	Path      string // escaped, as it was sent, without the query
-	WebSocket bool   // it asks to become a WebSocket
+	Path      string // escaped, as sent, without the query
+	WebSocket bool   // it asks for an upgrade to WebSocket
 }
 
-// Request decides about a request. f has the real address.
+// Request decides about a request. f must have the real address.
 func (p *Policy) Request(f Flow, req Request) Decision {
 	return p.under(p.request(f, req), func(c *Policy) Decision { return c.request(f, req) })
 }
@@ -373,10 +373,10 @@ func (p *Policy) request(f Flow, req Request) Decision {
 	return p.allowed(f, Decision{Allow: true, Reason: ByDefault}, req, path.normal)
 }
 
-// checkRequest refuses what no rule can allow.
+// checkRequest refuses requests that no rule can allow.
 func checkRequest(f Flow, req Request) (Decision, bool) {
 	if !isToken(req.Method) || req.Method == "CONNECT" || req.Method == "TRACE" {
-		return refuse(BadMethod, "the method %q is never let through", clip(req.Method)), false
+		return refuse(BadMethod, "the method %q is never allowed", clip(req.Method)), false
 	}
 	host, port, err := SplitHostPort(req.Host)
 	if err != nil {
@@ -407,7 +407,7 @@ func (r *rule) matches(method string, path *requestPath) bool {
 	return false
 }
 
-// answer is the result of a rule that matches a request.
+// answer applies a rule that matches a request.
 func (p *Policy) answer(f Flow, r *rule, req Request, path string) Decision {
 	var d Decision
 	d.by(r)
@@ -424,7 +424,7 @@ func (p *Policy) answer(f Flow, r *rule, req Request, path string) Decision {
 	return p.allowed(f, d, req, path)
 }
 
-// but turns what a rule would allow into a refusal.
+// but turns an allowed decision into a refusal.
 func (d Decision) but(why Reason, format string, args ...any) Decision {
 	return Decision{Reason: why, Rule: d.Rule, Number: d.Number, Detail: fmt.Sprintf(format, args...)}
 }
@@ -441,15 +441,16 @@ func (p *Policy) allowed(f Flow, d Decision, req Request, path string) Decision 
 	return d
 }
 
-// mayCarry reports whether a credential may be added to a request. In the clear
-// it may where the connection is known to lead to the host: not on the port of
-// TLS, and not where the profile says who looks names up or carries connections.
+// mayCarry reports whether a credential may be added to a request. Without TLS,
+// it may only if the connection is known to lead to the host: not on port 443,
+// and not if the profile sets its own DNS servers or proxy.
 func (p *Policy) mayCarry(f Flow, req Request) bool {
 	return req.TLS || f.Port != 443 && !p.upstream.steered()
 }
 
-// Placeholders returns those of the sandbox, each with its secret's name: one
-// that is sent where no decision has a Swap for it has to be stopped.
+// Placeholders returns the sandbox's placeholders, each with its secret's name.
+// A request that contains one must be refused unless its decision has a Swap
+// for it.
 func (p *Policy) Placeholders() map[string]string {
 	out := make(map[string]string, len(p.swaps))
 	for i := range p.swaps {

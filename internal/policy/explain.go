@@ -11,10 +11,9 @@ import (
 
 var schemePorts = map[string]uint16{"https": 443, "wss": 443, "http": 80, "ws": 80, "tcp": 0}
 
-// Explain tells what would become of a request, as far as that can be known
-// without the network: the address of a name is checked only when it is dialled.
-// target is a URL with the scheme https, http, wss, ws, or tcp for a bare
-// connection; without a scheme it is https.
+// Explain returns what would happen to a request. It makes no network calls, so
+// addresses of names are not checked. target is a URL with the scheme https,
+// http, wss, ws, or tcp for a plain connection; without a scheme it is https.
 func (p *Policy) Explain(method, target string) (sandbox.Explanation, error) {
 	if !strings.Contains(target, "://") {
 		target = "https://" + target
@@ -50,7 +49,7 @@ func (p *Policy) Explain(method, target string) (sandbox.Explanation, error) {
 	return p.explained(e, f, d, &req), nil
 }
 
-// rawPath is the path as a client would send it.
+// rawPath returns the path as a client would send it.
 func rawPath(u *url.URL) string {
 	if path := u.EscapedPath(); path != "" {
 		return path
@@ -68,7 +67,7 @@ func (p *Policy) explained(e sandbox.Explanation, f Flow, d Decision, req *Reque
 	return e
 }
 
-// about says what of the operator's settings counts for a flow.
+// about returns notes about the operator's settings that affect a flow.
 func (o *Operator) about(f Flow, d Decision) (notes []string) {
 	class := Public
 	if f.Addr.IsValid() {
@@ -100,10 +99,10 @@ func prefixes(all []netip.Prefix) string {
 	return strings.Join(names, ", ")
 }
 
-// maxSteps bounds an explanation.
+// maxSteps limits the length of an explanation.
 const maxSteps = 100
 
-// steps lists the rules about a host up to the one that decided.
+// steps lists the rules that apply to a host, up to the one that decided.
 func (p *Policy) steps(f Flow, req *Request, d Decision) []sandbox.ExplainStep {
 	steps := []sandbox.ExplainStep{}
 	var path *requestPath
@@ -128,7 +127,7 @@ func (p *Policy) steps(f Flow, req *Request, d Decision) []sandbox.ExplainStep {
 	return steps
 }
 
-// mismatch says why a rule about the host does not match a request.
+// mismatch returns why a rule for the host does not match a request.
 func (r *rule) mismatch(method string, path *requestPath) string {
 	switch {
 	case r.matches(method, path):

@@ -9,13 +9,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// How much of a body a regex filter may hold to search it.
+// Limits on the size of a body, in bytes, that a regex filter can search.
 const (
 	defaultScan = 1 << 20
 	maxScan     = 16 << 20
 )
 
-// maxTypes bounds the media types of one filter.
+// maxTypes limits the media types of one filter.
 const maxTypes = 64
 
 // Filters are the compiled filters of a rule.
@@ -25,10 +25,10 @@ type Filters struct {
 
 // filterSet are the filters of one direction.
 type filterSet struct {
-	size     int64 // 0: no limit
+	size     int64 // in bytes; 0: no limit
 	patterns []*regexp.Regexp
 	scan     int64
-	types    [][]string // of each filter, those that it allows
+	types    [][]string // for each filter, the allowed media types
 }
 
 func compileFilters(number int, in []sandbox.Filter) (*Filters, error) {
@@ -115,10 +115,10 @@ func (f *Filters) set(d sandbox.Direction) *filterSet {
 type Body struct {
 	Type     string // the Content-Type header
 	Encoding string // the Content-Encoding header
-	Length   int64  // -1: not known; 0: there is none
+	Length   int64  // in bytes; -1: unknown
 }
 
-// Head decides about a message by its headers. A nil error lets it pass.
+// Head checks the headers of a message. A nil error allows it.
 func (f *Filters) Head(d sandbox.Direction, b Body) error {
 	s := f.set(d)
 	if b.Length == 0 {
@@ -160,16 +160,16 @@ func typeIn(kind string, types []string) bool {
 	return false
 }
 
-// Limit is how many bytes a body may have, 0 for any number.
+// Limit returns the maximum number of bytes of a body, 0 for no limit.
 func (f *Filters) Limit(d sandbox.Direction) int64 { return f.set(d).size }
 
-// Hold is how many bytes of a body must be held back and given to Search
-// before any of it is passed on; a longer one is refused. 0: it need not be
-// searched.
+// Hold returns the maximum size of a body that must be buffered and passed to
+// Search before any of it is forwarded. A longer body is refused. 0: no search
+// is needed.
 func (f *Filters) Hold(d sandbox.Direction) int64 { return f.set(d).scan }
 
-// Search decides about a whole body. A nil error lets it pass. The match is not
-// part of the error, because it may be a secret.
+// Search checks a whole body. A nil error allows it. The error does not quote
+// the match, which may be a secret.
 func (f *Filters) Search(d sandbox.Direction, body []byte) error {
 	for i, re := range f.set(d).patterns {
 		if re.Match(body) {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/net/idna"
 )
 
-// hosts maps a name to the one form in which it is compared and dialled. It
-// does what browsers do, but for underscores, which names in the DNS do have.
+// hosts maps a name to its canonical form, as browsers do, except that it
+// allows underscores, which occur in DNS names.
 var hosts = idna.New(idna.MapForLookup(), idna.Transitional(false), idna.BidiRule(), idna.StrictDomainName(false))
 
 const (
@@ -19,7 +19,7 @@ const (
 	maxLabel = 63
 )
 
-// The ways in which a host can be wrong.
+// The errors of a host.
 var (
 	errEmptyHost = errors.New("it is empty")
 	errLongHost  = errors.New("a label or the whole is too long")
@@ -27,13 +27,13 @@ var (
 	errOddNumber = errors.New("it is an address in an unusual notation")
 )
 
-// Host is who is addressed: a name or an address, and never both.
+// Host is either a name or an address.
 type Host struct {
 	Name string     // canonical: lower case, ASCII, without a trailing dot
 	Addr netip.Addr // without a zone; an IPv4 address is never mapped
 }
 
-// String returns what Host was made from, in its canonical form.
+// String returns the canonical form.
 func (h Host) String() string {
 	if h.Name != "" || !h.Addr.IsValid() {
 		return h.Name
@@ -41,11 +41,10 @@ func (h Host) String() string {
 	return h.Addr.String()
 }
 
-// ParseHost reads a host without a port, as it stands in a Host header, a
-// server name or a DNS question: case, one trailing dot, and the Unicode form
-// of a name make no difference. Text that only looks like an address, such as
-// "127.1" or "0x7f.0.0.1", is refused, because programs interpret it
-// differently.
+// ParseHost parses a host without a port, as in a Host header, a TLS server
+// name or a DNS question. Case, one trailing dot, and the Unicode form of a
+// name make no difference. Text that resembles an address, such as "127.1" or
+// "0x7f.0.0.1", is refused, because programs interpret it differently.
 func ParseHost(s string) (Host, error) {
 	if inner, ok := strings.CutPrefix(s, "["); ok {
 		inner, ok = strings.CutSuffix(inner, "]")
@@ -65,7 +64,7 @@ func ParseHost(s string) (Host, error) {
 	return Host{Name: name}, err
 }
 
-// canonicalName returns the form of a name in which it is compared.
+// canonicalName returns the form of a name that is used for comparison.
 func canonicalName(s string) (string, error) {
 	if len(s) > 4*maxHost {
 		return "", errLongHost
@@ -77,8 +76,8 @@ func canonicalName(s string) (string, error) {
 			return "", errBadHost
 		}
 		name = strings.ToLower(mapped)
-		// If a mapped name maps to yet another name, or to nothing, it could
-		// mean one host here and another one later.
+		// If mapping the result again gives another name, the name could mean
+		// different hosts to different programs.
 		if again, err := hosts.ToASCII(name); err != nil || again != name {
 			return "", errBadHost
 		}
@@ -90,8 +89,8 @@ func canonicalName(s string) (string, error) {
 	return name, nil
 }
 
-// plain reports whether a name is ASCII in lower case without a label that
-// would have to be checked for what it decodes to: nearly all are.
+// plain reports whether a name is lower-case ASCII without punycode labels, as
+// most are. Such a name needs no mapping.
 func plain(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c >= 0x80 || c >= 'A' && c <= 'Z' {
@@ -101,8 +100,8 @@ func plain(s string) bool {
 	return !strings.Contains(s, "xn--")
 }
 
-// checkName wants letters, digits, hyphens and underscores in labels of a
-// length that the DNS can carry.
+// checkName checks that labels contain only letters, digits, hyphens and
+// underscores, and have a length that DNS allows.
 func checkName(name string) error {
 	if name == "" {
 		return errEmptyHost
@@ -131,8 +130,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// numeric reports whether some programs would take a name that ends in this
-// label for an IPv4 address.
+// numeric reports whether some programs would parse a name that ends in this
+// label as an IPv4 address.
 func numeric(label string) bool {
 	if hex, ok := strings.CutPrefix(label, "0x"); ok {
 		return strings.Trim(hex, "0123456789abcdef") == ""
@@ -140,7 +139,7 @@ func numeric(label string) bool {
 	return strings.Trim(label, "0123456789") == ""
 }
 
-// SplitHostPort reads a host with an optional port, as in a Host header. Port
+// SplitHostPort parses a host with an optional port, as in a Host header. Port
 // 0 means that there is none.
 func SplitHostPort(s string) (Host, uint16, error) {
 	host, port, err := cutPort(s)
@@ -203,7 +202,7 @@ type ports struct{ low, high uint16 }
 
 func (p ports) contain(port uint16) bool { return p.low <= port && port <= p.high }
 
-// webPorts are those of a pattern that names none.
+// webPorts are the ports of a pattern that specifies none.
 var webPorts = []ports{{80, 80}, {443, 443}}
 
 func parsePorts(s string) ([]ports, error) {
@@ -230,17 +229,17 @@ func parsePorts(s string) ([]ports, error) {
 	return []ports{{low, high}}, nil
 }
 
-// pattern is a parsed pattern of hosts. Exactly one of its forms is set.
+// pattern is a parsed host pattern. Exactly one of its forms is set.
 type pattern struct {
-	any    bool         // every name
-	name   string       // that name
-	suffix string       // every name below it
-	prefix netip.Prefix // addresses
+	any    bool         // matches every name
+	name   string       // matches this name
+	suffix string       // matches every subdomain of this name
+	prefix netip.Prefix // matches these addresses
 	ports  []ports
-	named  bool // it says which ports
+	named  bool // the pattern specifies ports
 }
 
-// parsePattern reads a pattern of Rule.Hosts.
+// parsePattern parses a pattern of Rule.Hosts.
 func parsePattern(s string) (p pattern, err error) {
 	host, port, err := cutPattern(s)
 	if err != nil {
@@ -284,7 +283,7 @@ func cutPattern(s string) (host, port string, err error) {
 
 var errBadPrefix = errors.New("the addresses have bits beyond the length of the prefix, or are IPv4 in the form of IPv6")
 
-// cleanPrefix refuses prefixes that do not mean what they seem to.
+// cleanPrefix refuses ambiguous prefixes.
 func cleanPrefix(p netip.Prefix) (netip.Prefix, error) {
 	if p.Addr().Is4In6() || p.Masked() != p {
 		return netip.Prefix{}, errBadPrefix

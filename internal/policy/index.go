@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// index finds the rules for a host without asking every rule, so that ten
-// thousand rules cost no more than ten. Each of its lists is in the order of
-// the rules.
+// index finds the rules for a host without checking every rule, so that the
+// cost does not grow with the number of rules. Each of its lists is in the
+// order of the rules.
 type index struct {
 	names    map[string][]entry
-	suffixes map[string][]entry // by what is behind "*."
+	suffixes map[string][]entry // by the part after "*."
 	any      []entry
 	prefixes map[netip.Prefix][]entry
-	bits4    []int // lengths of the prefixes there are
+	bits4    []int // the prefix lengths that occur
 	bits6    []int
 }
 
@@ -110,9 +110,9 @@ func merge(lists [][]entry, yield func(entry) bool) {
 	}
 }
 
-// candidates yields the rules that match a flow by its host and port, in
-// order, each once. Rules about addresses that allow are left out where there
-// is a name: they are for flows to a bare address.
+// candidates yields the rules that match a flow by host and port, in order,
+// each once. If the flow has a name, allow rules about addresses are left out:
+// they only apply to flows without a name.
 func (p *Policy) candidates(f Flow) func(func(*rule) bool) {
 	return func(yield func(*rule) bool) {
 		var room [12][]entry
@@ -138,7 +138,7 @@ func (p *Policy) candidates(f Flow) func(func(*rule) bool) {
 	}
 }
 
-// names reports whether a pattern of the rule matches a name, on whichever port.
+// names reports whether a pattern of the rule matches a name, on any port.
 func (r *rule) names(name string) bool {
 	return slices.ContainsFunc(r.hosts, func(h pattern) bool { return h.matchesName(name) })
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Seen is one thing that a sandbox did or tried, as a decision about it was
-// recorded. Method and Path are empty for a connection into which nobody looked.
+// Seen is a connection or request recorded in a decision. Method and Path are
+// empty for a connection that was not inspected.
 type Seen struct {
 	Host   string // name or address
 	Port   uint16
@@ -18,13 +18,13 @@ type Seen struct {
 	Path   string // normalised or not, without the query
 }
 
-// Learn writes the smallest profile that allows everything that was seen: exact
-// hosts and ports, and where requests were seen, exactly their methods and
+// Learn returns the smallest profile that allows everything that was seen:
+// exact hosts and ports, and for inspected requests exactly their methods and
 // paths. Requests that can never be allowed, such as those to an invalid host,
-// are left out and returned.
+// are left out and returned in left.
 func Learn(name string, seen []Seen) (profile sandbox.Profile, left []Seen) {
 	profile = sandbox.Profile{Name: name, Default: sandbox.Deny}
-	whole := map[string]bool{}                           // hosts that were only connected to
+	whole := map[string]bool{}                           // hosts with connections that were not inspected
 	paths := map[string]map[string]map[string]struct{}{} // host, path, methods
 	for _, s := range seen {
 		host, path, ok := s.pattern()
@@ -44,7 +44,7 @@ func Learn(name string, seen []Seen) (profile sandbox.Profile, left []Seen) {
 		}
 	}
 	for _, host := range slices.Sorted(maps.Keys(paths)) {
-		if !whole[host] { // otherwise the host is allowed as a whole
+		if !whole[host] { // otherwise the whole host is allowed
 			profile.Rules = append(profile.Rules, requestRules(host, paths[host])...)
 		}
 	}
@@ -54,7 +54,8 @@ func Learn(name string, seen []Seen) (profile sandbox.Profile, left []Seen) {
 	return profile, left
 }
 
-// pattern returns the host and path as rules are written, if they can be.
+// pattern returns the host and path in the form used in rules, if they can be
+// expressed.
 func (s Seen) pattern() (host, path string, ok bool) {
 	h, err := ParseHost(s.Host)
 	if err != nil || s.Port == 0 || s.Method == "CONNECT" || s.Method == "TRACE" || s.Method != "" && !isToken(s.Method) || s.Method != strings.ToUpper(s.Method) {
@@ -75,8 +76,8 @@ func joinPort(h Host, port uint16) string {
 	return fmt.Sprintf("%s:%d", h, port)
 }
 
-// requestRules are the rules for one host: paths that were used with the same
-// methods share one.
+// requestRules returns the rules for one host. Paths that were used with the
+// same methods share a rule.
 func requestRules(host string, paths map[string]map[string]struct{}) []sandbox.Rule {
 	byMethods := map[string][]string{}
 	for path, methods := range paths {

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// maxPath bounds the path of a request, far above what servers accept.
+// maxPath limits the length of a request's path, far above what servers accept.
 const maxPath = 32 << 10
 
-// The ways in which a path can be wrong. Paths that two programs could
-// interpret differently are refused.
+// The errors of a path. Paths that two programs could interpret differently are
+// refused.
 var (
 	errLongPath  = errors.New("the path is too long")
 	errRelative  = errors.New("the path does not begin with a slash")
@@ -18,15 +18,16 @@ var (
 	errDotDot    = errors.New("the path climbs with \"..\" behind an escape")
 )
 
-// NormalizePath returns the one form of the path of a request, in its escaped
-// form and without a query, in which it is matched and must be forwarded:
-// escapes that are not needed are undone, those that are have upper case
-// digits, empty segments and "." are left out, and ".." takes away the segment
-// before it. Normalising again changes nothing.
+// NormalizePath returns the canonical form of a request's path, escaped and
+// without a query. It is used for matching and must be the form that is
+// forwarded. Unneeded escapes are decoded, the others get upper-case digits,
+// empty segments and "." are removed, and ".." removes the segment before it.
+// Normalizing again changes nothing.
 //
-// A path that servers are known to read differently is refused: one with
+// A path that servers are known to interpret differently is refused: one with
 // control characters or backslashes, escaped or not, or with a ".." that
-// appears only after an escape, a second escape or a path parameter is undone.
+// appears only after decoding an escape, decoding twice, or removing a path
+// parameter.
 func NormalizePath(raw string) (string, error) {
 	if len(raw) > maxPath {
 		return "", errLongPath
@@ -55,15 +56,15 @@ func NormalizePath(raw string) (string, error) {
 			out = append(out, s)
 			continue
 		}
-		if i == len(segments)-1 && len(out) > 0 { // a directory was meant
+		if i == len(segments)-1 && len(out) > 0 { // keep the trailing slash of a directory
 			out = append(out, "")
 		}
 	}
 	return "/" + strings.Join(out, "/"), nil
 }
 
-// unescapeNeedless undoes the escapes of unreserved characters, and gives
-// everything else one form.
+// unescapeNeedless decodes escapes of unreserved characters and normalizes
+// everything else.
 func unescapeNeedless(raw string) (string, error) {
 	var b strings.Builder
 	b.Grow(len(raw))
@@ -92,7 +93,7 @@ func unescapeNeedless(raw string) (string, error) {
 
 const hexDigits = "0123456789ABCDEF"
 
-// escaped returns the byte that an escape at the beginning of s stands for.
+// escaped decodes the escape at the beginning of s.
 func escaped(s string) (byte, bool) {
 	if len(s) < 3 || s[0] != '%' {
 		return 0, false
@@ -116,15 +117,14 @@ func unreserved(c byte) bool {
 	return c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9' || strings.IndexByte("-._~", c) >= 0
 }
 
-// delimiter reports whether a byte that is not unreserved may stand in a path
-// as it is.
+// delimiter reports whether a reserved byte may be in a path without an escape.
 func delimiter(c byte) bool { return strings.IndexByte("/!$&'()*+,;=:@[]", c) >= 0 }
 
-// maxUnescape is how often servers in a row may undo escapes.
+// maxUnescape is how many times in a row servers may decode escapes.
 const maxUnescape = 4
 
-// checkSegment refuses a segment that a server behind another could read as
-// "..", or as something that ends it.
+// checkSegment refuses a segment that a server could interpret as "..", or as
+// containing a separator.
 func checkSegment(s string) error {
 	for range maxUnescape {
 		for part := range strings.FieldsFuncSeq(s, func(r rune) bool { return r == '/' || r == '\\' }) {
@@ -144,7 +144,7 @@ func checkSegment(s string) error {
 	return nil
 }
 
-// unescapeAll undoes every escape once, and leaves what is none.
+// unescapeAll decodes every escape once and keeps invalid ones.
 func unescapeAll(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
@@ -158,25 +158,26 @@ func unescapeAll(s string) string {
 	return b.String()
 }
 
-// A path is matched with its escapes undone, because that is how the server
-// reads it. Two bytes that no path holds stand for what then looks alike.
+// A path is matched in decoded form, because that is how the server reads it.
+// Two bytes that no path contains represent characters that would otherwise be
+// ambiguous.
 const (
-	starMark  = 0 // "*" in a pattern; a literal one is written %2A
-	slashMark = 1 // an escaped slash, which separates no segments
+	starMark  = 0 // "*" in a pattern; a literal star is written %2A
+	slashMark = 1 // an escaped slash, which does not separate segments
 )
 
-// requestPath is a path in the forms in which it is matched.
+// requestPath is a path in the forms used for matching.
 type requestPath struct {
 	normal string
-	// literal holds the segments as a server reads them that does what the
-	// standards say.
+	// literal holds the segments as a server reads them that follows the
+	// standards.
 	literal []string
-	// loose holds them as a server does that undoes escapes again and again,
-	// takes an escaped slash for a slash, and drops path parameters.
+	// loose holds them as a server reads them that decodes escapes repeatedly,
+	// treats an escaped slash as a slash, and drops path parameters.
 	loose []string
 }
 
-// parseRequestPath normalises a path and takes it apart.
+// parseRequestPath normalizes and splits a path.
 func parseRequestPath(raw string) (requestPath, error) {
 	norm, err := NormalizePath(raw)
 	if err != nil {
@@ -203,13 +204,13 @@ func parseRequestPath(raw string) (requestPath, error) {
 // pathPattern is a parsed pattern of Rule.Paths.
 type pathPattern struct{ segments []string }
 
-// anySegments is the segment that stands for any number of segments.
+// anySegments matches any number of segments.
 const anySegments = "**"
 
 var errBadPattern = errors.New("\"**\" must be alone between two slashes")
 
-// parsePath reads a pattern of paths, which is normalised as the paths are
-// that it is compared with.
+// parsePath parses a path pattern, which is normalized like the paths it is
+// compared with.
 func parsePath(s string) (pathPattern, error) {
 	norm, err := NormalizePath(s)
 	if err != nil {
@@ -229,8 +230,8 @@ func parsePath(s string) (pathPattern, error) {
 	return pathPattern{segments}, nil
 }
 
-// match reports whether the pattern matches. One that allows wants the literal
-// reading of the path; one that denies is content with any.
+// match reports whether the pattern matches. A pattern that allows must match
+// the literal form of the path; one that denies may match either form.
 func (p pathPattern) match(path *requestPath, denies bool) bool {
 	return p.matchSegments(path.literal) || denies && path.loose != nil && p.matchSegments(path.loose)
 }
@@ -242,8 +243,9 @@ func (p pathPattern) matchSegments(segments []string) bool {
 		nil)
 }
 
-// matchSegment compares within one segment. A star is never a slash, not even
-// an escaped one, and alone it is not nothing.
+// matchSegment matches within one segment. A star does not match a slash,
+// escaped or not, and a segment that is only a star does not match an empty
+// one.
 func matchSegment(pattern, s string) bool {
 	if strings.IndexByte(pattern, starMark) < 0 {
 		return pattern == s
@@ -257,10 +259,9 @@ func matchSegment(pattern, s string) bool {
 		func(j int) bool { return s[j] == slashMark })
 }
 
-// glob matches n elements against a pattern of m, some of which are stars that
-// stand for any number of elements, but none of those in never. Only the last
-// star ever has to be tried again, so that the time grows with m times n at
-// worst.
+// glob matches n elements against a pattern of m. A star in the pattern matches
+// any number of elements for which never is false. Only the last star needs
+// backtracking, so the time is at most proportional to m times n.
 func glob(m, n int, star func(int) bool, same func(i, j int) bool, never func(int) bool) bool {
 	i, j, after, resume := 0, 0, -1, 0
 	for j < n {

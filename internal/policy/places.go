@@ -5,16 +5,16 @@ import (
 	"strings"
 )
 
-// Places are where in a request a placeholder is replaced.
+// Places are the parts of a request in which a placeholder is replaced.
 type Places struct {
 	Headers []string // names, in lower case
 	Queries []string // names
 	Any     struct{ Header, Query bool }
-	Basic   bool // user name and password of basic authentication
+	Basic   bool // user name and password of HTTP basic authentication
 	Body    bool
 }
 
-// ParsePlaces reads SecretRef.In.
+// ParsePlaces parses SecretRef.In.
 func ParsePlaces(in []string) (Places, error) {
 	var p Places
 	if len(in) == 0 {

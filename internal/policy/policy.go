@@ -1,14 +1,13 @@
-// Package policy decides what a sandbox may reach. It is pure: it does no I/O,
-// reads no clock and keeps no state, so that the same question has the same
-// answer in the gateway, in a test and in `atoll profile test`. What it has to
-// know about the machine comes from [Operator].
+// Package policy decides what a sandbox may reach. It does no I/O, reads no
+// clock and keeps no state, so a decision is the same in the gateway, in a test
+// and in `atoll profile test`. Facts about the machine come from [Operator].
 //
-// A [sandbox.Profile] is compiled once to a [Policy], which answers in the
-// order in which traffic asks: may this name be resolved ([Policy.CanResolve]),
-// may a connection be made ([Policy.Connect], once before the address of a name
-// is known and once after), does the TLS hello agree with it ([Policy.Hello]),
-// and may this request pass ([Policy.Request]). A Policy is never changed and
-// may be used concurrently. A changed profile is a new Policy.
+// A [sandbox.Profile] is compiled to a [Policy]. Its methods correspond to the
+// steps of a connection: may this name be resolved ([Policy.CanResolve]), may a
+// connection be opened ([Policy.Connect], before and after the name is looked
+// up), does the TLS hello match ([Policy.Hello]), and may this request pass
+// ([Policy.Request]). A Policy is immutable and safe for concurrent use. A
+// changed profile is compiled to a new Policy.
 package policy
 
 import (
@@ -21,43 +20,41 @@ import (
 
 // Operator holds the machine owner's settings for all profiles.
 type Operator struct {
-	// Allow are private, reserved or other addresses that are not public and
-	// that rules may reach all the same, such as those of a company mirror. A
-	// metadata address counts only if it is named alone.
+	// Allow are addresses that are not public but that rules may allow, such as
+	// those of a company mirror. A metadata address must be listed by itself.
 	Allow []netip.Prefix
-	// HostPorts are the ports of the machine's loopback that rules may open, by
+	// HostPorts are the ports of the machine's loopback that rules may open, under
 	// the name sandbox.MachineHost.
 	HostPorts []uint16
-	// Own are the daemon's own ports, which no rule ever opens. An address
-	// that is unspecified stands for every address.
+	// Own are the daemon's own ports, which no rule can open. An unspecified
+	// address stands for every address.
 	Own []netip.AddrPort
-	// Machine reports whether an address that would be public is one of this
-	// machine. It must be fast and safe for concurrent use. Nil: none is.
+	// Machine reports whether a public address belongs to this machine. It must be
+	// fast and safe for concurrent use. Nil: no address does.
 	Machine func(netip.Addr) bool
-	// Proxied says that all that leaves goes through a proxy, which looks names
-	// up: their addresses are then not known here.
+	// Proxied means that all traffic goes through the operator's proxy. The proxy
+	// looks up names, so their addresses are not known here.
 	Proxied bool
 }
 
-// Options of a compilation. The zero value is usable.
+// Options of Compile. The zero value is usable.
 type Options struct {
 	Operator Operator
 	// Swaps are the placeholders of the sandbox.
 	Swaps []Swap
-	// Secrets are the secrets that may be injected, with the hosts to which
-	// each may be sent, as in Rule.Hosts; none means every host that a rule
-	// names. Nil: secrets are not looked at, as for a profile that is only
-	// checked.
+	// Secrets are the secrets that may be injected, with the hosts to which each
+	// may be sent, as in Rule.Hosts. An empty list allows every host that a rule
+	// names. Nil: secrets are not checked, as for a profile without a sandbox.
 	Secrets map[string][]string
-	// Ceilings are set over the profile; all of them must allow.
+	// Ceilings limit the profile; all of them must allow.
 	Ceilings []Ceiling
 }
 
-// Swap lets the gateway replace a placeholder by the value of a secret.
+// Swap lets the gateway replace a placeholder with the value of a secret.
 type Swap struct {
 	Secret      string
 	Placeholder string
-	Hosts       []string // to whom, as in Rule.Hosts without addresses; ports default to 443
+	Hosts       []string // hosts that may receive it, as in Rule.Hosts without addresses; ports default to 443
 	In          []string // as SecretRef.In
 }
 
@@ -68,7 +65,7 @@ type Policy struct {
 	fallback sandbox.Action
 	rules    []rule
 	index    index
-	names    bool // some rule is about hosts by name
+	names    bool // a rule names hosts
 	operator Operator
 	swaps    []swap
 	ceilings []*Policy
@@ -77,21 +74,22 @@ type Policy struct {
 
 // rule is a compiled rule.
 type rule struct {
-	number   int // from 1, as people count
+	number   int // from 1
 	rule     sandbox.Rule
 	hosts    []pattern
 	paths    []pathPattern
 	methods  map[string]bool
 	filters  *Filters
-	inspects bool // it cannot be decided, or done, without seeing requests
+	inspects bool // it cannot be applied without inspecting requests
 }
 
-// conditional reports whether not every request to its hosts matches.
+// conditional reports whether some requests to the rule's hosts do not match
+// it.
 func (r *rule) conditional() bool { return len(r.paths) > 0 || r.methods != nil }
 
 func (r *rule) allows() bool { return r.rule.Action == sandbox.Allow }
 
-// label is the rule's name in decisions and events.
+// label returns the rule's name in decisions and events.
 func (r *rule) label() string {
 	if r.rule.Name != "" {
 		return r.rule.Name
@@ -115,11 +113,11 @@ func (s *swap) reaches(f Flow) bool {
 	return false
 }
 
-// Name is that of the profile, empty for one of a single sandbox.
+// Name returns the profile's name, empty for the profile of a single sandbox.
 func (p *Policy) Name() string { return p.name }
 
-// Compile checks a profile and makes it ready to decide. An error is an
-// *sandbox.Error with CodeInvalid whose Subject names the rule and the field.
+// Compile checks a profile and compiles it. An error is a *sandbox.Error with
+// CodeInvalid whose Subject names the rule and the field.
 func Compile(profile sandbox.Profile, opts Options) (*Policy, error) {
 	p := &Policy{name: profile.Name, online: profile.Internet == nil || *profile.Internet, fallback: profile.Default, operator: opts.Operator}
 	switch p.fallback {
@@ -156,15 +154,15 @@ func Compile(profile sandbox.Profile, opts Options) (*Policy, error) {
 	return p, err
 }
 
-// Check reports what is wrong with a profile, as Compile does, without its
-// secrets being known.
+// Check reports what is wrong with a profile, as Compile does, without checking
+// its secrets.
 func Check(profile sandbox.Profile) error {
 	_, err := Compile(profile, Options{})
 	return err
 }
 
-// checkPassthrough refuses a rule that passes TLS through for a host where an
-// earlier one has to see requests: both cannot be had.
+// checkPassthrough refuses a rule that passes TLS through for a host for which
+// an earlier rule has to inspect requests.
 func (p *Policy) checkPassthrough() error {
 	var looks []*rule
 	for i := range p.rules {
@@ -177,7 +175,7 @@ func (p *Policy) checkPassthrough() error {
 		}
 		for _, other := range looks {
 			if other.overlaps(r) {
-				return invalid(field(r.number, "tls"), "%s must see the requests to a host that this rule passes through: put it behind, or narrow the hosts", other.label())
+				return invalid(field(r.number, "tls"), "%s inspects requests to a host that this rule passes through: move that rule after this one, or narrow the hosts", other.label())
 			}
 		}
 	}
@@ -219,14 +217,14 @@ func compileSwaps(swaps []Swap, secrets map[string][]string) ([]swap, error) {
 	return out, nil
 }
 
-// field is the subject of an error about a rule.
+// field returns the Subject of an error about a rule.
 func field(number int, name string) string { return fmt.Sprintf("rules[%d].%s", number, name) }
 
 func invalid(subject, format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: subject, Message: fmt.Sprintf(format, args...)}
 }
 
-// clip keeps hostile input from filling an error message.
+// clip shortens hostile input in an error message.
 func clip(s string) string {
 	if len(s) > 80 {
 		return s[:80] + "…"

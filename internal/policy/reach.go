@@ -9,8 +9,8 @@ import (
 
 var loopbacks = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
 
-// CheckReach refuses rules that allow what never leaves a sandbox: its own
-// loopback. They would never match.
+// CheckReach refuses rules that allow a sandbox's own loopback. Such
+// connections never leave the sandbox, so the rules would never match.
 func CheckReach(profile sandbox.Profile) error {
 	for i := range profile.Rules {
 		r := &profile.Rules[i]
@@ -20,7 +20,7 @@ func CheckReach(profile sandbox.Profile) error {
 		for _, h := range r.Hosts {
 			p, err := parsePattern(h)
 			if err != nil || !p.loops() {
-				continue // Compile says what is wrong
+				continue // Compile reports the error
 			}
 			return &sandbox.Error{
 				Code: sandbox.CodeInvalid, Subject: field(i+1, "hosts"), Message: clip(h) + " never matches: inside a sandbox that is the sandbox itself",
@@ -31,7 +31,7 @@ func CheckReach(profile sandbox.Profile) error {
 	return nil
 }
 
-// loops reports whether all that a pattern matches is on the loopback.
+// loops reports whether a pattern matches only loopback hosts.
 func (p pattern) loops() bool {
 	if p.prefix.IsValid() {
 		for _, l := range loopbacks {

@@ -7,13 +7,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// requests translates the rules of a profile for a provider that decides about
-// requests. The order counts there as it does here.
+// requests translates the rules of a profile for a provider that filters
+// requests. The provider applies them in order, as we do.
 func (t *translation) requests(p *Policy) (out []sandbox.EgressRequest) {
 	if !p.online {
 		return nil
 	}
-	var missing []*rule // that deny, and are not enforced
+	var missing []*rule // deny rules that are not enforced
 	for i := range p.rules {
 		r := &p.rules[i]
 		hidden := r.allows() && slices.ContainsFunc(missing, func(d *rule) bool { return slices.ContainsFunc(r.hosts, d.hides) })
@@ -42,8 +42,7 @@ func (t *translation) requests(p *Policy) (out []sandbox.EgressRequest) {
 	return out
 }
 
-// beyond says what a provider that decides about requests cannot do about a
-// rule.
+// beyond returns what the provider lacks to enforce a rule on requests, or "".
 func (t *translation) beyond(r *rule) string {
 	for _, h := range r.hosts {
 		if why := t.unknown(h); why != "" {
@@ -72,7 +71,7 @@ func (t *translation) beyond(r *rule) string {
 	return ""
 }
 
-// unknown says why a pattern of hosts is none of the provider's.
+// unknown returns why the provider does not support a host pattern.
 func (t *translation) unknown(h pattern) string {
 	_, exact := t.namePorts(h)
 	switch {
@@ -86,7 +85,7 @@ func (t *translation) unknown(h pattern) string {
 	return ""
 }
 
-// plainPath reports whether a pattern is a path, or all below one.
+// plainPath reports whether a pattern is one path, or all paths below one.
 func plainPath(s string) bool {
 	above, cut := strings.CutSuffix(s, "/"+anySegments)
 	if cut && above == "" {
@@ -96,7 +95,7 @@ func plainPath(s string) bool {
 	return err == nil && norm == above && !strings.ContainsAny(above, "*%")
 }
 
-// expand makes rules with one host and one path each.
+// expand splits a rule into rules with one host and one path each.
 func expand(r *rule) (out []sandbox.EgressRequest) {
 	paths := []string{""}
 	if len(r.rule.Paths) > 0 {

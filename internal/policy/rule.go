@@ -18,7 +18,7 @@ const (
 	maxFilters = 16
 )
 
-// compileRule checks one rule. Its number counts from 1.
+// compileRule compiles a rule and checks it. Numbers start at 1.
 func compileRule(number int, in *sandbox.Rule, secrets map[string][]string) (rule, error) {
 	r := rule{number: number, rule: *in}
 	r.rule.Inject = slices.Clone(in.Inject)
@@ -35,7 +35,7 @@ func compileRule(number int, in *sandbox.Rule, secrets map[string][]string) (rul
 		return r, err
 	}
 	if r.inspects && r.rule.TLS == sandbox.Passthrough {
-		return r, invalid(field(number, "tls"), "what is passed through cannot be looked into: leave out paths, methods, filters, inject and webSocket")
+		return r, invalid(field(number, "tls"), "TLS that is passed through cannot be inspected: leave out paths, methods, filters, inject and webSocket")
 	}
 	return r, nil
 }
@@ -82,7 +82,7 @@ func (r *rule) compileMethods() error {
 		case !isToken(m):
 			return invalid(field(r.number, "methods"), "%q is not a method", clip(m))
 		case m == "CONNECT" || m == "TRACE":
-			return invalid(field(r.number, "methods"), "%s is never let through", m)
+			return invalid(field(r.number, "methods"), "%s is never allowed", m)
 		}
 		if r.methods == nil {
 			r.methods = map[string]bool{}
@@ -130,8 +130,8 @@ func (r *rule) compileFilters() (err error) {
 	return err
 }
 
-// compileInject checks the credentials of a rule. They are not sent in the
-// clear unless the rule names the port: without one, only 443 is meant.
+// compileInject checks the credentials of a rule. They are only sent without
+// TLS if the rule names the port: without a port, only 443 is meant.
 func (r *rule) compileInject(secrets map[string][]string) error {
 	in := r.rule.Inject
 	switch {
@@ -163,10 +163,10 @@ func (r *rule) compileInject(secrets map[string][]string) error {
 	return nil
 }
 
-// The ways in which a host or an injection can be wrong.
+// The errors of a host or an injection.
 var (
-	errEverywhere = errors.New("a secret is sent to hosts that are named, not to every one")
-	errToNetwork  = errors.New("a secret is sent to one address, not to a network")
+	errEverywhere = errors.New("a secret can only be sent to hosts that are named, not to every host")
+	errToNetwork  = errors.New("a secret can only be sent to a single address, not to a network")
 	errNoMode     = errors.New("the mode is none of header, bearer, basic, query, sigv4 and parts")
 	errNoHeader   = errors.New("the name is not that of a header that may be set")
 	errNoQuery    = errors.New("a query parameter needs a name")
@@ -177,7 +177,7 @@ var (
 	errOnlyParts  = errors.New("only the mode parts has parts, and it has nothing else")
 )
 
-// sendable reads a pattern of hosts to which a secret may be sent.
+// sendable parses a pattern of hosts to which a secret may be sent.
 func sendable(host string) (pattern, error) {
 	p, err := parsePattern(host)
 	switch {
@@ -194,7 +194,8 @@ func sendable(host string) (pattern, error) {
 	return p, nil
 }
 
-// unset are headers that say where a request ends, or whither it goes.
+// unset are headers that may not be injected, because they delimit or route a
+// request.
 var unset = map[string]bool{
 	"host": true, "content-length": true, "transfer-encoding": true, "connection": true, "te": true, "trailer": true,
 	"upgrade": true, "proxy-authorization": true, "proxy-connection": true, "keep-alive": true, "expect": true,
@@ -240,7 +241,8 @@ func checkInjection(i sandbox.Injection) error {
 	return nil
 }
 
-// within reports whether a secret exists and may be sent to all of the hosts.
+// within reports an error if a secret does not exist or may not be sent to all
+// of the hosts.
 func within(subject, secret string, to []pattern, secrets map[string][]string) error {
 	if secrets == nil {
 		return nil
@@ -249,7 +251,7 @@ func within(subject, secret string, to []pattern, secrets map[string][]string) e
 	if !ok {
 		return &sandbox.Error{
 			Code: sandbox.CodeInvalid, Subject: subject, Message: "there is no secret named " + clip(secret),
-			Hint: "make it with: atoll secret create " + clip(secret),
+			Hint: "create it with: atoll secret create " + clip(secret),
 		}
 	}
 	if len(allowed) == 0 {
@@ -266,8 +268,8 @@ func within(subject, secret string, to []pattern, secrets map[string][]string) e
 	return nil
 }
 
-// CheckSecretHosts reports what is wrong with the hosts to which a secret may
-// be sent.
+// CheckSecretHosts reports what is wrong with a list of hosts to which a secret
+// may be sent.
 func CheckSecretHosts(hosts []string) error {
 	if len(hosts) > sandbox.MaxRuleHosts {
 		return invalid("hosts", "%d hosts, at most %d", len(hosts), sandbox.MaxRuleHosts)
@@ -280,7 +282,7 @@ func CheckSecretHosts(hosts []string) error {
 	return nil
 }
 
-// covers reports whether everything that matches q matches p.
+// covers reports whether p matches everything that q matches.
 func (p pattern) covers(q pattern) bool {
 	for _, b := range q.ports {
 		if !slices.ContainsFunc(p.ports, func(a ports) bool { return a.low <= b.low && b.high <= a.high }) {
@@ -307,7 +309,7 @@ func (p pattern) matchesName(name string) bool {
 	case p.name != "":
 		return p.name == name
 	case name == sandbox.MachineHost:
-		return false // who means it writes it out
+		return false // such a pattern must be written out
 	case p.any:
 		return true
 	}
@@ -333,7 +335,7 @@ func (p pattern) String() string {
 	return "*." + p.suffix
 }
 
-// isToken reports whether s can be a method or the name of a header.
+// isToken reports whether s is an HTTP token: a method or the name of a header.
 func isToken(s string) bool {
 	if s == "" || len(s) > 256 {
 		return false
@@ -351,7 +353,7 @@ func hasControl(s string) bool {
 	return strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })
 }
 
-// Bounds of a header that is made of parts.
+// Limits of a header that is made of parts.
 const (
 	maxParts    = 32
 	maxPartText = 4096

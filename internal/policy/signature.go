@@ -1,9 +1,8 @@
 package policy
 
-// Signature is a detached signature that was found beside an image, as cosign
-// writes them.
+// Signature is a detached signature of an image, as cosign writes it.
 type Signature struct {
-	Subject   string // the digest that it was found for: the image's own, or that of an index that led to it
-	Payload   []byte // what was signed, JSON
+	Subject   string // digest that it was found for: that of the image or of an index that contains it
+	Payload   []byte // the signed content, JSON
 	Signature []byte
 }

@@ -8,27 +8,28 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Unenforceable says how to treat rules that a provider cannot enforce.
+// Unenforceable is how to treat rules that a provider cannot enforce.
 type Unenforceable string
 
-// Ways to treat them.
+// The ways to treat them.
 const (
-	Refuse  Unenforceable = "refuse" // nothing is made; what is meant by an empty value
-	Narrow  Unenforceable = "narrow" // what the provider would let through wrongly is not reached at all
-	LetPass Unenforceable = "allow"  // the provider lets more through than the rules say
+	Refuse  Unenforceable = "refuse" // refuse the sandbox; the meaning of an empty value
+	Narrow  Unenforceable = "narrow" // deny more than the rules do
+	LetPass Unenforceable = "allow"  // allow more than the rules do
 )
 
 // Lost is a rule that a provider cannot enforce as it is written.
 type Lost struct {
-	Rule string // what it is called; "default" for the default of the profile
+	Rule string // name of the rule; "default" for the default of the profile
 	Why  string
 }
 
-// Translate says what a provider without our gateway has to enforce for a
-// profile under ceilings. A rule that cannot be enforced is refused by name
-// with CodeUnsupported, or, if the policies say so, left out or let pass.
-// Unless it is let pass, nothing is allowed that the profile denies, as far as
-// connections go: what travels in one that is allowed, nobody looks at.
+// Translate returns what a provider without our gateway has to enforce for a
+// profile and its ceilings. If the provider cannot enforce a rule, Translate
+// returns CodeUnsupported with the rule's name, or, depending on mode, denies
+// more or allows more and lists the rule as Lost. Unless mode is LetPass, the
+// result allows no connection that the profile denies. It says nothing about
+// what is sent over an allowed connection.
 func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox.EgressRules, []Lost, error) {
 	if p.upstream.steered() {
 		return sandbox.EgressRules{}, nil, &sandbox.Error{
@@ -42,7 +43,7 @@ func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox
 			rules := sandbox.EgressRules{Requests: t.requests(p)}
 			return t.conclude(rules, mode)
 		}
-		// What several lists allow together is a list of hosts, and no other.
+		// The intersection of several lists is a list of hosts.
 		t.ability.Kind = sandbox.EgressHost
 	}
 	allow := t.layer(p, "")
@@ -69,7 +70,7 @@ func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox
 	return t.conclude(rules, mode)
 }
 
-// conclude refuses what is lost, unless it may be.
+// conclude refuses lost rules, unless the mode tolerates them.
 func (t *translation) conclude(rules sandbox.EgressRules, mode Unenforceable) (sandbox.EgressRules, []Lost, error) {
 	rules.Open = rules.Open || t.open
 	if len(t.lost) == 0 || mode == LetPass || mode == Narrow && !rules.Open {
@@ -82,11 +83,11 @@ func (t *translation) conclude(rules sandbox.EgressRules, mode Unenforceable) (s
 	}
 }
 
-// translation gathers what is lost on the way.
+// translation collects lost rules.
 type translation struct {
 	ability sandbox.EgressAbility
-	pass    bool // what is lost is let pass
-	open    bool // so much is, that nothing can be bounded
+	pass    bool // allow what is lost
+	open    bool // too much is lost to restrict anything
 	lost    []Lost
 }
 
@@ -127,7 +128,8 @@ func (t *translation) layer(p *Policy, prefix string) (out []sandbox.EgressTarge
 	return out
 }
 
-// unseen says what a provider that sees connections cannot do about a rule.
+// unseen returns what the provider lacks to enforce a rule on connections, or
+// "".
 func (t *translation) unseen(r *rule) string {
 	switch {
 	case r.conditional():
@@ -144,7 +146,7 @@ func (t *translation) unseen(r *rule) string {
 	return ""
 }
 
-// targets are those of one pattern, without what earlier rules deny.
+// targets returns the targets of one pattern, without what earlier rules deny.
 func (t *translation) targets(p *Policy, h pattern, before []rule) ([]sandbox.EgressTarget, string) {
 	if h.prefix.IsValid() {
 		return t.addresses(p, h, before)
@@ -174,13 +176,14 @@ func (t *translation) targets(p *Policy, h pattern, before []rule) ([]sandbox.Eg
 	return []sandbox.EgressTarget{{Host: h.String(), Ports: ports}}, why
 }
 
-// hides reports whether a rule that denies may match what a pattern of names
-// does: also by the addresses that names have, which are not known here.
+// hides reports whether a deny rule may overlap with a pattern of names. A rule
+// about addresses may, because the addresses of names are not known here.
 func (r *rule) hides(h pattern) bool {
 	return slices.ContainsFunc(r.hosts, func(d pattern) bool { return d.overlaps(h) || d.prefix.IsValid() && d.sharesPort(h) })
 }
 
-// namePorts are the ports of a name, and whether exactly they can be had.
+// namePorts returns the ports of a name, and whether the provider supports
+// exactly these.
 func (t *translation) namePorts(h pattern) (out []sandbox.PortRange, exact bool) {
 	if t.knows(sandbox.EgressHostPort) {
 		return portRanges(h), true
@@ -196,8 +199,8 @@ func (t *translation) namePorts(h pattern) (out []sandbox.PortRange, exact bool)
 	return nil, true
 }
 
-// addresses are those of a pattern that are public, or that the operator allows,
-// without those that an earlier rule denies.
+// addresses returns those addresses of a pattern that are public or that the
+// operator allows, without those that an earlier rule denies.
 func (t *translation) addresses(p *Policy, h pattern, before []rule) ([]sandbox.EgressTarget, string) {
 	if t.knows(sandbox.EgressNone, sandbox.EgressSwitch, "") || t.ability.NamesOnly {
 		t.open = t.open || t.pass
@@ -218,7 +221,7 @@ func (t *translation) addresses(p *Policy, h pattern, before []rule) ([]sandbox.
 			if before[i].allows() || !d.prefix.IsValid() || !d.prefix.Overlaps(h.prefix) || !d.sharesPort(h) {
 				continue
 			}
-			// A denial of some ports or requests takes the addresses with it.
+			// If a rule denies some ports or requests, leave out the addresses entirely.
 			rest = subtract(rest, d.prefix)
 			if !d.coversPorts(h) || before[i].conditional() {
 				why = "an earlier rule denies a part of it"
@@ -231,7 +234,8 @@ func (t *translation) addresses(p *Policy, h pattern, before []rule) ([]sandbox.
 	return targetsOf(rest, ports), why
 }
 
-// fallback are the public addresses, if nothing but addresses is denied.
+// fallback returns the public addresses, provided that the rules only deny
+// addresses.
 func (t *translation) fallback(p *Policy, prefix string) []sandbox.EgressTarget {
 	fail := func(why string) []sandbox.EgressTarget {
 		t.lose(prefix+"default", why)
@@ -262,7 +266,7 @@ func (t *translation) fallback(p *Policy, prefix string) []sandbox.EgressTarget 
 	return targetsOf(rest, nil)
 }
 
-// notPublic are all addresses that nobody reaches without an allowance.
+// notPublic returns all addresses that need the operator's permission.
 func notPublic() []netip.Prefix {
 	var out []netip.Prefix
 	for _, r := range ranges {
@@ -274,7 +278,7 @@ func notPublic() []netip.Prefix {
 	return append(out, subtract([]netip.Prefix{netip.MustParsePrefix("::/0")}, global)...)
 }
 
-// without takes a range that is not public away, but for what the operator
+// without removes a range that is not public, except for what the operator
 // allows to all rules.
 func (o *Operator) without(rest []netip.Prefix, n netip.Prefix) []netip.Prefix {
 	out := subtract(rest, n)
@@ -301,7 +305,7 @@ func holdsMetadata(p netip.Prefix) bool {
 	return false
 }
 
-// overlap is what two prefixes have in common: the longer, or nothing.
+// overlap returns the intersection of two prefixes: the longer one, or nothing.
 func overlap(a, b netip.Prefix) (netip.Prefix, bool) {
 	switch {
 	case !a.Overlaps(b):
@@ -312,13 +316,13 @@ func overlap(a, b netip.Prefix) (netip.Prefix, bool) {
 	return b, true
 }
 
-// subtract returns prefixes without the addresses of another.
+// subtract returns prefixes without the addresses of another prefix.
 func subtract(from []netip.Prefix, gone netip.Prefix) (out []netip.Prefix) {
 	for _, p := range from {
 		switch {
 		case !p.Overlaps(gone):
 			out = append(out, p)
-		case p.Bits() < gone.Bits(): // halves, of which one holds what goes
+		case p.Bits() < gone.Bits(): // split; one half contains gone
 			low, high := halves(p)
 			out = append(out, subtract([]netip.Prefix{low, high}, gone)...)
 		}

@@ -37,7 +37,7 @@ func bindOne(ctx context.Context, tx *store.Tx, tenant string, ref sandbox.Secre
 	use = store.SecretUse{Variable: ref.Variable(), Secret: ref.Name}
 	found, err := tx.Secrets().Get(ctx, tenant, ref.Name)
 	if err != nil {
-		return use, nil, "", core.Hinted(err, "make it with: atoll secret create "+ref.Name)
+		return use, nil, "", core.Hinted(err, "create it with: atoll secret create "+ref.Name)
 	}
 	v, err := values.of(&found)
 	if err != nil {
