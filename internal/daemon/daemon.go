@@ -383,7 +383,7 @@ func (d *Daemon) authenticate(ctx context.Context, c server.Caller) (context.Con
 	}
 	return nil, &sandbox.Error{
 		Code: sandbox.CodeUnauthorized, Message: "an API key is needed",
-		Hint: "make one with: atoll key create, and set ATOLL_KEY",
+		Hint: "create one with: atoll key create, and set ATOLL_KEY",
 	}
 }
 

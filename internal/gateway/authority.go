@@ -21,30 +21,30 @@ import (
 )
 
 const (
-	// caLife is longer than any sandbox should live. An authority is worth
-	// nothing outside its sandboxes.
+	// caLife is longer than the life of any sandbox. The certificate is trusted
+	// only inside its sandboxes.
 	caLife = 5 * 365 * 24 * time.Hour
-	// caRest is how long an authority has to be valid for another sandbox to
-	// begin with it.
+	// caRest is the remaining validity that an authority needs to be used for
+	// another sandbox.
 	caRest = caLife / 5
 
 	keyName = "authorities.key"
 	keySize = 32
 )
 
-// authority is a certificate authority of a sandbox and of all that is restored
-// or forked from it, so that programs which loaded it into their memory go on
-// with what they know. Its key is derived from a key of this machine and from
-// the serial number of its certificate. So it is in the memory of this process
-// and of the gateway process and nowhere else, in no snapshot either, and
-// whoever has the certificate alone gets it again from the same machine.
+// authority is a certificate authority of a sandbox and of all sandboxes
+// restored or forked from it, so that programs that have loaded the certificate
+// keep working. Its key is derived from a key of this machine and from the
+// serial number of the certificate. The key is only in the memory of this
+// process and of the gateway process, and in no snapshot. It can be derived
+// again on the same machine from the certificate alone.
 type authority struct {
 	cert []byte // DER
 	key  []byte // PKCS #8
 	pem  []byte
 }
 
-// newAuthority makes an authority of which nobody knows yet.
+// newAuthority creates an authority.
 func newAuthority(master []byte, name string) (*authority, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
 	if err != nil {
@@ -68,9 +68,10 @@ func newAuthority(master []byte, name string) (*authority, error) {
 	return withKey(der, key)
 }
 
-// formerAuthority is the one whose certificate a sandbox knows from an earlier
-// life. It is nil if that is of another machine, about to end or no authority
-// at all: a snapshot says what it likes.
+// formerAuthority returns the authority that a sandbox used before it was
+// saved, from its certificate. It returns nil if the certificate is from
+// another machine, about to expire or invalid: the contents of a snapshot are
+// not trusted.
 func formerAuthority(master, der []byte) *authority {
 	cert, err := x509.ParseCertificate(der)
 	if err != nil || !cert.IsCA || time.Until(cert.NotAfter) < caRest || time.Now().Before(cert.NotBefore) {
@@ -87,7 +88,7 @@ func formerAuthority(master, der []byte) *authority {
 	return a
 }
 
-// authorityFor is the one that a sandbox knows from an earlier life, or a new one.
+// authorityFor returns the authority that a sandbox used before, or a new one.
 func authorityFor(master []byte, name string, former []byte) (*authority, error) {
 	if len(former) > 0 {
 		if a := formerAuthority(master, former); a != nil {
@@ -105,8 +106,9 @@ func withKey(der []byte, key *ecdsa.PrivateKey) (*authority, error) {
 	return &authority{cert: der, key: pkcs8, pem: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}, nil
 }
 
-// deriveKey derives the key of the authority with a serial number. One number
-// in 2³² is no key of the curve, and the next one is taken.
+// deriveKey derives the key of the authority with a serial number. If the
+// derived bytes are not a valid key, which happens with a probability of 2⁻³²,
+// it tries the next ones.
 func deriveKey(master []byte, serial *big.Int) (*ecdsa.PrivateKey, error) {
 	for n := range 4 {
 		raw, err := hkdf.Key(sha256.New, master, serial.Bytes(), "atoll certificate authority "+strconv.Itoa(n), keySize)
@@ -120,8 +122,8 @@ func deriveKey(master []byte, serial *big.Int) (*ecdsa.PrivateKey, error) {
 	return nil, errors.New("no key can be derived")
 }
 
-// masterKey reads the key of this machine, and makes it if there is none.
-// Several processes may do so at once: the first one's is everybody's.
+// masterKey reads the key of this machine, and creates it if it does not exist.
+// If several processes do so at once, all get the key that was written first.
 func masterKey(dir string) ([]byte, error) {
 	path := filepath.Join(dir, keyName)
 	key, err := os.ReadFile(path)
@@ -136,13 +138,13 @@ func masterKey(dir string) ([]byte, error) {
 	if len(key) != keySize {
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: path, Message: "the key of the gateway's authorities is damaged",
-			Hint: "restore it from a copy of the state directory, or remove it: copies of sandboxes then trust a new authority",
+			Hint: "restore it from a backup of the state directory, or remove it: restored sandboxes then get a new authority",
 		}
 	}
 	return key, nil
 }
 
-// makeMasterKey gives a whole file its name, unless another has it already.
+// makeMasterKey writes a key atomically, unless one exists.
 func makeMasterKey(dir, path string) error {
 	f, err := os.CreateTemp(dir, "."+keyName+"-")
 	if err != nil {
@@ -150,7 +152,7 @@ func makeMasterKey(dir, path string) error {
 	}
 	defer os.Remove(f.Name())
 	key := make([]byte, keySize)
-	_, _ = rand.Read(key) // never fails: it ends the program instead
+	_, _ = rand.Read(key) // never fails: it crashes the program instead
 	_, err = f.Write(key)
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err

@@ -1,11 +1,11 @@
-// Package gateway is the control plane's side of the egress gateway: it makes
-// the links of sandboxes, keeps a gateway process running that serves them
-// (package egress), and tells it what each sandbox may do.
+// Package gateway is the control-plane side of the egress gateway. It creates
+// the links of sandboxes, runs a gateway process that serves them (package
+// egress), and tells it the policy of each sandbox.
 //
 // A link is a pair of connected sockets. One end becomes the network card of a
-// sandbox's kernel, the other is served by the gateway process, and a duplicate
-// of that stays here: when the gateway process dies, another one takes over the
-// links, and until then nothing flows.
+// sandbox's kernel, and the gateway process serves the other. This package
+// keeps a duplicate of the second: when the gateway process dies, a new one
+// takes over the links. Until then no traffic flows.
 package gateway
 
 import (
@@ -27,70 +27,69 @@ import (
 // Event is one decision about the traffic of a sandbox.
 type Event = wire.Event
 
-// Policy says what one sandbox may do. It holds secrets.
+// Policy is the egress policy of one sandbox. It contains secrets.
 type Policy = wire.Policy
 
-// Settings say how the gateway reaches the world.
+// Settings are the settings for outgoing connections.
 type Settings = wire.Settings
 
-// Known is what programs in a sandbox may know about its network, and what a
-// sandbox that goes on with their memory or their files has to have as well.
+// Known is what programs in a sandbox may have learned about its network. A
+// sandbox that continues with their memory or files needs the same.
 type Known struct {
-	Names map[string]uint16 // numbers of the addresses that stand for names
-	CA    []byte            // the certificate of the authority that they trust, DER
+	Names map[string]uint16 // numbers of the synthetic addresses of names
+	CA    []byte            // certificate of the trusted authority, DER
 }
 
-// Options configure a Gateway.
+// Options configures a Gateway.
 type Options struct {
-	// Dir is a directory of the gateway's own. It is made if missing.
+	// Dir is a directory for the gateway alone. It is created if missing.
 	Dir string
-	// Executable is what the gateway process is started from. Empty: this
-	// program itself.
+	// Executable is the program of the gateway process. Empty: this program.
 	Executable string
-	// Linger lets the gateway process outlive this one as long as it holds a
-	// link, so that traffic goes on; the next Gateway with the same Dir takes
-	// the links over. Otherwise the process ends with this one.
+	// Linger keeps the gateway process running after this process ends, as long as
+	// it has a link, so that traffic continues. The next Gateway with the same Dir
+	// takes over the links. Without Linger, the gateway process ends with this
+	// one.
 	Linger bool
-	// Settings is asked, each time a gateway process starts, how it reaches
-	// the world. Nil: as this machine does.
+	// Settings is called each time a gateway process starts. Nil: use the
+	// machine's settings, see MachineSettings.
 	Settings func() Settings
-	// Event is called with every decision, one after the other. It must not
-	// block for long. Nil ignores them.
+	// Event is called for every decision, one at a time. It must not block for
+	// long. Nil ignores them.
 	Event  func(sandbox.ID, Event)
-	Logger *slog.Logger // nil: none
+	Logger *slog.Logger // nil: no logging
 
 	patience time.Duration // zero: processPatience
 }
 
-// Gateway serves the links of sandboxes. Its methods may be called
-// concurrently. The caller closes it.
+// Gateway serves the links of sandboxes. It is safe for concurrent use. The
+// caller closes it.
 type Gateway struct {
 	opts   Options
-	master []byte // of which the keys of authorities are derived
+	master []byte // the keys of authorities are derived from it
 
-	// op is held by whoever starts a process or speaks to it, so that what is
-	// said and what is remembered agree. Answers and events come in without.
+	// op is held while starting a process or sending it requests, so that its
+	// state matches the fields below. Responses and events arrive without it.
 	op sync.Mutex
 
-	mu      sync.Mutex // of what follows; never held while waiting
+	mu      sync.Mutex // guards the following fields; never held while waiting
 	links   map[sandbox.ID]*link
-	process *process // nil: none runs
+	process *process // nil: not running
 	closed  bool
 
-	inherited bool // of g.op: what an earlier one left has been looked for
+	inherited bool // guarded by op: whether an earlier gateway process has been looked for
 	work      sync.WaitGroup
-	life      context.Context // ends with Close
+	life      context.Context // canceled by Close
 	stop      context.CancelFunc
 }
 
-// link is the state of a sandbox that another gateway process needs to
-// continue.
+// link is the state of a sandbox that the next gateway process needs.
 type link struct {
 	file *os.File // the gateway's end
 	add  wire.Add
 }
 
-// New returns a gateway. No process is started before the first link.
+// New returns a gateway. It starts a process when the first link is created.
 func New(opts Options) (*Gateway, error) {
 	if opts.Dir == "" {
 		return nil, errors.New("gateway: Dir is required")
@@ -114,7 +113,7 @@ func New(opts Options) (*Gateway, error) {
 	if err := os.MkdirAll(root, 0o755); err != nil {
 		return nil, err
 	}
-	// No other user may enter it or write to it.
+	// Other users may not enter or write to it.
 	if err := os.Chmod(root, 0o555); err != nil {
 		return nil, err
 	}
@@ -127,11 +126,11 @@ func New(opts Options) (*Gateway, error) {
 	return g, nil
 }
 
-// Connect makes a link for a sandbox, which may do what the policy says as soon
-// as its kernel has the link. The caller closes Link.File once it has handed
-// it over. The gateway lets go of a link when its other end is closed, so that
-// a sandbox that ends, or never begins, needs no care. former is what the
-// sandbox knows from an earlier life; see Known.
+// Connect creates a link for a sandbox. The policy applies as soon as the
+// sandbox's kernel has the link. The caller closes Link.File after passing it
+// on. The gateway removes a link when its other end is closed, so callers need
+// not clean up when a sandbox ends. former is what the sandbox's programs
+// already know; see Known.
 func (g *Gateway) Connect(ctx context.Context, id sandbox.ID, p Policy, former Known) (*Link, error) {
 	ours, theirs, err := linkPair()
 	if err != nil {
@@ -153,7 +152,7 @@ func (g *Gateway) Connect(ctx context.Context, id sandbox.ID, p Policy, former K
 	return newLink(theirs, ca.pem), nil
 }
 
-// attach gives a link to the gateway process.
+// attach passes a link to the gateway process.
 func (g *Gateway) attach(ctx context.Context, id sandbox.ID, l *link) error {
 	g.op.Lock()
 	defer g.op.Unlock()
@@ -161,7 +160,7 @@ func (g *Gateway) attach(ctx context.Context, id sandbox.ID, l *link) error {
 	if err != nil {
 		return err
 	}
-	// Remembered first: the process may name something at once.
+	// Store it first: the process may report a new name immediately.
 	g.mu.Lock()
 	old := g.links[id]
 	g.links[id] = l
@@ -178,7 +177,8 @@ func (g *Gateway) attach(ctx context.Context, id sandbox.ID, l *link) error {
 	return nil
 }
 
-// addMessage hands a link over, with a copy of what may change meanwhile.
+// addMessage returns the message that passes on a link, with a copy of its
+// mutable state.
 func (g *Gateway) addMessage(id sandbox.ID, l *link) *wire.Message {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -187,8 +187,8 @@ func (g *Gateway) addMessage(id sandbox.ID, l *link) *wire.Message {
 	return &wire.Message{Op: wire.OpAdd, Sandbox: id, Add: &add}
 }
 
-// State reports whether the process runs and answers before ctx ends, and how
-// many links it is to serve.
+// State reports whether the process is running, whether it responds before ctx
+// ends, and how many links it should have.
 func (g *Gateway) State(ctx context.Context) (runs, answers bool, links int) {
 	g.mu.Lock()
 	p, links := g.process, len(g.links)
@@ -196,7 +196,8 @@ func (g *Gateway) State(ctx context.Context) (runs, answers bool, links int) {
 	return p != nil, p != nil && p.answers(ctx), links
 }
 
-// running returns the process, and starts one if there is none. g.op is held.
+// running returns the process, and starts it if necessary. The caller holds
+// g.op.
 func (g *Gateway) running() (*process, error) {
 	g.mu.Lock()
 	p, closed := g.process, g.closed
@@ -215,7 +216,7 @@ func (g *Gateway) running() (*process, error) {
 
 var errClosed = errors.New("the gateway is closed")
 
-// Reconfigure tells a gateway process that runs how to reach the world from now on.
+// Reconfigure sends new settings to the gateway process, if it is running.
 func (g *Gateway) Reconfigure(ctx context.Context) error {
 	g.op.Lock()
 	defer g.op.Unlock()
@@ -223,14 +224,15 @@ func (g *Gateway) Reconfigure(ctx context.Context) error {
 	p := g.process
 	g.mu.Unlock()
 	if p == nil {
-		return nil // the next one asks when it starts
+		return nil // the next process gets them when it starts
 	}
 	settings := g.opts.Settings()
 	return p.call(ctx, &wire.Message{Op: wire.OpSettings, Settings: &settings})
 }
 
-// SetPolicy changes what a sandbox may do, at once: connections that it may not
-// have any more are cut. A sandbox without a link is CodeNotFound.
+// SetPolicy replaces the policy of a sandbox immediately: connections that are
+// no longer allowed are cut. It returns CodeNotFound for a sandbox without a
+// link.
 func (g *Gateway) SetPolicy(ctx context.Context, id sandbox.ID, policy Policy) error {
 	g.op.Lock()
 	defer g.op.Unlock()
@@ -246,14 +248,14 @@ func (g *Gateway) SetPolicy(ctx context.Context, id sandbox.ID, policy Policy) e
 			return err
 		}
 	}
-	// The code that starts the next process passes it on.
+	// If the process has ended, the next one gets the policy at its start.
 	g.mu.Lock()
 	l.add.Policy = policy
 	g.mu.Unlock()
 	return nil
 }
 
-// Disconnect ends the link of a sandbox for good.
+// Disconnect removes the link of a sandbox.
 func (g *Gateway) Disconnect(ctx context.Context, id sandbox.ID) error {
 	g.op.Lock()
 	defer g.op.Unlock()
@@ -271,9 +273,9 @@ func (g *Gateway) Disconnect(ctx context.Context, id sandbox.ID) error {
 	return p.call(ctx, &wire.Message{Op: wire.OpRemove, Sandbox: id})
 }
 
-// Known is what a sandbox has been given, to be given to Connect when its
-// memory or its files go on in another sandbox. It is empty for a sandbox
-// without a link.
+// Known returns what programs in a sandbox know about its network. Pass it to
+// Connect when their memory or files continue in another sandbox. It is empty
+// for a sandbox without a link.
 func (g *Gateway) Known(ctx context.Context, id sandbox.ID) (Known, error) {
 	g.mu.Lock()
 	l, p := g.links[id], g.process
@@ -282,7 +284,7 @@ func (g *Gateway) Known(ctx context.Context, id sandbox.ID) (Known, error) {
 		return Known{}, nil
 	}
 	if p != nil {
-		// Its notifications may still be in transit.
+		// Notifications of new names may still be in transit.
 		names, err := p.ask(ctx, &wire.Message{Op: wire.OpNames, Sandbox: id})
 		if err == nil || !errors.Is(err, errGatewayEnded) {
 			return Known{names, l.add.CACert}, err
@@ -293,8 +295,7 @@ func (g *Gateway) Known(ctx context.Context, id sandbox.ID) (Known, error) {
 	return Known{maps.Clone(l.add.Names), l.add.CACert}, nil
 }
 
-// Close ends the gateway process, and with it all traffic, unless it is to
-// linger.
+// Close ends the gateway process and all traffic, unless Options.Linger is set.
 func (g *Gateway) Close() error {
 	g.mu.Lock()
 	if g.closed {
@@ -320,7 +321,7 @@ func (g *Gateway) Close() error {
 	return nil
 }
 
-// start starts a process and gives it everything that is known. g.op is held.
+// start starts a process and passes it all links. The caller holds g.op.
 func (g *Gateway) start() (*process, error) {
 	p, err := startProcess(g.opts.Executable, g.opts.Dir, g.opts.Linger, g.opts.patience)
 	if err != nil {
@@ -347,7 +348,7 @@ func (g *Gateway) start() (*process, error) {
 	return p, nil
 }
 
-// replay sends a new process the current links and policies.
+// replay sends all links and policies to a new process.
 func (g *Gateway) replay(ctx context.Context, p *process) error {
 	settings := g.opts.Settings()
 	if err := p.call(ctx, &wire.Message{Op: wire.OpSettings, Settings: &settings}); err != nil {
@@ -370,15 +371,15 @@ const (
 	longestPause = 10 * time.Second
 )
 
-// read takes what a process tells, until it ends, and then replaces it if
-// anybody needs it.
+// read handles messages of a process until it ends, and then replaces it if
+// there are links.
 func (g *Gateway) read(p *process) {
 	for {
 		m, files, err := p.conn.Receive()
 		if err != nil {
 			break
 		}
-		wire.CloseAll(files) // it has none to give
+		wire.CloseAll(files) // the process has no files to send
 		switch m.Op {
 		case wire.OpAnswer:
 			p.answered(m)
@@ -415,8 +416,8 @@ func (g *Gateway) ended(id sandbox.ID) {
 	}
 }
 
-// replace starts another process for one that served and ended, again and again
-// until it works or nobody needs it.
+// replace starts a new process for one that has ended, and retries until it
+// works or no link is left.
 func (g *Gateway) replace(dead *process) {
 	g.mu.Lock()
 	served := g.process == dead
@@ -439,7 +440,7 @@ func (g *Gateway) replace(dead *process) {
 	}
 }
 
-// restart reports whether there is nothing left to do.
+// restart reports whether no further attempt is needed.
 func (g *Gateway) restart(dead *process) bool {
 	g.op.Lock()
 	defer g.op.Unlock()

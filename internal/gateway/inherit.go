@@ -17,15 +17,16 @@ import (
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 )
 
-// socketName is where a gateway process that lingers waits for the next control
-// plane. Only the owner of the directory can reach it.
+// socketName is the socket on which a lingering gateway process waits for the
+// next control plane. Only the owner of the directory can connect to it.
 const socketName = "control"
 
-// handOverTimeout bounds how long a predecessor may take to give its links.
+// handOverTimeout limits the time that an earlier process may take to hand
+// over.
 const handOverTimeout = 10 * time.Second
 
-// Resume takes over the links that a gateway process of an earlier program
-// holds, if there is one. Without it that happens with the first new link.
+// Resume takes over the links of a gateway process that an earlier daemon left.
+// Otherwise this happens with the first new link.
 func (g *Gateway) Resume(ctx context.Context) error {
 	g.op.Lock()
 	defer g.op.Unlock()
@@ -42,17 +43,18 @@ func (g *Gateway) Resume(ctx context.Context) error {
 	return err
 }
 
-// inherit takes over what a predecessor holds, once. g.op is held.
+// inherit takes over the links of an earlier process, once. The caller holds
+// g.op.
 func (g *Gateway) inherit() error {
 	if g.inherited || !g.opts.Linger {
 		return nil
 	}
 	conn, err := dialIn(g.opts.Dir)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-		g.inherited = true // there is none
+		g.inherited = true // there is no earlier process
 		return nil
 	} else if err != nil {
-		return fmt.Errorf("the gateway process of an earlier program does not answer: %w", err)
+		return fmt.Errorf("an earlier gateway process does not respond: %w", err)
 	}
 	defer conn.Close()
 	stop := time.AfterFunc(handOverTimeout, func() { conn.Close() })
@@ -60,7 +62,7 @@ func (g *Gateway) inherit() error {
 	for {
 		m, files, err := conn.Receive()
 		if err != nil {
-			return fmt.Errorf("the gateway process of an earlier program does not hand over: %w", err)
+			return fmt.Errorf("an earlier gateway process does not hand over its links: %w", err)
 		}
 		switch {
 		case m.Op == wire.OpHeld && m.Add != nil && len(files) == 1:
@@ -74,7 +76,7 @@ func (g *Gateway) inherit() error {
 	}
 }
 
-// keep remembers an inherited link.
+// keep stores an inherited link.
 func (g *Gateway) keep(m *wire.Message, f *os.File) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -88,8 +90,8 @@ func (g *Gateway) keep(m *wire.Message, f *os.File) {
 	g.links[m.Sandbox] = &link{file: f, add: *m.Add}
 }
 
-// dialIn connects to the socket in a directory, which may be too deep for the
-// 108 bytes of a socket's name.
+// dialIn connects to the socket in a directory. The path may be longer than the
+// 108 bytes of a socket address.
 func dialIn(dir string) (*wire.Conn, error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -103,7 +105,7 @@ func dialIn(dir string) (*wire.Conn, error) {
 	return wire.NewConn(c), nil
 }
 
-// listenIn makes the socket, in place of what an earlier process left.
+// listenIn creates the socket and replaces one that an earlier process left.
 func listenIn(dir string) (*os.File, error) {
 	d, err := os.Open(dir)
 	if err != nil {

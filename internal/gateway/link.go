@@ -9,14 +9,14 @@ import (
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 )
 
-// Link is a sandbox's network card, and what its kernel has to know about it.
+// Link is a sandbox's network card and network configuration.
 type Link struct {
 	File      *os.File       // a connected SOCK_SEQPACKET socket; each message is one IP packet
 	MTU       int            // bytes
 	Addresses []netip.Prefix // of the sandbox
-	Gateways  []netip.Addr   // one of each family; everything goes there
-	DNS       netip.Addr     // answers names
-	CA        []byte         // PEM; programs inside have to trust it
+	Gateways  []netip.Addr   // one of each family; the default routes
+	DNS       netip.Addr     // the DNS server
+	CA        []byte         // PEM; programs in the sandbox must trust it
 }
 
 func newLink(f *os.File, ca []byte) *Link {
@@ -27,8 +27,8 @@ func newLink(f *os.File, ca []byte) *Link {
 	}
 }
 
-// linkPair makes the two ends of a link, with as much room as the machine
-// permits to everybody, or to root.
+// linkPair creates the two ends of a link, with buffers as large as the machine
+// permits.
 func linkPair() (ours, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

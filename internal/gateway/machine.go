@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// MachineSettings reach the world as this machine does: its name servers, and
-// the names of /etc/hosts that have addresses of their own.
+// MachineSettings returns this machine's settings: its name servers, and the
+// names of /etc/hosts.
 func MachineSettings() Settings {
 	s := Settings{Hosts: map[string][]netip.Addr{}}
-	// Without one, names cannot be looked up; addresses can still be dialled.
+	// On an error, names cannot be looked up, but addresses can be dialled.
 	_ = eachLine("/etc/resolv.conf", func(fields []string) {
 		if len(fields) < 2 || fields[0] != "nameserver" || len(s.Nameservers) >= 3 {
 			return
@@ -27,7 +27,7 @@ func MachineSettings() Settings {
 	return s
 }
 
-// ReadHosts reads names and their addresses from a file such as /etc/hosts.
+// ReadHosts reads names and addresses from a file in the format of /etc/hosts.
 func ReadHosts(path string) (map[string][]netip.Addr, error) {
 	hosts := map[string][]netip.Addr{}
 	err := eachLine(path, func(fields []string) {
@@ -43,7 +43,7 @@ func ReadHosts(path string) (map[string][]netip.Addr, error) {
 	return hosts, err
 }
 
-// eachLine reads the fields of the lines of a file that are not comments.
+// eachLine calls line with the fields of each line that is not a comment.
 func eachLine(path string, line func([]string)) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -19,31 +19,30 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// nobody is the host user of the gateway process when Atoll is run by root.
+// nobody is the uid of the gateway process if Atoll runs as root.
 const nobody = 65534
 
-// process is a gateway process and the conversation with it.
+// process is a gateway process and the connection to it.
 type process struct {
 	patience time.Duration // see processPatience
 	conn     *wire.Conn
 	proc     *os.Process
 	linger   bool
 	stderr   *os.File
-	left     atomic.Bool // it is left to itself
+	left     atomic.Bool // the process lingers and is no longer ours
 	stop     sync.Once
-	ended    chan struct{} // closed when it has been waited for
+	ended    chan struct{} // closed when the process has been waited for
 
 	mu    sync.Mutex
 	last  uint64
-	calls map[uint64]chan *wire.Message // nil when the conversation is over
-	words string                        // what it said on standard error
+	calls map[uint64]chan *wire.Message // nil after the connection has ended
+	words string                        // its output on standard error
 	state *os.ProcessState
 }
 
-// startProcess starts a gateway that can see nothing but the network: it is
-// nobody in namespaces of its own, and takes the empty directory root for its
-// root. It ends when the conversation does, whatever ends that, unless it is to
-// linger.
+// startProcess starts a gateway process that can access only the network: it
+// runs as nobody, in its own namespaces, with an empty directory as its root.
+// It ends when the connection is closed for any reason, unless linger is set.
 func startProcess(exe, dir string, linger bool, patience time.Duration) (*process, error) {
 	ours, theirs, err := streamPair()
 	if err != nil {
@@ -99,7 +98,7 @@ func (p *process) exec(exe, dir string, control *os.File) error {
 	return nil
 }
 
-// isolated puts a process into namespaces of its own, but for the network.
+// isolated puts a process into new namespaces, except for the network.
 func isolated() *syscall.SysProcAttr {
 	uid, gid := os.Geteuid(), os.Getegid()
 	if uid == 0 {
@@ -114,7 +113,7 @@ func isolated() *syscall.SysProcAttr {
 	}
 }
 
-// wait waits for the process, and keeps the beginning of what it said.
+// wait waits for the process, and keeps the beginning of its output.
 func (p *process) wait() {
 	const most = 2048
 	said, _ := io.ReadAll(io.LimitReader(p.stderr, most))
@@ -133,7 +132,7 @@ func (p *process) wait() {
 	close(p.ended)
 }
 
-// said is why the process ended, once it has.
+// said returns why the process ended. Call it only after the end.
 func (p *process) said() error {
 	<-p.ended
 	p.mu.Lock()
@@ -144,7 +143,7 @@ func (p *process) said() error {
 	return fmt.Errorf("it ended: %s", p.state)
 }
 
-// close ends the process and everything that waits for it.
+// close ends the process and all pending calls.
 func (p *process) close() {
 	p.stop.Do(func() {
 		p.conn.Close()
@@ -154,7 +153,7 @@ func (p *process) close() {
 	})
 }
 
-// leave ends the conversation and leaves the process to itself.
+// leave closes the connection and leaves the process running.
 func (p *process) leave() {
 	p.stop.Do(func() {
 		p.left.Store(true)
@@ -165,7 +164,7 @@ func (p *process) leave() {
 	})
 }
 
-// hangUp answers everybody who waits.
+// hangUp fails all pending calls.
 func (p *process) hangUp() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -175,7 +174,7 @@ func (p *process) hangUp() {
 	p.calls = nil
 }
 
-// over reports whether the conversation has ended.
+// over reports whether the connection has ended.
 func (p *process) over() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -184,17 +183,17 @@ func (p *process) over() bool {
 
 var errGatewayEnded error = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the gateway process has ended", Hint: "try again: the daemon starts another one"}
 
-// processPatience is how long a gateway process may take to answer. One that is
-// silent for longer is killed, so that another one takes over.
+// processPatience is how long a gateway process may take to respond. After that
+// it is killed and replaced.
 const processPatience = 30 * time.Second
 
-// call sends a request and waits until it has been carried out.
+// call sends a request and waits for the response.
 func (p *process) call(ctx context.Context, m *wire.Message, files ...*os.File) error {
 	_, err := p.converse(ctx, m, files)
 	return err
 }
 
-// ask sends a request for names and waits for them.
+// ask sends a request for names and waits for the response.
 func (p *process) ask(ctx context.Context, m *wire.Message) (map[string]uint16, error) {
 	answer, err := p.converse(ctx, m, nil)
 	if err != nil {
@@ -203,7 +202,7 @@ func (p *process) ask(ctx context.Context, m *wire.Message) (map[string]uint16, 
 	return answer.Names, nil
 }
 
-// converse sends a request and waits for its answer.
+// converse sends a request and waits for its response.
 func (p *process) converse(ctx context.Context, m *wire.Message, files []*os.File) (*wire.Message, error) {
 	answer := make(chan *wire.Message, 1)
 	p.mu.Lock()
@@ -240,14 +239,14 @@ func (p *process) converse(ctx context.Context, m *wire.Message, files []*os.Fil
 	}
 }
 
-// answers reports whether the process answers anything.
+// answers reports whether the process responds.
 func (p *process) answers(ctx context.Context) bool {
 	_, err := p.converse(ctx, &wire.Message{Op: wire.OpNames}, nil)
 	return !errors.Is(err, errGatewayEnded) && ctx.Err() == nil
 }
 
-// watch asks from time to time whether the process answers, until it ends: that
-// kills it if it does not.
+// watch periodically checks that the process responds, until it ends. A process
+// that does not respond is killed.
 func (p *process) watch() {
 	tick := time.NewTicker(p.patience)
 	defer tick.Stop()
@@ -270,7 +269,7 @@ func (p *process) answered(m *wire.Message) {
 	}
 }
 
-// streamPair returns the two ends of a conversation.
+// streamPair returns two connected stream sockets.
 func streamPair() (a, b *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

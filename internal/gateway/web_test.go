@@ -28,7 +28,7 @@ func TestTLS(t *testing.T) {
 		{"terminated, HTTP/1.1", "curl -sS --http1.1 https://api.test/v1/a", `"URI":"/v1/a"`},
 		{"another path", "curl -sS https://api.test/v2/forbidden", `"code":"egress_denied","reason":"default"`},
 		{"another method", "curl -sS -XPOST -d x https://api.test/v1/a?forbidden", `"code":"egress_denied"`},
-		{"a certificate that is not the host's", "curl -sS https://wrong.test/v1/x", "the host's certificate is not to be trusted"},
+		{"a certificate that is not the host's", "curl -sS https://wrong.test/v1/x", "the host's certificate is not trusted"},
 		{"plain HTTP is decided about, too", "curl -sS http://api.test/v2/forbidden; curl -sS http://api.test/v1/ok", `"URI":"/v1/ok"`},
 		{"Python", `python3 -c 'import urllib.request as u; print(u.urlopen("https://api.test/v1/py").read())'`, `"URI":"/v1/py"`},
 		{"without the environment", "env -i /usr/bin/curl -sS https://api.test/v1/bare", `"URI":"/v1/bare"`},
@@ -65,7 +65,7 @@ func TestPinned(t *testing.T) {
 			t.Errorf("%s: %d: %s", name, code, out)
 		}
 		r.awaitEvent("pinned", func(e gateway.Event) bool {
-			return e.Verdict == "failed" && e.Host == "api.test" && strings.Contains(e.Reason, "does it pin another one?")
+			return e.Verdict == "failed" && e.Host == "api.test" && strings.Contains(e.Reason, "does the client pin certificates?")
 		})
 		r.forget("pinned")
 	}

@@ -1,7 +1,7 @@
-// Package key makes and checks API keys. A key is shown once, when it is made;
-// what is stored recognises it and cannot be turned back into it. To the
-// outside, a key that is unknown, malformed, revoked, or expired, or whose
-// tenant is disabled, gives the same answer after the same work.
+// Package key creates and verifies API keys. A key is shown once, when it is
+// created. Only a hash is stored. An unknown, malformed, revoked or expired
+// key, and a key of a disabled tenant, all get the same response after the same
+// amount of work.
 package key
 
 import (
@@ -17,51 +17,50 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Verb is something that a key allows.
+// Verb is a permission of a key.
 type Verb = ops.Verb
 
-// The verbs. None but Admin includes another.
+// The verbs. Only Admin includes the others.
 const (
-	Read  = ops.Read  // look: sandboxes, files, logs, events
+	Read  = ops.Read  // view sandboxes, files, logs, events
 	Exec  = ops.Exec  // run and signal commands, open terminals and ports
-	Write = ops.Write // make, change, and remove sandboxes and files
-	Admin = ops.Admin // everything in the tenant, its keys included
+	Write = ops.Write // create, change, and remove sandboxes and files
+	Admin = ops.Admin // everything in the tenant, including its keys
 )
 
 // Verbs lists all verbs.
 func Verbs() []Verb { return ops.Verbs() }
 
-// Principal is who is asking, once that is known.
+// Principal is an authenticated caller.
 type Principal struct {
 	Tenant string
-	Key    string  // public part of the key; empty without one
-	UID    *uint32 // of a process at the other end of a Unix socket
+	Key    string  // public part of the key; empty without a key
+	UID    *uint32 // user of the peer process, on a Unix socket
 	Verbs  []Verb
-	// Sandbox, if set, is the only one that may be touched.
+	// Sandbox, if set, is the only sandbox that may be accessed.
 	Sandbox sandbox.ID
-	// Workspace, if set, is the id of the only one whose files may be touched,
+	// Workspace, if set, is the id of a workspace. Only its files may be accessed,
 	// and nothing else.
 	Workspace string
 }
 
-// Bearer is the principal of whoever bears the token of one sandbox: it works
-// inside that sandbox, and can neither end it nor reach another.
+// Bearer is the principal of a sandbox token. It works inside that sandbox; it
+// cannot remove it or access another.
 func Bearer(tenant string, id sandbox.ID) Principal {
 	return Principal{Tenant: tenant, Key: "of-" + string(id), Verbs: []Verb{Read, Exec, Write}, Sandbox: id}
 }
 
-// Holder is the principal of whoever bears the token of one workspace.
+// Holder is the principal of a workspace token.
 func Holder(tenant, workspace string) Principal {
 	return Principal{Tenant: tenant, Key: "of-" + workspace, Verbs: []Verb{Read, Write}, Workspace: workspace}
 }
 
-// Peer is the principal of a process that was let in by its user.
+// Peer is the principal of a local process, authenticated by its uid.
 func Peer(tenant string, uid uint32) Principal {
 	return Principal{Tenant: tenant, UID: &uid, Verbs: []Verb{Admin}}
 }
 
-// Allow reports whether p may do op: nil, or CodeDenied with the verb that is
-// missing.
+// Allow reports whether p may do op: nil, or CodeDenied with the missing verb.
 func (p Principal) Allow(op ops.Op) error {
 	if p.Sandbox != "" && !op.Inside() {
 		return &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: "the token is valid inside one sandbox only"}
@@ -79,18 +78,18 @@ func (p Principal) Allow(op ops.Op) error {
 	}
 }
 
-// AllowIn is Allow for an operation on a certain sandbox.
+// AllowIn is Allow for an operation on a specific sandbox.
 func (p Principal) AllowIn(id sandbox.ID, op ops.Op) error {
 	if p.Sandbox != "" && id != "" && id != p.Sandbox {
-		return &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: "the token is of another sandbox"}
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: "the token belongs to another sandbox"}
 	}
 	return p.Allow(op)
 }
 
-// Ring makes, finds and ends keys. It may be used concurrently.
+// Ring creates, finds and revokes keys. It is safe for concurrent use.
 type Ring struct{ store *store.Store }
 
-// NewRing makes a Ring over a store.
+// NewRing returns a Ring that uses s.
 func NewRing(s *store.Store) *Ring { return &Ring{s} }
 
 const maxName = 100
@@ -102,11 +101,11 @@ func validate(n *sandbox.NewKey) error {
 	case n.Expires < 0:
 		return invalid("expires", "is in the past")
 	case utf8.RuneCountInString(n.Name) > maxName || !utf8.ValidString(n.Name):
-		return invalid("name", "is not at most %d characters", maxName)
+		return invalid("name", "is longer than %d characters", maxName)
 	}
 	for _, r := range n.Name {
 		if r < ' ' || r == 0x7f {
-			return invalid("name", "holds a control character")
+			return invalid("name", "contains a control character")
 		}
 	}
 	for _, v := range n.Verbs {
@@ -121,9 +120,9 @@ func invalid(subject, format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "key.create", Subject: subject, Message: fmt.Sprintf(format, args...)}
 }
 
-// Create makes a key of the tenant that n names within a transaction. The result
-// holds the token. Its owner must be shown it now, and only if the transaction is
-// committed: it is not stored, and cannot be read again.
+// Create creates a key of the tenant n.Tenant within a transaction. The result
+// contains the token. Show it to the owner only after the transaction is
+// committed, and at once: it is not stored and cannot be read again.
 func (r *Ring) Create(ctx context.Context, tx *store.Tx, n sandbox.NewKey) (sandbox.Key, error) {
 	if err := validate(&n); err != nil {
 		return sandbox.Key{}, err
@@ -133,7 +132,7 @@ func (r *Ring) Create(ctx context.Context, tx *store.Tx, n sandbox.NewKey) (sand
 	}
 	token, id := newToken()
 	k := sandbox.Key{ID: id, Name: n.Name, Created: tx.Now()}
-	for _, v := range Verbs() { // in one order, each once
+	for _, v := range Verbs() { // in a fixed order, without duplicates
 		if slices.Contains(n.Verbs, string(v)) {
 			k.Verbs = append(k.Verbs, string(v))
 		}
@@ -148,16 +147,16 @@ func (r *Ring) Create(ctx context.Context, tx *store.Tx, n sandbox.NewKey) (sand
 	return k, nil
 }
 
-// unusable is the one answer to every key that does not let its bearer in.
-// The reason is for the log.
+// unusable is the response to every key that is not accepted. The reason is
+// only logged.
 func unusable(reason error) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeUnauthorized, Message: "the key is not valid", Cause: reason,
-		Hint: "make one with `atoll key create`",
+		Hint: "create one with `atoll key create`",
 	}
 }
 
-// The reasons, for errors.Is and for logs; they are not shown.
+// The reasons, for errors.Is and for logs; callers of the API do not see them.
 var (
 	ErrUnknown  = errors.New("no such key")
 	ErrRevoked  = errors.New("the key was revoked")
@@ -165,12 +164,13 @@ var (
 	ErrDisabled = errors.New("the tenant is disabled")
 )
 
-// noID is the public part of no key: a malformed key is looked up all the
-// same, so that it takes the time of any other.
+// noID is the public part of no key. A malformed key is looked up with it, so
+// that it takes as long as any other.
 const noID = "000000000000"
 
-// Authenticate finds out who bears a key. Its refusal is CodeUnauthorized
-// whatever is wrong with the key; another code means that nobody could look.
+// Authenticate returns the principal of a key. If the key is not accepted for
+// any reason, it returns CodeUnauthorized. Other codes mean that the store
+// could not be read.
 func (r *Ring) Authenticate(ctx context.Context, token string) (Principal, error) {
 	id, formed := idOf(token)
 	if !formed {
@@ -199,7 +199,7 @@ func (r *Ring) Authenticate(ctx context.Context, token string) (Principal, error
 	return p, nil
 }
 
-// ended says why a key lets nobody in any more, nil if it does.
+// ended returns why a key is no longer accepted, nil if it is.
 func (r *Ring) ended(k *store.Key) error {
 	switch {
 	case !k.Revoked.IsZero():
@@ -212,9 +212,9 @@ func (r *Ring) ended(k *store.Key) error {
 	return nil
 }
 
-// Stands reports whether a key of a tenant, by its public part, still lets its
-// bearer in: nil, or CodeUnauthorized as [Ring.Authenticate] has it. Another
-// code means that nobody could look.
+// Stands reports whether a tenant's key, given by its public part, is still
+// accepted: nil, or CodeUnauthorized as from [Ring.Authenticate]. Other codes
+// mean that the store could not be read.
 func (r *Ring) Stands(ctx context.Context, tx *store.Tx, tenant, id string) error {
 	k, err := tx.Operator().Key(ctx, id)
 	switch {

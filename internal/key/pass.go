@@ -13,26 +13,26 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Pass lets its bearer reach ports of one sandbox, and do nothing else. Its
-// token is sealed: it says nothing to who bears it or sees it. Nothing of it is
-// stored, so that it ends with its time, with its sandbox, whose id is never
-// used again, or with the key of who made it.
+// Pass gives access to ports of one sandbox, and to nothing else. Its token is
+// encrypted, so its contents are hidden from its bearer. Passes are not stored.
+// A pass is valid until it expires, until its sandbox is removed (ids are never
+// reused), or until its creator's key is revoked.
 type Pass struct {
 	Tenant  string     `json:"t"`
 	Sandbox sandbox.ID `json:"s"`
 	Ports   []uint16   `json:"p,omitempty"` // empty: all
 	Expires time.Time  `json:"e"`
-	Key     string     `json:"k,omitempty"` // public part of the key of who made it
+	Key     string     `json:"k,omitempty"` // public part of the creator's key
 	UID     *uint32    `json:"u,omitempty"` // or the local user
 }
 
-// Opens reports whether the pass is good for a port at a time.
+// Opens reports whether the pass is valid for a port at a time.
 func (p *Pass) Opens(port uint16, now time.Time) bool {
 	return now.Before(p.Expires) && (len(p.Ports) == 0 || slices.Contains(p.Ports, port))
 }
 
-// Bearer is who acts with a pass: its maker, with no more than it takes to
-// reach a port.
+// Bearer returns the principal for requests with this pass: its creator,
+// restricted to what is needed to connect to a port.
 func (p *Pass) Bearer() Principal {
 	return Principal{Tenant: p.Tenant, Key: p.Key, UID: p.UID, Verbs: []Verb{Read, Exec}}
 }
@@ -40,33 +40,33 @@ func (p *Pass) Bearer() Principal {
 const (
 	passPrefix = "atollport_"
 	maxPass    = 4 << 10
-	passBlock  = 128 // tokens tell the length of what they hold only roughly
+	passBlock  = 128 // token lengths reveal the length of the contents only roughly
 )
 
-// PassKeySize is how many random bytes passes are sealed with.
+// PassKeySize is the size of the encryption key, in bytes.
 const PassKeySize = 32
 
-// Passes seals and opens passes. It may be used concurrently.
+// Passes encrypts and decrypts passes. It is safe for concurrent use.
 type Passes struct{ aead cipher.AEAD }
 
-// PassKey is what passes are sealed with.
+// PassKey is the encryption key of passes.
 type PassKey [PassKeySize]byte
 
-// NewPassKey makes a secret.
+// NewPassKey returns a random key.
 func NewPassKey() (k PassKey) {
-	_, _ = rand.Read(k[:]) // it never fails
+	_, _ = rand.Read(k[:]) // never fails
 	return k
 }
 
-// NewPasses makes Passes. Tokens of another secret are not valid.
+// NewPasses returns Passes with a key. Tokens of other keys are not valid.
 func NewPasses(secret PassKey) *Passes {
 	block, err := aes.NewCipher(secret[:])
 	if err != nil {
-		panic(err) // the size is one of AES
+		panic(err) // cannot happen: the key has a valid size
 	}
 	aead, err := cipher.NewGCMWithRandomNonce(block)
 	if err != nil {
-		panic(err) // so is that of a block
+		panic(err) // cannot happen: AES has the block size of GCM
 	}
 	return &Passes{aead}
 }
@@ -83,7 +83,7 @@ func (s *Passes) Seal(p Pass) (string, error) {
 	return passPrefix + base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, text, []byte(passPrefix))), nil
 }
 
-// Open returns what a token says, or CodeUnauthorized.
+// Open decrypts a token. It returns CodeUnauthorized if the token is not valid.
 func (s *Passes) Open(token string) (Pass, error) {
 	var p Pass
 	body, ok := strings.CutPrefix(token, passPrefix)
@@ -101,10 +101,10 @@ func (s *Passes) Open(token string) (Pass, error) {
 	return p, nil
 }
 
-// NotAPass is the one answer to every token that opens nothing.
+// NotAPass is the response to every token that is not valid.
 func NotAPass() error {
 	return &sandbox.Error{
 		Code: sandbox.CodeUnauthorized, Message: "the token is not valid for this port",
-		Hint: "make one with: atoll port token SANDBOX",
+		Hint: "create one with: atoll port token SANDBOX",
 	}
 }

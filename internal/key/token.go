@@ -9,14 +9,13 @@ import (
 	"strings"
 )
 
-// A key is atoll_ID_SECRETCHECK in base 62: an ID that is no secret and by
-// which the key is found, a secret of 256 bits, and a checksum of all that
-// stands before it. The fixed beginning and the checksum let a scanner of
-// source code tell a leaked key from something that looks like one, offline
-// and without knowing any key.
+// A key is atoll_ID_SECRETCHECK in base 62: a public ID by which the key is
+// found, a secret of 256 bits, and a checksum of everything before it. With the
+// fixed prefix and the checksum, a secret scanner can recognize leaked keys
+// offline, without false positives.
 const (
 	prefix    = "atoll_"
-	idLen     = 12 // 71 bits: no two keys meet
+	idLen     = 12 // 71 bits, so collisions do not occur
 	secretLen = 43 // 256 bits
 	checkLen  = 6  // CRC-32
 	tokenLen  = len(prefix) + idLen + 1 + secretLen + checkLen
@@ -24,11 +23,11 @@ const (
 	alphabet = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
 
-// Pattern finds what may be a key in text; [Looks] tells whether it is one.
+// Pattern matches text that may contain a key; use [Looks] to verify a match.
 var Pattern = regexp.MustCompile(fmt.Sprintf(`\b%s[0-9A-Za-z]{%d}_[0-9A-Za-z]{%d}\b`, prefix, idLen, secretLen+checkLen))
 
-// Looks reports whether s has the form of a key, its checksum included. It
-// does not say that the key is valid.
+// Looks reports whether s has the form of a key, including the checksum. It
+// does not check whether the key is valid.
 func Looks(s string) bool {
 	_, ok := idOf(s)
 	return ok
@@ -56,22 +55,22 @@ func base62(s string) bool {
 	return true
 }
 
-// newToken makes a key.
+// newToken creates a key.
 func newToken() (token, id string) {
 	id = random(idLen)
 	body := prefix + id + "_" + random(secretLen)
 	return body + checksum(body), id
 }
 
-// random returns n characters, each of which is equally likely.
+// random returns n characters, uniformly distributed.
 func random(n int) string {
 	out := make([]byte, 0, n)
 	var buf [64]byte
 	for {
-		// It never fails: the program ends if the system has no random numbers.
+		// Never fails: the program crashes if the system has no random numbers.
 		_, _ = rand.Read(buf[:])
 		for _, b := range buf {
-			// 248 is a multiple of 62; what lies above would favour some.
+			// 248 is a multiple of 62; larger bytes would skew the distribution.
 			if b >= 248 {
 				continue
 			}
@@ -92,9 +91,8 @@ func checksum(s string) string {
 	return string(out[:])
 }
 
-// hash is the stored record of a key. A single round of SHA-256 is enough, where
-// a password would need a slow hash: a secret of 256 random bits cannot be
-// guessed however fast the guesses are.
+// hash returns the stored hash of a key. One round of SHA-256 is enough.
+// Passwords need a slow hash, but 256 random bits cannot be guessed.
 func hash(token string) []byte {
 	h := sha256.Sum256([]byte("atoll key v1\x00" + token))
 	return h[:]

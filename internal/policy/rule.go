@@ -170,7 +170,7 @@ var (
 	errNoMode     = errors.New("the mode is none of header, bearer, basic, query, sigv4 and parts")
 	errNoHeader   = errors.New("the name is not that of a header that may be set")
 	errNoQuery    = errors.New("a query parameter needs a name")
-	errFormat     = errors.New("the format has no {} for the value, or holds a control character")
+	errFormat     = errors.New("the format has no {} for the value, or contains a control character")
 	errUsername   = errors.New("the user name contains a colon or a control character")
 	errSigV4      = errors.New("sigv4 needs accessKey, region and service")
 	errParts      = errors.New("each of at most 32 parts is either a text without control characters or a secret")

@@ -247,7 +247,7 @@ func (s *Service) compiles(ctx context.Context, tx *store.Tx, tenant string, pro
 	}
 	if s.cfg.Operator.Proxied {
 		return &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Subject: "network", Message: "this machine reaches the world through a proxy, so a profile cannot have dnsServers or a proxy",
+			Code: sandbox.CodeUnsupported, Subject: "network", Message: "this machine connects through a proxy, so a profile cannot have dnsServers or a proxy",
 		}
 	}
 	return checkUpstream(compiled)

@@ -57,7 +57,7 @@ func (s *Service) inWorkspace(ctx context.Context, op ops.Op, name string, do fu
 	}
 	return s.onWorkspace(ctx, op, name, func(ctx context.Context, row store.Workspace, w *workspace.Workspace) error {
 		if who.Workspace != "" && who.Workspace != row.ID {
-			return &sandbox.Error{Code: sandbox.CodeDenied, Subject: name, Message: "the token is of another workspace"}
+			return &sandbox.Error{Code: sandbox.CodeDenied, Subject: name, Message: "the token belongs to another workspace"}
 		}
 		attached, err := s.attachments(ctx, row)
 		if err != nil {

@@ -6,13 +6,13 @@ import (
 	"sync/atomic"
 )
 
-// errTooMuch ends a body that is longer than its rule allows.
+// errTooMuch is the error of a body that is longer than its rule allows.
 var errTooMuch = errors.New("the body is too long")
 
-// countedBody counts a body, and ends it with an error at its limit.
+// countedBody counts the bytes of a body, and fails at its limit.
 type countedBody struct {
 	io.ReadCloser
-	limit int64 // 0: none
+	limit int64 // 0: no limit
 	n     atomic.Int64
 	over  atomic.Bool // the limit was reached
 }

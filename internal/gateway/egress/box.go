@@ -22,23 +22,23 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Bounds of one sandbox.
+// Limits of one sandbox.
 const (
-	maxOpening = 256  // connections being decided, dialled and accepted
+	maxOpening = 256  // connections being decided, dialled or accepted
 	maxFlows   = 8192 // connections
 )
 
-// Limits in bytes for data that the connections of all sandboxes buffer: a full
-// window for each while they are few, and less the more there are.
+// Limits in bytes of the data buffered for the connections of all sandboxes.
+// Few connections get a full window each; many get less.
 const (
 	heldBack  = 64 << 20
 	leastRoom = 16 << 10
 )
 
-// world is how the outside is reached.
+// world holds the settings for outgoing connections.
 type world struct {
 	*dialer
-	roots    *x509.CertPool // nil: the machine's
+	roots    *x509.CertPool // nil: those of the machine
 	operator policy.Operator
 }
 
@@ -59,12 +59,12 @@ func newWorld(s wire.Settings, own func(netip.Addr) bool) (*world, error) {
 	return w, nil
 }
 
-// box is one sandbox as the gateway sees it: a link and what flows over it.
+// box is the gateway's side of one sandbox: its link and connections.
 type box struct {
 	id     sandbox.ID
 	link   *endpoint
 	stack  *stack.Stack
-	window int // bytes that a connection may hold back in each direction
+	window int // maximum bytes buffered per connection and direction
 	names  *names
 	world  atomic.Pointer[world]
 	policy atomic.Pointer[ruling]
@@ -72,9 +72,9 @@ type box struct {
 	http   *httpServer
 	*teller
 
-	total *atomic.Int64 // connections of all sandboxes
+	total *atomic.Int64 // number of connections of all sandboxes
 
-	added wire.Add // as it was added; its policy is the one in force
+	added wire.Add // as added, with the current policy
 
 	life context.Context // ends when the box is closed
 	stop context.CancelFunc
@@ -116,8 +116,8 @@ func (p *Plane) newBox(id sandbox.ID, a wire.Add, link *os.File) (*box, error) {
 	return b, nil
 }
 
-// windowFor returns how much a sandbox may send before it is acknowledged: as
-// much as certainly fits into the socket, whose size the machine limits.
+// windowFor returns the TCP window of a sandbox: as much as is sure to fit into
+// the socket buffer, whose size the machine limits.
 func windowFor(link *os.File) int {
 	if n, err := unix.GetsockoptInt(int(link.Fd()), unix.SOL_SOCKET, unix.SO_SNDBUF); err == nil && n >= wire.SocketBuffer {
 		return largeWindow
@@ -125,7 +125,7 @@ func windowFor(link *os.File) int {
 	return smallWindow
 }
 
-// start lets traffic in.
+// start starts receiving packets.
 func (b *box) start() error {
 	for _, a := range []netip.Addr{wire.Gateway, wire.Gateway6} {
 		number := ipv4.ProtocolNumber
@@ -141,7 +141,7 @@ func (b *box) start() error {
 	return asError(b.stack.EnableNIC(nic))
 }
 
-// setPolicy decides about everything anew.
+// setPolicy applies a new policy to all connections.
 func (b *box) setPolicy(p wire.Policy) error {
 	r, err := newRuling(p, b.world.Load().operator)
 	if err != nil {
@@ -161,15 +161,15 @@ func (b *box) setPolicy(p wire.Policy) error {
 		case !d.allowed():
 			f.cut(d.reason())
 		case otherwise:
-			f.cut("connections go through another proxy now, or through none")
+			f.cut("the sandbox's proxy has changed")
 		case d.Inspect && !f.d.Inspect:
-			f.cut("its requests have to be seen now")
+			f.cut("its requests must be inspected now")
 		}
 	}
 	return nil
 }
 
-// held is the state that the next gateway process needs to continue.
+// held returns the state that the next gateway process needs.
 func (b *box) held() wire.Add {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -178,7 +178,7 @@ func (b *box) held() wire.Add {
 	return a
 }
 
-// close ends the link and everything that flows.
+// close closes the link and all connections.
 func (b *box) close() {
 	b.once.Do(func() {
 		b.stop()
@@ -189,17 +189,17 @@ func (b *box) close() {
 			open = append(open, f)
 		}
 		b.mu.Unlock()
-		b.link.Close() // first: who waits for its other end holds locks
+		b.link.Close() // first, because writers that wait for the other end hold locks
 		for _, f := range open {
 			f.cut("")
 		}
 		b.http.close()
-		b.link.Wait() // it delivers into the stack, which waits for it with its lock held
+		b.link.Wait() // the reader delivers into the stack while the stack's lock is held
 		b.stack.Destroy()
 	})
 }
 
-// hold remembers a flow, unless there are too many.
+// hold adds a flow, unless there are too many.
 func (b *box) hold(f *flow) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -220,7 +220,8 @@ func (b *box) release(f *flow) {
 	}
 }
 
-// room is how much one more connection may hold back in each direction.
+// room returns the number of bytes that one more connection may buffer per
+// direction.
 func (b *box) room() int64 {
 	return max(leastRoom, heldBack/2/max(1, b.total.Load()))
 }

@@ -19,15 +19,15 @@ import (
 const (
 	maxLeaves  = 256
 	leafLife   = 24 * time.Hour
-	clockSlack = time.Hour // how wrong the clock of a sandbox may be
+	clockSlack = time.Hour // maximum error of a sandbox's clock
 )
 
-// authority issues certificates in the name of the authority of a sandbox and
-// its copies. They are worth nothing outside these.
+// authority issues certificates that are trusted only by one sandbox and its
+// copies.
 type authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
-	leaf *ecdsa.PrivateKey // shared by all leaves: nobody else ever has it
+	leaf *ecdsa.PrivateKey // shared by all leaf certificates, and never leaves this process
 
 	mu     sync.Mutex
 	leaves map[string]*list.Element
@@ -46,7 +46,7 @@ func newAuthority(certDER, keyDER []byte) (*authority, error) {
 	}
 	key, err := x509.ParsePKCS8PrivateKey(keyDER)
 	if err != nil {
-		return nil, errors.New("the authority's key is not PKCS #8") // and not to be shown
+		return nil, errors.New("the authority's key is not PKCS #8") // do not quote the error, which may contain the key
 	}
 	signer, ok := key.(crypto.Signer)
 	if !ok {
@@ -59,7 +59,7 @@ func newAuthority(certDER, keyDER []byte) (*authority, error) {
 	return &authority{cert: cert, key: signer, leaf: own, leaves: map[string]*list.Element{}, recent: list.New()}, nil
 }
 
-// certificate returns one for a host, by name or address.
+// certificate returns a certificate for a host name or address.
 func (a *authority) certificate(host string) (*tls.Certificate, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -101,7 +101,7 @@ func (a *authority) issue(host string) (*tls.Certificate, error) {
 		t.IPAddresses = []net.IP{ip}
 	} else {
 		t.DNSNames = []string{host}
-		if len(host) <= 64 { // a common name may not be longer
+		if len(host) <= 64 { // the maximum length of a common name
 			t.Subject = pkix.Name{CommonName: host}
 		}
 	}

@@ -9,17 +9,16 @@ import (
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 )
 
-// Sizes of buffers, in bytes. A flow that rests, or says little, has a small
-// one in each direction: there may be thousands of them.
+// Buffer sizes in bytes. Idle or slow flows have a small buffer in each
+// direction, because there may be thousands of them.
 const (
 	smallBuffer  = 2 << 10
 	mediumBuffer = 16 << 10
-	// A multiple of what a packet to a sandbox carries beside its headers, so
-	// that no crumbs are left over.
+	// A multiple of a packet's payload, so that packets to the sandbox are full.
 	largeBuffer = 4 * (wire.MTU - 52)
 )
 
-// maxLarge is how many large buffers are lent at once, to all sandboxes.
+// maxLarge is the number of large buffers in use at once, for all sandboxes.
 const maxLarge = heldBack / 2 / largeBuffer
 
 var (
@@ -28,7 +27,7 @@ var (
 	lentLarge     atomic.Int64
 )
 
-// splice copies both ways until both have ended.
+// splice copies in both directions until both have ended.
 func (f *flow) splice(in net.Conn) {
 	done := make(chan struct{})
 	go func() {
@@ -40,13 +39,13 @@ func (f *flow) splice(in net.Conn) {
 	f.finish()
 }
 
-// copy copies one way, at most so many bytes if there is a limit, and ends the
-// direction.
+// copy copies in one direction, at most limit bytes if limit is positive, and
+// then closes that direction.
 func (f *flow) copy(dst, src net.Conn, limit int64) {
 	n, err := pump(dst, src, limit)
 	switch {
 	case err != nil:
-		f.end() // one side is gone, and so is the connection
+		f.end() // the connection has failed
 	case limit > 0 && n == limit:
 		f.cut(bytesReached)
 	default:
@@ -54,8 +53,8 @@ func (f *flow) copy(dst, src net.Conn, limit int64) {
 	}
 }
 
-// pump copies until the end, or up to a limit if that is positive. It holds more
-// than a small buffer only while there is much to copy.
+// pump copies until EOF, or up to a limit if that is positive. It uses a large
+// buffer only while there is much to copy.
 func pump(dst io.Writer, src io.Reader, limit int64) (total int64, err error) {
 	small := make([]byte, smallBuffer)
 	var more *[]byte
@@ -89,7 +88,8 @@ func pump(dst io.Writer, src io.Reader, limit int64) (total int64, err error) {
 	return total, nil
 }
 
-// take lends a large buffer, or a medium one if too many of those are lent.
+// take returns a large buffer, or a medium one if too many large ones are in
+// use.
 func take() *[]byte {
 	if lentLarge.Add(1) <= maxLarge {
 		return largeBuffers.Get().(*[]byte)
@@ -109,7 +109,7 @@ func giveBack(b *[]byte) {
 	}
 }
 
-// copyBuffers lends buffers to a proxy, each for as long as a body lasts.
+// copyBuffers lends buffers to a reverse proxy, each for one body.
 type copyBuffers struct{}
 
 func (copyBuffers) Get() []byte  { return *take() }

@@ -25,17 +25,17 @@ const (
 	maxAddresses  = 8
 )
 
-// errNoAddress says that a name has none that may be dialled.
+// errNoAddress means that a name has no address that may be dialled.
 var errNoAddress = errors.New("the name has no address")
 
-// dialer reaches the world for all sandboxes.
+// dialer opens outgoing connections for all sandboxes.
 type dialer struct {
 	settings wire.Settings
 	resolver *net.Resolver
 	direct   net.Dialer
 	proxy    *url.URL
 	next     atomic.Uint32
-	// tunnel, if set, connects to an address in place of direct.
+	// tunnel, if set, replaces direct.
 	tunnel func(ctx context.Context, to string) (net.Conn, error)
 }
 
@@ -47,7 +47,7 @@ func newDialer(s wire.Settings) (*dialer, error) {
 	}
 	u, err := url.Parse(s.Proxy)
 	if err != nil || u.Host == "" {
-		return nil, errors.New("the proxy is not a URL") // which may hold a password
+		return nil, errors.New("the proxy is not a URL") // do not quote the error, which may contain a password
 	}
 	switch u.Scheme {
 	case "http", "socks5":
@@ -58,8 +58,8 @@ func newDialer(s wire.Settings) (*dialer, error) {
 	return d, nil
 }
 
-// dialNameserver asks one of the configured servers in turn, since this process
-// sees no /etc/resolv.conf.
+// dialNameserver connects to the configured name servers in turn. This process
+// cannot read /etc/resolv.conf.
 func (d *dialer) dialNameserver(ctx context.Context, network, _ string) (net.Conn, error) {
 	if len(d.settings.Nameservers) == 0 {
 		return nil, errors.New("no name server is configured")
@@ -68,7 +68,7 @@ func (d *dialer) dialNameserver(ctx context.Context, network, _ string) (net.Con
 	return d.direct.DialContext(ctx, network, d.settings.Nameservers[int(n)%len(d.settings.Nameservers)])
 }
 
-// addresses are those that a host has now.
+// addresses returns the current addresses of a host.
 func (d *dialer) addresses(ctx context.Context, h policy.Host) ([]netip.Addr, error) {
 	if h.Name == "" {
 		return []netip.Addr{h.Addr}, nil
@@ -92,9 +92,9 @@ func (d *dialer) addresses(ctx context.Context, h policy.Host) ([]netip.Addr, er
 	return found, nil
 }
 
-// dial connects to a host. Every address is checked before it is dialled, and
-// it is the checked address that is dialled: what the name means a moment
-// later is of no account. With a proxy it is the proxy that looks the name up.
+// dial connects to a host. Every address is checked and then dialled directly,
+// so that a changed DNS answer cannot bypass the check. With a proxy, the proxy
+// looks up names.
 func (d *dialer) dial(ctx context.Context, h policy.Host, port uint16, check func(netip.Addr) error) (net.Conn, netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -139,7 +139,7 @@ func (d *dialer) patience(addresses int) time.Duration {
 }
 
 // dialProxy connects through the operator's proxy. Addresses are checked as
-// they are without one; names are the proxy's to look up and to refuse.
+// without a proxy; the proxy looks up names and decides about them.
 func (d *dialer) dialProxy(ctx context.Context, h policy.Host, port uint16, check func(netip.Addr) error) (net.Conn, netip.Addr, error) {
 	if h.Name == "" {
 		if err := check(h.Addr); err != nil {
@@ -164,7 +164,7 @@ func (d *dialer) dialProxy(ctx context.Context, h policy.Host, port uint16, chec
 	return conn, h.Addr, err
 }
 
-// connectHTTP asks an HTTP proxy for a tunnel.
+// connectHTTP opens a tunnel through an HTTP proxy.
 func (d *dialer) connectHTTP(ctx context.Context, target string) (net.Conn, error) {
 	conn, err := d.direct.DialContext(ctx, "tcp", d.proxy.Host)
 	if err != nil {
@@ -195,14 +195,14 @@ func (d *dialer) connectHTTP(ctx context.Context, target string) (net.Conn, erro
 	return conn, nil
 }
 
-// answerHead is the first line of an answer.
+// answerHead is the status line of a response.
 type answerHead struct {
 	status int
 	ok     bool
 }
 
-// readHead reads the head of an answer byte by byte, because what follows it
-// belongs to the tunnel.
+// readHead reads the head of a response byte by byte, because the bytes after
+// it belong to the tunnel.
 func readHead(conn net.Conn) (answerHead, error) {
 	const most = 16 << 10
 	var head []byte

@@ -24,11 +24,10 @@ const (
 	reverseTop = ".in-addr.arpa"
 )
 
-// errNotAQuery marks packets that get no answer.
+// errNotAQuery is returned for packets that get no response.
 var errNotAQuery = errors.New("not a query")
 
-// serveDNS answers datagrams until the stack is closed. All come to one
-// endpoint, so that none waits for another.
+// serveDNS answers datagrams until the stack is closed.
 func (b *box) serveDNS(conn net.PacketConn) {
 	buf := make([]byte, maxDNS)
 	for {
@@ -37,7 +36,7 @@ func (b *box) serveDNS(conn net.PacketConn) {
 			if b.life.Err() != nil || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) {
 				return
 			}
-			// A program inside closed its socket before an earlier answer
+			// A program in the sandbox closed its socket before an earlier response
 			// arrived. Other programs still get theirs.
 			continue
 		}
@@ -47,7 +46,7 @@ func (b *box) serveDNS(conn net.PacketConn) {
 	}
 }
 
-// serveDNSTCP answers the queries of one connection, which it closes.
+// serveDNSTCP answers the queries of one connection and closes it.
 func (b *box) serveDNSTCP(conn net.Conn) {
 	defer conn.Close()
 	for range maxDNSTCP {
@@ -70,8 +69,8 @@ func (b *box) serveDNSTCP(conn net.Conn) {
 	}
 }
 
-// answerDNS answers a query without asking anybody: a name that some rule can
-// match has a synthetic address, and no other has anything.
+// answerDNS answers a query without any outgoing query. A name that some rule
+// can match gets a synthetic address; other names do not exist.
 func (b *box) answerDNS(query []byte) ([]byte, error) {
 	var p dnsmessage.Parser
 	head, err := p.Start(query)
@@ -95,7 +94,7 @@ func (b *box) answerDNS(query []byte) ([]byte, error) {
 	return buildDNS(reply, &q, body)
 }
 
-// lookup finds what there is about a name.
+// lookup returns the record of a question.
 func (b *box) lookup(q dnsmessage.Question) (dnsmessage.RCode, dnsmessage.ResourceBody) {
 	asked := q.Name.String()
 	if q.Type == dnsmessage.TypePTR {
@@ -103,12 +102,13 @@ func (b *box) lookup(q dnsmessage.Question) (dnsmessage.RCode, dnsmessage.Resour
 	}
 	host, err := policy.ParseHost(asked)
 	if err != nil || host.Name == "" || !b.policy.Load().CanResolve(host.Name) {
-		b.tell(Event{Verdict: wire.Denied, Kind: "dns", Host: printable(asked), Reason: "no rule names it"})
+		b.tell(Event{Verdict: wire.Denied, Kind: "dns", Host: printable(asked), Reason: "no rule allows this name"})
 		return dnsmessage.RCodeNameError, nil
 	}
 	if q.Type != dnsmessage.TypeA {
-		// There is no IPv6, and what else there may be would have to be asked
-		// for outside. In particular nobody learns keys to hide a name with.
+		// There are no IPv6 addresses, and other record types would need an outgoing
+		// query. In particular, HTTPS records are not returned, whose ECH keys would
+		// hide the server name.
 		return dnsmessage.RCodeSuccess, nil
 	}
 	a, ok := b.names.addr(host.Name)
@@ -119,7 +119,7 @@ func (b *box) lookup(q dnsmessage.Question) (dnsmessage.RCode, dnsmessage.Resour
 	return dnsmessage.RCodeSuccess, &dnsmessage.AResource{A: a.As4()}
 }
 
-// lookupPTR finds the name of a synthetic address.
+// lookupPTR returns the name behind a synthetic address.
 func (b *box) lookupPTR(asked string) (dnsmessage.RCode, dnsmessage.ResourceBody) {
 	reversed, ok := strings.CutSuffix(strings.ToLower(strings.TrimSuffix(asked, ".")), reverseTop)
 	if !ok {
@@ -144,7 +144,7 @@ func (b *box) lookupPTR(asked string) (dnsmessage.RCode, dnsmessage.ResourceBody
 	return dnsmessage.RCodeSuccess, &dnsmessage.PTRResource{PTR: ptr}
 }
 
-// buildDNS writes an answer with at most one record.
+// buildDNS builds a response with at most one record.
 func buildDNS(head dnsmessage.Header, q *dnsmessage.Question, body dnsmessage.ResourceBody) ([]byte, error) {
 	m := dnsmessage.Message{Header: head}
 	if q != nil {
@@ -158,7 +158,7 @@ func buildDNS(head dnsmessage.Header, q *dnsmessage.Question, body dnsmessage.Re
 	return m.Pack()
 }
 
-// printable makes what code inside sent fit to be shown.
+// printable escapes text from the sandbox for display.
 func printable(s string) string {
 	if len(s) > 255 {
 		s = s[:255]

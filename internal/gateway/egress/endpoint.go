@@ -16,26 +16,26 @@ import (
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 )
 
-// smallPacket is up to where copying a packet is cheaper than handing on the
-// large buffer that it was received into.
+// smallPacket is the size up to which copying a packet is cheaper than passing
+// on its large receive buffer.
 const smallPacket = 4096
 
-// endpoint is the gateway's end of a sandbox's link: bare IP packets, one a
-// message. Unlike gVisor's own, it waits when the other side does not read,
-// because a packet that is dropped here costs a flow a fifth of a second; what
-// waits is the stack of one sandbox and nobody else's.
+// endpoint is the gateway's end of a sandbox's link, which carries one IP
+// packet per message. Unlike gVisor's own endpoints, it waits when the other
+// side does not read: a dropped packet would delay a connection by about 200
+// ms. Only the stack of that sandbox waits.
 type endpoint struct {
 	f   *os.File
 	raw syscall.RawConn
-	// filter sees every packet before the stack does and says whether it may
-	// pass.
+	// filter is called for every packet before the stack, and reports whether it
+	// may pass.
 	filter func(pkt []byte) bool
 
 	mu         sync.RWMutex
 	dispatcher stack.NetworkDispatcher
 	mtu        uint32
 	reading    sync.WaitGroup
-	ended      chan struct{} // closed when nothing can be read any more
+	ended      chan struct{} // closed when reading has ended
 
 	write struct {
 		sync.Mutex
@@ -45,12 +45,13 @@ type endpoint struct {
 
 var _ stack.LinkEndpoint = (*endpoint)(nil)
 
-// newEndpoint takes over f.
+// newEndpoint takes ownership of f.
 func newEndpoint(f *os.File, filter func([]byte) bool) (*endpoint, error) {
 	if err := unix.SetNonblock(int(f.Fd()), true); err != nil {
 		return nil, err
 	}
-	// A descriptor that was made blocking by Fd is not polled: wrap it anew.
+	// Fd may have made the descriptor blocking, and os.File does not poll those:
+	// open a duplicate.
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	f.Close()
 	if err != nil {
@@ -69,7 +70,7 @@ func newEndpoint(f *os.File, filter func([]byte) bool) (*endpoint, error) {
 	return &endpoint{f: polled, raw: raw, filter: filter, mtu: wire.MTU, ended: make(chan struct{})}, nil
 }
 
-// Attach says who gets the packets, once they are read. Nil ends that.
+// Attach sets the receiver of packets. Nil removes it.
 func (e *endpoint) Attach(d stack.NetworkDispatcher) {
 	e.mu.Lock()
 	e.dispatcher = d
@@ -80,8 +81,8 @@ func (e *endpoint) Attach(d stack.NetworkDispatcher) {
 	}
 }
 
-// begin begins to read. It is called once, when whoever gets the packets is
-// ready for them: some may be waiting.
+// begin starts reading. It is called once, when the receiver is ready, because
+// packets may already be waiting.
 func (e *endpoint) begin() {
 	e.mu.RLock()
 	d := e.dispatcher
@@ -93,7 +94,7 @@ func (e *endpoint) begin() {
 	e.reading.Go(func() { e.read(d) })
 }
 
-// read delivers packets until the other end, or this one, is closed.
+// read delivers packets until one of the ends is closed.
 func (e *endpoint) read(d stack.NetworkDispatcher) {
 	defer close(e.ended)
 	view := buffer.NewViewSize(wire.MTU)
@@ -116,7 +117,8 @@ func (e *endpoint) read(d stack.NetworkDispatcher) {
 			view = buffer.NewViewSize(wire.MTU)
 		}
 		p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithView(payload)})
-		// The other side leaves checksums out: nothing can go wrong on the way.
+		// The other side sends no checksums, since a local socket cannot corrupt
+		// packets.
 		p.RXChecksumValidated = true
 		d.DeliverNetworkPacket(proto, p)
 		p.DecRef()
@@ -148,7 +150,7 @@ func protocol(pkt []byte) tcpip.NetworkProtocolNumber {
 	return 0
 }
 
-// WritePackets sends packets, waiting for room.
+// WritePackets sends packets and waits while the socket is full.
 func (e *endpoint) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
 	e.write.Lock()
 	defer e.write.Unlock()
@@ -171,13 +173,13 @@ func (e *endpoint) send(iovs [][]byte) (err error) {
 	return errors.Join(werr, err)
 }
 
-// MTU returns the largest packet.
+// MTU returns the maximum packet size.
 func (e *endpoint) MTU() uint32 { return wire.MTU }
 
-// SetMTU does nothing: the other side knows the size, too.
+// SetMTU does nothing: the MTU is fixed.
 func (e *endpoint) SetMTU(uint32) {}
 
-// Capabilities says that checksums are neither wanted nor made.
+// Capabilities says that checksums are neither checked nor computed.
 func (e *endpoint) Capabilities() stack.LinkEndpointCapabilities {
 	return stack.CapabilityRXChecksumOffload | stack.CapabilityTXChecksumOffload
 }
@@ -189,13 +191,13 @@ func (e *endpoint) IsAttached() bool {
 	return e.dispatcher != nil
 }
 
-// Wait waits until nothing is delivered any more.
+// Wait waits until the last packet has been delivered.
 func (e *endpoint) Wait() { e.reading.Wait() }
 
 // Close closes this end.
 func (e *endpoint) Close() { e.f.Close() }
 
-// There is no link layer.
+// The link has no link-layer headers.
 
 func (*endpoint) MaxHeaderLength() uint16                 { return 0 }
 func (*endpoint) LinkAddress() tcpip.LinkAddress          { return "" }

@@ -12,13 +12,13 @@ import (
 // Event is one decision.
 type Event = wire.Event
 
-// How many events one sandbox can cause: code inside could cause any number.
+// Limits on the events of one sandbox, because a sandbox can cause any number.
 const (
 	eventsPerSecond = 50
 	eventBurst      = 200
 )
 
-// teller passes on events, as many as are bearable, and counts the others.
+// teller reports events up to a rate limit, and counts the dropped ones.
 type teller struct {
 	send  func(Event)
 	limit *rate.Limiter

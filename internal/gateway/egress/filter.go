@@ -13,13 +13,13 @@ import (
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 )
 
-// broadcast is to everybody, of whom there is nobody.
+// broadcast is the IPv4 broadcast address.
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// screen looks at a packet before the network stack does. The stack takes every
-// address for its own, so that it would answer an echo request to any of them:
-// only the gateway itself can be pinged. The answer to others is that it is
-// forbidden, so that nobody waits.
+// screen checks a packet before the network stack gets it. The stack accepts
+// every destination address, so it would answer pings to all of them; screen
+// lets only pings to the gateway pass. Other packets that may not leave get an
+// ICMP "prohibited" reply, so that the sender does not wait for a timeout.
 func (b *box) screen(pkt []byte) bool {
 	dst, proto, ok := destination(pkt)
 	if !ok {
@@ -34,7 +34,7 @@ func (b *box) screen(pkt []byte) bool {
 	case uint8(header.UDPProtocolNumber):
 		b.noteUDP(pkt, dst)
 		return true
-	case control(pkt): // that of the other version is any other protocol
+	case control(pkt): // ICMP of the other IP version is treated as an unknown protocol
 		if dst == wire.Gateway || dst == wire.Gateway6 || !echo(pkt) {
 			return true
 		}
@@ -46,10 +46,10 @@ func (b *box) screen(pkt []byte) bool {
 	return false
 }
 
-// makeRoom forgets a connection that has ended when a program inside has chosen
-// its port again. The stack would hand such a request to a listener, of which
-// there is none here, and drop it; and until its processor has done away with
-// the old connection, the request would find that.
+// makeRoom removes an ended connection when a program in the sandbox reuses its
+// port. Until the stack has removed the old connection, the new SYN would be
+// delivered to it. The stack itself would then look for a listener, and drop
+// the packet because there is none.
 func (b *box) makeRoom(pkt []byte) {
 	id, number, ok := beginning(pkt)
 	if !ok {
@@ -59,8 +59,8 @@ func (b *box) makeRoom(pkt []byte) {
 	if !ok {
 		return
 	}
-	// An acknowledged change may still be in progress: the goroutine that
-	// applies it holds the lock.
+	// An acknowledged change may still be in progress: the goroutine that applies
+	// it holds the lock.
 	ep.LockUser()
 	ended := ep.EndpointState() == tcp.StateTimeWait
 	ep.UnlockUser()
@@ -69,7 +69,7 @@ func (b *box) makeRoom(pkt []byte) {
 	}
 }
 
-// beginning reads which connection a packet begins, if it does.
+// beginning returns the connection that a TCP SYN packet opens.
 func beginning(pkt []byte) (id stack.TransportEndpointID, number tcpip.NetworkProtocolNumber, ok bool) {
 	var segment header.TCP
 	if header.IPVersion(pkt) == header.IPv4Version {
@@ -96,8 +96,8 @@ func kindOf(proto uint8) string {
 	return "ip"
 }
 
-// destination reads where a packet goes and what it carries. IPv6 packets with
-// extension headers are the stack's to understand.
+// destination returns the destination and protocol of a packet. IPv6 packets
+// with extension headers are left to the stack.
 func destination(pkt []byte) (dst netip.Addr, proto uint8, ok bool) {
 	switch header.IPVersion(pkt) {
 	case header.IPv4Version:
@@ -110,7 +110,7 @@ func destination(pkt []byte) (dst netip.Addr, proto uint8, ok bool) {
 			switch header.IPv6ExtensionHeaderIdentifier(proto) {
 			case header.IPv6HopByHopOptionsExtHdrIdentifier, header.IPv6RoutingExtHdrIdentifier,
 				header.IPv6FragmentExtHdrIdentifier, header.IPv6DestinationOptionsExtHdrIdentifier:
-				// They are not needed here and would hide the rest.
+				// Fragments and options are not needed, and would hide the rest.
 				return netip.Addr{}, 0, false
 			}
 			return addrFrom(ip.DestinationAddress()), proto, true
@@ -119,7 +119,7 @@ func destination(pkt []byte) (dst netip.Addr, proto uint8, ok bool) {
 	return netip.Addr{}, 0, false
 }
 
-// control is the number of the control messages of a packet's version.
+// control returns the number of the ICMP protocol for a packet's IP version.
 func control(pkt []byte) uint8 {
 	if header.IPVersion(pkt) == header.IPv4Version {
 		return uint8(header.ICMPv4ProtocolNumber)
@@ -127,7 +127,7 @@ func control(pkt []byte) uint8 {
 	return uint8(header.ICMPv6ProtocolNumber)
 }
 
-// echo reports whether a control message is a request that the stack would
+// echo reports whether an ICMP message is a request that the stack would
 // answer.
 func echo(pkt []byte) bool {
 	if header.IPVersion(pkt) == header.IPv4Version {
@@ -138,7 +138,7 @@ func echo(pkt []byte) bool {
 	return len(body) > 0 && header.ICMPv6Type(body[0]) == header.ICMPv6EchoRequest
 }
 
-// prohibited makes the ICMP message which says that a packet may not pass.
+// prohibited builds the ICMP message "administratively prohibited".
 func prohibited(pkt []byte) []byte {
 	if header.IPVersion(pkt) == header.IPv4Version {
 		return prohibited4(header.IPv4(pkt))
@@ -181,8 +181,8 @@ func prohibited6(ip header.IPv6) []byte {
 	return out
 }
 
-// noteUDP tells that a datagram went nowhere. The stack answers it with "port
-// unreachable", so that QUIC falls back to TCP at once.
+// noteUDP records a dropped datagram. The stack answers it with "port
+// unreachable", so that QUIC clients fall back to TCP immediately.
 func (b *box) noteUDP(pkt []byte, dst netip.Addr) {
 	off := header.IPv6MinimumSize
 	if header.IPVersion(pkt) == header.IPv4Version {

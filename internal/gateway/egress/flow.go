@@ -21,12 +21,12 @@ import (
 )
 
 const (
-	helloTimeout = 15 * time.Second // for what a client says first
+	helloTimeout = 15 * time.Second // for the first bytes of a client
 	keepIdle     = 60 * time.Second
 	keepInterval = 15 * time.Second
 )
 
-// target is whom a connection is meant for.
+// target is the intended destination of a connection.
 type target struct {
 	host policy.Host
 	port uint16
@@ -36,32 +36,32 @@ func (t target) flow() policy.Flow {
 	return policy.Flow{Name: t.host.Name, Addr: t.host.Addr, Port: t.port}
 }
 
-// flow is one connection out of a sandbox.
+// flow is one connection from a sandbox.
 type flow struct {
 	b      *box
 	target target
-	addr   netip.Addr // the real one; not known if a proxy looks names up
+	addr   netip.Addr // the real address; unknown if a proxy looks up names
 	kind   string
 	ruling *ruling
 	d      policy.Decision
 	usage  *usage
 
-	// Written by the goroutine that opens the flow, which alone reads them
-	// until it runs. Others find them under mu.
-	in  *countedConn // from the sandbox
-	out net.Conn     // to the world
+	// Set by the goroutine that opens the flow, which also reads them without the
+	// lock until run. Others need mu.
+	in  *countedConn // the sandbox's side
+	out net.Conn     // the outgoing side
 
 	mu    sync.Mutex
 	ended bool
-	stop  func() // of what else holds on to it
+	stop  func() // releases what else belongs to the flow
 
 	sent, got atomic.Int64
 	why       atomic.Pointer[string] // why it was cut
-	proxy     *httputil.ReverseProxy // of requests, if they are decided one by one
+	proxy     *httputil.ReverseProxy // for requests, if they are decided one by one
 }
 
-// open decides about a connection, dials, and only then accepts it: what is
-// refused, or cannot be reached, is reset at once.
+// open decides about a connection, dials, and only then accepts it. A
+// connection that is refused or fails is reset immediately.
 func (b *box) open(r *tcp.ForwarderRequest) {
 	id := r.ID()
 	dst := addrFrom(id.LocalAddress).Unmap()
@@ -91,7 +91,7 @@ func (b *box) open(r *tcp.ForwarderRequest) {
 	f.run()
 }
 
-// openOwn serves what the gateway itself offers: DNS.
+// openOwn serves the gateway's own address, which offers DNS.
 func (b *box) openOwn(r *tcp.ForwarderRequest, port uint16) {
 	if port != dnsPort {
 		b.tell(Event{Verdict: wire.Denied, Kind: "tcp", Addr: wire.Gateway, Port: port, Why: string(policy.OwnPort), Reason: "the gateway offers nothing but DNS"})
@@ -127,21 +127,21 @@ func (b *box) accept(r *tcp.ForwarderRequest) (*sandboxConn, error) {
 	return &sandboxConn{gonet.NewTCPConn(&wq, ep), ep}, nil
 }
 
-// sandboxConn is a connection to a sandbox that can be reset.
+// sandboxConn is a connection from a sandbox that can be reset.
 type sandboxConn struct {
 	*gonet.TCPConn
 	ep tcpip.Endpoint
 }
 
-// newFlow decides about a connection before anything is looked up. It returns
-// nil if it is refused.
+// newFlow decides about a connection before any lookup. It returns nil if the
+// connection is refused.
 func (b *box) newFlow(dst netip.Addr, port uint16) *flow {
 	f := &flow{b: b, target: target{host: policy.Host{Addr: dst}, port: port}, kind: "tcp", ruling: b.policy.Load()}
 	if wire.Synthetic.Contains(dst) {
 		name, ok := b.names.name(dst)
 		if !ok {
 			f.addr = dst
-			f.refused(policy.Decision{Reason: policy.BadAddress, Detail: "the address stands for no name"})
+			f.refused(policy.Decision{Reason: policy.BadAddress, Detail: "no name has this synthetic address"})
 			return nil
 		}
 		f.target.host = policy.Host{Name: name}
@@ -165,11 +165,11 @@ func (b *box) newFlow(dst netip.Addr, port uint16) *flow {
 		return nil
 	}
 	if b.policy.Load() != f.ruling {
-		// It changed meanwhile. Any later change finds the flow.
+		// The policy changed meanwhile. Later changes will find the flow.
 		f.end()
 		return b.newFlow(dst, port)
 	}
-	// Where requests can be seen, it is they that are counted.
+	// If requests can be inspected, the limits count requests instead.
 	if !f.byRequest() && !f.usage.take() {
 		f.limited("the rule's limit of connections per minute is reached")
 		f.end()
@@ -178,7 +178,7 @@ func (b *box) newFlow(dst netip.Addr, port uint16) *flow {
 	return f
 }
 
-// dial connects to the target, each of whose addresses is decided about.
+// dial connects to the target and decides about each of its addresses.
 func (f *flow) dial() bool {
 	conn, addr, err := f.connect(f.b.life)
 	if addr.IsValid() {
@@ -197,8 +197,7 @@ func (f *flow) dial() bool {
 	return true
 }
 
-// dialled takes a connection to the world, unless the flow has been ended
-// meanwhile.
+// dialled stores the outgoing connection, unless the flow has ended.
 func (f *flow) dialled(conn net.Conn) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -210,8 +209,7 @@ func (f *flow) dialled(conn net.Conn) bool {
 	return true
 }
 
-// accepted takes the connection from the sandbox, unless the flow has been
-// ended meanwhile.
+// accepted stores the sandbox's connection, unless the flow has ended.
 func (f *flow) accepted(conn *sandboxConn) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -224,7 +222,7 @@ func (f *flow) accepted(conn *sandboxConn) bool {
 	return true
 }
 
-// refusal is a decision as an error.
+// refusal is a refusing decision as an error.
 type refusal struct{ policy.Decision }
 
 func (r refusal) Error() string { return r.Message() }
@@ -238,7 +236,7 @@ func (f *flow) connect(ctx context.Context) (net.Conn, netip.Addr, error) {
 	})
 }
 
-// unreachable tells why a connection that was allowed did not come about.
+// unreachable reports why an allowed connection failed.
 func (f *flow) unreachable(err error) {
 	var no refusal
 	if errors.As(err, &no) {
@@ -281,10 +279,10 @@ func unwrapAll(err error) error {
 	return err
 }
 
-// byRequest reports whether HTTP requests of the flow are decided one by one.
+// byRequest reports whether the flow's HTTP requests are decided one by one.
 func (f *flow) byRequest() bool { return f.d.Inspect || f.target.port == 80 }
 
-// run moves bytes until the connection ends.
+// run copies bytes until the connection ends.
 func (f *flow) run() {
 	switch {
 	case f.target.port == 443 || f.d.Inspect:
@@ -298,13 +296,13 @@ func (f *flow) run() {
 	}
 }
 
-// runWeb looks at what the client says first. Port 443 is for TLS, and what has
-// to be inspected is either TLS or HTTP.
+// runWeb looks at the client's first bytes. Port 443 must carry TLS, and an
+// inspected connection must carry TLS or HTTP.
 func (f *flow) runWeb() {
 	_ = f.in.SetReadDeadline(time.Now().Add(helloTimeout))
 	first := make([]byte, 1)
 	if _, err := io.ReadFull(f.in, first); err != nil {
-		f.cut("the client said nothing that could be decided about")
+		f.cut("the client did not send enough to decide")
 		return
 	}
 	in := &replayConn{f.in, first}
@@ -320,8 +318,8 @@ func (f *flow) runWeb() {
 	}
 }
 
-// runTLS decides by the name in the hello, and passes TLS through or ends it
-// here.
+// runTLS decides by the server name in the hello, and then passes TLS through
+// or terminates it.
 func (f *flow) runTLS(in net.Conn) {
 	f.kind = "tls"
 	h, err := readHello(in)
@@ -343,7 +341,7 @@ func (f *flow) runTLS(in net.Conn) {
 	f.splice(replay)
 }
 
-// decidedFlow is the flow with its real address, as far as it is known.
+// decidedFlow returns the flow with its real address, if known.
 func (f *flow) decidedFlow() policy.Flow {
 	p := f.target.flow()
 	if f.addr.IsValid() {
@@ -378,7 +376,7 @@ func (c *countedConn) Close() error {
 	return nil
 }
 
-// end closes both sides. It may be called again.
+// end closes both sides. It is idempotent.
 func (f *flow) end() {
 	f.mu.Lock()
 	first, in, out, stop := !f.ended, f.in, f.out, f.stop
@@ -400,14 +398,14 @@ func (f *flow) end() {
 	f.b.release(f)
 }
 
-// meant is the address that the flow is known to lead to.
+// meant returns the address that the flow is known to lead to.
 func (f *flow) meant() netip.Addr {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.addr
 }
 
-// whenEnded has something done when the flow ends, or at once if it has.
+// whenEnded calls stop when the flow ends, or immediately if it has ended.
 func (f *flow) whenEnded(stop func()) {
 	f.mu.Lock()
 	ended := f.ended
@@ -418,7 +416,7 @@ func (f *flow) whenEnded(stop func()) {
 	}
 }
 
-// finish tells about a flow that has ended.
+// finish reports a flow that has ended.
 func (f *flow) finish() {
 	f.end()
 	e := f.event(wire.Allowed, f.d)
@@ -428,10 +426,10 @@ func (f *flow) finish() {
 	f.b.tell(e)
 }
 
-// cut ends a flow by force: nothing that waits to be sent is sent any more, and
-// nothing reaches the world after this returns. That the sandbox hears of it is
-// not waited for: a kernel that does not take packets must not hold up whoever
-// decides about all sandboxes.
+// cut ends a flow immediately: unsent data is dropped, and nothing is sent to
+// the outside after cut returns. It does not wait until the sandbox is
+// notified, because a kernel that does not read packets must not delay policy
+// changes for other sandboxes.
 func (f *flow) cut(why string) {
 	if why != "" {
 		f.why.CompareAndSwap(nil, &why)
@@ -445,7 +443,7 @@ func (f *flow) cut(why string) {
 	go f.reset()
 }
 
-// reset ends a flow so that its client sees a reset.
+// reset ends a flow with a TCP reset to the client.
 func (f *flow) reset() {
 	f.mu.Lock()
 	in := f.in
@@ -456,14 +454,13 @@ func (f *flow) reset() {
 	f.end()
 }
 
-// deny tells of a refusal that came after the connection was accepted, and
-// resets it.
+// deny reports a refusal after the connection was accepted, and resets it.
 func (f *flow) deny(d policy.Decision) {
 	f.refused(d)
 	f.reset()
 }
 
-// refused tells of a refusal.
+// refused reports a refusal.
 func (f *flow) refused(d policy.Decision) {
 	f.b.tell(f.event(wire.Denied, d))
 }

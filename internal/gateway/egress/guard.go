@@ -8,14 +8,14 @@ import (
 	"github.com/atoll-run/atoll/internal/policy"
 )
 
-// guardedConn is the sandbox's side of a connection that nothing but a default
-// allows. If TLS is the first thing that the client says, the server name must
-// not be that of a host that rules deny. What the server says first passes
-// meanwhile, since there are protocols in which it begins.
+// guardedConn is the sandbox's side of a connection that only a default allows.
+// If the client starts with TLS, the server name must not be a host that rules
+// deny. Data from the server passes meanwhile, since in some protocols the
+// server speaks first.
 type guardedConn struct {
 	net.Conn
 	f    *flow
-	head []byte // what was read to decide
+	head []byte // bytes read to decide
 	seen bool
 }
 
@@ -34,7 +34,7 @@ func (c *guardedConn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// decide reads what it takes to know whether this is TLS, and for whom.
+// decide reads enough to see whether this is TLS, and its server name.
 func (c *guardedConn) decide() error {
 	first := make([]byte, 1)
 	if _, err := io.ReadFull(c.Conn, first); err != nil {
@@ -58,5 +58,5 @@ func (c *guardedConn) decide() error {
 	return nil
 }
 
-// CloseWrite ends what we send.
+// CloseWrite closes the sending direction.
 func (c *guardedConn) CloseWrite() error { return closeWrite(c.Conn) }

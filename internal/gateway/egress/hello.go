@@ -10,27 +10,27 @@ import (
 	"time"
 )
 
-// maxHello bounds what is read in search of the end of a client's first
-// message. Post-quantum keys make it some kilobytes.
+// maxHello limits the size of a ClientHello in bytes. Post-quantum keys make it
+// several kilobytes.
 const maxHello = 64 << 10
 
-// handshakeRecord is the first byte of what a TLS client says.
+// handshakeRecord is the first byte of a TLS connection.
 const handshakeRecord = 22
 
-// encryptedHello is the number of the extension that hides the real name.
+// encryptedHello is the number of the ECH extension.
 const encryptedHello = 0xfe0d
 
-// hello is the first message of a TLS client.
+// hello is a TLS ClientHello.
 type hello struct {
 	name      string // server name, as sent
-	encrypted bool   // the real name may be another one
-	raw       []byte // everything that was read
+	encrypted bool   // the real name may be a different one
+	raw       []byte // all bytes read
 }
 
 var errHelloRead = errors.New("hello read")
 
-// readHello reads what a TLS client says first, with the standard library's
-// own parser, and without answering.
+// readHello reads a TLS ClientHello with the parser of crypto/tls, and sends
+// nothing.
 func readHello(r io.Reader) (hello, error) {
 	var h hello
 	tap := &tapConn{r: io.LimitReader(r, maxHello)}
@@ -51,9 +51,9 @@ func readHello(r io.Reader) (hello, error) {
 	return h, err
 }
 
-// tapConn remembers what is read and swallows what is written.
+// tapConn records what is read and discards what is written.
 type tapConn struct {
-	net.Conn // nil: nothing else may be called
+	net.Conn // nil: no other method may be called
 	r        io.Reader
 	read     bytes.Buffer
 }
@@ -70,7 +70,7 @@ func (c *tapConn) SetDeadline(time.Time) error      { return nil }
 func (c *tapConn) SetReadDeadline(time.Time) error  { return nil }
 func (c *tapConn) SetWriteDeadline(time.Time) error { return nil }
 
-// replayConn is a connection some of whose bytes were read already.
+// replayConn is a connection that returns already read bytes first.
 type replayConn struct {
 	net.Conn
 	head []byte
@@ -85,11 +85,11 @@ func (c *replayConn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// CloseWrite ends what we send.
+// CloseWrite closes the sending direction.
 func (c *replayConn) CloseWrite() error { return closeWrite(c.Conn) }
 
-// closeWrite ends one direction of a connection, or all of it where that is
-// not possible.
+// closeWrite closes the sending direction of a connection, or the whole
+// connection if that is not possible.
 func closeWrite(c net.Conn) error {
 	if half, ok := c.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

@@ -20,19 +20,19 @@ const (
 	maxHeader     = 256 << 10
 )
 
-// silent drops what net/http would log: it quotes what code inside sent.
+// silent discards the log of net/http, which quotes input of the sandbox.
 var silent = log.New(io.Discard, "", 0) //nolint:forbidigo // the type that net/http wants
 
-// httpServer serves the connections of one sandbox that are decided request by
-// request.
+// httpServer serves those connections of one sandbox whose requests are decided
+// one by one.
 type httpServer struct {
 	b        *box
 	server   *http.Server
 	conns    chan net.Conn
 	closed   chan struct{}
 	once     sync.Once
-	tls      *tls.Config            // towards the sandbox, with keys of its own for sessions that are resumed
-	sessions tls.ClientSessionCache // of this sandbox alone
+	tls      *tls.Config            // for the sandbox's side, with its own session ticket keys
+	sessions tls.ClientSessionCache // of this sandbox only
 }
 
 func newHTTPServer(b *box) *httpServer {
@@ -40,11 +40,11 @@ func newHTTPServer(b *box) *httpServer {
 	s.tls = &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		NextProtos: []string{"h2", "http/1.1"},
-		// The connection, not what the client says, tells whose name it is.
+		// The connection determines the host, not the client's server name.
 		GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
 			return b.ca.certificate(flowOf(h.Conn).target.host.String())
 		},
-		// Nothing is lost on a link, so that small records gain nothing there.
+		// The link loses no packets, so small records have no advantage.
 		DynamicRecordSizingDisabled: true,
 	}
 	s.server = &http.Server{
@@ -64,7 +64,7 @@ func newHTTPServer(b *box) *httpServer {
 
 type flowKey struct{}
 
-// flowOf finds the flow behind the layers of its connection.
+// flowOf returns the flow below the layers of a connection.
 func flowOf(c net.Conn) *flow {
 	for {
 		switch l := c.(type) {
@@ -80,14 +80,15 @@ func flowOf(c net.Conn) *flow {
 	}
 }
 
-// tellClosed ends what a connection held on to.
+// tellClosed releases what belongs to a closed connection.
 func tellClosed(c net.Conn, state http.ConnState) {
 	if f := flowOf(c); f != nil && state == http.StateClosed {
 		f.end()
 	}
 }
 
-// Accept, Close and Addr make it the listener of its own server.
+// Accept is part of net.Listener: an httpServer is the listener of its own
+// server.
 func (s *httpServer) Accept() (net.Conn, error) {
 	select {
 	case c := <-s.conns:
@@ -122,14 +123,14 @@ func (f *flow) serveHTTP(c net.Conn, secure bool) {
 	}
 }
 
-// terminate ends TLS here, in the name of the host.
+// terminate terminates TLS with a certificate for the host.
 func (f *flow) terminate(in net.Conn) {
 	c := tls.Server(in, f.b.http.tls)
 	ctx, cancel := context.WithTimeout(f.b.life, helloTimeout)
 	defer cancel()
 	if err := c.HandshakeContext(ctx); err != nil {
 		d := f.d
-		d.Detail = "the TLS client did not accept the gateway's certificate, which its programs are told to trust: does it pin another one?"
+		d.Detail = "the TLS client did not accept the gateway's certificate, which is installed as trusted in the sandbox: does the client pin certificates?"
 		e := f.event(wire.Failed, d)
 		e.Reason = d.Detail
 		f.b.tell(e)
@@ -139,12 +140,12 @@ func (f *flow) terminate(in net.Conn) {
 	f.serveHTTP(c, true)
 }
 
-// upstream prepares the way to the host for the requests of this connection,
-// and of no other: what was decided for one is never used by another.
+// upstream prepares the outgoing HTTP transport of this connection. It is not
+// shared, because decisions hold for one connection only.
 func (f *flow) upstream(secure bool) {
 	var first sync.Once
 	t := &http.Transport{
-		DisableCompression:     true, // what the host sends is what the sandbox gets
+		DisableCompression:     true, // the sandbox gets the host's bytes unchanged
 		ForceAttemptHTTP2:      secure,
 		MaxIdleConnsPerHost:    4,
 		IdleConnTimeout:        30 * time.Second,

@@ -17,12 +17,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// memoryLimit is above what the gateway should ever need, in bytes. It makes
-// the garbage collector work harder before that, and is no hard limit.
+// memoryLimit is above what the gateway should ever need, in bytes. It is a
+// soft limit for the garbage collector.
 const memoryLimit = 1 << 30
 
-// Main runs this process as the gateway if it was started as one, and
-// does not return then. In any other process it returns at once.
+// Main runs this process as the gateway if it was started as one, and then does
+// not return. Otherwise it returns immediately.
 func Main() {
 	if len(os.Args) == 0 || os.Args[0] != wire.Argv0 {
 		return
@@ -46,9 +46,9 @@ func run() error {
 			return err
 		}
 	}
-	// Read while there still is a file system; later they are remembered.
+	// Load these while the file system is still visible.
 	_, _ = x509.SystemCertPool()
-	// Open stays what nobody can open later.
+	// Open what cannot be opened after confinement.
 	own, err := ownaddr.Open()
 	if err != nil {
 		return err
@@ -79,11 +79,11 @@ func listener(f *os.File) (*net.UnixListener, error) {
 	return u, nil
 }
 
-// server does what control planes say, one after the other.
+// server serves control planes, one after the other.
 type server struct {
 	plane *Plane
-	next  *net.UnixListener      // nil: there is only one
-	out   atomic.Pointer[outbox] // nil: nobody listens
+	next  *net.UnixListener      // nil: there is only one control plane
+	out   atomic.Pointer[outbox] // nil: no control plane is connected
 }
 
 func newServer(next *net.UnixListener, own func(netip.Addr) bool) (*server, error) {
@@ -111,15 +111,15 @@ func (s *server) post(m *wire.Message) {
 	}
 }
 
-// unneeded stops waiting for a control plane when there is nothing to hand over.
+// unneeded ends the wait for a control plane when no sandbox is left.
 func (s *server) unneeded() {
 	if s.next != nil && s.out.Load() == nil && s.plane.Len() == 0 {
 		s.next.Close()
 	}
 }
 
-// serve obeys a control plane until it hangs up, and then waits for the next
-// one, which takes over, if that is wanted and there is anything to take.
+// serve serves a control plane until it disconnects. With Linger, it then waits
+// for the next one and hands over the links.
 func (s *server) serve(conn *wire.Conn) error {
 	s.obey(conn)
 	if s.next == nil {
@@ -128,7 +128,7 @@ func (s *server) serve(conn *wire.Conn) error {
 	for s.plane.Len() > 0 {
 		c, err := s.next.AcceptUnix()
 		if err != nil {
-			return nil //nolint:nilerr // nobody needs us any more
+			return nil //nolint:nilerr // no link is left, so the process ends
 		}
 		if s.handOver(wire.NewConn(c)) {
 			return nil
@@ -137,7 +137,7 @@ func (s *server) serve(conn *wire.Conn) error {
 	return nil
 }
 
-// obey does what a control plane says until it hangs up.
+// obey handles the messages of a control plane until it disconnects.
 func (s *server) obey(conn *wire.Conn) {
 	defer conn.Close()
 	out := newOutbox(conn)
@@ -163,8 +163,8 @@ func (s *server) obey(conn *wire.Conn) {
 	}
 }
 
-// handOver gives everything to another control plane, and reports whether that
-// has taken it.
+// handOver hands all links to another control plane, and reports whether it has
+// accepted them.
 func (s *server) handOver(conn *wire.Conn) bool {
 	defer conn.Close()
 	err := s.plane.Held(func(id sandbox.ID, a wire.Add, link *os.File) error {
@@ -178,7 +178,7 @@ func (s *server) handOver(conn *wire.Conn) bool {
 	return err == nil && m.Op == wire.OpQuit
 }
 
-// do carries out one request. The files are its own.
+// do carries out one request. It takes ownership of the files.
 func do(p *Plane, m *wire.Message, files []*os.File) error {
 	if m.Op == wire.OpAdd && m.Add != nil && len(files) == 1 {
 		return p.Add(m.Sandbox, *m.Add, files[0])
@@ -195,12 +195,12 @@ func do(p *Plane, m *wire.Message, files []*os.File) error {
 	case m.Op == wire.OpNames:
 		return nil
 	}
-	return errors.New("the request is not understood")
+	return errors.New("unknown request")
 }
 
-// outbox sends what nobody waits for. It holds a bounded number of messages:
-// when the control plane does not read, what is new is dropped, because
-// traffic must not wait for it.
+// outbox sends notifications asynchronously. It holds a limited number of
+// messages. If the control plane does not read, new messages are dropped,
+// because traffic must not wait for it.
 type outbox struct {
 	messages chan *wire.Message
 	done     chan struct{}
@@ -228,8 +228,8 @@ func newOutbox(conn *wire.Conn) *outbox {
 	return o
 }
 
-// post sends a message some time. A name's address is never dropped, because
-// another gateway must give the name the same one.
+// post queues a message. The address of a name is never dropped, because the
+// next gateway must give the name the same address.
 func (o *outbox) post(m *wire.Message) {
 	if m.Op == wire.OpEvents {
 		select {

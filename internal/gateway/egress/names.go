@@ -9,14 +9,14 @@ import (
 	"github.com/atoll-run/atoll/internal/policy"
 )
 
-// maxNames bounds how many names of one sandbox have addresses. A wildcard
-// rule lets code inside make them up.
+// maxNames limits the number of names of one sandbox that have addresses. With
+// a wildcard rule, code in the sandbox can invent names.
 const maxNames = 1 << 15
 
-// names gives names synthetic addresses: each name one, for as long as the
-// sandbox lives.
+// names assigns synthetic addresses: one for each name, for the life of the
+// sandbox.
 type names struct {
-	made func(name string, n uint16) // told of every new one
+	made func(name string, n uint16) // called for every new name
 
 	mu     sync.RWMutex
 	byName map[string]uint16
@@ -24,8 +24,8 @@ type names struct {
 	next   uint16
 }
 
-// newNames returns names that go on where given left off. Given names may come
-// from a snapshot: what makes no sense is left out.
+// newNames continues with given names. They may come from a snapshot, so
+// invalid ones are ignored.
 func newNames(given map[string]uint16, made func(string, uint16)) *names {
 	n := &names{made: made, byName: map[string]uint16{}, byAddr: map[uint16]string{}, next: 1}
 	for name, number := range given {
@@ -38,7 +38,7 @@ func newNames(given map[string]uint16, made func(string, uint16)) *names {
 	return n
 }
 
-// addr returns the address of a name, or false if there are too many.
+// addr returns the address of a name, or false if there are too many names.
 func (n *names) addr(name string) (netip.Addr, bool) {
 	n.mu.RLock()
 	number, known := n.byName[name]
@@ -55,7 +55,7 @@ func (n *names) addr(name string) (netip.Addr, bool) {
 		return netip.Addr{}, false
 	}
 	for n.next == 0 || n.byAddr[n.next] != "" {
-		n.next++ // there are twice as many numbers as there may be names
+		n.next++ // the range has twice as many numbers as maxNames
 	}
 	number = n.next
 	n.byName[name], n.byAddr[number] = number, name
@@ -75,7 +75,7 @@ func (n *names) name(a netip.Addr) (string, bool) {
 	return name, ok
 }
 
-// all returns every name with its number.
+// all returns all names with their numbers.
 func (n *names) all() map[string]uint16 {
 	n.mu.RLock()
 	defer n.mu.RUnlock()

@@ -18,15 +18,15 @@ import (
 
 const nic tcpip.NICID = 1
 
-// Windows of TCP towards a sandbox, in bytes. What a sandbox may send at once
-// must fit into the socket, or its kernel drops packets.
+// TCP windows towards a sandbox, in bytes. What a sandbox may send at once must
+// fit into the socket buffer, or its kernel drops packets.
 const (
 	smallWindow = 64 << 10
 	largeWindow = 512 << 10
 )
 
-// newNetstack makes the network stack of one sandbox, which takes every
-// address for its own.
+// newNetstack creates the network stack of one sandbox. It accepts packets for
+// every address.
 func newNetstack(link stack.LinkEndpoint, window int) (*stack.Stack, error) {
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
@@ -35,14 +35,15 @@ func newNetstack(link stack.LinkEndpoint, window int) (*stack.Stack, error) {
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(false)
 	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4 << 10, Default: window, Max: window}
 	snd := tcpip.TCPSendBufferSizeRangeOption{Min: 4 << 10, Default: window, Max: window}
-	// Nothing overtakes anything on a link, and what is sent here arrives: there
-	// is nothing to wait for when a connection has ended. See makeRoom.
+	// Packets on a link arrive, and in order, so TIME_WAIT is not needed. See
+	// makeRoom.
 	forget := tcpip.TCPTimeWaitTimeoutOption(0)
 	var failed []error
 	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &rcv, &snd, &forget} {
 		failed = append(failed, asError(s.SetTransportProtocolOption(tcp.ProtocolNumber, o)))
 	}
-	// Promiscuous before it is enabled: the first packet may be waiting.
+	// Set promiscuous mode before enabling the interface: the first packet may be
+	// waiting.
 	failed = append(failed,
 		asError(s.CreateNICWithOptions(nic, link, stack.NICOptions{Disabled: true})),
 		asError(s.SetPromiscuousMode(nic, true)),

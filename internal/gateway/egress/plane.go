@@ -1,7 +1,8 @@
-// Package egress is the data plane of the gateway: a network stack for every
-// sandbox. The stack resolves names with its own DNS. A connection is checked
-// against the policy, dialled, and only then accepted. Its input is hostile, so
-// it runs in a process of its own ([Main]) that can only use the network.
+// Package egress is the data plane of the gateway. It runs a network stack for
+// every sandbox, which answers DNS queries itself. A connection is checked
+// against the policy, dialled, and only then accepted. The input is hostile, so
+// the package runs in a separate process ([Main]) that can access nothing but
+// the network.
 package egress
 
 import (
@@ -16,19 +17,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Hooks are what a Plane tells its owner. They are called by many goroutines
-// and must not block for long.
+// Hooks are callbacks to the owner of a Plane. They are called concurrently and
+// must not block for long.
 type Hooks struct {
 	Event func(sandbox.ID, Event)
-	Named func(id sandbox.ID, name string, number uint16) // a name has got an address
-	Ended func(sandbox.ID)                                // the other end of the link is gone
-	Own   func(netip.Addr) bool                           // an address is this machine's; nil: none is
+	Named func(id sandbox.ID, name string, number uint16) // a name was given an address
+	Ended func(sandbox.ID)                                // the other end of the link was closed
+	Own   func(netip.Addr) bool                           // whether an address belongs to this machine; nil: none does
 }
 
-// Plane holds the links of sandboxes. Its methods may be called concurrently.
+// Plane holds the links of sandboxes. It is safe for concurrent use.
 type Plane struct {
 	hooks Hooks
-	total atomic.Int64 // connections of all sandboxes
+	total atomic.Int64 // number of connections of all sandboxes
 
 	mu     sync.Mutex
 	world  *world
@@ -36,8 +37,8 @@ type Plane struct {
 	closed bool
 }
 
-// NewPlane returns a plane that reaches the world as settings say. The caller
-// closes it.
+// NewPlane returns a plane that connects to the outside as settings say. The
+// caller closes it.
 func NewPlane(settings wire.Settings, hooks Hooks) (*Plane, error) {
 	w, err := newWorld(settings, hooks.Own)
 	if err != nil {
@@ -46,7 +47,7 @@ func NewPlane(settings wire.Settings, hooks Hooks) (*Plane, error) {
 	return &Plane{hooks: hooks, world: w, boxes: map[sandbox.ID]*box{}}, nil
 }
 
-// Configure changes how the world is reached, for connections made from now on.
+// Configure changes the settings for new connections.
 func (p *Plane) Configure(settings wire.Settings) error {
 	w, err := newWorld(settings, p.hooks.Own)
 	if err != nil {
@@ -61,8 +62,8 @@ func (p *Plane) Configure(settings wire.Settings) error {
 	return nil
 }
 
-// Add begins to serve the link of a sandbox, which becomes the plane's. An
-// earlier one of that sandbox is closed.
+// Add starts to serve the link of a sandbox and takes ownership of link. An
+// earlier link of that sandbox is closed.
 func (p *Plane) Add(id sandbox.ID, a wire.Add, link *os.File) error {
 	b, err := p.newBox(id, a, link)
 	if err != nil {
@@ -87,7 +88,7 @@ func (p *Plane) Add(id sandbox.ID, a wire.Add, link *os.File) error {
 	return err
 }
 
-// follow forgets a sandbox whose kernel has ended.
+// follow removes a sandbox when its link ends.
 func (p *Plane) follow(b *box) {
 	<-b.link.ended
 	p.mu.Lock()
@@ -102,8 +103,8 @@ func (p *Plane) follow(b *box) {
 	}
 }
 
-// SetPolicy changes what a sandbox may do. Connections that it may not have any
-// more are cut.
+// SetPolicy replaces the policy of a sandbox. Connections that are no longer
+// allowed are cut.
 func (p *Plane) SetPolicy(id sandbox.ID, pol wire.Policy) error {
 	p.mu.Lock()
 	b := p.boxes[id]
@@ -114,7 +115,7 @@ func (p *Plane) SetPolicy(id sandbox.ID, pol wire.Policy) error {
 	return b.setPolicy(pol)
 }
 
-// Names returns every name that a sandbox has been given an address for.
+// Names returns all names of a sandbox that have an address.
 func (p *Plane) Names(id sandbox.ID) map[string]uint16 {
 	p.mu.Lock()
 	b := p.boxes[id]
@@ -125,7 +126,7 @@ func (p *Plane) Names(id sandbox.ID) map[string]uint16 {
 	return b.names.all()
 }
 
-// Remove ends the link of a sandbox.
+// Remove closes the link of a sandbox.
 func (p *Plane) Remove(id sandbox.ID) {
 	p.mu.Lock()
 	b := p.boxes[id]
@@ -136,8 +137,8 @@ func (p *Plane) Remove(id sandbox.ID) {
 	}
 }
 
-// Held calls each with everything that another plane needs to go on with a
-// link, as long as it returns no error.
+// Held calls each with everything that another plane needs to take over a link,
+// and stops at the first error.
 func (p *Plane) Held(each func(sandbox.ID, wire.Add, *os.File) error) error {
 	p.mu.Lock()
 	boxes := maps.Clone(p.boxes)
@@ -150,7 +151,7 @@ func (p *Plane) Held(each func(sandbox.ID, wire.Add, *os.File) error) error {
 	return nil
 }
 
-// Len is how many sandboxes are served.
+// Len returns the number of links.
 func (p *Plane) Len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -25,7 +25,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// request is one HTTP request on its way.
+// request is one HTTP request being forwarded.
 type request struct {
 	f      *flow
 	ruling *ruling
@@ -36,8 +36,8 @@ type request struct {
 	status int
 	sent   countedBody
 	got    countedBody
-	why    string // why it failed on the way
-	key    string // of the WebSocket that it asks for
+	why    string // why forwarding failed
+	key    string // Sec-WebSocket-Key, if it is a WebSocket handshake
 
 	mu   sync.Mutex
 	used []string // secrets, by name and version
@@ -47,7 +47,7 @@ type requestKey struct{}
 
 func requestOf(ctx context.Context) *request { return ctx.Value(requestKey{}).(*request) }
 
-// ServeHTTP decides about a request and carries it out.
+// ServeHTTP decides about a request and forwards it.
 func (s *httpServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f := r.Context().Value(flowKey{}).(*flow)
 	q := &request{f: f, ruling: s.b.policy.Load(), secure: r.TLS != nil, method: r.Method, path: r.URL.EscapedPath()}
@@ -71,14 +71,14 @@ func (s *httpServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		q.problem(w, problem{Code: "bad_request", Message: "the request's body could not be read"})
 		return
 	}
-	defer q.done() // also if the answer has to be broken off
+	defer q.done() // also if the response is aborted
 	f.proxy.ServeHTTP(final{w}, r.WithContext(context.WithValue(r.Context(), requestKey{}, q)))
 }
 
-// done tells what became of a request that was sent.
+// done reports the result of a request that was sent.
 func (q *request) done() {
 	switch {
-	case !q.d.Allow: // something on the way refused it
+	case !q.d.Allow: // it was refused after it was sent
 		q.tell(wire.Denied, q.d, q.d.Message())
 	case q.sent.over.Load() || q.got.over.Load():
 		q.tell(wire.Limited, q.d, bytesReached)
@@ -91,14 +91,15 @@ func (q *request) done() {
 
 const bytesReached = "the rule's limit of bytes is reached"
 
-// overrides are headers by which a client asks a server to take the request for
-// another one. Their requests are checked, too.
+// overrides are headers with which a client asks a server to treat the request
+// as one with another method or path. The request must be allowed in that form,
+// too.
 var (
 	methodOverrides = []string{"X-Http-Method", "X-Http-Method-Override", "X-Method-Override"}
 	pathOverrides   = []string{"X-Original-Url", "X-Rewrite-Url"}
 )
 
-// decide decides about everything that the request may be taken for.
+// decide decides about every form in which a server may interpret the request.
 func (q *request) decide(r *http.Request) {
 	in := policy.Request{Method: r.Method, TLS: q.secure, Host: r.Host, Path: q.path, WebSocket: asksForWebSocket(r)}
 	flow := q.f.decidedFlow()
@@ -126,11 +127,11 @@ func (q *request) also(flow policy.Flow, other policy.Request) {
 	}
 }
 
-// forwarded are headers that a proxy would replace. This one does not exist for
-// either side.
+// forwarded are headers that proxies set. The gateway leaves them unchanged,
+// because it is transparent to both sides.
 var forwarded = []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}
 
-// rewrite addresses a request to its host. The forwarded path is byte for byte
+// rewrite directs a request to its host. The forwarded path is byte for byte
 // the one that was checked.
 func rewrite(p *httputil.ProxyRequest) {
 	q := requestOf(p.In.Context())
@@ -151,11 +152,11 @@ func rewrite(p *httputil.ProxyRequest) {
 	}
 	u := *p.In.URL
 	u.Scheme, u.Host, u.User, u.Opaque, u.RawPath = scheme, host, nil, "", q.d.Path
-	u.Path, _ = url.PathUnescape(q.d.Path) // which the policy has normalised
+	u.Path, _ = url.PathUnescape(q.d.Path) // normalized by the policy
 	out.URL, out.Host = &u, host
 }
 
-// prepare looks at what the sandbox sends, and counts it.
+// prepare checks the request of the sandbox, and counts its body.
 func (q *request) prepare(r *http.Request) error {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil
@@ -167,8 +168,8 @@ func (q *request) prepare(r *http.Request) error {
 	return err
 }
 
-// filter decides about a message by its headers and, if a rule wants that, by
-// its body, which it holds back for that.
+// filter checks the headers of a message and, if a rule searches the body,
+// buffers and searches the body.
 func (q *request) filter(dir sandbox.Direction, h http.Header, length int64, body io.ReadCloser) (io.ReadCloser, error) {
 	f := q.d.Filters
 	if f == nil {
@@ -197,13 +198,13 @@ func (q *request) filter(dir sandbox.Direction, h http.Header, length int64, bod
 	return replaced{bytes.NewReader(held), body}, nil
 }
 
-// replaced is a body that was read already.
+// replaced is a body that was already read.
 type replaced struct {
 	io.Reader
 	io.Closer
 }
 
-// smaller is the smaller of two limits, of which 0 is none.
+// smaller returns the smaller of two limits, where 0 means no limit.
 func smaller(a, b int64) int64 {
 	if a == 0 || b != 0 && b < a {
 		return b
@@ -211,8 +212,8 @@ func smaller(a, b int64) int64 {
 	return a
 }
 
-// credentialed adds credentials to requests when everything else about them is
-// settled.
+// credentialed adds credentials to requests as the last step before they are
+// sent.
 type credentialed struct{ *http.Transport }
 
 // RoundTrip sends a request.
@@ -225,14 +226,15 @@ func (t credentialed) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if len(q.used) > 0 || len(q.d.Swaps) > 0 {
-		// The response is searched for the secrets that were added.
+		// The response is searched for the added secrets, so it must not be
+		// compressed.
 		r.Header.Set("Accept-Encoding", "identity")
 	}
 	resp, err := t.Transport.RoundTrip(r)
 	return resp, q.stray(err)
 }
 
-// stray turns a placeholder in a wrong place into a refusal.
+// stray turns a misplaced placeholder into a refusal.
 func (q *request) stray(err error) error {
 	var s *inject.Stray
 	if errors.As(err, &s) {
@@ -241,7 +243,7 @@ func (q *request) stray(err error) error {
 	return err
 }
 
-// secret finds a value, and remembers that it was used.
+// secret returns a secret and records its use.
 func (q *request) secret(name string) (secret.Value, error) {
 	s, ok := q.ruling.secrets[name]
 	if !ok {
@@ -259,15 +261,15 @@ func (q *request) secret(name string) (secret.Value, error) {
 	return s.value, nil
 }
 
-// errCompressed says that an answer cannot be searched.
+// errCompressed means that a response cannot be searched.
 var errCompressed = errors.New("the host compressed its answer although it was asked not to, so that it cannot be searched for secrets")
 
-// answer looks at what the host answers, and takes secrets out of it.
+// answer checks the host's response and removes secrets from it.
 func (q *request) answer(r *http.Response) error {
 	q.status = r.StatusCode
-	r.Status = "" // its text is the server's
+	r.Status = "" // the server sets the default text
 	q.scrub(r.Header)
-	q.scrub(r.Trailer) // the names that are announced
+	q.scrub(r.Trailer) // the announced names
 	if r.StatusCode == http.StatusSwitchingProtocols {
 		return q.upgrade(r)
 	}
@@ -275,7 +277,7 @@ func (q *request) answer(r *http.Response) error {
 	r.Body = &q.got
 	length := r.ContentLength
 	if r.Request.Method == http.MethodHead {
-		length = 0 // there is no body, whatever its length would be
+		length = 0 // there is no body, whatever Content-Length says
 	}
 	body, err := q.filter(sandbox.DirResponse, r.Header, length, r.Body)
 	if err != nil {
@@ -295,7 +297,8 @@ func (q *request) answer(r *http.Response) error {
 	return nil
 }
 
-// scrub takes secrets out of headers. A header whose name holds one is removed.
+// scrub removes secrets from headers. A header whose name contains one is
+// removed.
 func (q *request) scrub(h http.Header) {
 	if q.ruling.scrubber == nil {
 		return
@@ -311,8 +314,8 @@ func (q *request) scrub(h http.Header) {
 	}
 }
 
-// final drops interim responses: the sandbox sees only the final one, which is
-// searched for secrets and filtered.
+// final drops interim (1xx) responses: only the final response is searched for
+// secrets and filtered.
 type final struct{ http.ResponseWriter }
 
 func (f final) WriteHeader(code int) {
@@ -324,7 +327,7 @@ func (f final) WriteHeader(code int) {
 // Unwrap is for http.ResponseController.
 func (f final) Unwrap() http.ResponseWriter { return f.ResponseWriter }
 
-// scrubbed is a body without secrets.
+// scrubbed is a body from which secrets are removed.
 type scrubbed struct {
 	r io.Reader
 	io.Closer
@@ -339,7 +342,7 @@ func (s *scrubbed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// failed answers for a host that could not.
+// failed responds with an error when the host did not respond.
 func (q *request) failed(w http.ResponseWriter, err error) {
 	var no refusal
 	switch {
@@ -361,11 +364,11 @@ func (q *request) failed(w http.ResponseWriter, err error) {
 	q.problem(w, problem{Code: "egress_failed", Message: q.why})
 }
 
-// upstreamReason says what is wrong with the host's side.
+// upstreamReason describes a problem with the host's side.
 func upstreamReason(err error) string {
 	var cert *tls.CertificateVerificationError
 	if errors.As(err, &cert) {
-		return "the host's certificate is not to be trusted: " + cert.Err.Error()
+		return "the host's certificate is not trusted: " + cert.Err.Error()
 	}
 	return dialReason(err)
 }

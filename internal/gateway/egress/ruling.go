@@ -13,19 +13,18 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// ruling is a policy in force: the decisions, and what has been used of their
-// limits.
+// ruling is a policy in force, with the use of its limits.
 type ruling struct {
 	*policy.Policy
 	secrets  map[string]stored
 	swapper  *inject.Swapper
-	scrubber *secret.Scrubber // nil: there are no secrets
+	scrubber *secret.Scrubber // nil: the policy uses no secrets
 	usage    sync.Map         // rule number → *usage
 
-	proxyPassword secret.Value // of the profile's proxy
+	proxyPassword secret.Value // for the profile's proxy
 }
 
-// stored is a secret's value.
+// stored is a secret value.
 type stored struct {
 	value   secret.Value
 	version int
@@ -73,7 +72,7 @@ type verdict struct{ policy.Decision }
 func (v verdict) allowed() bool  { return v.Allow }
 func (v verdict) reason() string { return v.Message() }
 
-// decide decides about a connection, whose address may not be known yet.
+// decide decides about a connection. Its address may be unknown.
 func (r *ruling) decide(t target, a netip.Addr) verdict {
 	f := t.flow()
 	if a.IsValid() {
@@ -82,8 +81,8 @@ func (r *ruling) decide(t target, a netip.Addr) verdict {
 	return verdict{r.Connect(f)}
 }
 
-// used returns what has been used of the rule that decided. Limits are counted
-// by rule and start anew with a new policy.
+// used returns the usage of the rule that decided. A new policy starts with new
+// counters.
 func (r *ruling) used(d policy.Decision) *usage {
 	if d.Number == 0 || d.Limits == (sandbox.RuleLimits{}) {
 		return nil
@@ -99,11 +98,11 @@ func (r *ruling) used(d policy.Decision) *usage {
 	return actual.(*usage)
 }
 
-// take counts one more connection, or request, and says whether it is within
-// the rate. A nil usage has no limits.
+// take counts a connection or request, and reports whether it is within the
+// rate limit. A nil usage has no limits.
 func (u *usage) take() bool { return u == nil || u.rate == nil || u.rate.Allow() }
 
-// enter counts an open connection until leave.
+// enter counts an open connection; leave ends it.
 func (u *usage) enter() bool {
 	if u == nil || u.limits.Connections == 0 {
 		return true

@@ -14,12 +14,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// errProxied says that a profile cannot say how the world is reached here.
-var errProxied = errors.New("this machine reaches the world through a proxy, so a profile cannot name DNS servers or a proxy of its own")
+// errProxied means that a profile's DNS servers or proxy cannot be used on this
+// machine.
+var errProxied = errors.New("this machine connects through a proxy, so a profile cannot set DNS servers or a proxy")
 
 var errProxyTLS = errors.New("the proxy does not speak TLS, or its certificate is not accepted")
 
-// dial connects to a host in the way that the profile of the sandbox says.
+// dial connects to a host, through the DNS servers and proxy of the sandbox's
+// profile if it sets them.
 func (b *box) dial(ctx context.Context, h policy.Host, port uint16, check func(netip.Addr) error) (net.Conn, netip.Addr, error) {
 	d := b.world.Load().dialer
 	if r := b.policy.Load(); r.Steered() && h.Name != sandbox.MachineHost {
@@ -34,8 +36,8 @@ func (b *box) dial(ctx context.Context, h policy.Host, port uint16, check func(n
 	return d.dial(ctx, h, port, check)
 }
 
-// steered returns a dialer that asks the name servers of a profile and connects
-// through its proxy. Only servers are asked that may be.
+// steered returns a dialer that uses the DNS servers and the proxy of a
+// profile. Their addresses must be allowed.
 func (d *dialer) steered(r *ruling) (*dialer, error) {
 	u := r.Upstream()
 	own := &dialer{settings: d.settings, direct: d.direct, resolver: d.resolver}
@@ -68,8 +70,8 @@ type tunnel struct {
 	proxy  *policy.Proxy
 }
 
-// connect reaches an address through the proxy. The address has been decided
-// about; so the proxy is given it and not the name.
+// connect connects to an address through the proxy. It passes the address and
+// not the name, because the address was checked.
 func (t *tunnel) connect(ctx context.Context, to string) (net.Conn, error) {
 	conn, _, err := t.direct.dial(ctx, t.proxy.Host, t.proxy.Port, func(a netip.Addr) error {
 		f := policy.Flow{Name: t.proxy.Host.Name, Addr: a, Port: t.proxy.Port}
@@ -107,18 +109,18 @@ func (t *tunnel) handshake(ctx context.Context, conn net.Conn, to string) (net.C
 	return s.(proxy.ContextDialer).DialContext(ctx, "tcp", to)
 }
 
-// roots are what the certificate of the proxy is checked against; nil: what the
-// machine trusts.
+// roots returns the roots for the proxy's certificate; nil: those of the
+// machine.
 func (t *tunnel) roots() *x509.CertPool {
 	if t.proxy.CA == "" {
 		return nil
 	}
 	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM([]byte(t.proxy.CA)) // without any, no certificate is accepted
+	pool.AppendCertsFromPEM([]byte(t.proxy.CA)) // if the pool stays empty, no certificate is accepted
 	return pool
 }
 
-// connected is a dialer that has dialled.
+// connected is a dialer that returns an open connection.
 type connected struct{ net.Conn }
 
 // Dial implements proxy.Dialer.

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// asksForWebSocket reports whether a request is the handshake of RFC 6455 and
-// offers no other protocol.
+// asksForWebSocket reports whether a request is a WebSocket handshake (RFC
+// 6455) that offers no other protocol.
 func asksForWebSocket(r *http.Request) bool {
 	key, err := base64.StdEncoding.DecodeString(only(r.Header, "Sec-Websocket-Key"))
 	return r.Method == http.MethodGet && r.ProtoMajor == 1 && r.ProtoAtLeast(1, 1) && r.ContentLength == 0 &&
@@ -22,7 +22,8 @@ func asksForWebSocket(r *http.Request) bool {
 		only(r.Header, "Sec-Websocket-Version") == "13" && err == nil && len(key) == 16
 }
 
-// only returns the value of a header that is there once, and otherwise "".
+// only returns the value of a header that occurs exactly once, and otherwise
+// "".
 func only(h http.Header, name string) string {
 	if all := h[name]; len(all) == 1 {
 		return strings.TrimSpace(all[0])
@@ -30,7 +31,7 @@ func only(h http.Header, name string) string {
 	return ""
 }
 
-// offer leaves in a request the protocol that was decided about, and no other.
+// offer removes from a request all upgrade protocols except the allowed one.
 func (q *request) offer(r *http.Request, webSocket bool) {
 	r.Header.Del("Http2-Settings")
 	r.Header.Del("Upgrade")
@@ -40,10 +41,10 @@ func (q *request) offer(r *http.Request, webSocket bool) {
 	}
 }
 
-// errUpgrade says that a host changed to another protocol than a WebSocket.
+// errUpgrade means that a host switched to a protocol other than WebSocket.
 var errUpgrade = errors.New("the host switched to a protocol that the request did not ask for")
 
-// upgrade makes sure that what follows on the connection is a WebSocket.
+// upgrade verifies that the host completed a WebSocket handshake.
 func (q *request) upgrade(r *http.Response) error {
 	sum := sha1.Sum([]byte(q.key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11")) //nolint:gosec // see above
 	conn, ok := r.Body.(io.ReadWriteCloser)
@@ -62,8 +63,8 @@ func (q *request) upgrade(r *http.Response) error {
 	return nil
 }
 
-// webSocket is a connection that carries frames of WebSockets both ways and
-// fails on anything else.
+// webSocket is a connection that carries WebSocket frames in both directions
+// and fails on other data.
 type webSocket struct {
 	io.ReadWriteCloser
 	fromHost, toHost frames
@@ -84,20 +85,20 @@ func (w *webSocket) Write(p []byte) (int, error) {
 	return w.ReadWriteCloser.Write(p)
 }
 
-// errNoWebSocket ends a connection that does not carry frames.
+// errNoWebSocket is the error of a connection that does not carry frames.
 var errNoWebSocket = errors.New("the connection does not speak WebSocket")
 
-// frames follows one direction of a WebSocket (RFC 6455, section 5.2).
+// frames validates one direction of a WebSocket (RFC 6455, section 5.2).
 type frames struct {
 	extended bool   // an extension may use the reserved bits
-	masked   bool   // as the frames of clients are
-	begun    bool   // a message is not finished yet
-	closed   bool   // the last frame was
-	head     []byte // of the frame that is being read
-	left     uint64 // bytes of its payload
+	masked   bool   // as client frames are
+	begun    bool   // a message has not ended
+	closed   bool   // a close frame was seen
+	head     []byte // of the current frame
+	left     uint64 // remaining bytes of its payload
 }
 
-// check looks at the next bytes.
+// check validates the next bytes.
 func (f *frames) check(b []byte) error {
 	for len(b) > 0 {
 		if f.left > 0 {
@@ -121,8 +122,7 @@ const (
 	bitFinal, bitsReserved, bitsOpcode, bitMask = 0x80, 0x70, 0x0f, 0x80
 )
 
-// header looks at what is there of a frame's header, and takes it if it is
-// whole.
+// header parses the header of a frame once all of it has arrived.
 func (f *frames) header() error {
 	first, op := f.head[0], f.head[0]&bitsOpcode
 	control, last := op >= opClose, first&bitFinal != 0

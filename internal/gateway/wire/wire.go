@@ -1,6 +1,6 @@
-// Package wire is the language that the control plane and the gateway process
-// speak over a socket between them: frames of JSON, some with descriptors.
-// Secrets and private keys travel in it, which is why it is never logged.
+// Package wire is the protocol between the control plane and the gateway
+// process: JSON frames over a socket, some with file descriptors. Messages
+// contain secrets and private keys, so they are never logged.
 package wire
 
 import (
@@ -20,44 +20,46 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Argv0 is the name under which this program is executed to be a gateway.
-// Descriptor 3 is its connection to the control plane, 4 the directory that it
-// takes for its root. With the argument Linger it outlives the connection as
-// long as it holds a link, and descriptor 5 listens for the next control plane.
+// Argv0 is the argv[0] with which this program is executed as a gateway.
+// Descriptor 3 is the connection to the control plane, and 4 is the directory
+// used as its root. With the argument Linger, the gateway outlives the
+// connection as long as it has a link, and descriptor 5 listens for the next
+// control plane.
 const Argv0 = "atoll-gateway"
 
 // Linger is the argument of a gateway that outlives its control plane.
 const Linger = "linger"
 
-// MaxFrame bounds one message: the largest profile with room to spare.
+// MaxFrame is the maximum size of a message in bytes: the largest profile, with
+// room to spare.
 const MaxFrame = 64 << 20
 
-// maxFiles is how many descriptors may come with one message.
+// maxFiles is the maximum number of descriptors per message.
 const maxFiles = 4
 
 // Op is the kind of a message.
 type Op string
 
-// The operations. Events go to the control plane and have no answer.
+// The operations. Events are sent to the control plane and have no response.
 const (
-	OpSettings Op = "settings" // how the gateway reaches the world
-	OpAdd      Op = "add"      // a sandbox with its link
-	OpPolicy   Op = "policy"   // what a sandbox may do from now on
-	OpRemove   Op = "remove"   // forget a sandbox
+	OpSettings Op = "settings" // settings for outgoing connections
+	OpAdd      Op = "add"      // add a sandbox with its link
+	OpPolicy   Op = "policy"   // replace the policy of a sandbox
+	OpRemove   Op = "remove"   // remove a sandbox
 	OpAnswer   Op = "answer"
 	OpEvents   Op = "events"
-	OpNames    Op = "names" // names that were given addresses, told or asked for
-	OpEnded    Op = "ended" // the other end of a link is gone
-	// A gateway that outlives its control plane hands over what it holds to
-	// the next one: every link, and then that these were all.
+	OpNames    Op = "names" // names that were given addresses, as a notification or a response
+	OpEnded    Op = "ended" // the other end of a link was closed
+	// A lingering gateway hands over to the next control plane: one OpHeld for
+	// every link, and a last message that marks the end.
 	OpHeld    Op = "held"
 	OpSettled Op = "settled"
-	OpQuit    Op = "quit" // the next gateway takes over
+	OpQuit    Op = "quit" // the next gateway process takes over
 )
 
 // Message is one frame.
 type Message struct {
-	ID       uint64            `json:"id,omitempty"` // of a request and its answer
+	ID       uint64            `json:"id,omitempty"` // the same for a request and its response
 	Op       Op                `json:"op"`
 	Sandbox  sandbox.ID        `json:"sandbox,omitempty"`
 	Settings *Settings         `json:"settings,omitempty"`
@@ -70,59 +72,61 @@ type Message struct {
 
 // Settings are the same for all sandboxes of a gateway.
 type Settings struct {
-	// Nameservers are asked for the addresses of names, each HOST:PORT.
+	// Nameservers are the DNS servers, each as HOST:PORT.
 	Nameservers []string `json:"nameservers,omitempty"`
-	// Hosts are names whose addresses are known, as in /etc/hosts.
+	// Hosts are names with fixed addresses, as in /etc/hosts.
 	Hosts map[string][]netip.Addr `json:"hosts,omitempty"`
 	// Private are ranges that rules may allow although they are private or
 	// reserved.
 	Private []netip.Prefix `json:"private,omitempty"`
 	// HostPorts are the ports of the machine's loopback that rules may open.
 	HostPorts []uint16 `json:"hostPorts,omitempty"`
-	// Own are the daemon's own ports, which nobody reaches.
+	// Own are the daemon's own ports, which no sandbox can reach.
 	Own []netip.AddrPort `json:"own,omitempty"`
-	// Proxy is the URL of a proxy for all that leaves: http or socks5.
+	// Proxy is the URL of a proxy for all traffic: http or socks5.
 	Proxy string `json:"proxy,omitempty"`
-	// Roots are certificates, in PEM, that are trusted besides the machine's.
+	// Roots are certificates, in PEM, that are trusted in addition to the
+	// machine's.
 	Roots []byte `json:"roots,omitempty"`
 }
 
 // Add describes a sandbox whose link comes with the message.
 type Add struct {
 	Policy Policy            `json:"policy"`
-	Names  map[string]uint16 `json:"names,omitempty"` // addresses given by an earlier gateway
+	Names  map[string]uint16 `json:"names,omitempty"` // addresses assigned by an earlier gateway
 	CACert []byte            `json:"caCert"`          // DER
 	CAKey  []byte            `json:"caKey"`           // PKCS #8
 }
 
-// Policy says what one sandbox may do.
+// Policy is the egress policy of one sandbox.
 type Policy struct {
 	Profile sandbox.Profile `json:"profile"`
 	Secrets []Secret        `json:"secrets,omitempty"`
-	// Ceilings are profiles that others set over it: all of them must allow.
+	// Ceilings are profiles that limit it: all of them must allow a request.
 	Ceilings []Ceiling `json:"ceilings,omitempty"`
-	// ProxyPassword is that of the profile's proxy.
+	// ProxyPassword is the password of the profile's proxy.
 	ProxyPassword []byte `json:"proxyPassword,omitempty"`
 }
 
-// Ceiling is what a policy of the machine lets the profile of a sandbox reach.
+// Ceiling is the network limit set by a policy of the machine.
 type Ceiling struct {
 	Name    string          `json:"name"`
 	Profile sandbox.Profile `json:"profile"`
 }
 
-// Secret is a stored secret that the policy makes use of.
+// Secret is a secret that the policy uses.
 type Secret struct {
 	Name    string `json:"name"`
 	Version int    `json:"version,omitempty"`
 	Value   []byte `json:"value"`
-	// Placeholder stands for the value inside the sandbox; empty for one that
+	// Placeholder replaces the value inside the sandbox; empty for a secret that
 	// is only injected.
 	Placeholder string `json:"placeholder,omitempty"`
-	// SwapHosts are those to whom the placeholder is replaced.
+	// SwapHosts are the hosts for which the placeholder is replaced with the
+	// value.
 	SwapHosts []string `json:"swapHosts,omitempty"`
-	Hosts     []string `json:"hosts,omitempty"` // to whom it may be sent at all
-	In        []string `json:"in,omitempty"`    // where the placeholder is replaced
+	Hosts     []string `json:"hosts,omitempty"` // hosts to which it may be sent at all
+	In        []string `json:"in,omitempty"`    // parts of a request in which the placeholder is replaced
 }
 
 // Verdict is the decision about a flow or request.
@@ -133,39 +137,41 @@ const (
 	Allowed Verdict = "allowed"
 	Denied  Verdict = "denied"
 	Limited Verdict = "limited" // allowed by a rule whose limit is reached
-	Failed  Verdict = "failed"  // allowed, but the other side could not be reached
+	Failed  Verdict = "failed"  // allowed, but the host could not be reached
 )
 
-// Event is one decision. It never holds a query, a header, a body or a secret.
+// Event is one decision. It never contains a query, a header, a body or a
+// secret.
 type Event struct {
 	Time    time.Time  `json:"time"`
 	Verdict Verdict    `json:"verdict"`
 	Kind    string     `json:"kind"`           // dns, tcp, tls, http, udp or icmp
 	Rule    string     `json:"rule,omitempty"` // the rule that decided
 	Why     string     `json:"why,omitempty"`  // as policy.Reason
-	Host    string     `json:"host,omitempty"` // the name that was meant
-	Addr    netip.Addr `json:"addr,omitzero"`  // the address that was dialled, or meant
+	Host    string     `json:"host,omitempty"` // the requested name
+	Addr    netip.Addr `json:"addr,omitzero"`  // the dialled or requested address
 	Port    uint16     `json:"port,omitempty"`
 	Method  string     `json:"method,omitempty"`
 	Path    string     `json:"path,omitempty"` // without the query
 	Status  int        `json:"status,omitempty"`
 	Sent    int64      `json:"sent,omitempty"`     // bytes from the sandbox
 	Got     int64      `json:"received,omitempty"` // bytes to the sandbox
-	Secrets []string   `json:"secrets,omitempty"`  // names and versions of those that were used
+	Secrets []string   `json:"secrets,omitempty"`  // names and versions of the secrets used
 	Reason  string     `json:"reason,omitempty"`
-	Missed  int        `json:"missed,omitempty"` // events before this one that were not told
+	Missed  int        `json:"missed,omitempty"` // number of events dropped before this one
 }
 
-// Conn carries messages. Send may be called concurrently, Receive not.
+// Conn carries messages. Send is safe for concurrent use, Receive is not.
 type Conn struct {
 	c  *net.UnixConn
 	mu sync.Mutex
 }
 
-// NewConn speaks over a connected stream socket, which belongs to the Conn.
+// NewConn returns a Conn over a connected stream socket, and takes ownership of
+// c.
 func NewConn(c *net.UnixConn) *Conn { return &Conn{c: c} }
 
-// FileConn speaks over the socket behind f, which it closes.
+// FileConn returns a Conn over the socket behind f, and closes f.
 func FileConn(f *os.File) (*Conn, error) {
 	defer f.Close()
 	c, err := net.FileConn(f)
@@ -180,10 +186,10 @@ func FileConn(f *os.File) (*Conn, error) {
 	return NewConn(u), nil
 }
 
-// Close ends the conversation.
+// Close closes the connection.
 func (c *Conn) Close() error { return c.c.Close() }
 
-// Send writes a message with descriptors, which stay the caller's.
+// Send writes a message with descriptors. The caller still owns files.
 func (c *Conn) Send(m *Message, files ...*os.File) error {
 	body, err := json.Marshal(m)
 	if err != nil {
@@ -208,7 +214,7 @@ func (c *Conn) Send(m *Message, files ...*os.File) error {
 	head := binary.BigEndian.AppendUint32(nil, uint32(len(body)))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// The descriptors travel with the length, which is never split.
+	// The descriptors are sent with the length, which is never split.
 	if _, _, err := c.c.WriteMsgUnix(head, oob, nil); err != nil {
 		return err
 	}
@@ -216,8 +222,8 @@ func (c *Conn) Send(m *Message, files ...*os.File) error {
 	return err
 }
 
-// duplicates returns descriptors of files without taking these from whoever
-// polls them, as Fd would.
+// duplicates returns duplicate descriptors of files. Unlike Fd, it does not
+// make the files blocking.
 func duplicates(files []*os.File) (fds []int, err error) {
 	for _, f := range files {
 		raw, err := f.SyscallConn()
@@ -237,8 +243,7 @@ func duplicates(files []*os.File) (fds []int, err error) {
 	return fds, nil
 }
 
-// Receive reads a message and the descriptors that came with it, which become
-// the caller's.
+// Receive reads a message and its descriptors. The caller owns the files.
 func (c *Conn) Receive() (_ *Message, files []*os.File, err error) {
 	defer func() {
 		if err != nil {

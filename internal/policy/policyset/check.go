@@ -15,10 +15,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Field is a part of a request about which policies decide.
+// Field is a part of a request that policies can restrict.
 type Field string
 
-// The fields, by the names that they have in files.
+// The fields, with their names in policy files.
 const (
 	CPUs        Field = "cpus"
 	Memory      Field = "memory"
@@ -32,33 +32,33 @@ const (
 	SecretModes Field = "secretModes"
 )
 
-// Request describes a requested sandbox, with defaults filled in. Of a limit,
-// zero and less mean that there is none.
+// Request describes a requested sandbox, with defaults filled in. Limits of
+// zero or less mean unlimited.
 type Request struct {
 	About
 	Resources sandbox.Resources
-	Lifetime  time.Duration // from when it was made to its end
-	// Images are the names of the one image that it is made of: as it was asked
-	// for, and its digest where that is known. One that is allowed suffices.
+	Lifetime  time.Duration // from creation to the end
+	// Images are the names of the sandbox's image: the requested name, and the
+	// digest if it is known. The image is allowed if one of them is.
 	Images []string
-	// Signatures are those that were found for it. Unfetched says that it is not
-	// here yet, so that they are asked about when it is.
+	// Signatures are those found for the image. Unfetched means that the image has
+	// not been pulled yet, so its signatures are checked later.
 	Signatures []policy.Signature
 	Unfetched  bool
 	Mounts     []sandbox.Mount
 	Network    bool
 	Secrets    []Grant
 
-	assumed []string // keys that signed it, by their names, in a test
+	assumed []string // names of the keys that a test assumes to have signed it
 }
 
-// Grant is a secret that a sandbox is to have.
+// Grant is a secret that the sandbox gets.
 type Grant struct {
 	Name string
 	Mode sandbox.SecretMode // empty: a rule adds it to requests
 }
 
-// finding is the result of one field of one policy for a request.
+// finding is the result of one field of one policy.
 type finding struct {
 	sandbox.PolicyFinding
 	policy string
@@ -70,9 +70,9 @@ func found(field Field, ok bool, asked, limit string) *finding {
 	return &finding{field: field, PolicyFinding: sandbox.PolicyFinding{OK: ok, Asked: asked, Limit: limit}}
 }
 
-// Check returns nil, or CodeDenied by the first rule that does not allow the
-// request. With fields, only those are looked at: a change is not refused for
-// what it leaves alone.
+// Check returns nil, or CodeDenied for the first rule that does not allow the
+// request. If fields are given, only those are checked, so that an update is
+// not refused for fields it does not change.
 func (set *Set) Check(r Request, fields ...Field) error {
 	for _, f := range set.judge(&r) {
 		if !f.OK && (len(fields) == 0 || slices.Contains(fields, f.field)) {
@@ -89,7 +89,7 @@ func (f *finding) refusal() error {
 	}
 }
 
-// judge returns the finding of every rule that applies to a request.
+// judge returns the findings of all rules that apply to a request.
 func (set *Set) judge(r *Request) (out []*finding) {
 	for _, p := range set.about(r.About) {
 		for _, f := range p.judge(r) {
@@ -100,7 +100,7 @@ func (set *Set) judge(r *Request) (out []*finding) {
 	return out
 }
 
-// Explain lists what every rule that applies to a request says about it.
+// Explain lists the findings of all rules that apply to a request.
 func (set *Set) Explain(r Request) []sandbox.PolicyFinding {
 	out := []sandbox.PolicyFinding{}
 	for _, f := range set.judge(&r) {
@@ -109,7 +109,7 @@ func (set *Set) Explain(r Request) []sandbox.PolicyFinding {
 	return out
 }
 
-// Answer is what the policies say about a request.
+// Answer returns the decision about a request, with its findings.
 func (set *Set) Answer(r Request) sandbox.PolicyAnswer {
 	caps := set.Caps(r.About)
 	a := sandbox.PolicyAnswer{
@@ -128,7 +128,7 @@ func (set *Set) Answer(r Request) sandbox.PolicyAnswer {
 	return a
 }
 
-// judge looks at every field that a policy says something about.
+// judge checks every field that the policy restricts.
 func (p *entry) judge(r *Request) []*finding {
 	var out []*finding
 	add := func(f *finding) {
@@ -184,21 +184,21 @@ func (p *entry) judgeImage(r *Request) *finding {
 		switch {
 		case !anyMayRun(s.Image, r.Images):
 		case r.Unfetched:
-			f.OK, f.Asked = true, f.Asked+", whose signatures are looked at when it is there"
+			f.OK, f.Asked = true, f.Asked+", whose signatures are checked after it is pulled"
 			return f
 		case p.accepts(r, i):
 			f.OK, f.hint = true, ""
 			return f
 		case len(r.Signatures) == 0:
-			f.hint = "no signature was found beside the image; if it was signed since, pull it again with: atoll image pull " + r.Images[0]
+			f.hint = "no signature was found for the image; if it has been signed since, pull it again with: atoll image pull " + r.Images[0]
 		default:
-			f.hint = fmt.Sprintf("of the %d signatures found beside the image none is of such a key and for this image", len(r.Signatures))
+			f.hint = fmt.Sprintf("none of the %d signatures found for the image is valid and by such a key", len(r.Signatures))
 		}
 	}
 	return f
 }
 
-// imagesAllowed lists what images says, for people.
+// imagesAllowed describes the allowed images for people.
 func (p *entry) imagesAllowed() []string {
 	all := slices.Clone(p.Images)
 	for _, s := range p.SignedImages {
@@ -231,7 +231,7 @@ func (p *entry) judgeSecrets(r *Request) (out []*finding) {
 		if p.Secrets != nil {
 			out = append(out, found(Secrets, like(p.Secrets, g.Name), "the secret "+g.Name, list(p.Secrets)))
 		}
-		// A secret that a rule adds never enters the sandbox.
+		// A secret that a rule adds is never visible inside the sandbox.
 		if p.SecretModes != nil && g.Mode != "" {
 			modes := make([]string, len(p.SecretModes))
 			for i, m := range p.SecretModes {

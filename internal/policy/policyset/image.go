@@ -7,22 +7,22 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 )
 
-// locals are the beginnings of references that name no registry, which are
-// compared as they are written.
+// locals are the prefixes of references that do not name a registry. These are
+// compared literally.
 var locals = []string{"template:", "oci:", "docker-archive:", "dir:", "tar:"}
 
-// IsLocal reports whether a reference, or a pattern, is about no registry.
+// IsLocal reports whether a reference or pattern does not name a registry.
 func IsLocal(ref string) bool {
 	return ref == "host" || slices.ContainsFunc(locals, func(l string) bool { return strings.HasPrefix(ref, l) })
 }
 
-// anyMayRun reports whether one of the names of an image is one of a pattern.
+// anyMayRun reports whether one of an image's names matches a pattern.
 func anyMayRun(pattern string, names []string) bool {
 	return slices.ContainsFunc(names, func(ref string) bool { return mayRun(pattern, ref) })
 }
 
-// mayRun reports whether an image is one of those of a pattern. Repository and
-// tag are compared each for itself: "debian:5000/x" is no tag of debian, and
+// mayRun reports whether an image matches a pattern. Repository and tag are
+// compared separately: "debian:5000/x" is not a tag of debian, and
 // "docker.io/library/host" is not the image called host.
 func mayRun(pattern, ref string) bool {
 	if pattern == "*" {
@@ -47,12 +47,12 @@ func mayRun(pattern, ref string) bool {
 	return !IsLocal(pattern) && digest != ref && mayFetch(pattern, ref)
 }
 
-// mayFetch is mayRun for images of registries. A pattern without a tag is for
+// mayFetch is mayRun for images in registries. A pattern without a tag matches
 // every tag and digest.
 func mayFetch(pattern, ref string) bool {
 	parsed, err := name.ParseReference(strings.TrimPrefix(ref, "docker://"))
 	if err != nil {
-		return false // nor can it be fetched
+		return false // an invalid reference cannot be pulled
 	}
 	repo, version, sign := pattern, "*", ""
 	if i := strings.LastIndexByte(pattern, '@'); i >= 0 {

@@ -31,9 +31,9 @@ const (
 	maxPolicies = 1000
 )
 
-// Load reads the files of a set: one that is named, or, with ".", every file
-// at the top of fsys whose name ends in .yaml, .yml or .json. No file at all is
-// an error, since an empty set allows everything.
+// Load reads a policy set from fsys: the named file or, if name is ".", all
+// files in its top directory whose names end in .yaml, .yml or .json. Finding
+// no file is an error, because an empty set allows everything.
 func Load(fsys fs.FS, name string) (*Set, error) {
 	names := []string{name}
 	if name == "." {
@@ -62,7 +62,7 @@ func Load(fsys fs.FS, name string) (*Set, error) {
 	return parse(files, func(name string) ([]byte, error) { return readFile(fsys, name) })
 }
 
-// Open is Load for a file, or all files of a directory, of this machine.
+// Open is Load for a file or directory of this machine.
 func Open(name string) (*Set, error) {
 	info, err := os.Stat(name)
 	switch {
@@ -92,8 +92,8 @@ func readFile(fsys fs.FS, name string) ([]byte, error) {
 	return text, nil
 }
 
-// Parse reads the texts of files by their names. There are no keys of signers
-// beside them. An error is CodeInvalid, and says in which line what is wrong.
+// Parse parses files given by name. Public keys of signers cannot be
+// referenced. An error is CodeInvalid and contains the line.
 func Parse(files map[string][]byte) (*Set, error) { return parse(files, nil) }
 
 func parse(files map[string][]byte, readKey func(string) ([]byte, error)) (*Set, error) {
@@ -123,7 +123,7 @@ func parse(files map[string][]byte, readKey func(string) ([]byte, error)) (*Set,
 	case len(set.policies) > maxPolicies:
 		return nil, invalid("policies", 0, "%d policies, at most %d", len(set.policies), maxPolicies)
 	case len(set.policies) == 0:
-		return nil, invalid(strings.Join(names, ", "), 0, "there is no policy in it")
+		return nil, invalid(strings.Join(names, ", "), 0, "contains no policy")
 	}
 	for _, n := range slices.Sorted(maps.Keys(keys)) {
 		fmt.Fprintf(hash, "key %q %d\n", n, len(keys[n]))
@@ -140,15 +140,15 @@ func invalid(file string, line int, format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: file, Message: fmt.Sprintf(format, args...), Hint: "see docs/operate/policies.md"}
 }
 
-// document is one file. Nodes are walked by hand, because a field that nobody
-// knows must be an error, and errors say where they are.
+// document is one file. Its nodes are decoded one by one, so that unknown
+// fields are errors and errors have line numbers.
 type document struct {
 	file     string
 	policies []entry
 	tests    []Test
 
-	readKey func(name string) ([]byte, error) // of the file of a public key; nil: there are none
-	keys    map[string][]byte                 // those that were read, of all documents
+	readKey func(name string) ([]byte, error) // reads the file of a public key; nil: keys are not supported
+	keys    map[string][]byte                 // the keys read so far, of all documents
 }
 
 func (d *document) fail(n *yaml.Node, format string, args ...any) error {
@@ -170,7 +170,7 @@ func (d *document) parse(text []byte) error {
 	})
 }
 
-// each calls f with the items of a list.
+// each calls f for each item of a list.
 func (d *document) each(n *yaml.Node, f func(*yaml.Node) error) error {
 	if n.Kind != yaml.SequenceNode {
 		return d.fail(n, "a list is needed here")
@@ -183,7 +183,8 @@ func (d *document) each(n *yaml.Node, f func(*yaml.Node) error) error {
 	return nil
 }
 
-// fields calls what knows each field of a mapping, and notes its line.
+// fields calls the function in known for each field of a mapping, and stores
+// its line.
 func (d *document) fields(n *yaml.Node, lines map[string]int, known map[string]func(*yaml.Node) error) error {
 	if n.Kind != yaml.MappingNode {
 		return d.fail(n, "fields with values are needed here")
@@ -196,7 +197,7 @@ func (d *document) fields(n *yaml.Node, lines map[string]int, known map[string]f
 		case read == nil:
 			return d.fail(key, "unknown field %q", clip(key.Value))
 		case seen[key.Value]:
-			return d.fail(key, "the field %q is there twice", key.Value)
+			return d.fail(key, "the field %q is set twice", key.Value)
 		case value.Tag == "!!null":
 			return d.fail(key, "the field %q has no value", key.Value)
 		}
@@ -211,7 +212,7 @@ func (d *document) fields(n *yaml.Node, lines map[string]int, known map[string]f
 	return nil
 }
 
-// into decodes a scalar, or a list of them.
+// into decodes a scalar, or a list of scalars.
 func into[T any](d *document, to *T) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		if err := n.Decode(to); err != nil {
@@ -221,7 +222,7 @@ func into[T any](d *document, to *T) func(*yaml.Node) error {
 	}
 }
 
-// pointer is into for a field that may be left out.
+// pointer is into for an optional field.
 func pointer[T any](d *document, to **T, read func(string) (T, error)) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		v, err := read(n.Value)
@@ -233,7 +234,7 @@ func pointer[T any](d *document, to **T, read func(string) (T, error)) func(*yam
 	}
 }
 
-// strings reads a list, which is not nil even if it is empty.
+// strings decodes a list of strings; the result is never nil.
 func (d *document) strings(to *[]string) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		*to = []string{}
@@ -304,7 +305,7 @@ func (d *document) policy(n *yaml.Node) error {
 	return d.check(n, &p.Policy)
 }
 
-// check refuses what can never mean anything.
+// check refuses policies that cannot be meant.
 func (d *document) check(n *yaml.Node, p *sandbox.Policy) error {
 	at := func(field string) *yaml.Node { return &yaml.Node{Line: p.Lines[field]} }
 	if sandbox.ValidateName(p.Name) != nil {
@@ -324,7 +325,7 @@ func (d *document) check(n *yaml.Node, p *sandbox.Policy) error {
 		return d.fail(at("onUnenforceable"), "%q is none of refuse, narrow and allow", clip(p.OnUnenforceable))
 	}
 	if p.Tenants != nil && len(p.Tenants) == 0 {
-		return d.fail(at("tenants"), "a policy about no tenant says nothing: leave the field out for all")
+		return d.fail(at("tenants"), "an empty list of tenants matches none: leave out the field to match all tenants")
 	}
 	if p.Egress == nil {
 		return nil
@@ -335,7 +336,7 @@ func (d *document) check(n *yaml.Node, p *sandbox.Policy) error {
 	return nil
 }
 
-// labels reads the values that labels may have.
+// labels decodes the values that labels may have.
 func (d *document) labels(to *map[string][]string) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		*to = map[string][]string{}
@@ -359,7 +360,7 @@ func (d *document) labels(to *map[string][]string) func(*yaml.Node) error {
 	}
 }
 
-// profile reads rules as they stand in a file of their own.
+// profile decodes rules, in the format of a profile.
 func (d *document) profile(n *yaml.Node, to *sandbox.Profile) error {
 	var doc map[string]any
 	if err := n.Decode(&doc); err != nil {
@@ -377,7 +378,7 @@ func (d *document) profile(n *yaml.Node, to *sandbox.Profile) error {
 	return nil
 }
 
-// clip keeps what somebody wrote from filling a message.
+// clip shortens user input in a message.
 func clip(s string) string {
 	if len(s) > 80 {
 		return s[:80] + "…"

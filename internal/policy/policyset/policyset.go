@@ -1,12 +1,12 @@
-// Package policyset says what the sandboxes of a tenant may be: policies, written
-// in files that somebody keeps under version control, with upper limits of
-// resources and lifetime, the images, mounts and secrets that are allowed, and a
-// ceiling over what may be reached.
+// Package policyset evaluates the operator's policies: files, usually under
+// version control, that restrict the sandboxes of a tenant. They set upper
+// limits for resources and lifetime, the allowed images, mounts and secrets,
+// and a ceiling over network access.
 //
-// All policies that match a sandbox, by its tenant and its labels, hold
-// together: a policy can only take something away, so that neither their order
-// nor one more of them makes anything wider. Decisions are pure, as those of
-// package policy are; only [Open] looks at the machine.
+// All policies that match a sandbox, by its tenant and its labels, apply at
+// once. A policy can only remove permissions, so their order does not matter.
+// Decisions are pure, as in package policy; only [Open] reads files of the
+// machine.
 package policyset
 
 import (
@@ -21,17 +21,17 @@ import (
 )
 
 // Set is a set of policies. The zero value allows everything. A Set is
-// never changed and may be used concurrently.
+// immutable and safe for concurrent use.
 type Set struct {
 	policies []entry
 	tests    []Test
 	digest   string
 }
 
-// entry is a policy as this package works with it.
+// entry is a policy with its keys.
 type entry struct {
 	sandbox.Policy
-	keys [][]crypto.PublicKey // of each of SignedImages
+	keys [][]crypto.PublicKey // for each of SignedImages
 }
 
 // Policies returns the policies in the order of their files.
@@ -39,7 +39,7 @@ func (set *Set) Policies() []sandbox.Policy {
 	return set.list(func(*entry) bool { return true })
 }
 
-// PoliciesOf returns those that may apply to sandboxes of a tenant.
+// PoliciesOf returns the policies that may apply to sandboxes of a tenant.
 func (set *Set) PoliciesOf(tenant string) []sandbox.Policy {
 	return set.list(func(p *entry) bool { return p.concerns(tenant) })
 }
@@ -56,7 +56,7 @@ func (set *Set) list(wanted func(*entry) bool) []sandbox.Policy {
 	return out
 }
 
-// Digest tells sets of different texts apart; empty for none.
+// Digest identifies the text of the set; empty for an empty set.
 func (set *Set) Digest() string {
 	if set == nil {
 		return ""
@@ -64,7 +64,7 @@ func (set *Set) Digest() string {
 	return set.digest
 }
 
-// About says which sandbox is meant.
+// About identifies a sandbox by tenant and labels.
 type About struct {
 	Tenant string
 	Labels map[string]string
@@ -99,13 +99,13 @@ func (set *Set) about(a About) []*entry {
 	return out
 }
 
-// Redacts reports whether a policy wants values of secrets to be taken out of
-// what the commands of a sandbox write.
+// Redacts reports whether a policy requires that secret values are removed from
+// the output of the sandbox's commands.
 func (set *Set) Redacts(a About) bool {
 	return slices.ContainsFunc(set.about(a), func(p *entry) bool { return p.Redact })
 }
 
-// Ceilings are those over what a sandbox may reach.
+// Ceilings returns the ceilings over the sandbox's network access.
 func (set *Set) Ceilings(a About) []policy.Ceiling {
 	var out []policy.Ceiling
 	for _, p := range set.about(a) {
@@ -120,14 +120,14 @@ func (set *Set) Ceilings(a About) []policy.Ceiling {
 	return out
 }
 
-// MaySecret reports whether a sandbox may have a secret in a mode, empty for
-// one that a rule adds.
+// MaySecret reports whether a sandbox may have a secret in a mode. The mode is
+// empty for a secret that a rule adds to requests.
 func (set *Set) MaySecret(a About, name string, mode sandbox.SecretMode) bool {
 	return set.Check(Request{About: a, Secrets: []Grant{{name, mode}}}, Secrets, SecretModes) == nil
 }
 
 // Unenforceable returns how to treat rules that a provider cannot enforce,
-// according to the strictest policy that says anything about it.
+// according to the strictest policy that sets it.
 func (set *Set) Unenforceable(a About) policy.Unenforceable {
 	said := policy.Unenforceable("")
 	order := []policy.Unenforceable{"", policy.LetPass, policy.Narrow, policy.Refuse}
@@ -142,13 +142,13 @@ func (set *Set) Unenforceable(a About) policy.Unenforceable {
 	return said
 }
 
-// Caps are the lowest of the limits that hold for a sandbox; zero for none.
+// Caps are the lowest limits that apply to a sandbox; zero means unlimited.
 type Caps struct {
 	Resources sandbox.Resources
 	Lifetime  time.Duration
 }
 
-// Caps returns the limits that hold for a sandbox.
+// Caps returns the limits that apply to a sandbox.
 func (set *Set) Caps(a About) (c Caps) {
 	for _, p := range set.about(a) {
 		lower(&c.Resources.CPUs, p.CPUs)
@@ -166,8 +166,8 @@ func lower[T ~int64 | ~float64](have, limit *T) {
 	}
 }
 
-// Fill gives a request that leaves limits open those that hold: the lower of
-// the cap and what it would get otherwise. It never changes what was asked for.
+// Fill sets the limits that a request leaves open, to the lower of the cap and
+// the default. It never changes a requested limit.
 func (c Caps) Fill(r *sandbox.Resources, defaults sandbox.Resources) {
 	fill(&r.CPUs, c.Resources.CPUs, defaults.CPUs)
 	fill(&r.Memory, c.Resources.Memory, defaults.Memory)
@@ -186,8 +186,8 @@ func like(patterns []string, text string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool { return matchText(p, text) })
 }
 
-// matchText compares a text with a pattern in which * stands for any
-// characters, slashes too.
+// matchText compares text with a pattern in which * matches any characters,
+// including slashes.
 func matchText(pattern, text string) bool {
 	parts := strings.Split(pattern, "*")
 	if len(parts) == 1 {
@@ -207,8 +207,9 @@ func matchText(pattern, text string) bool {
 	return strings.HasSuffix(text, parts[len(parts)-1])
 }
 
-// mayMount reports whether a directory of the machine may be shown: it is the
-// one of a pattern, or below it, and read-only where ":ro" says so.
+// mayMount reports whether a directory of the machine may be mounted: it is at
+// or below the directory of a pattern, and read-only if the pattern ends in
+// ":ro".
 func mayMount(patterns []string, m sandbox.Mount) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
 		dir, readOnly := strings.CutSuffix(p, ":ro")

@@ -4,9 +4,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Of is the request for a sandbox as the policies see it. images are the names
-// of its image, and rules those that say what it may reach, wherever they are
-// kept.
+// Of returns the policy request for a sandbox. images are the names of its
+// image, and rules are its network rules.
 func Of(tenant string, spec *sandbox.Spec, images []string, rules []sandbox.Rule) Request {
 	r := Request{
 		About:     About{Tenant: tenant, Labels: spec.Labels},
@@ -18,7 +17,7 @@ func Of(tenant string, spec *sandbox.Spec, images []string, rules []sandbox.Rule
 	return r.add(rules)
 }
 
-// ModeOf returns how a sandbox gets a secret.
+// ModeOf returns the mode in which a sandbox gets a secret.
 func ModeOf(ref sandbox.SecretRef) sandbox.SecretMode {
 	if ref.Mode == "" {
 		return sandbox.SecretGateway
@@ -26,7 +25,7 @@ func ModeOf(ref sandbox.SecretRef) sandbox.SecretMode {
 	return ref.Mode
 }
 
-// add grants what rules add to requests.
+// add adds the secrets that rules inject.
 func (r Request) add(rules []sandbox.Rule) Request {
 	for _, rule := range rules {
 		for _, i := range rule.Inject {
@@ -38,8 +37,8 @@ func (r Request) add(rules []sandbox.Rule) Request {
 	return r
 }
 
-// Complete gives a request what it leaves open: what the caps say, and what a
-// sandbox gets otherwise.
+// Complete sets the limits that a request leaves open, from the caps and the
+// defaults.
 func (r *Request) Complete(c Caps, defaults sandbox.Resources) {
 	c.Fill(&r.Resources, defaults)
 	fill(&r.Lifetime, c.Lifetime, 0)

@@ -18,17 +18,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Bounds of keys.
+// Limits on keys.
 const (
 	maxKeyFile = 64 << 10
-	maxSigners = 16 // of one entry
+	maxSigners = 16 // per entry
 )
 
-// cosignType is what a payload says of itself.
+// cosignType is the type field of a cosign payload.
 const cosignType = "cosign container image signature"
 
-// payload is what is signed: which digest is meant. Other fields, such as a
-// name, are not verified.
+// payload is the signed content. Only the digest is verified, not the image's
+// name.
 type payload struct {
 	Critical struct {
 		Type  string `json:"type"`
@@ -38,7 +38,8 @@ type payload struct {
 	} `json:"critical"`
 }
 
-// holds reports whether a signature is one of that key for what it was found for.
+// holds reports whether a signature is valid for that key and the image it was
+// found for.
 func holds(key crypto.PublicKey, s policy.Signature) bool {
 	var p payload
 	if json.Unmarshal(s.Payload, &p) != nil || p.Critical.Type != cosignType || s.Subject == "" || p.Critical.Image.Digest != s.Subject {
@@ -54,8 +55,8 @@ func holds(key crypto.PublicKey, s policy.Signature) bool {
 	return false
 }
 
-// accepts reports whether one of the keys of the signed image with that index
-// signed the image of a request.
+// accepts reports whether the image of a request is signed by one of the keys
+// of the entry with index signed.
 func (p *entry) accepts(r *Request, signed int) bool {
 	for _, name := range r.assumed {
 		if slices.Contains(p.SignedImages[signed].SignedBy, name) {
@@ -67,13 +68,13 @@ func (p *entry) accepts(r *Request, signed int) bool {
 	})
 }
 
-// AsksWho reports whether who signed an image matters for a sandbox, so that its
-// signatures have to be known when it is decided about.
+// AsksWho reports whether the decision about a sandbox depends on the
+// signatures of its image.
 func (set *Set) AsksWho(a About) bool {
 	return slices.ContainsFunc(set.about(a), func(p *entry) bool { return len(p.SignedImages) > 0 })
 }
 
-// images reads the entries of images: names, and names with keys.
+// images decodes the entries of images: names, and names with keys.
 func (d *document) images(p *entry) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		p.Images = []string{}
@@ -93,7 +94,7 @@ func (d *document) images(p *entry) func(*yaml.Node) error {
 	}
 }
 
-// signers reads the keys that may have signed an image.
+// signers decodes the keys of a signed image.
 func (d *document) signers(n *yaml.Node, s *sandbox.SignedImage) (keys []crypto.PublicKey, err error) {
 	switch {
 	case s.Image == "":
@@ -117,7 +118,7 @@ func (d *document) signers(n *yaml.Node, s *sandbox.SignedImage) (keys []crypto.
 	return keys, nil
 }
 
-// keyText reads the file with a key, once.
+// keyText reads the file of a key, once.
 func (d *document) keyText(name string) ([]byte, error) {
 	if text, known := d.keys[name]; known {
 		return text, nil
@@ -135,8 +136,8 @@ func (d *document) keyText(name string) ([]byte, error) {
 	return text, err
 }
 
-// parseKey reads a public key in PEM. Of what is wrong it never shows the text:
-// somebody may have named the private key.
+// parseKey parses a PEM public key. The problem never quotes the text, since
+// the file may contain a private key.
 func parseKey(text []byte) (key crypto.PublicKey, problem string) {
 	block, rest := pem.Decode(text)
 	switch {

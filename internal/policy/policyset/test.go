@@ -11,16 +11,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Test is a request with the answer that it is to have, written down beside the
-// policies.
+// Test is a request with the expected answer, from a policy file.
 type Test struct {
 	Name string
 	Request
-	// URL is a request over the network, as METHOD URL or URL alone, which is
-	// decided by the ceilings.
+	// URL is a network request, as METHOD URL or only URL. The ceilings decide
+	// about it.
 	URL  string
-	Want string // allow or deny
-	Rule string // that refuses it, as POLICY.FIELD; empty for any
+	Want string // "allow" or "deny"
+	Rule string // the rule that refuses it, as POLICY.FIELD; empty for any
 	File string
 	Line int
 }
@@ -31,7 +30,7 @@ type Result struct {
 	File   string `json:"file"`
 	Line   int    `json:"line"`
 	Passed bool   `json:"passed"`
-	Got    string `json:"got"` // the answer, and who gave it
+	Got    string `json:"got"` // the decision, and the rule that made it
 }
 
 func (d *document) test(n *yaml.Node) error {
@@ -83,7 +82,7 @@ func take[T any](to, from *T) {
 	}
 }
 
-// Run carries out the tests that stand beside the policies.
+// Run runs the tests in the policy files.
 func (set *Set) Run() []Result {
 	out := make([]Result, 0, len(set.tests))
 	for _, t := range set.tests {
@@ -92,8 +91,8 @@ func (set *Set) Run() []Result {
 	return out
 }
 
-// run decides about one request as it would be decided when it is made: what it
-// leaves open it gets within the limits.
+// run decides about one request as at the creation of a sandbox: limits it
+// leaves open are filled in.
 func (set *Set) run(t Test) Result {
 	r := Result{Name: t.Name, File: t.File, Line: t.Line, Got: "allow"}
 	t.Complete(set.Caps(t.About), sandbox.Resources{})
@@ -119,7 +118,7 @@ func (set *Set) run(t Test) Result {
 
 var errUnreachable = &sandbox.Error{Code: sandbox.CodeDenied, Subject: "egress"}
 
-// reach asks what the ceilings alone say about a request.
+// reach decides with the ceilings alone.
 func (set *Set) reach(t Test) (allowed bool, why string, err error) {
 	method, target, both := strings.Cut(t.URL, " ")
 	if !both {
@@ -133,7 +132,7 @@ func (set *Set) reach(t Test) (allowed bool, why string, err error) {
 	return e.Allow, e.Message, err
 }
 
-// ceilingOf is the rule that sets the ceiling, if there is just one.
+// ceilingOf returns the name of the ceiling, if there is exactly one.
 func (set *Set) ceilingOf(a About) string {
 	c := set.Ceilings(a)
 	if len(c) != 1 {

@@ -139,7 +139,7 @@ func applyParts(req *http.Request, i sandbox.Injection, values Values) error {
 // line break must not become a second one.
 func setHeader(req *http.Request, i sandbox.Injection, name, value string) error {
 	if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
-		return unusable(i, "the value holds a control character, which no header can carry")
+		return unusable(i, "the value contains a control character, which no header can carry")
 	}
 	req.Header.Set(name, value)
 	return nil

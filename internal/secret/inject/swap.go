@@ -86,7 +86,7 @@ func (w *swapping) swap(sw policy.SwapFor) error {
 					return err
 				}
 				if all[i] = strings.ReplaceAll(old, sw.Placeholder, v); strings.ContainsAny(all[i], "\r\n\x00") {
-					return unusable(sandbox.Injection{Secret: sw.Secret}, "the value holds a control character, which no header can carry")
+					return unusable(sandbox.Injection{Secret: sw.Secret}, "the value contains a control character, which no header can carry")
 				}
 			}
 			if sw.Places.Basic && low == "authorization" {
