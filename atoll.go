@@ -4,9 +4,10 @@
 // or over TCP with an API key. Package atolld starts one inside the program
 // instead, and hands out a Client that reaches it in memory.
 //
-// Errors are of type *sandbox.Error, whose code tells what to do; no daemon to
-// talk to is CodeUnavailable. A sandbox lives until it is destroyed: dropping a
-// handle, or closing the Client, ends nothing.
+// Errors are of type *sandbox.Error. Its code tells the caller what to do; if
+// no daemon answers, it is CodeUnavailable. A sandbox lives until it is
+// destroyed or its lifetime ends. Dropping a handle or closing the Client does
+// not end it.
 package atoll
 
 import (
@@ -26,8 +27,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Options say how to reach a daemon. The zero value reaches the one that the
-// environment names, else the one of the user's own state directory.
+// Options say how to reach a daemon. The zero value uses the address in
+// $ATOLL_HOST, else the socket in the user's own state directory.
 type Options struct {
 	// Host is "unix:///path/of/atoll.sock", "https://host:port", or
 	// "http://host:port" where the connection is safe by other means. Empty:
@@ -36,13 +37,13 @@ type Options struct {
 	// Key is an API key, which the local socket does not need. Empty: $ATOLL_KEY
 	// if Host is empty too, else none.
 	Key string
-	// Transport carries the requests, wherever Host says they go. Nil: one
-	// that Host needs.
+	// Transport carries the requests, whatever Host is. Nil: a transport that suits
+	// Host.
 	Transport http.RoundTripper
-	// Propagate adds to the header of each request which trace it is part of:
-	// with OpenTelemetry, what a TextMapPropagator injects. It may be called
-	// concurrently. Nil: the trace that $TRACEPARENT and $TRACESTATE name, if
-	// they name one.
+	// Propagate adds the trace context to the header of each request. With
+	// OpenTelemetry, it calls Inject of a TextMapPropagator. It may be called
+	// concurrently. Nil: the trace context in $TRACEPARENT and $TRACESTATE, if they
+	// are set.
 	Propagate func(ctx context.Context, h http.Header)
 }
 
@@ -50,7 +51,7 @@ type Options struct {
 type Client struct{ conn *client.Conn }
 
 // New returns a Client. It connects when it is first used; see [Client.Ping].
-// The caller closes it.
+// The caller closes it. Options that are not valid are CodeInvalid.
 func New(opts Options) (*Client, error) {
 	if opts.Host == "" && opts.Transport == nil {
 		opts.Host = os.Getenv("ATOLL_HOST")
@@ -86,14 +87,14 @@ func New(opts Options) (*Client, error) {
 }
 
 // WithKey returns a Client that uses the connections of c with another API key.
-// It must not be closed, and is useless once c is.
+// Do not close it. It stops working when c is closed.
 func (c *Client) WithKey(key string) *Client {
 	conn := *c.conn
 	conn.Key = key
 	return &Client{&conn}
 }
 
-// localHost stands for a daemon that is reached without a network.
+// localHost is the host name in requests to a daemon over its local socket.
 const localHost = "atoll"
 
 // Bounds of the connections that a Client keeps open for later requests.
@@ -102,7 +103,7 @@ const (
 	idleConnTimeout = time.Minute
 )
 
-// reach returns where requests for a host go, and how.
+// reach returns the base URL and the transport for requests to host.
 func reach(host string) (base string, _ http.RoundTripper, err error) {
 	const anywhere = "http://" + localHost
 	if host == "" {
@@ -135,9 +136,9 @@ func reach(host string) (base string, _ http.RoundTripper, err error) {
 // SocketName is the name of a daemon's socket in its state directory.
 const SocketName = "atoll.sock"
 
-// DefaultSocket is where the daemon of the user's own state directory listens:
-// $ATOLL_STATE_DIR, /var/lib/atoll for root, else as the XDG base directories
-// say.
+// DefaultSocket returns the path of the socket in the user's own state
+// directory. That directory is $ATOLL_STATE_DIR, else /var/lib/atoll for root,
+// else $XDG_STATE_HOME/atoll or ~/.local/state/atoll.
 func DefaultSocket() (string, error) {
 	dir := os.Getenv("ATOLL_STATE_DIR")
 	switch home, state := os.Getenv("HOME"), os.Getenv("XDG_STATE_HOME"); {
@@ -158,19 +159,19 @@ func DefaultSocket() (string, error) {
 // Admin administers the daemon: keys, tenants, policies, the audit log.
 func (c *Client) Admin() *admin.Client { return admin.New(c.conn) }
 
-// Close closes idle connections. It ends no sandbox.
+// Close closes idle connections. Sandboxes keep running.
 func (c *Client) Close() error {
 	c.conn.HTTP.CloseIdleConnections()
 	return nil
 }
 
-// Ping reports whether a daemon answers. None is CodeUnavailable.
+// Ping returns nil if a daemon answers, and CodeUnavailable if none does.
 func (c *Client) Ping(ctx context.Context) error {
 	return c.conn.Call(ctx, http.MethodGet, "/healthz", nil, nil, nil)
 }
 
-// propagator names one trace in every request. One that is not as it should be
-// is none.
+// propagator adds one trace context to every request. A malformed parent is
+// ignored.
 func propagator(parent, state string) func(context.Context, http.Header) {
 	if _, ok := span.ParseParent(parent); !ok {
 		return func(context.Context, http.Header) {}
@@ -183,14 +184,16 @@ func propagator(parent, state string) func(context.Context, http.Header) {
 	}
 }
 
-// maxTraceState is what every daemon must be able to take (W3C Trace Context).
+// maxTraceState is the length in bytes that every server must accept (W3C Trace
+// Context).
 const maxTraceState = 512
 
-// utf8Map refuses what JSON would change without a word.
+// utf8Map refuses strings that are not UTF-8, because encoding/json would
+// replace bytes of them silently.
 func utf8Map(subject string, m map[string]string) error {
 	for k, v := range m {
 		if !utf8.ValidString(k) || !utf8.ValidString(v) {
-			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: subject, Message: "holds what is not UTF-8"}
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: subject, Message: "is not valid UTF-8"}
 		}
 	}
 	return nil

@@ -12,22 +12,21 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// CreateOptions are the circumstances of a new sandbox. The zero value is
-// usable.
+// CreateOptions are options of [Client.Create]. The zero value is usable.
 type CreateOptions struct {
 	Pull     string // when to fetch the image: missing (as if empty), always or never
 	Platform string // of the image, "os/arch[/variant]"; empty: the daemon's own
-	// IdempotencyKey makes a repeated call return what the first one made.
-	// Use a new random one for every sandbox. Without one, a call whose ctx
-	// ends leaves nothing behind: see Create.
+	// IdempotencyKey makes a repeated call return the sandbox that the first call
+	// made. Use a new random key for every sandbox. If it is empty and ctx ends,
+	// Create removes the sandbox.
 	IdempotencyKey string
 }
 
 // Create makes a sandbox, which lives until it is destroyed or its lifetime
-// ends. When ctx ends first, what the daemon may have made meanwhile is removed
-// before Create returns, for which it takes 30 seconds at most; with an
-// idempotency key it is left to the caller, who can ask again. The options may be
-// left out.
+// ends. If ctx ends before the daemon answers, Create removes the sandbox that
+// the daemon may have made, which takes at most 30 seconds. With an idempotency
+// key, Create leaves the sandbox, and the caller can repeat the call. The
+// options may be left out.
 func (c *Client) Create(ctx context.Context, spec sandbox.Spec, options ...CreateOptions) (*Sandbox, error) {
 	opts := optional(options)
 	if err := spec.Validate(); err != nil {
@@ -51,7 +50,7 @@ func (c *Client) Create(ctx context.Context, spec sandbox.Spec, options ...Creat
 	return s, err
 }
 
-// createBody is a request for a sandbox as it travels.
+// createBody returns the body of a request for a sandbox.
 func createBody(spec sandbox.Spec, opts CreateOptions) ([]byte, error) {
 	text, err := json.Marshal(struct {
 		sandbox.Spec
@@ -70,8 +69,8 @@ func (c *Client) create(ctx context.Context, text []byte, key string) (*Sandbox,
 	return s, c.once(ctx, "/v1/sandboxes", text, key, &s.info)
 }
 
-// once sends a request that has one effect however often it is sent with the
-// same key.
+// once sends a request with an idempotency key: repeating it with the same key
+// has no further effect.
 func (c *Client) once(ctx context.Context, path string, text []byte, key string, out any) error {
 	r, err := c.conn.Request(ctx, http.MethodPost, path, nil, bytes.NewReader(text))
 	if err != nil {
@@ -84,11 +83,13 @@ func (c *Client) once(ctx context.Context, path string, text []byte, key string,
 	return c.conn.Receive(r, out)
 }
 
-// teardown bounds the removal of what was made for nobody.
+// teardown bounds the removal of a sandbox that the caller of Create no longer
+// waits for.
 const teardown = 30 * time.Second
 
-// uncreate removes what a request made whose answer nobody waited for. The same
-// request once more says which sandbox that is.
+// uncreate removes the sandbox that a request may have made whose context
+// ended. It repeats the request with the same key to learn which sandbox that
+// is.
 func (c *Client) uncreate(ctx context.Context, text []byte, key string) error {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardown)
 	defer cancel()
@@ -111,8 +112,8 @@ func (c *Client) Get(ctx context.Context, ref string) (*Sandbox, error) {
 	return s, c.conn.Call(ctx, http.MethodGet, "/v1/sandboxes/"+ref, nil, nil, &s.info)
 }
 
-// Remove destroys the sandbox of that name or id. One that is gone already is
-// success; one that never was is CodeNotFound.
+// Remove destroys the sandbox of that name or id. A sandbox that is already
+// gone is success. One that never existed is CodeNotFound.
 func (c *Client) Remove(ctx context.Context, ref string) error {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return err

@@ -15,8 +15,8 @@ func (c *Client) CreateProfile(ctx context.Context, p sandbox.Profile) (out sand
 }
 
 // ApplyProfile stores a new version of the profile of that name, or its first,
-// and applies it to the sandboxes that work by it. ifVersion, if it is not 0,
-// is the version that it must be at.
+// and applies it to the sandboxes that use it. If ifVersion is not 0 and the
+// stored profile has another version, it is CodeConflict.
 func (c *Client) ApplyProfile(ctx context.Context, p sandbox.Profile, ifVersion int64) (out sandbox.StoredProfile, err error) {
 	query := url.Values{}
 	if ifVersion != 0 {
@@ -25,8 +25,7 @@ func (c *Client) ApplyProfile(ctx context.Context, p sandbox.Profile, ifVersion 
 	return out, c.profile(ctx, http.MethodPut, p.Name, "", query, p, &out)
 }
 
-// Profile returns a profile as it was at a version, or as it is now if that is
-// 0.
+// Profile returns the given version of a profile. Version 0 is the newest.
 func (c *Client) Profile(ctx context.Context, name string, version int64) (out sandbox.StoredProfile, err error) {
 	query := url.Values{}
 	if version != 0 {
@@ -41,13 +40,14 @@ func (c *Client) Profiles(ctx context.Context) ([]sandbox.StoredProfile, error) 
 	return out.Profiles, c.conn.Call(ctx, http.MethodGet, "/v1/profiles", nil, nil, &out)
 }
 
-// RemoveProfile removes a profile. One that a sandbox works by is CodeConflict.
+// RemoveProfile removes a profile. A profile that a sandbox uses is
+// CodeConflict.
 func (c *Client) RemoveProfile(ctx context.Context, name string) error {
 	return c.profile(ctx, http.MethodDelete, name, "", nil, nil, nil)
 }
 
-// profile makes a request about a profile. A name that is none would lead to
-// another resource.
+// profile makes a request about a profile. It checks the name, because an
+// invalid one could address another resource.
 func (c *Client) profile(ctx context.Context, method, name, rest string, query url.Values, in, out any) error {
 	if err := sandbox.ValidateName(name); err != nil {
 		return err
@@ -55,8 +55,9 @@ func (c *Client) profile(ctx context.Context, method, name, rest string, query u
 	return c.conn.Call(ctx, method, "/v1/profiles/"+name+rest, query, in, out)
 }
 
-// TestProfile tells what would become of a request under a stored profile.
-// Nothing is sent. target is a URL; the scheme tcp stands for a bare connection.
+// TestProfile tells whether a stored profile would allow a request, and why. It
+// sends no request to the target. target is a URL; the scheme tcp stands for a
+// bare TCP connection.
 func (c *Client) TestProfile(ctx context.Context, name, method, target string) (out sandbox.Explanation, err error) {
 	in := map[string]string{"method": method, "url": target}
 	return out, c.profile(ctx, http.MethodPost, name, "/test", nil, in, &out)
@@ -68,7 +69,8 @@ func (c *Client) CreateSecret(ctx context.Context, s sandbox.NewSecret) (out san
 }
 
 // RotateSecret gives a secret a new value, which is used from the next request
-// on. One that has a Source is read anew, and takes no value.
+// on. A secret that has a Source is read from it again; value must then be
+// empty.
 func (c *Client) RotateSecret(ctx context.Context, name string, value []byte) (out sandbox.StoredSecret, err error) {
 	if err := sandbox.ValidateSecretName(name); err != nil {
 		return out, err
@@ -82,8 +84,8 @@ func (c *Client) Secrets(ctx context.Context) ([]sandbox.StoredSecret, error) {
 	return out.Secrets, c.conn.Call(ctx, http.MethodGet, "/v1/secrets", nil, nil, &out)
 }
 
-// RemoveSecret removes a secret. One that a sandbox or a profile works with is
-// CodeConflict unless force is set: they then go on without it.
+// RemoveSecret removes a secret. A secret that a sandbox or a profile uses is
+// CodeConflict, unless force is set; they then continue without it.
 func (c *Client) RemoveSecret(ctx context.Context, name string, force bool) error {
 	if err := sandbox.ValidateSecretName(name); err != nil {
 		return err

@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Events yields what happened, oldest first, and ends with the first error.
-// The Seq of the last event is where to go on.
+// Events yields the events that match q, oldest first, and ends with the first
+// error. To continue later, set EventQuery.After to the Seq of the last event.
 func (c *Client) Events(ctx context.Context, q sandbox.EventQuery) iter.Seq2[sandbox.Event, error] {
 	return func(yield func(sandbox.Event, error) bool) {
 		for {
@@ -35,8 +35,8 @@ func (c *Client) Events(ctx context.Context, q sandbox.EventQuery) iter.Seq2[san
 	}
 }
 
-// FollowEvents is Events that goes on with what happens from now on, until ctx
-// ends or the time Until has come.
+// FollowEvents is like Events, but then waits for new events. It ends when ctx
+// ends or the time EventQuery.Until is reached.
 func (c *Client) FollowEvents(ctx context.Context, q sandbox.EventQuery) iter.Seq2[sandbox.Event, error] {
 	return func(yield func(sandbox.Event, error) bool) { c.follow(ctx, q, yield) }
 }
@@ -57,7 +57,7 @@ func (c *Client) follow(ctx context.Context, q sandbox.EventQuery, yield func(sa
 	defer resp.Body.Close()
 	for data, err := range client.ServerSent(ctx, resp.Body) {
 		if errors.Is(err, io.EOF) {
-			return // the time that it was to end at has come
+			return // EventQuery.Until is reached
 		}
 		var e sandbox.Event
 		if err == nil && json.Unmarshal(data, &e) != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Files reaches the files of a sandbox. Paths are absolute and are resolved by
-// the sandbox's own kernel.
+// Files gives access to the files of a sandbox. Paths are absolute and are
+// resolved by the sandbox's own kernel. Its methods may be called concurrently.
 type Files struct{ s *Sandbox }
 
 // Files returns the sandbox's files.
@@ -28,10 +28,10 @@ func (s *Sandbox) Files() Files { return Files{s} }
 // ReadOptions select a part of a file.
 type ReadOptions struct {
 	Offset int64 // bytes to skip
-	Length int64 // at most so many bytes; 0 means to the end
+	Length int64 // maximum number of bytes; 0 means to the end
 }
 
-// WriteOptions say what a written file is to look like.
+// WriteOptions are options of [Files.Write].
 type WriteOptions struct {
 	Mode      uint32 // permission bits; 0 keeps an existing file's, else 0o644
 	Owner     string // as sandbox.Spec.User; empty: keeps an existing file's, else the sandbox's user
@@ -39,10 +39,10 @@ type WriteOptions struct {
 	NoReplace bool   // an existing file is CodeAlreadyExists
 }
 
-// MkdirOptions say what a made directory is to look like.
+// MkdirOptions are options of [Files.Mkdir].
 type MkdirOptions struct {
 	Mode    uint32 // permission bits; 0 means 0o755
-	Owner   string // as WriteOptions
+	Owner   string // as WriteOptions.Owner
 	Parents bool   // make missing parents too; an existing directory is success
 }
 
@@ -52,13 +52,15 @@ func (f Files) call(ctx context.Context, method, rest string, query url.Values, 
 
 func at(path string) url.Values { return url.Values{"path": {path}} }
 
-// Stat describes a file, not following a link in the last element.
+// Stat describes a file. It does not follow a symbolic link in the last
+// element.
 func (f Files) Stat(ctx context.Context, path string) (info sandbox.FileInfo, err error) {
 	return info, f.call(ctx, http.MethodGet, "/stat", at(path), nil, &info)
 }
 
-// List yields what is below a directory in lexical order, parents first, down
-// to depth levels (0 means 1, negative all), and ends with the first error.
+// List yields the files below a directory in lexical order, parents first, and
+// ends with the first error. It descends depth levels: 0 means 1, a negative
+// depth means all.
 func (f Files) List(ctx context.Context, path string, depth int) iter.Seq2[sandbox.FileInfo, error] {
 	return func(yield func(sandbox.FileInfo, error) bool) {
 		query := at(path)
@@ -91,7 +93,8 @@ func (f Files) List(ctx context.Context, path string, depth int) iter.Seq2[sandb
 	}
 }
 
-// stream asks for something that is read little by little.
+// stream sends a GET request and returns the body of the response. The caller
+// closes it.
 func (f Files) stream(ctx context.Context, rest string, query url.Values, header http.Header) (io.ReadCloser, error) {
 	r, err := f.s.client.conn.Request(ctx, http.MethodGet, f.s.path("/files"+rest), query, nil)
 	if err != nil {
@@ -121,9 +124,9 @@ func (f Files) Read(ctx context.Context, path string, opts ReadOptions) (io.Read
 	return f.stream(ctx, "", at(path), header)
 }
 
-// Open is Read that describes the file, too, as far as its reader needs: links
-// are followed, and the inode is not told. An offset beyond the end reads
-// nothing.
+// Open is like Read, but also describes the file. It follows symbolic links.
+// The FileInfo has size, mode, owner and modification time. An offset beyond
+// the end yields an empty reader. The caller closes the reader.
 func (f Files) Open(ctx context.Context, path string, opts ReadOptions) (io.ReadCloser, sandbox.FileInfo, error) {
 	info := sandbox.FileInfo{Path: path, Type: sandbox.TypeFile}
 	if opts.Offset < 0 || opts.Length < 0 {
@@ -133,7 +136,8 @@ func (f Files) Open(ctx context.Context, path string, opts ReadOptions) (io.Read
 	if err != nil {
 		return nil, info, err
 	}
-	// A range is always asked for: its answer tells the size.
+	// Always request a range, because the response then has the size in
+	// Content-Range.
 	span := fmt.Sprintf("bytes=%d-", opts.Offset)
 	if opts.Length > 0 {
 		span += strconv.FormatInt(opts.Offset+opts.Length-1, 10)
@@ -154,7 +158,7 @@ func (f Files) Open(ctx context.Context, path string, opts ReadOptions) (io.Read
 	return resp.Body, info, nil
 }
 
-// describeFile reads what the header of an answer says about a file.
+// describeFile fills info from the header of a response.
 func describeFile(info *sandbox.FileInfo, h http.Header) {
 	if _, size, ok := strings.Cut(h.Get("Content-Range"), "/"); ok {
 		info.Size, _ = strconv.ParseInt(size, 10, 64)
@@ -165,7 +169,8 @@ func describeFile(info *sandbox.FileInfo, h http.Header) {
 	info.ModTime, _ = http.ParseTime(h.Get("Last-Modified"))
 }
 
-// Write makes or replaces a regular file with all of r: whole, or not at all.
+// Write creates or replaces a regular file with the content of r. It is atomic:
+// on an error the old file stays.
 func (f Files) Write(ctx context.Context, path string, r io.Reader, opts WriteOptions) (info sandbox.FileInfo, err error) {
 	query := at(path)
 	if opts.Mode != 0 {
@@ -183,7 +188,7 @@ func (f Files) Write(ctx context.Context, path string, r io.Reader, opts WriteOp
 	return info, f.send(ctx, "", query, r, "application/octet-stream", &info)
 }
 
-// send sends bytes. An error of r is returned as it is.
+// send uploads r. If reading r fails, send returns that error unchanged.
 func (f Files) send(ctx context.Context, rest string, query url.Values, r io.Reader, kind string, out any) error {
 	source := &watched{r: r}
 	req, err := f.s.client.conn.Request(ctx, http.MethodPut, f.s.path("/files"+rest), query, source)
@@ -207,12 +212,13 @@ func (f Files) Mkdir(ctx context.Context, path string, opts MkdirOptions) error 
 	return f.call(ctx, http.MethodPost, "/mkdir", nil, in, nil)
 }
 
-// utf8Path refuses a path that JSON would change without a word.
+// utf8Path refuses a path that is not UTF-8, because encoding/json would
+// replace bytes of it silently.
 func utf8Path(path string) error {
 	if utf8.ValidString(path) {
 		return nil
 	}
-	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "path", Message: "holds what is not UTF-8"}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "path", Message: "is not valid UTF-8"}
 }
 
 // Remove removes a file or, if recursive, a tree.
@@ -222,8 +228,9 @@ func (f Files) Remove(ctx context.Context, path string, recursive bool) error {
 	return f.call(ctx, http.MethodDelete, "", query, nil, nil)
 }
 
-// Move renames. An existing destination is CodeAlreadyExists unless overwrite
-// is set and it is not a directory.
+// Move renames a file or directory. An existing destination is
+// CodeAlreadyExists, unless overwrite is set and the destination is not a
+// directory.
 func (f Files) Move(ctx context.Context, from, to string, overwrite bool) error {
 	if err := errors.Join(utf8Path(from), utf8Path(to)); err != nil {
 		return err
@@ -231,15 +238,16 @@ func (f Files) Move(ctx context.Context, from, to string, overwrite bool) error 
 	return f.call(ctx, http.MethodPost, "/move", nil, map[string]any{"from": from, "to": to, "overwrite": overwrite}, nil)
 }
 
-// Export writes the file or tree at path as a tar stream. The stream comes from
-// inside the sandbox: whoever unpacks it must trust nothing in it.
+// Export writes the file or tree at path to w as a tar stream. The stream comes
+// from inside the sandbox: do not trust the names, links and modes in it when
+// you unpack it.
 func (f Files) Export(ctx context.Context, path string, w io.Writer, exclude ...string) error {
 	query := at(path)
 	query["exclude"] = exclude
 	return f.export(ctx, query, w)
 }
 
-// ExportZstd is Export with the stream compressed with zstd, by the daemon.
+// ExportZstd is like Export, but the daemon compresses the stream with zstd.
 func (f Files) ExportZstd(ctx context.Context, path string, w io.Writer, exclude ...string) error {
 	query := at(path)
 	query["exclude"] = exclude
@@ -264,16 +272,18 @@ func (f Files) export(ctx context.Context, query url.Values, w io.Writer) error 
 }
 
 // Import unpacks a tar stream, which may be compressed with zstd, into the
-// directory at path, making it: all of it or, on an error, nothing. owner, if
-// not empty, is whom the files will belong to.
+// directory at path, and creates the directory if it is missing. On an error
+// nothing is unpacked. owner, if not empty, is the owner of the files, as in
+// sandbox.Spec.User.
 func (f Files) Import(ctx context.Context, path string, r io.Reader, owner string) error {
 	query := at(path)
 	query.Set("owner", owner)
 	return f.send(ctx, "/archive", query, r, "application/x-tar", nil)
 }
 
-// Watch yields the changes below a directory, or of a file, from now on until
-// ctx ends or the watched path is removed; any other end is an error.
+// Watch yields the changes of a file or below a directory from now on. It ends
+// when ctx ends or the watched path is removed. If the watch breaks off, the
+// last pair has an error.
 func (f Files) Watch(ctx context.Context, path string, recursive bool) (iter.Seq2[sandbox.FileEvent, error], error) {
 	query := at(path)
 	query.Set("recursive", strconv.FormatBool(recursive))
@@ -295,7 +305,7 @@ func (f Files) Watch(ctx context.Context, path string, recursive bool) (iter.Seq
 	}, nil
 }
 
-// watched remembers the error of a reader, to tell it from one of the way.
+// watched remembers the error of a reader, to tell it from a transport error.
 type watched struct {
 	r   io.Reader
 	mu  sync.Mutex

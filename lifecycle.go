@@ -13,47 +13,47 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// change asks for something to be done to the sandbox, and returns what it is
-// then.
+// change sends a request that changes the sandbox, and returns the sandbox
+// after the change.
 func (s *Sandbox) change(ctx context.Context, method, rest string, in any) (info sandbox.Sandbox, err error) {
 	return info, s.client.conn.Call(ctx, method, s.path(rest), nil, in, &info)
 }
 
-// Stop asks the commands to end, gives them grace, and ends the sandbox. Its
-// files are kept, to be used again after Start. A provider that cannot keep them
-// is sandbox.CodeUnsupported, and nothing changes.
+// Stop sends SIGTERM to the commands, waits for at most grace, and stops the
+// sandbox. Its files are kept for Start. If the provider cannot keep them, Stop
+// returns sandbox.CodeUnsupported and changes nothing.
 func (s *Sandbox) Stop(ctx context.Context, grace time.Duration) (sandbox.Sandbox, error) {
 	return s.change(ctx, http.MethodPost, "/stop", map[string]int64{"graceMs": client.Milliseconds(grace)})
 }
 
-// Start brings a stopped sandbox back with the files it had. One that runs is
+// Start starts a stopped sandbox with the files it had. A running sandbox is
 // success.
 func (s *Sandbox) Start(ctx context.Context) (sandbox.Sandbox, error) {
 	return s.change(ctx, http.MethodPost, "/start", nil)
 }
 
-// Pause makes the sandbox stand still: in memory, or on disk, where it holds
-// neither memory nor processes. Its lifetime stands still too. It is not in use
-// and cannot be used before Resume.
+// Pause pauses the sandbox in memory or on disk. Paused on disk, it has no
+// memory and no processes. The time of its lifetime does not pass while it is
+// paused. It must not be in use, and cannot be used before Resume.
 func (s *Sandbox) Pause(ctx context.Context, kind sandbox.PauseKind) (sandbox.Sandbox, error) {
 	return s.change(ctx, http.MethodPost, "/pause", map[string]bool{"toDisk": kind == sandbox.PauseDisk})
 }
 
-// Resume lets a paused sandbox go on. One that runs is success.
+// Resume continues a paused sandbox. A running sandbox is success.
 func (s *Sandbox) Resume(ctx context.Context) (sandbox.Sandbox, error) {
 	return s.change(ctx, http.MethodPost, "/resume", nil)
 }
 
-// Update changes limits, labels, lifetime and idle policy of the sandbox, all
-// or nothing.
+// Update changes limits, labels, lifetime and idle policy of the sandbox. On an
+// error it changes nothing.
 func (s *Sandbox) Update(ctx context.Context, c sandbox.Change) (sandbox.Sandbox, error) {
 	return s.change(ctx, http.MethodPatch, "", c)
 }
 
-// Fork makes copies of the sandbox, each with a name and an id of its own: its
-// files, and processes with their memory where its provider can. All are made
-// or none. With opts.IdempotencyKey, a repeated call returns what the first one
-// made.
+// Fork makes copies of the sandbox, each with its own name and id. A copy has
+// the files of the sandbox and, if the provider can do that, its processes with
+// their memory. On an error there are no copies. With opts.IdempotencyKey, a
+// repeated call returns the copies that the first call made.
 func (s *Sandbox) Fork(ctx context.Context, opts sandbox.ForkRequest) ([]*Sandbox, error) {
 	opts.Count = max(opts.Count, 1)
 	text, err := json.Marshal(opts)
@@ -71,7 +71,7 @@ func (s *Sandbox) Fork(ctx context.Context, opts sandbox.ForkRequest) ([]*Sandbo
 	return copies, nil
 }
 
-// Snapshot writes the state of the sandbox down; it goes on.
+// Snapshot saves the state of the sandbox as a snapshot. The sandbox continues.
 func (s *Sandbox) Snapshot(ctx context.Context, opts sandbox.SnapshotRequest) (snap sandbox.Snapshot, err error) {
 	return snap, s.client.conn.Call(ctx, http.MethodPost, s.path("/snapshots"), nil, opts, &snap)
 }
@@ -84,8 +84,8 @@ func (c *Client) GetSnapshot(ctx context.Context, ref string) (s sandbox.Snapsho
 	return s, c.conn.Call(ctx, http.MethodGet, "/v1/snapshots/"+ref, nil, nil, &s)
 }
 
-// Snapshots yields the snapshots with all of the labels, newest first, and ends
-// with the first error.
+// Snapshots yields the snapshots that have all of the labels, newest first, and
+// ends with the first error.
 func (c *Client) Snapshots(ctx context.Context, labels map[string]string) iter.Seq2[sandbox.Snapshot, error] {
 	return func(yield func(sandbox.Snapshot, error) bool) {
 		query := url.Values{"limit": {strconv.Itoa(snapshotPage)}}
@@ -116,8 +116,8 @@ func (c *Client) Snapshots(ctx context.Context, labels map[string]string) iter.S
 
 const snapshotPage = 200
 
-// RemoveSnapshot removes the snapshot of that name or id. Sandboxes that were
-// made from it live on.
+// RemoveSnapshot removes the snapshot of that name or id. Sandboxes made from
+// it are not affected.
 func (c *Client) RemoveSnapshot(ctx context.Context, ref string) error {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return err

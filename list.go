@@ -14,7 +14,7 @@ import (
 type ListOptions struct {
 	States []sandbox.State
 	Labels map[string]string
-	Page   int // how many to ask for at a time; zero leaves it to the daemon
+	Page   int // sandboxes per request; zero: the daemon's default
 }
 
 func (o *ListOptions) query() url.Values {
@@ -31,8 +31,8 @@ func (o *ListOptions) query() url.Values {
 	return query
 }
 
-// List yields the sandboxes that match, newest first, a page at a time. It ends
-// with the first error.
+// List yields the sandboxes that match, newest first, and requests them page by
+// page. It ends with the first error.
 func (c *Client) List(ctx context.Context, options ...ListOptions) iter.Seq2[sandbox.Sandbox, error] {
 	opts := optional(options)
 	return func(yield func(sandbox.Sandbox, error) bool) {

@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// String returns what a command wrote to its standard output, and, if it failed,
-// how it ended and what it wrote to its standard error.
+// String returns the standard output of the command. If the command failed, the
+// exit and the standard error follow.
 func (r Result) String() string {
 	if r.Exit.Reason == sandbox.ReasonExited && r.Exit.Code == 0 {
 		return string(r.Stdout)
@@ -28,8 +28,8 @@ func (r Result) String() string {
 	return b.String()
 }
 
-// ReadFile returns the content of a regular file. It is for files that fit into
-// memory; see [Files.Read] for others.
+// ReadFile returns the content of a regular file. It reads the whole file into
+// memory; see [Files.Read] for large files.
 func (s *Sandbox) ReadFile(ctx context.Context, path string) ([]byte, error) {
 	r, err := s.Files().Read(ctx, path, ReadOptions{})
 	if err != nil {
@@ -39,14 +39,14 @@ func (s *Sandbox) ReadFile(ctx context.Context, path string) ([]byte, error) {
 	return io.ReadAll(r)
 }
 
-// WriteFile makes or replaces a regular file, whole or not at all, with its
-// missing parents.
+// WriteFile creates or replaces a regular file atomically, and creates missing
+// parent directories.
 func (s *Sandbox) WriteFile(ctx context.Context, path string, data []byte, opts ...WriteOptions) error {
 	_, err := s.Files().Write(ctx, path, bytes.NewReader(data), optional(opts))
 	return err
 }
 
-// optional returns the first of options that may be left out, or the zero value.
+// optional returns the first element of opts, or the zero value.
 func optional[T any](opts []T) (o T) {
 	if len(opts) > 0 {
 		o = opts[0]

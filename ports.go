@@ -13,12 +13,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Dial connects to a TCP port inside, as a program there would at localhost,
-// so that it also reaches what listens on the loopback only. The context bounds
-// the dialling only. Nobody listening is CodeUnavailable.
+// Dial connects to a TCP port inside the sandbox, from the sandbox's own
+// loopback interface. So it also reaches servers that listen only on localhost.
+// The context bounds the dialling only. A port on which no server listens is
+// CodeUnavailable.
 //
-// The caller closes the connection. It has a CloseWrite, and, unlike others, a
-// deadline that passes ends it.
+// The caller closes the connection. It has a method CloseWrite. Unlike with
+// other connections, a deadline that passes closes it.
 func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	name := strconv.Itoa(int(port))
 	ws, err := s.client.conn.WebSocket(ctx, s.path("/ports/"+name))
@@ -28,59 +29,62 @@ func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return stream.NewTunnel(ws, s.Name()+":"+name), nil
 }
 
-// Publish has a port of the daemon's machine lead to one of the sandbox, for as
-// long as the sandbox is there, and returns it with the host port. A port that is
-// taken is CodeConflict. Only the owner of the machine may publish.
+// Publish makes the daemon listen on a port of its machine and forward
+// connections to a port of the sandbox, as long as the sandbox exists. It
+// returns p with the host port. A host port that is in use is CodeConflict.
+// Only the owner of the machine may publish.
 func (s *Sandbox) Publish(ctx context.Context, p sandbox.PublishedPort) (out sandbox.PublishedPort, err error) {
 	return out, s.client.conn.Call(ctx, http.MethodPost, s.path("/published-ports"), nil, p, &out)
 }
 
-// Unpublish has the daemon no longer listen on a host port for the sandbox, at
-// whichever address it does.
+// Unpublish makes the daemon stop listening on a host port for the sandbox, on
+// every address.
 func (s *Sandbox) Unpublish(ctx context.Context, hostPort uint16) error {
 	return s.client.conn.Call(ctx, http.MethodDelete, s.path("/published-ports/"+strconv.Itoa(int(hostPort))), nil, nil, nil)
 }
 
-// PublishedPorts returns the ports of the daemon's machine that lead to sandboxes.
+// PublishedPorts returns the ports of the daemon's machine that are forwarded
+// to sandboxes.
 func (c *Client) PublishedPorts(ctx context.Context) ([]sandbox.Publication, error) {
 	var out struct{ Ports []sandbox.Publication }
 	err := c.conn.Call(ctx, http.MethodGet, "/v1/published-ports", nil, nil, &out)
 	return out.Ports, err
 }
 
-// Preview has the provider of the sandbox show an HTTP server inside at an address
-// of its own, which is reached without the daemon. Unless req.Public is set,
-// requests need the token of the answer, in its header. A port that is shown keeps
-// its address and gets a new token. A provider without such addresses is
-// CodeUnsupported; see PortURL for the daemon's.
+// Preview asks the provider of the sandbox for a URL of an HTTP server inside.
+// Requests to that URL do not pass through the daemon. Unless req.Public is
+// set, they need the returned token in the returned header. If the port has a
+// URL already, it is kept and gets a new token. A provider without such URLs is
+// CodeUnsupported; see [Sandbox.PortURL] for the daemon's.
 func (s *Sandbox) Preview(ctx context.Context, req sandbox.PreviewRequest) (p sandbox.Preview, err error) {
 	return p, s.client.conn.Call(ctx, http.MethodPost, s.path("/previews"), nil, req, &p)
 }
 
-// Unpreview has the provider no longer show a port. One that is not shown is
+// Unpreview removes the provider's URL of a port. A port without one is
 // success.
 func (s *Sandbox) Unpreview(ctx context.Context, port uint16) error {
 	return s.client.conn.Call(ctx, http.MethodDelete, s.path("/previews/"+strconv.Itoa(int(port))), nil, nil, nil)
 }
 
-// Previews returns the ports that the provider of the sandbox shows, without
-// tokens.
+// Previews returns the ports that have a URL of the provider, without tokens.
 func (s *Sandbox) Previews(ctx context.Context) ([]sandbox.Preview, error) {
 	var out struct{ Previews []sandbox.Preview }
 	err := s.client.conn.Call(ctx, http.MethodGet, s.path("/previews"), nil, nil, &out)
 	return out.Previews, err
 }
 
-// PortTokenOptions say what a token is for. The zero value is usable.
+// PortTokenOptions are options of [Sandbox.PortToken]. The zero value is
+// usable.
 type PortTokenOptions struct {
-	Ports   []uint16      // which ports; none: all
+	Ports   []uint16      // empty: all ports
 	Expires time.Duration // from now; zero: a day
 }
 
 // TokenHeader is the header in which requests to a PortURL carry a token.
 const TokenHeader = "Atoll-Token"
 
-// PortToken makes a token for ports of the sandbox. It cannot be shown again.
+// PortToken makes a token for ports of the sandbox. It cannot be retrieved
+// again.
 func (s *Sandbox) PortToken(ctx context.Context, opts PortTokenOptions) (t sandbox.PortToken, err error) {
 	in := map[string]any{"expiresMs": client.Milliseconds(opts.Expires)}
 	if len(opts.Ports) > 0 {
@@ -89,9 +93,10 @@ func (s *Sandbox) PortToken(ctx context.Context, opts PortTokenOptions) (t sandb
 	return t, s.client.conn.Call(ctx, http.MethodPost, s.path("/port-tokens"), nil, in, &t)
 }
 
-// PortURL is where an HTTP server on a port inside is shown to whoever sends a
-// token for it in [TokenHeader]. The daemon must be known by a name, or listen
-// on a loopback address of TCP; otherwise this is CodeUnsupported.
+// PortURL returns the daemon's URL of an HTTP server on a port inside. Requests
+// need a token from [Sandbox.PortToken] in [TokenHeader]. The Client must reach
+// the daemon by a host name or over TCP on a loopback address; otherwise
+// PortURL returns CodeUnsupported.
 func (s *Sandbox) PortURL(port uint16) (string, error) {
 	u, err := url.Parse(s.client.conn.Base)
 	host := ""
@@ -117,7 +122,7 @@ func (s *Sandbox) PortURL(port uint16) (string, error) {
 	return u.Scheme + "://" + host, nil
 }
 
-// Usage tells what the sandbox consumes.
+// Usage returns the resources that the sandbox uses now.
 func (s *Sandbox) Usage(ctx context.Context) (sandbox.Usage, error) {
 	var out struct {
 		CPUMS              int64 `json:"cpuMs"`

@@ -16,24 +16,25 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Process is one command, connected to the caller. Its methods may be called
-// concurrently, but Stdin, Stdout and Stderr each want one user at a time.
+// Process is a connection to one command. Its methods may be called
+// concurrently, but Stdin, Stdout and Stderr may each have only one user at a
+// time.
 //
-// Output waits for its reader: a command that writes more than the buffers hold
-// stops until the caller reads, unless it runs in the background, where output
-// beyond a bounded log is dropped, oldest first.
+// A command that writes more than the buffers hold blocks until the caller
+// reads. A background command does not block: its output goes to a bounded log,
+// which drops the oldest bytes.
 //
-// When the connection is cut, or the daemon dies, a command with a Hold is
-// sought again for as long as that, and a background one for a minute: streams
-// go on where they stopped, and nobody notices but by the wait. Of one with a
-// Hold not a byte is lost or doubled.
+// When the connection is lost, or the daemon restarts, the Process reconnects:
+// to a command with a Hold for as long as the Hold, to a background command for
+// a minute. The streams continue where they stopped. With a Hold, no byte is
+// lost or repeated.
 type Process struct {
 	sandbox *Sandbox
 	info    sandbox.ProcessInfo
 	stdin   input
 	outputs [3]flow       // by channel
-	search  time.Duration // how long a lost connection is sought; zero: not at all
-	skip    bool          // where output is not kept any more, go on later
+	search  time.Duration // how long to try to reconnect; zero: not at all
+	skip    bool          // if output is not kept any more, continue with the oldest kept
 
 	ended chan struct{} // closed once exit or err is known
 	once  sync.Once
@@ -43,19 +44,19 @@ type Process struct {
 	life    context.Context // ends when the process is closed
 	quit    context.CancelFunc
 	done    chan struct{} // closed when the last connection has ended
-	cut     error         // valid then: why its streams broke off
+	cut     error         // valid then: why the streams ended early
 	closing sync.Once
 
 	mu  sync.Mutex
-	now *connection // the present one, or the last
+	now *connection // the current connection, or the last
 }
 
-// reconnectSearch is how long a lost connection to a background command is
-// sought.
+// reconnectSearch is how long a Process tries to reconnect to a background
+// command.
 const reconnectSearch = time.Minute
 
 // Exec starts a command. The context bounds the start only. The caller closes
-// the process, which kills the command unless it runs in the background.
+// the Process, which kills the command unless it runs in the background.
 func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Command) (*Process, error) {
 	c, err := commandOf(&cmd)
 	if err != nil {
@@ -75,8 +76,9 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Command) (*Process, erro
 	return p, nil
 }
 
-// Reconnect connects to a background command: its log from the oldest byte
-// kept, and then live. Closing the process leaves the command alone.
+// Reconnect connects to a background command. Output begins with the oldest
+// byte that is kept, and then follows live. The caller closes the Process; the
+// command keeps running.
 func (s *Sandbox) Reconnect(ctx context.Context, id string) (*Process, error) {
 	p := &Process{sandbox: s, search: reconnectSearch, skip: true}
 	if err := p.start(ctx, s.attachPath(id, stream.Position{}, true), nil); err != nil {
@@ -85,16 +87,15 @@ func (s *Sandbox) Reconnect(ctx context.Context, id string) (*Process, error) {
 	return p, nil
 }
 
-// Position is how far the streams of a command have come, in bytes since its
-// start.
+// Position is an offset in each stream of a command, in bytes since its start.
 type Position struct{ Stdin, Stdout, Stderr int64 }
 
-// Rejoin connects to a background command, or to one with a Hold, whose earlier
-// connection then ends. Output follows from the position. Where that is not kept
-// any more, it is CodeExhausted, or with skip begins with the oldest byte kept.
-// The position that is returned is where output begins, and how much input the
-// command has taken: the caller goes on from there. Closing the process kills a
-// command with a Hold.
+// Rejoin connects to a background command, or to one with a Hold. An earlier
+// connection to the command ends. Output begins at the position from. If that
+// output is not kept any more, Rejoin returns CodeExhausted, or with skip
+// begins with the oldest byte kept. The returned position is where output
+// begins, and how much input the command has read: the caller continues from
+// there. Closing the Process kills a command with a Hold.
 func (s *Sandbox) Rejoin(ctx context.Context, id string, from Position, skip bool) (*Process, Position, error) {
 	p := &Process{sandbox: s, skip: skip}
 	if err := p.start(ctx, s.attachPath(id, stream.Position(from), skip), nil); err != nil {
@@ -107,7 +108,7 @@ func (s *Sandbox) Rejoin(ctx context.Context, id string, from Position, skip boo
 	return p, at, nil
 }
 
-// attachPath is where one connects to a command that runs.
+// attachPath returns the request path of a connection to a running command.
 func (s *Sandbox) attachPath(id string, from stream.Position, skip bool) string {
 	query := url.Values{}
 	query.Set("stdout", strconv.FormatInt(from.Stdout, 10))
@@ -126,7 +127,7 @@ func (p *Process) start(ctx context.Context, path string, first *stream.Message)
 	p.life, p.quit = context.WithCancel(context.Background())
 	p.ended, p.done = make(chan struct{}), make(chan struct{})
 	if c.base == nil {
-		p.search = 0 // it cannot be found again
+		p.search = 0 // the command cannot be rejoined
 	}
 	p.stdin.p, p.stdin.at, p.stdin.keep = p, c, p.search > 0 && !p.skip
 	for i := range p.outputs {
@@ -136,7 +137,7 @@ func (p *Process) start(ctx context.Context, path string, first *stream.Message)
 	return nil
 }
 
-// greet says what to run and waits for the answer.
+// greet sends the start message, if there is one, and waits for the reply.
 func greet(ctx context.Context, link *stream.Link, start *stream.Message) (m stream.Message, err error) {
 	if start != nil {
 		if err := link.Send(ctx, *start); err != nil {
@@ -154,7 +155,7 @@ func greet(ctx context.Context, link *stream.Link, start *stream.Message) (m str
 	case m.Type == "started" && m.Process != nil:
 		return m, nil
 	}
-	return m, client.TransportError(ctx, errors.New("the answer makes no sense"))
+	return m, client.TransportError(ctx, errors.New("unexpected answer from the daemon"))
 }
 
 func (p *Process) finish(exit sandbox.Exit, err error) {
@@ -164,8 +165,8 @@ func (p *Process) finish(exit sandbox.Exit, err error) {
 	})
 }
 
-// Info tells the identity the command has within its sandbox, and how it ended
-// once that is known.
+// Info returns the id of the command within its sandbox and, once it has ended,
+// its exit. It makes no request.
 func (p *Process) Info() sandbox.ProcessInfo {
 	info := p.info
 	info.Args = slices.Clone(info.Args)
@@ -184,14 +185,14 @@ func (p *Process) Info() sandbox.ProcessInfo {
 	return info
 }
 
-// Stdin is the command's input; closing it is the end of input.
+// Stdin is the command's standard input. Closing it sends the end of input.
 func (p *Process) Stdin() io.WriteCloser { return &p.stdin }
 
-// Stdout ends with io.EOF when the command, and all that inherited the stream,
-// have closed it.
+// Stdout is the command's standard output. It ends with io.EOF when the command
+// and all processes that inherited the stream have closed it.
 func (p *Process) Stdout() io.Reader { return &p.outputs[stream.Stdout] }
 
-// Stderr is as Stdout, and empty on a terminal.
+// Stderr is like Stdout. It is empty for a command on a terminal.
 func (p *Process) Stderr() io.Reader { return &p.outputs[stream.Stderr] }
 
 // Signal sends a signal, by its Linux number, to the command's process group.
@@ -232,8 +233,8 @@ func (p *Process) send(ctx context.Context, m stream.Message) error {
 	}
 }
 
-// Wait blocks until the command has ended. It may be called by many and again;
-// it does not wait for output to be read.
+// Wait blocks until the command has ended. It may be called several times and
+// concurrently. It does not wait until the output is read.
 func (p *Process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	select {
 	case <-p.ended:
@@ -243,8 +244,8 @@ func (p *Process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	}
 }
 
-// Close lets go of the command: a background one runs on, any other is killed
-// with all its processes. Close is idempotent.
+// Close closes the connection. A background command keeps running; any other is
+// killed with all its processes. Close is idempotent.
 func (p *Process) Close() error {
 	p.closing.Do(func() {
 		p.quit()
@@ -254,8 +255,8 @@ func (p *Process) Close() error {
 	return nil
 }
 
-// Detach lets go of the command as if the connection had been cut: one with a
-// Hold waits for its caller to rejoin, any other does as on Close.
+// Detach drops the connection as if it had been lost. A command with a Hold
+// waits for its caller to rejoin; any other command behaves as on Close.
 func (p *Process) Detach() error {
 	p.closing.Do(func() {
 		p.quit()

@@ -7,13 +7,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Providers describes what can make sandboxes in the daemon.
+// Providers returns the providers of the daemon.
 func (c *Client) Providers(ctx context.Context) ([]sandbox.Provider, error) {
 	var out struct{ Providers []sandbox.Provider }
 	return out.Providers, c.conn.Call(ctx, http.MethodGet, "/v1/providers", nil, nil, &out)
 }
 
-// ChooseProvider asks which provider fits what a sandbox needs. It makes nothing.
+// ChooseProvider returns the provider that fits the needs of a sandbox. It
+// creates nothing.
 func (c *Client) ChooseProvider(ctx context.Context, n sandbox.Needs) (choice sandbox.Choice, err error) {
 	return choice, c.conn.Call(ctx, http.MethodPost, "/v1/providers/choose", nil, n, &choice)
 }

@@ -13,16 +13,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// connection is one of the connections to a command, one after the other.
+// connection is one of the successive connections to a command.
 type connection struct {
 	link *stream.Link
 	base *stream.Position // where its streams begin; nil: the command cannot be rejoined
-	turn int              // the how manieth it is
-	over chan struct{}    // closed when it is known what comes after it
-	next *connection      // valid once over is closed; nil: nothing
+	turn int              // sequence number
+	over chan struct{}    // closed once next is known
+	next *connection      // valid once over is closed; nil: there is none
 }
 
-// connect opens a connection, says what to run, and waits until it runs.
+// connect opens a connection, sends start if it is not nil, and waits until the
+// daemon confirms that the command runs.
 func (s *Sandbox) connect(ctx context.Context, path string, start *stream.Message) (*connection, sandbox.ProcessInfo, error) {
 	ws, err := s.client.conn.WebSocket(ctx, path)
 	if err != nil {
@@ -37,8 +38,8 @@ func (s *Sandbox) connect(ctx context.Context, path string, start *stream.Messag
 	return &connection{link: link, base: m.At, over: make(chan struct{})}, *m.Process, nil
 }
 
-// successor waits for what comes after a connection that was lost. Nil is
-// nothing.
+// successor waits for the connection that replaces c after it was lost. Nil
+// means that there is none.
 func (c *connection) successor(ctx context.Context) *connection {
 	select {
 	case <-c.over:
@@ -48,7 +49,7 @@ func (c *connection) successor(ctx context.Context) *connection {
 	}
 }
 
-// reached is how far the streams have come.
+// reached returns the offsets up to which output has arrived.
 func (c *connection) reached() stream.Position {
 	return stream.Position{
 		Stdout: c.base.Stdout + c.link.Arrived(stream.Stdout),
@@ -62,7 +63,7 @@ func (p *Process) current() *connection {
 	return p.now
 }
 
-// run receives until the last connection has ended.
+// run receives messages, and reconnects, until the last connection has ended.
 func (p *Process) run(c *connection) {
 	defer close(p.done)
 	for {
@@ -94,13 +95,13 @@ func (p *Process) run(c *connection) {
 	}
 }
 
-// succeed says what comes after a connection.
+// succeed sets the connection after c. Nil means that there is none.
 func (p *Process) succeed(c, next *connection) {
 	if next != nil {
 		p.mu.Lock()
 		p.now = next
 		p.mu.Unlock()
-		if p.life.Err() != nil { // closed meanwhile, and only the old one was told
+		if p.life.Err() != nil { // Close was called meanwhile, and closed only the old connection
 			_ = next.link.Close()
 		}
 	}
@@ -108,12 +109,12 @@ func (p *Process) succeed(c, next *connection) {
 	close(c.over)
 }
 
-// lost is the end of a command of which no more can be learnt.
+// lost ends the Process when the connection could not be restored.
 func (p *Process) lost(cause error) {
 	code := sandbox.CodeUnavailable
 	switch c := sandbox.CodeOf(cause); c {
 	case sandbox.CodeGone, sandbox.CodeExhausted, sandbox.CodeUnauthorized:
-		code = c // the sandbox is gone, or output is lost, for certain, or the key has ended
+		code = c // these are final: retrying cannot help
 	}
 	var refused *sandbox.Error
 	if p.cut = cause; !errors.As(cause, &refused) {
@@ -122,8 +123,8 @@ func (p *Process) lost(cause error) {
 	p.finish(sandbox.Exit{}, &sandbox.Error{Code: code, Op: "process.wait", Message: "the connection ended before the command", Cause: cause})
 }
 
-// reason is why a stream breaks off whose last connection ended with err: that
-// no other could be had says more than how the last one ended.
+// reason returns the error of a stream whose last connection ended with err.
+// Why reconnecting failed is more useful than err.
 func (p *Process) reason(err error) error {
 	if p.life.Err() != nil {
 		return err // it was closed by its caller
@@ -132,16 +133,16 @@ func (p *Process) reason(err error) error {
 	if p.err != nil {
 		return p.err
 	}
-	return p.cut // the command has ended, and not all of its output came
+	return p.cut // the command has ended, but some of its output is missing
 }
 
-// How long to wait between attempts to find a lost connection again.
+// Pauses between attempts to reconnect.
 const (
 	firstPause = 20 * time.Millisecond
 	maxPause   = time.Second
 )
 
-// rejoin connects to the command again where a connection was lost.
+// rejoin reconnects to the command after connection c was lost.
 func (p *Process) rejoin(c *connection) (*connection, error) {
 	ctx, cancel := context.WithTimeout(p.life, p.search)
 	defer cancel()
@@ -150,7 +151,7 @@ func (p *Process) rejoin(c *connection) (*connection, error) {
 		next, _, err := p.sandbox.connect(ctx, path, nil)
 		switch {
 		case err == nil && next.base == nil:
-			next.link.Abort() // another daemon, which does not know how
+			next.link.Abort() // an older daemon, which cannot rejoin
 			return nil, nil
 		case err == nil:
 			next.turn = c.turn + 1
@@ -166,14 +167,14 @@ func (p *Process) rejoin(c *connection) (*connection, error) {
 	}
 }
 
-// flow is one stream of a command, over all connections.
+// flow is one output stream of a command, over all connections.
 type flow struct {
 	p       *Process
 	channel int
 	at      *connection
 }
 
-// Read reads what arrived on one connection to its end, then from the next.
+// Read reads from one connection until its end, then from the next.
 func (o *flow) Read(b []byte) (int, error) {
 	for {
 		n, err := o.at.link.Reader(o.channel).Read(b)
@@ -188,23 +189,23 @@ func (o *flow) Read(b []byte) (int, error) {
 	}
 }
 
-// keptInput is how much of the input is kept to be sent again: more than can be
-// on its way between us and the command.
+// keptInput is how many bytes of input are kept for sending again. It is more
+// than can be in flight between the client and the command.
 const keptInput = 2 << 20
 
 // input is the input of a command, over all connections.
 type input struct {
 	p      *Process
-	keep   bool // what was sent is kept, to be sent again
+	keep   bool // keep sent bytes for sending again
 	closed atomic.Bool
 
-	mu   sync.Mutex // held by who writes
+	mu   sync.Mutex // held while writing
 	at   *connection
 	sent int64
 	tail []byte // the last of what was sent
 }
 
-// Write sends p, and waits for the command to read if it is far behind.
+// Write sends b. It blocks if the command does not read.
 func (w *input) Write(b []byte) (sent int, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -233,7 +234,7 @@ func (w *input) remember(b []byte) {
 	w.sent += int64(len(b))
 }
 
-// push sends the last bytes of the input, over as many connections as it takes.
+// push sends b. If the connection is lost, it continues on the next one.
 func (w *input) push(b []byte) error {
 	for {
 		_, err := w.at.link.Writer(stream.Stdin).Write(b)
@@ -250,18 +251,18 @@ func (w *input) push(b []byte) error {
 	}
 }
 
-// move goes over to another connection and returns what is to be sent there
-// again.
+// move switches to another connection and returns the bytes that must be sent
+// again on it.
 func (w *input) move(next *connection) ([]byte, error) {
 	w.at = next
 	missing := w.sent - next.base.Stdin
 	if missing < 0 || missing > int64(len(w.tail)) {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "process.stdin", Message: "the command has taken other input than was sent"}
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "process.stdin", Message: "the daemon reports a wrong input offset"}
 	}
 	return w.tail[int64(len(w.tail))-missing:], nil
 }
 
-// catchUp sends over a new connection what an earlier one has lost.
+// catchUp sends input again that was lost with an earlier connection.
 func (w *input) catchUp(c *connection) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -278,7 +279,7 @@ func (w *input) catchUp(c *connection) {
 	}
 }
 
-// Close ends the input, after what was written.
+// Close ends the input after the bytes written before.
 func (w *input) Close() error {
 	if w.closed.Swap(true) {
 		return nil
@@ -286,7 +287,7 @@ func (w *input) Close() error {
 	if !w.keep {
 		return w.p.current().link.Writer(stream.Stdin).Close()
 	}
-	// It must not overtake what is being sent again.
+	// The end must not overtake bytes that are being sent again.
 	go func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()

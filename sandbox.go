@@ -15,12 +15,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Sandbox is a handle on one sandbox. Dropping it ends nothing. Its methods may
-// be called concurrently.
+// Sandbox is a handle on one sandbox. Dropping it does not end the sandbox. Its
+// methods may be called concurrently.
 type Sandbox struct {
 	client *Client
 	info   sandbox.Sandbox
-	base   string // path of its resources; empty: by its id
+	base   string // request path; empty: derived from the id
 }
 
 // ID returns the id, which never changes.
@@ -29,7 +29,8 @@ func (s *Sandbox) ID() sandbox.ID { return s.info.ID }
 // Name returns the name, which never changes.
 func (s *Sandbox) Name() string { return s.info.Name }
 
-// Info returns what was known when the handle was made; see [Client.Get].
+// Info returns the state of the sandbox when the handle was made. [Client.Get]
+// returns a fresh one.
 func (s *Sandbox) Info() sandbox.Sandbox { return s.info }
 
 func (s *Sandbox) path(rest string) string {
@@ -43,28 +44,29 @@ func (s *Sandbox) processPath(id, rest string) string {
 	return s.path("/processes/" + url.PathEscape(id) + rest)
 }
 
-// Destroy ends the sandbox with everything in it. What is gone is success.
+// Destroy ends the sandbox and deletes everything in it. A sandbox that is
+// already gone is success.
 func (s *Sandbox) Destroy(ctx context.Context) error {
 	return s.client.conn.Call(ctx, http.MethodDelete, s.path(""), nil, nil, nil)
 }
 
-// Wait blocks until the sandbox has ended, and says why.
+// Wait blocks until the sandbox has ended, and returns why it ended.
 func (s *Sandbox) Wait(ctx context.Context) (exit sandbox.Exit, err error) {
 	return exit, s.client.conn.Call(ctx, http.MethodGet, s.path("/wait"), nil, nil, &exit)
 }
 
-// Processes lists the commands that were started, oldest first.
+// Processes lists the commands that were started in the sandbox, oldest first.
 func (s *Sandbox) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error) {
 	var out struct{ Processes []sandbox.ProcessInfo }
 	return out.Processes, s.client.conn.Call(ctx, http.MethodGet, s.path("/processes"), nil, nil, &out)
 }
 
-// Kill signals a command by its id.
+// Kill sends a signal, by its Linux number, to the command with that id.
 func (s *Sandbox) Kill(ctx context.Context, id string, sig int) error {
 	return s.client.conn.Call(ctx, http.MethodPost, s.processPath(id, "/signal"), nil, map[string]int{"signal": sig}, nil)
 }
 
-// command is the form in which a command travels.
+// command is a sandbox.Command as JSON.
 type command struct {
 	Args       []string            `json:"args,omitempty"`
 	ArgsBase64 [][]byte            `json:"argsBase64,omitempty"`
@@ -87,7 +89,7 @@ func commandOf(c *sandbox.Command) (out command, err error) {
 		return out, err
 	}
 	if !utf8.ValidString(c.Shell) || !utf8.ValidString(c.Dir) {
-		return out, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "command", Message: "holds what is not UTF-8"}
+		return out, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "command", Message: "is not valid UTF-8"}
 	}
 	out = command{
 		Args: c.Args, Shell: c.Shell, Env: c.Env, Dir: c.Dir, User: c.User, TTY: c.TTY, Stdin: c.Stdin,
@@ -110,18 +112,20 @@ func commandOf(c *sandbox.Command) (out command, err error) {
 type Result struct {
 	Exit           sandbox.Exit
 	Stdout, Stderr []byte
-	// Truncated says that more was written than RunOptions.OutputLimit.
+	// Truncated says that the command wrote more than RunOptions.OutputLimit to a
+	// stream.
 	Truncated bool
 }
 
-// RunOptions are the circumstances of a command. The zero value is usable.
+// RunOptions are options of [Sandbox.Run]. The zero value is usable.
 type RunOptions struct {
-	Input       []byte // what the command reads
+	Input       []byte // standard input
 	OutputLimit int64  // bytes of each stream to keep, at most 16 MiB; zero: 1 MiB
 }
 
-// Run runs a command, waits for its end, and returns what it wrote. A command
-// that fails is no error. The options may be left out. See [Sandbox.Exec] for streams and terminals.
+// Run runs a command, waits for its end, and returns its output. A command that
+// exits with a code other than 0 is not an error. The options may be left out.
+// See [Sandbox.Exec] for streams and terminals.
 func (s *Sandbox) Run(ctx context.Context, cmd sandbox.Command, options ...RunOptions) (Result, error) {
 	opts := optional(options)
 	in, err := runnable(&cmd, opts)
@@ -135,23 +139,23 @@ func (s *Sandbox) Run(ctx context.Context, cmd sandbox.Command, options ...RunOp
 	return out.result()
 }
 
-// runCommand is a command to run to its end, as it travels.
+// runCommand is the JSON of a command that Run waits for.
 type runCommand struct {
 	command
 	Input       []byte `json:"inputBase64,omitempty"`
 	OutputLimit int64  `json:"outputLimit,omitempty"`
 }
 
-// runnable returns a command to run to its end.
+// runnable returns the JSON of cmd, or CodeInvalid if cmd needs Exec.
 func runnable(cmd *sandbox.Command, opts RunOptions) (runCommand, error) {
 	if cmd.TTY != nil || cmd.Stdin || cmd.Background || cmd.Hold > 0 {
-		return runCommand{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "process.run", Subject: "command", Message: "needs Exec and not Run"}
+		return runCommand{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "process.run", Subject: "command", Message: "has options that only Exec supports"}
 	}
 	c, err := commandOf(cmd)
 	return runCommand{c, opts.Input, opts.OutputLimit}, err
 }
 
-// runOutput is what became of a command, as it travels.
+// runOutput is the JSON of a Result.
 type runOutput struct {
 	Exit           sandbox.Exit
 	Stdout, Stderr output
@@ -166,7 +170,7 @@ func (o *runOutput) result() (res Result, err error) {
 	return res, err
 }
 
-// output is a captured stream as it travels.
+// output is the JSON of a captured stream.
 type output struct {
 	Data, Encoding string
 	Truncated      bool
@@ -178,19 +182,19 @@ func (o *output) bytes() ([]byte, error) {
 	}
 	data, err := base64.StdEncoding.DecodeString(o.Data)
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "process.run", Message: "the answer makes no sense", Cause: err}
+		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "process.run", Message: "unexpected answer from the daemon", Cause: err}
 	}
 	return data, nil
 }
 
 // LogOptions select a part of a command's log.
 type LogOptions struct {
-	Tail   int  // only the last so many lines; 0: all that is kept
-	Follow bool // go on until the command ends
+	Tail   int  // number of last lines; 0: everything that is kept
+	Follow bool // wait for more output until the command ends
 }
 
-// Logs yields what a background command wrote, in order, and ends with the
-// first error or with ctx.
+// Logs opens the log of a background command. The caller closes the reader; it
+// also ends when ctx ends.
 func (s *Sandbox) Logs(ctx context.Context, id string, opts LogOptions) (*LogReader, error) {
 	query := url.Values{}
 	if opts.Tail != 0 {
@@ -210,15 +214,15 @@ func (s *Sandbox) Logs(ctx context.Context, id string, opts LogOptions) (*LogRea
 	return &LogReader{ctx: ctx, body: resp.Body, dec: json.NewDecoder(resp.Body)}, nil
 }
 
-// LogReader reads a log. It has one user at a time; Close may be called by
-// another.
+// LogReader reads a log. Next must not be called concurrently; Close may be
+// called while Next waits.
 type LogReader struct {
 	ctx  context.Context
 	body io.ReadCloser
 	dec  *json.Decoder
 }
 
-// Next returns the next piece, io.EOF after the last.
+// Next returns the next chunk, and io.EOF after the last.
 func (r *LogReader) Next() (sandbox.LogChunk, error) {
 	var line json.RawMessage
 	if err := r.dec.Decode(&line); err != nil {
@@ -237,10 +241,11 @@ func (r *LogReader) Next() (sandbox.LogChunk, error) {
 	return c, nil
 }
 
-// Close ends the reading; a Next that waits returns.
+// Close closes the reader. A waiting Next returns.
 func (r *LogReader) Close() error { return r.body.Close() }
 
-// lineError returns the error that ended a stream of lines, if this is it.
+// lineError returns the error in a line of the form {"error":…}, which ends a
+// stream of lines.
 func lineError(line []byte) error {
 	if !bytes.HasPrefix(line, []byte(`{"error":`)) {
 		return nil

@@ -13,25 +13,26 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Sessions makes and finds sessions: names that always lead to the sandbox that
-// serves them now, whatever became of earlier ones.
+// Sessions creates and finds sessions. A session is a name that always refers
+// to the sandbox that serves it now, even after earlier sandboxes have ended.
 type Sessions struct{ client *Client }
 
 // Sessions returns the sessions of the daemon.
 func (c *Client) Sessions() Sessions { return Sessions{c} }
 
-// SessionOptions are the circumstances of a session. The zero value is usable.
+// SessionOptions are options of a session. The zero value is usable.
 type SessionOptions struct {
-	Name   string            // unique among your sessions; empty: made up
-	Group  string            // sessions of a group share one sandbox; empty: a group of its own
+	Name   string            // unique among your sessions; empty: the id
+	Group  string            // sessions of a group share one sandbox; empty: not shared
 	Labels map[string]string // of the session, its sandboxes and its usage
-	// PauseOnExit pauses the sandbox instead of ending it when nobody needs it.
+	// PauseOnExit pauses the sandbox, instead of ending it, when no holder is left.
 	PauseOnExit bool
-	// AttachIfExists returns the session of that name if there is one; the rest
-	// of what was asked for is then ignored.
+	// AttachIfExists returns the session of that name if there is one. The spec and
+	// the other options are then ignored.
 	AttachIfExists bool
-	// Turn holds the sandbox until it is released, even if this program ends
-	// without doing that. Otherwise it is let go of 90 seconds after that.
+	// Turn holds the sandbox until Release is called, even if this program ends
+	// first. Without Turn, the daemon releases it 90 seconds after the last
+	// heartbeat of this program.
 	Turn bool
 }
 
@@ -44,14 +45,14 @@ func (o *SessionOptions) holder() sandbox.HolderRef {
 }
 
 // Session is a handle on a session. Its methods are those of the sandbox that
-// serves the session, which it holds from the time it is made until Release or
+// serves the session. It holds that sandbox from its creation until Release or
 // Close.
 //
-// A Session stays with that sandbox, and goes along when the session moves to
-// another provider with its files. When another sandbox has taken its place
-// otherwise, methods fail with sandbox.CodeStale and have no effect, until
-// Acquire was called.
-// Dropping a Session ends nothing. Its methods may be called concurrently.
+// A Session stays with that sandbox, and follows it when Swap moves the session
+// to another provider. If the sandbox was replaced in another way, methods
+// return sandbox.CodeStale and have no effect until Acquire is called. Dropping
+// a Session does not end it; its heartbeats continue until Close. Its methods
+// may be called concurrently.
 type Session struct {
 	*Sandbox
 	owner  *Client
@@ -107,8 +108,9 @@ func (s Sessions) Resume(ctx context.Context, e sandbox.Envelope, opts SessionOp
 	return s.client.session(holder, out), nil
 }
 
-// Get returns a session by its name or id, and holds nothing: each use of it
-// goes to the sandbox that serves it then, which is made if there is none.
+// Get returns a session by its name or id without holding its sandbox. Each
+// method call goes to the sandbox that serves the session at that time, and
+// makes one if there is none.
 func (s Sessions) Get(ctx context.Context, ref string) (*Session, error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return nil, err
@@ -131,8 +133,8 @@ func (s Sessions) List(ctx context.Context, labels map[string]string) ([]sandbox
 	return out.Sessions, s.client.conn.Call(ctx, http.MethodGet, "/v1/sessions", query, nil, &out)
 }
 
-// Remove removes a session with its sandbox and what was saved of it. Workspaces
-// stay.
+// Remove removes a session with its sandbox and its saved files. Workspaces are
+// kept.
 func (s Sessions) Remove(ctx context.Context, ref string) error {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return err
@@ -140,8 +142,9 @@ func (s Sessions) Remove(ctx context.Context, ref string) error {
 	return s.client.conn.Call(ctx, http.MethodDelete, "/v1/sessions/"+ref, nil, nil, nil)
 }
 
-// Usage returns for how long the sandboxes of sessions were there, by
-// "label:KEY", "group" or "provider". Whole hours count. A zero to is now.
+// Usage returns how long the sandboxes of sessions existed between from and to,
+// grouped by "label:KEY", "group" or "provider". The times are counted in whole
+// hours. A zero to is now.
 func (s Sessions) Usage(ctx context.Context, by string, from, to time.Time) ([]sandbox.SessionUsage, error) {
 	query := url.Values{"by": {by}}
 	for name, t := range map[string]time.Time{"from": from, "to": to} {
@@ -153,7 +156,7 @@ func (s Sessions) Usage(ctx context.Context, by string, from, to time.Time) ([]s
 	return out.Usage, s.client.conn.Call(ctx, http.MethodGet, "/v1/usage", query, nil, &out)
 }
 
-// session returns a handle, which holds the sandbox if there is a receipt.
+// session returns a handle. It holds the sandbox if out has a receipt.
 func (c *Client) session(holder sandbox.HolderRef, out sandbox.Opened) *Session {
 	epoch := new(atomic.Int64)
 	conn := *c.conn
@@ -175,7 +178,7 @@ func (c *Client) session(holder sandbox.HolderRef, out sandbox.Opened) *Session 
 	return s
 }
 
-// held says that the sandbox of a receipt is held from now on.
+// held records the receipt of an acquisition and starts the heartbeats.
 func (s *Session) held(r sandbox.Receipt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -197,8 +200,8 @@ func (s *Session) Name() string { return s.info.Name }
 // Info returns what was known when the handle was made; see [Sessions.Get].
 func (s *Session) Info() sandbox.Session { return s.info }
 
-// Receipt returns what the last acquisition got: whether the sandbox was there,
-// and what was lost if it was not.
+// Receipt returns the receipt of the last acquisition: whether the sandbox
+// existed already and, if it was rebuilt, what was lost.
 func (s *Session) Receipt() sandbox.Receipt {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,7 +212,8 @@ func (s *Session) call(ctx context.Context, method, rest string, in, out any) er
 	return s.owner.conn.Call(ctx, method, s.path(rest), nil, in, out)
 }
 
-// Acquire holds the sandbox that serves the session now, whichever that is.
+// Acquire holds the sandbox that serves the session now, even if it is another
+// one than before.
 func (s *Session) Acquire(ctx context.Context) (sandbox.Receipt, error) {
 	return s.acquire(ctx, 0)
 }
@@ -225,13 +229,13 @@ func (s *Session) acquire(ctx context.Context, epoch int64) (sandbox.Receipt, er
 	return out.Receipt, nil
 }
 
-// How often a held session says that it is, and how long an answer may take.
+// Interval of the heartbeats of a held session, and the time limit of each.
 const (
 	beatEvery   = 30 * time.Second
 	beatTimeout = 20 * time.Second
 )
 
-// beat keeps the sandbox until ctx ends.
+// beat sends heartbeats until ctx ends.
 func (s *Session) beat(ctx context.Context) {
 	t := time.NewTicker(beatEvery)
 	defer t.Stop()
@@ -242,7 +246,7 @@ func (s *Session) beat(ctx context.Context) {
 		case <-t.C:
 		}
 		if sandbox.CodeOf(s.beatOnce(ctx)) == sandbox.CodeStale {
-			return // and so is every use of it, until somebody calls Acquire
+			return // every method returns CodeStale until Acquire is called
 		}
 	}
 }
@@ -267,35 +271,37 @@ func (s *Session) beatOnce(ctx context.Context) error {
 	return err
 }
 
-// Save saves the workspaces of the session, or the files of a sandbox without
-// any. The sandbox goes on.
+// Save saves the workspaces of the session or, without workspaces, the files of
+// its sandbox. The sandbox continues.
 func (s *Session) Save(ctx context.Context) (saved sandbox.Saved, err error) {
 	return saved, s.client.conn.Call(ctx, http.MethodPost, s.path("/save"), nil, nil, &saved)
 }
 
-// Envelope returns JSON without secrets from which this daemon, or one that
-// shares its store, finds the sandbox again or rebuilds it.
+// Envelope returns a description of the session without secrets. With it,
+// [Sessions.Resume] of this daemon, or of one that shares its store, finds the
+// sandbox again or rebuilds it.
 func (s *Session) Envelope(ctx context.Context) (e sandbox.Envelope, err error) {
 	return e, s.call(ctx, http.MethodGet, "/envelope", nil, &e)
 }
 
-// Targets returns the providers that the session can move to, best first, and
-// those that cannot serve it, with reasons.
+// Targets returns the providers that the session can move to, best first, then
+// those that it cannot, with reasons.
 func (s *Session) Targets(ctx context.Context) ([]sandbox.SessionTarget, error) {
 	var out struct{ Targets []sandbox.SessionTarget }
 	return out.Targets, s.call(ctx, http.MethodGet, "/targets", nil, &out)
 }
 
-// Capabilities returns what can be done with the session now, with a reason for
-// each thing that cannot. It makes no sandbox.
+// Capabilities returns the operations that the session supports now, with a
+// reason for each that it does not. It creates no sandbox.
 func (s *Session) Capabilities(ctx context.Context) (doc sandbox.CapabilityDocument, err error) {
 	return doc, s.call(ctx, http.MethodGet, "/capabilities", nil, &doc)
 }
 
-// Swap moves the session to another provider with its workspaces, or the files
-// below /workspace if it has none. Requests wait meanwhile. An error leaves the
-// session where it was, and so does a target that cannot serve it, which is no
-// error: see sandbox.Swapped. Processes, memory and other files do not go along.
+// Swap moves the session to another provider with its workspaces or, if it has
+// none, the files below /workspace. Processes, memory and other files are not
+// moved. Requests wait meanwhile. On an error the session stays where it is. A
+// target that cannot serve the session is not an error: Swapped is then false,
+// with a reason.
 func (s *Session) Swap(ctx context.Context, target string) (out sandbox.Swapped, err error) {
 	if err = s.call(ctx, http.MethodPost, "/swap", sandbox.SwapRequest{Target: target}, &out); err != nil || !out.Swapped {
 		return out, err
@@ -309,9 +315,9 @@ func (s *Session) Swap(ctx context.Context, target string) (out sandbox.Swapped,
 	return out, nil
 }
 
-// RunOn runs a command on another provider with the settings of the session and a
-// copy of the files below /workspace. The session stays where it is; what the
-// command changes is dropped.
+// RunOn runs a command on another provider with the settings of the session and
+// a copy of the files below /workspace. The session stays where it is. Changes
+// that the command makes are discarded.
 func (s *Session) RunOn(ctx context.Context, target string, cmd sandbox.Command, opts RunOptions) (Result, error) {
 	c, err := runnable(&cmd, opts)
 	if err != nil {
@@ -328,14 +334,14 @@ func (s *Session) RunOn(ctx context.Context, target string, cmd sandbox.Command,
 	return out.result()
 }
 
-// Update changes the labels of the session, or what becomes of its sandbox when
-// nobody needs it.
+// Update changes the labels of the session, or whether its sandbox is paused or
+// ended when no holder is left.
 func (s *Session) Update(ctx context.Context, c sandbox.SessionChange) (info sandbox.Session, err error) {
 	return info, s.call(ctx, http.MethodPatch, "", c, &info)
 }
 
-// Release lets go of the sandbox, which is saved and ended after a while unless
-// others hold it. The Session stays usable, as one of [Sessions.Get].
+// Release stops holding the sandbox. If it has no other holder, it is saved and
+// ended after a while. The Session stays usable like one from [Sessions.Get].
 func (s *Session) Release(ctx context.Context) error {
 	s.letGo()
 	return s.call(ctx, http.MethodPost, "/release", s.holder, nil)
@@ -352,7 +358,7 @@ func (s *Session) letGo() (held bool) {
 	return held
 }
 
-// Close is Release with a limit of time of its own. It is idempotent.
+// Close is Release with a time limit of 20 seconds. It is idempotent.
 func (s *Session) Close() error {
 	if !s.letGo() {
 		return nil
@@ -362,8 +368,8 @@ func (s *Session) Close() error {
 	return s.call(ctx, http.MethodPost, "/release", s.holder, nil)
 }
 
-// Destroy removes the session with its sandbox and what was saved of it.
-// Workspaces stay.
+// Destroy removes the session with its sandbox and its saved files. Workspaces
+// are kept.
 func (s *Session) Destroy(ctx context.Context) error {
 	s.letGo()
 	return s.call(ctx, http.MethodDelete, "", nil, nil)

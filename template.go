@@ -16,22 +16,23 @@ import (
 
 // BuildOptions say how a template is built. Only Name is required.
 type BuildOptions struct {
-	Name    string            // NAME or NAME:TAG, which moves if it is taken
-	File    string            // the Dockerfile among the files; empty: "Dockerfile"
-	Args    map[string]string // of the build; no place for a secret
-	NoCache bool              // carry every step out
+	Name    string            // NAME or NAME:TAG; replaces an existing template of that name
+	File    string            // path of the Dockerfile in the tar; empty: "Dockerfile"
+	Args    map[string]string // build arguments; do not put secrets here
+	NoCache bool              // run every step, even if its result is cached
 	Egress  []string          // hosts that RUN steps may reach, as in sandbox.Network; nil: no network
-	// Start is a script that runs in every sandbox of the template. It is
-	// started once at the end of the build, and when the script Ready succeeds,
-	// a snapshot with memory is taken, from which sandboxes are made then.
+	// Start is a script that runs in every sandbox of the template. It is started
+	// once, at the end of the build. When the script Ready succeeds, a snapshot
+	// with memory is taken. New sandboxes start from that snapshot.
 	Start, Ready string
-	// Progress is told how the build goes, before Build returns. It may be nil.
+	// Progress is called for each event of the build, from the goroutine of
+	// BuildTemplate. It may be nil.
 	Progress func(sandbox.BuildEvent)
 }
 
-// BuildTemplate builds a template from a tar of files, a Dockerfile among them.
-// Steps that did not change are not carried out again. If ctx ends first,
-// nothing remains but the steps that were finished.
+// BuildTemplate builds a template from a tar of files that contains a
+// Dockerfile. Steps that did not change are taken from the cache. If ctx ends
+// first, the build stops; only the finished steps stay in the cache.
 func (c *Client) BuildTemplate(ctx context.Context, files io.Reader, opts BuildOptions) (sandbox.Template, error) {
 	query := url.Values{"name": {opts.Name}}
 	if opts.File != "" {
@@ -64,7 +65,7 @@ func (c *Client) BuildTemplate(ctx context.Context, files io.Reader, opts BuildO
 	return readBuild(answer.Body, opts.Progress)
 }
 
-// readBuild reads the answer to a build to its end.
+// readBuild reads the response of a build to its end.
 func readBuild(r io.Reader, tell func(sandbox.BuildEvent)) (sandbox.Template, error) {
 	lines := json.NewDecoder(bufio.NewReader(r))
 	for {
@@ -75,7 +76,7 @@ func readBuild(r io.Reader, tell func(sandbox.BuildEvent)) (sandbox.Template, er
 		}
 		switch err := lines.Decode(&line); {
 		case err != nil:
-			return sandbox.Template{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "template.build", Message: "the daemon went away before the build ended", Cause: err}
+			return sandbox.Template{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "template.build", Message: "the connection to the daemon was lost before the build ended", Cause: err}
 		case line.Problem != nil:
 			if err := client.ParseProblem(line.Problem); err != nil {
 				return sandbox.Template{}, err
@@ -101,18 +102,20 @@ func (c *Client) Template(ctx context.Context, ref string) (t sandbox.Template, 
 	return t, c.conn.Call(ctx, http.MethodGet, "/v1/templates/"+url.PathEscape(ref), nil, nil, &t)
 }
 
-// TagTemplate gives a template one more name, which moves if it is taken.
+// TagTemplate gives a template one more name. A template that had this name
+// loses it.
 func (c *Client) TagTemplate(ctx context.Context, ref, as string) (t sandbox.Template, err error) {
 	return t, c.conn.Call(ctx, http.MethodPost, "/v1/templates/"+url.PathEscape(ref)+"/tag", nil, map[string]string{"as": as}, &t)
 }
 
-// RemoveTemplate forgets a name; sandboxes made of it live on.
+// RemoveTemplate removes a name of a template. Sandboxes made from it are not
+// affected.
 func (c *Client) RemoveTemplate(ctx context.Context, ref string) error {
 	return c.conn.Call(ctx, http.MethodDelete, "/v1/templates/"+url.PathEscape(ref), nil, nil, nil)
 }
 
-// PruneTemplates removes what builds left behind and have not used for so
-// long. Templates stay. It returns how many bytes that freed.
+// PruneTemplates removes entries of the build cache that no build has used for
+// the given time. Templates stay. It returns the number of bytes freed.
 func (c *Client) PruneTemplates(ctx context.Context, unused time.Duration) (freed int64, err error) {
 	var out struct{ Freed int64 }
 	err = c.conn.Call(ctx, http.MethodPost, "/v1/templates:prune", nil, map[string]int64{"unusedMs": client.Milliseconds(unused)}, &out)
