@@ -152,7 +152,7 @@ type Daemon struct {
 	egress   *egress
 	// egressPrints are fingerprints of what the owner decides about all networks.
 	egressPrints map[string]string
-	sessions     *sessions.Service
+	sessions     *sessions.Services
 	leases       *metrics.Leases
 	archive      *archive.Archive
 	provider     driver.Provider
@@ -260,7 +260,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	ctx, d.stop = context.WithCancel(context.Background())
 	d.work.Go(func() { d.services.Sandboxes.Watch(ctx) })
 	d.work.Go(func() { d.services.Sandboxes.WatchIdle(ctx) })
-	d.work.Go(func() { d.sessions.Watch(ctx) })
+	d.work.Go(func() { d.sessions.Reaper.Watch(ctx) })
 	d.work.Go(func() { d.services.Workspaces.Watch(ctx) })
 	d.work.Go(func() { d.services.Tenants.WatchKeys(ctx) })
 	if d.opts.Policies != "" {

@@ -33,10 +33,10 @@ func (o owned) Ready(ctx context.Context) error { return o.ready(ctx) }
 type processes struct{ *exec.Service }
 
 // holders shows to the API who holds the sandboxes of sessions.
-type holders struct{ *sessions.Service }
+type holders struct{ *sessions.Holders }
 
 func (h holders) Route(ctx context.Context, ref string, epoch int64, follow bool) (sandbox.ID, int64, func(), error) {
-	r, err := h.Service.Route(ctx, ref, epoch, follow)
+	r, err := h.Holders.Route(ctx, ref, epoch, follow)
 	return r.Sandbox, r.Epoch, r.Done, err
 }
 
@@ -59,9 +59,9 @@ func (d *Daemon) apiServices() api.Services {
 		PublishedPorts: published{s.Sandboxes, s.Ports},
 		Templates:      s.Templates,
 		Policies:       s.Policies,
-		Sessions:       d.sessions,
-		Holders:        holders{d.sessions},
-		Movers:         d.sessions,
+		Sessions:       d.sessions.Sessions,
+		Holders:        holders{d.sessions.Holders},
+		Movers:         d.sessions.Movers,
 	}
 }
 

@@ -27,83 +27,71 @@ const (
 	tarKind      = "tar"
 )
 
+// archives are what the sessions of all tenants are rebuilt from.
+type archives struct {
+	*core.Core
+	own       installation
+	snapshots Snapshots
+	blobs     *archive.Archive // nil: none are kept in a blob store
+	plain     bool
+	scratch   string
+	trees     trees
+}
+
 // readable refuses an archive that this daemon cannot read.
-func (b boxes) readable(ctx context.Context, a sandbox.Archive) error {
-	err := b.here("archive", a.Binding)
+func (s *archives) readable(ctx context.Context, tenant string, a sandbox.Archive) error {
+	err := s.own.has("archive", a.Binding)
 	switch a.Kind {
 	case snapshotKind:
 		return core.FirstError(sandbox.ValidateName(a.Ref), err)
 	case tarKind:
 		if err == nil {
-			_, _, err = b.place(ctx, a)
+			_, _, err = s.place(ctx, tenant, a)
 		}
 		return err
 	}
 	return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: "archive", Message: fmt.Sprintf("an archive of the kind %.20q cannot be read here", a.Kind)}
 }
 
-// snapshot keeps all files of a sandbox.
-func (b boxes) snapshot(ctx context.Context, box session.Box) (*sandbox.Archive, error) {
-	a := sandbox.Archive{Kind: snapshotKind, Ref: newID("archive-"), Provider: box.Provider, Binding: b.s.cfg.Binding}
-	if err := b.register(ctx, a); err != nil {
-		return nil, err
-	}
-	take := func() (sandbox.Snapshot, error) {
-		return b.s.cfg.Snapshots.CreateSnapshot(ctx, string(box.ID), sandbox.SnapshotRequest{Name: a.Ref, Labels: map[string]string{sandbox.ArchiveLabel: b.row.Name}})
-	}
-	kept, err := take()
-	if sandbox.CodeOf(err) == sandbox.CodeConflict && !b.held { // the provider saves only what stands still
-		if _, err = b.s.cfg.Sandboxes.Pause(ctx, string(box.ID), true); err == nil {
-			kept, err = take()
-		}
-	}
-	if err != nil {
-		b.s.Report(ctx, b.Discard(context.WithoutCancel(ctx), sandbox.Envelope{Archive: &a}))
-		return nil, err
-	}
-	a.Size = kept.Size
-	return &a, nil
-}
-
 // sets are the tar archives of a tenant in the blob store, without and with
 // encryption. A tenant of the same name that is made later has others.
-func (s *Service) sets(ctx context.Context, tenant string) (plain, sealed archive.Set, err error) {
+func (s *archives) sets(ctx context.Context, tenant string) (plain, sealed archive.Set, err error) {
 	t, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Get(ctx, tenant) })
-	sum := sha256.Sum256([]byte(s.cfg.Binding + "\n" + tenant + "\n" + t.Created.UTC().Format(time.RFC3339Nano)))
+	sum := sha256.Sum256([]byte(string(s.own) + "\n" + tenant + "\n" + t.Created.UTC().Format(time.RFC3339Nano)))
 	id := "se-" + hex.EncodeToString(sum[:12])
 	return archive.Set{ID: id + "-plain"}, archive.Set{ID: id, Encrypted: true}, err
 }
 
 // pack keeps the files below /workspace of a sandbox in the blob store.
-func (b boxes) pack(ctx context.Context, box session.Box) (*sandbox.Archive, error) {
-	if b.s.cfg.Archive == nil {
+func (s *archives) pack(ctx context.Context, tenant, group string, box session.Box) (*sandbox.Archive, error) {
+	if s.blobs == nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.save", Message: "the provider takes no snapshots, and this daemon has no blob store"}
 	}
-	plain, set, err := b.s.sets(ctx, b.tenant)
+	plain, set, err := s.sets(ctx, tenant)
 	if err != nil {
 		return nil, err
 	}
-	if b.s.cfg.Plain {
+	if s.plain {
 		set = plain
 	}
-	at, size, err := b.s.cfg.Archive.Write(ctx, set, b.row.Group, b.s.cfg.Scratch, func(w io.Writer) error { return b.s.exportTree(ctx, box.ID, w) })
+	at, size, err := s.blobs.Write(ctx, set, group, s.scratch, func(w io.Writer) error { return s.trees.exportTree(ctx, box.ID, w) })
 	if err != nil {
 		return nil, err
 	}
 	a := sandbox.Archive{
 		Kind: tarKind, Ref: set.ID + "." + strconv.Itoa(at.Version), Size: size, Hash: "sha256:" + at.Digest,
-		Provider: box.Provider, Binding: b.s.cfg.Binding,
+		Provider: box.Provider, Binding: string(s.own),
 	}
-	return &a, b.register(ctx, a)
+	return &a, s.register(ctx, tenant, group, a)
 }
 
 // place finds a tar archive of the tenant. Anybody may have written what names
 // it.
-func (b boxes) place(ctx context.Context, a sandbox.Archive) (set archive.Set, at archive.Place, err error) {
-	if b.s.cfg.Archive == nil {
+func (s *archives) place(ctx context.Context, tenant string, a sandbox.Archive) (set archive.Set, at archive.Place, err error) {
+	if s.blobs == nil {
 		return set, at, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: "archive", Message: "this daemon has no blob store"}
 	}
-	plain, sealed, err := b.s.sets(ctx, b.tenant)
+	plain, sealed, err := s.sets(ctx, tenant)
 	if err != nil {
 		return set, at, err
 	}
@@ -124,25 +112,25 @@ func (b boxes) place(ctx context.Context, a sandbox.Archive) (set archive.Set, a
 }
 
 // unpack replaces the files below /workspace of a sandbox by those of an archive.
-func (b boxes) unpack(ctx context.Context, to sandbox.ID, a sandbox.Archive) error {
-	set, at, err := b.place(ctx, a)
+func (s *archives) unpack(ctx context.Context, tenant string, to sandbox.ID, a sandbox.Archive) error {
+	set, at, err := s.place(ctx, tenant, a)
 	if err != nil {
 		return err
 	}
-	return b.s.cfg.Archive.Read(ctx, set, at, b.s.cfg.Scratch, func(r io.Reader) error { return b.s.importTree(ctx, to, r) })
+	return s.blobs.Read(ctx, set, at, s.scratch, func(r io.Reader) error { return s.trees.importTree(ctx, to, r) })
 }
 
 // remove removes an archive. One that is not there is removed.
-func (b boxes) remove(ctx context.Context, a sandbox.Archive) error {
+func (s *archives) remove(ctx context.Context, tenant string, a sandbox.Archive) error {
 	if a.Kind == snapshotKind {
-		return ignore(b.s.cfg.Snapshots.RemoveSnapshot(ctx, a.Ref), sandbox.CodeNotFound)
+		return ignore(s.snapshots.RemoveSnapshot(ctx, a.Ref), sandbox.CodeNotFound)
 	}
-	set, at, err := b.place(ctx, a)
+	set, at, err := s.place(ctx, tenant, a)
 	if err != nil {
 		return err
 	}
 	// Somebody who saves at the same time is no failure: sweepTars tries again.
-	return ignore(b.s.cfg.Archive.Sweep(ctx, set, []int{at.Version}), sandbox.CodeConflict)
+	return ignore(s.blobs.Sweep(ctx, set, []int{at.Version}), sandbox.CodeConflict)
 }
 
 const (
@@ -153,8 +141,8 @@ const (
 
 // sweepTars removes the tar archives that no session is rebuilt from, such as one
 // whose daemon was killed before it recorded the next.
-func (s *Service) sweepTars(ctx context.Context) error {
-	if s.cfg.Archive == nil {
+func (s *archives) sweepTars(ctx context.Context) error {
+	if s.blobs == nil {
 		return nil
 	}
 	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Tenant, error) { return tx.Operator().Tenants(ctx) })
@@ -169,8 +157,8 @@ func (s *Service) sweepTars(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-func (s *Service) sweepSet(ctx context.Context, tenant string, set archive.Set) error {
-	there, err := s.cfg.Archive.List(ctx, set) // before the records, which are older than what is saved
+func (s *archives) sweepSet(ctx context.Context, tenant string, set archive.Set) error {
+	there, err := s.blobs.List(ctx, set) // before the records, which are older than what is saved
 	if err != nil || len(there) == 0 {
 		return err
 	}
@@ -187,11 +175,11 @@ func (s *Service) sweepSet(ctx context.Context, tenant string, set archive.Set) 
 	if len(unwanted) == 0 {
 		return nil
 	}
-	return ignore(s.cfg.Archive.Sweep(ctx, set, unwanted), sandbox.CodeConflict)
+	return ignore(s.blobs.Sweep(ctx, set, unwanted), sandbox.CodeConflict)
 }
 
 // wantedTars are the archives that sessions of a tenant are rebuilt from.
-func (s *Service) wantedTars(ctx context.Context, tenant string) (wanted map[string]bool, err error) {
+func (s *archives) wantedTars(ctx context.Context, tenant string) (wanted map[string]bool, err error) {
 	err = s.Store.View(ctx, func(tx *store.Tx) error {
 		wanted = map[string]bool{}
 		kept, err := tx.Sessions().Archives(ctx, tenant, "")

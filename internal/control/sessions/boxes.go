@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"context"
 	"strconv"
-	"strings"
 
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/session"
@@ -13,50 +13,54 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
+// provision is what the sandboxes of all sessions are made, found and saved with.
+type provision struct {
+	*core.Core
+	own        installation
+	sandboxes  Sandboxes
+	snapshots  Snapshots
+	providers  Providers
+	workspaces Workspaces
+	leases     *leases
+	archives   *archives
+	observer   Observer
+}
+
 // boxes are the sandboxes of one tenant, for one of its sessions. They satisfy
 // session.Boxes. A box is a sandbox of this daemon, by its own id: what the
 // store says of it is the evidence.
 type boxes struct {
-	s      *Service
+	*provision
 	tenant string
 	row    *store.Session // nil when nothing is made or captured
 	held   bool           // what runs is needed: capturing must not stop it
 }
 
-func (s *Service) boxes(tenant string, row *store.Session) boxes {
-	return boxes{s: s, tenant: tenant, row: row}
+func (s *provision) boxes(tenant string, row *store.Session) boxes {
+	return boxes{provision: s, tenant: tenant, row: row}
 }
 
 func (b boxes) record(ctx context.Context, id string) (store.Sandbox, error) {
-	return store.Read(ctx, b.s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Get(ctx, b.tenant, sandbox.ID(id)) })
-}
-
-// binding names what a sandbox belongs to: the installation that has a record of
-// it, and what its provider works on.
-func (b boxes) binding(provider string) string {
-	if provider == "" {
-		return b.s.cfg.Binding
-	}
-	return b.s.cfg.Binding + "/" + provider
+	return store.Read(ctx, b.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Get(ctx, b.tenant, sandbox.ID(id)) })
 }
 
 // present is the present name of a binding, which an earlier version recorded
 // perhaps under another.
 func (b boxes) present(ctx context.Context, backend, binding string) string {
-	provider, other := b.elsewhere(binding)
+	provider, other := b.own.elsewhere(binding)
 	if provider == "" || other {
 		return binding
 	}
-	return b.binding(b.s.cfg.Providers.Present(ctx, backend, provider))
+	return b.own.binding(b.providers.Present(ctx, backend, provider))
 }
 
 func (b boxes) box(row *store.Sandbox) session.Box {
-	return session.Box{ID: row.ID, Provider: row.Provider, Binding: b.binding(row.Binding), Image: row.Image, Deadline: row.Expires}
+	return session.Box{ID: row.ID, Provider: row.Provider, Binding: b.own.binding(row.Binding), Image: row.Image, Deadline: row.Expires}
 }
 
 // Create implements session.Boxes. A session that has an archive starts from it.
 func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) {
-	l, err := leases{b.s, b.tenant}.Load(ctx, p.Group)
+	l, err := b.leases.of(b.tenant).Load(ctx, p.Group)
 	if err == nil {
 		err = b.orphans(ctx, l, false)
 	}
@@ -71,7 +75,7 @@ func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) 
 		spec.Labels = b.row.Labels
 	}
 	if p.Prior != nil && p.Prior.Archive != nil {
-		if err := b.readable(ctx, *p.Prior.Archive); err != nil {
+		if err := b.archives.readable(ctx, b.tenant, *p.Prior.Archive); err != nil {
 			return session.Box{}, err
 		}
 		if p.Prior.Archive.Kind == snapshotKind {
@@ -79,7 +83,7 @@ func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) 
 			spec.Provider = cmp.Or(p.Prior.Archive.Provider, spec.Provider) // the session may have moved since
 		}
 	}
-	id, err := b.s.cfg.Sandboxes.Make(ctx, spec, p.Key, p.Replaces)
+	id, err := b.sandboxes.Make(ctx, spec, p.Key, p.Replaces)
 	if err != nil {
 		return session.Box{}, err
 	}
@@ -88,18 +92,6 @@ func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) 
 		return session.Box{}, err
 	}
 	return b.box(&row), nil
-}
-
-// here refuses what belongs to another installation or account: that it is not
-// found says nothing about it.
-func (b boxes) here(what, binding string) error {
-	if own := b.s.cfg.Binding; binding == own || strings.HasPrefix(binding, own+"/") {
-		return nil
-	}
-	return &sandbox.Error{
-		Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: what, Message: "it belongs to " + binding + ", which this daemon cannot reach",
-		Hint: "resume the session where it was",
-	}
 }
 
 // attemptsBack is how many attempts are looked at: each looked at those before
@@ -119,10 +111,10 @@ func (b boxes) orphans(ctx context.Context, l lease.Lease, all bool) error {
 		case row.State == sandbox.Gone || row.ID == l.Sandbox || !all && !session.Orphan(l, row.ID, attempt):
 			continue
 		}
-		if err := b.s.cfg.Sandboxes.Destroy(ctx, string(row.ID)); err != nil {
+		if err := b.sandboxes.Destroy(ctx, string(row.ID)); err != nil {
 			return err
 		}
-		b.s.cfg.Observer.OrphanEnded()
+		b.observer.OrphanEnded()
 	}
 	return nil
 }
@@ -133,7 +125,7 @@ func attemptKey(group string, attempt int64) string {
 }
 
 func (b boxes) made(ctx context.Context, key string) (store.Sandbox, error) {
-	return store.Read(ctx, b.s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Made(ctx, b.tenant, key) })
+	return store.Read(ctx, b.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Made(ctx, b.tenant, key) })
 }
 
 // Find implements session.Boxes.
@@ -154,15 +146,15 @@ func (b boxes) Find(ctx context.Context, p session.Plan) (session.Box, error) {
 func (b boxes) Resume(ctx context.Context, e sandbox.Envelope) (session.Box, sandbox.Outcome, bool, error) {
 	none := session.Box{}
 	row, err := b.record(ctx, e.Box)
-	binding, other := b.elsewhere(e.Binding)
+	binding, other := b.own.elsewhere(e.Binding)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound || err == nil && other && row.State != sandbox.Gone {
 		row, err = b.unknown(ctx, e)
 	}
 	if err != nil {
 		return none, "", false, err
 	}
-	have := b.present(ctx, row.Provider, b.binding(row.Binding))
-	if other && b.binding(binding) == have {
+	have := b.present(ctx, row.Provider, b.own.binding(row.Binding))
+	if other && b.own.binding(binding) == have {
 		e.Binding = have
 	}
 	if b.present(ctx, e.Backend, e.Binding) != have {
@@ -180,7 +172,7 @@ func (b boxes) Resume(ctx context.Context, e sandbox.Envelope) (session.Box, san
 // takeBack takes over the sandbox of an envelope that another installation wrote,
 // if this one has a session with it.
 func (b boxes) takeBack(ctx context.Context, e sandbox.Envelope) error {
-	if _, other := b.elsewhere(e.Binding); !other || e.Box == "" {
+	if _, other := b.own.elsewhere(e.Binding); !other || e.Box == "" {
 		return nil
 	}
 	_, err := b.unknown(ctx, e)
@@ -193,32 +185,25 @@ func (b boxes) unknown(ctx context.Context, e sandbox.Envelope) (store.Sandbox, 
 	if err := b.reachable(ctx, e); err != nil {
 		return store.Sandbox{}, err
 	}
-	binding, other := b.elsewhere(e.Binding)
+	binding, other := b.own.elsewhere(e.Binding)
 	if !other {
 		return store.Sandbox{}, gone(e.Box, "this installation has no sandbox with that id")
 	}
 	spec := e.Spec
 	spec.ID, spec.Provider = sandbox.ID(e.Box), e.Backend
-	return b.s.cfg.Sandboxes.TakeOver(ctx, b.tenant, binding, spec)
-}
-
-// elsewhere returns what the provider of another installation's sandbox works on,
-// which a provider of this one may work on too.
-func (b boxes) elsewhere(binding string) (provider string, other bool) {
-	installation, provider, _ := strings.Cut(binding, "/")
-	return provider, provider != "" && installation != b.s.cfg.Binding
+	return b.sandboxes.TakeOver(ctx, b.tenant, binding, spec)
 }
 
 // reachable refuses a sandbox that neither this installation made nor one whose
 // provider has the same account. Ids are no secrets: only the owner of the machine
 // takes over what others made.
 func (b boxes) reachable(ctx context.Context, e sandbox.Envelope) error {
-	err := b.here(e.Box, e.Binding)
-	binding, other := b.elsewhere(e.Binding)
+	err := b.own.has(e.Box, e.Binding)
+	binding, other := b.own.elsewhere(e.Binding)
 	if err == nil || !other {
 		return err
 	}
-	if have, bindErr := b.s.cfg.Providers.Binding(ctx, e.Backend); bindErr != nil || have != binding {
+	if have, bindErr := b.providers.Binding(ctx, e.Backend); bindErr != nil || have != binding {
 		return err
 	}
 	switch {
@@ -235,7 +220,7 @@ func (b boxes) reachable(ctx context.Context, e sandbox.Envelope) error {
 
 // wake makes a recorded sandbox run.
 func (b boxes) wake(ctx context.Context, row *store.Sandbox) (sandbox.Outcome, error) {
-	all, id := b.s.cfg.Sandboxes, string(row.ID)
+	all, id := b.sandboxes, string(row.ID)
 	switch row.State {
 	case sandbox.Running:
 		return sandbox.OutcomeAttached, all.Reach(ctx, id)
@@ -279,7 +264,7 @@ func (b boxes) Hydrate(ctx context.Context, box session.Box, e sandbox.Envelope)
 	from := sandbox.ReceiptFrom{Archive: e.Archive}
 	lost := []string{sandbox.LostProcesses, sandbox.LostMemory}
 	for _, w := range b.saves() {
-		found, err := b.s.cfg.Workspaces.Workspace(ctx, w)
+		found, err := b.workspaces.Workspace(ctx, w)
 		if err != nil {
 			return box, from, nil, err
 		}
@@ -288,7 +273,7 @@ func (b boxes) Hydrate(ctx context.Context, box session.Box, e sandbox.Envelope)
 		}
 	}
 	if e.Archive != nil && e.Archive.Kind == tarKind {
-		if err := b.unpack(ctx, box.ID, *e.Archive); err != nil {
+		if err := b.archives.unpack(ctx, b.tenant, box.ID, *e.Archive); err != nil {
 			return box, from, nil, err
 		}
 	}
@@ -319,7 +304,7 @@ func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope)
 	e.Archive, e.Workspaces = nil, nil
 	note := "session " + b.row.Name
 	for _, name := range b.saves() {
-		version, err := b.s.cfg.Workspaces.PersistWorkspace(ctx, name, note)
+		version, err := b.workspaces.PersistWorkspace(ctx, name, note)
 		if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
 			continue // a bucket has what was written already
 		}
@@ -331,7 +316,7 @@ func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope)
 	if len(b.row.Spec.Workspaces) > 0 {
 		return e, nil
 	}
-	facts, err := b.s.cfg.Providers.Facts(ctx, box.Provider)
+	facts, err := b.providers.Facts(ctx, box.Provider)
 	switch {
 	case err != nil:
 		return e, err
@@ -342,28 +327,73 @@ func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope)
 		}
 	}
 	if carriesTree(b.row) {
-		e.Archive, err = b.pack(ctx, box)
+		e.Archive, err = b.archives.pack(ctx, b.tenant, b.row.Group, box)
 	}
 	return e, err
 }
 
+// snapshot keeps all files of a sandbox.
+func (b boxes) snapshot(ctx context.Context, box session.Box) (*sandbox.Archive, error) {
+	a := sandbox.Archive{Kind: snapshotKind, Ref: newID("archive-"), Provider: box.Provider, Binding: string(b.own)}
+	if err := b.archives.register(ctx, b.tenant, b.row.Group, a); err != nil {
+		return nil, err
+	}
+	take := func() (sandbox.Snapshot, error) {
+		return b.snapshots.CreateSnapshot(ctx, string(box.ID), sandbox.SnapshotRequest{Name: a.Ref, Labels: map[string]string{sandbox.ArchiveLabel: b.row.Name}})
+	}
+	kept, err := take()
+	if sandbox.CodeOf(err) == sandbox.CodeConflict && !b.held { // the provider saves only what stands still
+		if _, err = b.sandboxes.Pause(ctx, string(box.ID), true); err == nil {
+			kept, err = take()
+		}
+	}
+	if err != nil {
+		b.Report(ctx, b.Discard(context.WithoutCancel(ctx), sandbox.Envelope{Archive: &a}))
+		return nil, err
+	}
+	a.Size = kept.Size
+	return &a, nil
+}
+
+// Discard implements session.Boxes. What the session can be rebuilt from stays,
+// and so does what it could be rebuilt from before. An archive that cannot be
+// removed now is removed by a later sweep.
+func (b boxes) Discard(ctx context.Context, prior sandbox.Envelope) error {
+	a := prior.Archive
+	if a == nil || b.archives.readable(ctx, b.tenant, *a) != nil {
+		return nil
+	}
+	goes, err := store.Write(ctx, b.Store, func(tx *store.Tx) (bool, error) { return tx.Sessions().RetireArchive(ctx, b.tenant, a.Ref, false) })
+	switch {
+	case sandbox.CodeOf(err) == sandbox.CodeNotFound: // an earlier version made it
+		return b.archives.remove(ctx, b.tenant, *a)
+	case err != nil:
+		return err
+	case !goes && b.row == nil:
+		return nil
+	case !goes:
+		return b.archives.tidy(ctx, b.tenant, b.row.Group)
+	}
+	return b.archives.deleteArchive(ctx, store.KeptArchive{Tenant: b.tenant, Archive: *a})
+}
+
 // Pause implements session.Boxes: to disk if that can be, else in memory.
 func (b boxes) Pause(ctx context.Context, box session.Box) error {
-	_, err := b.s.cfg.Sandboxes.Pause(ctx, string(box.ID), true)
+	_, err := b.sandboxes.Pause(ctx, string(box.ID), true)
 	if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
-		_, err = b.s.cfg.Sandboxes.Pause(ctx, string(box.ID), false)
+		_, err = b.sandboxes.Pause(ctx, string(box.ID), false)
 	}
 	return err
 }
 
 // Permanent implements session.Boxes.
 func (b boxes) Permanent(ctx context.Context, provider string) bool {
-	return b.s.cfg.Providers.Permanent(ctx, provider)
+	return b.providers.Permanent(ctx, provider)
 }
 
 // Delete implements session.Boxes.
 func (b boxes) Delete(ctx context.Context, box session.Box) error {
-	return ignore(b.s.cfg.Sandboxes.Destroy(ctx, string(box.ID)), sandbox.CodeNotFound, sandbox.CodeGone)
+	return ignore(b.sandboxes.Destroy(ctx, string(box.ID)), sandbox.CodeNotFound, sandbox.CodeGone)
 }
 
 func ignore(err error, codes ...sandbox.Code) error {

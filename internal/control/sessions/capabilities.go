@@ -24,7 +24,7 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (sandbox.Capabil
 	if err != nil {
 		return sandbox.CapabilityDocument{}, err
 	}
-	all, err := s.cfg.Providers.Providers(ctx)
+	all, err := s.providers.Providers(ctx)
 	if err != nil {
 		return sandbox.CapabilityDocument{}, err
 	}

@@ -5,30 +5,39 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// leases are those of one tenant. They satisfy session.Leases.
+// leases are those of all tenants.
 type leases struct {
-	s      *Service
+	*core.Core
+	cfg      lease.Config
+	observer Observer
+}
+
+func (s *leases) of(tenant string) tenantLeases { return tenantLeases{s, tenant} }
+
+// tenantLeases are those of one tenant. They satisfy session.Leases.
+type tenantLeases struct {
+	*leases
 	tenant string
 }
 
-func (l leases) Load(ctx context.Context, group string) (lease.Lease, error) {
-	return store.Read(ctx, l.s.Store, func(tx *store.Tx) (lease.Lease, error) { return tx.Sessions().Lease(ctx, l.tenant, group) })
+func (l tenantLeases) Load(ctx context.Context, group string) (lease.Lease, error) {
+	return store.Read(ctx, l.Store, func(tx *store.Tx) (lease.Lease, error) { return tx.Sessions().Lease(ctx, l.tenant, group) })
 }
 
 // Apply carries out an operation and records the changes of state in the log.
-func (l leases) Apply(ctx context.Context, group string, op lease.Op) (after lease.Lease, effect lease.Effect, err error) {
+func (l tenantLeases) Apply(ctx context.Context, group string, op lease.Op) (after lease.Lease, effect lease.Effect, err error) {
 	var before lease.Lease
 	var name string
-	err = l.s.Store.Update(ctx, func(tx *store.Tx) error {
+	err = l.Store.Update(ctx, func(tx *store.Tx) error {
 		var labels map[string]string
 		if before, err = tx.Sessions().Lease(ctx, l.tenant, group); err != nil {
 			return err
@@ -38,7 +47,7 @@ func (l leases) Apply(ctx context.Context, group string, op lease.Op) (after lea
 		} else if len(all) > 0 {
 			name, labels = all[0].Name, all[0].Labels
 		}
-		if after, effect, err = tx.Sessions().ApplyLease(ctx, l.tenant, group, op, l.s.cfg.Lease, labels); err != nil || !effect.Done {
+		if after, effect, err = tx.Sessions().ApplyLease(ctx, l.tenant, group, op, l.cfg, labels); err != nil || !effect.Done {
 			return err
 		}
 		return publish(ctx, tx, l.tenant, group, op)
@@ -49,22 +58,22 @@ func (l leases) Apply(ctx context.Context, group string, op lease.Op) (after lea
 	switch op.(type) {
 	case lease.Rotate:
 		if effect.Done {
-			l.s.cfg.Observer.Rotated()
+			l.observer.Rotated()
 		}
 	case lease.Evict:
 		if effect.Done {
-			l.s.cfg.Observer.Evicted()
+			l.observer.Evicted()
 		}
 	}
 	if before.State != after.State {
-		l.s.changed(ctx, l.tenant, name, before, after)
+		l.changed(ctx, l.tenant, name, before, after)
 	}
 	return after, effect, nil
 }
 
 // Groups returns those of the tenant that may have a sandbox.
-func (l leases) Groups(ctx context.Context) ([]string, error) {
-	keys, err := l.s.active(ctx)
+func (l tenantLeases) Groups(ctx context.Context) ([]string, error) {
+	keys, err := l.active(ctx)
 	var out []string
 	for _, k := range keys {
 		if k.Tenant == l.tenant {
@@ -78,7 +87,7 @@ func (l leases) Groups(ctx context.Context) ([]string, error) {
 // sandboxes that nobody wants.
 const settled = time.Hour
 
-func (s *Service) active(ctx context.Context) ([]store.LeaseKey, error) {
+func (s *leases) active(ctx context.Context) ([]store.LeaseKey, error) {
 	since := s.Store.Now().Add(-settled)
 	return store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.LeaseKey, error) { return tx.Operator().Leases(ctx, since) })
 }
@@ -88,7 +97,7 @@ var stateEvents = map[lease.State]eventlog.Type{
 }
 
 // changed records that a lease is in another state.
-func (s *Service) changed(ctx context.Context, tenant, name string, before, after lease.Lease) {
+func (s *leases) changed(ctx context.Context, tenant, name string, before, after lease.Lease) {
 	id := after.Sandbox
 	if id == "" {
 		id = before.Sandbox
@@ -97,24 +106,8 @@ func (s *Service) changed(ctx context.Context, tenant, name string, before, afte
 }
 
 // fact records what happened to a session.
-func (s *Service) fact(ctx context.Context, tenant, name string, id sandbox.ID, t eventlog.Type, epoch int64, op ops.Op) {
+func (s *leases) fact(ctx context.Context, tenant, name string, id sandbox.ID, t eventlog.Type, epoch int64, op ops.Op) {
 	a := audit.Action{Tenant: tenant, Op: op, Sandbox: id, Subject: name}
 	a.Request, a.Trace = span.IDs(ctx)
 	s.Report(ctx, s.Audit.FactLater(a, t, func(e *eventlog.Event) { e.Epoch = epoch }))
-}
-
-// manager returns what acquires and drains the sandboxes of a session.
-func (s *Service) manager(row store.Session) *session.Manager {
-	return session.NewManager(session.Config{
-		Leases: leases{s, row.Tenant}, Boxes: s.boxes(row.Tenant, &row), PauseOnExit: row.PauseOnExit, Patience: s.cfg.Lease.Warming, Now: s.Store.Now,
-		Busy: func(ctx context.Context, _ lease.Lease) bool {
-			busy, err := s.busy(ctx, place{row.Tenant, row.Group})
-			s.Report(ctx, err)
-			return busy
-		},
-		Alert: func(ctx context.Context, l lease.Lease, err error) {
-			s.Report(ctx, err)
-			s.fact(ctx, row.Tenant, row.Name, l.Sandbox, eventlog.LeaseAtRisk, l.Epoch, ops.SessionSave)
-		},
-	})
 }

@@ -14,8 +14,8 @@ import (
 
 // register records an archive in the ledger before a lease names it, so that one
 // which no lease ever names is deleted.
-func (b boxes) register(ctx context.Context, a sandbox.Archive) error {
-	return b.s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Sessions().RegisterArchive(ctx, b.tenant, b.row.Group, a) })
+func (s *archives) register(ctx context.Context, tenant, group string, a sandbox.Archive) error {
+	return s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Sessions().RegisterArchive(ctx, tenant, group, a) })
 }
 
 // publish moves the archive that an operation put into a lease on in the ledger,
@@ -38,45 +38,20 @@ func publish(ctx context.Context, tx *store.Tx, tenant, group string, op lease.O
 	return tx.Sessions().PublishArchive(ctx, tenant, group, e.Archive.Ref)
 }
 
-// Discard implements session.Boxes. What the session can be rebuilt from stays,
-// and so does what it could be rebuilt from before. An archive that cannot be
-// removed now is removed by a later sweep.
-func (b boxes) Discard(ctx context.Context, prior sandbox.Envelope) error {
-	a := prior.Archive
-	if a == nil || b.readable(ctx, *a) != nil {
-		return nil
-	}
-	goes, err := store.Write(ctx, b.s.Store, func(tx *store.Tx) (bool, error) { return tx.Sessions().RetireArchive(ctx, b.tenant, a.Ref, false) })
-	switch {
-	case sandbox.CodeOf(err) == sandbox.CodeNotFound: // an earlier version made it
-		return b.remove(ctx, *a)
-	case err != nil:
-		return err
-	case !goes:
-		return b.tidy(ctx)
-	}
-	return b.s.deleteArchive(ctx, store.KeptArchive{Tenant: b.tenant, Archive: *a})
-}
-
-// tidy deletes the archives of the session that are to go.
-func (b boxes) tidy(ctx context.Context) error {
-	if b.row == nil {
-		return nil
-	}
-	all, err := store.Read(ctx, b.s.Store, func(tx *store.Tx) ([]store.KeptArchive, error) {
-		return tx.Sessions().Archives(ctx, b.tenant, b.row.Group)
-	})
+// tidy deletes the archives of a group that are to go.
+func (s *archives) tidy(ctx context.Context, tenant, group string) error {
+	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.KeptArchive, error) { return tx.Sessions().Archives(ctx, tenant, group) })
 	failed := []error{err}
 	for _, k := range all {
 		if k.State == store.ArchiveDeletePending {
-			failed = append(failed, b.s.deleteArchive(ctx, k))
+			failed = append(failed, s.deleteArchive(ctx, k))
 		}
 	}
 	return errors.Join(failed...)
 }
 
 // retire deletes all archives of a group that has no session any more.
-func (s *Service) retire(ctx context.Context, tenant, group string) error {
+func (s *archives) retire(ctx context.Context, tenant, group string) error {
 	ctx = context.WithoutCancel(ctx)
 	all, err := store.Write(ctx, s.Store, func(tx *store.Tx) ([]store.KeptArchive, error) {
 		all, err := tx.Sessions().Archives(ctx, tenant, group)
@@ -95,12 +70,12 @@ func (s *Service) retire(ctx context.Context, tenant, group string) error {
 }
 
 // deleteArchive removes an archive that is to go, unless somebody else does.
-func (s *Service) deleteArchive(ctx context.Context, k store.KeptArchive) error {
+func (s *archives) deleteArchive(ctx context.Context, k store.KeptArchive) error {
 	mine, err := store.Write(ctx, s.Store, func(tx *store.Tx) (bool, error) { return tx.Sessions().DeleteArchive(ctx, k.Tenant, k.Archive.Ref) })
 	if err != nil || !mine {
 		return err
 	}
-	removed := s.boxes(k.Tenant, nil).remove(ctx, k.Archive)
+	removed := s.remove(ctx, k.Tenant, k.Archive)
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {
 		return tx.Sessions().ArchiveDeleted(ctx, k.Tenant, k.Archive.Ref, removed != nil)
 	})
@@ -111,7 +86,7 @@ func (s *Service) deleteArchive(ctx context.Context, k store.KeptArchive) error 
 const archivesAtOnce = 32
 
 // sweepArchives deletes the archives of all tenants that are to go.
-func (s *Service) sweepArchives(ctx context.Context) error {
+func (s *archives) sweepArchives(ctx context.Context) error {
 	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.KeptArchive, error) {
 		return tx.Operator().DueArchives(ctx, archivesAtOnce)
 	})

@@ -3,7 +3,6 @@ package sessions
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control/core"
@@ -33,7 +32,7 @@ const maxFollows = 3
 // be. It waits while the session moves. With an epoch that is not the present one
 // it is CodeStale, and nothing is done; with follow, only if the files of that
 // epoch did not go along.
-func (s *Service) Route(ctx context.Context, ref string, epoch int64, follow bool) (Routed, error) {
+func (s *Holders) Route(ctx context.Context, ref string, epoch int64, follow bool) (Routed, error) {
 	const op = ops.SessionRoute
 	who, err := s.Look(ctx, op, ref)
 	if err != nil {
@@ -51,8 +50,8 @@ func (s *Service) Route(ctx context.Context, ref string, epoch int64, follow boo
 var errMoving = errors.New("the session is being moved")
 
 // reach is Route for a session. Each attempt reads the pointer again.
-func (s *Service) reach(ctx context.Context, row store.Session, epoch int64, follow bool) (Routed, error) {
-	deadline := time.Now().Add(s.cfg.Lease.Warming)
+func (s *Holders) reach(ctx context.Context, row store.Session, epoch int64, follow bool) (Routed, error) {
+	deadline := time.Now().Add(s.patience)
 	for follows := 0; ; {
 		r, l, err := s.reachOnce(ctx, row, epoch, follow)
 		switch {
@@ -74,7 +73,7 @@ func (s *Service) reach(ctx context.Context, row store.Session, epoch int64, fol
 const lookAgain = 50 * time.Millisecond
 
 // passable waits until a session does not move, as far as this daemon knows.
-func (s *Service) passable(ctx context.Context, row store.Session, deadline time.Time) error {
+func (s *Holders) passable(ctx context.Context, row store.Session, deadline time.Time) error {
 	wait := s.present.opening(place{row.Tenant, row.Group})
 	t := time.NewTimer(time.Until(deadline))
 	defer t.Stop()
@@ -101,7 +100,7 @@ func (s *Service) passable(ctx context.Context, row store.Session, deadline time
 }
 
 // reachOnce reads the pointer and uses the sandbox that it names, or acquires one.
-func (s *Service) reachOnce(ctx context.Context, row store.Session, epoch int64, follow bool) (_ Routed, l lease.Lease, err error) {
+func (s *Holders) reachOnce(ctx context.Context, row store.Session, epoch int64, follow bool) (_ Routed, l lease.Lease, err error) {
 	var box store.Sandbox
 	err = s.Store.View(ctx, func(tx *store.Tx) (err error) {
 		if l, err = tx.Sessions().Lease(ctx, row.Tenant, row.Group); err != nil || l.Sandbox == "" {
@@ -117,19 +116,19 @@ func (s *Service) reachOnce(ctx context.Context, row store.Session, epoch int64,
 	switch {
 	case err != nil:
 		return Routed{}, l, err
-	case s.moving(l) || s.present.opening(at) != nil:
+	case s.leases.moving(l) || s.present.opening(at) != nil:
 		return Routed{}, l, errMoving
 	}
 	if epoch != 0 {
 		if follow && epoch != l.Epoch && l.Follows(epoch) && l.State == lease.Warm {
 			return Routed{}, l, stale(row.Name, "the session was moved") // and the caller follows it
 		}
-		if err := s.fence(ctx, row, l, epoch, ops.SessionRoute); err != nil {
+		if err := s.leases.fence(ctx, row, l, epoch, ops.SessionRoute); err != nil {
 			return Routed{}, l, err
 		}
 	}
 	if l.State == lease.Warm && box.State == sandbox.Running {
-		if done, ok := s.present.join(s, at, l); ok {
+		if done, ok := s.present.join(at, l); ok {
 			return Routed{l.Sandbox, l.Epoch, done}, l, nil
 		}
 	}
@@ -140,9 +139,6 @@ func (s *Service) reachOnce(ctx context.Context, row store.Session, epoch int64,
 	return r, l, err
 }
 
-// moving reports that a lease moves, by whichever daemon.
-func (s *Service) moving(l lease.Lease) bool { return s.Store.Now().Before(l.Moving) }
-
 // mayHold reports whether the caller may keep a sandbox from being ended. Who may
 // only read uses it while it is there.
 func mayHold(ctx context.Context) bool {
@@ -151,20 +147,20 @@ func mayHold(ctx context.Context) bool {
 }
 
 // hold acquires the sandbox of a session for this daemon.
-func (s *Service) hold(ctx context.Context, row store.Session, at place, epoch int64) (Routed, error) {
-	id := s.holderID()
+func (s *Holders) hold(ctx context.Context, row store.Session, at place, epoch int64) (Routed, error) {
+	id := s.present.holderID()
 	var out Routed
 	err := s.Do(ctx, ops.SessionAcquire, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {
 		held, err := s.acquire(ctx, row, sandbox.HolderRef{Kind: string(lease.Operator), ID: id}, "")
 		if err != nil {
 			return err
 		}
-		done, ok := s.present.begin(s, at, id, held.Epoch)
-		if l, err := (leases{s, row.Tenant}).Load(ctx, row.Group); err != nil || !ok || s.moving(l) {
+		done, ok := s.present.begin(at, id, held.Epoch)
+		if l, err := s.leases.of(row.Tenant).Load(ctx, row.Group); err != nil || !ok || s.leases.moving(l) {
 			if ok {
 				done()
 			}
-			_, _, relErr := leases{s, row.Tenant}.Apply(context.WithoutCancel(ctx), row.Group, lease.Release{Kind: lease.Operator, ID: id})
+			_, _, relErr := s.leases.of(row.Tenant).Apply(context.WithoutCancel(ctx), row.Group, lease.Release{Kind: lease.Operator, ID: id})
 			return core.FirstError(err, relErr, errMoving)
 		}
 		out = Routed{held.Box.ID, held.Epoch, done}
@@ -175,113 +171,4 @@ func (s *Service) hold(ctx context.Context, row store.Session, at place, epoch i
 		return nil
 	})
 	return out, err
-}
-
-// holderID makes the id of a holder of this daemon.
-func (s *Service) holderID() string { return newID(daemonHolder + s.Node + "-") }
-
-// daemonHolder begins the ids of holders that are daemons.
-const daemonHolder = "daemon-"
-
-type place struct{ tenant, group string }
-
-// presences are the holders of this daemon, for the requests it serves. The zero
-// value is ready.
-type presences struct {
-	mu    sync.Mutex
-	all   map[*presence]bool
-	main  map[place]*presence
-	moves map[place]*movement // places whose sandbox nobody may begin to use
-}
-
-// presence is one holder.
-type presence struct {
-	at    place
-	id    string
-	epoch int64
-	uses  int
-	timer *time.Timer // releases it; nil while it is used
-}
-
-// begin adds a holder that was acquired. done ends its first use. It is not ok if
-// the session moves.
-func (p *presences) begin(s *Service, at place, id string, epoch int64) (done func(), ok bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.moves[at] != nil {
-		return nil, false
-	}
-	if p.all == nil {
-		p.all, p.main = map[*presence]bool{}, map[place]*presence{}
-	}
-	h := &presence{at: at, id: id, epoch: epoch, uses: 1}
-	p.all[h], p.main[at] = true, h
-	return p.doneOf(s, h), true
-}
-
-// join uses the holder that the daemon has of a lease, if it has one.
-func (p *presences) join(s *Service, at place, l lease.Lease) (done func(), ok bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	h := p.main[at]
-	if h == nil || p.moves[at] != nil || h.epoch != l.Epoch || !l.Holds(lease.Operator, h.id) {
-		return nil, false
-	}
-	if h.timer != nil {
-		h.timer.Stop()
-		h.timer = nil
-	}
-	h.uses++
-	return p.doneOf(s, h), true
-}
-
-func (p *presences) doneOf(s *Service, h *presence) func() {
-	return sync.OnceFunc(func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if h.uses--; h.uses > 0 {
-			return
-		}
-		if m := p.moves[h.at]; m != nil {
-			m.ended()
-		}
-		wait := linger
-		if p.main[h.at] != h {
-			wait = 0
-		}
-		h.timer = time.AfterFunc(wait, func() { p.release(s, h) })
-	})
-}
-
-// release gives a holder back, unless it is used again.
-func (p *presences) release(s *Service, h *presence) {
-	p.mu.Lock()
-	unused := h.uses == 0 && p.all[h]
-	if unused {
-		delete(p.all, h)
-		if p.main[h.at] == h {
-			delete(p.main, h.at)
-		}
-	}
-	p.mu.Unlock()
-	if !unused || s.Life.Err() != nil {
-		return
-	}
-	_, _, err := leases{s, h.at.tenant}.Apply(s.Life, h.at.group, lease.Release{Kind: lease.Operator, ID: h.id})
-	s.Report(s.Life, err)
-}
-
-// beat keeps the holders of this daemon.
-func (p *presences) beat(ctx context.Context, s *Service) {
-	p.mu.Lock()
-	all := make([]*presence, 0, len(p.all))
-	for h := range p.all {
-		all = append(all, h)
-	}
-	p.mu.Unlock()
-	for _, h := range all {
-		op := lease.Heartbeat{Kind: lease.Operator, ID: h.id, Epoch: h.epoch}
-		_, _, err := leases{s, h.at.tenant}.Apply(ctx, h.at.group, op)
-		s.Report(ctx, err)
-	}
 }

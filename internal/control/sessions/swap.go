@@ -19,9 +19,20 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
+// Movers move sessions between providers.
+type Movers struct {
+	*records
+	leases    *leases
+	holders   *Holders
+	provision *provision
+	sandboxes Sandboxes
+	providers Providers
+	trees     trees
+}
+
 // Targets returns the providers that could serve a session, best first, and
 // those that cannot, with reasons.
-func (s *Service) Targets(ctx context.Context, ref string) (out []sandbox.SessionTarget, err error) {
+func (s *Movers) Targets(ctx context.Context, ref string) (out []sandbox.SessionTarget, err error) {
 	err = s.onSession(ctx, ops.SessionTargets, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
 		out, _, err = s.targets(ctx, who, row)
 		return err
@@ -30,7 +41,7 @@ func (s *Service) Targets(ctx context.Context, ref string) (out []sandbox.Sessio
 }
 
 // onSession does something with a session, guarded.
-func (s *Service) onSession(ctx context.Context, op ops.Op, ref string, do func(context.Context, key.Principal, store.Session) error) error {
+func (s *Movers) onSession(ctx context.Context, op ops.Op, ref string, do func(context.Context, key.Principal, store.Session) error) error {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
@@ -39,12 +50,12 @@ func (s *Service) onSession(ctx context.Context, op ops.Op, ref string, do func(
 }
 
 // targets returns the targets of a session, and the name of the default provider.
-func (s *Service) targets(ctx context.Context, who key.Principal, row store.Session) (out []sandbox.SessionTarget, standard string, err error) {
-	all, err := s.cfg.Providers.Providers(ctx)
+func (s *Movers) targets(ctx context.Context, who key.Principal, row store.Session) (out []sandbox.SessionTarget, standard string, err error) {
+	all, err := s.providers.Providers(ctx)
 	if err != nil {
 		return nil, "", err
 	}
-	l, err := leases{s, row.Tenant}.Load(ctx, row.Group)
+	l, err := s.leases.of(row.Tenant).Load(ctx, row.Group)
 	if err != nil {
 		return nil, "", err
 	}
@@ -62,11 +73,11 @@ func (s *Service) targets(ctx context.Context, who key.Principal, row store.Sess
 		t := sandbox.SessionTarget{Provider: c.Provider, Current: c.Provider == l.Provider, Fits: c.Fits, Reasons: c.Reasons}
 		var image error
 		if t.Fits {
-			image = s.cfg.Providers.CheckImage(ctx, t.Provider, row.Spec.Image)
+			image = s.providers.CheckImage(ctx, t.Provider, row.Spec.Image)
 		}
 		switch tree := carriesTree(&row); {
 		case !t.Fits:
-		case s.cfg.Providers.Permit(who, t.Provider) != nil:
+		case s.providers.Permit(who, t.Provider) != nil:
 			t.Fits, t.Reasons = false, []string{"for the owner of the machine only"}
 		case image != nil:
 			t.Fits, t.Reasons = false, []string{why(image)}
@@ -92,7 +103,7 @@ func why(err error) string {
 
 // target returns the provider that a request names. One that cannot be used now
 // comes with the reason.
-func (s *Service) target(ctx context.Context, who key.Principal, row store.Session, name string) (provider, reason string, err error) {
+func (s *Movers) target(ctx context.Context, who key.Principal, row store.Session, name string) (provider, reason string, err error) {
 	all, standard, err := s.targets(ctx, who, row)
 	if err != nil {
 		return "", "", err
@@ -104,7 +115,7 @@ func (s *Service) target(ctx context.Context, who key.Principal, row store.Sessi
 		if t.Provider != name {
 			continue
 		}
-		if err := s.cfg.Providers.Permit(who, name); err != nil {
+		if err := s.providers.Permit(who, name); err != nil {
 			return "", "", err
 		}
 		if !t.Fits {
@@ -117,7 +128,7 @@ func (s *Service) target(ctx context.Context, who key.Principal, row store.Sessi
 
 // Swap moves a session to another provider, with its workspaces or the files
 // below /workspace. Whatever fails leaves it where it was.
-func (s *Service) Swap(ctx context.Context, ref string, req sandbox.SwapRequest) (out sandbox.Swapped, err error) {
+func (s *Movers) Swap(ctx context.Context, ref string, req sandbox.SwapRequest) (out sandbox.Swapped, err error) {
 	err = s.onSession(ctx, ops.SessionSwap, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
 		provider, reason, err := s.target(ctx, who, row, req.Target)
 		if err != nil || reason != "" {
@@ -137,19 +148,19 @@ func (s *Service) Swap(ctx context.Context, ref string, req sandbox.SwapRequest)
 }
 
 // swap moves a session once.
-func (s *Service) swap(ctx context.Context, row store.Session, provider string) (sandbox.Receipt, error) {
+func (s *Movers) swap(ctx context.Context, row store.Session, provider string) (sandbox.Receipt, error) {
 	at := place{row.Tenant, row.Group}
-	move, open, err := s.present.shut(ctx, at)
+	move, open, err := s.holders.present.shut(ctx, at)
 	if err != nil {
 		return sandbox.Receipt{}, err
 	}
 	defer open()
-	self := s.holderID()
-	held, err := s.acquire(ctx, row, sandbox.HolderRef{Kind: string(lease.Operator), ID: self}, "")
+	self := s.holders.present.holderID()
+	held, err := s.holders.acquire(ctx, row, sandbox.HolderRef{Kind: string(lease.Operator), ID: self}, "")
 	if err != nil {
 		return sandbox.Receipt{}, err
 	}
-	defer s.letGo(ctx, row, self)
+	defer s.holders.letGo(ctx, row, self)
 	if held.Box.Provider == provider { // already there
 		return held.Receipt, nil
 	}
@@ -159,9 +170,9 @@ func (s *Service) swap(ctx context.Context, row store.Session, provider string) 
 	}
 	spec := row.Spec
 	spec.Env = env
-	by := mover{s.boxes(row.Tenant, &row), move}
+	by := mover{s.provision.boxes(row.Tenant, &row), move, s.holders.present, s.trees}
 	beat := lease.Heartbeat{Kind: lease.Operator, ID: self, Epoch: held.Epoch}
-	now, err := s.manager(row).Move(ctx, session.Plan{Group: row.Group, Provider: provider, Spec: spec}, held.Epoch, beat, by)
+	now, err := s.holders.manager(row).Move(ctx, session.Plan{Group: row.Group, Provider: provider, Spec: spec}, held.Epoch, beat, by)
 	if left, ok := errors.AsType[*session.NotEnded](err); ok {
 		s.Report(ctx, left)
 		err = nil
@@ -173,9 +184,9 @@ func (s *Service) swap(ctx context.Context, row store.Session, provider string) 
 }
 
 // moved records where the sessions of a group are now.
-func (s *Service) moved(ctx context.Context, row store.Session, r *sandbox.Receipt) error {
+func (s *Movers) moved(ctx context.Context, row store.Session, r *sandbox.Receipt) error {
 	r.Time = s.Store.Now()
-	s.fact(ctx, row.Tenant, row.Name, r.Sandbox, eventlog.RouteSwapped, r.Epoch, ops.SessionSwap)
+	s.leases.fact(ctx, row.Tenant, row.Name, r.Sandbox, eventlog.RouteSwapped, r.Epoch, ops.SessionSwap)
 	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Session, error) { return tx.Sessions().InGroup(ctx, row.Tenant, row.Group) })
 	failed := []error{err}
 	for _, one := range all {
@@ -194,7 +205,7 @@ const visitTime = time.Hour
 // Visit makes a sandbox on another provider as the session would have it there,
 // with a copy of the files below /workspace, and has use work in it. The sandbox
 // then ends, and what changed in it is dropped. The session stays where it is.
-func (s *Service) Visit(ctx context.Context, ref, target string, use func(context.Context, sandbox.ID) error) error {
+func (s *Movers) Visit(ctx context.Context, ref, target string, use func(context.Context, sandbox.ID) error) error {
 	return s.onSession(ctx, ops.SessionRunOn, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
 		provider, reason, err := s.target(ctx, who, row, target)
 		if err != nil {
@@ -203,7 +214,7 @@ func (s *Service) Visit(ctx context.Context, ref, target string, use func(contex
 		if reason != "" {
 			return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: provider, Message: "it cannot serve the session: " + reason}
 		}
-		at, err := s.reach(ctx, row, 0, false)
+		at, err := s.holders.reach(ctx, row, 0, false)
 		if err != nil {
 			return err
 		}
@@ -212,7 +223,7 @@ func (s *Service) Visit(ctx context.Context, ref, target string, use func(contex
 	})
 }
 
-func (s *Service) visit(ctx context.Context, row store.Session, from sandbox.ID, provider string, use func(context.Context, sandbox.ID) error) (err error) {
+func (s *Movers) visit(ctx context.Context, row store.Session, from sandbox.ID, provider string, use func(context.Context, sandbox.ID) error) (err error) {
 	env, err := s.environment(&row)
 	if err != nil {
 		return err
@@ -220,16 +231,16 @@ func (s *Service) visit(ctx context.Context, row store.Session, from sandbox.ID,
 	spec := row.Spec
 	spec.Env, spec.Provider, spec.Labels, spec.Workspaces = env, provider, row.Labels, nil
 	spec.Lifetime = sandbox.Lifetime{Timeout: visitTime}
-	id, err := s.cfg.Sandboxes.Make(ctx, spec, newID("visit-"), "")
+	id, err := s.sandboxes.Make(ctx, spec, newID("visit-"), "")
 	if err != nil {
 		return err
 	}
 	defer func() {
-		err = core.FirstError(err, s.cfg.Sandboxes.Destroy(context.WithoutCancel(ctx), string(id)))
+		err = core.FirstError(err, s.sandboxes.Destroy(context.WithoutCancel(ctx), string(id)))
 	}()
 	row.Spec.Workspaces = nil // the copy stands in for them
 	if carriesTree(&row) {
-		if err := s.copyTree(ctx, from, id); err != nil {
+		if err := s.trees.copyTree(ctx, from, id); err != nil {
 			return err
 		}
 	}

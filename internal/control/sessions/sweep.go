@@ -17,10 +17,20 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
+// Reaper ends sandboxes that nobody needs, and removes archives that nobody wants.
+type Reaper struct {
+	*core.Core
+	leases    *leases
+	holders   *Holders
+	provision *provision
+	archives  *archives
+	grace     time.Duration // between the last holder and the end of a sandbox
+}
+
 // Watch ends sandboxes that nobody needs, and keeps the holders of this daemon,
 // until ctx ends.
-func (s *Service) Watch(ctx context.Context) {
-	every := max(min(lease.Sweep, s.cfg.Lease.Grace/2), time.Second)
+func (s *Reaper) Watch(ctx context.Context) {
+	every := max(min(lease.Sweep, s.grace/2), time.Second)
 	t := time.NewTicker(every)
 	defer t.Stop()
 	var swept time.Time // never: an earlier daemon may have left something
@@ -30,10 +40,10 @@ func (s *Service) Watch(ctx context.Context) {
 			return
 		case <-t.C:
 		}
-		s.present.beat(ctx, s)
+		s.holders.present.beat(ctx)
 		if now := s.Store.Now(); now.Sub(swept) > tarSweep {
 			swept = now
-			if err := s.sweepTars(ctx); err != nil && ctx.Err() == nil {
+			if err := s.archives.sweepTars(ctx); err != nil && ctx.Err() == nil {
 				s.Report(ctx, err)
 			}
 		}
@@ -45,8 +55,8 @@ func (s *Service) Watch(ctx context.Context) {
 
 // Sweep looks once at every session that has a sandbox here, of all tenants. A
 // failure with one does not keep others from being looked at.
-func (s *Service) Sweep(ctx context.Context) error {
-	all, err := s.active(ctx)
+func (s *Reaper) Sweep(ctx context.Context) error {
+	all, err := s.leases.active(ctx)
 	if err != nil {
 		return err
 	}
@@ -54,12 +64,12 @@ func (s *Service) Sweep(ctx context.Context) error {
 	for _, k := range all {
 		failed = append(failed, s.sweep(ctx, k))
 	}
-	failed = append(failed, s.sweepArchives(ctx))
+	failed = append(failed, s.archives.sweepArchives(ctx))
 	return errors.Join(failed...)
 }
 
 // sweep does what is done to one lease, as the tenant it belongs to.
-func (s *Service) sweep(ctx context.Context, k store.LeaseKey) error {
+func (s *Reaper) sweep(ctx context.Context, k store.LeaseKey) error {
 	var l lease.Lease
 	var rows []store.Session
 	var box store.Sandbox
@@ -84,10 +94,10 @@ func (s *Service) sweep(ctx context.Context, k store.LeaseKey) error {
 	for _, other := range rows[1:] {
 		row.PauseOnExit = row.PauseOnExit || other.PauseOnExit
 	}
-	_, _, err = s.gate(ctx, k.Tenant, k.Group)
-	err = errors.Join(err, s.manager(row).SweepGroup(ctx, k.Group))
-	if l, loadErr := (leases{s, k.Tenant}).Load(ctx, k.Group); loadErr == nil {
-		err = errors.Join(err, s.boxes(k.Tenant, &row).orphans(ctx, l, false))
+	_, _, err = s.leases.gate(ctx, k.Tenant, k.Group)
+	err = errors.Join(err, s.holders.manager(row).SweepGroup(ctx, k.Group))
+	if l, loadErr := s.leases.of(k.Tenant).Load(ctx, k.Group); loadErr == nil {
+		err = errors.Join(err, s.provision.boxes(k.Tenant, &row).orphans(ctx, l, false))
 	}
 	return err
 }

@@ -48,7 +48,7 @@ func (a *API) movers() {
 		})
 	huma.Register(a.huma, operation("sessionCapabilities", http.MethodGet, sessionBase+"/capabilities", "Sessions", "What can be done with it now, and why other things cannot"),
 		func(ctx context.Context, in *SessionRef) (*sessionCapabilitiesOutput, error) {
-			got, err := a.services.Movers.Capabilities(ctx, in.Ref)
+			got, err := a.services.Sessions.Capabilities(ctx, in.Ref)
 			return &sessionCapabilitiesOutput{got}, a.problem(ctx, err)
 		})
 	swap := operation("swapSession", http.MethodPost, sessionBase+"/swap", "Sessions", "Move it to another provider with its workspaces, or the files below /workspace; a failure leaves it where it was")

@@ -27,6 +27,7 @@ type Sessions interface {
 	Create(ctx context.Context, n sandbox.NewSession) (sandbox.Opened, error)
 	Resume(ctx context.Context, r sandbox.ResumeRequest) (sandbox.Opened, error)
 	Get(ctx context.Context, ref string) (sandbox.Session, error)
+	Capabilities(ctx context.Context, ref string) (sandbox.CapabilityDocument, error)
 	List(ctx context.Context, labels map[string]string) ([]sandbox.Session, error)
 	Update(ctx context.Context, ref string, c sandbox.SessionChange) (sandbox.Session, error)
 	Remove(ctx context.Context, ref string) error
@@ -48,7 +49,6 @@ type Holders interface {
 // Movers move sessions between providers.
 type Movers interface {
 	Targets(ctx context.Context, ref string) ([]sandbox.SessionTarget, error)
-	Capabilities(ctx context.Context, ref string) (sandbox.CapabilityDocument, error)
 	Swap(ctx context.Context, ref string, req sandbox.SwapRequest) (sandbox.Swapped, error)
 	// Visit has use work in a sandbox that another provider makes for it.
 	Visit(ctx context.Context, ref, target string, use func(context.Context, sandbox.ID) error) error

@@ -1,0 +1,204 @@
+package sessions
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/lease"
+)
+
+// daemonHolder begins the ids of holders that are daemons.
+const daemonHolder = "daemon-"
+
+// holderID makes the id of a holder of this daemon.
+func (p *presences) holderID() string { return newID(daemonHolder + p.leases.Node + "-") }
+
+type place struct{ tenant, group string }
+
+// presences are the holders of this daemon, for the requests it serves.
+type presences struct {
+	leases *leases
+	mu     sync.Mutex
+	all    map[*presence]bool
+	main   map[place]*presence
+	moves  map[place]*movement // places whose sandbox nobody may begin to use
+}
+
+// presence is one holder.
+type presence struct {
+	at    place
+	id    string
+	epoch int64
+	uses  int
+	timer *time.Timer // releases it; nil while it is used
+}
+
+// begin adds a holder that was acquired. done ends its first use. It is not ok if
+// the session moves.
+func (p *presences) begin(at place, id string, epoch int64) (done func(), ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.moves[at] != nil {
+		return nil, false
+	}
+	if p.all == nil {
+		p.all, p.main = map[*presence]bool{}, map[place]*presence{}
+	}
+	h := &presence{at: at, id: id, epoch: epoch, uses: 1}
+	p.all[h], p.main[at] = true, h
+	return p.doneOf(h), true
+}
+
+// join uses the holder that the daemon has of a lease, if it has one.
+func (p *presences) join(at place, l lease.Lease) (done func(), ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h := p.main[at]
+	if h == nil || p.moves[at] != nil || h.epoch != l.Epoch || !l.Holds(lease.Operator, h.id) {
+		return nil, false
+	}
+	if h.timer != nil {
+		h.timer.Stop()
+		h.timer = nil
+	}
+	h.uses++
+	return p.doneOf(h), true
+}
+
+func (p *presences) doneOf(h *presence) func() {
+	return sync.OnceFunc(func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if h.uses--; h.uses > 0 {
+			return
+		}
+		if m := p.moves[h.at]; m != nil {
+			m.ended()
+		}
+		wait := linger
+		if p.main[h.at] != h {
+			wait = 0
+		}
+		h.timer = time.AfterFunc(wait, func() { p.release(h) })
+	})
+}
+
+// release gives a holder back, unless it is used again.
+func (p *presences) release(h *presence) {
+	p.mu.Lock()
+	unused := h.uses == 0 && p.all[h]
+	if unused {
+		delete(p.all, h)
+		if p.main[h.at] == h {
+			delete(p.main, h.at)
+		}
+	}
+	p.mu.Unlock()
+	if !unused || p.leases.Life.Err() != nil {
+		return
+	}
+	_, _, err := p.leases.of(h.at.tenant).Apply(p.leases.Life, h.at.group, lease.Release{Kind: lease.Operator, ID: h.id})
+	p.leases.Report(p.leases.Life, err)
+}
+
+// beat keeps the holders of this daemon.
+func (p *presences) beat(ctx context.Context) {
+	p.mu.Lock()
+	all := make([]*presence, 0, len(p.all))
+	for h := range p.all {
+		all = append(all, h)
+	}
+	p.mu.Unlock()
+	for _, h := range all {
+		op := lease.Heartbeat{Kind: lease.Operator, ID: h.id, Epoch: h.epoch}
+		_, _, err := p.leases.of(h.at.tenant).Apply(ctx, h.at.group, op)
+		p.leases.Report(ctx, err)
+	}
+}
+
+// busy reports whether a daemon serves a request in the sandbox of a lease.
+func (p *presences) busy(ctx context.Context, at place) (bool, error) {
+	uses, own := p.used(at)
+	if uses > 0 {
+		return true, nil
+	}
+	l, err := p.leases.of(at.tenant).Load(ctx, at.group)
+	mine := p.holderID()
+	for _, h := range l.Holders {
+		ours := own[h.ID] || strings.HasPrefix(h.ID, daemonHolder+p.leases.Node+"-") && len(h.ID) == len(mine)
+		if strings.HasPrefix(h.ID, daemonHolder) && !ours {
+			return true, err
+		}
+	}
+	return false, err
+}
+
+// movement is a move of a session by this daemon. Requests wait until open is
+// closed.
+type movement struct {
+	open  chan struct{}
+	quiet chan struct{} // has a value when a holder of this daemon is not used any more
+}
+
+func (m *movement) ended() {
+	select {
+	case m.quiet <- struct{}{}:
+	default:
+	}
+}
+
+// shut makes requests for a sandbox wait until open is called. It waits until the
+// session is not being moved already.
+func (p *presences) shut(ctx context.Context, at place) (m *movement, open func(), err error) {
+	for {
+		p.mu.Lock()
+		other := p.moves[at]
+		if other == nil {
+			m = &movement{open: make(chan struct{}), quiet: make(chan struct{}, 1)}
+			if p.moves == nil {
+				p.moves = map[place]*movement{}
+			}
+			p.moves[at] = m
+			p.mu.Unlock()
+			return m, func() {
+				p.mu.Lock()
+				delete(p.moves, at)
+				p.mu.Unlock()
+				close(m.open)
+			}, nil
+		}
+		p.mu.Unlock()
+		select {
+		case <-other.open:
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		}
+	}
+}
+
+// opening returns what is closed when a sandbox may be used again; nil: it may.
+func (p *presences) opening(at place) <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m := p.moves[at]; m != nil {
+		return m.open
+	}
+	return nil
+}
+
+// used reports whether a request of this daemon uses a sandbox, and which of its
+// holders are this daemon's.
+func (p *presences) used(at place) (uses int, own map[string]bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	own = map[string]bool{}
+	for h := range p.all {
+		if h.at == at {
+			uses += h.uses
+			own[h.id] = true
+		}
+	}
+	return uses, own
+}

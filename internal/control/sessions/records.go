@@ -1,0 +1,147 @@
+package sessions
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/lease"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// records are the sessions in the store, with their environments.
+type records struct {
+	*core.Core
+	environments Environments
+	grace        time.Duration // between the last holder and the end of a sandbox
+}
+
+// onLease does something to the lease of a session, guarded.
+func (s *records) onLease(ctx context.Context, op ops.Op, ref string, do func(context.Context, store.Session) error) error {
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return err
+	}
+	return core.Named(op, s.Do(ctx, op, guard.Subject{Subject: ref}, func(ctx context.Context) error {
+		row, err := s.find(ctx, who.Tenant, ref)
+		if err != nil {
+			return err
+		}
+		return do(ctx, row)
+	}))
+}
+
+// find reads a session of a tenant that is not being removed.
+func (s *records) find(ctx context.Context, tenant, ref string) (store.Session, error) {
+	row, err := s.findAny(ctx, tenant, ref)
+	if err == nil && row.Removing {
+		err = &sandbox.Error{
+			Code: sandbox.CodeConflict, Subject: row.Name, Message: "the session is being removed",
+			Hint: "finish that with: atoll session rm " + row.Name,
+		}
+	}
+	return row, err
+}
+
+func (s *records) findAny(ctx context.Context, tenant, ref string) (store.Session, error) {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return store.Session{}, err
+	}
+	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Session, error) { return tx.Sessions().Get(ctx, tenant, ref) })
+}
+
+// described returns a session with its lease.
+func (s *records) described(ctx context.Context, tenant, ref string) (out sandbox.Session, err error) {
+	err = s.Store.View(ctx, func(tx *store.Tx) error {
+		row, err := tx.Sessions().Get(ctx, tenant, ref)
+		if err != nil {
+			return err
+		}
+		if out, err = describe(ctx, tx, row, s.grace); err == nil {
+			out.Lease.History, err = tx.Sessions().Epochs(ctx, row.Tenant, row.Group, maxHistory)
+		}
+		return err
+	})
+	return out, err
+}
+
+// maxHistory is how many epochs of a session are shown.
+const maxHistory = 20
+
+func describe(ctx context.Context, tx *store.Tx, row store.Session, grace time.Duration) (sandbox.Session, error) {
+	l, err := tx.Sessions().Lease(ctx, row.Tenant, row.Group)
+	out := row.Session
+	out.Lease = &sandbox.LeaseInfo{
+		State: string(l.State), Epoch: l.Epoch, Provider: l.Provider, Sandbox: l.Sandbox, Holders: []sandbox.Holder{}, Expires: l.Expires,
+	}
+	for _, h := range l.Holders {
+		out.Lease.Holders = append(out.Lease.Holders, sandbox.Holder{Kind: string(h.Kind), ID: h.ID, Subject: h.Subject, Beat: h.Beat})
+	}
+	if l.State == lease.Draining && !l.Expires.IsZero() && !l.Rotating {
+		out.Lease.Idle = l.Expires.Add(-grace)
+	}
+	return out, err
+}
+
+// change changes what is recorded of a session.
+func (s *records) change(ctx context.Context, row store.Session, change func(*store.Session) error) (store.Session, error) {
+	return store.Write(ctx, s.Store, func(tx *store.Tx) (store.Session, error) {
+		row, err := tx.Sessions().Get(ctx, row.Tenant, row.ID)
+		if err != nil {
+			return row, err
+		}
+		if row.Labels == nil {
+			row.Labels = map[string]string{}
+		}
+		if err := change(&row); err != nil {
+			return row, err
+		}
+		return row, tx.Sessions().Update(ctx, row)
+	})
+}
+
+// environment returns that of a session. Values that are not on this machine are
+// an error: a sandbox without them would not be the one that was asked for.
+func (s *records) environment(row *store.Session) (map[string]string, error) {
+	if len(row.Spec.Env) == 0 {
+		return nil, nil
+	}
+	env, err := s.environments.Get(sandbox.ID(row.ID))
+	if err != nil {
+		return nil, err
+	}
+	for name := range row.Spec.Env {
+		if _, ok := env[name]; !ok {
+			return nil, &sandbox.Error{
+				Code: sandbox.CodeUnavailable, Subject: row.Name, Message: "this machine does not have the value of the session's environment variable " + name,
+				Hint: "use the session where it was created",
+			}
+		}
+	}
+	return env, nil
+}
+
+// lastOf returns the lease of a session, and whether no other session has it.
+func (s *records) lastOf(ctx context.Context, row store.Session) (l lease.Lease, last bool, err error) {
+	err = s.Store.View(ctx, func(tx *store.Tx) (err error) {
+		l, last, err = lastOf(ctx, tx, row)
+		return err
+	})
+	return l, last, err
+}
+
+func lastOf(ctx context.Context, tx *store.Tx, row store.Session) (l lease.Lease, last bool, err error) {
+	others, err := tx.Sessions().InGroup(ctx, row.Tenant, row.Group)
+	if err != nil {
+		return l, false, err
+	}
+	last = true
+	for _, o := range others {
+		last = last && (o.ID == row.ID || o.Removing)
+	}
+	l, err = tx.Sessions().Lease(ctx, row.Tenant, row.Group)
+	return l, last, err
+}

@@ -1,0 +1,105 @@
+package sessions
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Resume returns the session of an envelope: the one that has that sandbox, else
+// a new one, which finds or rebuilds it.
+func (s *Service) Resume(ctx context.Context, req sandbox.ResumeRequest) (out sandbox.Opened, err error) {
+	const op = ops.SessionResume
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return out, err
+	}
+	row, err := s.fromEnvelope(ctx, who.Tenant, req)
+	if err != nil {
+		return out, core.Named(op, err)
+	}
+	var stored store.Session
+	err = s.Do(ctx, op, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {
+		return s.Store.Update(ctx, func(tx *store.Tx) error {
+			// Two callers with one envelope must not get two sessions for its sandbox.
+			if _, err := tx.Tenants().Lock(ctx, who.Tenant); err != nil {
+				return err
+			}
+			stored, out.Created, err = adopt(ctx, tx, row)
+			return err
+		})
+	})
+	if err == nil && !out.Created {
+		err = s.provision.boxes(who.Tenant, &stored).takeBack(ctx, *row.Prior)
+	}
+	if err != nil {
+		return out, core.Named(op, err)
+	}
+	return s.opened(ctx, stored, out, req.Holder)
+}
+
+// fromEnvelope returns the record of a session that starts from an envelope,
+// which anybody may have written: it can name nothing that its bearer could not
+// ask for, and no files of the machine.
+func (s *Service) fromEnvelope(ctx context.Context, tenant string, req sandbox.ResumeRequest) (store.Session, error) {
+	data, err := json.Marshal(req.Envelope)
+	if err != nil {
+		return store.Session{}, err
+	}
+	e, err := sandbox.ParseEnvelope(data)
+	if err != nil {
+		return store.Session{}, err
+	}
+	b := s.provision.boxes(tenant, nil)
+	switch {
+	case len(e.Spec.Mounts) > 0:
+		return store.Session{}, &sandbox.Error{
+			Code: sandbox.CodeDenied, Subject: "envelope", Message: "an envelope cannot show files of the machine to a sandbox", Hint: "create a session with those mounts",
+		}
+	case e.Box != "":
+		err = core.FirstError(sandbox.ValidateName(e.Box), b.reachable(ctx, e))
+	}
+	// The archive of another installation is refused when it is needed: its sandbox
+	// may be there.
+	if _, other := s.provision.own.elsewhere(e.Binding); err == nil && e.Archive != nil && (e.Box == "" || !other) {
+		err = s.archives.readable(ctx, tenant, *e.Archive)
+	}
+	if err != nil {
+		return store.Session{}, err
+	}
+	spec := e.Spec
+	spec.Provider = e.Backend
+	row, _, err := newSession(tenant, sandbox.NewSession{Name: req.Name, Spec: spec})
+	row.Prior = &e
+	return row, err
+}
+
+// adopt records a session that starts from an envelope, unless another has its
+// sandbox already.
+func adopt(ctx context.Context, tx *store.Tx, row store.Session) (stored store.Session, created bool, err error) {
+	if row.Prior.Box == "" {
+		stored, err = tx.Sessions().Create(ctx, row)
+		return stored, true, err
+	}
+	all, err := tx.Sessions().List(ctx, row.Tenant)
+	if err != nil {
+		return stored, false, err
+	}
+	for _, other := range all {
+		l, err := tx.Sessions().Lease(ctx, row.Tenant, other.Group)
+		if err != nil {
+			return stored, false, err
+		}
+		fresh := l.Box == nil && l.Archive == nil && other.Prior != nil && other.Prior.Box == row.Prior.Box
+		if fresh || string(l.Sandbox) == row.Prior.Box {
+			return other, false, nil
+		}
+	}
+	stored, err = tx.Sessions().Create(ctx, row)
+	return stored, true, err
+}

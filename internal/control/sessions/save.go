@@ -1,0 +1,126 @@
+package sessions
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/lease"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/session"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Save captures the sandbox of a session, which goes on. A session without a
+// sandbox returns what was saved last. With an epoch that is not the present one
+// it is CodeStale; see Route.
+func (s *Holders) Save(ctx context.Context, ref string, epoch int64, follow bool) (out sandbox.Saved, err error) {
+	err = s.onLease(ctx, ops.SessionSave, ref, func(ctx context.Context, row store.Session) error {
+		l, err := s.leases.of(row.Tenant).Load(ctx, row.Group)
+		if err == nil && epoch == 0 && l.State == lease.Cold {
+			out, err = lastSaved(row, l)
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		at, err := s.reach(ctx, row, epoch, follow)
+		if err != nil {
+			return err
+		}
+		defer at.Done()
+		if l, err = s.leases.of(row.Tenant).Load(ctx, row.Group); err != nil {
+			return err
+		}
+		e, err := sandbox.ParseEnvelope(l.Box)
+		if err != nil {
+			return err
+		}
+		b := s.provision.boxes(row.Tenant, &row)
+		b.held = true
+		box := session.Box{ID: at.Sandbox, Provider: l.Provider, Binding: l.Binding}
+		var saved sandbox.Envelope
+		if len(row.Spec.Workspaces) == 0 && s.providers.SnapshotPauses(ctx, l.Provider) {
+			at.Done()
+			saved, err = s.saveStill(ctx, row, box, at.Epoch, e)
+		} else {
+			saved, err = b.Capture(ctx, box, e)
+		}
+		if err != nil {
+			return err
+		}
+		out = sandbox.Saved{Workspaces: saved.Workspaces, Archive: saved.Archive}
+		return s.keep(ctx, row, b, at.Epoch, saved)
+	})
+	return out, err
+}
+
+func lastSaved(row store.Session, l lease.Lease) (sandbox.Saved, error) {
+	if l.Archive == nil {
+		return sandbox.Saved{}, &sandbox.Error{Code: sandbox.CodeConflict, Subject: row.Name, Message: "the session has no sandbox, and nothing was saved"}
+	}
+	e, err := sandbox.ParseEnvelope(l.Archive)
+	return sandbox.Saved{Workspaces: e.Workspaces, Archive: e.Archive}, err
+}
+
+// keep stores what was captured as what the session is rebuilt from.
+func (s *Holders) keep(ctx context.Context, row store.Session, b boxes, epoch int64, saved sandbox.Envelope) error {
+	saved.Box, saved.State = "", nil
+	sealed, err := saved.Sealed()
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(sealed)
+	if err != nil {
+		return err
+	}
+	_, effect, err := s.leases.of(row.Tenant).Apply(ctx, row.Group, lease.Save{Epoch: epoch, Archive: data})
+	switch {
+	case err != nil:
+		return err
+	case !effect.Done:
+		s.Report(ctx, b.Discard(ctx, sealed))
+		return stale(row.Name, "the sandbox was replaced while it was being saved")
+	case effect.Prior != nil:
+		if prior, err := sandbox.ParseEnvelope(effect.Prior); err == nil {
+			s.Report(ctx, b.Discard(ctx, prior))
+		}
+	}
+	return nil
+}
+
+// saveStill captures a sandbox that its provider pauses meanwhile. Requests that
+// are under way end first. Others wait, so that none meets the paused sandbox.
+func (s *Holders) saveStill(ctx context.Context, row store.Session, box session.Box, epoch int64, e sandbox.Envelope) (saved sandbox.Envelope, err error) {
+	move, open, err := s.present.shut(ctx, place{row.Tenant, row.Group})
+	if err != nil {
+		return e, err
+	}
+	defer open()
+	self := s.present.holderID()
+	held, err := s.acquire(ctx, row, sandbox.HolderRef{Kind: string(lease.Operator), ID: self}, "")
+	if err != nil {
+		return e, err
+	}
+	defer s.letGo(ctx, row, self)
+	if held.Epoch != epoch {
+		return e, stale(row.Name, "the sandbox was replaced before it was saved")
+	}
+	b := s.provision.boxes(row.Tenant, &row)
+	beat := lease.Heartbeat{Kind: lease.Operator, ID: self, Epoch: epoch}
+	err = s.manager(row).Exclusive(ctx, row.Group, epoch, beat, mover{boxes: b, move: move, present: s.present}.Quiet, func(ctx context.Context) (err error) {
+		b.held = true
+		saved, err = b.Capture(ctx, box, e)
+		return err
+	})
+	return saved, err
+}
+
+// letGo releases a holder of this daemon.
+func (s *Holders) letGo(ctx context.Context, row store.Session, id string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	_, _, err := s.leases.of(row.Tenant).Apply(ctx, row.Group, lease.Release{Kind: lease.Operator, ID: id})
+	s.Report(ctx, err)
+}

@@ -1,0 +1,166 @@
+// Package sessions is the control service for sessions: what an agent holds
+// instead of a sandbox. A session has a name and a Spec, and always leads to the
+// one sandbox that serves it now.
+//
+// The rules of who may make, use and end that sandbox are those of packages
+// lease and session. This package connects them to the store and to the
+// sandboxes of this daemon.
+package sessions
+
+import (
+	"context"
+	"crypto/rand"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/lease"
+	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Sandboxes is what sessions need of the sandboxes of this daemon. A ref is an
+// id. Errors are classified; CodeGone is proof that the sandbox is gone.
+type Sandboxes interface {
+	// Make makes a sandbox. The key identifies the request: the same one returns
+	// what it made. The workspaces of the sandbox that it replaces, if any, are
+	// shared with it.
+	Make(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error)
+	// Reach asks the provider for a running sandbox.
+	Reach(ctx context.Context, ref string) error
+	Resume(ctx context.Context, ref string) (store.Sandbox, error)
+	Start(ctx context.Context, ref string) (store.Sandbox, error)
+	Pause(ctx context.Context, ref string, toDisk bool) (store.Sandbox, error)
+	Destroy(ctx context.Context, ref string) error
+	// TakeOver records a sandbox that another installation made with the account,
+	// address or machine that a provider of this one has too. CodeGone: it ended.
+	TakeOver(ctx context.Context, tenant, binding string, spec sandbox.Spec) (store.Sandbox, error)
+	// Files reaches the files of a running sandbox, until ctx ends.
+	Files(ctx context.Context, ref string) (control.Files, error)
+}
+
+// Providers are those that a session can move to.
+type Providers interface {
+	Providers(ctx context.Context) ([]sandbox.Provider, error)
+	// Binding returns what the sandboxes of a provider belong to.
+	Binding(ctx context.Context, provider string) (string, error)
+	// Present returns the present name of a binding in a record.
+	Present(ctx context.Context, provider, binding string) string
+	// Facts tells what a provider can do, as far as that is known.
+	Facts(ctx context.Context, provider string) (driver.Facts, error)
+	// CheckImage refuses an image that no sandbox of a provider can be made from.
+	// An empty image is the provider's own.
+	CheckImage(ctx context.Context, provider, image string) error
+	// Permanent reports whether the sandboxes of a provider are machines of their
+	// users.
+	Permanent(ctx context.Context, name string) bool
+	// SnapshotPauses reports whether a provider pauses a sandbox while it takes a
+	// snapshot of it.
+	SnapshotPauses(ctx context.Context, name string) bool
+	// Permit returns why somebody may not choose a provider.
+	Permit(who key.Principal, name string) error
+}
+
+// Snapshots keeps the files of sandboxes without a workspace.
+type Snapshots interface {
+	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
+	RemoveSnapshot(ctx context.Context, ref string) error
+}
+
+// Workspaces saves workspaces.
+type Workspaces interface {
+	PersistWorkspace(ctx context.Context, name, note string) (sandbox.WorkspaceVersion, error)
+	Workspace(ctx context.Context, name string) (sandbox.Workspace, error)
+}
+
+// Environments keep the environments of sessions, which may be secret, by the
+// ids of the sessions.
+type Environments interface {
+	Put(id sandbox.ID, env map[string]string) error
+	Get(id sandbox.ID) (map[string]string, error)
+	Remove(id sandbox.ID) error
+}
+
+// Config is what a Service works with.
+type Config struct {
+	Sandboxes    Sandboxes
+	Snapshots    Snapshots
+	Providers    Providers
+	Workspaces   Workspaces
+	Environments Environments
+	// Archive keeps the files of sandboxes whose provider takes no snapshots,
+	// encrypted unless Plain is set. They pass through Scratch, a directory. Nil:
+	// such sandboxes cannot be saved.
+	Archive *archive.Archive
+	Plain   bool
+	Scratch string
+	// Binding is that of sandboxes whose provider has none: it names this
+	// installation.
+	Binding string
+	// Lease are the durations. The zero value is lease.Default.
+	Lease lease.Config
+	// Observer is told what happens to leases. Nil: nobody is.
+	Observer Observer
+}
+
+// Observer counts what happens to leases. Its methods may be called concurrently.
+type Observer interface {
+	// Acquired is told how long a holder waited for the sandbox, and the role it
+	// got; "failed": none.
+	Acquired(role string, took time.Duration)
+	Rotated()     // a sandbox is to be replaced before its deadline
+	Evicted()     // a sandbox is saved while it has holders
+	OrphanEnded() // a sandbox that nobody wanted was ended
+}
+
+type nobody struct{}
+
+func (nobody) Acquired(string, time.Duration) {}
+func (nobody) Rotated()                       {}
+func (nobody) Evicted()                       {}
+func (nobody) OrphanEnded()                   {}
+
+// Services do what is done with the sessions of all tenants. Their methods may be
+// called concurrently.
+type Services struct {
+	Sessions *Service
+	Holders  *Holders
+	Movers   *Movers
+	Reaper   *Reaper
+}
+
+// New returns the services. They share what they know of the requests that this
+// daemon serves.
+func New(c *core.Core, cfg Config) *Services {
+	if cfg.Lease == (lease.Config{}) {
+		cfg.Lease = lease.Default()
+	}
+	if cfg.Observer == nil {
+		cfg.Observer = nobody{}
+	}
+	own := installation(cfg.Binding)
+	records := &records{Core: c, environments: cfg.Environments, grace: cfg.Lease.Grace}
+	leases := &leases{Core: c, cfg: cfg.Lease, observer: cfg.Observer}
+	trees := trees{cfg.Sandboxes}
+	archives := &archives{Core: c, own: own, snapshots: cfg.Snapshots, blobs: cfg.Archive, plain: cfg.Plain, scratch: cfg.Scratch, trees: trees}
+	provision := &provision{
+		Core: c, own: own, sandboxes: cfg.Sandboxes, snapshots: cfg.Snapshots, providers: cfg.Providers, workspaces: cfg.Workspaces,
+		leases: leases, archives: archives, observer: cfg.Observer,
+	}
+	holders := &Holders{
+		records: records, leases: leases, provision: provision, present: &presences{leases: leases}, providers: cfg.Providers,
+		patience: cfg.Lease.Warming, observer: cfg.Observer,
+	}
+	return &Services{
+		Sessions: &Service{records: records, holders: holders, provision: provision, archives: archives, providers: cfg.Providers},
+		Holders:  holders,
+		Movers:   &Movers{records: records, leases: leases, holders: holders, provision: provision, sandboxes: cfg.Sandboxes, providers: cfg.Providers, trees: trees},
+		Reaper:   &Reaper{Core: c, leases: leases, holders: holders, provision: provision, archives: archives, grace: cfg.Lease.Grace},
+	}
+}
+
+func newID(prefix string) string { return prefix + strings.ToLower(rand.Text()[:16]) }
