@@ -9,36 +9,36 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Op is one operation on a lease: Acquire, Commit, Fail, Lost, Release,
-// GiveUp, Heartbeat, Save, Persist, Begin, Confirm, Rotate, Evict, Keep, Depart,
+// Op is an operation on a lease: Acquire, Commit, Fail, Lost, Release, GiveUp,
+// Heartbeat, Save, Persist, Begin, Confirm, Rotate, Evict, Keep, Depart,
 // Arrive, Stay, Gate, Meter or Tick.
 type Op interface {
 	apply(m *machine) (Effect, error)
 }
 
-// Effect is what an operation did, besides changing the lease.
+// Effect is the result of an operation, besides the changed lease.
 type Effect struct {
-	// Role is what an Acquire made of the caller.
+	// Role is the caller's role after an Acquire.
 	Role Role `json:"role,omitempty"`
-	// Done reports that the operation had its effect. False means that its
-	// fence did not match and nothing changed.
+	// Done reports that the operation took effect. If it is false, the fence did
+	// not match and nothing changed.
 	Done bool `json:"done"`
-	// Prior is the archive that Save or Persist replaced, which its owner may remove.
+	// Prior is the archive that Save or Persist replaced; its owner may remove it.
 	Prior json.RawMessage `json:"prior,omitempty"`
-	// Due reports, after a Tick, that the sandbox is to be drained now.
+	// Due reports, after a Tick, that the sandbox must be drained now.
 	Due bool `json:"due,omitempty"`
-	// Warm is the time that a Meter or Tick counted.
+	// Warm is the time counted by a Meter or Tick.
 	Warm time.Duration `json:"warm,omitempty"`
 }
 
-// Role is what a caller became by acquiring a lease.
+// Role is the role of a caller that acquired a lease.
 type Role string
 
 // The roles.
 const (
-	Spawner  Role = "spawner"  // it makes the sandbox, and commits or fails
-	Attached Role = "attached" // the sandbox is there, or somebody makes it
-	Rearmed  Role = "rearmed"  // attached, and the sandbox is no longer drained
+	Spawner  Role = "spawner"  // it creates the sandbox, then commits or fails
+	Attached Role = "attached" // the sandbox exists, or another caller is creating it
+	Rearmed  Role = "rearmed"  // attached, and draining was canceled
 )
 
 type machine struct {
@@ -47,8 +47,8 @@ type machine struct {
 	now   time.Time
 }
 
-// Apply carries out op at the time now. On an error the lease returned is the
-// one given. The caller stores the lease if Effect.Done is set.
+// Apply applies op at the time now. If it returns an error, the returned lease
+// is l. The caller stores the lease if Effect.Done is set.
 func Apply(l Lease, op Op, cfg Config, now time.Time) (Lease, Effect, error) {
 	if l.State == "" {
 		l.State = Cold
@@ -61,17 +61,19 @@ func Apply(l Lease, op Op, cfg Config, now time.Time) (Lease, Effect, error) {
 	return m.lease, effect, nil
 }
 
-// Acquire adds a holder. It is idempotent per holder: a second one counts as a
+// Acquire adds a holder. A second Acquire of the same holder counts as a
 // heartbeat.
 type Acquire struct {
 	Kind    Kind
 	ID      string
 	Subject string
-	// Image the caller expects; empty: any. A living sandbox of another image is
-	// drained if nobody else holds it, and a conflict otherwise.
+	// Image is the expected image; empty: any. A live sandbox with another image
+	// is drained if it has no other holders. Otherwise Acquire fails with
+	// CodeConflict.
 	Image string
-	// Epoch, if not 0, is the one that the caller believes to be current. A
-	// turn with another one is stale.
+	// Epoch, if not 0, is the epoch that the caller believes to be current. If the
+	// lease does not follow it (Lease.Follows), the Acquire of a Turn fails with
+	// CodeStale.
 	Epoch int64
 }
 
@@ -99,7 +101,7 @@ func (o Acquire) apply(m *machine) (Effect, error) {
 		return Effect{Done: true, Role: Spawner}, nil
 	case Draining:
 		if l.Ending || l.Evicting {
-			return Effect{Done: true, Role: Attached}, nil // and waits until it is cold
+			return Effect{Done: true, Role: Attached}, nil // the caller waits until the lease is cold
 		}
 		l.State, l.Expires = Warm, time.Time{}
 		return Effect{Done: true, Role: Rearmed}, nil
@@ -107,7 +109,7 @@ func (o Acquire) apply(m *machine) (Effect, error) {
 	return Effect{Done: true, Role: Attached}, nil
 }
 
-// admit refuses a holder that must not be added.
+// admit refuses a holder that may not be added.
 func (m *machine) admit(o Acquire, added bool) error {
 	l := &m.lease
 	alive := l.State == Warm || l.State == Draining
@@ -126,7 +128,7 @@ func (m *machine) admit(o Acquire, added bool) error {
 	return nil
 }
 
-// hold adds the holder, or counts as its heartbeat.
+// hold adds the holder, or records its heartbeat.
 func (m *machine) hold(o Acquire, at int) {
 	h := Holder{Kind: o.Kind, ID: o.ID, Subject: o.Subject, Beat: m.now}
 	if at >= 0 {
@@ -136,12 +138,12 @@ func (m *machine) hold(o Acquire, at int) {
 	m.lease.Holders = append(m.lease.Holders, h)
 }
 
-// drainForImage starts to drain a sandbox that nobody else uses because its
-// image is not the one asked for. The caller acquires again when it is cold.
+// drainForImage starts to drain a sandbox with the wrong image and no other
+// holders. The caller acquires again when the lease is cold.
 func (m *machine) drainForImage(at int) error {
 	l := &m.lease
 	if l.State == Warming {
-		return refuse(sandbox.CodeConflict, "a sandbox of another image is being made")
+		return refuse(sandbox.CodeConflict, "a sandbox with another image is being created")
 	}
 	if at >= 0 {
 		l.Holders = slices.Delete(l.Holders, at, at+1)
@@ -153,8 +155,8 @@ func (m *machine) drainForImage(at int) error {
 	return nil
 }
 
-// Commit makes a warming lease warm, under a new epoch. If it is not done, the
-// caller lets go of the sandbox, and removes it only if it made it.
+// Commit makes a warming lease warm, under a new epoch. If Effect.Done is
+// false, the caller gives up the sandbox, and removes it only if it created it.
 type Commit struct {
 	Epoch, Attempt int64
 	Provider       string
@@ -181,7 +183,7 @@ func (o Commit) apply(m *machine) (Effect, error) {
 	return Effect{Done: true}, nil
 }
 
-// drain begins the grace period of a sandbox without holders.
+// drain starts the grace period of a sandbox without holders.
 func (m *machine) drain() {
 	m.lease.Drains++
 	m.lease.State, m.lease.Expires = Draining, m.now.Add(m.cfg.Grace)
@@ -190,8 +192,8 @@ func (m *machine) drain() {
 	}
 }
 
-// Fail ends a spawner's attempt. Holders and the archive stay. What is known of
-// a sandbox stays too: only proof that it is gone, in Gone, forgets it.
+// Fail ends a spawner's attempt. Holders and the archive stay. The reference to
+// the sandbox stays too, unless Gone is set.
 type Fail struct {
 	Epoch, Attempt int64
 	Gone           bool // the sandbox that the lease names is proved to be gone
@@ -216,8 +218,8 @@ func (m *machine) cool(gone bool) {
 }
 
 // Lost makes a warm or draining lease cold, because its sandbox is proved to be
-// gone: typed evidence about exactly this sandbox at exactly this epoch. The
-// holders stay, so that the next Acquire of one of them rebuilds it.
+// gone, by typed evidence about exactly this sandbox at exactly this epoch. The
+// holders stay: the next Acquire of one of them rebuilds the sandbox.
 type Lost struct {
 	Epoch   int64
 	Sandbox sandbox.ID
@@ -234,7 +236,7 @@ func (o Lost) apply(m *machine) (Effect, error) {
 	return Effect{Done: true, Warm: warm}, nil
 }
 
-// Release removes a holder. Removing one that is not there is done too.
+// Release removes a holder. It is also Done if there is no such holder.
 type Release struct {
 	Kind Kind
 	ID   string
@@ -258,20 +260,22 @@ func (m *machine) release(kind Kind, id string) {
 	}
 }
 
-// forgive drops what is remembered of a turn.
+// forgive removes the stored failure of a turn.
 func (m *machine) forgive(turn string) {
 	m.lease.Failures = slices.DeleteFunc(m.lease.Failures, func(f Failure) bool { return f.Turn == turn })
 }
 
-// GiveUp removes a holder whose Acquire failed. With Err, the error is remembered
-// for a turn: it gets the same again until it ends or the group has a sandbox.
+// GiveUp removes a holder whose Acquire failed. If Err is set, it is stored for
+// a turn, which gets the same error again until the turn ends or the group has
+// a sandbox.
 type GiveUp struct {
 	Kind Kind
 	ID   string
 	Err  *sandbox.Error
 }
 
-// maxFailures bounds how many turns are remembered: some never end.
+// maxFailures limits the number of stored failures, because some turns never
+// end.
 const maxFailures = 16
 
 func (o GiveUp) apply(m *machine) (Effect, error) {
@@ -288,8 +292,8 @@ func (o GiveUp) apply(m *machine) (Effect, error) {
 	return Effect{Done: true}, nil
 }
 
-// Heartbeat keeps a holder. It is not done if the holder or its epoch is not
-// current any more: the caller acquires again.
+// Heartbeat keeps a holder alive. It is not Done if the holder or its epoch is
+// no longer current; the caller then acquires again.
 type Heartbeat struct {
 	Kind  Kind
 	ID    string
@@ -307,8 +311,8 @@ func (o Heartbeat) apply(m *machine) (Effect, error) {
 	return Effect{Done: true}, nil
 }
 
-// Save records an archive of a sandbox that goes on. The sandbox is captured
-// again before it ends.
+// Save stores an archive of a sandbox that continues to run. The sandbox is
+// captured again before it ends.
 type Save struct {
 	Epoch   int64
 	Archive json.RawMessage
@@ -324,10 +328,10 @@ func (o Save) apply(m *machine) (Effect, error) {
 	return Effect{Done: true, Prior: prior}, nil
 }
 
-// Persist records the archive of a sandbox that is about to be ended. Without
-// one it only asks whether the sandbox is still to be ended. Drain is the
-// Lease.Drains that the caller saw before it captured: a sandbox that was used
-// since then has another, and its archive would be old.
+// Persist stores the archive of a sandbox that is about to be ended. Without an
+// archive, it only checks that the sandbox should still be ended. Drain is the
+// Lease.Drains that the caller read before the capture: if the sandbox was used
+// since then, Lease.Drains has changed, and the archive is out of date.
 type Persist struct {
 	Epoch, Drain int64
 	Archive      json.RawMessage
@@ -346,16 +350,16 @@ func (o Persist) apply(m *machine) (Effect, error) {
 	return Effect{Done: true, Prior: prior}, nil
 }
 
-// unwanted reports that the sandbox of this epoch is in this drain and serves no
-// holder.
+// unwanted reports that the sandbox of this epoch is in this drain and has no
+// holder that it serves.
 func (m *machine) unwanted(epoch, drain int64) bool {
 	l := &m.lease
 	return l.State == Draining && (len(l.Holders) == 0 || l.Evicting) && l.Epoch == epoch && l.Drains == drain
 }
 
-// Begin is the point of no return: the sandbox is ended now. It is done only
-// after Persist stored an archive in the same drain. A Begin that was done
-// already is done again, for the reaper that goes on after a crash.
+// Begin marks the sandbox as being ended, which cannot be undone. It is Done
+// only after Persist stored an archive in the same drain. It can be repeated by
+// a reaper that continues after a crash.
 type Begin struct{ Epoch, Drain int64 }
 
 func (o Begin) apply(m *machine) (Effect, error) {
@@ -369,7 +373,7 @@ func (o Begin) apply(m *machine) (Effect, error) {
 }
 
 // Confirm makes a draining lease cold, after its sandbox was ended or proved to
-// be gone. The archive stays. With Paused the sandbox was paused instead, and
+// be gone. The archive stays. With Paused, the sandbox was paused instead, and
 // the next spawner resumes it.
 type Confirm struct {
 	Epoch, Drain int64
@@ -387,8 +391,8 @@ func (o Confirm) apply(m *machine) (Effect, error) {
 	return Effect{Done: true, Warm: warm}, nil
 }
 
-// Gate refuses or admits holders that only watch. Refusing removes those there
-// are; a turn is never ended.
+// Gate closes or opens the lease for viewers and operators. Closing removes the
+// existing ones; a turn is never ended.
 type Gate struct{ Closed bool }
 
 func (o Gate) apply(m *machine) (Effect, error) {
@@ -398,7 +402,7 @@ func (o Gate) apply(m *machine) (Effect, error) {
 	return Effect{Done: true}, nil
 }
 
-// enforceGate removes the holders that a closed gate does not admit, unless they
+// enforceGate removes holders that a closed gate does not admit, unless they
 // serve a turn.
 func (m *machine) enforceGate() {
 	l := &m.lease
@@ -412,8 +416,8 @@ func (m *machine) enforceGate() {
 	}
 }
 
-// Meter counts the time that the sandbox served the group since it was last
-// counted. The time is in Effect.Warm.
+// Meter counts the time that the sandbox has served the group since the last
+// count. The time is in Effect.Warm.
 type Meter struct{ Epoch int64 }
 
 func (o Meter) apply(m *machine) (Effect, error) {
@@ -423,8 +427,8 @@ func (o Meter) apply(m *machine) (Effect, error) {
 	return Effect{Done: true, Warm: m.meter()}, nil
 }
 
-// meter moves the cursor to now. A clock that went back counts nothing, and
-// does not move the cursor back, so that no time is counted twice.
+// meter moves Lease.Metered to now. If the clock went back, it counts nothing
+// and does not move Metered back, so that no time is counted twice.
 func (m *machine) meter() time.Duration {
 	l := &m.lease
 	if l.Metered.IsZero() || !m.now.After(l.Metered) {
@@ -435,10 +439,10 @@ func (m *machine) meter() time.Duration {
 	return warm
 }
 
-// Tick is what the reaper does to every lease: viewers and operators without a
-// heartbeat go, a spawner whose time is up is given up, and a sandbox without
-// holders is drained. It calls no provider; Effect.Due says that the caller is
-// to end the sandbox.
+// Tick is the reaper's regular operation on every lease: it removes viewers and
+// operators without a heartbeat, gives up a spawner whose time is over, and
+// starts to drain a sandbox without holders. It calls no provider; if
+// Effect.Due is set, the caller ends the sandbox.
 type Tick struct{}
 
 func (Tick) apply(m *machine) (Effect, error) {
@@ -454,12 +458,12 @@ func (Tick) apply(m *machine) (Effect, error) {
 		m.drain()
 	}
 	stuck := !l.Moving.IsZero() && !m.now.Before(l.Moving)
-	if stuck { // whoever moved the session is gone; its sandbox goes on
+	if stuck { // the mover is gone; the sandbox continues to serve
 		l.Moving = time.Time{}
 	}
 	due := l.State == Draining && (l.Ending || l.Evicting || len(l.Holders) == 0 && !m.now.Before(l.Expires))
 	warm := time.Duration(0)
-	if l.State == Warm && l.Count(Turn) == 0 { // turns are metered by their heartbeats
+	if l.State == Warm && l.Count(Turn) == 0 { // heartbeats meter turns
 		warm = m.meter()
 	}
 	return Effect{Done: due || stuck || warm > 0 || len(l.Holders) != before || l.State != state, Due: due, Warm: warm}, nil

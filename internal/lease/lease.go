@@ -1,9 +1,9 @@
-// Package lease is the state machine that decides who may make, use and end the
-// sandbox of a group of sessions. A lease is the durable record that a group
-// owns at most one living sandbox.
+// Package lease is the state machine that decides who may create, use and end
+// the sandbox of a group of sessions. A lease is a durable record; a group has
+// at most one live sandbox.
 //
 // The package is pure: [Apply] takes a lease, an operation and the time, and
-// returns the new lease and what happened. It does no I/O, reads no clock and
+// returns the new lease and the effect. It does no I/O, reads no clock and
 // makes no random choice. A store runs each operation in one transaction, so
 // operations on a lease never overlap.
 package lease
@@ -16,114 +16,116 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// State is where a lease is in its life.
+// State is the state of a lease.
 type State string
 
 // The states of a lease.
 const (
 	Cold     State = "cold"     // no sandbox
-	Warming  State = "warming"  // a spawner is making or resuming the sandbox
+	Warming  State = "warming"  // a spawner is creating or resuming the sandbox
 	Warm     State = "warm"     // the sandbox serves its holders
-	Draining State = "draining" // nobody needs the sandbox; it ends after a grace period
+	Draining State = "draining" // the sandbox has no holders and ends after a grace period
 )
 
-// Kind is why a holder needs the sandbox.
+// Kind is the kind of a holder.
 type Kind string
 
 // The kinds of holders.
 const (
-	Turn     Kind = "turn"     // an agent at work; never ended by the reaper
-	Viewer   Kind = "viewer"   // somebody who watches; ends when its heartbeat stops
-	Operator Kind = "operator" // a person or program that uses the sandbox; as Viewer
+	Turn     Kind = "turn"     // a working agent; never ended by the reaper
+	Viewer   Kind = "viewer"   // a spectator; ends when its heartbeats stop
+	Operator Kind = "operator" // a person or program that uses the sandbox; ends like a Viewer
 )
 
 // Valid reports whether k is one of the kinds.
 func (k Kind) Valid() bool { return k == Turn || k == Viewer || k == Operator }
 
-// Holder is somebody who needs the sandbox now.
+// Holder is a user of the sandbox.
 type Holder struct {
 	Kind    Kind      `json:"kind"`
 	ID      string    `json:"id"`                // unique among the holders of its kind
-	Subject string    `json:"subject,omitempty"` // who it acts for
+	Subject string    `json:"subject,omitempty"` // the user it acts for
 	Beat    time.Time `json:"beat"`              // last heartbeat
 }
 
-// Lease is the record. The zero value, but for Group, is a cold lease that
-// nobody has used.
+// Lease is the durable record of a group. The zero value, except for Group, is
+// a cold lease that was never used.
 type Lease struct {
 	Group   string   `json:"group"`
 	State   State    `json:"state"`
 	Holders []Holder `json:"holders,omitempty"`
 
-	// Epoch counts the sandboxes that have served the group. It increases when
-	// a sandbox becomes warm, and at no other time.
+	// Epoch counts the sandboxes that have served the group. It increases only
+	// when a sandbox becomes warm.
 	Epoch int64 `json:"epoch"`
-	// Attempt counts the spawners. It tells a late spawner from the one that
-	// took over after its time was up, which epochs cannot: they have the same.
+	// Attempt counts the spawners. It distinguishes a late spawner from the one
+	// that replaced it, which Epoch cannot.
 	Attempt int64 `json:"attempt"`
 
-	// Carried is the first of the epochs whose files went along with every change
-	// of sandbox since: a request that was meant for one of them may follow the
-	// session to the present sandbox. 0: there was no such change.
+	// Carried is the first epoch whose files have been carried over in every
+	// change of sandbox since. A request for an epoch from Carried on may be
+	// served by the current sandbox. 0: files were not carried over.
 	Carried int64 `json:"carried,omitempty"`
-	// Moving says that the session moves to another sandbox, which the present
-	// attempt makes, and until when that holds without being renewed. The
-	// sandbox serves nobody meanwhile, and goes on if the move fails.
+	// Moving is set while the session moves to another sandbox, which the current
+	// attempt creates. It is the time at which the move expires unless it is
+	// renewed. Meanwhile the old sandbox serves no requests; it continues to serve
+	// if the move fails.
 	Moving time.Time `json:"moving,omitzero"`
 
-	// Drains counts how often the lease began to drain, and Captured is the
-	// count at which an archive was last stored. They tell a slow reaper that the
-	// sandbox was used again since it looked.
+	// Drains counts how often the lease began to drain, and Captured is the count
+	// at which an archive was last stored. They tell a slow reaper that the
+	// sandbox has been used again.
 	Drains   int64 `json:"drains,omitempty"`
 	Captured int64 `json:"captured,omitempty"`
-	// Ending says that a draining sandbox is being ended: it can no longer be
-	// kept, and callers wait until the lease is cold.
+	// Ending means that a draining sandbox is being ended. It cannot be kept any
+	// more, and callers wait until the lease is cold.
 	Ending bool `json:"ending,omitempty"`
 
-	// Provider, Binding, Sandbox and Image identify the living sandbox. They
-	// are empty while there is none.
+	// Provider, Binding, Sandbox and Image identify the live sandbox. They are
+	// empty if there is none.
 	Provider string     `json:"provider,omitempty"`
 	Binding  string     `json:"binding,omitempty"`
 	Sandbox  sandbox.ID `json:"sandbox,omitempty"`
 	Image    string     `json:"image,omitempty"`
-	// Box and Archive are what the sandbox can be found by, and what it can be
-	// rebuilt from: an envelope without its archive, and the archive. Both are
-	// opaque here. Archive survives the sandbox.
+	// Box is the reference to the sandbox: an envelope without an archive. Archive
+	// is what the sandbox can be rebuilt from. Both are opaque here. Archive
+	// outlives the sandbox.
 	Box     json.RawMessage `json:"box,omitempty"`
 	Archive json.RawMessage `json:"archive,omitempty"`
 
-	// Expires ends the present state: warming at the end of the spawner's time,
-	// draining at the end of the grace period. A warm lease does not expire.
+	// Expires is the end of the current state: for a warming lease the end of the
+	// spawner's time, for a draining lease the end of the grace period. A warm
+	// lease does not expire.
 	Expires time.Time `json:"expires,omitzero"`
-	// Deadline is when the provider ends the sandbox whatever we do; zero if it
-	// does not.
+	// Deadline is when the provider ends the sandbox; zero if it does not.
 	Deadline time.Time `json:"deadline,omitzero"`
-	// Rotating refuses new holders because the deadline is near: the sandbox is
-	// drained as soon as its holders are gone.
+	// Rotating refuses new holders because the deadline is near. The sandbox is
+	// drained as soon as it has no holders.
 	Rotating bool `json:"rotating,omitempty"`
-	// Evicting says that a sandbox is drained although it has holders, because
-	// its deadline is very near. It serves nobody meanwhile, and its holders stay.
+	// Evicting means that the sandbox is drained although it has holders, because
+	// its deadline is very near. It serves no requests. The holders stay and get
+	// the next sandbox.
 	Evicting bool `json:"evicting,omitempty"`
-	// Retry is when a rotation that failed is tried again.
+	// Retry is when a failed rotation is tried again.
 	Retry time.Time `json:"retry,omitzero"`
 	// Began is when the sandbox began to serve the group.
 	Began time.Time `json:"began,omitzero"`
-	// Failures are why turns could not get a sandbox, oldest first. They end with
-	// the turn, or when the group has a sandbox again.
+	// Failures are the errors of turns that could not get a sandbox, oldest first.
+	// They are removed with the turn, or when the group has a sandbox again.
 	Failures []Failure `json:"failures,omitempty"`
-	// Gated refuses holders that only watch, because a limit was reached.
+	// Gated refuses viewers and operators, because a usage limit was reached.
 	Gated bool `json:"gated,omitempty"`
-	// Metered is up to when the time of the sandbox has been counted.
+	// Metered is the time up to which use of the sandbox has been counted.
 	Metered time.Time `json:"metered,omitzero"`
 }
 
-// Failure is why a turn could not get a sandbox. Trying again would not help.
+// Failure is why a turn could not get a sandbox. Retrying would not help.
 type Failure struct {
 	Turn string        `json:"turn"`
 	Err  sandbox.Error `json:"error"`
 }
 
-// Failure returns why a turn could not get a sandbox; nil: it may try.
+// Failure returns the stored error of a turn; nil: it may try.
 func (l *Lease) Failure(turn string) error {
 	for _, f := range l.Failures {
 		if f.Turn == turn {
@@ -133,7 +135,8 @@ func (l *Lease) Failure(turn string) error {
 	return nil
 }
 
-// Count returns how many holders of kind there are; of all kinds if it is empty.
+// Count returns the number of holders of a kind, or of all kinds if kind is
+// empty.
 func (l *Lease) Count(kind Kind) int {
 	n := 0
 	for _, h := range l.Holders {
@@ -144,7 +147,7 @@ func (l *Lease) Count(kind Kind) int {
 	return n
 }
 
-// Clone returns a copy that shares nothing with l that [Apply] changes.
+// Clone returns a copy that shares no data with l that [Apply] changes.
 func (l *Lease) Clone() Lease {
 	c := *l
 	c.Holders = slices.Clone(l.Holders)
@@ -152,35 +155,36 @@ func (l *Lease) Clone() Lease {
 	return c
 }
 
-// Holds reports whether there is a holder of that kind and id.
+// Holds reports whether there is a holder with that kind and id.
 func (l *Lease) Holds(kind Kind, id string) bool { return l.find(kind, id) >= 0 }
 
 func (l *Lease) find(kind Kind, id string) int {
 	return slices.IndexFunc(l.Holders, func(h Holder) bool { return h.Kind == kind && h.ID == id })
 }
 
-// Follows reports whether a request that was meant for an epoch may go to the
-// present sandbox: it is the same, or has its files.
+// Follows reports whether the current sandbox may serve a request for an epoch:
+// it is the same sandbox, or has its files.
 func (l *Lease) Follows(epoch int64) bool {
 	return epoch == l.Epoch || l.Carried > 0 && l.Carried <= epoch && epoch < l.Epoch
 }
 
-// forget clears what identifies a living sandbox. The archive stays.
+// forget clears the reference to the live sandbox. The archive stays.
 func (l *Lease) forget() {
 	l.Provider, l.Binding, l.Sandbox, l.Image, l.Box = "", "", "", "", nil
 	l.Deadline, l.Rotating, l.Ending, l.Expires, l.Metered = time.Time{}, false, false, time.Time{}, time.Time{}
 	l.Moving, l.Evicting, l.Retry, l.Began = time.Time{}, false, time.Time{}, time.Time{}
 }
 
-// Serves reports whether the sandbox of the lease can be used.
+// Serves reports whether the sandbox may serve requests.
 func (l *Lease) Serves() bool {
 	return l.State == Warm || l.State == Draining && !l.Ending && !l.Evicting
 }
 
-// maxLead is how long before its deadline a sandbox is replaced, at most.
+// maxLead is the maximum time before its deadline at which a sandbox is
+// replaced.
 const maxLead = time.Hour
 
-// Lead is how long before its deadline the sandbox is to be replaced: an hour,
+// Lead returns how long before its deadline the sandbox is replaced: an hour,
 // but at most half of its lifetime.
 func (l *Lease) Lead() time.Duration {
 	if l.Began.IsZero() || l.Deadline.IsZero() {
@@ -189,26 +193,25 @@ func (l *Lease) Lead() time.Duration {
 	return min(maxLead, l.Deadline.Sub(l.Began)/2)
 }
 
-// Config are the durations that the state machine works with.
+// Config are the parameters of the state machine.
 type Config struct {
-	Warming   time.Duration // how long a spawner has
+	Warming   time.Duration // time limit of a spawner
 	Grace     time.Duration // how long a sandbox without holders is kept
 	ViewerTTL time.Duration // how long a viewer or operator lives without a heartbeat
-	Viewers   int           // at most so many viewers per lease; 0: no limit
+	Viewers   int           // maximum number of viewers per lease; 0: no limit
 }
 
-// Default returns the durations of RB-57 of the requirements, and at most 64
-// viewers.
+// Default returns the default durations, and a limit of 64 viewers.
 func Default() Config {
 	return Config{Warming: 2 * time.Minute, Grace: 15 * time.Minute, ViewerTTL: 90 * time.Second, Viewers: 64}
 }
 
-// Sweep is how often the reaper looks at all leases.
+// Sweep is the interval at which the reaper checks all leases.
 const Sweep = 30 * time.Second
 
-// Check reports durations that would let the reaper and the provider end a
-// sandbox before those who use it. idle and hard are the provider's idle and
-// hard timeouts; 0 means none.
+// Check refuses durations with which the reaper or the provider could end a
+// sandbox in use. idle and hard are the provider's idle and hard timeouts; 0
+// means none.
 func (c Config) Check(sweep, idle, hard time.Duration) error {
 	refuse := func(message string) error {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "lease.configure", Message: message}

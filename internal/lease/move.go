@@ -7,13 +7,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Depart begins to move a warm session to another sandbox, which the attempt
-// after the present one makes, or renews a move that goes on. Until it ends, the
-// present sandbox serves no requests, so that nothing is written to it after its
-// files were taken.
+// Depart begins to move a warm session to another sandbox, created by a new
+// attempt, or renews a move. Until the move ends, the old sandbox serves no
+// requests, so that nothing is written to it after its files were copied.
 type Depart struct {
 	Epoch   int64
-	Attempt int64 // 0: begin; else the move to renew
+	Attempt int64 // 0: begin; otherwise the move to renew
 }
 
 func (o Depart) apply(m *machine) (Effect, error) {
@@ -22,7 +21,7 @@ func (o Depart) apply(m *machine) (Effect, error) {
 	case l.State != Warm || l.Epoch != o.Epoch:
 		return Effect{}, nil
 	case o.Attempt == 0 && !l.Moving.IsZero() && m.now.Before(l.Moving):
-		return Effect{}, nil // somebody else moves it
+		return Effect{}, nil // another caller is moving it
 	case o.Attempt != 0 && (l.Moving.IsZero() || l.Attempt != o.Attempt):
 		return Effect{}, nil
 	case o.Attempt == 0:
@@ -32,8 +31,8 @@ func (o Depart) apply(m *machine) (Effect, error) {
 	return Effect{Done: true}, nil
 }
 
-// Arrive ends a move: the session is served by another sandbox from now on,
-// under a new epoch. If it is not done, the caller removes that sandbox.
+// Arrive ends a move: the new sandbox serves the session, under a new epoch. If
+// it is not Done, the caller removes the new sandbox.
 type Arrive struct {
 	Epoch, Attempt int64
 	Provider       string
@@ -63,7 +62,7 @@ func (o Arrive) apply(m *machine) (Effect, error) {
 	return Effect{Done: true, Warm: warm}, nil
 }
 
-// Stay ends a move that failed. The sandbox goes on serving the session.
+// Stay ends a move that failed. The old sandbox continues to serve the session.
 type Stay struct{ Epoch, Attempt int64 }
 
 func (o Stay) apply(m *machine) (Effect, error) {
@@ -74,7 +73,7 @@ func (o Stay) apply(m *machine) (Effect, error) {
 	return Effect{Done: true}, nil
 }
 
-// moving reports that the lease is in the move of that attempt.
+// moving reports whether the lease is in the move of that attempt.
 func (m *machine) moving(epoch, attempt int64) bool {
 	l := &m.lease
 	return l.State == Warm && l.Epoch == epoch && l.Attempt == attempt && !l.Moving.IsZero()

@@ -2,8 +2,8 @@ package lease
 
 import "time"
 
-// Rotate has the sandbox replaced because its lifetime ends soon: it takes no
-// new holder, and is drained without a grace period once it has none.
+// Rotate prepares the replacement of a sandbox whose lifetime ends soon: it
+// gets no new holders, and is drained without a grace period once it has none.
 type Rotate struct{ Epoch int64 }
 
 func (o Rotate) apply(m *machine) (Effect, error) {
@@ -21,9 +21,9 @@ func (o Rotate) apply(m *machine) (Effect, error) {
 	return Effect{Done: true}, nil
 }
 
-// Evict drains a rotating sandbox that still has holders, because its deadline is
-// near. It serves nobody from then on. The holders stay, and get the next
-// sandbox when they acquire again.
+// Evict drains a rotating sandbox that still has holders, because its deadline
+// is near. It serves no requests from then on. The holders stay, and get the
+// next sandbox when they acquire again.
 type Evict struct{ Epoch int64 }
 
 func (o Evict) apply(m *machine) (Effect, error) {
@@ -36,12 +36,11 @@ func (o Evict) apply(m *machine) (Effect, error) {
 	return Effect{Done: true}, nil
 }
 
-// retryRotation is how long a sandbox serves after its rotation failed, before
-// it is tried again.
+// retryRotation is the time after a failed rotation before the next attempt.
 const retryRotation = 5 * time.Minute
 
-// Keep ends a rotation that failed before the sandbox was being ended: the
-// sandbox goes on serving, and is rotated again after a while.
+// Keep ends a rotation that failed before the sandbox was being ended. The
+// sandbox continues to serve, and is rotated again after retryRotation.
 type Keep struct{ Epoch, Drain int64 }
 
 func (o Keep) apply(m *machine) (Effect, error) {

@@ -12,13 +12,12 @@ import (
 	"strings"
 )
 
-// MinScrub is the length from which a value, or a form of it, is looked for:
-// shorter ones occur by chance.
+// MinScrub is the minimum length of a value, or encoded form, to be searched
+// for: shorter ones occur by chance.
 const MinScrub = 6
 
-// Forms returns the ways in which a value may be written in a message: as it
-// is, escaped for a URL, JSON or HTML, in hexadecimal, and in base64 wherever
-// it stands in what was encoded.
+// Forms returns the encodings in which a value may occur in a message: raw,
+// escaped for a URL, JSON or HTML, in hexadecimal, and in base64 at any offset.
 func Forms(v Value) [][]byte {
 	s := string(v.Reveal())
 	forms := [][]byte{
@@ -48,8 +47,8 @@ func Forms(v Value) [][]byte {
 	return out
 }
 
-// inBase64 returns the characters of base64 that depend on raw alone when shift
-// unknown bytes, modulo 3, stand before it and any number behind.
+// inBase64 returns the base64 characters that depend only on raw, if shift
+// bytes (modulo 3) precede it and any number follow.
 func inBase64(enc *base64.Encoding, raw []byte, shift int) []byte {
 	whole := enc.EncodeToString(append(make([]byte, shift), raw...))
 	first := []int{0, 2, 3}[shift]
@@ -60,7 +59,7 @@ func inBase64(enc *base64.Encoding, raw []byte, shift int) []byte {
 	return []byte(whole[first:last])
 }
 
-// lowerEscapes writes the digits of URL escapes in lower case.
+// lowerEscapes returns s with the hex digits of URL escapes in lower case.
 func lowerEscapes(s string) []byte {
 	b := []byte(s)
 	for i := 0; i+2 < len(b); i++ {
@@ -71,8 +70,8 @@ func lowerEscapes(s string) []byte {
 	return b
 }
 
-// Matcher finds any of many byte strings. It is never changed once it is made
-// and may be used concurrently.
+// Matcher finds any of many byte strings. It is immutable and safe for
+// concurrent use.
 type Matcher struct {
 	byStart map[[4]byte][]int // longest first
 	starts  [256]bool
@@ -80,8 +79,8 @@ type Matcher struct {
 	longest int
 }
 
-// NewMatcher makes a Matcher. Needles shorter than MinScrub are left out;
-// Find and the readers number the others as they are given here.
+// NewMatcher returns a Matcher. Needles shorter than MinScrub are ignored; Find
+// and Reader number the others in the given order.
 func NewMatcher(needles [][]byte) *Matcher {
 	m := &Matcher{byStart: map[[4]byte][]int{}, needles: needles}
 	for i, n := range needles {
@@ -99,11 +98,11 @@ func NewMatcher(needles [][]byte) *Matcher {
 	return m
 }
 
-// Needles returns what is looked for. They must not be changed.
+// Needles returns the needles. They must not be changed.
 func (m *Matcher) Needles() [][]byte { return m.needles }
 
-// Find returns the first place in b at which a needle stands, and which;
-// needle is -1 if there is none.
+// Find returns the position of the first needle in b, and its number; needle is
+// -1 if there is none.
 func (m *Matcher) Find(b []byte) (at, needle int) {
 	for i := 0; i+MinScrub <= len(b); i++ {
 		if !m.starts[b[i]] {
@@ -118,8 +117,8 @@ func (m *Matcher) Find(b []byte) (at, needle int) {
 	return len(b), -1
 }
 
-// Replace returns b with every needle replaced. b is not changed, and returned
-// itself if there is nothing to replace.
+// Replace returns b with all needles replaced. It does not change b, and
+// returns b itself if nothing matches.
 func (m *Matcher) Replace(b []byte, with func(needle int) []byte) []byte {
 	at, n := m.Find(b)
 	if n < 0 {
@@ -133,14 +132,14 @@ func (m *Matcher) Replace(b []byte, with func(needle int) []byte) []byte {
 	return append(out, b...)
 }
 
-// Scrubber takes values of secrets out of messages.
+// Scrubber removes secret values from messages.
 type Scrubber struct {
 	m     *Matcher
-	names *Matcher // of the values in lower case
+	names *Matcher // the values in lower case
 	masks [][]byte
 }
 
-// NewScrubber makes a Scrubber for values in all their forms.
+// NewScrubber returns a Scrubber for all forms of values.
 func NewScrubber(values ...Value) *Scrubber {
 	var forms [][]byte
 	for _, v := range values {
@@ -153,7 +152,7 @@ func NewScrubber(values ...Value) *Scrubber {
 	return s
 }
 
-// Lower returns forms in lower case, to be looked for where case is lost.
+// Lower returns forms in lower case, for text whose case is not preserved.
 func Lower(forms [][]byte) [][]byte {
 	low := make([][]byte, len(forms))
 	for i, f := range forms {
@@ -162,28 +161,28 @@ func Lower(forms [][]byte) [][]byte {
 	return low
 }
 
-// InName reports whether the name of a header holds a value. HTTP does not keep
-// the case of names, so case does not count.
+// InName reports whether a header name contains a value, ignoring case, because
+// HTTP does not preserve the case of names.
 func (s *Scrubber) InName(name string) bool {
 	_, n := s.names.Find([]byte(strings.ToLower(name)))
 	return n >= 0
 }
 
-// Bytes returns b with asterisks in place of values, as long as before. b is
-// not changed.
+// Bytes returns b with values replaced by asterisks of the same length. It does
+// not change b.
 func (s *Scrubber) Bytes(b []byte) []byte {
 	return s.m.Replace(b, func(n int) []byte { return s.masks[n] })
 }
 
-// Reader returns r without the values, of the same length, also where one is
-// spread over several reads.
+// Reader returns r with values replaced as by Bytes, including values that span
+// several reads.
 func (s *Scrubber) Reader(r io.Reader) io.Reader {
 	return s.m.Reader(r, func(n int) ([]byte, error) { return s.masks[n], nil })
 }
 
-// Reader returns r with every needle replaced by what with returns; an error
-// of with ends the stream. A needle that is spread over several reads is found,
-// which is why up to its length less one byte is held back, until the end.
+// Reader returns r with needles replaced by the result of with. An error of
+// with ends the stream. To find needles that span several reads, it delays up
+// to the length of a needle less one byte.
 func (m *Matcher) Reader(r io.Reader, with func(needle int) ([]byte, error)) io.Reader {
 	return &reader{r: r, m: m, with: with}
 }
@@ -192,9 +191,9 @@ type reader struct {
 	r    io.Reader
 	m    *Matcher
 	with func(int) ([]byte, error)
-	buf  []byte // behind in
-	in   []byte // read, and not yet searched
-	out  []byte // to be given out
+	buf  []byte // backing array of in
+	in   []byte // read, not yet searched
+	out  []byte // ready to be returned
 	err  error
 }
 
@@ -227,7 +226,7 @@ func (r *reader) fill() {
 	r.in, r.err = r.buf[:len(r.in)+n], err
 }
 
-// search moves what is settled from in to out.
+// search moves processed bytes from in to out.
 func (r *reader) search() {
 	r.out = r.out[:0]
 	for {
@@ -237,8 +236,8 @@ func (r *reader) search() {
 			keep = r.m.unsettled(r.in)
 		}
 		if n >= 0 {
-			// A needle that begins before this one, or a longer one that begins
-			// here, may not have arrived whole.
+			// A needle that begins before this one, or a longer one that begins here,
+			// may not have arrived completely.
 			if first := len(r.in) - keep; first <= at {
 				r.release(first)
 				return
@@ -258,13 +257,13 @@ func (r *reader) search() {
 	}
 }
 
-// release gives out the first n bytes.
+// release moves the first n bytes to out.
 func (r *reader) release(n int) {
 	r.out = append(r.out, r.in[:n]...)
 	r.in = r.in[n:]
 }
 
-// unsettled returns how many bytes at the end of b could be the beginning of a
+// unsettled returns how many bytes at the end of b may be the beginning of a
 // needle.
 func (m *Matcher) unsettled(b []byte) int {
 	for n := min(len(b), m.longest-1); n > 0; n-- {

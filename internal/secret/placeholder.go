@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// shapes are the beginnings by which programs recognise well-known tokens, and
-// which say nothing about the rest.
+// shapes are prefixes of well-known tokens that reveal nothing about the rest.
 var shapes = []string{
 	"github_pat_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "glpat-", "sk-ant-api03-", "sk-proj-", "sk-", "xoxb-", "xoxp-", "xapp-",
 	"sk_live_", "sk_test_", "rk_live_", "rk_test_", "hf_", "npm_", "pypi-", "AKIA", "ASIA", "AIza", "SG.", "dop_v1_", "key-", "r8_",
@@ -16,15 +15,15 @@ var shapes = []string{
 
 const (
 	letters     = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-	minRandom   = 32 // letters: nobody guesses a placeholder
+	minRandom   = 32 // letters, so that placeholders cannot be guessed
 	plainLength = 40
 	maxShaped   = 200
 )
 
-// NewPlaceholder makes what a sandbox gets in place of a value: random, never
-// the same twice, and of the same look if the value is a token of a well-known
-// kind, so that programs which check that accept it. Of any other value it
-// shows nothing, not even the length.
+// NewPlaceholder returns a random placeholder for a value. If the value is a
+// well-known kind of token, the placeholder has the same prefix and form, so
+// that programs which check it accept it. For other values it reveals nothing,
+// not even the length.
 func NewPlaceholder(v Value) string {
 	prefix, length := "", plainLength
 	for _, s := range shapes {
@@ -42,9 +41,9 @@ func random(n int) string {
 	b.Grow(n)
 	var buf [64]byte
 	for b.Len() < n {
-		_, _ = rand.Read(buf[:]) // never fails: it ends the program instead
+		_, _ = rand.Read(buf[:]) // never fails: it crashes the program instead
 		for _, c := range buf {
-			// Every letter as likely as any other: the rest is thrown away.
+			// Discard bytes that would make some letters more likely than others.
 			if int(c) < 256/len(letters)*len(letters) && b.Len() < n {
 				b.WriteByte(letters[int(c)%len(letters)])
 			}

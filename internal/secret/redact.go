@@ -7,14 +7,14 @@ import (
 	"sync"
 )
 
-// Redactor takes values out of what commands write, in all their forms, and as
-// terminals show them. It may be used concurrently.
+// Redactor removes values in all their forms from the output of commands,
+// including terminal output. It is safe for concurrent use.
 type Redactor struct {
 	m       *Matcher
 	needles [][]byte
 }
 
-// NewRedactor makes a Redactor. Values shorter than MinScrub are not found.
+// NewRedactor returns a Redactor. Values shorter than MinScrub are ignored.
 func NewRedactor(values ...Value) *Redactor {
 	var needles [][]byte
 	for _, v := range values {
@@ -28,36 +28,36 @@ func NewRedactor(values ...Value) *Redactor {
 	return &Redactor{NewMatcher(needles), needles}
 }
 
-// Empty reports that there is nothing to find.
+// Empty reports that there are no values.
 func (r *Redactor) Empty() bool { return len(r.needles) == 0 }
 
-// shown is how much of what may become a value is given out at once: what
-// somebody types must be seen, although it begins like a secret. Less than this
-// of a value may be seen where it is written in pieces.
+// shown is how many bytes of a possible value are returned immediately, so that
+// a user sees what they type even if it begins like a secret. When a value
+// arrives in pieces, fewer than this many bytes of it may be visible.
 const shown = 3
 
-// Redaction is one stream that goes through a Redactor. It is for one user at a
-// time. It keeps the length, so that positions in the stream stay what they are,
-// and holds back no more than the longest form of a value.
+// Redaction is one stream through a Redactor. It is not safe for concurrent
+// use. It preserves lengths, so that offsets in the stream stay valid, and
+// delays at most the longest form of a value.
 type Redaction struct {
 	r     *Redactor
 	held  []byte // may be the beginning of a value
-	given int    // bytes at the beginning of held that are out already
-	torn  bool   // the stream may begin within a value
+	given int    // bytes at the beginning of held that were already returned
+	torn  bool   // the stream may begin inside a value
 }
 
-// Stream begins a stream. One that is torn does not begin where the command's
-// output does, and so perhaps in the middle of a value.
+// Stream starts a stream. torn means that it does not begin at the beginning of
+// the command's output, so it may begin inside a value.
 func (r *Redactor) Stream(torn bool) *Redaction { return &Redaction{r: r, torn: torn} }
 
-// Push takes the next bytes of the stream and returns what is settled, with
-// asterisks in place of values. b is not kept; the result is the caller's.
+// Push takes the next bytes of the stream and returns processed bytes, with
+// values replaced by asterisks. b is not retained; the caller owns the result.
 func (s *Redaction) Push(b []byte) []byte {
 	s.held = append(s.held, b...)
 	return s.settle(false)
 }
 
-// End returns what was held back, and makes the stream begin anew, torn.
+// End returns the delayed bytes, and resets the stream to a torn one.
 func (s *Redaction) End() []byte {
 	out := s.settle(true)
 	s.torn = true
@@ -80,15 +80,16 @@ func (s *Redaction) settle(last bool) (out []byte) {
 			first -= s.r.m.unsettled(s.held)
 		}
 		if n < 0 || first <= at {
-			return s.show(s.pass(out, first)) // one that begins no later has not arrived whole
+			return s.show(s.pass(out, first)) // a value that begins no later has not arrived completely
 		}
 		out = s.pass(out, at)
 		out = s.mask(out, len(s.r.needles[n]))
 	}
 }
 
-// within returns how many bytes at the beginning of b are a value, or the end of
-// one of which the beginning was not seen; open says that more may be.
+// within returns how many bytes at the beginning of b are a value, or the end
+// of a value whose beginning was not seen. open means that more bytes may
+// belong to it.
 func (r *Redactor) within(b []byte) (n int, open bool) {
 	for _, needle := range r.needles {
 		for i := range needle {
@@ -105,12 +106,12 @@ func (r *Redactor) within(b []byte) (n int, open bool) {
 	return n, open
 }
 
-// pass gives out the first n bytes of what is held.
+// pass returns the first n held bytes.
 func (s *Redaction) pass(out []byte, n int) []byte {
 	return s.drop(append(out, s.held[min(s.given, n):n]...), n)
 }
 
-// mask gives out asterisks for them.
+// mask returns asterisks for the first n held bytes.
 func (s *Redaction) mask(out []byte, n int) []byte {
 	return s.drop(append(out, bytes.Repeat([]byte{'*'}, n-min(s.given, n))...), n)
 }
@@ -120,7 +121,7 @@ func (s *Redaction) drop(out []byte, n int) []byte {
 	return out
 }
 
-// show gives out the beginning of what stays held.
+// show returns the beginning of what stays held.
 func (s *Redaction) show(out []byte) []byte {
 	if n := min(shown, len(s.held)); n > s.given {
 		out, s.given = append(out, s.held[s.given:n]...), n
@@ -128,13 +129,12 @@ func (s *Redaction) show(out []byte) []byte {
 	return out
 }
 
-// Reader returns r without the values. A stream that is torn is one that does
-// not begin where the output of its command does.
+// Reader returns a reader without the values. torn is as for Stream.
 func (r *Redactor) Reader(from io.Reader, torn bool) io.Reader {
 	return &redactedReader{from: from, s: r.Stream(torn)}
 }
 
-// redactedReader has one user at a time; the lock is for a careless one.
+// redactedReader wraps a Redaction; the lock protects against misuse.
 type redactedReader struct {
 	mu   sync.Mutex
 	from io.Reader

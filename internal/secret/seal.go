@@ -18,20 +18,20 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// keySize is that of the key file, in bytes, before they are written in hex.
+// keySize is the size of the key in bytes. The file contains it in hex.
 const keySize = 32
 
-// Sealer encrypts values for the store. Every sealed value has a key of its
-// own, derived from one key file, and is bound to whose it is: a value that is
-// moved to another row of the store does not open.
+// Sealer encrypts values for the store. Every value is encrypted with its own
+// key, derived from one key file, and is bound to its owner: a value that is
+// moved to another row of the store cannot be decrypted.
 type Sealer struct {
 	master []byte
 	id     string
 }
 
-// OpenSealer reads the key at path, or makes one if there is none. The file
-// must be a regular one that nobody but its owner may read. Several daemons
-// that share a store need the same key.
+// OpenSealer reads the key at path, or creates it. The file must be a regular
+// file that only its owner can read. Daemons that share a store need the same
+// key.
 func OpenSealer(path string) (*Sealer, error) {
 	key, err := readKey(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -44,7 +44,7 @@ func OpenSealer(path string) (*Sealer, error) {
 		if errors.As(err, &known) {
 			return nil, err
 		}
-		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "secret.key", Subject: path, Message: "the key cannot be read or made", Cause: err}
+		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "secret.key", Subject: path, Message: "the key cannot be read or created", Cause: err}
 	}
 	return newSealer(key), nil
 }
@@ -54,7 +54,7 @@ func newSealer(key []byte) *Sealer {
 	return &Sealer{master: key, id: hex.EncodeToString(sum[:8])}
 }
 
-// KeyID tells keys apart, and nothing about them.
+// KeyID identifies the key without revealing it.
 func (s *Sealer) KeyID() string { return s.id }
 
 func readKey(path string) ([]byte, error) {
@@ -89,10 +89,10 @@ func readKey(path string) ([]byte, error) {
 	return key, nil
 }
 
-// makeKey makes a key, durably, and under its name only when it is whole.
+// makeKey creates the key file atomically and durably.
 func makeKey(path string) (err error) {
 	key := make([]byte, keySize)
-	_, _ = rand.Read(key) // never fails: it ends the program instead
+	_, _ = rand.Read(key) // never fails: it crashes the program instead
 	f, err := os.CreateTemp(filepath.Dir(path), ".secret.key-*")
 	if err != nil {
 		return err
@@ -108,17 +108,17 @@ func makeKey(path string) (err error) {
 	if err != nil {
 		return err
 	}
-	return os.Link(f.Name(), path) // unlike a rename, it replaces nothing
+	return os.Link(f.Name(), path) // unlike a rename, it does not replace an existing file
 }
 
-// Owner is whose value it is.
+// Owner identifies the owner of a value.
 type Owner struct {
 	Tenant  string
 	Name    string
 	Version int64
 }
 
-// label is unambiguous: neither a tenant nor a name holds a NUL byte.
+// label is unambiguous, because tenants and names contain no NUL byte.
 func (o Owner) label() string {
 	return "atoll secret\x00" + o.Tenant + "\x00" + o.Name + "\x00" + strconv.FormatInt(o.Version, 10)
 }
@@ -144,13 +144,13 @@ func (s *Sealer) Seal(o Owner, v Value) ([]byte, error) {
 	return aead.Seal(nil, nil, v.Reveal(), []byte(o.label())), nil
 }
 
-// Open decrypts a value. keyID is that of the Sealer that sealed it.
+// Open decrypts a value. keyID is the KeyID of the Sealer that encrypted it.
 func (s *Sealer) Open(o Owner, keyID string, sealed []byte) (Value, error) {
 	fail := func(message, hint string) error {
 		return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "secret.open", Subject: o.Name, Message: message, Hint: hint}
 	}
 	if keyID != s.id {
-		return Value{}, fail("it was sealed with another key", "give this daemon the key file of the one that stored it, or rotate the secret")
+		return Value{}, fail("it was encrypted with another key", "give this daemon the key file of the one that stored it, or rotate the secret")
 	}
 	aead, err := s.aead(o)
 	if err != nil {
@@ -158,7 +158,7 @@ func (s *Sealer) Open(o Owner, keyID string, sealed []byte) (Value, error) {
 	}
 	raw, err := aead.Open(nil, nil, sealed, []byte(o.label()))
 	if err != nil {
-		return Value{}, fail("what is stored is damaged", "rotate the secret")
+		return Value{}, fail("the stored value is damaged", "rotate the secret")
 	}
 	return NewValue(raw), nil
 }

@@ -1,10 +1,10 @@
-// Package secret keeps values that a sandbox may use and must not have.
+// Package secret handles values that a sandbox may use but must not see.
 //
-// A value is sealed when it is stored ([Sealer]), or stays where the operator
-// has it ([Source]), from where package source reads it. In the
-// program it is a [Value], which prints as nothing. A sandbox gets a
-// [NewPlaceholder] in its place. [Forms] and [Matcher] find a value again in
-// what a server answers, however it is written, so that it can be taken out.
+// A value is encrypted when it is stored ([Sealer]), or stays in an external
+// [Source], from which package source reads it. In memory it is a [Value],
+// which cannot be printed by accident. A sandbox gets a [NewPlaceholder]
+// instead. [Forms] and [Matcher] find values in server responses in any
+// encoding, so that they can be removed.
 package secret
 
 import (
@@ -16,25 +16,26 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// MaxValue bounds a value, in bytes. Private keys and service accounts fit.
+// MaxValue is the maximum size of a value in bytes. Private keys and service
+// account files fit.
 const MaxValue = 64 << 10
 
 // hidden is the printed form of a Value.
 const hidden = "[secret]"
 
-// Value is the value of a secret. However it is printed, logged or encoded, it
-// does not show what it holds.
+// Value is the value of a secret. Printing, logging or encoding it does not
+// reveal the value.
 type Value struct{ p *held }
 
-// held is behind a pointer because package fmt shows the fields of a struct,
-// whatever its methods say, when a verb does not suit it.
+// held is behind a pointer because package fmt prints the fields of a struct
+// for unsuitable verbs, regardless of its methods.
 type held struct{ raw []byte }
 
-// NewValue takes a value over: raw must not be used any more.
+// NewValue returns a Value that takes ownership of raw.
 func NewValue(raw []byte) Value { return Value{&held{raw}} }
 
-// Reveal returns the value itself. It belongs to the Value and must not be
-// changed or kept.
+// Reveal returns the raw value. It belongs to the Value and must not be changed
+// or retained.
 func (v Value) Reveal() []byte {
 	if v.p == nil {
 		return nil
@@ -42,15 +43,15 @@ func (v Value) Reveal() []byte {
 	return v.p.raw
 }
 
-// Len is how many bytes the value has.
+// Len returns the size in bytes.
 func (v Value) Len() int { return len(v.Reveal()) }
 
-// Clear overwrites the value in place. Copies that were made of it, by us or
-// by the runtime, are not reached.
+// Clear overwrites the value in place. It does not reach copies made by us or
+// by the runtime.
 func (v Value) Clear() { clear(v.Reveal()) }
 
-// String and the methods below implement the interfaces through which values
-// are shown.
+// String and the methods below implement the interfaces for printing and
+// encoding.
 func (v Value) String() string { return hidden }
 
 // GoString implements fmt.GoStringer.
@@ -71,18 +72,18 @@ type Kind string
 // The kinds of sources.
 const (
 	Stored  Kind = "stored"  // sealed, in the store
-	FromEnv Kind = "env"     // a variable of the daemon
-	File    Kind = "file"    // a file that the daemon can read
-	Command Kind = "command" // what a program writes
-	Vault   Kind = "vault"   // a field in a Vault, or what speaks its API
+	FromEnv Kind = "env"     // an environment variable of the daemon
+	File    Kind = "file"    // a file on the daemon's machine
+	Command Kind = "command" // the output of a program
+	Vault   Kind = "vault"   // a field in HashiCorp Vault or a compatible server
 )
 
-// Source says where the value of a secret is kept. Others than Stored reach
-// into the machine of the daemon: only its owner may name them.
+// Source is where the value of a secret is kept. Kinds other than Stored access
+// the daemon's machine, so only its owner may use them.
 type Source struct {
 	Kind Kind `json:"kind"`
-	// Ref is the name of the variable, the absolute path of the file, the
-	// program with its arguments, or PATH#FIELD.
+	// Ref is the name of the variable, the absolute path of the file, the program
+	// with its arguments, or PATH#FIELD.
 	Ref string `json:"ref,omitempty"`
 }
 
@@ -115,7 +116,7 @@ func (s Source) Validate() error {
 	}
 }
 
-// isVaultPath wants plain names with slashes between them.
+// isVaultPath checks that a path consists of plain names separated by slashes.
 func isVaultPath(path string) bool {
 	for part := range strings.SplitSeq(path, "/") {
 		if part == "" || strings.Trim(part, ".") == "" || strings.ContainsFunc(part, func(r rune) bool {
@@ -127,8 +128,8 @@ func isVaultPath(path string) bool {
 	return true
 }
 
-// ParseSource reads "env:NAME", "file:/PATH", "command:/PATH ARGUMENT…" and
-// "vault:PATH#FIELD"; empty is Stored.
+// ParseSource parses "env:NAME", "file:/PATH", "command:/PATH ARGUMENT…" and
+// "vault:PATH#FIELD". Empty text is Stored.
 func ParseSource(s string) (Source, error) {
 	kind, ref, _ := strings.Cut(s, ":")
 	src := Source{Kind: Kind(kind), Ref: ref}
@@ -138,7 +139,7 @@ func ParseSource(s string) (Source, error) {
 	return src, src.Validate()
 }
 
-// String is the form that ParseSource reads.
+// String returns the form that ParseSource parses.
 func (s Source) String() string {
 	if s.Kind == Stored || s.Kind == "" {
 		return ""
@@ -146,11 +147,11 @@ func (s Source) String() string {
 	return string(s.Kind) + ":" + s.Ref
 }
 
-// FromText takes over what a file or a program holds: without the end of the
-// line that editors and echo leave, and refused if it cannot be a value.
+// FromText returns the contents of a file or output of a program as a value,
+// without a trailing newline. It takes ownership of raw.
 func FromText(raw []byte) (Value, error) { return checked(NewValue(trimNewline(raw))) }
 
-// trimNewline takes away the end of the line that editors and echo leave.
+// trimNewline removes one trailing newline.
 func trimNewline(b []byte) []byte {
 	if n := len(b); n > 0 && b[n-1] == '\n' {
 		b = b[:n-1]
@@ -161,7 +162,7 @@ func trimNewline(b []byte) []byte {
 	return b
 }
 
-// checked refuses what cannot be a value. The error says nothing of it.
+// checked refuses an empty or too large value. The error does not quote it.
 func checked(v Value) (Value, error) {
 	switch {
 	case v.Len() == 0:
@@ -172,13 +173,13 @@ func checked(v Value) (Value, error) {
 	return v, nil
 }
 
-// Check refuses what cannot be a value.
+// Check refuses an empty or too large value.
 func Check(v Value) error {
 	_, err := checked(v)
 	return err
 }
 
-// NoHosts refuses to send a secret that names no hosts.
+// NoHosts is the error for sending a secret that has no hosts.
 func NoHosts(name string) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeDenied, Subject: name, Message: "the secret names no hosts, so that only a stored profile, or who may make one, may send it",

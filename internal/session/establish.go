@@ -1,12 +1,12 @@
-// Package session gives agents something that outlives sandboxes: a session
-// holds a name, a Spec, an environment and workspaces, and always leads to the
-// one sandbox that serves it now.
+// Package session provides sessions, which outlive sandboxes. A session has a
+// name, a Spec, an environment and workspaces, and at most one sandbox at a
+// time that serves it.
 //
-// The rules it keeps: only [Establish] and [Manager.Move] make a sandbox for a
-// session; Establish does so only after typed evidence that the old one is gone,
-// and Move ends the old one or the new one; what was saved is
-// never lost; and a sandbox that lost the race for its lease is removed by
-// whoever made it.
+// The package guarantees: Only [Establish] and [Manager.Move] create a sandbox
+// for a session. Establish does so only with typed evidence that the old one is
+// gone. Move ends either the old sandbox or the new one. Saved data is never
+// lost. A sandbox that lost the race for its lease is removed by the caller
+// that created it.
 package session
 
 import (
@@ -19,71 +19,74 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Box is a living sandbox of a session.
+// Box is a live sandbox of a session.
 type Box struct {
 	ID       sandbox.ID
 	Provider string
 	Binding  string
 	Image    string
-	State    json.RawMessage // the driver's own, without secrets
-	// Deadline is when the provider ends the sandbox whatever is done; zero if it
-	// does not.
+	State    json.RawMessage // private to the driver, without secrets
+	// Deadline is when the provider ends the sandbox; zero if it does not.
 	Deadline time.Time
 }
 
-// Plan is what a session wants of a sandbox.
+// Plan describes the sandbox that a session needs.
 type Plan struct {
 	Group    string
-	Provider string // chosen; empty: the envelope's
+	Provider string // the requested provider; empty: that of the envelope
 	Spec     sandbox.Spec
-	// Key identifies this attempt to make a sandbox. A sandbox carries it, so
-	// that one whose creation got no answer can be found.
+	// Key identifies this attempt to create a sandbox. It is stored with the
+	// sandbox, so that the sandbox can be found if the provider's response is
+	// lost.
 	Key string
-	// Prior is what the sandbox is made again from. Boxes that make a sandbox
-	// directly from an archive do so in Create, and their Hydrate only reports
-	// it. Nil: nothing was there before.
+	// Prior is what the sandbox is rebuilt from. Some implementations of Boxes
+	// create a sandbox directly from an archive in Create; their Hydrate only
+	// reports that. Nil: there is no earlier state.
 	Prior *sandbox.Envelope
 	// Replaces is the sandbox that a session moves from. The new one gets its
 	// workspaces.
 	Replaces sandbox.ID
 }
 
-// Boxes makes, finds and ends sandboxes. Errors are classified: CodeGone only
-// with typed evidence about exactly that sandbox under exactly that binding.
+// Boxes creates, finds and ends sandboxes. An implementation returns CodeGone
+// only with typed evidence about exactly that sandbox under exactly that
+// binding.
 type Boxes interface {
-	// Create makes a sandbox for a plan.
+	// Create creates a sandbox for a plan.
 	Create(ctx context.Context, p Plan) (Box, error)
-	// Find returns the sandbox that was made for a key, CodeNotFound if the
-	// provider answered that there is none.
+	// Find returns the sandbox that was created for a key, or CodeNotFound if the
+	// provider responded that there is none.
 	Find(ctx context.Context, p Plan) (Box, error)
-	// Resume finds the sandbox that an envelope names and makes it run. made
-	// reports that this call made the sandbox, which happens at providers where
-	// resuming creates.
+	// Resume finds the sandbox that an envelope names and resumes it. made reports
+	// that this call created the sandbox, which happens with providers for which
+	// resuming may create.
 	Resume(ctx context.Context, e sandbox.Envelope) (b Box, how sandbox.Outcome, made bool, err error)
-	// Probe asks a sandbox to do something small.
+	// Probe runs a small operation in a sandbox.
 	Probe(ctx context.Context, b Box) error
-	// Hydrate loads what was saved into a new sandbox. The sandbox returned is
-	// the one to use: loading may replace it. lost names what is not there.
+	// Hydrate restores saved data into a new sandbox. The caller uses the returned
+	// sandbox, because restoring may replace b. lost names what could not be
+	// restored.
 	Hydrate(ctx context.Context, b Box, e sandbox.Envelope) (now Box, from sandbox.ReceiptFrom, lost []string, err error)
-	// Capture saves what a sandbox has, and returns an envelope without a box
+	// Capture saves the data of a sandbox, and returns an envelope without a box
 	// from which it can be rebuilt.
 	Capture(ctx context.Context, b Box, e sandbox.Envelope) (sandbox.Envelope, error)
-	// Discard removes what a capture kept and nobody needs any more.
+	// Discard removes data of an earlier Capture that is no longer needed.
 	Discard(ctx context.Context, prior sandbox.Envelope) error
-	// Pause keeps a sandbox without running it. CodeUnsupported: it cannot.
+	// Pause pauses a sandbox. CodeUnsupported: the provider cannot.
 	Pause(ctx context.Context, b Box) error
-	// Delete ends a sandbox. Deleting what is gone is success.
+	// Delete ends a sandbox. It succeeds if the sandbox is already gone.
 	Delete(ctx context.Context, b Box) error
-	// Permanent reports whether the sandboxes of a provider are machines of their
-	// users. They are never gone, whatever the provider says, and never ended.
+	// Permanent reports whether the sandboxes of a provider are machines that
+	// belong to their users. These are never gone, whatever the provider says, and
+	// are never ended.
 	Permanent(ctx context.Context, provider string) bool
 }
 
-// Establish finds, wakes or makes the sandbox of a session.
+// Establish finds, resumes or creates the sandbox of a session.
 //
-// With an envelope that names a sandbox, that one is resumed. Any failure but
-// CodeGone is returned, and nothing is made. e is nil for a session that never
-// had a sandbox.
+// If the envelope names a sandbox, that one is resumed. On any error except
+// CodeGone, Establish returns the error and creates nothing. e is nil for a
+// session that never had a sandbox.
 func Establish(ctx context.Context, boxes Boxes, p Plan, e *sandbox.Envelope) (Box, sandbox.Receipt, error) {
 	receipt := sandbox.Receipt{}
 	if e != nil && p.Provider == "" {
@@ -102,7 +105,7 @@ func Establish(ctx context.Context, boxes Boxes, p Plan, e *sandbox.Envelope) (B
 	return rebuild(ctx, boxes, p, e, receipt)
 }
 
-// resume finds the sandbox of an envelope and makes sure that it is the one.
+// resume resumes the sandbox of an envelope and verifies its identity.
 func resume(ctx context.Context, boxes Boxes, e sandbox.Envelope) (Box, sandbox.Outcome, error) {
 	b, how, made, err := boxes.Resume(ctx, e)
 	if sandbox.CodeOf(err) == sandbox.CodeGone && boxes.Permanent(ctx, e.Backend) {
@@ -112,7 +115,7 @@ func resume(ctx context.Context, boxes Boxes, e sandbox.Envelope) (Box, sandbox.
 		return Box{}, "", err
 	}
 	if string(b.ID) != e.Box {
-		if made { // by this very call: nobody else knows of it
+		if made { // only this call knows of the sandbox
 			err = boxes.Delete(context.WithoutCancel(ctx), b)
 		}
 		return Box{}, "", &sandbox.Error{
@@ -126,8 +129,8 @@ func resume(ctx context.Context, boxes Boxes, e sandbox.Envelope) (Box, sandbox.
 	return b, how, nil
 }
 
-// notGone keeps a probe from proving anything: it is an operation inside a
-// sandbox and not a question about it.
+// notGone hides CodeGone from a probe: the probe is an operation inside the
+// sandbox, so its errors prove nothing about the sandbox.
 func notGone(err error) error {
 	if sandbox.CodeOf(err) != sandbox.CodeGone {
 		return err
@@ -135,7 +138,7 @@ func notGone(err error) error {
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "session.resume", Message: "the sandbox was found and does not answer", Cause: err}
 }
 
-// rebuild makes a new sandbox, from what was saved if anything was.
+// rebuild creates a new sandbox and restores the saved data, if any.
 func rebuild(ctx context.Context, boxes Boxes, p Plan, e *sandbox.Envelope, receipt sandbox.Receipt) (Box, sandbox.Receipt, error) {
 	p.Prior = e
 	b, err := create(ctx, boxes, p)
@@ -146,8 +149,8 @@ func rebuild(ctx context.Context, boxes Boxes, p Plan, e *sandbox.Envelope, rece
 	if e != nil {
 		now, from, lost, err := boxes.Hydrate(ctx, b, *e)
 		if err != nil {
-			// The placeholder holds nothing that anybody wants. What matters is why
-			// it could not be filled.
+			// The new sandbox contains nothing of value. Return the error of the
+			// restore.
 			_ = boxes.Delete(context.WithoutCancel(ctx), b)
 			return Box{}, receipt, err
 		}
@@ -160,14 +163,15 @@ func rebuild(ctx context.Context, boxes Boxes, p Plan, e *sandbox.Envelope, rece
 	return b, receipt, nil
 }
 
-// create makes a sandbox, and looks for it where no answer came.
+// create creates a sandbox. If the response is lost, it looks for the sandbox.
 func create(ctx context.Context, boxes Boxes, p Plan) (Box, error) {
 	b, err := boxes.Create(ctx, p)
 	if err == nil || !unanswered(err) {
 		return b, err
 	}
-	// The provider may have made it. Adopting is safe: the key is this attempt's
-	// alone. If it cannot be asked now, the reaper finds the sandbox by its key.
+	// The provider may have created the sandbox. Adopting it is safe, because only
+	// this attempt uses the key. If the provider cannot be reached now, the reaper
+	// will find the sandbox by its key.
 	found, findErr := boxes.Find(context.WithoutCancel(ctx), p)
 	if findErr != nil {
 		return Box{}, errors.Join(err, ignoreMissing(findErr))
@@ -178,7 +182,7 @@ func create(ctx context.Context, boxes Boxes, p Plan) (Box, error) {
 	return found, nil
 }
 
-// unanswered reports an error that leaves open whether the provider acted.
+// unanswered reports whether an error leaves open whether the provider acted.
 func unanswered(err error) bool {
 	switch sandbox.CodeOf(err) {
 	case sandbox.CodeUnavailable, sandbox.CodeTimeout, sandbox.CodeCanceled, sandbox.CodeInternal:

@@ -10,8 +10,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Leases keeps leases. Apply loads the lease of a group, carries out op and
-// saves the result in one transaction; operations on a lease never overlap.
+// Leases stores leases. Apply loads the lease of a group, applies op and stores
+// the result in one transaction. Operations on a lease never overlap.
 type Leases interface {
 	Load(ctx context.Context, group string) (lease.Lease, error)
 	Apply(ctx context.Context, group string, op lease.Op) (lease.Lease, lease.Effect, error)
@@ -19,36 +19,37 @@ type Leases interface {
 	Groups(ctx context.Context) ([]string, error)
 }
 
-// Config is what a Manager works with.
+// Config configures a Manager.
 type Config struct {
 	Leases Leases
 	Boxes  Boxes
-	// Key makes the identity of one attempt to make a sandbox.
+	// Key returns the key of an attempt to create a sandbox.
 	Key func(group string, attempt int64) string
-	// Poll is how often somebody who waits for a spawner looks. Zero: 250 ms.
+	// Poll is the interval at which a caller checks for a spawner's result. Zero:
+	// 250 ms.
 	Poll time.Duration
-	// Patience bounds the wait for a spawner. Zero: lease.Default().Warming.
+	// Patience limits the wait for a spawner. Zero: lease.Default().Warming.
 	Patience time.Duration
-	// Sleep waits, for tests; nil: a timer.
+	// Sleep replaces a timer in tests; nil: a timer.
 	Sleep func(ctx context.Context, d time.Duration) error
-	// PauseOnExit keeps a drained sandbox paused instead of ending it, where the
-	// provider can. What it has is captured either way.
+	// PauseOnExit pauses a drained sandbox instead of ending it, if the provider
+	// can. Its data is captured in both cases.
 	PauseOnExit bool
-	// Now reads the clock, nil: time.Now.
+	// Now returns the time, nil: time.Now.
 	Now func() time.Time
-	// Busy reports whether requests are under way in the sandbox of a lease. A
-	// sandbox that is replaced before its deadline waits for them as long as it
-	// can. Nil: none are.
+	// Busy reports whether the sandbox of a lease is serving requests. Before its
+	// deadline, a sandbox is replaced only when it is not busy, or when there is
+	// no more time. Nil: never busy.
 	Busy func(ctx context.Context, l lease.Lease) bool
-	// Alert is told that a sandbox could not be saved before its deadline, which
-	// is near. It goes on meanwhile. Nil: nobody is.
+	// Alert is called if a sandbox could not be saved and its deadline is near.
+	// The sandbox continues to run. Nil: no call.
 	Alert func(ctx context.Context, l lease.Lease, err error)
-	// Progress is told what a waiting Acquire waits for. Nil: nobody.
+	// Progress is called with what a waiting Acquire waits for. Nil: no call.
 	Progress func(group, what string)
 }
 
-// Manager acquires and drains the sandboxes of groups. Its methods may be called
-// concurrently, by many daemons on the same Leases.
+// Manager acquires and drains the sandboxes of groups. It is safe for
+// concurrent use, also by several daemons with the same Leases.
 type Manager struct{ cfg Config }
 
 // NewManager returns a Manager.
@@ -91,7 +92,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Held is what a holder has.
+// Held is a sandbox as acquired by a holder.
 type Held struct {
 	Box     Box
 	Epoch   int64
@@ -99,9 +100,10 @@ type Held struct {
 	Receipt sandbox.Receipt
 }
 
-// Acquire makes the caller a holder of the group's sandbox, and waits until
-// there is one. prior is the envelope of a session that comes from elsewhere,
-// used if the lease knows nothing itself. On an error the caller holds nothing.
+// Acquire makes the caller a holder of the group's sandbox, and waits until the
+// sandbox is ready. prior is the envelope of a session that comes from
+// elsewhere; it is used if the lease has no state. If Acquire fails, the caller
+// is not a holder.
 func (m *Manager) Acquire(ctx context.Context, p Plan, op lease.Acquire, prior *sandbox.Envelope) (Held, error) {
 	held, err := m.acquire(ctx, p, op, prior)
 	if err != nil {
@@ -113,14 +115,14 @@ func (m *Manager) Acquire(ctx context.Context, p Plan, op lease.Acquire, prior *
 	return held, err
 }
 
-// recovery is an error of finding or making the sandbox, in contrast to one of
-// becoming a holder.
+// recovery is an error of finding or creating the sandbox, not of becoming a
+// holder.
 type recovery struct{ error }
 
 func (r *recovery) Unwrap() error { return r.error }
 
-// lasting returns the error of a recovery that would fail again. Nil: the error
-// is not one.
+// lasting returns the error of a recovery that would fail again. Nil: a retry
+// may help.
 func lasting(err error) *sandbox.Error {
 	if _, ok := errors.AsType[*recovery](err); !ok {
 		return nil
@@ -134,7 +136,7 @@ func lasting(err error) *sandbox.Error {
 }
 
 func (m *Manager) acquire(ctx context.Context, p Plan, op lease.Acquire, prior *sandbox.Envelope) (Held, error) {
-	var gone error // why the sandbox that the lease named is no more
+	var gone error // why the sandbox that the lease named is gone
 	for waited := time.Duration(0); ; waited += m.cfg.Poll {
 		l, effect, err := m.cfg.Leases.Apply(ctx, p.Group, op)
 		if err != nil {
@@ -143,7 +145,7 @@ func (m *Manager) acquire(ctx context.Context, p Plan, op lease.Acquire, prior *
 		switch {
 		case effect.Role == lease.Spawner:
 			return m.spawn(ctx, p, l, prior, gone)
-		case l.State == lease.Warm && !m.cfg.Now().Before(l.Moving): // while it is moved or saved, nobody wakes it
+		case l.State == lease.Warm && !m.cfg.Now().Before(l.Moving): // while it is moved or saved, do not wake it
 			held, err := m.attach(ctx, l, effect.Role)
 			if err == nil {
 				return held, nil
@@ -151,7 +153,7 @@ func (m *Manager) acquire(ctx context.Context, p Plan, op lease.Acquire, prior *
 			if sandbox.CodeOf(err) != sandbox.CodeGone {
 				return held, &recovery{err}
 			}
-			gone = err // and is replaced, by this caller or another
+			gone = err // this caller or another one replaces it
 		}
 		if waited >= m.cfg.Patience {
 			return Held{}, &sandbox.Error{Code: sandbox.CodeTimeout, Op: "session.acquire", Subject: p.Group, Message: "the sandbox is still " + string(l.State)}
@@ -163,7 +165,7 @@ func (m *Manager) acquire(ctx context.Context, p Plan, op lease.Acquire, prior *
 	}
 }
 
-// spawn makes or resumes the sandbox, and commits it.
+// spawn creates or resumes the sandbox, and commits it.
 func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandbox.Envelope, gone error) (Held, error) {
 	e, err := Known(l, prior)
 	if err != nil {
@@ -182,8 +184,8 @@ func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandb
 	now, effect, err := m.cfg.Leases.Apply(context.WithoutCancel(ctx), p.Group, commit)
 	switch {
 	case err != nil:
-		// Whether it was committed is not known. Removing a sandbox that was would
-		// end a wanted one; the reaper removes one that was not, by its key.
+		// It is unknown whether the Commit took effect. If it did, the sandbox must
+		// not be removed. If not, the reaper removes it by its key.
 		return Held{}, err
 	case !effect.Done:
 		return Held{}, m.abandon(ctx, l, b, receipt, &sandbox.Error{
@@ -198,13 +200,14 @@ func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandb
 		receipt.Lost = append(receipt.Lost, sandbox.LostChanges)
 	}
 	if receipt.Outcome == sandbox.OutcomeCreated && (now.Epoch > 1 || receipt.Why != "") {
-		receipt.Lost = []string{sandbox.LostWorkspace} // an empty sandbox is not the old one
+		receipt.Lost = []string{sandbox.LostWorkspace} // an empty sandbox does not have the old files
 	}
 	return Held{Box: b, Epoch: now.Epoch, Role: lease.Spawner, Receipt: receipt}, nil
 }
 
-// Known returns what a spawner starts from: what the lease names, else its
-// archive, else the envelope that the session brought. Nil: nothing is known.
+// Known returns what a spawner starts from: the sandbox that the lease names,
+// otherwise its archive, otherwise the session's envelope. Nil: there is no
+// earlier state.
 func Known(l lease.Lease, prior *sandbox.Envelope) (*sandbox.Envelope, error) {
 	data := l.Box
 	if data == nil {
@@ -217,7 +220,7 @@ func Known(l lease.Lease, prior *sandbox.Envelope) (*sandbox.Envelope, error) {
 	if err != nil {
 		return nil, err
 	}
-	if l.Box != nil && l.Archive != nil { // what it is rebuilt from if it is gone
+	if l.Box != nil && l.Archive != nil { // the archive is used if the sandbox is gone
 		a, err := sandbox.ParseEnvelope(l.Archive)
 		if err != nil {
 			return nil, err
@@ -227,14 +230,14 @@ func Known(l lease.Lease, prior *sandbox.Envelope) (*sandbox.Envelope, error) {
 	return &e, nil
 }
 
-// fail gives the lease back after an attempt that made no sandbox.
+// fail ends an attempt that created no sandbox.
 func (m *Manager) fail(ctx context.Context, l lease.Lease, cause error) error {
 	_, _, err := m.cfg.Leases.Apply(context.WithoutCancel(ctx), l.Group, lease.Fail{Epoch: l.Epoch, Attempt: l.Attempt})
 	return errors.Join(cause, err)
 }
 
-// abandon lets go of a sandbox that could not be committed. One that this
-// attempt made is removed; one that it found belongs to others.
+// abandon gives up a sandbox that could not be committed. It removes the
+// sandbox only if this attempt created it.
 func (m *Manager) abandon(ctx context.Context, l lease.Lease, b Box, receipt sandbox.Receipt, cause error) error {
 	if receipt.Outcome == sandbox.OutcomeCreated || receipt.Outcome == sandbox.OutcomeRebuilt {
 		cause = errors.Join(cause, m.cfg.Boxes.Delete(context.WithoutCancel(ctx), b))
@@ -242,9 +245,9 @@ func (m *Manager) abandon(ctx context.Context, l lease.Lease, b Box, receipt san
 	return m.fail(ctx, l, cause)
 }
 
-// attach leads to the sandbox that a warm lease names. A warm lease is no proof
-// of life: the sandbox is asked. One that is gone is CodeGone, and the lease
-// knows it.
+// attach returns the sandbox that a warm lease names. It checks that the
+// sandbox is alive. If the sandbox is gone, it records that in the lease and
+// returns CodeGone.
 func (m *Manager) attach(ctx context.Context, l lease.Lease, role lease.Role) (Held, error) {
 	e, err := Known(l, nil)
 	if err != nil {

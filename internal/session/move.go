@@ -10,23 +10,23 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Mover is what moving a session to another sandbox takes, besides Boxes.
+// Mover is what Move needs in addition to Boxes.
 type Mover interface {
-	// Quiet waits until no request is under way in the sandbox that a lease names.
-	// None begins while the lease is moving.
+	// Quiet waits until the sandbox of a lease has no requests in progress. No
+	// request starts while the lease is moving.
 	Quiet(ctx context.Context, l lease.Lease) error
-	// Settle saves the workspaces of a sandbox, which goes on.
+	// Settle saves the workspaces of a sandbox, which continues to run.
 	Settle(ctx context.Context, b Box) ([]sandbox.WorkspaceRef, error)
-	// Carry makes sure that a new sandbox answers, and copies files to it that
-	// did not come with its workspaces. lost names what does not go along.
+	// Carry checks that a new sandbox responds, and copies files to it that are
+	// not in its workspaces. lost names what was not copied.
 	Carry(ctx context.Context, from, to Box) (lost []string, err error)
 }
 
-// Move has a warm session served by a new sandbox, which p describes, with the
-// files of the present one. The pointer moves last: a failure before that leaves
-// the present sandbox serving the session, and removes the new one. held is a
-// holder that the caller has, which Move keeps. CodeStale: the sandbox was
-// replaced by somebody else, or is being moved.
+// Move replaces the sandbox of a warm session with a new one, described by p,
+// that has the same files. The lease is changed last: if an earlier step fails,
+// the old sandbox continues to serve, and the new one is removed. held is a
+// holder of the caller that Move keeps alive. CodeStale: the sandbox was
+// replaced meanwhile, or is being moved.
 func (m *Manager) Move(ctx context.Context, p Plan, epoch int64, held lease.Heartbeat, by Mover) (Held, error) {
 	l, err := m.depart(ctx, p.Group, epoch)
 	if err != nil {
@@ -44,12 +44,12 @@ func (m *Manager) Move(ctx context.Context, p Plan, epoch int64, held lease.Hear
 	if err != nil {
 		return Held{}, m.stay(ctx, l, b, err)
 	}
-	// The reaper ends the old one by its key if this fails.
+	// If this fails, the reaper ends the old sandbox by its key.
 	m.cfg.Progress(p.Group, "ending "+string(old.ID))
 	return Held{Box: b, Epoch: receipt.Epoch, Receipt: receipt}, notEnded(m.cfg.Boxes.Delete(context.WithoutCancel(ctx), old))
 }
 
-// depart begins to move a session: from then on no request begins in its sandbox.
+// depart starts a move: from then on no request starts in the sandbox.
 func (m *Manager) depart(ctx context.Context, group string, epoch int64) (lease.Lease, error) {
 	l, effect, err := m.cfg.Leases.Apply(ctx, group, lease.Depart{Epoch: epoch})
 	if err == nil && !effect.Done {
@@ -58,10 +58,10 @@ func (m *Manager) depart(ctx context.Context, group string, epoch int64) (lease.
 	return l, err
 }
 
-// Exclusive does something to the sandbox of a warm session while it serves no
-// request: those that are under way end first, and others wait. quiet waits for
-// the former; held is a holder that the caller has. Viewers keep it from being
-// done, as CodeConflict.
+// Exclusive calls do while the sandbox of a warm session serves no requests.
+// Requests in progress end first; quiet waits for them. New requests wait. held
+// is a holder of the caller. If the session has viewers, Exclusive returns
+// CodeConflict.
 func (m *Manager) Exclusive(ctx context.Context, group string, epoch int64, held lease.Heartbeat, quiet func(context.Context, lease.Lease) error, do func(context.Context) error) error {
 	l, err := m.depart(ctx, group, epoch)
 	if err != nil {
@@ -71,14 +71,14 @@ func (m *Manager) Exclusive(ctx context.Context, group string, epoch int64, held
 	defer stop(nil)
 	go m.renew(ctx, stop, l, held)
 	if l.Count(lease.Viewer) > 0 {
-		err = &sandbox.Error{Code: sandbox.CodeConflict, Op: "session.save", Subject: group, Message: "somebody views the sandbox, which has to pause", Hint: "try again when nobody does"}
+		err = &sandbox.Error{Code: sandbox.CodeConflict, Op: "session.save", Subject: group, Message: "the sandbox has viewers, and saving has to pause it", Hint: "try again when it has no viewers"}
 	} else if err = quiet(ctx, l); err == nil {
 		err = do(ctx)
 	}
 	return m.stay(ctx, l, Box{}, err)
 }
 
-// NotEnded is an error of Move after the session was moved: its former sandbox
+// NotEnded is returned by Move if the session was moved but its former sandbox
 // could not be ended yet.
 type NotEnded struct{ Err error }
 
@@ -95,12 +95,12 @@ func notEnded(err error) error {
 	return &NotEnded{err}
 }
 
-// renewEvery is how often a move is renewed at least: holders end after 90
+// renewEvery is the interval at which a move is renewed: holders end after 90
 // seconds.
 const renewEvery = 20 * time.Second
 
-// renew keeps a move and its holder until ctx ends, and ends it if it is not the
-// present one any more.
+// renew keeps a move and its holder alive until ctx ends. It calls stop if the
+// move is no longer current.
 func (m *Manager) renew(ctx context.Context, stop context.CancelCauseFunc, l lease.Lease, held lease.Heartbeat) {
 	every := min(renewEvery, m.cfg.Patience/3)
 	for m.cfg.Sleep(ctx, every) == nil {
@@ -109,11 +109,11 @@ func (m *Manager) renew(ctx context.Context, stop context.CancelCauseFunc, l lea
 			stop(&sandbox.Error{Code: sandbox.CodeStale, Op: "session.swap", Subject: l.Group, Message: "the sandbox was replaced meanwhile"})
 			return
 		}
-		_, _, _ = m.cfg.Leases.Apply(ctx, l.Group, held) // what matters is found out above
+		_, _, _ = m.cfg.Leases.Apply(ctx, l.Group, held) // an error is noticed by the renewal above
 	}
 }
 
-// transfer makes the new sandbox, with the files of the old one.
+// transfer creates the new sandbox, with the files of the old one.
 func (m *Manager) transfer(ctx context.Context, p Plan, l lease.Lease, old Box, by Mover) (b Box, receipt sandbox.Receipt, err error) {
 	if err := by.Quiet(ctx, l); err != nil {
 		return b, receipt, err
@@ -132,7 +132,7 @@ func (m *Manager) transfer(ctx context.Context, p Plan, l lease.Lease, old Box, 
 	return b, receipt, context.Cause(ctx)
 }
 
-// arrive moves the pointer.
+// arrive changes the lease to the new sandbox.
 func (m *Manager) arrive(ctx context.Context, p Plan, l lease.Lease, b Box) (epoch int64, err error) {
 	box, err := pointer(p, b)
 	if err != nil {
@@ -140,11 +140,11 @@ func (m *Manager) arrive(ctx context.Context, p Plan, l lease.Lease, b Box) (epo
 	}
 	op := lease.Arrive{Epoch: l.Epoch, Attempt: l.Attempt, Provider: b.Provider, Binding: b.Binding, Sandbox: b.ID, Image: b.Image, Box: box, Deadline: b.Deadline}
 	now, effect, err := m.cfg.Leases.Apply(ctx, p.Group, op)
-	if err != nil { // it may be done all the same
+	if err != nil { // it may have taken effect
 		var loadErr error
 		if now, loadErr = m.cfg.Leases.Load(ctx, p.Group); loadErr != nil {
-			// Removing either sandbox could end the wanted one. The reaper removes
-			// the one that is not, by its key.
+			// Removing either sandbox could end the one in use. The reaper removes the
+			// other one by its key.
 			return 0, &unknown{errors.Join(err, loadErr)}
 		}
 		if now.Sandbox == b.ID {
@@ -158,12 +158,12 @@ func (m *Manager) arrive(ctx context.Context, p Plan, l lease.Lease, b Box) (epo
 	return now.Epoch, nil
 }
 
-// unknown says that it is not known which sandbox serves the session.
+// unknown means that it is not known which sandbox serves the session.
 type unknown struct{ error }
 
 func (u *unknown) Unwrap() error { return u.error }
 
-// stay ends a move that failed, and removes what it made.
+// stay ends a move that failed, and removes the new sandbox.
 func (m *Manager) stay(ctx context.Context, l lease.Lease, made Box, cause error) error {
 	if _, ok := errors.AsType[*unknown](cause); ok {
 		return cause
@@ -179,7 +179,7 @@ func (m *Manager) stay(ctx context.Context, l lease.Lease, made Box, cause error
 	return errors.Join(cause, err)
 }
 
-// pointer is what a lease keeps to find a sandbox again.
+// pointer returns what a lease stores to find a sandbox again.
 func pointer(p Plan, b Box) (json.RawMessage, error) {
 	e, err := sandbox.Envelope{Backend: b.Provider, Binding: b.Binding, Box: string(b.ID), State: b.State, Spec: p.Spec}.Sealed()
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Sweep looks at every lease once and drains the sandboxes that nobody needs. A
-// failure with one lease does not keep others from being looked at. Sweeps may
-// overlap, of one daemon or many.
+// Sweep checks every lease once and drains sandboxes that are not needed. An
+// error with one lease does not affect the others. Sweeps may overlap, in one
+// daemon or several.
 func (m *Manager) Sweep(ctx context.Context) error {
 	groups, err := m.cfg.Leases.Groups(ctx)
 	if err != nil {
@@ -45,29 +45,29 @@ func (m *Manager) SweepGroup(ctx context.Context, group string) error {
 	return m.Drain(ctx, group)
 }
 
-// near reports whether the deadline of a sandbox that serves is closer than a
-// fraction of the time that replacing it has.
+// near reports whether the deadline of a sandbox is closer than a fraction of
+// the time needed to replace it.
 func (m *Manager) near(l lease.Lease, fraction time.Duration) bool {
 	now := m.cfg.Now()
 	return l.Serves() && !l.Deadline.IsZero() && !now.Before(l.Retry) && !now.Before(l.Deadline.Add(-l.Lead()/fraction))
 }
 
-// waits reports whether a sandbox that is to be replaced is left to requests that
-// are under way. The last quarter of the time belongs to saving it.
+// waits reports whether the replacement of a sandbox waits for requests in
+// progress. The last quarter of the time is reserved for saving the sandbox.
 func (m *Manager) waits(ctx context.Context, l lease.Lease) bool {
 	return m.cfg.Now().Before(l.Deadline.Add(-l.Lead()/4)) && m.cfg.Busy(ctx, l)
 }
 
-// Drain ends the sandbox of a group that nobody holds: it captures what the
-// sandbox has, stores that, and only then ends it. Whatever fails leaves the
-// sandbox as it is, for the next sweep.
+// Drain ends the sandbox of a group without holders: it captures the data,
+// stores the archive, and only then ends the sandbox. If a step fails, the
+// sandbox continues to run until the next sweep.
 func (m *Manager) Drain(ctx context.Context, group string) error {
 	l, err := m.cfg.Leases.Load(ctx, group)
 	if err != nil || l.State != lease.Draining || len(l.Holders) > 0 && !l.Ending && !l.Evicting {
 		return err
 	}
 	if l.Evicting && !l.Ending {
-		if m.waits(ctx, l) { // a request was faster
+		if m.waits(ctx, l) { // a request started first
 			return m.keep(ctx, l)
 		}
 		if err := m.quiet(ctx, l); err != nil {
@@ -82,12 +82,12 @@ func (m *Manager) Drain(ctx context.Context, group string) error {
 	return errors.Join(err, m.keep(ctx, l))
 }
 
-// quietTime is how long requests that are under way in a sandbox may take once
-// it takes no others. Those that take longer end with the sandbox.
+// quietTime is how long requests in progress may take once the sandbox accepts
+// no new ones. After that, they end with the sandbox.
 const quietTime = 15 * time.Second
 
-// quiet waits for the end of requests in a sandbox that is being evicted, so that
-// what they were told is done is saved.
+// quiet waits for the requests in a sandbox that is being evicted, so that
+// their results are saved.
 func (m *Manager) quiet(ctx context.Context, l lease.Lease) error {
 	for waited := time.Duration(0); waited < min(quietTime, l.Lead()/8) && m.cfg.Busy(ctx, l); waited += m.cfg.Poll / 10 {
 		if err := m.cfg.Sleep(ctx, m.cfg.Poll/10); err != nil {
@@ -97,7 +97,7 @@ func (m *Manager) quiet(ctx context.Context, l lease.Lease) error {
 	return nil
 }
 
-// keep has a sandbox go on whose rotation failed, unless it is being ended.
+// keep cancels the rotation of a sandbox, unless it is being ended.
 func (m *Manager) keep(ctx context.Context, l lease.Lease) error {
 	_, _, err := m.cfg.Leases.Apply(context.WithoutCancel(ctx), l.Group, lease.Keep{Epoch: l.Epoch, Drain: l.Drains})
 	return err
@@ -111,10 +111,10 @@ func (m *Manager) drain(ctx context.Context, l lease.Lease) error {
 	if err != nil {
 		return err
 	}
-	if m.cfg.Boxes.Permanent(ctx, e.Backend) { // and found again by the next holder
+	if m.cfg.Boxes.Permanent(ctx, e.Backend) { // the next holder finds it again
 		return m.confirm(ctx, l, true)
 	}
-	if l.Ending { // captured already, by a reaper that did not get to the end
+	if l.Ending { // already captured by a reaper that did not finish
 		return m.end(ctx, l, Box{ID: sandbox.ID(e.Box), Provider: e.Backend, Binding: e.Binding, State: e.State})
 	}
 	b, _, err := resume(ctx, m.cfg.Boxes, e)
@@ -129,7 +129,7 @@ func (m *Manager) drain(ctx context.Context, l lease.Lease) error {
 	case sandbox.CodeOf(err) == sandbox.CodeGone:
 		return m.confirm(ctx, l, false)
 	case err != nil:
-		return err // capture comes before the end
+		return err // the sandbox must not end before the capture
 	}
 	kept, err := m.persist(ctx, l, saved)
 	if err != nil || !kept {
@@ -138,8 +138,8 @@ func (m *Manager) drain(ctx context.Context, l lease.Lease) error {
 	return m.end(ctx, l, b)
 }
 
-// persist stores what was captured. It reports whether the sandbox is still to
-// be ended.
+// persist stores the captured archive. It reports whether the sandbox should
+// still be ended.
 func (m *Manager) persist(ctx context.Context, l lease.Lease, saved sandbox.Envelope) (bool, error) {
 	saved.Box, saved.State = "", nil
 	sealed, err := saved.Sealed()
@@ -154,7 +154,7 @@ func (m *Manager) persist(ctx context.Context, l lease.Lease, saved sandbox.Enve
 	if err != nil {
 		return false, err
 	}
-	if !effect.Done { // somebody wants the sandbox again; the capture is not needed
+	if !effect.Done { // the sandbox is needed again; the capture is not
 		return false, m.cfg.Boxes.Discard(ctx, sealed)
 	}
 	if effect.Prior != nil {
@@ -165,14 +165,14 @@ func (m *Manager) persist(ctx context.Context, l lease.Lease, saved sandbox.Enve
 	return true, nil
 }
 
-// end ends or pauses a captured sandbox, unless somebody wants it again.
+// end ends or pauses a captured sandbox, unless it is needed again.
 func (m *Manager) end(ctx context.Context, l lease.Lease, b Box) error {
 	_, still, err := m.cfg.Leases.Apply(ctx, l.Group, lease.Begin{Epoch: l.Epoch, Drain: l.Drains})
 	if err != nil || !still.Done {
 		return err
 	}
-	ctx = context.WithoutCancel(ctx)      // others wait for the end now
-	if m.cfg.PauseOnExit && !l.Rotating { // what is paused ends at its deadline too
+	ctx = context.WithoutCancel(ctx)      // callers wait for the end now
+	if m.cfg.PauseOnExit && !l.Rotating { // a paused sandbox ends at its deadline, too
 		switch err := m.cfg.Boxes.Pause(ctx, b); sandbox.CodeOf(err) {
 		case "":
 			return m.confirm(ctx, l, true)
@@ -194,9 +194,9 @@ func (m *Manager) confirm(ctx context.Context, l lease.Lease, paused bool) error
 	return err
 }
 
-// Orphan reports whether a sandbox that carries the key of an attempt is wanted
-// by nobody: its attempt is over and its lease names another sandbox. Attempts
-// are counted up, so one that is over never commits.
+// Orphan reports whether a sandbox with the key of an attempt is an orphan: the
+// attempt is over and the lease names another sandbox. Attempt numbers
+// increase, so an attempt that is over can never commit.
 func Orphan(l lease.Lease, id sandbox.ID, attempt int64) bool {
 	if l.Sandbox == id {
 		return false
@@ -204,7 +204,7 @@ func Orphan(l lease.Lease, id sandbox.ID, attempt int64) bool {
 	return attempt < l.Attempt || l.State != lease.Warming && l.Moving.IsZero()
 }
 
-// SplitKey takes the default form of an attempt's key apart.
+// SplitKey parses the default form of an attempt's key.
 func SplitKey(key string) (group string, attempt int64, ok bool) {
 	i := strings.LastIndexByte(key, '.')
 	if i < 0 {

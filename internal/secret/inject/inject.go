@@ -1,8 +1,7 @@
-// Package inject puts credentials into HTTP requests that have left a sandbox,
-// as the rule that allowed them says: after taking out what the client put
-// there itself. It is asked for every single request, so that a redirect,
-// which is a request of its own to wherever it leads, carries nothing that
-// its own rule does not add.
+// Package inject adds credentials to HTTP requests that have left a sandbox, as
+// the rule that allowed them says. First it removes what the client sent in the
+// same place. It is called for every request, so a redirect only carries
+// credentials that the rule for its target adds.
 package inject
 
 import (
@@ -17,21 +16,21 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Values finds the current value of a secret by its name.
+// Values returns the current value of a secret.
 type Values func(name string) (secret.Value, error)
 
-// Options of Apply. The zero value is usable for all but SigV4.
+// Options of Apply. The zero value is usable except for SigV4 with a signed
+// body.
 type Options struct {
-	// Now is when a request is signed. Zero: time.Now.
+	// Now is the signing time. Zero: time.Now.
 	Now time.Time
-	// PayloadHash is the SHA-256 of the body in hexadecimal, for SigV4. Empty:
-	// the body is left out of the signature, which S3 accepts and other
-	// services may not.
+	// PayloadHash is the SHA-256 of the body in hexadecimal, for SigV4. Empty: the
+	// body is not signed, which S3 accepts and other services may not.
 	PayloadHash string
 }
 
 // Apply adds credentials to a request, in the order of in. On an error the
-// request must not be sent; the error names no value.
+// request must not be sent. Errors contain no secret values.
 func Apply(req *http.Request, in []sandbox.Injection, values Values, opts Options) error {
 	for _, i := range in {
 		strip(req, i)
@@ -54,7 +53,7 @@ func Apply(req *http.Request, in []sandbox.Injection, values Values, opts Option
 	return nil
 }
 
-// strip removes what the client sent in the place of a credential.
+// strip removes what the client sent in place of a credential.
 func strip(req *http.Request, i sandbox.Injection) {
 	switch i.Mode {
 	case sandbox.InjectHeader, sandbox.InjectParts:
@@ -68,8 +67,8 @@ func strip(req *http.Request, i sandbox.Injection) {
 	}
 }
 
-// del removes a header however it is written: a map that was filled by hand
-// may hold it in another case.
+// del removes a header regardless of case: a map that was not filled through
+// http.Header may have non-canonical keys.
 func del(h http.Header, name string) {
 	for k := range h {
 		if strings.EqualFold(k, name) {
@@ -78,8 +77,8 @@ func del(h http.Header, name string) {
 	}
 }
 
-// delQuery removes a parameter from a query and leaves the others as they
-// are, byte by byte and in their order.
+// delQuery removes a parameter from a query and leaves the rest unchanged, byte
+// for byte.
 func delQuery(u *url.URL, name string) {
 	var kept []string
 	for part := range strings.SplitSeq(u.RawQuery, "&") {
@@ -115,10 +114,10 @@ func apply(req *http.Request, i sandbox.Injection, v secret.Value, values Values
 	case sandbox.InjectSigV4:
 		return sign(req, i, v, values, opts)
 	}
-	return unusable(i, "the mode is not known")
+	return unusable(i, "unknown mode")
 }
 
-// applyParts sets a header to its parts, one after the other.
+// applyParts sets a header to the concatenation of its parts.
 func applyParts(req *http.Request, i sandbox.Injection, values Values) error {
 	var whole strings.Builder
 	for _, p := range i.Parts {
@@ -135,8 +134,8 @@ func applyParts(req *http.Request, i sandbox.Injection, values Values) error {
 	return setHeader(req, i, i.Name, whole.String())
 }
 
-// setHeader refuses a value that would end the header: a stored value with a
-// line break must not become a second one.
+// setHeader sets a header. It refuses control characters, so that a secret with
+// a line break cannot add a second header.
 func setHeader(req *http.Request, i sandbox.Injection, name, value string) error {
 	if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
 		return unusable(i, "the value contains a control character, which no header can carry")

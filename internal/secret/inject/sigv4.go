@@ -12,13 +12,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// unsigned stands in a signature for a body that is not part of it.
+// unsigned replaces the hash of a body that is not signed.
 const unsigned = "UNSIGNED-PAYLOAD"
 
-// hashHeader tells the service what is signed of the body.
+// hashHeader is the header with the hash of the body.
 const hashHeader = "X-Amz-Content-Sha256"
 
-// stripSigV4 removes a client's own signature, in the headers or in the query.
+// stripSigV4 removes the client's own signature from headers and query.
 func stripSigV4(req *http.Request) {
 	for _, name := range []string{"Authorization", "X-Amz-Date", "X-Amz-Security-Token", hashHeader} {
 		del(req.Header, name)
@@ -35,10 +35,10 @@ func stripSigV4(req *http.Request) {
 	req.URL.RawQuery = strings.Join(kept, "&")
 }
 
-// sign signs a request as it is now: nothing may be changed afterwards.
+// sign signs a request, which must not be changed afterwards.
 func sign(req *http.Request, i sandbox.Injection, key secret.Value, values Values, opts Options) error {
 	if strings.HasPrefix(req.Header.Get("Content-Encoding"), "aws-chunked") {
-		return unusable(i, "the client signs its body in pieces, which cannot be signed anew; turn that off in the client")
+		return unusable(i, "the client signs its body in chunks, which is not supported; disable chunked signing in the client")
 	}
 	hash := opts.PayloadHash
 	if hash == "" {
@@ -52,7 +52,7 @@ func sign(req *http.Request, i sandbox.Injection, key secret.Value, values Value
 	return signWith(req, i, key, values, hash, now)
 }
 
-// signWith signs the headers that are there.
+// signWith signs all headers of the request.
 func signWith(req *http.Request, i sandbox.Injection, key secret.Value, values Values, hash string, now time.Time) error {
 	credentials := aws.Credentials{AccessKeyID: i.AccessKey, SecretAccessKey: string(key.Reveal())}
 	if i.SessionToken != "" {
@@ -63,7 +63,7 @@ func signWith(req *http.Request, i sandbox.Injection, key secret.Value, values V
 		credentials.SessionToken = string(token.Reveal())
 	}
 	signer := v4.NewSigner(func(o *v4.SignerOptions) {
-		o.DisableURIPathEscaping = i.Service == "s3" // its keys are escaped once
+		o.DisableURIPathEscaping = i.Service == "s3" // S3 keys are escaped once
 	})
 	if err := signer.SignHTTP(req.Context(), credentials, req, hash, i.Service, i.Region, now); err != nil {
 		return unusable(i, "the request cannot be signed")

@@ -16,14 +16,14 @@ import (
 )
 
 // Swapper replaces the placeholders of one sandbox in its requests, and finds
-// those that are sent where they do not belong. It may be used concurrently.
+// misplaced ones. It is safe for concurrent use.
 type Swapper struct {
 	matcher *secret.Matcher
-	names   *secret.Matcher // of the same needles in lower case
-	secrets []string        // of each needle of the matchers
+	names   *secret.Matcher // the same needles in lower case
+	secrets []string        // for each needle of the matchers
 }
 
-// NewSwapper makes a Swapper from Policy.Placeholders.
+// NewSwapper returns a Swapper for the placeholders of Policy.Placeholders.
 func NewSwapper(placeholders map[string]string) *Swapper {
 	s := &Swapper{}
 	var needles [][]byte
@@ -40,7 +40,7 @@ func NewSwapper(placeholders map[string]string) *Swapper {
 	return s
 }
 
-// Stray is a placeholder that was sent where it does not belong.
+// Stray is the error for a placeholder in a place where it is not allowed.
 type Stray struct {
 	Secret string
 	Place  string
@@ -50,11 +50,10 @@ func (s *Stray) Error() string {
 	return fmt.Sprintf("the placeholder of %s was sent in the %s, where it does not belong", s.Secret, s.Place)
 }
 
-// Swap replaces the placeholders that a decision allows in a request. An error,
-// such as a *Stray for a placeholder that is left over in a place where it does
-// not belong, means that the request must not be sent. The body is replaced,
-// and watched, while it is read: reading it then fails with the *Stray.
-// values is called for every secret that is really used, and no other.
+// Swap replaces the placeholders that a decision allows in a request. If it
+// returns an error, such as a *Stray for a misplaced placeholder, the request
+// must not be sent. The body is processed while it is read: reading it then
+// fails with the *Stray. values is called only for secrets that are used.
 func (s *Swapper) Swap(req *http.Request, swaps []policy.SwapFor, values Values) error {
 	w := &swapping{req: req, values: values}
 	for _, sw := range swaps {
@@ -69,7 +68,7 @@ func (s *Swapper) Swap(req *http.Request, swaps []policy.SwapFor, values Values)
 	return nil
 }
 
-// swapping is the work on one request.
+// swapping is the state of one Swap.
 type swapping struct {
 	req    *http.Request
 	values Values
@@ -107,7 +106,8 @@ func (w *swapping) value(sw policy.SwapFor) (string, error) {
 	return string(v.Reveal()), nil
 }
 
-// basic replaces in the user name and password of basic authentication.
+// basic replaces placeholders in the user name and password of basic
+// authentication.
 func (w *swapping) basic(sw policy.SwapFor, header *string) error {
 	scheme, pair, ok := strings.Cut(*header, " ")
 	if !ok || !strings.EqualFold(scheme, "basic") {
@@ -125,8 +125,8 @@ func (w *swapping) basic(sw policy.SwapFor, header *string) error {
 	return nil
 }
 
-// query replaces in the values of parameters, and leaves everything else as it
-// is.
+// query replaces placeholders in parameter values, and leaves everything else
+// unchanged.
 func (w *swapping) query(sw policy.SwapFor) error {
 	if !sw.Places.Any.Query && len(sw.Places.Queries) == 0 || w.req.URL.RawQuery == "" {
 		return nil
@@ -150,7 +150,7 @@ func (w *swapping) query(sw policy.SwapFor) error {
 	return nil
 }
 
-// stray looks for what is left of placeholders outside the body.
+// stray looks for remaining placeholders outside the body.
 func (s *Swapper) stray(req *http.Request) error {
 	look := func(place, text string) error {
 		if _, n := s.matcher.Find([]byte(text)); n >= 0 {
@@ -182,8 +182,7 @@ func (s *Swapper) stray(req *http.Request) error {
 	return nil
 }
 
-// body replaces placeholders in the body where that is allowed, and stops at
-// any other.
+// body replaces allowed placeholders in the body, and fails at any other.
 func (s *Swapper) body(req *http.Request, swaps []policy.SwapFor, values Values) {
 	if req.Body == nil || req.Body == http.NoBody || len(s.secrets) == 0 {
 		return
@@ -195,7 +194,7 @@ func (s *Swapper) body(req *http.Request, swaps []policy.SwapFor, values Values)
 		}
 	}
 	if len(allowed) > 0 {
-		req.ContentLength = -1 // values are not as long as their placeholders
+		req.ContentLength = -1 // values and placeholders differ in length
 		del(req.Header, "Content-Length")
 	}
 	needles := s.matcher.Needles()

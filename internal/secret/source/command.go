@@ -13,12 +13,12 @@ import (
 	"github.com/atoll-run/atoll/internal/secret"
 )
 
-// passed are the variables of the daemon that a program gets: enough to find its
-// own configuration, and none of the secrets that the daemon may hold.
+// passed are the environment variables of the daemon that a program gets:
+// enough to find its configuration, without the daemon's secrets.
 var passed = []string{"PATH", "HOME", "USER", "LANG", "TZ", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "SSL_CERT_FILE"}
 
-// command returns what a program writes to its standard output. There is no
-// shell: words are cut at blanks.
+// command returns the standard output of a program. It does not use a shell:
+// the line is split at blanks.
 func (r *Reader) command(ctx context.Context, line string) ([]byte, error) {
 	words := strings.Fields(line)
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
@@ -28,12 +28,12 @@ func (r *Reader) command(ctx context.Context, line string) ([]byte, error) {
 			cmd.Env = append(cmd.Env, name+"="+v)
 		}
 	}
-	// It is ended with all that it started.
+	// Kill the whole process group at the end.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
-	// The parent-death signal is bound to the starting thread, so that thread
-	// must not end meanwhile.
+	// Pdeathsig is bound to the thread that starts the process, so that thread
+	// must not end before it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	out := &bounded{max: secret.MaxValue + 3}

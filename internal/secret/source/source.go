@@ -1,6 +1,6 @@
-// Package source reads the values of secrets that are kept outside the store:
-// in a variable of the daemon, in a file, behind a program, or in a Vault.
-// Errors contain neither the text that was read nor the answer of a program or
+// Package source reads values of secrets that are kept outside the store: in an
+// environment variable of the daemon, in a file, in the output of a program, or
+// in a Vault. Errors never contain the text that was read or the response of a
 // server, because either may be the secret.
 package source
 
@@ -17,21 +17,21 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Timeout bounds one reading.
+// Timeout is the time limit of one Read.
 const Timeout = 15 * time.Second
 
-// Reader reads values. The zero value has no variables, and so no Vault. It may
-// be used concurrently.
+// Reader reads values. The zero value has no variables, and so no Vault. It is
+// safe for concurrent use.
 type Reader struct {
-	// LookupEnv finds variables of the daemon, among them VAULT_ADDR and
-	// VAULT_TOKEN.
+	// LookupEnv looks up the daemon's environment variables, including VAULT_ADDR
+	// and VAULT_TOKEN.
 	LookupEnv func(string) (string, bool)
-	// Transport reaches the Vault. Nil: as this machine does, trusting
-	// VAULT_CACERT too.
+	// Transport is used for the Vault. Nil: the default transport, which also
+	// trusts VAULT_CACERT.
 	Transport http.RoundTripper
 }
 
-// Read returns the value that a source leads to. The caller clears it.
+// Read returns the value of a source. The caller clears it.
 func (r *Reader) Read(ctx context.Context, s secret.Source) (secret.Value, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -55,7 +55,8 @@ func (r *Reader) Read(ctx context.Context, s secret.Source) (secret.Value, error
 
 var errNoValue = fmt.Errorf("what is there is empty, or larger than %d bytes", secret.MaxValue)
 
-// unavailable says what is wrong. Only messages of this package come here.
+// unavailable returns an error for why, which must be a message of this
+// package.
 func unavailable(s secret.Source, why error) error {
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: s.String(), Message: why.Error(), Cause: why}
 }
@@ -75,13 +76,13 @@ func (r *Reader) variable(_ context.Context, name string) ([]byte, error) {
 	return []byte(v), nil
 }
 
-// file reads a regular file that is not larger than a value may be.
+// file reads a regular file of at most MaxValue bytes.
 func file(_ context.Context, path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, errors.New("the file cannot be read")
 	}
-	if !info.Mode().IsRegular() { // a pipe would keep us waiting
+	if !info.Mode().IsRegular() { // reading a pipe could block
 		return nil, errors.New("it is not a regular file")
 	}
 	f, err := os.Open(path)

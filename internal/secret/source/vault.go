@@ -16,12 +16,12 @@ import (
 	"strings"
 )
 
-// maxAnswer bounds what a Vault may answer, in bytes.
+// maxAnswer is the maximum size of a Vault response in bytes.
 const maxAnswer = 1 << 20
 
-// vault reads one field of a secret with the HTTP API of Vault, which OpenBao
-// speaks too. Where that is, and who asks, is said by the variables that its own
-// tools read. Of the key-value engine both versions are understood.
+// vault reads one field of a secret through the HTTP API of Vault, which
+// OpenBao supports too. Address and token come from the same variables that
+// Vault's own tools read. Both versions of the key-value engine are supported.
 func (r *Reader) vault(ctx context.Context, ref string) ([]byte, error) {
 	path, field, _ := strings.Cut(ref, "#")
 	req, err := r.vaultRequest(ctx, path)
@@ -33,20 +33,20 @@ func (r *Reader) vault(ctx context.Context, ref string) ([]byte, error) {
 		return nil, err
 	}
 	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
-		return http.ErrUseLastResponse // the token is for that server alone
+		return http.ErrUseLastResponse // do not send the token to another server
 	}}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, errors.New("the Vault at VAULT_ADDR does not answer")
+		return nil, errors.New("the Vault at VAULT_ADDR does not respond")
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the Vault answers with status %d", resp.StatusCode)
+		return nil, fmt.Errorf("the Vault responded with status %d", resp.StatusCode)
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	defer clear(body)
 	if err != nil {
-		return nil, errors.New("the answer of the Vault is cut off")
+		return nil, errors.New("the response of the Vault is incomplete")
 	}
 	return fieldOf(body, field)
 }
@@ -69,14 +69,14 @@ func (r *Reader) vaultRequest(ctx context.Context, path string) (*http.Request, 
 		return nil, errors.New("VAULT_ADDR of the daemon is not the address of a Vault")
 	}
 	req.Header.Set("X-Vault-Token", token)
-	req.Header.Set("X-Vault-Request", "true") // an agent of Vault's wants it
+	req.Header.Set("X-Vault-Request", "true") // Vault Agent requires it
 	if ns, _ := r.env("VAULT_NAMESPACE"); ns != "" {
 		req.Header.Set("X-Vault-Namespace", ns)
 	}
 	return req, nil
 }
 
-// vaultToken is VAULT_TOKEN, or what `vault login` left.
+// vaultToken returns VAULT_TOKEN, or the token that `vault login` stored.
 func (r *Reader) vaultToken() (string, error) {
 	if t, _ := r.env("VAULT_TOKEN"); t != "" {
 		return t, nil
@@ -101,31 +101,31 @@ func (r *Reader) vaultTransport() (http.RoundTripper, error) {
 	}
 	pool := x509.NewCertPool()
 	if pem, err := os.ReadFile(file); err != nil || !pool.AppendCertsFromPEM(pem) {
-		return nil, errors.New("VAULT_CACERT of the daemon names no certificate")
+		return nil, errors.New("VAULT_CACERT of the daemon contains no certificate")
 	}
 	t.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	return t, nil
 }
 
-// fieldOf finds a field in the answer of either version of the engine.
+// fieldOf returns a field of a response of either version of the engine.
 func fieldOf(body []byte, field string) ([]byte, error) {
 	var answer struct {
 		Data map[string]json.RawMessage `json:"data"`
 	}
 	if json.Unmarshal(body, &answer) != nil {
-		return nil, errors.New("the Vault does not answer with a secret")
+		return nil, errors.New("the response of the Vault is not a secret")
 	}
 	fields := answer.Data
 	if inner, versioned := fields["data"]; versioned && fields["metadata"] != nil {
 		fields = nil
 		if json.Unmarshal(inner, &fields) != nil {
-			return nil, errors.New("the Vault does not answer with a secret")
+			return nil, errors.New("the response of the Vault is not a secret")
 		}
 	}
 	var text string
 	raw, ok := fields[field]
 	if !ok || json.Unmarshal(raw, &text) != nil {
-		return nil, fmt.Errorf("the secret in the Vault has no text named %q", field)
+		return nil, fmt.Errorf("the secret in the Vault has no text field %q", field)
 	}
 	return []byte(text), nil
 }

@@ -9,14 +9,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// boxes is the provider of the model. It fails before it acts, loses its answer
-// after it acted, and lies: its errors say "not found" about sandboxes that live.
+// boxes is the simulated provider. It fails before or after it acted, and its
+// error texts falsely say "not found" about live sandboxes.
 type boxes struct {
 	w *world
 	a *actor
 }
 
-// call is one request: it may fail before act, or lose the answer after it.
+// call is one request: it may fail before act, or lose the response after it.
 func (p *boxes) call(what string, act func() error) error {
 	w := p.w
 	w.wait(p.a)
@@ -54,8 +54,9 @@ func (w *world) make(key string) *box {
 	return b
 }
 
-// rivals checks that an attempt that can still commit makes no sandbox next to
-// one that served the group. One that was given up may, and removes it.
+// rivals checks that an attempt that can still commit does not create a sandbox
+// while another one serves the group. An attempt that was given up may, and
+// removes it.
 func (w *world) rivals(a *actor, key string) {
 	if _, attempt, _ := session.SplitKey(key); attempt != w.lease.Attempt {
 		return
@@ -92,10 +93,10 @@ func (p *boxes) Resume(_ context.Context, e sandbox.Envelope) (b session.Box, ho
 	err = p.call("resume "+e.Box, func() error {
 		found := p.w.boxes[sandbox.ID(e.Box)]
 		if found != nil && found.lost && p.w.opts.Losses > 0 && p.w.rng.IntN(2) == 0 {
-			// A provider that creates what it does not find.
+			// This provider creates a sandbox that it does not find.
 			b, how, made = p.w.handle(p.w.make(found.key)), sandbox.OutcomeAttached, true
 			if p.w.opts.Mutant == "identity is not checked" {
-				b.ID = found.id // whoever does not look takes it for the old one
+				b.ID = found.id // without the check it is mistaken for the old one
 				p.w.boxes[b.ID] = &box{id: b.ID, key: found.key, alive: true, made: p.w.now}
 			}
 			return nil
@@ -173,19 +174,19 @@ func (p *boxes) Delete(_ context.Context, b session.Box) error {
 
 func (p *boxes) Permanent(context.Context, string) bool { return false }
 
-// Mutants are rules that a run can break, each of which the invariants must
-// notice. The key is given as Options.Mutant.
+// Mutants are rules that a run can break; the invariants must notice each. The
+// key is the value for Options.Mutant.
 var Mutants = map[string]string{
 	"any failure is gone":         "only typed evidence about a sandbox licenses a new one",
 	"late spawners commit":        "a spawner that was given up cannot publish its sandbox",
-	"endings can be undone":       "a sandbox that is being ended serves nobody",
-	"old captures count":          "what was captured before the sandbox was used again is not its archive",
+	"endings can be undone":       "a sandbox that is being ended serves no requests",
+	"old captures count":          "a capture from before the sandbox was used again is not its archive",
 	"nothing is captured":         "a sandbox is captured before it ends",
 	"found sandboxes are removed": "a sandbox that an attempt found and did not make is not removed by it",
 	"failures forget the archive": "a failed attempt keeps what the sandbox can be rebuilt from",
 	"failures forget the sandbox": "a failed attempt keeps what the sandbox can be found by",
-	"orphan of a running attempt": "a sandbox that is being made is nobody's orphan",
-	"evicted sandboxes serve":     "a sandbox that is being saved because of its deadline serves nobody",
+	"orphan of a running attempt": "a sandbox that is being made is not an orphan",
+	"evicted sandboxes serve":     "a sandbox that is being saved because of its deadline serves no requests",
 	"deadlines are ignored":       "a sandbox that is in use is saved before its deadline, too",
 	"identity is not checked":     "a sandbox with another id is not the one that was asked for",
 }
@@ -217,7 +218,7 @@ func mutateOp(w *world, op lease.Op) lease.Op {
 	return op
 }
 
-// mutateLease breaks rules that are what an operation does.
+// mutateLease breaks rules that are effects of an operation.
 func mutateLease(w *world, op lease.Op, before, after lease.Lease) lease.Lease {
 	switch op.(type) {
 	case lease.Evict:

@@ -1,10 +1,11 @@
-// Package sim runs the real session code against a model of a store and of a
-// provider, under a scheduler that chooses who goes on, and checks after every
-// step that no wanted sandbox ends, none has a rival, and nothing saved is lost.
+// Package sim runs the real session code against simulated leases and a
+// simulated provider, under a scheduler that chooses the next actor. After
+// every step it checks that no needed sandbox ended, that none has a rival, and
+// that no saved data is lost.
 //
-// A run is a function of its seed. Each call to the store or the provider is a
-// step: the caller waits until the scheduler picks it, before the call and
-// after it, so a crash can fall between an effect and its answer.
+// A run is determined by its seed. Each call to the leases or the provider is a
+// step: the caller waits for the scheduler before the call and after it, so a
+// crash can happen between an effect and its response.
 package sim
 
 import (
@@ -24,29 +25,29 @@ import (
 
 const group = "g"
 
-// Options say what a run is made of.
+// Options configures a run.
 type Options struct {
 	Seed    uint64
-	Clients int     // how many use the sandbox, several times each
-	Reapers int     // how many sweep all the time
+	Clients int     // number of clients that use the sandbox, several times each
+	Reapers int     // number of reapers that sweep all the time
 	Faults  float64 // probability that a provider call fails or loses its answer
 	Crashes float64 // probability per step that the actor dies
 	Losses  float64 // probability per step that the provider loses the sandbox
-	// Lifetime is when the provider ends a sandbox, with clients that hold theirs
-	// beyond that. Zero: never.
+	// Lifetime is when the provider ends a sandbox, even if clients still hold it.
+	// Zero: never.
 	Lifetime time.Duration
 	Mutant   string // a rule to break; empty: none
 }
 
-// actor is a goroutine that takes one step when it is told to.
+// actor is a goroutine that runs one step at a time.
 type actor struct {
 	name   string
 	step   chan bool // true: go on; false: die
 	done   bool
-	attach []lease.Acquire // holders that it left behind
+	attach []lease.Acquire // holders that it left
 }
 
-// world is the model. Only the actor that was picked touches it.
+// world is the simulated state. Only the scheduled actor accesses it.
 type world struct {
 	opts   Options
 	rng    *rand.Rand
@@ -58,25 +59,25 @@ type world struct {
 	lease lease.Lease
 	boxes map[sandbox.ID]*box
 	made  int
-	acked int // last write that a client was told is done
-	saved int // last write that an archive has
+	acked int // last write that was acknowledged to a client
+	saved int // last write in an archive
 	log   []string
 	fault string // first violation
 }
 
-// box is a sandbox of the model's provider. Its content is one number.
+// box is a simulated sandbox. Its content is one number.
 type box struct {
 	id     sandbox.ID
 	key    string
 	alive  bool
-	lost   bool // ended by its provider
+	lost   bool // ended by the provider
 	paused bool
 	served bool // was committed to the lease
 	data   int
 	made   time.Time
 }
 
-// Result is what a run found.
+// Result is the result of a run.
 type Result struct {
 	Steps     int
 	Violation string // empty: none
@@ -116,11 +117,11 @@ func (w *world) start(name string, run func(*actor)) {
 	<-w.events
 }
 
-// wait gives the turn back and takes the next step when it is told to.
+// wait returns control to the scheduler and waits for the next step.
 func (w *world) wait(a *actor) {
 	w.events <- a
 	if !<-a.step {
-		runtime.Goexit() // the process died here
+		runtime.Goexit() // simulates a crash of the process
 	}
 }
 
@@ -155,8 +156,7 @@ func (w *world) schedule() int {
 	}
 }
 
-// lose has the provider end the sandbox of the lease, and with it what was not
-// saved.
+// lose makes the provider end the sandbox of the lease; unsaved data is lost.
 func (w *world) lose() {
 	if b := w.boxes[w.lease.Sandbox]; b != nil && b.alive {
 		b.alive, b.lost = false, true
@@ -165,8 +165,8 @@ func (w *world) lose() {
 	}
 }
 
-// expire has the provider end sandboxes whose lifetime is over. Unless something
-// else fails, what was in them is saved by then.
+// expire makes the provider end sandboxes whose lifetime is over. Without other
+// failures, their data must be saved by then.
 func (w *world) expire() {
 	for _, id := range w.ids() {
 		b := w.boxes[id]
@@ -235,12 +235,12 @@ func (w *world) client(a *actor) {
 	}
 }
 
-// serves is the fence that every request passes.
+// serves is the check that every request must pass.
 func (w *world) serves(held session.Held) bool {
 	return w.opts.Mutant == "evicted sandboxes serve" || w.lease.Serves() && w.lease.Epoch == held.Epoch
 }
 
-// use reads what earlier clients wrote, and writes.
+// use reads the number that earlier clients wrote, and writes a new one.
 func (w *world) use(a *actor, held session.Held) {
 	w.wait(a)
 	b := w.boxes[held.Box.ID]
@@ -258,8 +258,7 @@ func (w *world) use(a *actor, held session.Held) {
 	w.note(a, "writes %d to %s at epoch %d", b.data, b.id, held.Epoch)
 }
 
-// reaper sweeps, ends what nobody wants, and removes sandboxes whose attempt is
-// over.
+// reaper sweeps, ends unneeded sandboxes, and removes orphans.
 func (w *world) reaper(a *actor) {
 	m := w.manager(a)
 	for w.busy() {
@@ -271,7 +270,7 @@ func (w *world) reaper(a *actor) {
 	}
 }
 
-// busy reports that a client is at work.
+// busy reports whether a client is working.
 func (w *world) busy() bool {
 	return slices.ContainsFunc(w.actors, func(a *actor) bool { return !a.done && strings.HasPrefix(a.name, "client") })
 }
@@ -286,7 +285,7 @@ func (w *world) orphans(a *actor) {
 		}
 	}
 	w.wait(a)
-	l := w.lease // read after the provider was asked
+	l := w.lease // read after the response of the provider
 	for _, b := range seen {
 		_, attempt, _ := session.SplitKey(b.key)
 		if session.Orphan(l, b.id, attempt) || w.opts.Mutant == "orphan of a running attempt" && l.Sandbox != b.id {
@@ -326,8 +325,8 @@ func (w *world) manager(a *actor) *session.Manager {
 	})
 }
 
-// settle lets time pass with nobody there, without faults, and checks that what
-// is left is what the lease knows.
+// settle lets time pass without actors or faults, and checks that only what the
+// lease knows is left.
 func (w *world) settle() {
 	w.opts.Faults, w.opts.Crashes, w.opts.Losses, w.opts.Lifetime = 0, 0, 0, 0
 	w.lease.Holders = nil
@@ -360,8 +359,8 @@ func (w *world) settle() {
 	}
 }
 
-// leases is the store of the model. Each operation is one transaction; its
-// answer can be lost.
+// leases is the simulated store. Each operation is one transaction; its
+// response can be lost.
 type leases struct {
 	w *world
 	a *actor
@@ -394,7 +393,7 @@ func (s *leases) Apply(_ context.Context, _ string, op lease.Op) (lease.Lease, l
 	return l.Clone(), effect, err
 }
 
-// content reads the number out of an archive.
+// content returns the number in an archive.
 func content(archive json.RawMessage) int {
 	e, err := sandbox.ParseEnvelope(archive)
 	if err != nil || e.Archive == nil {
