@@ -12,9 +12,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// ChangeTx carries out a change that takes one transaction: it is authorised,
-// announced and done, and its outcome is recorded. change returns the subject of
-// that record, and may be called again if the transaction has to be repeated.
+// ChangeTx runs a change that takes a single transaction: it authorizes the
+// change, records the attempt, calls change, and records the outcome. change
+// returns the subject of the record. It may be called again if the transaction
+// has to be retried.
 func (c *Core) ChangeTx(ctx context.Context, op ops.Op, subject string, change func(ctx context.Context, tx *store.Tx, tenant string) (subject string, err error)) error {
 	who, err := guard.Principal(ctx)
 	if err != nil {
@@ -30,7 +31,7 @@ func (c *Core) ChangeTx(ctx context.Context, op ops.Op, subject string, change f
 	return Named(op, err)
 }
 
-// Hinted adds what to do next to an error that does not say.
+// Hinted adds a hint to an error that has none.
 func Hinted(err error, hint string) error {
 	var known *sandbox.Error
 	if !errors.As(err, &known) || known.Hint != "" {
@@ -41,7 +42,7 @@ func Hinted(err error, hint string) error {
 	return &own
 }
 
-// NamesOf names some of many sandboxes, for people.
+// NamesOf lists the names of some sandboxes for display, shortening long lists.
 func NamesOf(all []store.Sandbox) string {
 	const shown = 5
 	var names []string

@@ -1,6 +1,5 @@
-// Package core holds what all services of the control plane share: the store, the
-// guard, the log of what no caller can be told, and the work that goes on in the
-// background.
+// Package core provides what all control services share: the store, the guard,
+// the log, and background work.
 package core
 
 import (
@@ -18,43 +17,42 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// DefaultTenant owns what was made without a daemon. The owner of the machine acts
-// for it.
+// DefaultTenant owns sandboxes that were created without a daemon. The owner of
+// the machine acts for it.
 const DefaultTenant = "default"
 
-// LocalNode is the name of a daemon that has its store for itself.
+// LocalNode is the node name of a daemon that does not share its store.
 const LocalNode = "local"
 
-// Config is what a Core works with. Its owner closes what is in it, after the Core
-// is closed.
+// Config configures a Core. Its owner closes the fields after closing the Core.
 type Config struct {
 	Store *store.Store
 	Audit *audit.Recorder
-	// Node is the name of this daemon: it owns the records that carry it.
+	// Node is the name of this daemon. The daemon owns the records with this name.
 	Node string
-	// Logger gets what no caller can be told. Nil: slog.Default.
+	// Logger gets errors that cannot be returned to a caller. Nil: slog.Default.
 	Logger *slog.Logger
-	// Fault is called at named points. When it returns an error, everything is
-	// left as a crash there would leave it. Nil does nothing.
+	// Fault is called at named points, for tests. If it returns an error, the
+	// operation stops there as in a crash. Nil does nothing.
 	Fault func(point string) error
 }
 
-// Core is shared by the services of one daemon. Its fields do not change once it
-// is used; its methods may be called concurrently.
+// Core is shared by the services of one daemon. Its fields must not change
+// after the first use. It is safe for concurrent use.
 type Core struct {
 	*guard.Guard
 	Store  *store.Store
 	Node   string
 	Logger *slog.Logger
 	Fault  func(point string) error
-	// Life ends when the Core is closed.
+	// Life is canceled when the Core is closed.
 	Life context.Context
 
 	stop       context.CancelFunc
 	background sync.WaitGroup
 }
 
-// New returns a Core. The caller calls Close.
+// New returns a Core. The caller closes it.
 func New(cfg Config) *Core {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -68,25 +66,25 @@ func New(cfg Config) *Core {
 	return c
 }
 
-// Close ends what happens in the background, and waits for it. It ends no sandbox.
+// Close ends background work and waits for it. It does not end sandboxes.
 func (c *Core) Close() error {
 	c.stop()
 	c.background.Wait()
 	return nil
 }
 
-// Go calls f in the background. f returns soon after Life has ended.
+// Go calls f in the background. f must return soon after Life has ended.
 func (c *Core) Go(f func()) { c.background.Go(f) }
 
-// Report logs an error that no caller can be told. Nil is none, and so is what Close
-// has cut off.
+// Report logs an error that cannot be returned to a caller. It ignores nil and
+// errors caused by Close.
 func (c *Core) Report(ctx context.Context, err error) {
 	if cut := c.Life.Err() != nil && sandbox.CodeOf(err) == sandbox.CodeCanceled; err != nil && !cut {
 		c.Logger.ErrorContext(ctx, "background work failed", "error", err)
 	}
 }
 
-// Look authorises an operation that only reads the store.
+// Look authorizes an operation that only reads from the store.
 func (c *Core) Look(ctx context.Context, op ops.Op, subject string) (who key.Principal, err error) {
 	if who, err = guard.Principal(ctx); err != nil {
 		return who, err
@@ -95,23 +93,23 @@ func (c *Core) Look(ctx context.Context, op ops.Op, subject string) (who key.Pri
 	return who, Named(op, err)
 }
 
-// AsOwner does what only the owner of the machine may do, whichever tenant it is
-// about.
+// AsOwner runs an operation that only the owner of the machine may use, for any
+// tenant.
 func (c *Core) AsOwner(ctx context.Context, op ops.Op, subject string, act func(context.Context) error) error {
 	return Named(op, c.Operate(ctx, op, guard.Subject{Subject: subject}, act))
 }
 
-// Act carries out an action of a handle on a sandbox; see control.Config.Guard.
+// Act runs an action of a sandbox handle; see control.Config.Guard.
 func (c *Core) Act(ctx context.Context, a control.Action, act func(context.Context) error) error {
 	return c.Do(ctx, a.Op, SubjectOf(a), act)
 }
 
-// SubjectOf returns what an action is about.
+// SubjectOf returns the subject of an action.
 func SubjectOf(a control.Action) guard.Subject {
 	return guard.Subject{Sandbox: a.Sandbox, Name: a.Name, Subject: a.Subject, Command: a.Command}
 }
 
-// Named returns err with the operation it happened in, if it does not say.
+// Named adds the operation to an error that has none.
 func Named(op ops.Op, err error) error {
 	known, ok := errors.AsType[*sandbox.Error](err)
 	if !ok {

@@ -5,14 +5,13 @@ import (
 	"sync"
 )
 
-// Locks serialise what must not happen twice at once to one thing, by its id.
-// The zero value is ready.
+// Locks provides one lock per id. The zero value is ready to use.
 type Locks[ID ~string] struct {
 	mu   sync.Mutex
 	held map[ID]chan struct{}
 }
 
-// Take waits for the lock of an id; the caller calls release.
+// Take waits for the lock of an id. The caller calls release.
 func (l *Locks[ID]) Take(ctx context.Context, id ID) (release func(), err error) {
 	for {
 		l.mu.Lock()
@@ -40,14 +39,14 @@ func (l *Locks[ID]) Take(ctx context.Context, id ID) (release func(), err error)
 	}
 }
 
-// Inflight are the things that this process is making now, by their ids. The zero
-// value is ready.
+// Inflight is the set of objects that this process is creating, by id. The zero
+// value is ready to use.
 type Inflight[ID ~string] struct {
 	mu   sync.Mutex
 	made map[ID]chan struct{}
 }
 
-// Begin says that the thing with that id is being made, until end is called.
+// Begin adds an id until end is called.
 func (f *Inflight[ID]) Begin(id ID) (end func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -64,7 +63,7 @@ func (f *Inflight[ID]) Begin(id ID) (end func()) {
 	}
 }
 
-// Wait waits until the thing with that id is not being made any more.
+// Wait waits until the object with that id is no longer being created.
 func (f *Inflight[ID]) Wait(ctx context.Context, id ID) error {
 	f.mu.Lock()
 	done := f.made[id]
@@ -80,7 +79,7 @@ func (f *Inflight[ID]) Wait(ctx context.Context, id ID) error {
 	}
 }
 
-// Has reports whether the thing with that id is being made.
+// Has reports whether the object with that id is being created.
 func (f *Inflight[ID]) Has(id ID) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

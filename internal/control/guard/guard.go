@@ -1,6 +1,6 @@
-// Package guard is the one place where a request becomes an action. Every
-// operation of the control plane passes [Guard.Do], or [Guard.Admit] if it writes
-// its record as a part of a transaction of its own. Nothing switches it off.
+// Package guard authorizes and records all operations of the control plane.
+// Every operation passes [Guard.Do], or [Guard.Admit] if it writes its record
+// in its own transaction. Nothing can disable the guard.
 package guard
 
 import (
@@ -14,40 +14,42 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Subject is what an operation is about.
+// Subject is the object of an operation.
 type Subject struct {
-	Sandbox sandbox.ID // empty when it is about none
-	Name    string     // of that sandbox, if it is known
-	Subject string     // what is touched: a name, a path, a process; never a secret
-	// Command is what process.exec is to run. Its environment may be secret.
+	Sandbox sandbox.ID // empty if the operation has no sandbox
+	Name    string     // name of the sandbox, if known
+	Subject string     // what is accessed: a name, a path, a process; never a secret
+	// Command is the command of process.exec. Its environment may contain secrets.
 	Command *sandbox.Command
 }
 
-// Guard authorises and records operations. Its fields do not change once it is
-// used; its methods may be called concurrently.
+// Guard authorizes and records operations. Its fields must not change after the
+// first use. It is safe for concurrent use.
 type Guard struct {
 	Audit *audit.Recorder
-	// Meter refuses commands that a tenant starts too fast. Nil: none are.
+	// Meter refuses commands that a tenant starts too fast. Nil: no limit.
 	Meter func(ctx context.Context, tenant string) error
-	// Note is told what no caller can be told. Nil: nobody is.
+	// Note is called with errors that cannot be returned to a caller. Nil: they
+	// are dropped.
 	Note func(ctx context.Context, err error)
 }
 
 type principalKey struct{}
 
-// WithPrincipal returns a context for requests of who.
+// WithPrincipal returns a context for requests of the principal who.
 func WithPrincipal(ctx context.Context, who key.Principal) context.Context {
 	return context.WithValue(ctx, principalKey{}, who)
 }
 
-// ForTenant reports whether a context is that of a request of somebody other
-// than the owner of the machine.
+// ForTenant reports whether a request comes from a caller other than the owner
+// of the machine.
 func ForTenant(ctx context.Context) bool {
 	who, ok := ctx.Value(principalKey{}).(key.Principal)
 	return ok && who.UID == nil
 }
 
-// Principal returns who makes a request. Without one it is CodeUnauthorized.
+// Principal returns the principal of a request. Without one it returns
+// CodeUnauthorized.
 func Principal(ctx context.Context) (key.Principal, error) {
 	who, ok := ctx.Value(principalKey{}).(key.Principal)
 	if !ok || who.Tenant == "" {
@@ -56,13 +58,14 @@ func Principal(ctx context.Context) (key.Principal, error) {
 	return who, nil
 }
 
-// Do carries out an operation: it calls fn once, or refuses to and returns why.
+// Do authorizes and records an operation. It calls fn once, or returns the
+// reason for refusing.
 func (g *Guard) Do(ctx context.Context, op ops.Op, s Subject, fn func(context.Context) error) error {
 	return g.do(ctx, op, s, g.allow, fn)
 }
 
-// Operate is Do for what only the owner of the machine may do, whichever tenant
-// it is about. It is recorded in the log of the owner's own tenant.
+// Operate is Do for operations that only the owner of the machine may use, for
+// any tenant. They are recorded in the log of the owner's tenant.
 func (g *Guard) Operate(ctx context.Context, op ops.Op, s Subject, fn func(context.Context) error) error {
 	return g.do(ctx, op, s, g.allowOwner, fn)
 }
@@ -87,8 +90,8 @@ func (g *Guard) do(ctx context.Context, op ops.Op, s Subject, allow allowance, f
 	})
 }
 
-// Change is Do for an operation whose subject is known only when it is done, such
-// as the id of what was made: fn returns it. More checks may refuse it too.
+// Change is Do for an operation whose subject is known only afterwards, such as
+// the id of a new object: fn returns it. The checks in more may also refuse.
 func (g *Guard) Change(ctx context.Context, op ops.Op, s Subject, fn func(context.Context) (subject string, err error), more ...func(key.Principal) error) error {
 	who, err := Principal(ctx)
 	if err != nil {
@@ -111,9 +114,9 @@ func (g *Guard) allowAll(ctx context.Context, who key.Principal, op ops.Op, s Su
 	return err
 }
 
-// Admit authorises an operation that its caller records together with what it
-// changes, by the action that is returned. A refusal is on record. More checks
-// may refuse it too.
+// Admit authorizes an operation whose caller records the returned action
+// together with its changes. Admit records a refusal. The checks in more may
+// also refuse.
 func (g *Guard) Admit(ctx context.Context, op ops.Op, s Subject, more ...func(key.Principal) error) (key.Principal, audit.Action, error) {
 	who, err := Principal(ctx)
 	if err != nil {
@@ -132,7 +135,7 @@ func (g *Guard) denied(ctx context.Context, a audit.Action, why error) {
 	}
 }
 
-// allowance decides whether somebody may do something.
+// allowance decides whether a principal may use an operation.
 type allowance func(ctx context.Context, who key.Principal, op ops.Op, s Subject) error
 
 func (g *Guard) allow(ctx context.Context, who key.Principal, op ops.Op, s Subject) error {
@@ -146,13 +149,13 @@ func (g *Guard) allowOwner(_ context.Context, who key.Principal, op ops.Op, _ Su
 	if who.UID == nil {
 		return &sandbox.Error{
 			Code: sandbox.CodeDenied, Op: string(op), Message: "only the owner of the machine may do that",
-			Hint: "ask on the daemon's socket, without a key",
+			Hint: "use the daemon's socket, without a key",
 		}
 	}
 	return who.Allow(op)
 }
 
-// Action is an operation as it is recorded.
+// Action returns the audit record of an operation.
 func Action(who key.Principal, op ops.Op, s Subject) audit.Action {
 	return audit.Action{
 		Tenant: who.Tenant, Actor: eventlog.Actor{Key: who.Key, UID: who.UID}, Op: op,

@@ -7,12 +7,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// AllowSpec returns an error if a caller who does not own the machine asks for a
-// sandbox with files or ports of the machine, or anybody chooses its ID.
+// AllowSpec returns an error if a caller who does not own the machine requests
+// files or ports of the machine, or if any caller sets the ID.
 func AllowSpec(who key.Principal, spec *sandbox.Spec) error {
 	denied := func(what string) error {
 		return &sandbox.Error{
-			Code: sandbox.CodeDenied, Subject: what, Message: "only the owner of the machine may use files of it",
+			Code: sandbox.CodeDenied, Subject: what, Message: "only the owner of the machine may use its files",
 			Hint: "copy the files into the sandbox instead",
 		}
 	}
@@ -36,8 +36,8 @@ func AllowSpec(who key.Principal, spec *sandbox.Spec) error {
 	return nil
 }
 
-// AllowPorts returns an error if a caller who does not own the machine publishes
-// ports on it.
+// AllowPorts returns an error if a caller who does not own the machine
+// publishes ports on it.
 func AllowPorts(who key.Principal) error {
 	if who.UID != nil {
 		return nil

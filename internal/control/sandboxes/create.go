@@ -20,24 +20,24 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// CreateRequest asks for a sandbox of the caller's tenant.
+// CreateRequest is a request to create a sandbox for the caller's tenant.
 type CreateRequest struct {
-	Spec     sandbox.Spec // without an ID, which is made up here
+	Spec     sandbox.Spec // without an ID, which the server assigns
 	Pull     control.Pull
 	Platform string
-	// Idempotency makes a repetition of the request return what the first one
-	// made. If that could not be made, it is made now; if it was removed since,
-	// the error is CodeGone.
+	// Idempotency makes a repeated request return the sandbox of the first one. If
+	// the first attempt failed, the sandbox is created now. If the sandbox was
+	// removed since, the error is CodeGone.
 	Idempotency store.Create
-	// Timeout, if set, ends the sandbox so long after it was asked for, as
-	// long as a daemon runs; unlike Spec.Lifetime.Timeout it can be changed.
+	// Timeout, if set, removes the sandbox this long after the request, provided
+	// that a daemon is running. Unlike Spec.Lifetime.Timeout, it can be changed.
 	Timeout time.Duration
-	// Replaces is a sandbox whose workspaces it gets although that one has them
-	// still: the caller ends the other, or this one.
+	// Replaces is a sandbox whose workspaces the new one gets, although the old
+	// one still has them: the caller removes one of the two.
 	Replaces sandbox.ID
 
-	// base are the names of the image that a step of a build began with: the
-	// policies were asked about that, and what the step is made of has no name.
+	// base are the names of the image that a build step began with. Policies are
+	// checked against these names, because the image of the step has no name.
 	base []string
 	// bound: the sandbox must not outlive this process.
 	bound bool
@@ -45,7 +45,7 @@ type CreateRequest struct {
 
 const opCreate = ops.SandboxCreate
 
-// Create makes a sandbox.
+// Create creates a sandbox.
 func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err error) {
 	ctx, end := span.Start(ctx, "control", string(opCreate), "")
 	defer func() { end(err) }()
@@ -116,7 +116,7 @@ func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err err
 	switch {
 	case err != nil:
 		return Made{}, core.Named(opCreate, err)
-	case intent == nil: // it was asked for before
+	case intent == nil: // an earlier request created it
 		if err := s.inflight.Wait(ctx, box.ID); err != nil {
 			return Made{}, core.Named(opCreate, err)
 		}
@@ -138,24 +138,24 @@ func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err err
 	return Made{Sandbox: box, Image: image}, err
 }
 
-// CreateForBuild creates a sandbox of a build, which does not outlive this
-// process. The policies are asked about the names base of its image.
+// CreateForBuild creates a sandbox for a build. It does not outlive this
+// process. Policies are checked against the image names in base.
 func (s *makers) CreateForBuild(ctx context.Context, spec sandbox.Spec, base []string) (sandbox.ID, error) {
 	made, err := s.Create(ctx, CreateRequest{Spec: spec, Pull: control.PullNever, base: base, bound: true})
 	return made.ID, err
 }
 
-// Made is a sandbox that was asked for.
+// Made is the result of Create.
 type Made struct {
 	store.Sandbox
-	// Image is what the image wants to run. It is not known of a replay.
+	// Image is the configuration of the image. It is empty if Replayed is set.
 	Image control.ImageConfig
-	// Replayed says that an earlier request with the same idempotency key
-	// made it.
+	// Replayed means that an earlier request with the same idempotency key created
+	// the sandbox.
 	Replayed bool
 }
 
-// enforceable refuses limits that a policy or a quota demands and the provider
+// enforceable refuses limits that a policy or a quota requires and the provider
 // does not enforce.
 func (s *makers) enforceable(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest) error {
 	if len(want.Limits) == 0 {
@@ -164,8 +164,8 @@ func (s *makers) enforceable(ctx context.Context, be *providers.Backend, tenant 
 	return s.demanded(ctx, be, tenant, want.Spec.Labels, want.Limits)
 }
 
-// demanded refuses limits that a policy or a quota demands, of those that the
-// provider does not enforce.
+// demanded refuses those limits in loose, which the provider does not enforce,
+// that a policy or a quota requires.
 func (s *records) demanded(ctx context.Context, be *providers.Backend, tenant string, labels map[string]string, loose map[string]sandbox.Enforcement) error {
 	quotas, err := s.Tenants.Limits(ctx, tenant)
 	if err != nil {
@@ -174,8 +174,8 @@ func (s *records) demanded(ctx context.Context, be *providers.Backend, tenant st
 	return be.Enforceable(loose, s.Policies.Set().Caps(policyset.About{Tenant: tenant, Labels: labels}).Resources, quotas)
 }
 
-// announce records the sandbox and that it is about to be made, together or
-// not at all. A nil intent says that an earlier request made it.
+// announce records the sandbox and the attempt to create it in one transaction.
+// A nil intent means that an earlier request created the sandbox.
 func (s *makers) announce(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest, image, origin string, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
 	spec := want.Spec
 	if spec.Main != nil {
@@ -223,20 +223,21 @@ func (s *makers) announce(ctx context.Context, be *providers.Backend, tenant str
 	return box, intent, err
 }
 
-// neverMade reports whether a sandbox is gone that nobody has ever had.
+// neverMade reports whether the creation of a sandbox failed, so that no caller
+// ever used it.
 func neverMade(b *store.Sandbox) bool {
 	return b.State == sandbox.Gone && (b.Reason == reasonUnmade || b.Reason == reasonUnfinished)
 }
 
-// madeEarlier is the answer to a repetition of a request whose sandbox is gone.
+// madeEarlier is the error for a repeated request whose sandbox is gone.
 func madeEarlier(b *store.Sandbox) error {
 	return &sandbox.Error{
-		Code: sandbox.CodeGone, Subject: string(b.ID), Message: "the sandbox that this request made does not exist any more: " + b.Reason,
-		Hint: "use a new idempotency key to make another",
+		Code: sandbox.CodeGone, Subject: string(b.ID), Message: "the sandbox that this request created no longer exists: " + b.Reason,
+		Hint: "use a new idempotency key to create another",
 	}
 }
 
-// setLifetime makes a lifetime that begins now that of a record.
+// setLifetime sets the lifetime in a record, starting now.
 func setLifetime(b *store.Sandbox, l sandbox.Lifetime, now time.Time) {
 	b.Spec.Lifetime, b.Expires, b.Idle = l, time.Time{}, store.Idle{}
 	if l.Timeout > 0 {
@@ -247,11 +248,10 @@ func setLifetime(b *store.Sandbox, l sandbox.Lifetime, now time.Time) {
 	}
 }
 
-// finalizeTimeout bounds the writing down of what happened when the caller is
-// gone.
+// finalizeTimeout limits the recording of an outcome when the caller has gone.
 const finalizeTimeout = 10 * time.Second
 
-// make has the provider make a recorded sandbox, and records what became of it.
+// make creates a recorded sandbox with the provider, and records the outcome.
 func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest, origin string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
 	if err := s.Fault("create.recorded"); err != nil {
 		return box, image, err
@@ -273,7 +273,7 @@ func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string,
 	if err := s.Fault("create.made"); err != nil {
 		return box, image, err
 	}
-	// The caller may be gone; what happened must be written down all the same.
+	// The caller may have gone; the outcome must be recorded anyway.
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
 	defer cancel()
 	state, reason := sandbox.Running, coldReason(how)
@@ -283,7 +283,7 @@ func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string,
 	box, err = s.finalize(late, tenant, want.Spec.ID, intent, audit.Outcome{Err: makeErr}, func(b *store.Sandbox) {
 		b.State, b.Reason = state, reason
 		if makeErr == nil {
-			// What it was really made from, which a name may not lead to again.
+			// Record the image actually used: its name may later refer to another one.
 			b.Spec.Image, b.Spec.Ports = made.Image().Ref, published
 		}
 	})
@@ -293,8 +293,8 @@ func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string,
 		s.Report(ctx, errors.Join(err, s.Workspaces.DetachNow(ctx, want.Spec.ID, want.Spec.Name)))
 		return box, image, makeErr
 	case err != nil:
-		// It runs, and the store says "creating": the next reconciliation
-		// finishes that.
+		// The sandbox is running, but its record says "creating". The next
+		// reconciliation fixes that.
 		return box, image, core.Named(opCreate, err)
 	}
 	s.follow(tenant, made)
@@ -302,9 +302,9 @@ func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string,
 	return box, made.Image(), s.Fault("create.done")
 }
 
-// bringUp has the provider make a sandbox from its image or from the snapshot
-// origin, once what must not be in the record is kept elsewhere. Copies of
-// workspaces are not loaded yet.
+// bringUp creates a sandbox from its image or from the snapshot origin. Before
+// that, it stores what must not be in the record elsewhere. It does not load
+// copies of workspaces.
 func (s *makers) bringUp(ctx context.Context, be *providers.Backend, want *control.CreateRequest, origin string) (*control.Sandbox, driver.Restored, error) {
 	if err := s.Snapshots.PutEnvironment(want.Spec.ID, want.Spec.Env); err != nil {
 		return nil, driver.Restored{}, err
@@ -320,12 +320,13 @@ func (s *makers) bringUp(ctx context.Context, be *providers.Backend, want *contr
 	return s.Snapshots.Restore(ctx, be, req, origin)
 }
 
-// It records the outcome of an announced action together with what that changed.
+// finalize records the outcome of an action together with its change.
 func (s *records) finalize(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox)) (box store.Sandbox, err error) {
 	return s.finalizeWith(ctx, tenant, id, intent, out, change, nil)
 }
 
-// It does the same with more in the transaction, if the action was done.
+// finalizeWith is finalize with additional changes in the transaction, if the
+// action succeeded.
 func (s *records) finalizeWith(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox), also func(*store.Tx) error) (box store.Sandbox, err error) {
 	ctx = store.WithReserve(ctx)
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {

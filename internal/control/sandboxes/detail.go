@@ -9,13 +9,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// detailOf returns what callers in this program are told of a sandbox.
+// detailOf returns the details of a sandbox for callers in this program.
 func detailOf(b *store.Sandbox) sandbox.Detail {
 	return sandbox.Detail{Sandbox: b.Info(), Spec: b.Spec, Kept: b.Rest.Kept != ""}
 }
 
-// CreateFor creates a sandbox that ends after timeout, unless Expire sets another
-// time. Its image is fetched if it is missing.
+// CreateFor creates a sandbox that is removed after timeout, unless Expire
+// changes the time. A missing image is pulled.
 func (s *makers) CreateFor(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (sandbox.Sandbox, error) {
 	made, err := s.Create(ctx, CreateRequest{Spec: spec, Pull: control.PullMissing, Timeout: timeout})
 	return made.Sandbox.Info(), err

@@ -15,9 +15,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Enter returns what is recorded of a sandbox of any tenant, and the context in
-// which whoever bears that sandbox's own token acts: within it, and nowhere
-// else. The caller checks the token. A sandbox that is being removed is gone.
+// Enter returns the record of a sandbox of any tenant, and the context for
+// requests with that sandbox's own token, which can only access this sandbox.
+// The caller verifies the token. For a sandbox that is being removed, Enter
+// returns CodeGone.
 func (s *rests) Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error) {
 	var tenant store.Tenant
 	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
@@ -39,15 +40,15 @@ func (s *rests) Enter(ctx context.Context, id sandbox.ID) (context.Context, sand
 	return s.Tenants.KeepAlive(ctx, key.Bearer(b.Tenant, id), b.Tenant, ""), b.Info(), nil
 }
 
-// Mounted returns which workspaces a sandbox of any tenant has, and where. Whoever
-// bears that sandbox's own token may know.
+// Mounted returns the workspaces of a sandbox of any tenant, and their mount
+// points. It is for requests with that sandbox's own token.
 func (s *rests) Mounted(ctx context.Context, id sandbox.ID) ([]sandbox.WorkspaceMount, error) {
 	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
 	return b.Spec.Workspaces, core.Named(ops.SandboxEnter, err)
 }
 
-// Live returns the sandboxes of all tenants that run here. It is for finding
-// out which one a token is of, and not for telling anybody.
+// Live returns the running sandboxes of all tenants on this node. It is for
+// finding the sandbox of a token; the result must not be shown to callers.
 func (s *rests) Live(ctx context.Context) ([]sandbox.ID, error) {
 	all, err := s.Recorded(ctx)
 	ids := make([]sandbox.ID, 0, len(all))
@@ -59,8 +60,8 @@ func (s *rests) Live(ctx context.Context) ([]sandbox.ID, error) {
 	return ids, err
 }
 
-// Expire sets the time at which a sandbox ends. With extend, an earlier time
-// than the present one changes nothing.
+// Expire sets the time at which a sandbox ends. With extend, a time before the
+// current one changes nothing.
 func (s *lifetimes) Expire(ctx context.Context, ref string, at time.Time, extend bool) (b store.Sandbox, err error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
@@ -90,7 +91,7 @@ func (s *lifetimes) Expire(ctx context.Context, ref string, at time.Time, extend
 	return b, core.Named(opUpdate, err)
 }
 
-// due wakes who waits for the next sandbox to expire.
+// due wakes the goroutine that waits for the next sandbox to expire.
 type due chan struct{}
 
 func (d due) soon() {
@@ -100,10 +101,10 @@ func (d due) soon() {
 	}
 }
 
-// maxWait bounds the wait for the next expiry, should the clock be set.
+// maxWait limits the wait for the next expiry, because the clock may be set.
 const maxWait = 30 * time.Second
 
-// WatchExpiry ends sandboxes whose lifetime is over, until ctx ends.
+// WatchExpiry ends expired sandboxes until ctx ends.
 func (s *lifetimes) WatchExpiry(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait, err := s.expire(ctx)
@@ -121,12 +122,12 @@ func (s *lifetimes) WatchExpiry(ctx context.Context) {
 	}
 }
 
-// retryExpiry is when it is tried again what failed.
+// retryExpiry is the delay before a failed attempt is repeated.
 const retryExpiry = time.Second
 
 const opExpire = ops.SandboxExpire
 
-// atTimeout does what is to be done with a sandbox whose time is over.
+// atTimeout applies the timeout action of a sandbox that has expired.
 func (s *lifetimes) atTimeout(ctx context.Context, b *store.Sandbox) error {
 	op := lifecycle.Sleep
 	switch b.Spec.Lifetime.TimeoutAction {
@@ -143,7 +144,7 @@ func (s *lifetimes) atTimeout(ctx context.Context, b *store.Sandbox) error {
 	}
 	defer t.release()
 	if t.verdict == lifecycle.Done || t.box.Expires.IsZero() || t.box.Expires.After(s.Store.Now()) {
-		return nil // somebody changed it since
+		return nil // it was changed meanwhile
 	}
 	if op == lifecycle.Stop {
 		_, err = s.rests.stopLocked(ctx, t)
@@ -153,13 +154,13 @@ func (s *lifetimes) atTimeout(ctx context.Context, b *store.Sandbox) error {
 	return err
 }
 
-// expireGrace is left to a provider that enforces lifetimes itself.
+// expireGrace is the time given to a provider that enforces lifetimes itself.
 const expireGrace = 2 * time.Second
 
-// expireBatch is how many sandboxes are ended before the clock is read again.
+// expireBatch is the number of sandboxes ended before the clock is read again.
 const expireBatch = 100
 
-// expire ends what is due and returns how long it is until something else is.
+// expire ends expired sandboxes and returns the time until the next expiry.
 func (s *lifetimes) expire(ctx context.Context) (time.Duration, error) {
 	var over []store.Sandbox
 	var next time.Time
@@ -176,12 +177,12 @@ func (s *lifetimes) expire(ctx context.Context) (time.Duration, error) {
 	now := s.Store.Now()
 	for _, b := range over {
 		if b.Spec.Lifetime.HardTimeout() > 0 && now.Before(b.Expires.Add(expireGrace)) {
-			wait = expireGrace // its provider sees to that, and knows better why it ended
+			wait = expireGrace // the provider ends it, and reports the reason
 			continue
 		}
 		if err := s.atTimeout(ctx, &b); err != nil {
 			s.Report(ctx, err)
-			wait = retryExpiry // others are not to wait for it
+			wait = retryExpiry // do not delay the others
 		}
 	}
 	switch {

@@ -21,13 +21,13 @@ import (
 
 const (
 	opFork   = ops.SandboxFork
-	maxForks = 100 // in one request
+	maxForks = 100 // per request
 )
 
-// Fork makes copies of a sandbox: files, and memory and processes where the
-// provider can, each with a name and an id of its own. The parent stands still
-// only while its state is written down. Either all copies are made or none.
-// A repetition with the same idempotency key returns the same copies.
+// Fork creates copies of a sandbox: its files and, if the provider supports it,
+// memory and processes. Each copy has its own name and id. The parent is paused
+// only while its state is written. Either all copies are created or none. A
+// repeated request with the same idempotency key returns the same copies.
 func (s *makers) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]store.Sandbox, error) {
 	boxes, err := s.fork(ctx, ref, req)
 	return boxes, core.Named(opFork, err)
@@ -75,7 +75,7 @@ func (s *makers) fork(ctx context.Context, ref string, req sandbox.ForkRequest) 
 	return s.finalizeForks(ctx, t, wanted, made, intent, err)
 }
 
-// copies are the requests for the copies of a sandbox.
+// copies returns the requests for the copies of a sandbox.
 func (s *makers) copies(ctx context.Context, be *providers.Backend, t *operation, req sandbox.ForkRequest) ([]control.CreateRequest, error) {
 	b := &t.box
 	like, err := s.again(b)
@@ -83,9 +83,9 @@ func (s *makers) copies(ctx context.Context, be *providers.Backend, t *operation
 		return nil, err
 	}
 	like.Spec.ID, like.Spec.Name, like.Spec.Lifetime = "", "", b.Spec.Lifetime
-	like.Spec.Ports = nil // they are the parent's
+	like.Spec.Ports = nil // the parent keeps them
 	if like.Spec.Hostname == b.Name {
-		like.Spec.Hostname = "" // it becomes the copy's own name
+		like.Spec.Hostname = "" // the name of the copy is used
 	}
 	labels := map[string]string{}
 	for _, more := range []map[string]string{b.Labels, req.Labels} {
@@ -114,8 +114,9 @@ func (s *makers) copies(ctx context.Context, be *providers.Backend, t *operation
 	return all, nil
 }
 
-// announceForks records all copies, so that they fit into the quota together. If
-// an earlier request with the same idempotency key made them, it returns them.
+// announceForks records all copies in one transaction, so that all of them fit
+// into the quota. If an earlier request with the same idempotency key created
+// them, it returns those.
 func (s *makers) announceForks(ctx context.Context, t *operation, wanted []control.CreateRequest, req sandbox.ForkRequest) (earlier []store.Sandbox, intent *audit.Intent, err error) {
 	values, err := s.Secrets.Reveal(ctx, t.box.Tenant, t.box.Spec.Secrets)
 	if err != nil {
@@ -150,8 +151,8 @@ func (s *makers) announceForks(ctx context.Context, t *operation, wanted []contr
 	return earlier, intent, err
 }
 
-// copyOf is the record of a copy that is about to be made. Its step has a daemon
-// that finds it after a crash remove it: the others may be missing.
+// copyOf returns the record of a new copy. Its step makes a daemon that finds
+// it after a crash remove it, because the other copies may be missing.
 func (s *makers) copyOf(t *operation, w *control.CreateRequest, tx *store.Tx) store.Sandbox {
 	b := store.Sandbox{
 		Summary: store.Summary{
@@ -168,7 +169,7 @@ func (s *makers) copyOf(t *operation, w *control.CreateRequest, tx *store.Tx) st
 	return b
 }
 
-// forkKey is the idempotency key of one copy. Its request names the parent too.
+// forkKey returns the idempotency key of one copy. It includes the parent.
 func forkKey(t *operation, req sandbox.ForkRequest, i int) store.Create {
 	if req.IdempotencyKey == "" {
 		return store.Create{}
@@ -179,7 +180,7 @@ func forkKey(t *operation, req sandbox.ForkRequest, i int) store.Create {
 	}
 }
 
-// allThere reports why the copies that an earlier request made are not an answer.
+// allThere returns an error if copies of an earlier request are missing.
 func allThere(made []store.Sandbox, count int) error {
 	for i := range made {
 		if made[i].State == sandbox.Gone {
@@ -192,15 +193,14 @@ func allThere(made []store.Sandbox, count int) error {
 	return nil
 }
 
-// copied is a copy of a sandbox that runs, and why it is without the processes
-// that were saved, if it is.
+// copied is a running copy, and why it lacks the saved processes, if it does.
 type copied struct {
-	box    *control.Sandbox // nil: it could not be made
+	box    *control.Sandbox // nil: creation failed
 	reason string
 }
 
-// makeForks writes the parent down, unless that is on disk already, and makes
-// the copies of it, several at a time.
+// makeForks writes a snapshot of the parent, unless it is on disk already, and
+// creates the copies, several at a time.
 func (s *makers) makeForks(ctx context.Context, be *providers.Backend, t *operation, keeper driver.SnapshotKeeper, wanted []control.CreateRequest) ([]copied, error) {
 	ref, done, err := s.source(ctx, be, t, keeper)
 	if err != nil {
@@ -233,8 +233,8 @@ func (s *makers) makeForks(ctx context.Context, be *providers.Backend, t *operat
 	return made, g.Wait()
 }
 
-// source returns a snapshot of the parent, to be removed by done. It is restored
-// at once and by us alone, so it is neither checked nor synced.
+// source returns a snapshot of the parent; done removes it. It is restored
+// immediately by this process, so it is neither verified nor synced.
 func (s *makers) source(ctx context.Context, be *providers.Backend, t *operation, keeper driver.SnapshotKeeper) (ref driver.SnapshotRef, done func(), err error) {
 	if t.box.Rest.Kept != "" {
 		ref, err = s.Snapshots.Kept(ctx, be, &t.box)
@@ -260,8 +260,8 @@ func (s *makers) source(ctx context.Context, be *providers.Backend, t *operation
 	}, nil
 }
 
-// finalizeForks records what became of the copies. If one could not be made, the
-// others are removed.
+// finalizeForks records the outcome. If one copy could not be created, it
+// removes the others.
 func (s *makers) finalizeForks(ctx context.Context, t *operation, wanted []control.CreateRequest, made []copied, intent *audit.Intent, failed error) ([]store.Sandbox, error) {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
 	defer cancel()

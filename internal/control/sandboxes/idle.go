@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// reapPeriod is how often it is looked which sandboxes nobody uses.
+	// reapPeriod is the interval at which idle sandboxes are looked for.
 	reapPeriod = time.Second
 	reapBatch  = 100
 	opIdle     = ops.SandboxIdle
@@ -35,7 +35,7 @@ func (s *lifetimes) WatchIdle(ctx context.Context) {
 	}
 }
 
-// reap looks once.
+// reap checks all sandboxes once.
 func (s *lifetimes) reap(ctx context.Context) error {
 	idle, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Sandbox, error) {
 		return tx.Operator().Idle(ctx, s.Node, reapBatch)
@@ -50,8 +50,8 @@ func (s *lifetimes) reap(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// rest applies the idle policy of a sandbox that was not used for long, as far
-// as the store knows.
+// rest applies the idle policy of a sandbox that, according to the store, is
+// idle.
 func (s *lifetimes) rest(ctx context.Context, b store.Sandbox) error {
 	now := s.Store.Now()
 	reopen, last, ok := s.uses.close(b.ID, now.Add(-b.Idle.After), now)
@@ -60,7 +60,7 @@ func (s *lifetimes) rest(ctx context.Context, b store.Sandbox) error {
 	}
 	defer reopen()
 	if b.Active.After(now) {
-		return s.touch(ctx, &b, now) // the clock was set back, and its time begins anew
+		return s.touch(ctx, &b, now) // the clock was set back: restart the idle time
 	}
 	a := audit.Action{Tenant: b.Tenant, Op: opIdle, Sandbox: b.ID, Name: b.Name, Subject: b.Idle.Action}
 	t, err := s.lockID(ctx, b.Tenant, b.ID, a, lifecycle.Pause)
@@ -69,14 +69,14 @@ func (s *lifetimes) rest(ctx context.Context, b store.Sandbox) error {
 	}
 	defer t.release()
 	if t.verdict == lifecycle.Done || t.box.Idle != b.Idle {
-		return nil // somebody changed it since
+		return nil // it was changed meanwhile
 	}
 	busy, err := s.busy(ctx, t)
 	if err != nil || busy {
 		return errors.Join(err, s.touch(ctx, &b, now))
 	}
 	if err := s.goIdle(ctx, t); err != nil {
-		// It is tried again, but not every second.
+		// Retry later, not every second.
 		return errors.Join(err, s.touch(ctx, &b, now))
 	}
 	return nil
@@ -86,7 +86,7 @@ func (s *lifetimes) touch(ctx context.Context, b *store.Sandbox, at time.Time) e
 	return ignoreGone(s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Sandboxes().Touch(ctx, b.Tenant, b.ID, at) }))
 }
 
-// busy reports whether a command that was started through the API still runs.
+// busy reports whether a command started through the API is still running.
 func (s *lifetimes) busy(ctx context.Context, t *operation) (bool, error) {
 	box, err := s.attach(ctx, &t.box)
 	if err != nil {
@@ -104,7 +104,8 @@ func (s *lifetimes) busy(ctx context.Context, t *operation) (bool, error) {
 	return false, err
 }
 
-// goIdle does what the policy says, or the nearest to it that the provider can.
+// goIdle applies the idle action, or the closest one that the provider
+// supports.
 func (s *lifetimes) goIdle(ctx context.Context, t *operation) error {
 	box, err := s.attach(ctx, &t.box)
 	if err != nil {
@@ -121,7 +122,7 @@ func (s *lifetimes) goIdle(ctx context.Context, t *operation) error {
 	case action == sandbox.IdleSleep && disk && s.rests.memory(ctx, &t.box):
 		err = s.rests.putToSleep(ctx, t, true)
 	case control.Can[driver.Pauser](box):
-		// Without memory in snapshots a sleep would end its processes.
+		// Without memory in snapshots, pausing to disk would end its processes.
 		_, err = s.rests.pause(ctx, t, false, true)
 	default:
 		return unsupported(&t.box, "it is idle, and this provider cannot pause", "let its idle action be stop or delete")

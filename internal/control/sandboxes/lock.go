@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// operation is the right to change one sandbox: nobody else does until release.
+// operation is the exclusive right to change one sandbox, until release.
 type operation struct {
 	box     store.Sandbox
 	action  audit.Action
@@ -23,8 +23,8 @@ type operation struct {
 	release func()
 }
 
-// lock authorises an operation on a sandbox, waits until nobody else changes
-// it, and decides whether the operation can be done. The caller releases it.
+// lock authorizes an operation on a sandbox, waits for other operations on it,
+// and checks whether the operation is possible. The caller releases it.
 func (s *records) lock(ctx context.Context, ref string, action ops.Op, op lifecycle.Op) (_ *operation, err error) {
 	ctx, end := span.Start(ctx, "turn", string(action), "")
 	defer func() { end(err) }()
@@ -43,7 +43,7 @@ func (s *records) lock(ctx context.Context, ref string, action ops.Op, op lifecy
 	return s.lockID(ctx, who.Tenant, b.ID, a, op)
 }
 
-// lockID waits for a sandbox and decides about it.
+// lockID locks a sandbox and checks whether the operation is possible.
 func (s *records) lockID(ctx context.Context, tenant string, id sandbox.ID, a audit.Action, op lifecycle.Op) (*operation, error) {
 	release, err := s.locks.Take(ctx, id)
 	if err != nil {
@@ -63,15 +63,15 @@ func (s *records) lockID(ctx context.Context, tenant string, id sandbox.ID, a au
 	return t, nil
 }
 
-// view is what counts of a record for package lifecycle.
+// view returns the parts of a record that package lifecycle uses.
 func view(b *store.Sandbox) lifecycle.Box {
 	return lifecycle.Box{
 		Name: b.Name, State: b.State, Reason: b.Reason, Pause: b.Rest.Pause, Kept: b.Rest.Kept != "", Wakes: b.Rest.Wakes,
 	}
 }
 
-// enter records that a change is about to happen, together with the state on
-// the way there. also may add to the transaction.
+// enter records the attempt of a change together with the transitional state.
+// also may add to the transaction.
 func (s *records) enter(ctx context.Context, t *operation, change func(*store.Sandbox), also func(*store.Tx) error) (intent *audit.Intent, err error) {
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {
 		if _, err := tx.Sandboxes().Update(ctx, t.box.Tenant, t.box.ID, store.Expect{Version: t.box.Version}, change); err != nil {
@@ -89,8 +89,8 @@ func (s *records) enter(ctx context.Context, t *operation, change func(*store.Sa
 	return intent, err
 }
 
-// leave records what became of a change. One that failed leaves the sandbox as
-// it was before. also may add to the transaction of one that did not.
+// leave records the outcome of a change. If the change failed, the sandbox gets
+// its former state. also may add to the transaction if it succeeded.
 func (s *records) leave(ctx context.Context, t *operation, intent *audit.Intent, failed error, change func(*store.Sandbox), also func(context.Context, *store.Tx) error) (store.Sandbox, error) {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
 	defer cancel()
@@ -106,9 +106,9 @@ func (s *records) leave(ctx context.Context, t *operation, intent *audit.Intent,
 		return also(late, tx)
 	})
 	if err != nil {
-		s.unsettled.Store(true) // the next reconciliation sees to it
+		s.unsettled.Store(true) // the next reconciliation handles it
 	}
-	s.due.soon() // its lifetime may be another
+	s.due.soon() // its lifetime may have changed
 	if failed != nil {
 		s.Report(ctx, err)
 		return b, failed
@@ -116,19 +116,19 @@ func (s *records) leave(ctx context.Context, t *operation, intent *audit.Intent,
 	return b, err
 }
 
-// again is the request that makes a recorded sandbox anew.
+// again returns the request to create a recorded sandbox again.
 func (s *records) again(b *store.Sandbox) (control.CreateRequest, error) {
 	env, err := s.Snapshots.Environment(b)
 	spec := b.Spec
 	spec.Provider = b.Provider
 	spec.ID, spec.Name, spec.Labels, spec.Resources, spec.Env, spec.Snapshot = b.ID, b.Name, b.Labels, b.Resources, env, ""
-	if spec.Lifetime.Timeout > 0 { // else it is we who end it
+	if spec.Lifetime.Timeout > 0 { // otherwise the daemon enforces the lifetime
 		spec.Lifetime.Timeout = b.Rest.Left
 	}
 	return control.CreateRequest{Spec: spec, Pull: control.PullNever, Tenant: b.Tenant, Reserved: true}, err
 }
 
-// discard forgets what was kept of a sandbox that is gone.
+// discard removes data kept for a sandbox that is gone.
 func (s *records) discard(ctx context.Context, b *store.Sandbox) {
 	s.Snapshots.ForgetEnvironment(ctx, b.ID)
 	s.Snapshots.Drop(ctx, b.Provider, b.Rest.Kept)
@@ -136,8 +136,8 @@ func (s *records) discard(ctx context.Context, b *store.Sandbox) {
 	s.Secrets.Forget(b.ID)
 }
 
-// LockForSnapshot authorises a snapshot of a sandbox, and waits until nobody else
-// changes the sandbox.
+// LockForSnapshot authorizes a snapshot of a sandbox, and waits for other
+// operations on it.
 func (s *records) LockForSnapshot(ctx context.Context, ref string) (*snapshots.Locked, error) {
 	t, err := s.lock(ctx, ref, ops.SnapshotCreate, lifecycle.Snapshot)
 	if err != nil {
@@ -146,7 +146,7 @@ func (s *records) LockForSnapshot(ctx context.Context, ref string) (*snapshots.L
 	return &snapshots.Locked{Sandbox: t.box, Action: t.action, Release: t.release}, nil
 }
 
-// Attach returns a handle on a recorded sandbox of this node that passes no guard.
+// Attach returns an unguarded handle on a recorded sandbox of this node.
 func (s *records) Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
 	return s.attach(ctx, b)
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// How long to wait before a main command is started again: from the first to the
-// last, doubling, and from the first again once it ran for calmAfter.
+// Delays before a main command is restarted. The delay doubles from the first
+// to the last value, and is reset after the command has run for calmAfter.
 const (
 	firstBackoff = 100 * time.Millisecond
 	lastBackoff  = time.Minute
@@ -22,7 +22,8 @@ const (
 
 const reasonMainEnded = "its main command ended"
 
-// startMain starts the main command of a sandbox that runs, for its owner.
+// startMain starts the main command of a running sandbox, on behalf of its
+// owner.
 func (s *records) startMain(ctx context.Context, b *store.Sandbox, image control.ImageConfig) error {
 	m := b.Spec.Main
 	args := control.CommandLine(image, m.Entrypoint, m.Args)
@@ -30,7 +31,7 @@ func (s *records) startMain(ctx context.Context, b *store.Sandbox, image control
 		args = []string{"/bin/sh"}
 	}
 	if len(args) == 0 {
-		return nil // neither the caller nor the image says what to run
+		return nil // neither the request nor the image has a command
 	}
 	id, err := s.execMain(ctx, b.ID, args, m)
 	if err != nil {
@@ -62,8 +63,8 @@ func (s *records) execMain(ctx context.Context, box sandbox.ID, args []string, m
 	return id, p.Close()
 }
 
-// changeMain changes the record of a main command. It does not share what it
-// changes with other copies of the record.
+// changeMain changes the record of a main command. It copies the MainCommand,
+// which other copies of the record share.
 func (s *records) changeMain(ctx context.Context, tenant string, id sandbox.ID, change func(*store.Sandbox, *sandbox.MainCommand)) (store.Sandbox, error) {
 	return store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		return tx.Sandboxes().Update(ctx, tenant, id, store.Expect{States: []sandbox.State{sandbox.Running}, Observed: true}, func(b *store.Sandbox) {
@@ -77,19 +78,19 @@ func (s *records) changeMain(ctx context.Context, tenant string, id sandbox.ID, 
 	})
 }
 
-// recordMain is changeMain that waits for its turn: an operation on the sandbox
-// which is under way must find the record as it left it.
+// recordMain is changeMain while holding the sandbox's lock, so that it does
+// not interfere with an operation in progress.
 func (s *records) recordMain(ctx context.Context, tenant string, id sandbox.ID, change func(*store.Sandbox, *sandbox.MainCommand)) error {
 	release, err := s.locks.Take(ctx, id)
 	if err != nil {
-		return nil //nolint:nilerr // the daemon ends; the next one learns of it
+		return nil //nolint:nilerr // the daemon is stopping; the next one will notice
 	}
 	defer release()
 	_, err = s.changeMain(ctx, tenant, id, change)
 	return ignoreGone(ignoreChanged(err))
 }
 
-// checkMain learns of a command that ended before its id was recorded.
+// checkMain handles a command that ended before its id was recorded.
 func (s *records) checkMain(tenant string, id sandbox.ID, process string) {
 	b, err := s.record(s.Life, tenant, id)
 	if err != nil {
@@ -110,13 +111,13 @@ func (s *records) checkMain(tenant string, id sandbox.ID, process string) {
 	}
 }
 
-// MainEnded is told that a command in the background has ended. If it is the main
-// command of its sandbox, it is started again, or the sandbox is removed, or has
-// exited.
+// MainEnded is called when a background command has ended. If it is the main
+// command of its sandbox, it is restarted, or the sandbox is removed, or marked
+// as exited.
 func (s *records) MainEnded(tenant string, id sandbox.ID, process string, began time.Time, exit sandbox.Exit) {
 	switch exit.Reason {
 	case sandbox.ReasonKilled, sandbox.ReasonLifetime, sandbox.ReasonCrashed, sandbox.ReasonLost:
-		return // so did the sandbox
+		return // the sandbox has ended, too
 	}
 	b, err := s.record(s.Life, tenant, id)
 	if err != nil || b.State != sandbox.Running || b.Spec.Main == nil || b.Spec.Main.Process != process || b.Exit != nil {
@@ -151,7 +152,7 @@ func ownerOf(ctx context.Context, tenant string) context.Context {
 	return guard.WithPrincipal(ctx, key.Principal{Tenant: tenant, Verbs: []key.Verb{key.Admin}})
 }
 
-// backoff returns how long to wait before a main command is started again.
+// backoff returns the delay before a main command is restarted.
 func (s *records) backoff(id sandbox.ID, began time.Time) time.Duration {
 	wait := firstBackoff
 	if last, ok := s.backoffs.Load(id); ok && time.Since(began) < calmAfter {
@@ -161,8 +162,8 @@ func (s *records) backoff(id sandbox.ID, began time.Time) time.Duration {
 	return wait
 }
 
-// restartMain starts a main command again after a while. While the sandbox is
-// paused, it waits.
+// restartMain restarts a main command after wait. While the sandbox is paused,
+// it waits.
 func (s *records) restartMain(tenant string, id sandbox.ID, process string, wait time.Duration) {
 	ctx := ownerOf(s.Life, tenant)
 	for {

@@ -13,9 +13,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// SetNetwork replaces what a sandbox may reach by rules of its own. It must have
-// a network already, and one of its own: a stored profile is changed for all
-// who work by it. What is not allowed any more is cut.
+// SetNetwork replaces a sandbox's own network rules. The sandbox must have been
+// created with a network and with its own rules; to change a stored profile,
+// change the profile. Connections that are no longer allowed are cut.
 func (s *updates) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (store.Sandbox, error) {
 	if err := n.Validate(); err != nil {
 		return store.Sandbox{}, core.Named(opUpdate, err)
@@ -53,24 +53,25 @@ func (s *updates) SetNetwork(ctx context.Context, ref string, n sandbox.Network)
 	return b, core.Named(opUpdate, s.Profiles.Enforce(ctx, []store.Sandbox{b}))
 }
 
-// ownNetwork refuses what cannot be changed.
+// ownNetwork returns an error if the network of a sandbox cannot be changed.
 func ownNetwork(b *store.Sandbox, n sandbox.Network) error {
 	refuse := func(message, hint string) error {
 		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: message, Hint: hint}
 	}
 	switch {
 	case !b.Spec.Network.Asked():
-		return refuse("the sandbox was made without a network", "make it with one; it may lead nowhere at first")
+		return refuse("the sandbox was created without a network", "create it with a network; it may deny everything at first")
 	case b.Spec.Network.Profile != "":
-		return refuse("the sandbox works by the profile "+b.Spec.Network.Profile, "change the profile")
+		return refuse("the sandbox uses the profile "+b.Spec.Network.Profile, "change the profile")
 	case n.Profile != "" || !n.Asked():
-		return refuse("the sandbox has rules of its own, and keeps them", "give other rules")
+		return refuse("the sandbox has its own rules, which cannot be replaced by a profile", "set rules instead")
 	}
 	return nil
 }
 
-// bind ties a new sandbox to its profile and its secrets in the transaction that
-// records it. It returns the variables of the sandbox that hold secrets.
+// bind stores the references of a new sandbox to its profile and secrets, in
+// the transaction that records the sandbox. It returns the environment
+// variables that contain secrets.
 func (s *records) bind(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec, values secrets.Revealed) (map[string]string, error) {
 	env, swaps, err := s.Secrets.Bind(ctx, tx, tenant, spec, values)
 	if err != nil {
@@ -79,12 +80,13 @@ func (s *records) bind(ctx context.Context, tx *store.Tx, tenant string, spec *s
 	return env, s.Profiles.Bind(ctx, tx, tenant, spec, swaps)
 }
 
-// egress completes a request for a sandbox of a provider.
+// egress returns the network part of a request to a provider.
 func (s *records) egress(ctx context.Context, be *providers.Backend, tenant string, spec *sandbox.Spec) (control.Egress, error) {
 	return s.Policies.Egress(ctx, tenant, spec, be.HasNetwork(ctx))
 }
 
-// HasGateway reports whether the gateway enforces what a sandbox may reach.
+// HasGateway reports whether the gateway enforces the network rules of a
+// sandbox.
 func (s *records) HasGateway(ctx context.Context, b *store.Sandbox) (bool, error) {
 	be, err := s.Providers.Of(ctx, b)
 	return err == nil && be.HasNetwork(ctx), err

@@ -13,8 +13,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Publish has a port of the machine lead to one of a sandbox, for as long as the
-// sandbox is there. It returns the port with what was left open.
+// Publish forwards a port of the machine to a port of a sandbox, as long as the
+// sandbox exists. It returns the port with defaults filled in.
 func (s *updates) Publish(ctx context.Context, ref string, p sandbox.PublishedPort) (sandbox.PublishedPort, error) {
 	if err := p.Validate(); err != nil {
 		return p, core.Named(ops.PortPublish, err)
@@ -41,7 +41,8 @@ func (s *updates) Publish(ctx context.Context, ref string, p sandbox.PublishedPo
 	return made[0], nil
 }
 
-// Unpublish stops to listen on a port of the machine. Address is empty for any.
+// Unpublish stops listening on a port of the machine. An empty address matches
+// any.
 func (s *updates) Unpublish(ctx context.Context, ref, address string, hostPort uint16) error {
 	t, err := s.lockPorts(ctx, ref, ops.PortUnpublish)
 	if err != nil {

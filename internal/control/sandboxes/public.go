@@ -11,15 +11,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Public is the Service for APIs: its methods return what callers of this program may
-// know of a sandbox, instead of its record.
+// Public is the Service for APIs: its methods return sandbox.Sandbox values
+// without internal details, instead of records.
 type Public struct{ *Service }
 
-// public returns what callers may know of a sandbox.
+// public returns the public view of a record.
 func public(b store.Sandbox, err error) (sandbox.Sandbox, error) { return nameless(b.Info()), err }
 
-// nameless leaves out the name of the node where there is only one. What runs
-// although its main command has ended has exited.
+// nameless removes the node name if there is only one node. A running sandbox
+// whose main command has ended is shown as exited.
 func nameless(s sandbox.Sandbox) sandbox.Sandbox {
 	if s.Node == core.LocalNode {
 		s.Node = ""
@@ -30,8 +30,8 @@ func nameless(s sandbox.Sandbox) sandbox.Sandbox {
 	return s
 }
 
-// Create makes a sandbox. replayed says that an earlier request with the same
-// idempotency key made it.
+// Create creates a sandbox. replayed means that an earlier request with the
+// same idempotency key created it.
 func (p Public) Create(ctx context.Context, req sandbox.CreateRequest) (s sandbox.Sandbox, replayed bool, err error) {
 	made, err := p.Service.Create(ctx, CreateRequest{
 		Spec: req.Spec, Pull: control.Pull(req.Pull), Platform: req.Platform,
@@ -51,7 +51,7 @@ func (p Public) Get(ctx context.Context, ref string) (sandbox.Sandbox, error) {
 func (p Public) List(ctx context.Context, q sandbox.ListQuery) (page []sandbox.Sandbox, next string, err error) {
 	states := slices.Clone(q.States)
 	for i, state := range states {
-		if state == sandbox.Exited { // as which it is recorded
+		if state == sandbox.Exited { // recorded as running
 			states[i] = sandbox.Running
 		}
 	}
@@ -65,7 +65,7 @@ func (p Public) List(ctx context.Context, q sandbox.ListQuery) (page []sandbox.S
 	return page, next, err
 }
 
-// Fork makes copies of a sandbox.
+// Fork creates copies of a sandbox.
 func (p Public) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Sandbox, error) {
 	made, err := p.Service.Fork(ctx, ref, req)
 	out := make([]sandbox.Sandbox, len(made))
@@ -80,38 +80,38 @@ func (p Public) Stop(ctx context.Context, ref string, grace time.Duration) (sand
 	return public(p.Service.Stop(ctx, ref, grace))
 }
 
-// Start brings a stopped sandbox back.
+// Start starts a stopped sandbox again.
 func (p Public) Start(ctx context.Context, ref string) (sandbox.Sandbox, error) {
 	return public(p.Service.Start(ctx, ref))
 }
 
-// Pause makes a sandbox stand still, in memory or on disk.
+// Pause pauses a sandbox, in memory or to disk.
 func (p Public) Pause(ctx context.Context, ref string, toDisk bool) (sandbox.Sandbox, error) {
 	return public(p.Service.Pause(ctx, ref, toDisk))
 }
 
-// Resume lets a paused sandbox go on.
+// Resume resumes a paused sandbox.
 func (p Public) Resume(ctx context.Context, ref string) (sandbox.Sandbox, error) {
 	return public(p.Service.Resume(ctx, ref))
 }
 
-// Reboot lets a paused or stopped sandbox go on with its files only.
+// Reboot resumes a paused or stopped sandbox with its files only.
 func (p Public) Reboot(ctx context.Context, ref string) (sandbox.Sandbox, error) {
 	return public(p.Service.Reboot(ctx, ref))
 }
 
-// Update changes what a sandbox may use, its labels or its lifetime.
+// Update changes the limits, labels or lifetime of a sandbox.
 func (p Public) Update(ctx context.Context, ref string, c sandbox.Change) (sandbox.Sandbox, error) {
 	return public(p.Service.Update(ctx, ref, c))
 }
 
-// Expire sets the time at which a sandbox ends. With extend, an earlier time than the
-// present one changes nothing.
+// Expire sets the time at which a sandbox ends. With extend, a time before the
+// current one changes nothing.
 func (p Public) Expire(ctx context.Context, ref string, at time.Time, extend bool) (sandbox.Sandbox, error) {
 	return public(p.Service.Expire(ctx, ref, at, extend))
 }
 
-// SetNetwork changes the rules of a sandbox that has rules of its own.
+// SetNetwork changes the rules of a sandbox that has its own rules.
 func (p Public) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (sandbox.Sandbox, error) {
 	return public(p.Service.SetNetwork(ctx, ref, n))
 }

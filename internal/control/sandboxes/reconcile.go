@@ -21,28 +21,28 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Why a sandbox is gone whose end was wanted.
+// Why a sandbox is gone that was ended on purpose.
 const (
 	reasonRemoved  = "it was removed"
 	reasonStopped  = "it was stopped"
 	reasonLifetime = "its lifetime ended"
-	reasonUnmade   = "it could not be made"
-	reasonIdle     = "nobody used it"
+	reasonUnmade   = "it could not be created"
+	reasonIdle     = "it was idle"
 
-	// reasonUnfinished: no answer said that it was made.
-	reasonUnfinished = "the daemon ended while it was being made"
+	// reasonUnfinished: the provider never confirmed the creation.
+	reasonUnfinished = "the daemon ended while creating it"
 )
 
 var unwanted = map[string]bool{reasonRemoved: true, reasonStopped: true, reasonLifetime: true, reasonUnmade: true, reasonIdle: true}
 
-// found is what was seen of a sandbox.
+// found is the observed state of a sandbox.
 type found struct {
 	state  sandbox.State
 	reason string
 	exit   *sandbox.Exit
 }
 
-// eventFor tells what it means that a sandbox was found in another state.
+// eventFor returns the event for an observed change of state.
 func eventFor(from, to sandbox.State, exit *sandbox.Exit) eventlog.Type {
 	switch {
 	case to == sandbox.Lost:
@@ -61,7 +61,7 @@ func eventFor(from, to sandbox.State, exit *sandbox.Exit) eventlog.Type {
 	return eventlog.Ended
 }
 
-// observe records what was seen of a sandbox, if it is news.
+// observe records an observed state if it differs from the record.
 func (s *records) observe(ctx context.Context, b *store.Sandbox, now found) error {
 	if s.permanent(ctx, b) && (now.state == sandbox.Gone || now.state == sandbox.Failed || now.state == sandbox.Stopped) {
 		now = found{state: sandbox.Lost, reason: "the machine does not answer"}
@@ -98,22 +98,22 @@ func (s *records) observe(ctx context.Context, b *store.Sandbox, now found) erro
 	})
 }
 
-// permanent reports whether a sandbox is a machine of its user. What its provider
-// says proves no end.
+// permanent reports whether a sandbox is a machine that belongs to its user.
+// Such a sandbox is never considered gone.
 func (s *records) permanent(ctx context.Context, b *store.Sandbox) bool {
 	be, err := s.Providers.Backend(ctx, b.Provider)
 	return err == nil && driver.IsPermanent(be.Driver)
 }
 
-// mirror records whether the provider's service has paused or resumed a sandbox
-// by itself. A service that cannot be asked changes nothing.
+// mirror records whether the provider has paused or resumed a sandbox. If the
+// provider cannot be reached, nothing changes.
 func (s *records) mirror(ctx context.Context, b *store.Sandbox) error {
 	if s.here(b) != nil || !resident(b) {
 		return nil
 	}
 	be, err := s.Providers.Of(ctx, b)
 	if err != nil {
-		return nil //nolint:nilerr // the operation itself will say so
+		return nil //nolint:nilerr // the operation itself will return the error
 	}
 	teller, ok := driver.As[driver.StateTeller](be.Driver)
 	if !ok {
@@ -121,18 +121,18 @@ func (s *records) mirror(ctx context.Context, b *store.Sandbox) error {
 	}
 	state, err := teller.State(ctx, b.ID)
 	if err != nil {
-		return nil //nolint:nilerr // the operation itself will say so
+		return nil //nolint:nilerr // the operation itself will return the error
 	}
 	return s.observePause(ctx, b, state)
 }
 
-// resident reports whether a sandbox runs, or is paused without being put away.
+// resident reports whether a sandbox is running or paused in memory.
 func resident(b *store.Sandbox) bool {
 	return b.Rest.Step == "" && (b.State == sandbox.Running || b.State == sandbox.Paused && b.Rest.Pause == sandbox.PauseMemory)
 }
 
-// observePause records that a sandbox was found running or paused, if it is
-// news, and updates b.
+// observePause records that a sandbox was found running or paused, if that
+// differs from the record, and updates b.
 func (s *records) observePause(ctx context.Context, b *store.Sandbox, state sandbox.State) error {
 	if state == b.State || state != sandbox.Running && state != sandbox.Paused {
 		return nil
@@ -151,14 +151,15 @@ func (s *records) observePause(ctx context.Context, b *store.Sandbox, state sand
 	return err
 }
 
-// Reconcile compares what is recorded with what exists, for each provider by
-// itself. Records follow what is seen; what exists without a record is given to
-// its tenant; what was removed and exists all the same is removed again. Nothing
-// else is ended, and only proof about the very sandbox makes it gone. A record
-// whose provider, account or address is another one is not judged.
+// Reconcile compares the records with the sandboxes that exist, separately for
+// each provider. Records are updated to the observed state. A sandbox without a
+// record is recorded for its tenant. A removed sandbox that still exists is
+// removed again. No other sandbox is ended, and a sandbox is considered gone
+// only with proof about exactly that sandbox. Records with another provider,
+// account or address are left alone.
 func (s *reconciler) Reconcile(ctx context.Context) error {
-	ctx = store.WithReserve(ctx)  // what has happened is written down
-	known, err := s.Recorded(ctx) // before looking: what is made meanwhile is seen as extra, not as missing
+	ctx = store.WithReserve(ctx)  // recording observed facts may use the reserved space
+	known, err := s.Recorded(ctx) // before listing, so that sandboxes created meanwhile appear as extra and not as missing
 	if err != nil {
 		return err
 	}
@@ -166,7 +167,7 @@ func (s *reconciler) Reconcile(ctx context.Context) error {
 	var failed []error
 	mine := map[string][]store.Sandbox{}
 	for _, be := range s.Providers.Opened() {
-		mine[be.Name] = nil // its sandboxes may have no record
+		mine[be.Name] = nil // it may have sandboxes without records
 	}
 	for _, b := range known {
 		be, err := s.Providers.Of(ctx, &b)
@@ -187,13 +188,13 @@ func (s *reconciler) Reconcile(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// reconcileWith compares the records of a provider's sandboxes with what exists
-// there.
+// reconcileWith compares the records of a provider's sandboxes with the
+// sandboxes that exist there.
 func (s *reconciler) reconcileWith(ctx context.Context, be *providers.Backend, known []store.Sandbox) error {
 	seen := map[sandbox.ID]driver.Found{}
 	for f, err := range be.Driver.List(ctx) {
 		if err != nil {
-			return err // nothing is proved by a list that ends early
+			return err // an incomplete list proves nothing
 		}
 		seen[f.ID] = f
 	}
@@ -208,19 +209,20 @@ func (s *reconciler) reconcileWith(ctx context.Context, be *providers.Backend, k
 			return nil
 		})
 	}
-	_ = g.Wait() // all are tried, and failed has the errors
+	_ = g.Wait() // all are tried; the errors are in failed
 	for _, f := range seen {
 		failed = append(failed, s.extra(ctx, be, f))
 	}
 	return errors.Join(failed...)
 }
 
-// reconcileAtOnce is how many sandboxes are found again at the same time. Each
-// mostly waits for its guest to answer.
+// reconcileAtOnce is the number of sandboxes reconciled concurrently. They
+// mostly wait for their guests.
 const reconcileAtOnce = 16
 
-// unreachable records that a sandbox belongs to what this daemon does not work
-// on. One that was put away needs nobody, and what is half-done stays so.
+// unreachable marks a sandbox as lost because this daemon does not use its
+// provider, account or address. A sandbox that was paused to disk or stopped,
+// or that is between two states, is left as it is.
 func (s *reconciler) unreachable(ctx context.Context, b store.Sandbox, why error) error {
 	if b.Rest.Kept != "" || b.Rest.Step != "" || b.State == sandbox.Lost || b.State == sandbox.Failed {
 		return nil
@@ -255,7 +257,7 @@ func (s *records) Recorded(ctx context.Context) (all []store.Sandbox, err error)
 	}
 }
 
-// reconcile brings the record of one sandbox up to date.
+// reconcile updates the record of one sandbox.
 func (s *reconciler) reconcile(ctx context.Context, be *providers.Backend, b store.Sandbox, f driver.Found, there bool) error {
 	if s.inflight.Has(b.ID) {
 		return nil
@@ -274,7 +276,7 @@ func (s *reconciler) reconcile(ctx context.Context, be *providers.Backend, b sto
 		return s.finishStep(ctx, &b)
 	case b.Rest.Kept != "":
 		if there {
-			return s.end(ctx, &b) // it was put away, and its end was cut off
+			return s.end(ctx, &b) // it was paused to disk or stopped, but its removal was interrupted
 		}
 		return nil
 	case there && be.Control.Orphaned(f):
@@ -289,7 +291,7 @@ func (s *reconciler) reconcile(ctx context.Context, be *providers.Backend, b sto
 	switch code := sandbox.CodeOf(err); {
 	case err == nil:
 		if len(b.Spec.Workspaces) > 0 {
-			if err := s.Workspaces.Load(ctx, box); err != nil { // the daemon that made it ended before that
+			if err := s.Workspaces.Load(ctx, box); err != nil { // the daemon that created it ended before that
 				s.unsettled.Store(true)
 				return err
 			}
@@ -299,7 +301,7 @@ func (s *reconciler) reconcile(ctx context.Context, be *providers.Backend, b sto
 			return s.observePause(ctx, &b, f.State)
 		}
 		if b.State == sandbox.Paused {
-			return nil // it stands still, as it should
+			return nil // paused, as recorded
 		}
 		return s.observe(ctx, &b, found{state: sandbox.Running})
 	case code == sandbox.CodeGone:
@@ -323,12 +325,12 @@ func gone(b *store.Sandbox) string {
 	return "it is not there any more"
 }
 
-// reconcileEnded records what the provider says of a sandbox that does not
-// run.
+// reconcileEnded records the provider's report about a sandbox that is not
+// running.
 func (s *reconciler) reconcileEnded(ctx context.Context, b *store.Sandbox, f driver.Found) error {
 	switch {
 	case f.State == sandbox.Creating:
-		s.unsettled.Store(true) // it will be there or not the next time
+		s.unsettled.Store(true) // the next reconciliation will see whether it exists
 		return nil
 	case f.Exit != nil && f.Exit.Reason == sandbox.ReasonLifetime:
 		if err := s.end(ctx, b); err != nil {
@@ -343,10 +345,10 @@ func (s *reconciler) reconcileEnded(ctx context.Context, b *store.Sandbox, f dri
 	return s.observe(ctx, b, found{state: f.State, reason: reason, exit: f.Exit})
 }
 
-// extra deals with a sandbox that no record of this node wants.
+// extra handles a sandbox without a record on this node.
 func (s *reconciler) extra(ctx context.Context, be *providers.Backend, f driver.Found) error {
 	if f.Labels[control.LabelOwner] != "" || s.inflight.Has(f.ID) || f.State == sandbox.Creating || f.State == sandbox.Gone {
-		return nil // another process looks after it
+		return nil // another process is responsible for it
 	}
 	release, err := s.locks.Take(ctx, f.ID)
 	if err != nil {
@@ -360,12 +362,12 @@ func (s *reconciler) extra(ctx context.Context, be *providers.Backend, f driver.
 	case err != nil || b.Node != s.Node || b.Provider != be.Name || !be.Has(b.Binding):
 		return err
 	case b.State == sandbox.Gone && unwanted[b.Reason]:
-		return s.end(ctx, &b) // a crash came between
+		return s.end(ctx, &b) // a crash interrupted its removal
 	}
-	return nil // made since the records were read
+	return nil // created after the records were read
 }
 
-// adopt records a sandbox that exists without a record. One that was made
+// adopt records a sandbox that exists without a record. One that was created
 // without a daemon belongs to the owner of the machine.
 func (s *reconciler) adopt(ctx context.Context, be *providers.Backend, f driver.Found) error {
 	tenant, name := f.Labels[control.LabelTenant], f.Labels[control.LabelName]
@@ -414,15 +416,14 @@ func (s *reconciler) adopt(ctx context.Context, be *providers.Backend, f driver.
 	return s.Audit.Fact(ctx, fact, eventlog.Found, nil)
 }
 
-// How often the store is compared with what really runs: when all is known,
-// and when something was found half-made.
+// Intervals of reconciliation: normally, and when something was found
+// incomplete.
 const (
 	reconcilePeriod = 30 * time.Second
 	unsettledPeriod = time.Second
 )
 
-// Watch compares the store with what really runs from time to time, until ctx
-// ends.
+// Watch reconciles periodically until ctx ends.
 func (s *reconciler) Watch(ctx context.Context) {
 	for {
 		period := reconcilePeriod

@@ -22,8 +22,8 @@ func (s *records) record(ctx context.Context, tenant string, id sandbox.ID) (sto
 	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Get(ctx, tenant, id) })
 }
 
-// find reads the sandbox of a tenant that ref names: the one that has that
-// name now, else the one with that id, which may be gone.
+// find reads the sandbox of a tenant with the name or id ref. A name takes
+// precedence. A sandbox found by id may be gone.
 func (s *records) find(ctx context.Context, tenant, ref string) (store.Sandbox, error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return store.Sandbox{}, err
@@ -31,7 +31,7 @@ func (s *records) find(ctx context.Context, tenant, ref string) (store.Sandbox, 
 	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Lookup(ctx, tenant, ref) })
 }
 
-// Get returns what is recorded of a sandbox, by name or id.
+// Get returns the record of a sandbox, by name or id.
 func (s *records) Get(ctx context.Context, ref string) (store.Sandbox, error) {
 	who, err := s.Look(ctx, ops.SandboxGet, ref)
 	if err != nil {
@@ -46,7 +46,7 @@ func (s *records) List(ctx context.Context, f store.Filter, page store.Page) ([]
 	return list(ctx, s, f, page, store.Sandboxes.Summaries)
 }
 
-// Sandboxes returns such a page with all that is recorded of them.
+// Sandboxes is List with complete records.
 func (s *records) Sandboxes(ctx context.Context, f store.Filter, page store.Page) ([]store.Sandbox, string, error) {
 	return list(ctx, s, f, page, store.Sandboxes.List)
 }
@@ -66,8 +66,8 @@ func list[T any](
 	return boxes, next, core.Named(ops.SandboxList, err)
 }
 
-// attach asks the provider for a recorded sandbox. Proof that it is gone goes
-// into the store.
+// attach asks the provider for a recorded sandbox. If it is proved to be gone,
+// attach records that.
 func (s *records) attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
 	if err := s.here(b); err != nil {
 		return nil, err
@@ -79,22 +79,22 @@ func (s *records) attach(ctx context.Context, b *store.Sandbox) (*control.Sandbo
 	return box, err
 }
 
-// here refuses a sandbox of another daemon that shares the store: that it is
-// not on this machine says nothing about it.
+// here refuses a sandbox of another daemon that shares the store: its absence
+// on this machine proves nothing.
 func (s *records) here(b *store.Sandbox) error {
 	if b.Node == s.Node {
 		return nil
 	}
 	return &sandbox.Error{
 		Code: sandbox.CodeUnavailable, Op: "sandbox.find", Subject: b.Name, Message: "the sandbox is on the node " + b.Node,
-		Hint: "ask the daemon of that node",
+		Hint: "send the request to the daemon of that node",
 	}
 }
 
 const opDestroy = ops.SandboxDestroy
 
-// Destroy ends a sandbox with everything in it. What is gone already is
-// success.
+// Destroy removes a sandbox with its files. It succeeds if the sandbox is
+// already gone.
 func (s *records) Destroy(ctx context.Context, ref string) error {
 	return core.Named(opDestroy, s.destroy(ctx, ref, opDestroy, reasonRemoved))
 }
@@ -120,13 +120,14 @@ func (s *records) destroy(ctx context.Context, ref string, op ops.Op, reason str
 	}
 	defer release()
 	if b, err = s.record(ctx, who.Tenant, b.ID); err != nil || b.State == sandbox.Gone {
-		return err // somebody else was faster
+		return err // another caller was faster
 	}
 	action.Sandbox, action.Name, action.Subject = b.ID, b.Name, b.Name
 	return s.remove(ctx, &b, action, reason)
 }
 
-// findToRemove is find, and finds what had the name last if nothing has it now.
+// findToRemove is find. If no sandbox has the name now, it returns the last one
+// that had it.
 func (s *records) findToRemove(ctx context.Context, tenant, ref string) (b store.Sandbox, err error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return b, err
@@ -140,13 +141,14 @@ func (s *records) findToRemove(ctx context.Context, tenant, ref string) (b store
 	})
 }
 
-// remove destroys a recorded sandbox, which the caller has locked.
+// remove destroys a recorded sandbox. The caller holds its lock.
 func (s *records) remove(ctx context.Context, b *store.Sandbox, action audit.Action, reason string) error {
 	intent, err := s.Audit.Begin(ctx, action)
 	if err != nil {
 		return err
 	}
-	// Clients whose streams break ask at once whether the sandbox still runs.
+	// Clients whose streams break ask immediately whether the sandbox is still
+	// running.
 	s.ending.Store(b.ID, nil)
 	defer s.ending.Delete(b.ID)
 	if err := s.Fault("destroy.recorded"); err != nil {
@@ -180,8 +182,8 @@ func (s *records) remove(ctx context.Context, b *store.Sandbox, action audit.Act
 	return err
 }
 
-// end destroys what the provider has of a sandbox. One that another installation
-// has taken over is that one's to end.
+// end destroys a sandbox with its provider, unless another installation has
+// taken it over.
 func (s *records) end(ctx context.Context, b *store.Sandbox) error {
 	box, err := s.Providers.Attach(ctx, b)
 	if err == nil {
@@ -193,9 +195,9 @@ func (s *records) end(ctx context.Context, b *store.Sandbox) error {
 	return err
 }
 
-// calmDown signals the commands of a sandbox and waits for them. A sandbox
-// without any, or that does not answer, is calm. Its main command is not started
-// again before done is called.
+// calmDown signals the commands of a sandbox and waits for them to end. It also
+// succeeds if there are no commands or the sandbox does not respond. The main
+// command is not restarted before done is called.
 func (s *rests) calmDown(ctx context.Context, ref string, grace time.Duration) (done func(), err error) {
 	done = func() {}
 	who, _, err := s.Admit(ctx, opStop, guard.Subject{Subject: ref})
@@ -218,7 +220,7 @@ func (s *rests) calmDown(ctx context.Context, ref string, grace time.Duration) (
 	return func() { s.stopping.Delete(b.ID) }, nil
 }
 
-// Wait blocks until a sandbox has ended, and says why.
+// Wait waits until a sandbox has ended, and returns the reason.
 func (s *records) Wait(ctx context.Context, ref string) (sandbox.Exit, error) {
 	who, err := s.Look(ctx, ops.SandboxWait, ref)
 	if err != nil {
@@ -243,8 +245,8 @@ func (s *records) Wait(ctx context.Context, ref string) (sandbox.Exit, error) {
 	return s.waitEnd(ctx, b)
 }
 
-// waitEnd waits for the end of a sandbox. One that is put to disk has not
-// ended: its end is that of the one that is made of it again.
+// waitEnd waits for the end of a sandbox. A sandbox that is paused to disk has
+// not ended.
 func (s *records) waitEnd(ctx context.Context, b store.Sandbox) (exit sandbox.Exit, err error) {
 	for {
 		if b.Rest.Kept == "" {
@@ -262,7 +264,7 @@ func (s *records) waitEnd(ctx context.Context, b store.Sandbox) (exit sandbox.Ex
 			now, _ := s.watched.Load(b.ID)
 			if b.Rest.Kept == "" && (now == nil || now == life) || b.State == sandbox.Stopped {
 				if b.State == sandbox.Gone && b.Reason == reasonLifetime {
-					exit.Reason = sandbox.ReasonLifetime // its provider was late, and the daemon removed it
+					exit.Reason = sandbox.ReasonLifetime // the provider was late, so the daemon removed it
 				}
 				return exit, nil
 			}
@@ -281,8 +283,8 @@ func (s *records) waitEnd(ctx context.Context, b store.Sandbox) (exit sandbox.Ex
 	}
 }
 
-// removed is the end of a sandbox that was removed, and whose provider did not say
-// how it ended.
+// removed returns the exit of a removed sandbox for which the provider reported
+// none.
 func removed(b *store.Sandbox) sandbox.Exit {
 	exit := sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonKilled, Detail: b.Reason}
 	if b.Reason == reasonLifetime {
@@ -291,10 +293,11 @@ func removed(b *store.Sandbox) sandbox.Exit {
 	return exit
 }
 
-// waitPoll is how often it is looked whether a sandbox on disk runs again.
+// waitPoll is the interval at which waitEnd checks whether a sandbox on disk is
+// running again.
 const waitPoll = time.Second
 
-// quiet returns the record of a sandbox once nobody changes it.
+// quiet returns the record of a sandbox once no operation is in progress.
 func (s *records) quiet(ctx context.Context, b *store.Sandbox) (store.Sandbox, error) {
 	release, err := s.locks.Take(ctx, b.ID)
 	if err != nil {
@@ -304,10 +307,10 @@ func (s *records) quiet(ctx context.Context, b *store.Sandbox) (store.Sandbox, e
 	return s.record(ctx, b.Tenant, b.ID)
 }
 
-// watcher is a goroutine that waits for the end of one life of a sandbox.
+// watcher is a goroutine that waits until a sandbox ends or is put to disk.
 type watcher struct{ box *control.Sandbox }
 
-// refind follows a sandbox that this daemon did not make, or had lost.
+// refind follows a sandbox that this daemon did not create, or had lost.
 func (s *records) refind(tenant string, box *control.Sandbox) {
 	if _, known := s.watched.Load(box.ID()); !known {
 		s.Go(func() { s.Exec.WatchBackground(tenant, box) })
@@ -323,8 +326,8 @@ func (s *records) follow(tenant string, box *control.Sandbox) {
 	}
 }
 
-// followAnew is follow for a sandbox that lives again: who waits for the end of
-// its former life is too late.
+// followAnew is follow for a sandbox that runs again. It replaces the watcher
+// of its former run.
 func (s *records) followAnew(tenant string, box *control.Sandbox) {
 	w := &watcher{box}
 	s.watched.Store(box.ID(), w)
@@ -336,14 +339,14 @@ func (s *records) await(tenant string, w *watcher) {
 		defer s.watched.CompareAndDelete(w.box.ID(), w)
 		exit, err := w.box.Wait(s.Life)
 		if err != nil {
-			return // the daemon ends, or the sandbox is lost: Reconcile finds out which
+			return // the daemon is stopping, or the sandbox is lost; Reconcile finds out which
 		}
 		s.Report(s.Life, s.ended(tenant, w, exit))
 	})
 }
 
-// ended records how a sandbox ended by itself. One whose lifetime is over is
-// removed; any other stays for its owner to see why.
+// ended records that a sandbox ended without a request. An expired one is
+// removed; others are kept so that the owner can see the reason.
 func (s *records) ended(tenant string, w *watcher, exit sandbox.Exit) error {
 	id := w.box.ID()
 	ctx, cancel := context.WithTimeout(s.Life, finalizeTimeout)
@@ -355,10 +358,10 @@ func (s *records) ended(tenant string, w *watcher, exit sandbox.Exit) error {
 	defer release()
 	b, err := s.record(ctx, tenant, id)
 	if err != nil || b.State == sandbox.Gone || b.Rest.Kept != "" {
-		return err // who removed it, or put it away, records that
+		return err // the operation that ended it records that
 	}
 	if now, _ := s.watched.Load(id); now != w {
-		return nil // it lives again
+		return nil // it is running again
 	}
 	if exit.Reason == sandbox.ReasonLifetime {
 		if err := s.end(ctx, &b); err != nil {
@@ -371,14 +374,13 @@ func (s *records) ended(tenant string, w *watcher, exit sandbox.Exit) error {
 	case sandbox.ReasonExited:
 		state = sandbox.Stopped
 	case sandbox.ReasonKilled:
-		return nil // who removed it records that
+		return nil // the operation that removed it records that
 	}
 	return s.observe(ctx, &b, found{state: state, reason: "it ended: " + string(exit.Reason), exit: &exit})
 }
 
-// ignoreGone forgives that a sandbox is gone already.
-// ignoreChanged drops the error of a record that somebody changed since it was
-// read: they know more than what was observed.
+// ignoreChanged drops the error that a record was changed since it was read:
+// the newer state takes precedence.
 func ignoreChanged(err error) error {
 	if sandbox.CodeOf(err) == sandbox.CodeConflict {
 		return nil
@@ -393,8 +395,8 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// Running reaches a sandbox of any tenant, passing no guard. It is nil if the
-// sandbox is known not to run.
+// Running returns an unguarded handle on a sandbox of any tenant. It is nil if
+// the sandbox is known not to run.
 func (s *records) Running(ctx context.Context, id sandbox.ID) (*control.Sandbox, error) {
 	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
 	switch {

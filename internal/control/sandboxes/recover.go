@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// finishStep brings a sandbox that a daemon left between two states to one of
-// them. The caller has locked it, so nobody is at it.
+// finishStep completes or undoes a state change that a daemon left unfinished.
+// The caller holds the sandbox's lock.
 func (s *reconciler) finishStep(ctx context.Context, b *store.Sandbox) error {
 	f, there, err := s.lookFor(ctx, b)
 	if err != nil {
@@ -27,7 +27,7 @@ func (s *reconciler) finishStep(ctx context.Context, b *store.Sandbox) error {
 	}
 	lives := there && (f.State == sandbox.Running || f.State == sandbox.Paused)
 	switch {
-	case b.Rest.Kept == "" && lives: // in memory: to go on is safe both ways
+	case b.Rest.Kept == "" && lives: // in memory: resuming is safe in both cases
 		return s.goOn(ctx, b)
 	case b.Rest.Kept == "" && there:
 		return s.reconcileEnded(ctx, b, f)
@@ -35,7 +35,7 @@ func (s *reconciler) finishStep(ctx context.Context, b *store.Sandbox) error {
 		return s.observe(ctx, b, found{state: sandbox.Gone, reason: gone(b)})
 	case lives && b.State == sandbox.Resuming:
 		return s.finishBring(ctx, b)
-	case lives: // it was not put away: what was written is not needed
+	case lives: // it did not end: the snapshot is not needed
 		return s.goOn(ctx, b)
 	case b.State == sandbox.Resuming:
 		return s.undoBring(ctx, b)
@@ -43,7 +43,7 @@ func (s *reconciler) finishStep(ctx context.Context, b *store.Sandbox) error {
 	return s.finishAway(ctx, b)
 }
 
-// lookFor asks the provider for one sandbox, by looking at all there are.
+// lookFor finds one sandbox in the provider's list.
 func (s *reconciler) lookFor(ctx context.Context, b *store.Sandbox) (f driver.Found, there bool, err error) {
 	be, err := s.Providers.Of(ctx, b)
 	if err != nil {
@@ -57,7 +57,7 @@ func (s *reconciler) lookFor(ctx context.Context, b *store.Sandbox) (f driver.Fo
 	return f, false, nil
 }
 
-// correct records what a sandbox was brought to.
+// correct records the state to which a sandbox was brought.
 func (s *reconciler) correct(ctx context.Context, b *store.Sandbox, t eventlog.Type, change func(*store.Sandbox), also func(*store.Tx) error) error {
 	var now store.Sandbox
 	err := s.Store.Update(ctx, func(tx *store.Tx) (err error) {
@@ -77,8 +77,7 @@ func (s *reconciler) correct(ctx context.Context, b *store.Sandbox, t eventlog.T
 	return s.Audit.Fact(ctx, fact, t, nil)
 }
 
-// goOn makes a sandbox that still lives run, whatever was about to be done to
-// it.
+// goOn makes a sandbox that still exists run, and drops the unfinished change.
 func (s *reconciler) goOn(ctx context.Context, b *store.Sandbox) error {
 	box, err := s.Providers.Attach(ctx, b)
 	if err != nil {
@@ -113,8 +112,8 @@ func (s *reconciler) goOn(ctx context.Context, b *store.Sandbox) error {
 	return nil
 }
 
-// finishAway completes what was written of a sandbox that has ended since. If
-// nothing was, it ended for another reason.
+// finishAway completes the pause or stop of a sandbox that has ended, if its
+// state was written. Otherwise the sandbox ended for another reason.
 func (s *reconciler) finishAway(ctx context.Context, b *store.Sandbox) error {
 	_, keeper, err := s.Snapshots.KeeperOf(ctx, b)
 	if err != nil {
@@ -124,7 +123,7 @@ func (s *reconciler) finishAway(ctx context.Context, b *store.Sandbox) error {
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		kept := b.Rest.Kept
 		err := s.correct(ctx, b, eventlog.Ended, func(b *store.Sandbox) {
-			b.State, b.Reason, b.Rest = sandbox.Gone, "it ended while it was being put away", store.Rest{}
+			b.State, b.Reason, b.Rest = sandbox.Gone, "it ended while it was being put to disk", store.Rest{}
 		}, func(tx *store.Tx) error { return tx.Snapshots().Delete(ctx, b.Tenant, kept) })
 		if err == nil {
 			err = s.end(ctx, b)
@@ -165,9 +164,10 @@ func (s *reconciler) finishBring(ctx context.Context, b *store.Sandbox) error {
 	return nil
 }
 
-// undoBring records that a sandbox was not brought back: it rests as before.
+// undoBring records that a sandbox was not brought back and is in its former
+// state.
 func (s *reconciler) undoBring(ctx context.Context, b *store.Sandbox) error {
-	if err := s.end(ctx, b); err != nil { // half of it may be there
+	if err := s.end(ctx, b); err != nil { // it may exist partially
 		return err
 	}
 	how, event := away{state: sandbox.Stopped, wakes: b.Rest.Wakes}, eventlog.Stopped

@@ -16,8 +16,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The steps that a crash can interrupt, as store.Rest.Step names them. They are
-// also the first halves of the names of fault points.
+// The steps that a crash can interrupt, as in store.Rest.Step. Names of fault
+// points begin with them.
 const (
 	stepPause  = "pause"
 	stepSleep  = "sleep"
@@ -25,7 +25,7 @@ const (
 	stepStop   = "stop"
 	stepStart  = "start"
 	stepUpdate = "update"
-	stepFork   = "fork" // a copy that nobody knows of before all have been made
+	stepFork   = "fork" // a copy that is not visible until all copies have been created
 )
 
 const (
@@ -36,9 +36,9 @@ const (
 	opWake   = ops.SandboxWake
 )
 
-// Pause makes a sandbox stand still: in memory, or to disk, where it holds
-// neither memory nor processes. What is paused already is success. The time of
-// a paused sandbox does not pass, where its provider can stop that.
+// Pause pauses a sandbox: in memory, or to disk, where it uses no memory and
+// has no processes. It succeeds if the sandbox is already paused. The lifetime
+// of a paused sandbox does not run, if its provider can stop it.
 func (s *rests) Pause(ctx context.Context, ref string, toDisk bool) (store.Sandbox, error) {
 	op := lifecycle.Pause
 	if toDisk {
@@ -63,8 +63,8 @@ func (s *rests) pause(ctx context.Context, t *operation, toDisk, wakes bool) (st
 	return s.freeze(ctx, t, wakes)
 }
 
-// putToSleep pauses a sandbox to disk though nobody asks for it at this moment.
-// One whose memory cannot be saved keeps it and is paused in memory.
+// putToSleep pauses a sandbox to disk without a request. A sandbox whose memory
+// cannot be saved is paused in memory instead.
 func (s *rests) putToSleep(ctx context.Context, t *operation, wakes bool) error {
 	b, err := s.pause(ctx, t, true, wakes)
 	if sandbox.CodeOf(err) != sandbox.CodeUnsupported || b.State != t.box.State {
@@ -75,13 +75,13 @@ func (s *rests) putToSleep(ctx context.Context, t *operation, wakes bool) error 
 	return err
 }
 
-// memory reports whether snapshots of a sandbox hold memory.
+// memory reports whether snapshots of a sandbox contain memory.
 func (s *rests) memory(ctx context.Context, b *store.Sandbox) bool {
 	be, err := s.Providers.Of(ctx, b)
 	return err == nil && be.HasMemory(ctx)
 }
 
-// Resume lets a paused sandbox go on. One that runs is success.
+// Resume resumes a paused sandbox. It succeeds if the sandbox is running.
 func (s *rests) Resume(ctx context.Context, ref string) (store.Sandbox, error) {
 	t, err := s.lock(ctx, ref, opResume, lifecycle.Resume)
 	if err != nil {
@@ -102,14 +102,14 @@ func (s *rests) resume(ctx context.Context, t *operation) (store.Sandbox, error)
 	return s.thaw(ctx, t)
 }
 
-// Reboot lets a paused or stopped sandbox go on with the files that it had, and
-// with none of its processes. One that runs is success.
+// Reboot runs a paused or stopped sandbox again with its files, without its
+// processes. It succeeds if the sandbox is running.
 func (s *rests) Reboot(ctx context.Context, ref string) (store.Sandbox, error) {
 	b, err := s.Get(ctx, ref)
 	switch {
 	case err != nil:
 		return b, err
-	case b.State == sandbox.Paused && b.Rest.Pause != sandbox.PauseDisk: // its memory is nowhere but in it
+	case b.State == sandbox.Paused && b.Rest.Pause != sandbox.PauseDisk: // its files exist only in the paused sandbox
 		if _, err := s.Stop(ctx, ref, 0); err != nil {
 			return b, err
 		}
@@ -125,15 +125,15 @@ func (s *rests) Reboot(ctx context.Context, ref string) (store.Sandbox, error) {
 	if t.verdict == lifecycle.Done {
 		return t.box, nil
 	}
-	if t.box.Rest.Pause != sandbox.PauseDisk { // somebody was faster
-		return t.box, core.Named(opResume, &sandbox.Error{Code: sandbox.CodeConflict, Subject: t.box.Name, Message: "the sandbox is paused in another way by now", Hint: "try again"})
+	if t.box.Rest.Pause != sandbox.PauseDisk { // another operation was faster
+		return t.box, core.Named(opResume, &sandbox.Error{Code: sandbox.CodeConflict, Subject: t.box.Name, Message: "the sandbox has meanwhile been paused in another way", Hint: "try again"})
 	}
 	b, err = s.bring(ctx, t, stepResume, true)
 	return b, core.Named(opResume, err)
 }
 
-// Start brings a stopped sandbox back with the files it had. One that runs is
-// success.
+// Start starts a stopped sandbox again with its files. It succeeds if the
+// sandbox is running.
 func (s *rests) Start(ctx context.Context, ref string) (store.Sandbox, error) {
 	t, err := s.lock(ctx, ref, opStart, lifecycle.Start)
 	if err != nil {
@@ -150,9 +150,9 @@ func (s *rests) Start(ctx context.Context, ref string) (store.Sandbox, error) {
 	return b, core.Named(opStart, err)
 }
 
-// Stop asks the commands of a sandbox to end, gives them grace, and ends it. Its
-// files are kept, so that it can be started again. Where they cannot be kept,
-// Stop is CodeUnsupported and changes nothing.
+// Stop signals the commands of a sandbox, waits up to grace, and ends the
+// sandbox. It keeps the files for Start. If the provider cannot keep them, Stop
+// returns CodeUnsupported and changes nothing.
 func (s *rests) Stop(ctx context.Context, ref string, grace time.Duration) (store.Sandbox, error) {
 	if grace > 0 {
 		proceed, err := s.calmDown(ctx, ref, grace)
@@ -173,7 +173,7 @@ func (s *rests) Stop(ctx context.Context, ref string, grace time.Duration) (stor
 	return b, core.Named(opStop, err)
 }
 
-// stopUnusable ends what cannot be stopped in good order because it failed.
+// stopUnusable ends a failed sandbox, which cannot be stopped normally.
 func (s *rests) stopUnusable(ctx context.Context, ref string, why error) (store.Sandbox, error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
@@ -201,22 +201,23 @@ func (s *rests) stopLocked(ctx context.Context, t *operation) (store.Sandbox, er
 	return t.box, s.cannotStop(&t.box)
 }
 
-// cannotStop is why a sandbox whose files cannot be kept is not stopped.
+// cannotStop returns the error for a sandbox whose files cannot be kept.
 func (s *rests) cannotStop(b *store.Sandbox) error {
-	message := "it would lose its files: this provider cannot keep them"
+	message := "the sandbox would lose its files: this provider cannot keep them"
 	if b.Spec.ID == "" {
-		message = "it would lose its files: it was made without a daemon, which does not know what to start again"
+		message = "the sandbox would lose its files: it was created without a daemon, so its configuration for a restart is unknown"
 	}
 	return unsupported(b, message, "to end it and lose its files, remove it with: atoll rm --force "+b.Name)
 }
 
-// keeps reports whether the files of a sandbox can be kept when it ends. Of one
-// that was made without a daemon it is not known what to start again.
+// keeps reports whether the files of a sandbox can be kept when it ends. They
+// cannot for a sandbox that was created without a daemon, because its
+// configuration is unknown.
 func (s *rests) keeps(b *store.Sandbox, box *control.Sandbox) bool {
 	return b.Spec.ID != "" && control.Can[driver.Snapshotter](box)
 }
 
-// freeze pauses in memory.
+// freeze pauses a sandbox in memory.
 func (s *rests) freeze(ctx context.Context, t *operation, wakes bool) (store.Sandbox, error) {
 	box, err := s.attach(ctx, &t.box)
 	if err != nil {
@@ -250,21 +251,21 @@ func (s *rests) freeze(ctx context.Context, t *operation, wakes bool) (store.San
 	}, nil)
 }
 
-// stopClock keeps the provider from ending a sandbox that is about to be
-// paused, and reports whether it did: some cannot, and their time goes on.
+// stopClock stops the provider's lifetime of a sandbox that is about to be
+// paused, and reports whether it did. Some providers cannot.
 func (s *rests) stopClock(ctx context.Context, box *control.Sandbox, b *store.Sandbox) bool {
 	switch {
 	case b.Expires.IsZero():
 		return false
 	case b.Spec.Lifetime.HardTimeout() == 0:
-		return true // it is we who end it
+		return true // the daemon enforces the lifetime
 	case !control.Can[driver.DeadlineSetter](box):
 		return false
 	}
 	return box.SetDeadline(ctx, time.Time{}) == nil
 }
 
-// holdClock makes the time of a sandbox stand still.
+// holdClock stops the lifetime in a record.
 func (s *rests) holdClock(b *store.Sandbox) {
 	if b.Expires.IsZero() {
 		return
@@ -276,11 +277,11 @@ func (s *rests) holdClock(b *store.Sandbox) {
 	b.Rest.Left, b.Expires = max(left, 1), time.Time{}
 }
 
-// anotherLife is how long a sandbox may live that was put away because its
-// time was over, once it runs again, unless somebody says otherwise.
+// anotherLife is the lifetime of a sandbox that runs again after it was put to
+// disk because its time was over, unless another one is set.
 const anotherLife = 5 * time.Minute
 
-// runs makes the record of a sandbox that of one that runs: its time goes on.
+// runs sets the record of a sandbox to running; its lifetime continues.
 func (s *rests) runs(b *store.Sandbox, reason string) {
 	if b.Rest.Left > 0 {
 		b.Expires = s.Store.Now().Add(b.Rest.Left)
@@ -288,7 +289,7 @@ func (s *rests) runs(b *store.Sandbox, reason string) {
 	b.State, b.Reason, b.Rest, b.Exit, b.Active = sandbox.Running, reason, store.Rest{}, nil, s.Store.Now()
 }
 
-// thaw resumes from memory.
+// thaw resumes a sandbox from memory.
 func (s *rests) thaw(ctx context.Context, t *operation) (store.Sandbox, error) {
 	box, err := s.attach(ctx, &t.box)
 	if err != nil {
@@ -313,17 +314,17 @@ func (s *rests) thaw(ctx context.Context, t *operation) (store.Sandbox, error) {
 	return s.leave(ctx, t, intent, err, func(b *store.Sandbox) { s.runs(b, "") }, nil)
 }
 
-// away says how a sandbox is put away to disk.
+// away describes how a sandbox is put to disk.
 type away struct {
 	step   string
-	memory bool // processes too
+	memory bool // with memory and processes
 	state  sandbox.State
 	pause  sandbox.PauseKind
 	wakes  bool
 }
 
-// putAway writes the state of a sandbox down and ends it: its provider ends it
-// when the snapshot is complete.
+// putAway writes a snapshot of a sandbox and ends it. The provider ends it when
+// the snapshot is complete.
 func (s *rests) putAway(ctx context.Context, t *operation, how away) (store.Sandbox, error) {
 	box, err := s.attach(ctx, &t.box)
 	if err != nil {
@@ -332,7 +333,7 @@ func (s *rests) putAway(ctx context.Context, t *operation, how away) (store.Sand
 	if !s.keeps(&t.box, box) {
 		return t.box, snapshots.CannotKeep(&t.box)
 	}
-	if err := s.Workspaces.Save(ctx, t.box.ID, "the sandbox "+t.box.Name+" was put away"); err != nil {
+	if err := s.Workspaces.Save(ctx, t.box.ID, "the sandbox "+t.box.Name+" was put to disk"); err != nil {
 		return t.box, err
 	}
 	id := snapshots.NewID()
@@ -352,7 +353,7 @@ func (s *rests) putAway(ctx context.Context, t *operation, how away) (store.Sand
 	if err != nil {
 		return s.undoAway(ctx, t, intent, id, err)
 	}
-	// The sandbox has ended: there is no way back.
+	// The sandbox has ended, so this must be completed.
 	late := context.WithoutCancel(ctx)
 	if err := s.Fault(how.step + ".kept"); err != nil {
 		return t.box, err
@@ -372,8 +373,8 @@ func unsupported(b *store.Sandbox, message, hint string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: b.Name, Message: message, Hint: hint}
 }
 
-// writeDown writes the state of a sandbox into a snapshot. One that is paused in
-// memory goes on for that.
+// writeDown writes a snapshot of a sandbox. A sandbox that is paused in memory
+// is resumed for that.
 func (s *rests) writeDown(ctx context.Context, t *operation, box *control.Sandbox, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
 	if t.box.State == sandbox.Paused {
 		if err := box.Resume(ctx); err != nil {
@@ -383,8 +384,8 @@ func (s *rests) writeDown(ctx context.Context, t *operation, box *control.Sandbo
 	return box.Snapshot(ctx, opts)
 }
 
-// undoAway records that a sandbox could not be put away and runs on, or stands
-// still as before.
+// undoAway records that a sandbox could not be put to disk and is running or
+// paused as before.
 func (s *rests) undoAway(ctx context.Context, t *operation, intent *audit.Intent, id string, failed error) (store.Sandbox, error) {
 	if t.box.State == sandbox.Paused {
 		if box, err := s.attach(ctx, &t.box); err == nil {
@@ -399,7 +400,7 @@ func (s *rests) undoAway(ctx context.Context, t *operation, intent *audit.Intent
 
 const reasonFilesOnly = "only its files are kept, because its provider keeps no memory"
 
-// setResting makes the record of a sandbox that of one that was put away.
+// setResting sets the record of a sandbox to paused or stopped on disk.
 func (s *rests) setResting(b *store.Sandbox, how away, id string) {
 	left := b.Rest.Left
 	b.State, b.Reason, b.Exit = how.state, "", nil
@@ -407,8 +408,8 @@ func (s *rests) setResting(b *store.Sandbox, how away, id string) {
 	s.holdClock(b)
 }
 
-// bring makes a sandbox that was put away run again, with the memory that was
-// kept unless only its files are wanted. What was kept goes only when it runs.
+// bring runs a sandbox that is on disk, with its saved memory unless filesOnly
+// is set. The saved state is removed once the sandbox is running.
 func (s *rests) bring(ctx context.Context, t *operation, step string, filesOnly bool) (store.Sandbox, error) {
 	if err := s.Policies.PermitAgain(ctx, t.action, &t.box); err != nil {
 		return t.box, err
@@ -476,8 +477,8 @@ func (s *rests) bring(ctx context.Context, t *operation, step string, filesOnly 
 	return b, err
 }
 
-// coldReason says why a sandbox started from its files only, if its memory was
-// there.
+// coldReason returns why a sandbox was started from its files only although its
+// memory had been saved.
 func coldReason(how driver.Restored) string {
 	if how.Memory || how.Why == "" {
 		return ""

@@ -1,7 +1,7 @@
-// Package sandboxes makes sandboxes and changes what becomes of them: create, fork,
-// pause, stop, update and remove, at the request of a tenant or because a time is
-// over. [Service.Reconcile] brings the records and what providers really have
-// together.
+// Package sandboxes manages the life of sandboxes: create, fork, pause, stop,
+// update and remove, on request or because a time limit was reached.
+// [Service.Reconcile] compares the records with the sandboxes that exist at the
+// providers.
 package sandboxes
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Services are those that a sandbox needs.
+// Services are the other services that this one uses.
 type Services struct {
 	Providers  *providers.Service
 	Exec       *exec.Service
@@ -40,12 +40,12 @@ type Services struct {
 	Secrets    *secrets.Service
 	Templates  *templates.Service
 	Ports      *ports.Service
-	// Gate bounds what is made at a time. Nil: nothing does.
+	// Gate limits concurrent creations. Nil: no limit.
 	Gate *admission.Gate
 }
 
-// Service makes sandboxes and changes what becomes of them. Its methods may be
-// called concurrently. The caller calls Reconcile before the first request.
+// Service manages sandboxes. It is safe for concurrent use. The caller calls
+// Reconcile before the first request.
 type Service struct {
 	*records
 	*makers
@@ -56,8 +56,8 @@ type Service struct {
 	*reconciler
 }
 
-// New returns a Service. Because some of the others need it too, it gets them later:
-// the caller fills Services before the first request.
+// New returns a Service. The caller fills in Services before the first request;
+// they are set later because some of them need this one.
 func New(c *core.Core) *Service {
 	r := &records{Core: c, Services: new(Services), hurry: make(chan struct{}, 1), due: make(due, 1)}
 	rests := &rests{records: r}
@@ -67,27 +67,27 @@ func New(c *core.Core) *Service {
 	}
 }
 
-// Connect says which services there are.
+// Connect sets the services.
 func (s *Service) Connect(all Services) { *s.Services = all }
 
-// records finds, locks and changes the records of sandboxes, and follows the lives of
-// those that run.
+// records finds, locks and changes the records of sandboxes, and watches
+// running sandboxes.
 type records struct {
 	*core.Core
 	*Services
 	locks    core.Locks[sandbox.ID]
-	watched  sync.Map // sandbox.ID → *watcher: those that a goroutine waits for
-	ending   sync.Map // sandbox.ID → nil: those that are being removed
-	stopping sync.Map // sandbox.ID → nil: those that somebody stops
-	// restarting are those whose main command is about to be started again, and
-	// backoffs how long that took last.
+	watched  sync.Map // sandbox.ID → *watcher: the goroutine that waits for its end
+	ending   sync.Map // sandbox.ID → nil: being removed
+	stopping sync.Map // sandbox.ID → nil: being stopped
+	// restarting are the sandboxes whose main command is about to be restarted,
+	// and backoffs are their last delays.
 	restarting, backoffs sync.Map
 	inflight             core.Inflight[sandbox.ID]
 	uses                 uses
 	due                  due
-	// unsettled says that something is known to be half-made.
+	// unsettled means that a state is known to be incomplete.
 	unsettled atomic.Bool
-	hurry     chan struct{} // tells Watch so
+	hurry     chan struct{} // makes Watch reconcile soon
 }
 
 // makers create and fork.
@@ -96,25 +96,25 @@ type makers struct {
 	rests *rests
 }
 
-// rests pause, stop and bring back.
+// rests pause, stop and restart sandboxes.
 type rests struct{ *records }
 
-// updates change what a sandbox may use and reach.
+// updates change limits, labels and network of sandboxes.
 type updates struct{ *records }
 
-// users open sandboxes, and wake them for that.
+// users open sandboxes, and wake sleeping ones.
 type users struct {
 	*records
 	rests *rests
 }
 
-// lifetimes end or put away sandboxes that nobody uses, or whose time is over.
+// lifetimes end or pause sandboxes that are idle or expired.
 type lifetimes struct {
 	*records
 	rests *rests
 }
 
-// reconciler compares the records with what exists.
+// reconciler compares the records with the sandboxes that exist.
 type reconciler struct {
 	*records
 	rests *rests
@@ -124,9 +124,9 @@ func actionOf(who key.Principal, a control.Action) audit.Action {
 	return guard.Action(who, a.Op, core.SubjectOf(a))
 }
 
-// admitted waits until a sandbox of a tenant may be made with a provider; the caller
-// calls leave when that is over. Only those that run on this machine, which have
-// an engine, take its processors and memory.
+// admitted waits until a sandbox of a tenant may be created with a provider.
+// The caller calls leave after the creation. The limit applies only to
+// sandboxes that run on this machine.
 func (s *records) admitted(ctx context.Context, be *providers.Backend, tenant string) (leave func(), err error) {
 	facts, err := be.Facts(ctx)
 	if err != nil || facts.Engine == "" && !facts.SharesFiles {
@@ -138,11 +138,11 @@ func (s *records) admitted(ctx context.Context, be *providers.Backend, tenant st
 // Creating reports whether this process is creating a sandbox.
 func (s *records) Creating(id sandbox.ID) bool { return s.inflight.Has(id) }
 
-// Unsettled makes the next reconciliation come soon.
+// Unsettled makes the next reconciliation start soon.
 func (s *records) Unsettled() { s.unsettled.Store(true) }
 
-// doubt has the store compared with what really runs soon, because something
-// could not be written down.
+// doubt makes the next reconciliation start soon, because something could not
+// be recorded.
 func (s *records) doubt() {
 	s.unsettled.Store(true)
 	select {

@@ -8,19 +8,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Stats compares what is recorded with what exists, and changes nothing.
+// Stats is a comparison of the records with the sandboxes that exist.
 type Stats struct {
-	Running []driver.Found // what exists and is recorded
-	// Unrecorded exist and have no record, Missing are recorded as running and
-	// do not exist. What is being made or removed is neither.
+	Running []driver.Found // exist and have a record
+	// Unrecorded exist without a record. Missing are recorded as running and do
+	// not exist. Neither contains sandboxes that are being created or removed.
 	Unrecorded, Missing []sandbox.ID
-	// Unreachable belong to a provider, account or address that this daemon
-	// does not work on.
+	// Unreachable have a provider, account or address that this daemon does not
+	// use.
 	Unreachable []sandbox.ID
 }
 
-// Stats looks at the sandboxes of this node. It is for the owner of the
-// machine, whom the caller has found to be asking.
+// Stats compares without changing anything. The caller must have checked that
+// the request comes from the owner of the machine.
 func (s *reconciler) Stats(ctx context.Context) (c Stats, err error) {
 	known, err := s.Recorded(ctx)
 	if err != nil {

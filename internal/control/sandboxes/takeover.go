@@ -12,13 +12,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// takenOver is why a sandbox runs that another installation had.
+// takenOver is the reason of a sandbox taken over from another installation.
 const takenOver = "taken over from another installation"
 
-// TakeOver records a sandbox that another installation has with the account that
-// a provider of this one has too, for a tenant. Spec has its id and provider. One
-// that this installation had is taken back. CodeGone: the provider says that it
-// ended.
+// TakeOver records a sandbox of another installation that uses the same
+// provider account, for a tenant. spec has its ID and provider. A sandbox that
+// this installation had before is taken back. CodeGone: the provider says that
+// the sandbox has ended.
 func (s *reconciler) TakeOver(ctx context.Context, tenant, binding string, spec sandbox.Spec) (out store.Sandbox, err error) {
 	refuse := func(code sandbox.Code, message string) (store.Sandbox, error) {
 		return out, &sandbox.Error{Code: code, Op: string(ops.SandboxAdopt), Subject: string(spec.ID), Message: message}
@@ -28,7 +28,7 @@ func (s *reconciler) TakeOver(ctx context.Context, tenant, binding string, spec 
 		return out, err
 	}
 	if be.Binding != binding {
-		return refuse(sandbox.CodeUnavailable, "it belongs to "+binding+", and the provider works on "+be.Binding)
+		return refuse(sandbox.CodeUnavailable, "it belongs to "+binding+", but the provider uses "+be.Binding)
 	}
 	release, err := s.locks.Take(ctx, spec.ID)
 	if err != nil {
@@ -42,7 +42,7 @@ func (s *reconciler) TakeOver(ctx context.Context, tenant, binding string, spec 
 	case err == nil && had.Tenant == tenant && had.State == sandbox.Gone:
 		return refuse(sandbox.CodeConflict, "this installation had the sandbox, and has removed its record")
 	case err == nil:
-		return refuse(sandbox.CodeDenied, "it belongs to somebody else")
+		return refuse(sandbox.CodeDenied, "it belongs to another tenant")
 	case sandbox.CodeOf(err) != sandbox.CodeNotFound:
 		return out, err
 	}
@@ -75,7 +75,7 @@ func (s *reconciler) TakeOver(ctx context.Context, tenant, binding string, spec 
 	return out, s.Audit.Fact(ctx, audit.Action{Tenant: tenant, Op: ops.SandboxAdopt, Sandbox: b.ID, Name: b.Name, Subject: b.Name}, eventlog.Found, nil)
 }
 
-// claim has the provider know a sandbox that another installation made.
+// claim makes the provider accept a sandbox that another installation created.
 func claim(ctx context.Context, be *providers.Backend, spec *sandbox.Spec) error {
 	adopter, ok := driver.As[driver.Adopter](be.Driver)
 	if !ok {
@@ -84,8 +84,8 @@ func claim(ctx context.Context, be *providers.Backend, spec *sandbox.Spec) error
 	return adopter.Adopt(ctx, spec)
 }
 
-// takeBack takes over a sandbox that another installation took from this one,
-// which has a record of it.
+// takeBack takes over a sandbox that another installation took over from this
+// one, which still has a record.
 func (s *reconciler) takeBack(ctx context.Context, be *providers.Backend, b store.Sandbox, spec *sandbox.Spec) (store.Sandbox, error) {
 	if err := claim(ctx, be, spec); err != nil {
 		return b, err
@@ -95,7 +95,7 @@ func (s *reconciler) takeBack(ctx context.Context, be *providers.Backend, b stor
 		return b, err
 	}
 	if b.State != sandbox.Lost {
-		return b, nil // it still has it, or has not noticed
+		return b, nil // it still has the sandbox, or did not notice
 	}
 	if err := s.observe(ctx, &b, found{state: sandbox.Running, reason: takenOver}); err != nil {
 		return b, err

@@ -31,9 +31,9 @@ func validate(c *sandbox.Change) error {
 	return c.Resources.Validate()
 }
 
-// Update changes the limits, labels, lifetime or idle policy of a sandbox. Of
-// one that does not run the limits hold when it runs again. Nothing is changed
-// if a part of it cannot be.
+// Update changes the limits, labels, lifetime or idle policy of a sandbox. If
+// the sandbox is not running, new limits apply when it runs again. Either all
+// changes are made or none.
 func (s *updates) Update(ctx context.Context, ref string, c sandbox.Change) (store.Sandbox, error) {
 	if c.Network != nil {
 		n := *c.Network
@@ -55,7 +55,7 @@ func (s *updates) Update(ctx context.Context, ref string, c sandbox.Change) (sto
 	}
 	b, err := s.update(ctx, t, &c)
 	if err == nil && len(c.Labels) > 0 {
-		err = s.Profiles.Enforce(ctx, []store.Sandbox{b}) // other policies may hold for it
+		err = s.Profiles.Enforce(ctx, []store.Sandbox{b}) // its labels may match other policies
 	}
 	return b, core.Named(opUpdate, err)
 }
@@ -84,7 +84,7 @@ func (s *updates) update(ctx context.Context, t *operation, c *sandbox.Change) (
 		s.apply(b, c, now)
 		setLoose(b, changed, loose)
 		if box != nil {
-			b.Rest.Step = stepUpdate // what the provider was told is not known until it is done
+			b.Rest.Step = stepUpdate // the provider's limits are unknown until the update is complete
 		}
 	}, nil)
 	if err != nil {
@@ -142,7 +142,7 @@ func held(r sandbox.Resources, loose map[string]sandbox.Enforcement) sandbox.Res
 	return r
 }
 
-// setLoose records limits that the provider was not told about.
+// setLoose records limits that were not passed to the provider.
 func setLoose(b *store.Sandbox, changed sandbox.Resources, loose map[string]sandbox.Enforcement) {
 	if len(loose) == 0 {
 		return
@@ -155,22 +155,23 @@ func setLoose(b *store.Sandbox, changed sandbox.Resources, loose map[string]sand
 	maps.Copy(b.Limits, loose)
 }
 
-// canChange refuses what the provider of a living sandbox cannot do.
+// canChange returns an error if the provider does not support a change to a
+// running sandbox.
 func (s *updates) canChange(t *operation, box *control.Sandbox, c *sandbox.Change) error {
 	if c.Resources != (sandbox.Resources{}) && !control.Can[driver.Resizer](box) {
-		return unsupported(&t.box, "this provider cannot change the limits of a sandbox that runs", "stop it, change it, and start it again")
+		return unsupported(&t.box, "this provider cannot change the limits of a running sandbox", "stop it, change it, and start it again")
 	}
-	// A shorter life can be ended by us; a longer one is in the provider's hands.
+	// The daemon can enforce a shorter lifetime; only the provider can extend one.
 	was := t.box.Spec.Lifetime
 	longer := was.HardTimeout() > 0 && !t.box.Expires.IsZero() && (c.Lifetime.Apply(was).HardTimeout() == 0 ||
 		c.Lifetime.Timeout != nil && s.Store.Now().Add(*c.Lifetime.Timeout).After(t.box.Expires))
 	if longer && !control.Can[driver.DeadlineSetter](box) {
-		return unsupported(&t.box, "this provider cannot let a sandbox that runs live longer", "")
+		return unsupported(&t.box, "this provider cannot extend the lifetime of a running sandbox", "")
 	}
 	return nil
 }
 
-// apply makes a change to a record.
+// apply applies a change to a record.
 func (s *updates) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
 	b.Resources, b.Labels = c.ApplyResources(b.Resources), c.ApplyLabels(b.Labels)
 	expires := b.Expires
@@ -178,7 +179,7 @@ func (s *updates) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
 	switch {
 	case c.Lifetime.Timeout == nil:
 		b.Expires = expires
-	case b.Rest.Pause != "" || b.State == sandbox.Stopped: // its time begins when it runs again
+	case b.Rest.Pause != "" || b.State == sandbox.Stopped: // its lifetime starts when it runs again
 		b.Rest.Left, b.Expires = *c.Lifetime.Timeout, time.Time{}
 	}
 	if c.Lifetime.Wakes != nil && b.Rest.Pause != "" {
@@ -187,8 +188,8 @@ func (s *updates) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
 	b.Active = now
 }
 
-// tell makes a change to a living sandbox. If the second half fails, the first
-// is undone.
+// tell applies a change to a running sandbox. If the second part fails, the
+// first is undone.
 func (s *updates) tell(ctx context.Context, t *operation, box *control.Sandbox, c *sandbox.Change, before *store.Sandbox, now time.Time) error {
 	if c.Resources != (sandbox.Resources{}) {
 		if err := box.Resize(ctx, c.Resources); err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Usage tells what a running sandbox consumes. To look at it is not to use it:
-// it goes to rest all the same, and one that rests is not woken.
+// Usage returns the resource usage of a running sandbox. It does not count as
+// use: it neither keeps a sandbox from becoming idle nor wakes one.
 func (s *records) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
 	const op = ops.SandboxUsage
 	who, err := s.Look(ctx, op, ref)
@@ -23,7 +23,7 @@ func (s *records) Usage(ctx context.Context, ref string) (sandbox.Usage, error) 
 	}
 	verdict, err := lifecycle.Decide(view(&b), lifecycle.Use)
 	if err == nil && verdict == lifecycle.Wake {
-		err = &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: "the sandbox rests and consumes nothing"}
+		err = &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: "the sandbox is not running and uses no resources"}
 	}
 	if err != nil {
 		return sandbox.Usage{}, core.Named(op, err)

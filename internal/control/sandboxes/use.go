@@ -47,8 +47,7 @@ func (s *users) Use(ctx context.Context, ref string) (u exec.Use, err error) {
 	return u, nil
 }
 
-// findToUse is find for whoever will run commands, and needs to know how much
-// the tenant may.
+// findToUse is find for running commands. It also returns the tenant's limits.
 func (s *users) findToUse(ctx context.Context, tenant, ref string) (b store.Sandbox, l sandbox.Limits, err error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return b, l, err
@@ -64,8 +63,8 @@ func (s *users) findToUse(ctx context.Context, tenant, ref string) (b store.Sand
 	return b, l, err
 }
 
-// occupy marks a sandbox as in use until ctx ends, waits until nobody changes
-// its state, and returns what it is then.
+// occupy marks a sandbox as in use until ctx ends, waits for state changes in
+// progress, and returns the record after them.
 func (s *users) occupy(ctx context.Context, b store.Sandbox) (store.Sandbox, error) {
 	closing, leave := s.uses.begin(b.ID, s.Store.Now)
 	span.AtEnd(ctx, leave)
@@ -77,7 +76,7 @@ func (s *users) occupy(ctx context.Context, b store.Sandbox) (store.Sandbox, err
 		}
 	}
 	if b.Idle.After == 0 && closing == nil && !between(b.State) {
-		return b, nil // nothing changes it behind our back
+		return b, nil // the state can no longer change
 	}
 	b, err := s.record(ctx, b.Tenant, b.ID)
 	for range maxChanges {
@@ -89,13 +88,13 @@ func (s *users) occupy(ctx context.Context, b store.Sandbox) (store.Sandbox, err
 	return b, err
 }
 
-// maxChanges is how many changes of its state a use waits for.
+// maxChanges limits how many state changes occupy waits for.
 const maxChanges = 10
 
-// between reports whether somebody is changing the state of a sandbox.
+// between reports whether a state is transitional.
 func between(s sandbox.State) bool { return s == sandbox.Pausing || s == sandbox.Resuming }
 
-// wake resumes a sandbox that went to sleep by itself.
+// wake resumes a sandbox that was paused by its idle policy.
 func (s *users) wake(ctx context.Context, b *store.Sandbox) (store.Sandbox, error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
@@ -108,21 +107,21 @@ func (s *users) wake(ctx context.Context, b *store.Sandbox) (store.Sandbox, erro
 	}
 	defer t.release()
 	if t.verdict == lifecycle.Done {
-		return t.box, nil // somebody else was faster
+		return t.box, nil // another caller was faster
 	}
 	return s.rests.resume(ctx, t)
 }
 
-// uses are the sandboxes that somebody uses now, or used since the daemon
-// began. The zero value is ready.
+// uses are the sandboxes that are in use, or have been since the daemon
+// started. The zero value is ready to use.
 type uses struct {
 	mu    sync.Mutex
 	boxes map[sandbox.ID]*use
 }
 
 type use struct {
-	open    int       // handles
-	last    time.Time // when one was opened or let go of
+	open    int       // number of open handles
+	last    time.Time // when a handle was last opened or closed
 	closing chan struct{}
 }
 
@@ -136,8 +135,8 @@ func (u *uses) get(id sandbox.ID) *use {
 	return u.boxes[id]
 }
 
-// begin counts a use until leave is called. While the sandbox is being put to
-// sleep, closing is a channel that is closed when that is over.
+// begin counts a use until leave is called. If the sandbox is being paused,
+// closing is closed when that is over.
 func (u *uses) begin(id sandbox.ID, now func() time.Time) (closing <-chan struct{}, leave func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -152,16 +151,15 @@ func (u *uses) begin(id sandbox.ID, now func() time.Time) (closing <-chan struct
 	})
 }
 
-// close begins to put a sandbox to sleep that was not used since a time: uses
-// that begin from now on wait until reopen is called. It reports when the
-// sandbox was last used if it is in use, or was since; a use that goes on is
-// now.
+// close begins to pause a sandbox that was not used since a time: new uses wait
+// until reopen is called. If the sandbox is in use or was used since, close
+// returns false and the time of the last use, which is now for a current use.
 func (u *uses) close(id sandbox.ID, since, now time.Time) (reopen func(), last time.Time, ok bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	b := u.get(id)
 	if b.last.After(now) {
-		b.last = now // the clock was set back since
+		b.last = now // the clock was set back
 	}
 	switch {
 	case b.open > 0 || b.closing != nil:
@@ -179,7 +177,7 @@ func (u *uses) close(id sandbox.ID, since, now time.Time) (reopen func(), last t
 	}, b.last, true
 }
 
-// forget drops what is known of a sandbox that is gone.
+// forget removes a sandbox that is gone.
 func (u *uses) forget(id sandbox.ID) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -188,6 +186,5 @@ func (u *uses) forget(id sandbox.ID) {
 	}
 }
 
-// handle returns a handle for callers: everything that is done with it passes
-// the guard.
+// handle returns a handle on which every operation passes the guard.
 func (s *records) handle(box *control.Sandbox) *control.Sandbox { return box.Guarded(s.Act) }
