@@ -1,6 +1,6 @@
-// Package confine takes from a process of this program everything that it does not
-// need to move bytes between sockets, before it reads the first byte that a
-// stranger had a hand in.
+// Package confine drops the privileges of a process of this program before it
+// reads untrusted data. The process keeps only what it needs to move bytes
+// between sockets.
 package confine
 
 import (
@@ -12,17 +12,18 @@ import (
 	"gvisor.dev/gvisor/pkg/seccomp"
 )
 
-// Keeps says what a process may use in addition to its memory and sockets.
+// Keeps lists what a process may use besides its memory and sockets.
 type Keeps struct {
-	// Files lets it open what its root directory holds for reading, and files
-	// without a name for both; and read and write what is open at any place.
+	// Files lets the process open files below its root directory for reading, open
+	// unnamed temporary files for reading and writing, and read and write open
+	// files at any offset.
 	Files bool
 }
 
-// Enter gives up, for good: the file system but for the directory root, which
-// it closes, every capability, the power to start programs, and all system
-// calls but those that are kept. It concerns all threads of the process. On an
-// error some of it may be given up, and the process should end.
+// Enter permanently gives up the file system except for the directory root, all
+// capabilities, the right to start programs, and all system calls except those
+// kept. It closes root. It applies to all threads of the process. After an
+// error some of this may have happened, and the process should exit.
 func Enter(root *os.File, keeps Keeps) error {
 	if err := unix.Fchdir(int(root.Fd())); err != nil {
 		return fmt.Errorf("fchdir: %w", err)
@@ -31,8 +32,7 @@ func Enter(root *os.File, keeps Keeps) error {
 		return fmt.Errorf("chroot: %w", err)
 	}
 	root.Close()
-	// Other processes of the same user must not be able to read or trace this
-	// one.
+	// Other processes of the same user must not read or trace this one.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("dumpable: %w", err)
 	}
@@ -51,7 +51,7 @@ func Enter(root *os.File, keeps Keeps) error {
 	return restrictCalls(keeps)
 }
 
-// dropCapabilities leaves none to any thread.
+// dropCapabilities drops the capabilities of all threads.
 func dropCapabilities() error {
 	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); errno != 0 {
 		return errno
@@ -63,9 +63,9 @@ func dropCapabilities() error {
 
 var capHeader = unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 
-// restrictCalls lets through what the Go runtime and sockets need, and work on
-// files if that is kept. Anything else fails with EPERM, and is not fatal: code
-// of a library that tries a file first is content with that.
+// restrictCalls allows the system calls of the Go runtime and sockets and, with
+// keeps.Files, of work on files. All others fail with EPERM. That is not fatal,
+// because libraries that try to open an optional file continue without it.
 func restrictCalls(keeps Keeps) error {
 	program := seccomp.Program{
 		RuleSets: []seccomp.RuleSet{{Rules: allowedCalls(keeps), Action: seccomp.Allow}},
@@ -88,18 +88,18 @@ func allowedCalls(keeps Keeps) seccomp.SyscallRules {
 			seccomp.PerArg{seccomp.EqualTo(unix.AF_INET)},
 			seccomp.PerArg{seccomp.EqualTo(unix.AF_INET6)},
 		},
-		// Threads, and no processes.
+		// Threads, but no processes.
 		unix.SYS_CLONE: seccomp.PerArg{seccomp.MaskedEqual(unix.CLONE_THREAD|unix.CLONE_VM|unix.CLONE_NEWUSER|unix.CLONE_NEWNS|unix.CLONE_NEWNET, unix.CLONE_THREAD|unix.CLONE_VM)},
-		// Memory is never made executable.
+		// Memory must not become executable.
 		unix.SYS_MMAP:     seccomp.PerArg{seccomp.AnyValue{}, seccomp.AnyValue{}, seccomp.MaskedEqual(unix.PROT_EXEC, 0)},
 		unix.SYS_MPROTECT: seccomp.PerArg{seccomp.AnyValue{}, seccomp.AnyValue{}, seccomp.MaskedEqual(unix.PROT_EXEC, 0)},
-		// Names of memory areas, for whoever looks from outside.
+		// The runtime names memory areas, for display in /proc.
 		unix.SYS_PRCTL: seccomp.PerArg{seccomp.EqualTo(unix.PR_SET_VMA)},
 	}
 	calls := [][]uintptr{socketCalls, archCalls}
 	if keeps.Files {
 		calls = append(calls, fileCalls)
-		// No file gets a name.
+		// Files cannot be created with a name.
 		const named = unix.O_ACCMODE | unix.O_CREAT | unix.O_TRUNC
 		rules[unix.SYS_OPENAT] = seccomp.Or{
 			seccomp.PerArg{seccomp.AnyValue{}, seccomp.AnyValue{}, seccomp.MaskedEqual(named, unix.O_RDONLY)},
@@ -114,7 +114,7 @@ func allowedCalls(keeps Keeps) seccomp.SyscallRules {
 	return seccomp.MakeSyscallRules(rules)
 }
 
-// socketCalls are what the Go runtime and sockets need.
+// socketCalls are the system calls of the Go runtime and sockets.
 var socketCalls = []uintptr{
 	unix.SYS_READ, unix.SYS_WRITE, unix.SYS_READV, unix.SYS_WRITEV, unix.SYS_CLOSE, unix.SYS_FCNTL, unix.SYS_FSTAT,
 	unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT, unix.SYS_SETSOCKOPT, unix.SYS_SHUTDOWN,
@@ -128,6 +128,6 @@ var socketCalls = []uintptr{
 	unix.SYS_TIMER_CREATE, unix.SYS_TIMER_SETTIME, unix.SYS_TIMER_DELETE, unix.SYS_SETITIMER,
 }
 
-// fileCalls are what work on open files needs, and to look whether one has
-// changed.
+// fileCalls are the system calls that read and write open files and check
+// whether a file has changed.
 var fileCalls = []uintptr{unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_LSEEK, unix.SYS_FTRUNCATE, unix.SYS_FSYNC, statCall}

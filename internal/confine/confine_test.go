@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestAttacker has a process that was taken over try what it can.
+// TestAttacker checks what a compromised process can still do.
 func TestAttacker(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "attacker")
 	build := exec.Command("go", "build", "-o", program, "./testdata/attacker")

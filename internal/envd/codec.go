@@ -1,11 +1,11 @@
-// Package envd is the language that E2B's software development kits speak to
-// the inside of a sandbox: the messages of its process and filesystem services
-// and the two codecs in which they travel under the Connect protocol.
+// Package envd implements the protocol between E2B's SDKs and a sandbox: the
+// messages of the process and filesystem services and the two codecs that carry
+// them over Connect.
 //
 // The messages are plain structs. Their json tags follow protobuf's JSON
-// mapping, their pb tags hold the field numbers; a oneof is a set of pointers or
-// byte slices of which one is not nil. So a server and a client of these
-// services need neither generated code nor its run-time.
+// mapping; their pb tags contain the field numbers. A oneof is a set of
+// pointers or byte slices of which exactly one is not nil. Servers and clients
+// of these services therefore need neither generated code nor its run-time.
 package envd
 
 import (
@@ -25,7 +25,7 @@ func (c JSON) Name() string { return c.name }
 // Marshal encodes a message.
 func (JSON) Marshal(m any) ([]byte, error) { return json.Marshal(m) }
 
-// Unmarshal decodes a message, ignoring fields that it does not know.
+// Unmarshal decodes a message and ignores unknown fields.
 func (JSON) Unmarshal(b []byte, m any) error {
 	if len(b) == 0 {
 		return nil
@@ -39,14 +39,14 @@ type Proto struct{}
 // Name is the name by which Connect selects the codec.
 func (Proto) Name() string { return "proto" }
 
-// Codecs returns the options that make a handler speak both codecs.
+// Codecs returns the options that make a handler support both codecs.
 func Codecs() connect.HandlerOption {
 	return connect.WithHandlerOptions(
 		connect.WithCodec(JSON{"json"}), connect.WithCodec(JSON{"json; charset=utf-8"}), connect.WithCodec(Proto{}),
 	)
 }
 
-// ClientCodec makes a client speak JSON, or protobuf's binary encoding.
+// ClientCodec makes a client use protobuf's binary encoding, or JSON.
 func ClientCodec(binary bool) connect.ClientOption {
 	if binary {
 		return connect.WithCodec(Proto{})

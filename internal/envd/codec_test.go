@@ -47,7 +47,7 @@ func messages() []any {
 	}
 }
 
-// describe makes protobuf's own description of a message type from its tags.
+// describe derives a protobuf descriptor of a message type from its tags.
 func describe(t reflect.Type, into *descriptorpb.FileDescriptorProto) {
 	for _, m := range into.MessageType {
 		if m.GetName() == t.Name() {
@@ -139,7 +139,7 @@ func scalarType(t reflect.Type, zigzag bool) descriptorpb.FieldDescriptorProto_T
 	return descriptorpb.FieldDescriptorProto_TYPE_ENUM
 }
 
-// theirs returns protobuf's own idea of our messages.
+// theirs returns protobuf's descriptors of our messages.
 func theirs(t *testing.T) func(name string) protoreflect.MessageDescriptor {
 	file := &descriptorpb.FileDescriptorProto{
 		Name: proto.String("test.proto"), Package: proto.String("test"), Syntax: proto.String("proto3"),
@@ -155,8 +155,8 @@ func theirs(t *testing.T) func(name string) protoreflect.MessageDescriptor {
 	return func(name string) protoreflect.MessageDescriptor { return d.Messages().ByName(protoreflect.Name(name)) }
 }
 
-// TestAgainstProtobuf has the protobuf library read what we write and the other
-// way round, in both encodings.
+// TestAgainstProtobuf checks that the protobuf library reads our output and
+// that we read its output, in both encodings.
 func TestAgainstProtobuf(t *testing.T) {
 	types := theirs(t)
 	for _, m := range messages() {

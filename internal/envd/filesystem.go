@@ -25,7 +25,7 @@ type EntryResponse struct {
 	Entry *EntryInfo `json:"entry,omitempty" pb:"1"`
 }
 
-// MoveRequest renames.
+// MoveRequest renames a file or directory.
 type MoveRequest struct {
 	Source      string `json:"source,omitempty" pb:"1"`
 	Destination string `json:"destination,omitempty" pb:"2"`
@@ -37,13 +37,13 @@ type ListDirRequest struct {
 	Depth uint32 `json:"depth,omitempty" pb:"2"`
 }
 
-// ListDirResponse is what is in a directory.
+// ListDirResponse lists the entries of a directory.
 type ListDirResponse struct {
 	Entries []*EntryInfo `json:"entries,omitempty" pb:"1"`
 }
 
-// EntryInfo describes a file. Of a symbolic link, Type, Mode and the like are
-// those of what it leads to.
+// EntryInfo describes a file. For a symbolic link, Type, Mode and the other
+// fields describe its target.
 type EntryInfo struct {
 	Name          string            `json:"name,omitempty" pb:"1"`
 	Type          FileType          `json:"type,omitempty" pb:"2"`
@@ -73,19 +73,19 @@ type FilesystemEvent struct {
 	Entry *EntryInfo `json:"entry,omitempty" pb:"3"`
 }
 
-// WatchDirResponse is one message of a stream of changes: one of its fields.
+// WatchDirResponse is one message of a stream of changes. One field is set.
 type WatchDirResponse struct {
 	Start      *Empty           `json:"start,omitempty" pb:"1"`
 	Filesystem *FilesystemEvent `json:"filesystem,omitempty" pb:"2"`
 	Keepalive  *Empty           `json:"keepalive,omitempty" pb:"3"`
 }
 
-// WatcherRef names a watcher that is polled.
+// WatcherRef identifies a polled watcher.
 type WatcherRef struct {
 	WatcherID string `json:"watcherId,omitempty" pb:"1"`
 }
 
-// GetWatcherEventsResponse is what happened since the last poll.
+// GetWatcherEventsResponse contains the changes since the last poll.
 type GetWatcherEventsResponse struct {
 	Events []*FilesystemEvent `json:"events,omitempty" pb:"1"`
 }
@@ -112,7 +112,7 @@ func (t *FileType) UnmarshalJSON(b []byte) (err error) {
 	return err
 }
 
-// EventType is what happened to a file.
+// EventType is the kind of a change to a file.
 type EventType int32
 
 // Kinds of changes to a file.

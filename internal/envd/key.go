@@ -5,12 +5,11 @@ import (
 	"strings"
 )
 
-// keyPrefix begins an API key as the SDKs take it: the rest are lower-case
-// hexadecimal digits.
+// keyPrefix starts an API key in E2B's form. Lower-case hexadecimal digits
+// follow.
 const keyPrefix = "e2b_"
 
-// Key returns a key of Atoll as the SDKs take it. It is the same key, written
-// otherwise.
+// Key converts an API key of Atoll to E2B's form. Both forms are equivalent.
 func Key(token string) string {
 	if strings.HasPrefix(token, keyPrefix) {
 		return token

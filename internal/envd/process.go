@@ -21,12 +21,12 @@ type WindowSize struct {
 	Rows uint32 `json:"rows,omitempty" pb:"2"`
 }
 
-// PTY asks for a terminal.
+// PTY requests a terminal.
 type PTY struct {
 	Size *WindowSize `json:"size,omitempty" pb:"1"`
 }
 
-// ProcessConfig is what to run.
+// ProcessConfig describes a command to run.
 type ProcessConfig struct {
 	Cmd  string            `json:"cmd,omitempty" pb:"1"`
 	Args []string          `json:"args,omitempty" pb:"2"`
@@ -34,14 +34,14 @@ type ProcessConfig struct {
 	Cwd  *string           `json:"cwd,omitempty" pb:"4"`
 }
 
-// ProcessInfo describes a process that runs.
+// ProcessInfo describes a running process.
 type ProcessInfo struct {
 	Config *ProcessConfig `json:"config,omitempty" pb:"1"`
 	PID    uint32         `json:"pid,omitempty" pb:"2"`
 	Tag    *string        `json:"tag,omitempty" pb:"3"`
 }
 
-// ListResponse lists what runs.
+// ListResponse lists the running processes.
 type ListResponse struct {
 	Processes []*ProcessInfo `json:"processes,omitempty" pb:"1"`
 }
@@ -51,16 +51,16 @@ type StartRequest struct {
 	Process *ProcessConfig `json:"process,omitempty" pb:"1"`
 	PTY     *PTY           `json:"pty,omitempty" pb:"2"`
 	Tag     *string        `json:"tag,omitempty" pb:"3"`
-	// Stdin says whether there is an input; absent means that there is.
+	// Stdin reports whether the process has an input. The default is true.
 	Stdin *bool `json:"stdin,omitempty" pb:"4"`
 }
 
-// ConnectRequest asks for the output of a process from now on.
+// ConnectRequest requests the output of a process from now on.
 type ConnectRequest struct {
 	Process *ProcessSelector `json:"process,omitempty" pb:"1"`
 }
 
-// ProcessSelector names a process by one of the two.
+// ProcessSelector identifies a process. One field is set.
 type ProcessSelector struct {
 	PID *uint32 `json:"pid,omitempty" pb:"1"`
 	Tag *string `json:"tag,omitempty" pb:"2"`
@@ -71,7 +71,7 @@ type ProcessResponse struct {
 	Event *ProcessEvent `json:"event,omitempty" pb:"1"`
 }
 
-// ProcessEvent is one of its fields.
+// ProcessEvent is an event of a process. One field is set.
 type ProcessEvent struct {
 	Start     *StartEvent `json:"start,omitempty" pb:"1"`
 	Data      *DataEvent  `json:"data,omitempty" pb:"2"`
@@ -79,19 +79,19 @@ type ProcessEvent struct {
 	Keepalive *Empty      `json:"keepalive,omitempty" pb:"4"`
 }
 
-// StartEvent is the first of every stream.
+// StartEvent is the first event of every stream.
 type StartEvent struct {
 	PID uint32 `json:"pid,omitempty" pb:"1"`
 }
 
-// DataEvent is output, of one of the three.
+// DataEvent is output of a process. One field is set.
 type DataEvent struct {
 	Stdout []byte `json:"stdout,omitempty" pb:"1"`
 	Stderr []byte `json:"stderr,omitempty" pb:"2"`
 	PTY    []byte `json:"pty,omitempty" pb:"3"`
 }
 
-// EndEvent is how a process ended.
+// EndEvent reports how a process ended.
 type EndEvent struct {
 	ExitCode int32   `json:"exitCode,omitempty" pb:"1,zigzag"`
 	Exited   bool    `json:"exited,omitempty" pb:"2"`
@@ -105,7 +105,7 @@ type UpdateRequest struct {
 	PTY     *PTY             `json:"pty,omitempty" pb:"2"`
 }
 
-// ProcessInput is input, for one of the two.
+// ProcessInput is input for a process. One field is set.
 type ProcessInput struct {
 	Stdin []byte `json:"stdin,omitempty" pb:"1"`
 	PTY   []byte `json:"pty,omitempty" pb:"2"`
@@ -117,15 +117,15 @@ type SendInputRequest struct {
 	Input   *ProcessInput    `json:"input,omitempty" pb:"2"`
 }
 
-// StreamInputRequest is one message of an input stream: one of its fields, the
-// first Start.
+// StreamInputRequest is one message of an input stream. One field is set, in
+// the first message Start.
 type StreamInputRequest struct {
 	Start     *StreamInputStart `json:"start,omitempty" pb:"1"`
 	Data      *StreamInputData  `json:"data,omitempty" pb:"2"`
 	Keepalive *Empty            `json:"keepalive,omitempty" pb:"3"`
 }
 
-// StreamInputStart says whose input follows.
+// StreamInputStart selects the process that receives the input.
 type StreamInputStart struct {
 	Process *ProcessSelector `json:"process,omitempty" pb:"1"`
 }
@@ -141,7 +141,7 @@ type SendSignalRequest struct {
 	Signal  Signal           `json:"signal,omitempty" pb:"2"`
 }
 
-// CloseStdinRequest ends the input of a process.
+// CloseStdinRequest closes the input of a process.
 type CloseStdinRequest struct {
 	Process *ProcessSelector `json:"process,omitempty" pb:"1"`
 }

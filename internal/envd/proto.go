@@ -21,7 +21,7 @@ type field struct {
 
 var known sync.Map // reflect.Type → []field
 
-// fieldsOf reads the tags of a message type, once.
+// fieldsOf reads the tags of a message type and caches the result.
 func fieldsOf(t reflect.Type) []field {
 	if fs, ok := known.Load(t); ok {
 		return fs.([]field)
@@ -71,8 +71,8 @@ func appendBytes(b []byte, n protowire.Number, v []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, n, protowire.BytesType), v)
 }
 
-// appendField encodes one field. Zero values are left out, unless they are
-// behind a pointer or are elements of a list.
+// appendField encodes one field. It omits zero values, except behind a pointer
+// or in a list.
 func appendField(b []byte, f field, v reflect.Value, present bool) []byte {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -113,7 +113,7 @@ func appendField(b []byte, f field, v reflect.Value, present bool) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(b, f.number, protowire.VarintType), number)
 }
 
-// scalar returns a number as it travels.
+// scalar returns the wire value of a number.
 func scalar(f field, v reflect.Value) uint64 {
 	switch {
 	case v.Kind() == reflect.Bool:
@@ -126,12 +126,12 @@ func scalar(f field, v reflect.Value) uint64 {
 	return uint64(v.Int())
 }
 
-// maxDepth bounds how deep messages may lie in messages; ours reach four.
+// maxDepth limits the nesting of messages. Our messages use four levels.
 const maxDepth = 16
 
 var errMalformed = errors.New("the message is malformed")
 
-// Unmarshal decodes a message, ignoring fields that it does not know.
+// Unmarshal decodes a message and ignores unknown fields.
 func (Proto) Unmarshal(b []byte, m any) error {
 	v := reflect.ValueOf(m)
 	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
@@ -158,8 +158,8 @@ func readMessage(b []byte, m reflect.Value, depth int) error {
 	})
 }
 
-// eachField calls read with the fields of a message in their order: a number in
-// bits, anything of a length in data.
+// eachField calls read with the fields of a message in order. A number is
+// passed in bits, a length-delimited value in data.
 func eachField(b []byte, read func(n protowire.Number, typ protowire.Type, bits uint64, data []byte) error) error {
 	for len(b) > 0 {
 		number, typ, n := protowire.ConsumeTag(b)

@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// sourceTree is an archive of many files of the sizes of source code.
+// sourceTree returns an archive of many files with the sizes of source code.
 func sourceTree(t testing.TB, files int) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -43,8 +43,8 @@ func sourceTree(t testing.TB, files int) []byte {
 	return out.Bytes()
 }
 
-// TestImportManyFiles: a hundred thousand files, in short mode a fifth of them, pass
-// through in memory that does not grow with them, in and out.
+// TestImportManyFiles imports and exports a hundred thousand files, in short
+// mode a fifth of them. The guest's memory must not grow with their number.
 func TestImportManyFiles(t *testing.T) {
 	files := shorter(100_000, 20_000)
 	archive := sourceTree(t, files)
@@ -75,7 +75,7 @@ func TestImportManyFiles(t *testing.T) {
 	}
 }
 
-// guestMemory is what process 1 inside has.
+// guestMemory returns the memory of process 1 inside.
 func guestMemory(t *testing.T, box driver.Instance) int64 {
 	t.Helper()
 	out := sh(t, box, "grep VmRSS /proc/1/status")
@@ -100,7 +100,7 @@ func BenchmarkHydrate(b *testing.B) {
 	box := create(b, newProvider(b, nil), sandbox.Spec{ID: "hydrate", Image: "host", Resources: sandbox.Resources{Memory: 2 << 30, Disk: 8 << 30}})
 	archiver, _ := driver.As[driver.Archiver](box)
 	files, _ := driver.As[driver.FileSystem](box)
-	clean := func() { _ = files.Remove(b.Context(), "/h", true) } // it is not there the first time
+	clean := func() { _ = files.Remove(b.Context(), "/h", true) } // it does not exist the first time
 	b.Run("import", func(b *testing.B) {
 		b.SetBytes(int64(len(archive)))
 		for b.Loop() {

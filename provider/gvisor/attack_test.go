@@ -19,7 +19,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// outcome is what a command left.
+// outcome is the output and exit status of a command.
 type outcome struct {
 	stdout, stderr string
 	exit           sandbox.Exit
@@ -59,11 +59,11 @@ func python(tb testing.TB, in driver.Instance, script string) outcome {
 	return run(tb, in, sandbox.Command{Args: []string{"python3", "-c", script}})
 }
 
-// stillWorks demands that a sandbox answers.
+// stillWorks checks that a sandbox answers.
 func stillWorks(tb testing.TB, in driver.Instance) {
 	tb.Helper()
 	if err := answers(tb.Context(), in); err != nil {
-		tb.Errorf("the sandbox does not work any more: %v", err)
+		tb.Errorf("the sandbox no longer works: %v", err)
 	}
 }
 
@@ -82,8 +82,8 @@ func answers(ctx context.Context, in driver.Instance) error {
 	return errors.Join(fmt.Errorf("it said %q and %q", out, why), err, whyErr)
 }
 
-// TestAttacksRefused tries from inside, as root, what must have no effect.
-// Each script prints ESCAPED if it got what it wanted.
+// TestAttacksRefused runs attacks as root inside. Each script prints ESCAPED if
+// it succeeds.
 func TestAttacksRefused(t *testing.T) {
 	in := create(t, newProvider(t, nil), sandbox.Spec{Image: "host"})
 	hostBinary := os.Getenv("ATOLL_KERNEL")
@@ -152,7 +152,7 @@ except OSError: pass'`},
 	stillWorks(t, in)
 }
 
-// syscallScript calls a system call that must not succeed.
+// syscallScript makes a system call that must fail.
 func syscallScript(name string, number int, args string) string {
 	return `python3 -c '
 import ctypes
@@ -173,7 +173,7 @@ func fileHash(tb testing.TB, path string) [32]byte {
 	return sha256.Sum256(b)
 }
 
-// TestHostProcessesAreOutOfReach kills and traces by number from inside.
+// TestHostProcessesAreOutOfReach tries to kill and trace host processes.
 func TestHostProcessesAreOutOfReach(t *testing.T) {
 	in := create(t, newProvider(t, nil), sandbox.Spec{Image: "host"})
 	victim := exec.Command("sleep", "300")
@@ -192,7 +192,7 @@ func TestHostProcessesAreOutOfReach(t *testing.T) {
 	stillWorks(t, in)
 }
 
-// TestHostSecretsAreNotInside looks for values that only the host knows.
+// TestHostSecretsAreNotInside searches for values that only the host has.
 func TestHostSecretsAreNotInside(t *testing.T) {
 	const canary = "canary-7f3a9c"
 	t.Setenv("ATOLL_TEST_CANARY", canary)
@@ -207,8 +207,8 @@ func TestHostSecretsAreNotInside(t *testing.T) {
 	}
 }
 
-// TestHostImageHidesWhatIsPrivate checks that root inside reads of the
-// machine's toolchain only what everybody on the machine may read.
+// TestHostImageHidesWhatIsPrivate checks that root inside can read only those
+// files of the machine's toolchain that every user of the machine can read.
 func TestHostImageHidesWhatIsPrivate(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can make a file that others cannot read below /opt")

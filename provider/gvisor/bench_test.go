@@ -20,8 +20,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// laps collects how long single rounds took: their median says more than the
-// mean that the framework reports.
+// laps collects the times of single rounds. It reports their median, which is
+// more useful than the framework's mean.
 type laps []time.Duration
 
 func (l *laps) add(since time.Time) { *l = append(*l, time.Since(since)) }
@@ -31,7 +31,7 @@ func (l laps) report(b *testing.B, name string) {
 	b.ReportMetric(float64(sorted[len(sorted)/2])/1e6, name+"-ms")
 }
 
-// benchImages are the images that creation is measured with: the machine's own
+// benchImages are the images for measuring creation: the machine's own
 // programs, which a file server serves, and one that the kernel reads itself.
 func benchImages(b *testing.B) map[string]string {
 	b.Helper()
@@ -70,7 +70,7 @@ func smallImage(b *testing.B) string {
 	return "tar:" + file
 }
 
-// libraries returns what the dynamic linker would load for the programs.
+// libraries returns the libraries that the dynamic linker loads for programs.
 func libraries(b *testing.B, programs ...string) []string {
 	b.Helper()
 	out, err := exec.Command("ldd", programs...).Output()
@@ -86,13 +86,13 @@ func libraries(b *testing.B, programs ...string) []string {
 	return slices.Compact(libs)
 }
 
-// numbered returns a spec that no other has the id of.
+// numbered returns a spec with a unique ID.
 func numbered(i int, image string) *sandbox.Spec {
 	return &sandbox.Spec{ID: sandbox.ID(fmt.Sprintf("bench-%d", i)), Image: image}
 }
 
-// firstOutput makes a sandbox and returns it when a command in it has written
-// something and ended.
+// firstOutput creates a sandbox, runs a command in it, and returns after the
+// command's output and end.
 func firstOutput(ctx context.Context, p *gvisor.Provider, spec *sandbox.Spec) (driver.Instance, error) {
 	in, err := p.Create(ctx, spec)
 	if err != nil {
@@ -118,8 +118,8 @@ func runIn(ctx context.Context, in driver.Instance, argv ...string) error {
 	return err
 }
 
-// BenchmarkCreateCold measures to the first output of a first command, and the
-// destruction beside it.
+// BenchmarkCreateCold measures the time to the first output of a first command
+// and, separately, Destroy.
 func BenchmarkCreateCold(b *testing.B) {
 	for name, image := range benchImages(b) {
 		b.Run(name, func(b *testing.B) {
@@ -146,7 +146,7 @@ func BenchmarkCreateCold(b *testing.B) {
 	}
 }
 
-// BenchmarkCreateWarm measures the same from a pool.
+// BenchmarkCreateWarm measures the same with a pool.
 func BenchmarkCreateWarm(b *testing.B) {
 	for name, image := range benchImages(b) {
 		b.Run(name, func(b *testing.B) {
@@ -189,7 +189,7 @@ func BenchmarkExec(b *testing.B) {
 	ran.report(b, "median")
 }
 
-// BenchmarkCreateParallel measures 32 sandboxes asked for at once.
+// BenchmarkCreateParallel creates 32 sandboxes concurrently.
 func BenchmarkCreateParallel(b *testing.B) {
 	const n = 32
 	p, image := newProvider(b, nil), smallImage(b)
@@ -218,7 +218,7 @@ func BenchmarkCreateParallel(b *testing.B) {
 	b.ReportMetric(float64(n*len(made))/b.Elapsed().Seconds(), "boxes/s")
 }
 
-// BenchmarkFile measures a large file on its way in and out.
+// BenchmarkFile measures writing and reading a large file.
 func BenchmarkFile(b *testing.B) {
 	const size = 1_000_000_000
 	in := create(b, newProvider(b, nil), sandbox.Spec{Image: smallImage(b)})

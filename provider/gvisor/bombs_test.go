@@ -16,7 +16,7 @@ import (
 
 const nullSignal = syscall.Signal(0)
 
-// pair makes a victim of an attack and a neighbour that must not notice.
+// pair creates a victim of an attack and a neighbour that must not be affected.
 func pair(t *testing.T, res sandbox.Resources) (victim, neighbour driver.Instance, p driver.Provider) {
 	t.Helper()
 	gp := newProvider(t, nil)
@@ -51,8 +51,8 @@ except OSError as e:
 		t.Errorf("the bomb: %+v, %v", exit, err)
 	}
 	stillWorks(t, neighbour)
-	// Closing the command ends all that it started, which takes as long as it
-	// goes on multiplying. Until then there is no room for another command.
+	// Closing the command ends all its processes, which takes longer while they
+	// multiply. Until then no other command can start.
 	bomb.Close()
 	closed := time.Now()
 	for err := answers(t.Context(), victim); err != nil; err = answers(t.Context(), victim) {
@@ -66,8 +66,8 @@ except OSError as e:
 	stillWorks(t, neighbour)
 }
 
-// waysOutOfTheLimit are tried by root inside, who then makes processes until
-// it is refused.
+// waysOutOfTheLimit are tried by root inside, which then starts processes until
+// that fails.
 var waysOutOfTheLimit = map[string]string{
 	"none": ``,
 	"start in another group": `
@@ -119,8 +119,8 @@ except OSError: pass
 `,
 }
 
-// TestLimitOfProcessesHolds counts the processes that root inside can have at
-// the same time, whatever it did before.
+// TestLimitOfProcessesHolds counts the concurrent processes that root inside
+// can start after trying to lift the limit.
 func TestLimitOfProcessesHolds(t *testing.T) {
 	const limit = 40
 	in := create(t, newProvider(t, nil), sandbox.Spec{Image: "host", Resources: sandbox.Resources{PIDs: limit}})
@@ -192,8 +192,8 @@ while True:
 	stillWorks(t, victim)
 }
 
-// TestMemoryHeldByNobody fills memory that no process holds: a file in
-// /dev/shm, which has a limit of its own.
+// TestMemoryHeldByNobody fills memory that belongs to no process: a file in
+// /dev/shm, which has its own limit.
 func TestMemoryHeldByNobody(t *testing.T) {
 	victim, neighbour, _ := pair(t, sandbox.Resources{Memory: 192 << 20})
 	if o := sh(t, victim, `dd if=/dev/zero of=/dev/shm/fill bs=1M count=400 2>&1`); !strings.Contains(o.stdout, "No space left on device") {
@@ -203,8 +203,8 @@ func TestMemoryHeldByNobody(t *testing.T) {
 	stillWorks(t, victim)
 }
 
-// TestKernelFullOfFiles makes so many files that what the sandbox's kernel has to
-// remember about them does not fit. There is nothing that it could forget.
+// TestKernelFullOfFiles creates so many files that the kernel's data about them
+// exceeds the memory limit. The kernel cannot free this data.
 func TestKernelFullOfFiles(t *testing.T) {
 	victim, neighbour, _ := pair(t, sandbox.Resources{Memory: 64 << 20})
 	o := python(t, victim, `
@@ -267,7 +267,7 @@ print("kept", len(keep) > 0)
 
 func TestOutputNobodyReads(t *testing.T) {
 	victim, neighbour, _ := pair(t, sandbox.Resources{Memory: 256 << 20})
-	// More than the sandbox could keep.
+	// More than the sandbox could buffer.
 	script := fmt.Sprintf(`yes | head -c %d; echo done >&2`, shorter(1<<30, 320<<20))
 	foreground, err := victim.Exec(t.Context(), &sandbox.Command{Shell: script})
 	if err != nil {
@@ -279,8 +279,8 @@ func TestOutputNobodyReads(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
-	// In the background, once its starter has let go of it, the output is
-	// dropped and the command ends.
+	// A background command ends, because its output is dropped after its starter
+	// has left.
 	background.Close()
 	if background, err = victim.(driver.ProcessManager).Reconnect(ctx, background.Info().ID); err != nil {
 		t.Fatal(err)
@@ -289,10 +289,10 @@ func TestOutputNobodyReads(t *testing.T) {
 		t.Errorf("the background command: %+v, %v", exit, err)
 	}
 	background.Close()
-	// In the foreground it waits for its reader, and the sandbox for nobody.
+	// A foreground command waits for its reader, and the sandbox still works.
 	stillWorks(t, victim)
 	if info := foreground.Info(); !info.Running && info.Exit != nil {
-		t.Errorf("a command whose output nobody reads has ended: %+v", info)
+		t.Errorf("a command whose output is not read has ended: %+v", info)
 	}
 	foreground.Close()
 	stillWorks(t, neighbour)

@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroupRoot is where control groups of this machine are, and which limits
+// cgroupRoot describes the control groups of this machine and the limits that
 // this process may set there. The zero value has none.
 type cgroupRoot struct {
 	version int               // 2, 1, or 0 for none
-	dirs    map[string]string // controller → directory under which groups are made
-	why     string            // what is missing, for people
+	dirs    map[string]string // controller → directory in which groups are created
+	why     string            // what is missing, for messages
 }
 
 // Controllers that carry limits.
@@ -30,17 +30,17 @@ const (
 	ctlMemory = "memory"
 	ctlPIDs   = "pids"
 
-	// ctlAccount only counts processor time. Version 2 does that by itself.
+	// ctlAccount only counts processor time. Version 2 always does that.
 	ctlAccount = "cpuacct"
 )
 
 var controllers = []string{ctlCPU, ctlMemory, ctlPIDs}
 
-// group is the name of the directory below which all of Atoll's groups are.
+// groupParent is the name of the directory that contains all of Atoll's groups.
 const groupParent = "atoll"
 
-// findCgroups looks where groups can be made. It makes Atoll's parent group,
-// because only that shows whether it can be made.
+// findCgroups finds the directories in which groups can be created. It creates
+// Atoll's parent group, because only that shows whether it is permitted.
 func findCgroups(mountinfo, self string) cgroupRoot {
 	v2, v1 := cgroupMounts(mountinfo)
 	if v2 != "" && len(v1) == 0 {
@@ -74,13 +74,13 @@ func findCgroups(mountinfo, self string) cgroupRoot {
 	return root
 }
 
-// findUnified looks below this process's own group first, which is where a
-// user may have been given one, and at the top for root.
+// findUnified tries this process's own group first, which may be delegated to
+// the user, and then the top, for root.
 func findUnified(mount, self string) cgroupRoot {
 	candidates := []string{mount}
 	if own := ownUnifiedGroup(self); own != "" && own != "/" {
-		// A group with processes cannot give controllers to its children:
-		// Atoll's parent is made beside it.
+		// A group with processes cannot enable controllers for its children, so
+		// Atoll's parent is created beside it.
 		candidates = []string{filepath.Dir(filepath.Join(mount, own)), mount}
 	}
 	why := "no cgroup v2 hierarchy is mounted"
@@ -114,7 +114,7 @@ func findUnified(mount, self string) cgroupRoot {
 func enableControllers(dir, parent string) map[string]bool {
 	for _, d := range []string{dir, parent} {
 		for _, ctl := range controllers {
-			// One at a time: the kernel refuses a list as a whole.
+			// One at a time, because the kernel rejects a list if it rejects one entry.
 			_ = os.WriteFile(filepath.Join(d, "cgroup.subtree_control"), []byte("+"+ctl), 0)
 		}
 	}
@@ -153,7 +153,7 @@ func cgroupMounts(mountinfo string) (v2 string, v1 map[string]string) {
 	return v2, nil
 }
 
-// ownUnifiedGroup parses /proc/self/cgroup.
+// ownUnifiedGroup returns this process's group from /proc/self/cgroup.
 func ownUnifiedGroup(self string) string {
 	for _, line := range strings.Split(self, "\n") {
 		if g, ok := strings.CutPrefix(line, "0::"); ok {
@@ -166,7 +166,7 @@ func ownUnifiedGroup(self string) string {
 func mkdirGroup(dir string) error {
 	err := os.Mkdir(dir, 0o755)
 	if errors.Is(err, fs.ErrExist) {
-		// It may be another user's.
+		// It may belong to another user.
 		return unix.Access(dir, unix.W_OK)
 	}
 	return err
@@ -180,20 +180,20 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// cgroup is one sandbox's group; nil means that there is none.
+// cgroup is the control group of one sandbox; nil: there is none.
 type cgroup struct {
 	version int
 	dirs    map[string]string // controller → the group's own directory
 }
 
-// limits of one sandbox; zero sets none, and a negative one lifts it.
+// limits of one sandbox. Zero sets no limit, a negative value removes it.
 type limits struct {
 	cpus   float64
 	memory int64
 	pids   int64
 }
 
-// group names the group of a sandbox, without making it.
+// group returns the group of a sandbox without creating it.
 func (r cgroupRoot) group(id string) *cgroup {
 	if r.version == 0 {
 		return nil
@@ -205,7 +205,8 @@ func (r cgroupRoot) group(id string) *cgroup {
 	return g
 }
 
-// create makes the group and sets its limits. On an error nothing remains.
+// create creates the group and sets its limits. On an error it removes the
+// group.
 func (g *cgroup) create(l limits) (err error) {
 	if g == nil {
 		return nil
@@ -238,8 +239,8 @@ type setting struct {
 	optional         bool
 }
 
-// settings are the files that say what the limits are, in an order in which
-// the kernel takes them.
+// settings returns the files that set the limits, in an order that the kernel
+// accepts.
 func (g *cgroup) settings(l limits) []setting {
 	var s []setting
 	if g.version == 2 {
@@ -274,7 +275,7 @@ func (g *cgroup) settings(l limits) []setting {
 	return s
 }
 
-// amount writes a limit as the kernel wants it.
+// amount formats a limit for the kernel.
 func amount(n int64, none string) string {
 	if n < 0 {
 		return none
@@ -282,7 +283,7 @@ func amount(n int64, none string) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// quota is the processor time per tenth of a second, in microseconds.
+// quota formats the processor time per 100 ms, in microseconds.
 func quota(cpus float64, none string) string {
 	if cpus < 0 {
 		return none
@@ -290,8 +291,8 @@ func quota(cpus float64, none string) string {
 	return strconv.FormatInt(int64(cpus*100_000), 10)
 }
 
-// enterOnClone arranges that a process is born inside the group where the
-// kernel can do that. The release function is called after the start.
+// enterOnClone makes a process start inside the group if the kernel supports
+// that. The caller calls release after the start.
 func (g *cgroup) enterOnClone(attr *syscall.SysProcAttr) (release func(), err error) {
 	if g == nil || g.version != 2 {
 		return func() {}, nil
@@ -304,7 +305,7 @@ func (g *cgroup) enterOnClone(attr *syscall.SysProcAttr) (release func(), err er
 	return func() { f.Close() }, nil
 }
 
-// add moves a process that was just started into the group.
+// add moves a new process into the group.
 func (g *cgroup) add(pid int) error {
 	if g == nil || g.version == 2 {
 		return nil
@@ -344,8 +345,8 @@ func (g *cgroup) memoryKills() int {
 	return 0
 }
 
-// readCounters reads a small file of the kernel's. It is done for every command,
-// and os.ReadFile needs twice as many system calls.
+// readCounters reads a small file of the kernel. It runs for every command, and
+// os.ReadFile needs twice as many system calls.
 func readCounters(name string) string {
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -360,7 +361,7 @@ func readCounters(name string) string {
 	return string(b[:n])
 }
 
-// processes lists who is in the group.
+// processes lists the processes in the group.
 func (g *cgroup) processes() []int {
 	if g == nil {
 		return nil
@@ -375,7 +376,7 @@ func (g *cgroup) processes() []int {
 	return pids
 }
 
-// kill ends every process in the group, whoever its parent is.
+// kill kills every process in the group.
 func (g *cgroup) kill() {
 	if g == nil {
 		return
@@ -388,8 +389,8 @@ func (g *cgroup) kill() {
 	}
 }
 
-// remove removes the group, whose processes have been killed. The kernel lets
-// go of a group only when its last process is reaped, so it may take a moment.
+// remove removes the group after its processes were killed. The kernel refuses
+// until the last process is reaped, so remove retries for a while.
 func (g *cgroup) remove() error {
 	if g == nil {
 		return nil

@@ -65,8 +65,8 @@ func TestOwnUnifiedGroup(t *testing.T) {
 	}
 }
 
-// TestUnifiedSettings checks what would be written to a cgroup v2 hierarchy,
-// with a plain directory in its place: files are made instead of written.
+// TestUnifiedSettings checks the values for a cgroup v2 hierarchy. A plain
+// directory takes its place, so files are created instead of written.
 func TestUnifiedSettings(t *testing.T) {
 	parent := t.TempDir()
 	root := cgroupRoot{version: 2, dirs: map[string]string{ctlCPU: parent, ctlMemory: parent, ctlPIDs: parent}}
@@ -129,8 +129,8 @@ func TestMemoryKills(t *testing.T) {
 	}
 }
 
-// TestStandstill looks at groups whose files are read again and again because
-// programs hold all other memory, and at some that are merely busy.
+// TestStandstill checks groups whose files are read again and again because
+// programs use all other memory, and some that are only busy.
 func TestStandstill(t *testing.T) {
 	const limit = 64 << 20
 	for _, tc := range []struct {

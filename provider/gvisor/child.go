@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// reaper starts the processes of sandboxes and waits for them. All are started
-// by one operating system thread that lives as long as this process: the
-// kernel ties "die with your parent" to the thread that did the starting.
+// reaper starts the processes of sandboxes and waits for them. One operating
+// system thread that lives as long as this process starts all of them, because
+// the kernel ties PR_SET_PDEATHSIG to the thread that started the child.
 type reaper struct {
 	mu    sync.Mutex
 	calls chan func()
@@ -26,7 +26,7 @@ func (r *reaper) run(f func()) {
 		r.calls = calls
 		go func() {
 			runtime.LockOSThread()
-			// Unlocked, the thread lives on when this goroutine ends.
+			// After this the thread continues to live when the goroutine ends.
 			defer runtime.UnlockOSThread()
 			for f := range calls {
 				f()
@@ -38,7 +38,7 @@ func (r *reaper) run(f func()) {
 	<-done
 }
 
-// close ends the goroutine, but neither its thread nor what that has started.
+// close ends the goroutine. The thread and the started processes live on.
 func (r *reaper) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -48,25 +48,25 @@ func (r *reaper) close() {
 	}
 }
 
-// child is a started process that is being waited for.
+// child is a process started by a reaper.
 type child struct {
 	pid   int
-	start uint64 // start time in clock ticks since boot, to tell reused pids apart
+	start uint64 // start time in clock ticks since boot, to detect reused process numbers
 	proc  *os.Process
 	done  chan struct{} // closed when it has ended
 	state *os.ProcessState
 }
 
-// place is what a child belongs to.
+// place is the control group and OOM score of a child.
 type place struct {
 	cgroup *cgroup
 	score  int // see setOOMScore; zero: its parent's
 }
 
-// start starts the executable with argv in the namespaces of attr, with files
-// numbered from 3 and everything else closed, and with env as its whole
-// environment. Its standard input ends when it is where it belongs: what it
-// starts before is not.
+// start starts the executable with argv in the namespaces of attr. files become
+// descriptors from 3, all others are closed, and env is its whole environment.
+// Its standard input reaches its end once the process is in its control group;
+// processes that it starts earlier are not.
 func (r *reaper) start(exe string, argv, env []string, files []*os.File, attr *syscall.SysProcAttr, at place) (*child, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -98,7 +98,7 @@ func (r *reaper) start(exe string, argv, env []string, files []*os.File, attr *s
 		return nil, err
 	}
 	c := &child{pid: proc.Pid, proc: proc, done: make(chan struct{})}
-	// One that has ended already has no start time any more, and needs none.
+	// A process that has already ended has no start time and needs none.
 	c.start, _ = startTime(c.pid)
 	if at.score != 0 {
 		setOOMScore(c.pid, at.score)
@@ -117,13 +117,13 @@ func (r *reaper) start(exe string, argv, env []string, files []*os.File, attr *s
 
 func (c *child) ref() processRef { return processRef{PID: c.pid, Start: c.start, Boot: bootID()} }
 
-// kill ends the process and waits until it is gone.
+// kill kills the process and waits until it has ended.
 func (c *child) kill() {
 	_ = c.proc.Kill()
 	<-c.done
 }
 
-// waitFor waits a while for the process to end and says how it did.
+// waitFor waits up to d for the end of the process and describes it.
 func (c *child) waitFor(d time.Duration) string {
 	select {
 	case <-c.done:

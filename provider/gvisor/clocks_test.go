@@ -12,9 +12,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestClocksAndRandomness: for a process that is copied, time goes on and never
-// back, the date is right, and the kernel's randomness is its own. What it drew
-// before, and a generator of its own, are the same in all copies.
+// TestClocksAndRandomness checks a copied process: time continues and does not
+// go back, the date is right, and the kernel's random numbers differ between
+// copies. Random numbers drawn before, and the program's own generator, are the
+// same in all copies.
 func TestClocksAndRandomness(t *testing.T) {
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{ID: "clocks", Image: "host"})
@@ -47,7 +48,7 @@ func TestClocksAndRandomness(t *testing.T) {
 		kernels[ask(t, again, out, "os.urandom(8).hex() + open('/dev/urandom', 'rb').read(8).hex() + os.getrandom(8).hex()")] = true
 		own[ask(t, again, out, "r.random()")] = true
 		if got := ask(t, again, out, "drawn"); got != drawn {
-			t.Errorf("what was drawn before was %q and is %q", drawn, got)
+			t.Errorf("the earlier random number was %q and is %q", drawn, got)
 		}
 	}
 	if len(kernels) != 2 || len(own) != 1 {

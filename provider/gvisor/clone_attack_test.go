@@ -11,9 +11,10 @@ import (
 )
 
 // racers is a program of many processes that wait for /root/go and take turns.
-// Each calls clone3 while another thread of its changes CLONE_VM in the arguments. The
-// child, machine code that uses no stack, ends with a byte of the memory that it
-// sees. Only the first child with a copy of the memory can be tricked.
+// Each calls clone3 while another of its threads changes CLONE_VM in the
+// arguments. The child is machine code without a stack. It exits with a byte of
+// the memory that it sees. Only the first child with a copy of the memory can
+// be attacked.
 const racers = `
 import ctypes, mmap, os, threading, time
 MB, WALL = 1 << 20, 0x40000000
@@ -51,9 +52,9 @@ while True: time.sleep(1)
 `
 
 // TestAttackCloneFlags changes the flags of clone3 while the kernel reads them.
-// A kernel that reads them twice takes the child for a thread and then copies
-// its memory without what is shared with the snapshot, and the child reads
-// zeros.
+// A kernel that reads them twice could take the child for a thread and then
+// copy its memory without the part that it shares with the snapshot. The child
+// would read zeros.
 func TestAttackCloneFlags(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("the attack is machine code for amd64")
@@ -81,7 +82,7 @@ func TestAttackCloneFlags(t *testing.T) {
 	stillWorks(t, twin)
 }
 
-// waitFor waits until there are n files of a name.
+// waitFor waits until there are n files with a name.
 func waitFor(t *testing.T, in driver.Instance, name string, n int) {
 	t.Helper()
 	o := sh(t, in, fmt.Sprintf(`i=0; while [ "$(ls /root/%s.* 2>/dev/null | wc -l)" != %d ]; do i=$((i+1)); [ $i -gt 1200 ] && exit 1; sleep 0.05; done`, name, n))

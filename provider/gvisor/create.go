@@ -23,10 +23,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// createTimeout bounds the making of a sandbox once its image is there.
+// createTimeout limits creating a sandbox, without fetching its image.
 const createTimeout = 60 * time.Second
 
-// Create makes a sandbox, or takes one from the pool. See driver.Provider.
+// Create creates a sandbox or takes one from the pool. See driver.Provider.
 func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
 	p.sweepOnce()
 	if f := p.static(); f.Severity == driver.Blocker {
@@ -51,7 +51,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	return in, nil
 }
 
-// withCause adds that the caller gave up, if it did.
+// withCause adds the context's error if the caller gave up.
 func withCause(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return errors.Join(context.Cause(ctx), err)
@@ -75,21 +75,21 @@ func withDefaults(r sandbox.Resources) sandbox.Resources {
 	return r
 }
 
-// maker makes one sandbox, step by step, and remembers what to undo.
+// maker creates one sandbox step by step and records what to undo.
 type maker struct {
 	p    *Provider
 	spec *sandbox.Spec
 	img  *image.Image
 	res  sandbox.Resources
 
-	from  *saved // what it is restored from, nil if from the image alone
-	why   string // why the memory in there cannot be
+	from  *saved // the snapshot to restore; nil: none
+	why   string // why its memory cannot be restored
 	box   box
 	rec   *record
 	args  *launchArgs
 	files []*os.File // of args
 	procs *launched
-	conn  *guest.Pipes // to the guest, until it is the client's
+	conn  *guest.Pipes // to the guest, until the client owns it
 	door  *os.File     // through which a restored guest is woken
 	in    *Instance
 	link  *Link // nil: no network
@@ -99,8 +99,7 @@ func (p *Provider) newMaker(spec *sandbox.Spec, img *image.Image) *maker {
 	return &maker{p: p, spec: spec, img: img, res: withDefaults(spec.Resources)}
 }
 
-// make makes the sandbox, or goes on where the pool has got with it, and gives
-// it to its user.
+// make creates the sandbox, or completes a prewarmed one, and returns it.
 func (m *maker) make(ctx context.Context) (*Instance, error) {
 	if m.in == nil {
 		if err := m.start(ctx); err != nil {
@@ -112,7 +111,7 @@ func (m *maker) make(ctx context.Context) (*Instance, error) {
 	return m.finish(ctx)
 }
 
-// start makes a sandbox whose guest waits to be told what it is.
+// start creates a sandbox whose guest is not configured yet.
 func (m *maker) start(ctx context.Context) error {
 	if m.procs != nil {
 		m.decideMemory()
@@ -140,7 +139,7 @@ func (m *maker) start(ctx context.Context) error {
 	return m.p.opts.Fault("create.connected")
 }
 
-// finish tells a started sandbox what it is.
+// finish configures a started sandbox.
 func (m *maker) finish(ctx context.Context) (*Instance, error) {
 	defaults := m.defaults()
 	if err := m.in.client.Configure(ctx, defaults); err != nil {
@@ -180,7 +179,7 @@ func (m *maker) publish() error {
 	return nil
 }
 
-// undo removes everything that make left before it failed.
+// undo removes everything that a failed make left behind.
 func (m *maker) undo() {
 	if m.in != nil {
 		m.in.release()
@@ -194,8 +193,8 @@ func (m *maker) undo() {
 	}
 }
 
-// prepare makes the state directory and the control group, and opens what the
-// processes inherit.
+// prepare creates the state directory and the control group, and opens the
+// files that the processes inherit.
 func (m *maker) prepare() error {
 	m.rec = &record{
 		ID:       m.spec.ID,
@@ -232,9 +231,9 @@ func (m *maker) prepare() error {
 	return err
 }
 
-// groupName returns the name of a sandbox's control group. All state
-// directories of the machine have their groups side by side, and the names of
-// sandboxes in two of them may be the same.
+// groupName returns the name of a sandbox's control group. The groups of all
+// state directories on the machine share one parent, and sandboxes in two state
+// directories may have the same name.
 func (p *Provider) groupName(id sandbox.ID) string {
 	boxes, err := filepath.Abs(p.boxes)
 	if err != nil {
@@ -244,12 +243,11 @@ func (p *Provider) groupName(id sandbox.ID) string {
 	return string(id) + "-" + hex.EncodeToString(where[:4])
 }
 
-// self names this process.
+// self returns a reference to this process.
 func self() processRef { return refTo(os.Getpid()) }
 
-// hostThreads bounds the host's view of a sandbox: its kernel needs threads of
-// its own beside those that stand for the programs inside, which the kernel
-// itself bounds exactly.
+// hostThreads returns the limit of host threads for a sandbox. The kernel needs
+// threads in addition to those of the programs inside, which it limits exactly.
 func hostThreads(pids int64) int64 {
 	if pids <= 0 {
 		return 0
@@ -257,13 +255,13 @@ func hostThreads(pids int64) int64 {
 	return 2*pids + 512
 }
 
-// closeFiles closes what the processes have inherited.
+// closeFiles closes our copies of the files that the processes have inherited.
 func (m *maker) closeFiles() {
 	closeAll(m.files)
 	m.files, m.args = nil, nil
 }
 
-// letGo closes what led to the guest.
+// letGo closes the connections to the guest.
 func (m *maker) letGo() {
 	m.closeFiles()
 	if m.conn != nil {
@@ -275,8 +273,8 @@ func (m *maker) letGo() {
 	m.conn, m.door = nil, nil
 }
 
-// launch starts the processes of the sandbox, whose kernel then waits to be
-// told what to start.
+// launch starts the processes of the sandbox. Its kernel then waits for a call
+// that says what to start.
 func (m *maker) launch(ctx context.Context) error {
 	defer m.closeFiles()
 	if err := span.In(ctx, "engine", "launch", m.rec.ID, func(ctx context.Context) (err error) {
@@ -295,9 +293,9 @@ func (m *maker) launch(ctx context.Context) error {
 	return m.p.opts.Fault("create.launched")
 }
 
-// boot starts the guest of a kernel that waits.
+// boot starts the guest of a waiting kernel.
 func (m *maker) boot(ctx context.Context, link func() (*Link, error)) (err error) {
-	// The calls below know no context: killing the kernel ends them.
+	// The calls below take no context. Killing the kernel ends them.
 	stop := context.AfterFunc(ctx, func() { _ = m.procs.kernel.proc.Kill() })
 	defer stop()
 	if m.link, err = link(); err != nil {
@@ -311,7 +309,7 @@ func (m *maker) boot(ctx context.Context, link func() (*Link, error)) (err error
 	return m.p.opts.Fault("create.started")
 }
 
-// startKernel starts the guest, or wakes it where it was saved.
+// startKernel starts the guest, or restores the memory of a snapshot.
 func (m *maker) startKernel(ctx context.Context) error {
 	if !m.restoresMemory() {
 		return startKernel(m.box.dir, m.rec.Inside, m.res.PIDs, m.link)
@@ -323,7 +321,7 @@ func (m *maker) startKernel(ctx context.Context) error {
 		return err
 	}
 	var g errgroup.Group
-	// On a connection of its own: the kernel that answers is another one now.
+	// On a new connection, because another kernel answers now.
 	g.Go(func() error { return boundProcesses(m.box.dir, m.rec.group(), m.res.PIDs) })
 	g.Go(func() error { return guest.Waken(ctx, m.door, m.conn) })
 	if err := g.Wait(); err != nil {
@@ -332,7 +330,7 @@ func (m *maker) startKernel(ctx context.Context) error {
 	return nil
 }
 
-// explain adds what the dying kernel said.
+// explain adds the kernel's last message to an error.
 func (m *maker) explain(err error) error {
 	if said := m.box.lastWords(); said != "" {
 		return fmt.Errorf("%w (%s)", err, said)
@@ -426,8 +424,8 @@ func hostMemory() uint64 {
 	return si.Totalram * uint64(si.Unit)
 }
 
-// resolveMounts follows the links in mount sources once, here, and refuses
-// what does not exist: the file server could only fail later and less clearly.
+// resolveMounts resolves links in mount sources once and rejects missing
+// sources. The file server would report them later and less clearly.
 func resolveMounts(mounts []sandbox.Mount) ([]sandbox.Mount, error) {
 	out := make([]sandbox.Mount, 0, len(mounts))
 	for _, m := range mounts {
@@ -448,7 +446,7 @@ func resolveMounts(mounts []sandbox.Mount) ([]sandbox.Mount, error) {
 	return out, nil
 }
 
-// defaults are what commands inside start from.
+// defaults returns the defaults of the sandbox's commands.
 func (m *maker) defaults() guest.Defaults {
 	env := map[string]string{}
 	for _, kv := range m.img.Config.Env {

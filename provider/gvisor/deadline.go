@@ -14,10 +14,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A deadline is enforced twice: by a timer of whoever is connected to the
-// sandbox, and by a process that outlives them all. Both look at the record
-// once more before they end anything, because the deadline may have been moved
-// by yet another process: the record is the truth, and they are alarm clocks.
+// Two timers enforce a deadline: one in each process that is connected to the
+// sandbox, and one in a separate process that outlives them. Both read the
+// record again before they end the sandbox, because another process may have
+// moved the deadline. The record is authoritative.
 
 // SetDeadline moves the end of the sandbox. See driver.DeadlineSetter.
 func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
@@ -25,7 +25,7 @@ func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
 		return err
 	}
 	if !at.IsZero() {
-		at = at.UTC().Round(0) // as it will be read again
+		at = at.UTC().Round(0) // the form in which it is read back
 	}
 	var old processRef
 	var clock *child
@@ -51,8 +51,8 @@ func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
 	return nil
 }
 
-// boundLifetime makes sure that the sandbox ends in time, whether or not this
-// process lives to see it.
+// boundLifetime makes sure that the sandbox ends after d, even if this process
+// has ended.
 func (in *Instance) boundLifetime(d time.Duration) error {
 	if d <= 0 {
 		return nil
@@ -91,7 +91,7 @@ func (in *Instance) expireAt(at time.Time) {
 	}
 }
 
-// expire ends the sandbox, unless its deadline was moved meanwhile.
+// expire ends the sandbox unless its deadline was moved.
 func (in *Instance) expire(armed time.Time) {
 	if r, err := in.box.load(); err == nil && !r.Expires.Equal(armed) {
 		in.expireAt(r.Expires)
@@ -100,10 +100,10 @@ func (in *Instance) expire(armed time.Time) {
 	in.end(sandbox.ReasonLifetime)
 }
 
-// startDeadline starts a process that outlives this one and kills the kernel
-// when its time is over. It ends by itself when the kernel does.
+// startDeadline starts a process that outlives this one and kills the kernel at
+// the deadline. It exits when the kernel does.
 func (p *Provider) startDeadline(kernel processRef, at time.Time, b box) (*child, error) {
-	dir, err := filepath.Abs(b.dir) // the process works elsewhere
+	dir, err := filepath.Abs(b.dir) // the process has another working directory
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ func (p *Provider) startDeadline(kernel processRef, at time.Time, b box) (*child
 	return p.reaper.start(p.opts.Kernel, args, nil, nil, &syscall.SysProcAttr{Setsid: true}, place{})
 }
 
-// runDeadline is that process.
+// runDeadline is the main function of that process.
 func runDeadline(args []string) int {
 	if len(args) != 4 {
 		return 2
@@ -133,7 +133,7 @@ func runDeadline(args []string) int {
 	for !endedBefore(fd, at) {
 		r, err := (box{args[3]}).load()
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // somebody else is removing it
+		case errors.Is(err, fs.ErrNotExist): // another process is removing it
 			return 0
 		case err == nil && r.Expires.IsZero():
 			return 0
@@ -147,9 +147,9 @@ func runDeadline(args []string) int {
 	return 0
 }
 
-// endedBefore waits until a process has ended, or the time has come.
+// endedBefore waits until a process has ended or the time has come.
 func endedBefore(pidfd int, at time.Time) bool {
-	end := time.Now().Add(time.Until(at)) // goes on if somebody sets the clock
+	end := time.Now().Add(time.Until(at)) // monotonic, so that setting the clock has no effect
 	for {
 		left := time.Until(end)
 		if left <= 0 {

@@ -23,9 +23,9 @@ while True:
     threading.Thread(target=serve, args=(s.accept()[0],), daemon=True).start()
 `
 
-// BenchmarkPort compares a server inside a sandbox, reached through the
-// driver, with the same server on this machine, reached directly: a connection
-// with one byte there and back, and one byte there and back on a connection.
+// BenchmarkPort compares a server inside a sandbox, reached through the driver,
+// with the same server on this machine. It measures a new connection with one
+// byte in each direction, and one byte in each direction on an open connection.
 func BenchmarkPort(b *testing.B) {
 	in := create(b, newProvider(b, nil), sandbox.Spec{Image: "host"})
 	cmd, err := in.Exec(b.Context(), &sandbox.Command{Args: []string{"python3", "-c", echoScript}})

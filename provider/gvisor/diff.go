@@ -11,8 +11,8 @@ import (
 
 var _ driver.Differ = (*Instance)(nil)
 
-// Diff writes what the sandbox changed of its image. See driver.Differ. Files
-// that its network link added are not included.
+// Diff writes the changes of the sandbox relative to its image. See
+// driver.Differ. It leaves out files that the network link added.
 func (in *Instance) Diff(ctx context.Context, w io.Writer) error {
 	return in.explain(withCause(ctx, in.locked(ctx, func(ctx context.Context, rest string) error {
 		if rest != awake && rest != paused {
@@ -27,7 +27,7 @@ func (in *Instance) Diff(ctx context.Context, w io.Writer) error {
 	})))
 }
 
-// giveUp is a writer that fails when nobody waits for what is written.
+// giveUp is a writer that fails when its context has ended.
 type giveUp struct {
 	ctx context.Context
 	w   io.Writer

@@ -16,8 +16,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// changes returns the members of a difference: what a file holds, "dir", or
-// where a link leads.
+// changes returns the members of a diff: a file's content, "dir", or a link's
+// target.
 func changes(t *testing.T, in driver.Instance) map[string]string {
 	t.Helper()
 	var b bytes.Buffer
@@ -68,7 +68,7 @@ func TestDiff(t *testing.T) {
 			t.Errorf("%s is %q, want %q", name, got[name], want)
 		}
 	}
-	// Which of two names of a file comes first is the kernel's business.
+	// Either of two names of a file may come first.
 	first, second := got["srv/d/f"], got["srv/d/h"]
 	if strings.HasPrefix(first, "->") {
 		first, second = second, first
@@ -84,10 +84,10 @@ func TestDiff(t *testing.T) {
 	if len(before) > 8 {
 		t.Errorf("a sandbox that did nothing changed %v", slices.Sorted(maps.Keys(before)))
 	}
-	mustRun(t, in, "true") // it goes on
+	mustRun(t, in, "true") // it still works
 }
 
-// TestDiffGivenUp: nobody waits for a reader that went away.
+// TestDiffGivenUp checks that Diff returns after its reader has gone.
 func TestDiffGivenUp(t *testing.T) {
 	in := create(t, newProvider(t, nil), sandbox.Spec{ID: "givenup"})
 	mustRun(t, in, "head -c 4000000 /dev/urandom >/srv/x")

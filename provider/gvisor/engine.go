@@ -12,17 +12,18 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// EngineVersion is the version of gVisor that is linked in.
+// EngineVersion is the linked version of gVisor.
 const EngineVersion = kernel.Version
 
-// engine names what can restore the memory of a sandbox: the version of gVisor
-// and of our changes to its state. Two builds of Atoll with the same engine
-// restore each other's. The other things that memory needs are saved with it:
-// the guest's program, and the names of the processor's features.
+// engine identifies the kernels that can restore a sandbox's memory: the
+// version of gVisor and of our changes to its state. Builds of Atoll with the
+// same engine can restore each other's snapshots. The other requirements are
+// saved with the memory: the guest's program and the names of the processor's
+// features.
 var engine = EngineVersion + "+" + kernel.StateFormat
 
-// memoryLost is why a snapshot of the sandbox's memory could not be restored, or
-// nil: then nobody should rely on one.
+// memoryLost returns why a snapshot of the sandbox's memory could not be
+// restored, or nil. If it is not nil, Snapshot refuses to save memory.
 func (in *Instance) memoryLost() error {
 	if in.rec.Engine == engine {
 		return nil
@@ -37,8 +38,8 @@ func (in *Instance) memoryLost() error {
 	}
 }
 
-// guestImage opens the image with the guest that a sandbox is to begin with, and
-// names it: what its memory needs, or else this Atoll's own.
+// guestImage opens the image of the sandbox's guest and returns its digest. It
+// is the guest that the snapshot's memory needs, or else this Atoll's own.
 func (m *maker) guestImage() (image *os.File, digest string, err error) {
 	if m.restoresMemory() {
 		image, err = reopen(m.from.parts[snapGuest])
@@ -52,7 +53,7 @@ func (m *maker) guestImage() (image *os.File, digest string, err error) {
 	return image, own.digest, err
 }
 
-// keepGuest gives the sandbox an image of its guest and opens it.
+// keepGuest links the guest's image into the state directory and opens it.
 func (m *maker) keepGuest() (*os.File, error) {
 	image, digest, err := m.guestImage()
 	if err != nil {
@@ -66,8 +67,8 @@ func (m *maker) keepGuest() (*os.File, error) {
 	return os.Open(m.box.path(fileGuest))
 }
 
-// linkOrCopy gives a file another name, or copies it to one on another file
-// system. The file must never be written to.
+// linkOrCopy links a file to another name, or copies it if that is on another
+// file system. The file must never be written to.
 func linkOrCopy(from *os.File, to string) error {
 	if unix.Linkat(unix.AT_FDCWD, procFD(from), unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW) == nil {
 		return nil
@@ -86,6 +87,6 @@ func linkOrCopy(from *os.File, to string) error {
 	return err
 }
 
-// guestMapped reports whether an address space, which /proc describes in maps,
-// has the guest's program.
+// guestMapped reports whether an address space, given by /proc/PID/maps, maps
+// the guest's program.
 func guestMapped(maps string) bool { return strings.Contains(maps, "/"+fileGuest) }

@@ -16,8 +16,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestMemoryOutlivesGuest: memory is restored under an Atoll with another guest,
-// keeps its own, and comes back.
+// TestMemoryOutlivesGuest restores memory under an Atoll with another guest.
+// The sandbox keeps its own guest and can be saved and restored again.
 func TestMemoryOutlivesGuest(t *testing.T) {
 	other := os.Getenv("ATOLL_KERNEL") // an atoll binary is a guest, too
 	state := t.TempDir()
@@ -54,8 +54,8 @@ func TestMemoryOutlivesGuest(t *testing.T) {
 	}
 }
 
-// otherEngine makes the record of a sandbox that of one which another engine
-// started, and finds it again.
+// otherEngine changes the engine in a sandbox's record and attaches to the
+// sandbox again.
 func otherEngine(t *testing.T, state string, id sandbox.ID) driver.Instance {
 	t.Helper()
 	file := filepath.Join(state, "boxes", string(id), "record.json")
@@ -82,8 +82,9 @@ func otherEngine(t *testing.T, state string, id sandbox.ID) driver.Instance {
 	return in
 }
 
-// TestMemoryOfAnotherEngine: a snapshot of memory that nobody here could restore
-// is refused before anything is lost, and the files can still be had.
+// TestMemoryOfAnotherEngine checks that a snapshot of memory that this Atoll
+// could not restore is refused without side effects, and that a snapshot of the
+// files works.
 func TestMemoryOfAnotherEngine(t *testing.T) {
 	state := t.TempDir()
 	p := newProvider(t, func(o *gvisor.Options) { o.StateDir = state })
@@ -112,7 +113,7 @@ func TestMemoryOfAnotherEngine(t *testing.T) {
 	}
 }
 
-// TestStateFormat: what the state depends on has not changed under its number.
+// TestStateFormat checks that the inputs of the state format are unchanged.
 func TestStateFormat(t *testing.T) {
 	const format, digest = "2", "1d072cf52699439d"
 	bundle, err := gvisor.Bundle()

@@ -10,8 +10,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Ready counts the sandboxes of the pool, and those whose memory comes from a
-// snapshot.
+// Ready returns the number of sandboxes in the pool, and how many of them have
+// the memory of a snapshot.
 func (p *Provider) Ready() (all, restored int) {
 	p.pool.mu.Lock()
 	defer p.pool.mu.Unlock()
@@ -24,20 +24,20 @@ func (p *Provider) Ready() (all, restored int) {
 	return all, restored
 }
 
-// SetLowMemory replaces what tells whether the machine has too little memory for a
-// pool. It comes before anything else is done with the provider.
+// SetLowMemory replaces the check for low memory. Call it before any other
+// method of the provider.
 func (p *Provider) SetLowMemory(lowMemory func() bool) { p.pool.lowMemory = lowMemory }
 
-// MakeRoom does what is done about a sandbox that stands still.
+// MakeRoom frees memory in a sandbox that makes no progress.
 func (in *Instance) MakeRoom() { in.makeRoom() }
 
-// Stub is a host process that stands for an address space inside.
+// Stub is the host process of an address space inside.
 type Stub struct {
 	PID    int
 	Spared bool
 }
 
-// Stubs lists those of a sandbox, the oldest first.
+// Stubs lists the stubs of a sandbox, the oldest first.
 func (in *Instance) Stubs() (list []Stub) {
 	for _, s := range in.stubs() {
 		list = append(list, Stub{s.pid, s.score == scoreSpared})
@@ -45,12 +45,11 @@ func (in *Instance) Stubs() (list []Stub) {
 	return list
 }
 
-// Kernel is the host process that the sandbox's kernel is.
+// Kernel returns the host process of the sandbox's kernel.
 func (in *Instance) Kernel() int { return in.rec.Kernel.PID }
 
-// UseGuest makes an executable the guest of new sandboxes, as another build of
-// Atoll would have another one. It comes before anything else is done with the
-// provider.
+// UseGuest makes an executable the guest of new sandboxes, as if this were
+// another build of Atoll. Call it before any other method of the provider.
 func (p *Provider) UseGuest(executable string) {
 	p.program = sync.OnceValues(func() (*program, error) {
 		found, err := guestprogram.File(executable)
@@ -63,11 +62,10 @@ func (p *Provider) UseGuest(executable string) {
 	})
 }
 
-// GuestDigest names the guest that a sandbox runs.
+// GuestDigest identifies the guest that a sandbox runs.
 func (in *Instance) GuestDigest() string { return in.rec.Guest }
 
-// Bundle is what a kernel is told about a sandbox with nothing special, and with
-// which flags it is started.
+// Bundle returns a kernel's configuration of a minimal sandbox, and its flags.
 func Bundle() (string, error) {
 	b, err := newBundle(&sandbox.Spec{ID: "some"}, nil, &image.Image{}, "", 1<<30)
 	if err != nil {
@@ -76,9 +74,8 @@ func Bundle() (string, error) {
 	return string(b.spec) + b.mounts + strings.Join(kernelFlags(), " "), nil
 }
 
-// FileServer is the host process that is the sandbox's file server.
+// FileServer returns the host process of the sandbox's file server.
 func (in *Instance) FileServer() int { return in.rec.Gofer.PID }
 
-// SetStoppedTime says how long a sandbox may be stopped before those who wait for
-// its commands are told.
+// SetStoppedTime sets stoppedTime.
 func SetStoppedTime(d time.Duration) { stoppedTime = d }

@@ -13,11 +13,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// This file forwards to the guest what is carried out inside the sandbox, and
-// replaces "the guest does not answer" by what is known about the sandbox.
+// This file forwards calls to the guest. If the guest does not answer, the
+// error says what is known about the sandbox.
 
-// explain returns err, or, if the sandbox has ended or is being destroyed, what
-// became of it.
+// explain returns err or, if the sandbox has ended or is being destroyed, an
+// error that says so.
 func (in *Instance) explain(err error) error {
 	if err == nil || err == io.EOF {
 		return err
@@ -28,8 +28,8 @@ func (in *Instance) explain(err error) error {
 	return err
 }
 
-// known is the error that says what became of a sandbox which has ended or is
-// being destroyed, nil for any other.
+// known returns an error if the sandbox has ended or is being destroyed, else
+// nil.
 func (in *Instance) known() error {
 	if in.destroyed.Load() {
 		return goneError(in.rec.ID)
@@ -50,8 +50,8 @@ func (in *Instance) endedError() error {
 	return &providerError{sandbox.CodeConflict, fmt.Sprintf("sandbox %s has ended: %s", in.rec.ID, in.exit().Detail), nil}
 }
 
-// use implements guestkit.Calls.Use. A sandbox that was paused when it was found
-// is reached when it is resumed.
+// use implements guestkit.Calls.Use. It waits until a paused sandbox is resumed
+// before it connects.
 func (in *Instance) use(ctx context.Context, lasting bool, f func(context.Context, *guest.Client) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if !lasting {
@@ -60,7 +60,7 @@ func (in *Instance) use(ctx context.Context, lasting bool, f func(context.Contex
 	return in.begin(ctx, cancel, f)
 }
 
-// begin calls f with a context that it cancels if the sandbox does not answer.
+// begin calls f with a context that is canceled if the sandbox does not answer.
 func (in *Instance) begin(ctx context.Context, cancel context.CancelCauseFunc, f func(context.Context, *guest.Client) error) error {
 	if err := in.reach(ctx); err != nil {
 		return in.explain(err)
@@ -88,9 +88,8 @@ func (in *Instance) Rejoin(ctx context.Context, id string, from driver.Cursor, s
 	return in.explainKill(p, 0), at, err
 }
 
-// endedFor tells the guest's client how the sandbox ended when a command's
-// outcome was lost with it. The lost connection shows a little before the end
-// of the kernel does.
+// endedFor tells the guest's client how the sandbox ended. The connection is
+// lost a little before the kernel ends, so endedFor waits for that.
 func (in *Instance) endedFor(ctx context.Context) (sandbox.Exit, bool) {
 	ctx, cancel := context.WithTimeout(ctx, lostGrace)
 	defer cancel()
@@ -98,9 +97,9 @@ func (in *Instance) endedFor(ctx context.Context) (sandbox.Exit, bool) {
 	return exit, err == nil
 }
 
-// lost tells the guest's client what became of the sandbox when the connection
-// to its guest is gone, nil if nothing did. Like endedFor, it waits for the end
-// to show.
+// lost tells the guest's client what happened to the sandbox when the
+// connection to its guest is lost, or returns nil. Like endedFor, it waits for
+// the end of the kernel.
 func (in *Instance) lost() error {
 	grace := time.NewTimer(lostGrace)
 	defer grace.Stop()
@@ -112,9 +111,9 @@ func (in *Instance) lost() error {
 	return in.known()
 }
 
-// explainKill makes a command that was killed for want of memory say so:
-// inside, it looks like any other SIGKILL. kills is how often that had
-// happened before the command was started.
+// explainKill adds the reason to a command that was killed for lack of memory.
+// Inside, this looks like any other SIGKILL. kills is the number of such kills
+// before the command started.
 func (in *Instance) explainKill(p driver.Process, kills int) driver.Process {
 	if p == nil {
 		return nil
@@ -122,7 +121,7 @@ func (in *Instance) explainKill(p driver.Process, kills int) driver.Process {
 	return &process{Process: p, in: in, kills: kills}
 }
 
-// process is a command whose errors say what became of its sandbox.
+// process is a command whose errors describe the state of its sandbox.
 type process struct {
 	driver.Process
 	in    *Instance
@@ -151,10 +150,10 @@ func (p *process) Resize(ctx context.Context, size sandbox.WindowSize) error {
 	return p.in.explain(p.Process.Resize(ctx, size))
 }
 
-// Stdout is the command's output. See driver.Process.
+// Stdout is the command's standard output. See driver.Process.
 func (p *process) Stdout() io.Reader { return explainedReader{p.Process.Stdout(), p.in} }
 
-// Stderr is the command's errors. See driver.Process.
+// Stderr is the command's standard error. See driver.Process.
 func (p *process) Stderr() io.Reader { return explainedReader{p.Process.Stderr(), p.in} }
 
 type explainedReader struct {
@@ -167,6 +166,6 @@ func (r explainedReader) Read(b []byte) (int, error) {
 	return n, r.in.explain(err)
 }
 
-// lostGrace is how long the end of a kernel may take to show after its guest
-// has stopped to answer.
+// lostGrace is how long to wait for the end of the kernel after its guest has
+// stopped answering.
 const lostGrace = 5 * time.Second

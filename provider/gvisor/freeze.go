@@ -13,26 +13,26 @@ import (
 	"gvisor.dev/gvisor/runsc/boot"
 )
 
-// A resident pause stops all tasks in the sandbox's own kernel, which counts
-// how often it was asked to and does not tell. So the record says what was
-// asked for, before and after it was, under a lock that all processes respect
-// which know the sandbox; and who finds a pause that somebody died over knows
-// that much.
+// A resident pause stops all tasks in the sandbox's own kernel. The kernel
+// counts pauses but does not report the count. So a file in the state directory
+// records the request before and the state after each call, under a lock that
+// all processes with this sandbox take. If a process dies during a pause,
+// others see that the state is uncertain.
 const (
 	awake   = ""
-	pausing = "pausing" // one was begun: it holds or not
+	pausing = "pausing" // a pause was started; the sandbox may be paused or not
 	paused  = "paused"
-	stopped = "stopped" // it was ended, and its state is in a snapshot
+	stopped = "stopped" // the sandbox was ended, and its state is in a snapshot
 )
 
-// lockTime bounds waiting for another process that pauses or resumes, and
-// askTime that for a guest to show whether it runs.
+// lockTime limits waiting for another process that pauses or resumes. askTime
+// limits waiting for a guest's answer.
 const (
 	lockTime = 30 * time.Second
 	askTime  = 2 * time.Second
 )
 
-// Pause stops the sandbox where it stands. See driver.Pauser.
+// Pause stops all tasks of the sandbox. See driver.Pauser.
 func (in *Instance) Pause(ctx context.Context) error {
 	return in.explain(in.locked(ctx, func(ctx context.Context, rest string) error {
 		if rest == paused {
@@ -53,8 +53,8 @@ func (in *Instance) Pause(ctx context.Context) error {
 	}))
 }
 
-// stand makes a sandbox stand still. If that is given up, it is not known
-// whether the kernel was faster, and is settled.
+// stand pauses the kernel. If the call is abandoned, its outcome is unknown, so
+// stand wakes the sandbox with settleRest.
 func (in *Instance) stand(ctx context.Context) error {
 	if err := in.box.setRest(pausing); err != nil {
 		return err
@@ -68,7 +68,7 @@ func (in *Instance) stand(ctx context.Context) error {
 	return errors.Join(err, in.settleRest(ctx))
 }
 
-// Resume lets it go on. See driver.Pauser.
+// Resume continues a paused sandbox. See driver.Pauser.
 func (in *Instance) Resume(ctx context.Context) error {
 	return in.explain(in.locked(ctx, func(ctx context.Context, rest string) error {
 		switch rest {
@@ -77,7 +77,7 @@ func (in *Instance) Resume(ctx context.Context) error {
 		case pausing, stopped:
 			return in.settleRest(ctx)
 		}
-		// Killed between the two, this leaves a pause that may not hold.
+		// If this process is killed here, the recorded pause may not be in effect.
 		if err := in.box.setRest(pausing); err != nil {
 			return err
 		}
@@ -88,8 +88,8 @@ func (in *Instance) Resume(ctx context.Context) error {
 	}))
 }
 
-// settle wakes a sandbox that somebody left while he paused, saved or stopped
-// it. Its output is incomplete.
+// settle wakes a sandbox whose pause, save or stop another process did not
+// finish. The output of that process is incomplete.
 func (in *Instance) settle(ctx context.Context) error {
 	return in.locked(ctx, func(ctx context.Context, rest string) error {
 		if rest == awake || rest == paused {
@@ -99,8 +99,9 @@ func (in *Instance) settle(ctx context.Context) error {
 	})
 }
 
-// settleRest wakes a sandbox of which it is not known whether it is paused: it
-// is paused once more and let go once, and if it does not run then, it was.
+// settleRest wakes a sandbox in an uncertain state. It pauses and resumes it
+// once. If the guest then does not answer, the sandbox was paused before, and
+// is resumed once more.
 func (in *Instance) settleRest(ctx context.Context) error {
 	for _, call := range []string{boot.ContMgrPause, boot.ContMgrResume} {
 		if err := callKernel(ctx, in.box.dir, call); err != nil {
@@ -115,7 +116,7 @@ func (in *Instance) settleRest(ctx context.Context) error {
 	return in.box.setRest(awake)
 }
 
-// answers reports whether a guest runs, by asking it something.
+// answers reports whether the guest answers a request.
 func (in *Instance) answers(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
@@ -134,7 +135,7 @@ func (in *Instance) answers(ctx context.Context) bool {
 	return err == nil
 }
 
-// rest is the last requested rest state of the sandbox.
+// rest returns the recorded rest state of the sandbox.
 func (b box) rest() (string, error) {
 	state, err := os.ReadFile(b.path(fileRest))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -154,8 +155,8 @@ func (b box) setRest(rest string) error {
 	return os.Rename(tmp, b.path(fileRest))
 }
 
-// locked runs f, which is told whether the sandbox rests, while no other
-// process and no other call changes that.
+// locked calls f with the recorded rest state, while no other process and no
+// other call changes it.
 func (in *Instance) locked(ctx context.Context, f func(ctx context.Context, rest string) error) error {
 	select {
 	case in.resting <- struct{}{}:
@@ -205,13 +206,13 @@ func (b box) lock(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// callKernel makes a call without arguments.
+// callKernel makes a call without arguments to the sandbox's kernel.
 func callKernel(ctx context.Context, dir, method string) error {
 	return withKernel(ctx, dir, func(conn *urpc.Client) error { return conn.Call(method, nil, nil) })
 }
 
-// withKernel makes calls that end when the context does: the connection is
-// closed under them then, and whether the kernel carries them out is open.
+// withKernel makes calls to the kernel until ctx ends. It then closes the
+// connection, and it is unknown whether the kernel performs the call.
 func withKernel(ctx context.Context, dir string, f func(*urpc.Client) error) error {
 	conn, err := dialControl(dir)
 	if err != nil {

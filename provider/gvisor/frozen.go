@@ -15,13 +15,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A kernel can stand still without our doing: somebody stopped its process, or
-// it hangs. It has not ended then, may go on at any time, and must hold up
-// nobody meanwhile. So whoever waits for it has doubts after a while, and looks.
+// A kernel can stop answering without a pause: its process was stopped by a
+// signal, or it hangs. It has not ended and may continue at any time. Callers
+// must not block on it meanwhile, so they check the kernel after doubtAfter.
 const (
 	doubtAfter = 3 * time.Second
-	// proofTime is how long a kernel that is not stopped may take to answer the
-	// smallest of questions: long, since a busy machine is no fault of it.
+	// proofTime is how long a running kernel may take to answer the simplest
+	// request. It is long because the machine may be busy.
 	proofTime = 20 * time.Second
 )
 
@@ -36,8 +36,8 @@ func (in *Instance) frozen() error {
 	return &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached: %s", in.rec.ID, how), errSilent}
 }
 
-// stopped names the process of the sandbox that stands still because of a signal.
-// Without its file server a kernel waits for each shared file without an end.
+// stopped names the process of the sandbox that is stopped by a signal. Without
+// its file server, a kernel blocks forever on shared files.
 func (r *record) stopped() string {
 	for what, p := range map[string]processRef{"kernel": r.Kernel, "file server": r.Gofer} {
 		if p.PID != 0 && p.stopped() {
@@ -47,13 +47,13 @@ func (r *record) stopped() string {
 	return ""
 }
 
-// stoppedTime is how long a process of the sandbox may be stopped before those who
-// wait for a command are told.
+// stoppedTime is how long a process of the sandbox may be stopped before
+// callers that wait for a command get an error.
 var stoppedTime = time.Minute
 
-// awaitUnlessStopped is Wait of a command that gives up when the sandbox stands
-// still for too long. The command goes on with the sandbox, unless whoever waits
-// lets go of it.
+// awaitUnlessStopped waits for a command and gives up when the sandbox is
+// stopped for too long. The command continues with the sandbox unless the
+// caller closes it.
 func (in *Instance) awaitUnlessStopped(ctx context.Context, wait func(context.Context) (sandbox.Exit, error)) (sandbox.Exit, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -81,9 +81,9 @@ func (in *Instance) awaitUnlessStopped(ctx context.Context, wait func(context.Co
 	return exit, answer(ctx, err)
 }
 
-// probeStopped tells of sandboxes that a signal has stopped, if there are any.
+// probeStopped reports sandboxes that are stopped by a signal.
 func probeStopped(boxes string) []driver.Finding {
-	entries, _ := os.ReadDir(boxes) // what cannot be seen is not told of
+	entries, _ := os.ReadDir(boxes) // unreadable directories are not reported
 	var names []string
 	for _, e := range entries {
 		if r, err := (box{filepath.Join(boxes, e.Name())}).load(); err == nil {
@@ -101,8 +101,8 @@ func probeStopped(boxes string) []driver.Finding {
 	}}
 }
 
-// doubt cancels a context when the kernel stands still, until stop is called.
-// With ask the guest is asked too, unless the sandbox is paused.
+// doubt cancels a context when the kernel does not answer, until stop is
+// called. With ask it also checks the guest, unless the sandbox is paused.
 func (in *Instance) doubt(ctx context.Context, cancel context.CancelCauseFunc, ask bool) (stop func() bool) {
 	var t *time.Timer
 	armed := make(chan struct{})
@@ -121,8 +121,8 @@ func (in *Instance) doubt(ctx context.Context, cancel context.CancelCauseFunc, a
 	return t.Stop
 }
 
-// silent reports that the guest does not answer at all, even when the kernel has
-// told it to go on.
+// silent reports whether the guest does not answer, even after the kernel has
+// sent it SIGCONT.
 func (in *Instance) silent(ctx context.Context) bool {
 	in.mu.Lock()
 	client := in.client
@@ -137,7 +137,7 @@ func (in *Instance) silent(ctx context.Context) bool {
 	return ask.Err() != nil && ctx.Err() == nil
 }
 
-// answer returns err, or why it was not waited for.
+// answer returns err, or the reason why the call was canceled.
 func answer(ctx context.Context, err error) error {
 	var silent *providerError
 	if err != nil && errors.As(context.Cause(ctx), &silent) {
@@ -146,8 +146,8 @@ func answer(ctx context.Context, err error) error {
 	return err
 }
 
-// watched runs f, which asks the kernel itself, and gives up when it stands
-// still.
+// watched calls f, which makes calls to the kernel, and gives up when the
+// kernel is stopped.
 func (in *Instance) watched(ctx context.Context, f func(context.Context) error) error {
 	if in.rec.stopped() != "" {
 		return in.frozen()

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sandboxes outlive whoever made them; those of a pool, which are nobody's yet,
-// must not. So a process waits for the end of the one that keeps the pool, and
-// removes what is left half-made then.
+// Sandboxes outlive the process that created them, but unassigned sandboxes of
+// a pool must not. So a guard process waits for the end of the process that
+// keeps the pool and then removes its unfinished sandboxes.
 
-// guardPool starts that process.
+// guardPool starts the guard process.
 func (p *Provider) guardPool() (*child, error) {
-	boxes, err := filepath.Abs(p.boxes) // the process works elsewhere
+	boxes, err := filepath.Abs(p.boxes) // the process has another working directory
 	if err != nil {
 		return nil, err
 	}
@@ -24,7 +24,7 @@ func (p *Provider) guardPool() (*child, error) {
 	return p.reaper.start(p.opts.Kernel, args, nil, nil, &syscall.SysProcAttr{Setsid: true}, place{})
 }
 
-// runGuard is that process.
+// runGuard is the main function of the guard process.
 func runGuard(args []string) int {
 	if len(args) != 3 {
 		return 2
@@ -41,8 +41,8 @@ func runGuard(args []string) int {
 			_, _ = unix.Poll(p, -1)
 		}
 	}
-	// A sandbox that it had just begun has no name yet, and may belong to
-	// another process until it is old enough.
+	// A sandbox that was just begun has no name yet. It may belong to another
+	// process until it is older than halfMadeAge.
 	for deadline := time.Now().Add(2 * halfMadeAge); ; time.Sleep(halfMadeAge / 10) {
 		failed := sweep(args[2], time.Now())
 		left, _ := filepath.Glob(filepath.Join(args[2], halfMade+"*"))

@@ -22,8 +22,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestMain builds the program that kernels run from: the test binary itself
-// will not do, because with the race detector it is not static.
+// TestMain builds the program that kernels run from. The test binary cannot be
+// used, because with the race detector it is not static.
 func TestMain(m *testing.M) {
 	os.Exit(testMain(m))
 }
@@ -32,7 +32,8 @@ func testMain(m *testing.M) int {
 	if os.Getenv(victimEnv) != "" {
 		return victim()
 	}
-	// Everything temporary goes there, so that it goes even if this is killed.
+	// All temporary files go there, so that they are removed even if this is
+	// killed.
 	dir, remove, err := scratch.Dir("atoll-gvisor-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -61,13 +62,13 @@ func testMain(m *testing.M) int {
 	return m.Run()
 }
 
-// imagesDir is the image store of all tests: what is built once is shared, as
-// it is in production.
+// imagesDir is the image store of all tests. Its images are shared, as in
+// production.
 var imagesDir string
 
 var images = sync.OnceValues(func() (*image.Store, error) { return image.Open(imagesDir, image.Options{}) })
 
-// newProvider returns a provider with a state directory of its own.
+// newProvider returns a provider with a new state directory.
 func newProvider(tb testing.TB, change func(*gvisor.Options)) *gvisor.Provider {
 	tb.Helper()
 	opts := gvisor.Options{StateDir: tb.TempDir(), SnapshotDir: snapshotDir, Attached: true}
@@ -87,7 +88,7 @@ func newProvider(tb testing.TB, change func(*gvisor.Options)) *gvisor.Provider {
 	return p
 }
 
-// create makes a sandbox that is destroyed when the test ends.
+// create creates a sandbox that is destroyed when the test ends.
 func create(tb testing.TB, p *gvisor.Provider, spec sandbox.Spec) driver.Instance {
 	tb.Helper()
 	if spec.ID == "" {
@@ -123,7 +124,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// shorter returns n, or less of it in short mode; make full does all.
+// shorter returns n, or less in short mode.
 func shorter(n, less int) int {
 	if testing.Short() {
 		return less
@@ -131,8 +132,8 @@ func shorter(n, less int) int {
 	return n
 }
 
-// TestManyAtOnce makes sandboxes side by side: what two processes of one
-// sandbox share must not depend on who comes first.
+// TestManyAtOnce creates sandboxes concurrently. The two processes of a sandbox
+// must not depend on the order in which they start.
 func TestManyAtOnce(t *testing.T) {
 	p := newProvider(t, nil)
 	var wg sync.WaitGroup
@@ -154,8 +155,8 @@ func TestManyAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-// TestConformanceRootless runs the suite as a user without any rights, through
-// the command that users have for it. Without root, TestConformance does that.
+// TestConformanceRootless runs the suite as an unprivileged user, through the
+// command for users. Without root, TestConformance does that.
 func TestConformanceRootless(t *testing.T) {
 	if testing.Short() {
 		t.Skip("TestConformance runs the suite; make full runs it as this user too")
@@ -163,7 +164,7 @@ func TestConformanceRootless(t *testing.T) {
 	if os.Geteuid() != 0 {
 		return
 	}
-	home, err := os.MkdirTemp("", "atoll-nobody-") //nolint:usetesting // nobody cannot pass t.TempDir
+	home, err := os.MkdirTemp("", "atoll-nobody-") //nolint:usetesting // the user nobody cannot traverse t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,8 +183,8 @@ func TestConformanceRootless(t *testing.T) {
 	t.Logf("%s", out[bytes.LastIndex(out, []byte("gvisor:")):])
 }
 
-// TestProbeIsSteady probes again and again: the process that a probe starts
-// may have ended before anybody looks at it.
+// TestProbeIsSteady probes repeatedly: the process that a probe starts may have
+// ended before the probe looks at it.
 func TestProbeIsSteady(t *testing.T) {
 	p := newProvider(t, nil)
 	for range shorter(200, 20) {
@@ -194,8 +195,7 @@ func TestProbeIsSteady(t *testing.T) {
 	}
 }
 
-// TestPool takes a sandbox from the pool and checks that it is in no way less
-// than one that was made for its user.
+// TestPool checks that a sandbox from the pool has all features of a new one.
 func TestPool(t *testing.T) {
 	p := newProvider(t, nil)
 	res := sandbox.Resources{Memory: 256 << 20}
@@ -216,9 +216,9 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestProcessorAnswersItself: a program inside that asks what the processor is gets
-// the processor's own answer, at the processor's price, and not the kernel's. The
-// question is one that the kernel itself has no answer to.
+// TestProcessorAnswersItself checks that CPUID inside is executed by the
+// processor and not emulated by the kernel: the result is the processor's and
+// as fast. The test uses a leaf that the kernel cannot emulate.
 func TestProcessorAnswersItself(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Log("there is no such instruction")
@@ -238,8 +238,8 @@ print(ctypes.CFUNCTYPE(ctypes.c_uint32)(ctypes.addressof(ctypes.c_char.from_buff
 	}
 }
 
-// TestKernelSeesTheLoad: a kernel that works keeps open what tells it whether the machine
-// has processors to spare, and nothing else of that file system.
+// TestKernelSeesTheLoad checks that a working kernel keeps /proc/loadavg open
+// and no other file of the host's /proc.
 func TestKernelSeesTheLoad(t *testing.T) {
 	in := create(t, newProvider(t, nil), sandbox.Spec{Image: "host"})
 	if o := python(t, in, "print(1)"); o.exit.Code != 0 {
@@ -251,7 +251,7 @@ func TestKernelSeesTheLoad(t *testing.T) {
 	}
 	var seen []string
 	for _, f := range files {
-		// A file may have been closed since.
+		// The file may have been closed meanwhile.
 		if name, err := os.Readlink(f); err == nil && strings.HasPrefix(name, "/proc/") {
 			seen = append(seen, name)
 		}

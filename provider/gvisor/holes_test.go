@@ -16,8 +16,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// mappings makes a program have all kinds of memory, most of which it never
-// touches or sets to zero, and remember what has to be in it.
+// mappings makes a program allocate all kinds of memory, most of which it never
+// touches or sets to zero, and record the expected content.
 const mappings = `
 import mmap, os, sys
 size = 8 << 20
@@ -47,9 +47,9 @@ def both():
 
 const sound = "[True, True, True, True][True, True, True, True]"
 
-// TestUntouchedMemoryIsNotSaved: a snapshot leaves out what no program has ever
-// written to, without looking at it, and no program finds its memory changed:
-// neither one that goes on, nor its copy, whose own snapshots do the same.
+// TestUntouchedMemoryIsNotSaved checks that a snapshot leaves out untouched
+// memory without reading it, and that the memory of the source and of the copy
+// is intact. The same holds for the copy's snapshots.
 func TestUntouchedMemoryIsNotSaved(t *testing.T) {
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{ID: "source", Image: "host"})
@@ -59,7 +59,7 @@ func TestUntouchedMemoryIsNotSaved(t *testing.T) {
 	said := say(fmt.Sprintf("exec(%q)", mappings))
 	type state struct {
 		dir  string
-		said int // by the program, before
+		said int // output of the program read before
 	}
 	saved := []state{{lightSnapshot(t, in), said}}
 	for _, line := range []string{"put(0, 1 << 20, b'new')", "put(2, 5 << 20, b'new')", "put(3, 7 << 20, b'new')"} {
@@ -85,9 +85,9 @@ func TestUntouchedMemoryIsNotSaved(t *testing.T) {
 	}
 }
 
-// lightSnapshot takes snapshots until one leaves out most of what the program
-// never touched: of some 70 MB, some 8 remain. gVisor knows pages that were
-// copied with zeros to be zero after the first snapshot.
+// lightSnapshot takes snapshots until one leaves out most of the untouched
+// memory: of about 70 MB, 8 remain. gVisor knows only after the first snapshot
+// that pages which were copied with zeros are zero.
 func lightSnapshot(t *testing.T, in driver.Instance) string {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; {
@@ -97,12 +97,12 @@ func lightSnapshot(t *testing.T, in driver.Instance) string {
 			return dir
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("a snapshot has %d bytes that nobody has touched, want less than %d", size, 24<<20)
+			t.Fatalf("a snapshot has %d bytes of untouched memory, want less than %d", size, 24<<20)
 		}
 	}
 }
 
-// untouched is how much memory a snapshot says is set aside and zero.
+// untouched returns how much memory of a snapshot is allocated and zero.
 func untouched(t *testing.T, dir string) (size uint64) {
 	t.Helper()
 	index, err := os.ReadFile(filepath.Join(dir, "pages.index"))

@@ -20,30 +20,30 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Instance is a sandbox. Commands and files are the guest client's, which
-// speaks with the guest inside over a socket of its own.
+// Instance is a sandbox. Commands and files go through the guest's client,
+// which has its own connection to the guest.
 type Instance struct {
 	guestkit.Calls
 	p   *Provider
 	box box
 	rec *record
 
-	// The guest's client and, if there is none, why: the sandbox did not
-	// answer, or was paused when it was found. Otherwise it had ended. Guarded
-	// by mu until reach has returned.
+	// The guest's client or, without one, the reason: the sandbox did not answer,
+	// or was paused when it was attached. Otherwise it had ended. mu guards these
+	// fields until reach has returned.
 	client      *guest.Client
 	unreachable error
 	asleep      bool
-	waking      chan struct{} // held by who waits for a sandbox that sleeps
-	resting     chan struct{} // held by who changes whether it is paused
+	waking      chan struct{} // held while waiting for a paused sandbox
+	resting     chan struct{} // held while pausing or resuming
 
 	kernelState func() *os.ProcessState // nil if the kernel is not our child
 	ended       chan struct{}           // closed when the kernel has ended
-	released    chan struct{}           // closed when nobody here cares any more
+	released    chan struct{}           // closed when this process releases the sandbox
 	once        sync.Once
 	destroyed   atomic.Bool
 	starved     atomic.Int64                // programs that makeRoom killed
-	seen        atomic.Pointer[os.FileInfo] // of the record when it was last read and did not say that it is over
+	seen        atomic.Pointer[os.FileInfo] // of the record when it was last read and the sandbox was not doomed
 
 	mu       sync.Mutex
 	reason   sandbox.Reason // why we ended it, if we did
@@ -62,7 +62,7 @@ func newInstance(p *Provider, b box, r *record) *Instance {
 // ID names the sandbox.
 func (in *Instance) ID() sandbox.ID { return in.rec.ID }
 
-// watchChildren follows the processes of a sandbox that this process started.
+// watchChildren waits for the processes of a sandbox that this process started.
 func (in *Instance) watchChildren(l *launched) {
 	in.kernelState = func() *os.ProcessState { return l.kernel.state }
 	go func() {
@@ -74,16 +74,16 @@ func (in *Instance) watchChildren(l *launched) {
 	}
 	go func() {
 		select {
-		case <-l.kernel.done: // the file server follows by itself
+		case <-l.kernel.done: // the file server exits by itself
 		case <-l.gofer.done:
-			// Without its file server the sandbox could only hang.
+			// Without its file server the sandbox would hang.
 			_ = l.kernel.proc.Kill()
 		}
 	}()
 }
 
-// reattachTime bounds how long a sandbox may take to be reached by a process
-// that did not start it. One that takes longer is found again later.
+// reattachTime limits connecting to a sandbox that another process started. A
+// failed attempt is repeated later.
 const reattachTime = 30 * time.Second
 
 // reattach connects to a sandbox that another process started.
@@ -99,8 +99,8 @@ func (in *Instance) reattach(ctx context.Context) error {
 	return in.contact(ctx)
 }
 
-// contact connects to the guest, unless the sandbox is paused. One that cannot be
-// reached can still be waited for and destroyed, and be tried again.
+// contact connects to the guest unless the sandbox is paused. If it fails, the
+// sandbox can still be waited for and destroyed, and contact can be retried.
 func (in *Instance) contact(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, reattachTime)
 	defer cancel()
@@ -119,7 +119,7 @@ func (in *Instance) contact(ctx context.Context) error {
 	return nil
 }
 
-// retry tries once more to reach a sandbox that could not be reached.
+// retry connects again after a failed contact.
 func (in *Instance) retry(ctx context.Context) error {
 	if in.reachable() {
 		return nil
@@ -130,14 +130,14 @@ func (in *Instance) retry(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if in.reachable() { // somebody was faster
+	if in.reachable() { // another call has connected
 		return nil
 	}
 	return in.contact(ctx)
 }
 
-// reachable reports whether reaching the sandbox did not fail when it was tried
-// last. One that has ended is not tried again.
+// reachable reports whether the last attempt to reach the sandbox did not fail.
+// It is true for a sandbox that has ended.
 func (in *Instance) reachable() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -149,9 +149,9 @@ func (in *Instance) reachable() bool {
 	}
 }
 
-// connect reaches the guest of a sandbox that somebody else started.
+// connect connects to the guest of a sandbox that another process started.
 func (in *Instance) connect(ctx context.Context) error {
-	unlock, err := in.box.lock(ctx) // the helper that this runs inside cannot be saved
+	unlock, err := in.box.lock(ctx) // the helper process inside cannot be saved
 	if err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func (in *Instance) connect(ctx context.Context) error {
 	return nil
 }
 
-// reach returns when there is a client to be used, or says why there is none.
+// reach waits for a client, or returns why there is none.
 func (in *Instance) reach(ctx context.Context) error {
 	in.mu.Lock()
 	client, unreachable, asleep := in.client, in.unreachable, in.asleep
@@ -192,16 +192,16 @@ func (in *Instance) reach(ctx context.Context) error {
 	}
 }
 
-// wakePoll is how often a sandbox that another process paused is looked at.
+// wakePoll is the interval of checking a sandbox that another process paused.
 const wakePoll = 20 * time.Millisecond
 
-// wake waits until the sandbox is resumed, by whomever, and connects.
+// wake waits until any process resumes the sandbox, and connects.
 func (in *Instance) wake(ctx context.Context) error {
 	in.mu.Lock()
 	done := in.client != nil
 	in.mu.Unlock()
 	if done {
-		return nil // somebody was faster
+		return nil // another call has connected
 	}
 	for {
 		if rest, err := in.box.rest(); err != nil {
@@ -255,7 +255,7 @@ func (in *Instance) watchKernel() error {
 		select {
 		case <-in.released:
 			if in.destroyed.Load() {
-				return // the kernel was killed, and whoever waits for its end is told of it
+				return // the kernel was killed: let its end close in.ended
 			}
 			_ = f.SetReadDeadline(time.Unix(1, 0))
 		case <-in.ended:
@@ -281,7 +281,7 @@ func (in *Instance) dial(ctx context.Context, conn *guest.Pipes) error {
 	return nil
 }
 
-// end kills the sandbox for a reason of ours.
+// end kills the sandbox and records the reason.
 func (in *Instance) end(why sandbox.Reason) {
 	in.mu.Lock()
 	if in.reason == "" {
@@ -316,8 +316,8 @@ func (in *Instance) exit() sandbox.Exit {
 	return exit
 }
 
-// withStatus tells a guest that ended, taking the sandbox with it, from a
-// kernel that died.
+// withStatus tells the end of the guest, which ends the sandbox, from a crash
+// of the kernel.
 func withStatus(exit sandbox.Exit, st *os.ProcessState) sandbox.Exit {
 	ws, ok := st.Sys().(syscall.WaitStatus)
 	if !ok || exit.Detail != "" {
@@ -332,7 +332,7 @@ func withStatus(exit sandbox.Exit, st *os.ProcessState) sandbox.Exit {
 	return sandbox.Exit{Code: ws.ExitStatus(), Reason: sandbox.ReasonExited, Detail: "its first process ended"}
 }
 
-// doom lets other processes that know the sandbox see why it ends.
+// doom records for other processes that the sandbox is being destroyed.
 func (in *Instance) doom() {
 	_ = in.update(func(r *record) error {
 		r.Doomed = true
@@ -340,8 +340,8 @@ func (in *Instance) doom() {
 	})
 }
 
-// update changes the record of the sandbox; one that is not there any more was
-// destroyed.
+// update changes the record of the sandbox. A missing record means that the
+// sandbox was destroyed.
 func (in *Instance) update(change func(*record) error) error {
 	err := in.box.update(change)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -350,7 +350,7 @@ func (in *Instance) update(change func(*record) error) error {
 	return err
 }
 
-// current returns the current record. Fields that never change may be read from
+// current returns the current record. Fields that never change can be read from
 // in.rec instead.
 func (in *Instance) current() *record {
 	if r, err := in.box.load(); err == nil {
@@ -375,9 +375,8 @@ func (in *Instance) alive(ctx context.Context) error {
 	}
 }
 
-// gone reports whether the sandbox was destroyed, by whomever. The record is
-// read again only when it is another file than the one last seen: each change
-// puts a new one in its place.
+// gone reports whether the sandbox was destroyed by any process. It reads the
+// record again only if its file has changed: each change replaces the file.
 func (in *Instance) gone() bool {
 	if in.destroyed.Load() {
 		return true
@@ -395,7 +394,7 @@ func (in *Instance) gone() bool {
 	return false
 }
 
-// sameFile reports whether two looks at a path found the same file unchanged.
+// sameFile reports whether a and b describe the same unchanged file.
 func sameFile(a, b os.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
@@ -416,7 +415,7 @@ func (in *Instance) Destroy(ctx context.Context) error {
 	}
 }
 
-// killTime bounds how long a kernel that was killed may take to end.
+// killTime limits waiting for the end of a killed kernel.
 const killTime = 10 * time.Second
 
 func (in *Instance) remove() error {
@@ -437,7 +436,7 @@ func (in *Instance) remove() error {
 	return nil
 }
 
-// release lets go of the sandbox without ending it.
+// release closes the connections to the sandbox without ending it.
 func (in *Instance) release() {
 	in.once.Do(func() {
 		close(in.released)
@@ -453,8 +452,8 @@ func (in *Instance) release() {
 	})
 }
 
-// outcome says why a sandbox that has ended did so. Why is our own reason, if
-// we ended it; otherwise the evidence that is left decides.
+// outcome returns how a sandbox ended. why is our own reason, if we ended it;
+// otherwise outcome looks at the evidence in the state directory.
 func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
 	killed := sandbox.Exit{Code: 128 + int(unix.SIGKILL), Signal: int(unix.SIGKILL)}
 	said := b.lastWords()
@@ -478,7 +477,8 @@ func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
 	return killed
 }
 
-// lastWords is the first line of what a failed kernel or file server said.
+// lastWords returns the first line of the kernel's or the file server's crash
+// message.
 func (b box) lastWords() string {
 	f, err := os.Open(b.path(filePanic))
 	if err != nil {

@@ -13,29 +13,30 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Java looks at no variable that would not make it print a line about it with
-// every start. So the file is changed in which it keeps the authorities that it
-// trusts: that of the distribution, to which its packages of Java link, and
-// those that a Java from elsewhere brings along.
+// Java has no variable for trusted authorities that does not print a line on
+// every start. So the trust store files are changed: the one of the
+// distribution, to which its Java packages link, and those of Java
+// installations from elsewhere.
 var (
 	javaStores = []string{
 		"/etc/ssl/certs/java/cacerts",                     // Debian, Ubuntu, Alpine, Arch
 		"/etc/pki/ca-trust/extracted/java/cacerts",        // Fedora, RHEL
-		"/etc/pki/java/cacerts",                           // a link to that
+		"/etc/pki/java/cacerts",                           // a link to the line above
 		"/var/lib/ca-certificates/java-cacerts",           // SUSE
-		"/etc/ca-certificates/extracted/java-cacerts.jks", // Arch, where the first leads
+		"/etc/ca-certificates/extracted/java-cacerts.jks", // Arch, the target of the first line
 	}
-	// javaParents are where a Java is unpacked to, under a name of its own.
+	// javaParents are the directories in which Java is usually unpacked.
 	javaParents = []string{"/usr/lib/jvm", "/opt/java", "/opt", "/usr/java", "/usr/local"}
-	// javaTrust is where it has its store, JDK 8 the second.
+	// javaTrust are the paths of the trust store in a Java home; the second is JDK
+	// 8's.
 	javaTrust = []string{"lib/security/cacerts", "jre/lib/security/cacerts"}
 )
 
-// maxHomes bounds how many directories are looked at for a Java.
+// maxHomes limits how many directories are searched for Java.
 const maxHomes = 64
 
-// trustInJava adds an authority to the trust stores of every Java. A store that
-// cannot be written or understood is left alone: its Java trusts whom it did.
+// trustInJava adds an authority to the trust stores of all Java installations.
+// It skips a store that cannot be written or parsed.
 func (in *Instance) trustInJava(ctx context.Context, home string, ca []byte) error {
 	block, _ := pem.Decode(ca)
 	if block == nil {
@@ -47,8 +48,8 @@ func (in *Instance) trustInJava(ctx context.Context, home string, ca []byte) err
 			stores = append(stores, path.Join(h, name))
 		}
 	}
-	// The distribution's come first. Stores that others link to then have the
-	// authority.
+	// The distribution's stores come first, because other stores may be links to
+	// them.
 	for _, group := range [][]string{stores[:len(javaStores)], stores[len(javaStores):]} {
 		if err := together(group, func(name string) error { return in.trustInStore(ctx, name, block.Bytes) }); err != nil {
 			return err
@@ -57,16 +58,16 @@ func (in *Instance) trustInJava(ctx context.Context, home string, ca []byte) err
 	return nil
 }
 
-// javaHomes are the directories in which there may be a Java.
+// javaHomes returns directories that may contain a Java installation.
 func (in *Instance) javaHomes(ctx context.Context, home string) []string {
 	var mu sync.Mutex
 	var homes []string
 	_ = together(javaParents, func(dir string) error {
 		for e, err := range in.client.List(ctx, dir, driver.ListOptions{}) {
 			if err != nil {
-				return nil //nolint:nilerr // it is not there, or the next call will say
+				return nil //nolint:nilerr // it is missing, or the next call will fail
 			}
-			if e.Type == sandbox.TypeDir { // a link leads to one of its neighbours
+			if e.Type == sandbox.TypeDir { // links usually lead to another entry
 				mu.Lock()
 				homes = append(homes, path.Join(dir, e.Path))
 				mu.Unlock()
@@ -82,8 +83,8 @@ func (in *Instance) javaHomes(ctx context.Context, home string) []string {
 	return homes
 }
 
-// trustInStore adds a certificate, in DER, to one store, if it is there and not a
-// link to one that is done.
+// trustInStore adds a certificate, in DER, to one store, if the store exists
+// and is not a link to one that has it already.
 func (in *Instance) trustInStore(ctx context.Context, name string, cert []byte) error {
 	info, err := in.client.Stat(ctx, name)
 	if err != nil || slices.Contains(javaStores, info.Target) {
@@ -95,14 +96,14 @@ func (in *Instance) trustInStore(ctx context.Context, name string, cert []byte) 
 	}
 	with, err := truststore.Add(old, cert)
 	if err != nil || bytes.Equal(with, old) {
-		return nil //nolint:nilerr // not for us to judge
+		return nil //nolint:nilerr // an unknown format is left alone
 	}
 	_, err = in.client.Write(ctx, name, bytes.NewReader(with), driver.WriteOptions{NoParents: true})
 	return refusedIsFine(err)
 }
 
-// refusedIsFine takes the sandbox's own refusal of a write, as to a file that is
-// shown read-only, for nothing that could be done about.
+// refusedIsFine ignores the sandbox's refusal of a write, for example to a
+// read-only mount, because nothing can be done about it.
 func refusedIsFine(err error) error {
 	switch sandbox.CodeOf(err) {
 	case sandbox.CodeDenied, sandbox.CodeNotFound, sandbox.CodeInvalid, sandbox.CodeAlreadyExists, sandbox.CodeConflict:
@@ -111,7 +112,7 @@ func refusedIsFine(err error) error {
 	return err
 }
 
-// together calls f for all names at once, and returns the first error.
+// together calls f for all names concurrently and returns the first error.
 func together(names []string, f func(string) error) error {
 	errs := make(chan error, len(names))
 	for _, n := range names {
@@ -126,7 +127,7 @@ func together(names []string, f func(string) error) error {
 	return first
 }
 
-// isJavaStore reports whether a file may be a trust store of Java's.
+// isJavaStore reports whether a file may be a Java trust store.
 func isJavaStore(name string) bool {
 	return slices.Contains(javaStores, name) || path.Base(name) == "cacerts"
 }
@@ -139,7 +140,7 @@ func withoutJava(store, ca []byte) []byte {
 	}
 	clean, err := truststore.Remove(store, block.Bytes)
 	if err != nil {
-		return store // we have put nothing into it, then
+		return store // an unknown format: nothing was added to it
 	}
 	return clean
 }

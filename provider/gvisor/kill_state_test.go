@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// mustDie runs a victim that has to kill itself where its plan says.
+// mustDie runs a victim that must kill itself at the point in its plan.
 func mustDie(t *testing.T, plan victimPlan) {
 	t.Helper()
 	cmd, out := startVictim(t, plan)
@@ -27,8 +27,8 @@ func mustDie(t *testing.T, plan victimPlan) {
 	}
 }
 
-// TestKilledWhileSaving kills whoever writes a snapshot: the sandbox goes on,
-// for whoever finds it next, and can be saved again.
+// TestKilledWhileSaving kills the process that writes a snapshot. The next
+// process that attaches finds the sandbox running and can save it.
 func TestKilledWhileSaving(t *testing.T) {
 	state := t.TempDir()
 	lasting := func(o *gvisor.Options) { o.StateDir, o.Attached = state, false }
@@ -52,14 +52,14 @@ func TestKilledWhileSaving(t *testing.T) {
 		}
 		if i < 3 {
 			if _, err := first.FindSnapshot(t.Context(), id); first.ErrorCode(err) != sandbox.CodeNotFound {
-				t.Errorf("%s: what was half written is found: %v", point, err)
+				t.Errorf("%s: an unfinished snapshot is found: %v", point, err)
 			}
 			half := filepath.Join(snapshotDir, ".new-"+id, "files")
 			if _, _, err := first.Restore(t.Context(), &sandbox.Spec{ID: "half", Image: "host"}, refTo(t, half)); first.ErrorCode(err) != sandbox.CodeInvalid {
-				t.Errorf("%s: what was half written is restored: %v", point, err)
+				t.Errorf("%s: an unfinished snapshot is restored: %v", point, err)
 			}
 		} else if _, err := first.FindSnapshot(t.Context(), id); err != nil {
-			t.Errorf("%s: the snapshot is complete, and is not found: %v", point, err)
+			t.Errorf("%s: the complete snapshot is not found: %v", point, err)
 		}
 		for f, err := range first.Snapshots(t.Context()) {
 			if err == nil && f.ID == id {
@@ -73,8 +73,8 @@ func TestKilledWhileSaving(t *testing.T) {
 	snapshot(t, in, driver.SnapshotOptions{Memory: true})
 }
 
-// TestKilledWhilePausing kills whoever has stopped a sandbox and has not said
-// so yet: whoever finds it next lets it go on.
+// TestKilledWhilePausing kills a process that has paused a sandbox and has not
+// recorded it yet. The next process that attaches resumes it.
 func TestKilledWhilePausing(t *testing.T) {
 	state := t.TempDir()
 	lasting := func(o *gvisor.Options) { o.StateDir, o.Attached = state, false }
@@ -93,8 +93,8 @@ func TestKilledWhilePausing(t *testing.T) {
 	}
 }
 
-// TestKilledWhileRestoring kills whoever makes a sandbox of a snapshot, and
-// checks that the next start leaves nothing of it.
+// TestKilledWhileRestoring kills the process that restores a sandbox, and
+// checks that the next start removes everything.
 func TestKilledWhileRestoring(t *testing.T) {
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{ID: "source", Image: "host"})
@@ -113,8 +113,8 @@ func TestKilledWhileRestoring(t *testing.T) {
 	}
 }
 
-// archiveBegun is an archive that lacks its end: a file in the place of one that
-// is there, and a new tree, with so much in it that the beginning is on its way.
+// archiveBegun is an archive without an end: a file that replaces an existing
+// one, and a new tree, with enough data that the guest receives the beginning.
 func archiveBegun() []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -127,9 +127,9 @@ func archiveBegun() []byte {
 	return b.Bytes()
 }
 
-// TestKilledWhileImporting kills whoever brings an archive into a sandbox.
-// Nothing of it stays there, no temporary name either, and none is in what is
-// made of a snapshot that was taken meanwhile.
+// TestKilledWhileImporting kills the process that imports an archive. Nothing
+// of the archive may stay in the sandbox, not even a temporary name, nor in a
+// sandbox from a snapshot that was taken meanwhile.
 func TestKilledWhileImporting(t *testing.T) {
 	state := t.TempDir()
 	p := newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Attached = state, false })
@@ -149,7 +149,7 @@ func TestKilledWhileImporting(t *testing.T) {
 	}
 	cmd, out := startVictim(t, victimPlan{State: state, Images: imagesDir, ID: "fed", Import: "/root/t"})
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	await(3) // what is there, and what stands for the file and the tree
+	await(3) // the existing file, and temporary names of the new file and the tree
 	dir := snapshot(t, in, driver.SnapshotOptions{})
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)

@@ -23,14 +23,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The fault points of the provider, in the order in which a sandbox passes
+// The fault points of the provider, in the order in which a sandbox reaches
 // them.
 var faultPoints = []string{
 	"create.box", "create.cgroup", "create.launched", "create.started", "create.connected", "create.ready",
 	"destroy.killed",
 }
 
-// victimEnv makes the test binary a program that makes a sandbox and kills
+// victimEnv makes the test binary a program that creates a sandbox and kills
 // itself at a fault point.
 const victimEnv = "ATOLL_TEST_VICTIM"
 
@@ -41,15 +41,15 @@ type victimPlan struct {
 
 	Snapshots string
 
-	Pool    int    // make another one first, and wait until so many are ready
+	Pool    int    // create another one first, and wait until this many are ready
 	Pause   bool   // attach to ID and pause it
 	Save    string // attach to ID and take a snapshot with this ID
 	Stop    bool   // … that stops it
-	Restore string // make ID of the snapshot in this directory
-	Import  string // attach to ID and bring an archive that does not end into this directory inside
+	Restore string // restore ID from the snapshot in this directory
+	Import  string // attach to ID and import an endless archive into this directory
 }
 
-// victim carries out a plan. It returns only if the plan has no kill in it.
+// victim performs a plan. It returns only if the plan does not kill it.
 func victim() int {
 	var plan victimPlan
 	if err := json.Unmarshal([]byte(os.Getenv(victimEnv)), &plan); err != nil {
@@ -155,7 +155,7 @@ func startVictim(t *testing.T, plan victimPlan) (*exec.Cmd, *bytes.Buffer) {
 	return cmd, &out
 }
 
-// leftovers lists what is left on the machine of a sandbox.
+// leftovers lists everything on the machine that belongs to a sandbox.
 func leftovers(state string, id sandbox.ID) []string {
 	var left []string
 	procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -182,8 +182,8 @@ func leftovers(state string, id sandbox.ID) []string {
 	return left
 }
 
-// nothingLeft waits a moment for processes that are dying, lets a new
-// provider sweep, and demands that nothing is left.
+// nothingLeft waits briefly for exiting processes, lets a new provider sweep,
+// and checks that nothing is left.
 func nothingLeft(t *testing.T, state string, id sandbox.ID) {
 	t.Helper()
 	deadline := time.Now().Add(10 * time.Second)
@@ -203,8 +203,8 @@ func nothingLeft(t *testing.T, state string, id sandbox.ID) {
 	}
 }
 
-// killRounds is how often the kill tests kill: ATOLL_KILL_ROUNDS overrides it,
-// for the long run of make kills.
+// killRounds is the number of kills in the kill tests. ATOLL_KILL_ROUNDS
+// overrides it for the long run of make kills.
 func killRounds(t *testing.T, normal int) int {
 	if n, err := strconv.Atoi(os.Getenv("ATOLL_KILL_ROUNDS")); err == nil && n > 0 {
 		return n
@@ -215,8 +215,8 @@ func killRounds(t *testing.T, normal int) int {
 	return normal
 }
 
-// TestKilledAtFaultPoints kills the program that makes a sandbox at every
-// named point, and checks that the next start leaves nothing of it.
+// TestKilledAtFaultPoints kills the program that creates a sandbox at every
+// fault point, and checks that the next start removes everything.
 func TestKilledAtFaultPoints(t *testing.T) {
 	store, err := images()
 	if err != nil {
@@ -243,7 +243,7 @@ func TestKilledAtFaultPoints(t *testing.T) {
 	}
 }
 
-// destroyForeign removes a sandbox that outlived its maker, as it should.
+// destroyForeign removes a sandbox that correctly outlived its maker.
 func destroyForeign(t *testing.T, state string, id sandbox.ID) {
 	t.Helper()
 	p := newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Attached = state, false })
@@ -256,7 +256,7 @@ func destroyForeign(t *testing.T, state string, id sandbox.ID) {
 	}
 }
 
-// TestKilledAtAnyMoment kills at random moments.
+// TestKilledAtAnyMoment kills the program at random moments.
 func TestKilledAtAnyMoment(t *testing.T) {
 	state := t.TempDir()
 	for i := range killRounds(t, 60) {

@@ -17,15 +17,15 @@ import (
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 )
 
-// nobody is the host user that kernels and file servers run as when Atoll is
-// run by root.
+// nobody is the host user that kernels and file servers run as when Atoll runs
+// as root.
 const nobody = 65534
 
-// fileSet collects the files that a child process inherits and knows their
+// fileSet collects the files that a child process inherits and their descriptor
 // numbers there.
 type fileSet struct{ files []*os.File }
 
-// add returns the number the file will have in the child.
+// add returns the file's descriptor number in the child.
 func (s *fileSet) add(f *os.File) string {
 	s.files = append(s.files, f)
 	return strconv.Itoa(2 + len(s.files))
@@ -39,15 +39,14 @@ func (s *fileSet) addAll(fs []*os.File) string {
 	return strings.Join(ns, ",")
 }
 
-// launchArgs are what one sandbox's processes are started with. Files remain
-// the caller's to close.
+// launchArgs are the arguments of launch. The caller closes the files.
 type launchArgs struct {
 	id       string
 	dir      string   // the sandbox's state directory
 	kernel   string   // path of the kernel's executable
 	program  *os.File // the image that the guest is executed from
 	spec     []byte
-	mounts   string // --gofer-mount-confs
+	mounts   string // value of --gofer-mount-confs
 	cpus     int
 	cpuQuota int64 // microseconds per 100 ms, 0 for none
 	memory   uint64
@@ -61,13 +60,13 @@ type launchArgs struct {
 	upper    *os.File    // backs the writable layer
 	control  *os.File    // listening control socket
 	link     [2]*os.File // the guest's ends of its connection
-	door     [2]*os.File // a pipe: what the guest waits on, and its other end
+	door     [2]*os.File // a pipe: the end that the guest reads, and the other end
 	binds    int         // how many mounts the file server serves
-	identity bool        // the file server keeps this user's power, for its own mounts
-	reaper   *reaper     // who starts the children and waits for them
+	identity bool        // the file server keeps this user's rights, for its own mounts
+	reaper   *reaper     // starts the children and waits for them
 }
 
-// flags begins the command line of either process.
+// flags returns the first arguments of either process.
 func (a *launchArgs) flags(argv0 string, fs *fileSet) []string {
 	args := append([]string{argv0}, kernelFlags()...)
 	args = append(args, "--panic-log-fd="+fs.add(a.panicLog))
@@ -77,7 +76,7 @@ func (a *launchArgs) flags(argv0 string, fs *fileSet) []string {
 	return args
 }
 
-// launched are the processes of a sandbox just started.
+// launched holds the started processes of a sandbox.
 type launched struct {
 	kernel *child
 	gofer  *child // nil without host mounts
@@ -90,9 +89,9 @@ func (l *launched) kill() {
 	}
 }
 
-// launch starts the sandbox's kernel, and a file server if any host path is
-// shown inside. They are independent processes; the kernel waits for
-// instructions on its control socket when launch returns.
+// launch starts the sandbox's kernel and, if host paths are mounted, a file
+// server. They are independent processes. When launch returns, the kernel waits
+// for calls on its control socket.
 func launch(ctx context.Context, a *launchArgs) (*launched, error) {
 	l := &launched{}
 	var goferEnds []*os.File
@@ -129,8 +128,8 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 	defer started.Close()
 	defer syncEnd.Close()
 
-	// Only use the guest's error output for our own diagnosis, and bound it: a
-	// program inside could write there without end.
+	// The guest's error output is used only for our diagnosis and is limited,
+	// because a program inside could write to it without end.
 	guestErr := null
 	if a.debugLog != nil {
 		guestErr = a.debugLog
@@ -173,7 +172,7 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 	attr := namespaces(a.attached)
 	dropToNobody(attr)
 	env := a.environment()
-	if load, err := os.Open("/proc/loadavg"); err == nil { // without, it spins as it thinks fit
+	if load, err := os.Open("/proc/loadavg"); err == nil { // without it, gVisor decides when to spin
 		defer load.Close()
 		env = append(env, kernel.LoadEnv+"="+fs.add(load))
 	}
@@ -189,17 +188,17 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 		c.kill()
 		return nil, err
 	}
-	// The processes of the programs inside have inherited the score; the kernel
-	// itself is exempted again. When memory runs out, the host should kill a
-	// program and not the sandbox.
+	// The processes of the programs have inherited the score; now the kernel
+	// itself is exempt again. When memory runs out, the host should kill a program
+	// and not the sandbox.
 	setOOMScore(c.pid, scoreSpared)
 	return c, nil
 }
 
-// environment tells the kernel's garbage collector when memory becomes scarce.
-// What the kernel knows about files and processes counts in the sandbox's
-// memory, and a collector that waits until it has doubled lets the sandbox end
-// where there is room for twice as many files.
+// environment sets GOMEMLIMIT for the kernel's garbage collector. The kernel's
+// data about files and processes counts towards the sandbox's memory. A
+// collector that waits until the heap has doubled would exceed the limit with
+// half as many files.
 func (a *launchArgs) environment() []string {
 	if a.memory >= a.total {
 		return nil
@@ -213,8 +212,8 @@ func launchGofer(a *launchArgs) (*child, []*os.File, *os.File, error) {
 		return nil, nil, nil, err
 	}
 	defer mountsWrite.Close()
-	// The other end is closed: sources that the file server cannot open are
-	// refused before it is started.
+	// The other end is closed: sources that the file server could not open were
+	// refused before.
 	rpc, rpcPeer, err := socketpair(unix.SOCK_STREAM)
 	if err != nil {
 		mountsRead.Close()
@@ -237,8 +236,8 @@ func launchGofer(a *launchArgs) (*child, []*os.File, *os.File, error) {
 		kernelEnds, goferEnds = append(kernelEnds, k), append(goferEnds, g)
 	}
 
-	// A file of its own: the kernel reads the other one at the same time, and
-	// they would move each other's position.
+	// A separate file: the kernel reads the other one at the same time, and they
+	// would share one offset.
 	spec, err := memfile("spec", a.spec)
 	if err != nil {
 		return fail(err)
@@ -264,8 +263,8 @@ func launchGofer(a *launchArgs) (*child, []*os.File, *os.File, error) {
 	return c, kernelEnds, mountsRead, nil
 }
 
-// namespaces puts a process where it sees nothing of the host: no other
-// process, no network, no name, and only mounts of its own.
+// namespaces isolates a process from the host: it sees no other process, no
+// network, no host name, and only its own mounts.
 func namespaces(attached bool) *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{
 		Setsid:     true,
@@ -277,8 +276,8 @@ func namespaces(attached bool) *syscall.SysProcAttr {
 	return attr
 }
 
-// dropToNobody adds a user namespace in which the process is root over nothing
-// but itself: outside it is nobody, or the user who runs Atoll.
+// dropToNobody adds a user namespace. The process is root in it; outside it is
+// nobody, or the user who runs Atoll.
 func dropToNobody(attr *syscall.SysProcAttr) {
 	uid, gid := os.Geteuid(), os.Getegid()
 	if uid == 0 {
@@ -290,7 +289,7 @@ func dropToNobody(attr *syscall.SysProcAttr) {
 	attr.Credential = &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: os.Geteuid() != 0}
 }
 
-// awaitByte waits until the kernel says that it is ready, or died.
+// awaitByte waits until the kernel reports that it is ready or has ended.
 func awaitByte(ctx context.Context, r *os.File, c *child) error {
 	var b [1]byte
 	stop := context.AfterFunc(ctx, func() { _ = r.SetReadDeadline(time.Unix(1, 0)) })
@@ -320,7 +319,7 @@ func closeAll(fs []*os.File) {
 	}
 }
 
-// memfile returns an anonymous file with the content, at its beginning.
+// memfile returns an anonymous file with the given content, at offset 0.
 func memfile(name string, content []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {

@@ -22,17 +22,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// What a sandbox changed of its image is written as a tar stream in the manner
-// of an image's layer: a file named .wh.NAME says that NAME was removed, and
-// .wh..wh..opq that a directory hides what the image has in it. So it depends
-// on no version of the engine.
+// The changes of a sandbox are written as a tar stream in the format of an
+// image layer: a file named .wh.NAME records that NAME was removed, and
+// .wh..wh..opq that a directory hides the image's entries. The format does not
+// depend on the engine's version.
 //
-// The kernel could write such a stream itself, but reads every file into its
-// own memory to do so, holes and all: `truncate -s 1T x` inside would end it.
-// So it is asked for the tree alone, with the place of every file's data in
-// the writable layer, which is a file of ours, and the data is read from there.
+// The kernel can write such a stream itself, but reads every file into its own
+// memory, including holes: `truncate -s 1T x` inside would crash it. So it is
+// asked only for the tree, with the location of every file's data in the
+// writable layer. That layer is our file, and the data is read from it.
 
-// saveFiles writes the files of a paused sandbox.
+// saveFiles writes the files of a paused sandbox to a snapshot.
 func saveFiles(conn *urpc.Client, b box, dir string) error {
 	out, err := os.OpenFile(filepath.Join(dir, snapFiles), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -41,8 +41,8 @@ func saveFiles(conn *urpc.Client, b box, dir string) error {
 	return errors.Join(layerOf(conn, b, out, sparse, false), out.Close())
 }
 
-// layerOf writes what a paused sandbox changed of its image, without
-// what its link put there if it is to be part of an image.
+// layerOf writes the changes of a paused sandbox as a layer. For an image it
+// leaves out the files of the network link.
 func layerOf(conn *urpc.Client, b box, w io.Writer, regular func(*tar.Writer, *tar.Header, content) error, forImage bool) error {
 	tree, err := memfile("tree", nil)
 	if err != nil {
@@ -87,7 +87,7 @@ func saveTree(conn *urpc.Client, tree *os.File) error {
 	}, nil)
 }
 
-// Names and records with a meaning in a layer or in the kernel's tree.
+// Names and records with a special meaning in a layer or in the kernel's tree.
 const (
 	whiteout     = ".wh."
 	opaqueMarker = ".wh..wh..opq"
@@ -96,14 +96,14 @@ const (
 	aclPrefix    = xattrRecord + "system.posix_acl_"
 )
 
-// layerWriter makes a layer of the kernel's tree and the data in upper.
+// layerWriter converts the kernel's tree and the data in upper to a layer.
 type layerWriter struct {
 	out     *tar.Writer
 	upper   io.ReaderAt
 	regular func(*tar.Writer, *tar.Header, content) error // writes a file
-	skip    func(name string) bool                        // of what is left out; may be nil
+	skip    func(name string) bool                        // reports files to leave out; may be nil
 
-	// removed are the names that were. The kernel may keep them all as links
+	// removed holds the removed names. The kernel may store all of them as links
 	// to one file.
 	removed map[string]bool
 }
@@ -127,7 +127,7 @@ func (l *layerWriter) write(tree io.Reader) error {
 func (l *layerWriter) member(h *tar.Header, r io.Reader) error {
 	gone := h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0 || h.Typeflag == tar.TypeLink && l.removed[h.Linkname]
 	if gone {
-		l.removed[h.Name] = true // also if it is left out: others may be links to it
+		l.removed[h.Name] = true // also if it is skipped: other names may be links to it
 	}
 	if l.skip != nil && l.skip(path.Join("/", h.Name)) {
 		return nil
@@ -152,7 +152,7 @@ func (l *layerWriter) member(h *tar.Header, r io.Reader) error {
 	return l.out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: h.Name + opaqueMarker, Format: tar.FormatPAX})
 }
 
-// layerRecords are the extended attributes that mean something elsewhere.
+// layerRecords returns the extended attributes that are meaningful elsewhere.
 func layerRecords(of map[string]string) map[string]string {
 	records := map[string]string{}
 	for k, v := range of {
@@ -160,7 +160,8 @@ func layerRecords(of map[string]string) map[string]string {
 		case !strings.HasPrefix(k, xattrRecord), strings.HasPrefix(k, xattrRecord+"trusted.overlay."):
 			continue
 		case strings.HasPrefix(k, aclPrefix):
-			// The kernel writes them so, but sets them as they are.
+			// The kernel encodes the values when it writes them, but not when it reads
+			// them.
 			raw, err := base64.RawStdEncoding.DecodeString(v)
 			if err != nil {
 				continue
@@ -172,15 +173,15 @@ func layerRecords(of map[string]string) map[string]string {
 	return records
 }
 
-// content is what is in a file.
+// content is the content of a file.
 type content struct {
 	size     int64
 	segments []segment
 	upper    io.ReaderAt
 }
 
-// sparse writes a file as it is if it has no holes worth mentioning, else only
-// its data and, in a record of our own, where that belongs.
+// sparse writes a file as it is if it has no large holes, else only its data
+// and a record of Atoll's with the data's offsets.
 func sparse(tw *tar.Writer, h *tar.Header, c content) error {
 	var data int64
 	var places []string
@@ -203,10 +204,10 @@ func sparse(tw *tar.Writer, h *tar.Header, c content) error {
 	return nil
 }
 
-// maxWhole is how large a file may be that is written with its holes.
+// maxWhole is the largest size of a file that is written with its holes.
 const maxWhole = 32 << 30
 
-// whole writes a file with zeros for its holes, as others read it.
+// whole writes a file with zeros for its holes, as other tools read it.
 func whole(tw *tar.Writer, h *tar.Header, c content) error {
 	if c.size > maxWhole {
 		return &providerError{sandbox.CodeExhausted, fmt.Sprintf("%q has %d bytes, at most %d can be part of an image", h.Name, c.size, int64(maxWhole)), nil}
@@ -233,9 +234,8 @@ func (c content) writeTo(w io.Writer) error {
 	return nil
 }
 
-// joined closes the gaps between segments that are not worth a place in the
-// record, which must not become too long for a tar header. Beyond that, every
-// gap that is closed is written out as zeros.
+// joined closes small gaps between segments, so that the record is not too long
+// for a tar header. All closed gaps are written as zeros.
 func joined(segments []segment) []segment {
 	const most = 8192
 	for gap := int64(4096); ; gap *= 16 {
@@ -253,16 +253,16 @@ func joined(segments []segment) []segment {
 	}
 }
 
-// segment is a piece of a file that has data, in one or more places of the
+// segment is a range of a file that has data, at one or more places of the
 // writable layer.
 type segment struct {
 	off, len, at int64
-	more         []segment // that follow, maybe after gaps
+	more         []segment // segments that follow, maybe after gaps
 }
 
 func (s segment) end() int64 { return s.off + s.len }
 
-// with makes one segment of two.
+// with merges two segments.
 func (s segment) with(next segment) segment {
 	if len(s.more) == 0 && next.off == s.end() && next.at == s.at+s.len {
 		s.len += next.len
@@ -300,7 +300,7 @@ func (s segment) copy(w io.Writer, upper io.ReaderAt) error {
 	return nil
 }
 
-// zeros is what holes read as.
+// zeros reads as an endless hole.
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) {
@@ -308,8 +308,8 @@ func (zeros) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// readSegments reads how the kernel describes the content of a file: its size,
-// and then where which pages of it are.
+// readSegments parses the kernel's description of a file's content: its size,
+// and the places of its pages.
 func readSegments(r io.Reader, n int64) (size int64, segments []segment, err error) {
 	const entry = 24
 	if n < 8 || (n-8)%entry != 0 {

@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// steps change files the way builds do, each over the files of those before it.
+// steps change files like build steps, each based on the previous one's files.
 var steps = []string{
 	`mkdir -p /srv/d/deep/er /srv/gone/below /srv/again/old /srv/kind /srv/empty
 	echo a >/srv/a; ln /srv/a /srv/a2; ln /srv/a /srv/d/a3; echo b >/srv/b; ln /srv/b /srv/b2; echo lone >/srv/lone
@@ -34,13 +34,13 @@ var steps = []string{
 	`rm -r /srv/moved; touch /srv/touched`,
 }
 
-// listing shows what programs can see of files, but for the size and links of
-// directories, which differ between file systems, and parts of a second, which
-// are rounded in a difference.
+// listing prints everything that programs can see of files, except for the size
+// and links of directories, which differ between file systems, and fractions of
+// seconds, which a diff rounds.
 const listing = `cd /srv && find . ! -type d -printf '%p %y %m %U:%G %s %Ts %n %l\n' -o -printf '%p %y %m %U:%G %Ts\n' | sort
 	find . -type f | sort | xargs -d '\n' sha256sum; ls -a . d again kind; /srv/tool 1`
 
-// lineage makes the image of each step twice: of layers, and of one file.
+// lineage creates the image of each step twice: with layers, and as one file.
 type lineage struct {
 	most  int // layers
 	store *image.Store
@@ -75,7 +75,7 @@ func (l *lineage) derive(t *testing.T, diff []byte) {
 }
 
 // TestLayers checks that an image of layers looks like the same image in one
-// file, however its files were changed, and however many layers were merged.
+// file, whatever changes were made and however many layers were merged.
 func TestLayers(t *testing.T) {
 	flat := newLineage(t, 1)
 	some := []*lineage{newLineage(t, 3), newLineage(t, 8)}
@@ -108,8 +108,8 @@ func TestLayers(t *testing.T) {
 	testLayeredSnapshots(t, some[1])
 }
 
-// testLayeredSnapshots checks that what is saved of a sandbox finds its layers
-// again: with its memory and without, and after it has been saved once more.
+// testLayeredSnapshots checks that a restored sandbox has its layers: with
+// memory and without, and after it was saved again.
 func testLayeredSnapshots(t *testing.T, l *lineage) {
 	spec := func(id string) sandbox.Spec { return sandbox.Spec{ID: sandbox.ID(id), Image: l.img.Digest} }
 	in := create(t, l.prov, spec("source"))

@@ -16,8 +16,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestResizeProcessors looks at what the host was told: how fast a busy loop
-// runs is no test.
+// TestResizeProcessors checks the host's quota, because the speed of a busy
+// loop is not reliable.
 func TestResizeProcessors(t *testing.T) {
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{ID: "resized", Image: "host", Resources: sandbox.Resources{CPUs: 1}})
@@ -51,7 +51,8 @@ func TestResizeProcessors(t *testing.T) {
 	}
 }
 
-// TestResizeBelowUse: what is in use cannot be taken away, and nothing dies.
+// TestResizeBelowUse checks that memory in use cannot be taken away, and that
+// nothing is killed.
 func TestResizeBelowUse(t *testing.T) {
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{ID: "full", Image: "host", Resources: sandbox.Resources{Memory: 512 << 20}})
@@ -63,11 +64,11 @@ func TestResizeBelowUse(t *testing.T) {
 		t.Errorf("a limit below what is in use: %v, want %s", err, sandbox.CodeConflict)
 	}
 	if o := run(t, in, sandbox.Command{Shell: "rm /dev/shm/big"}); o.exit.Code != 0 {
-		t.Errorf("the sandbox suffered: %+v", o)
+		t.Errorf("the sandbox was affected: %+v", o)
 	}
 }
 
-// TestUsageKnowsAll: this engine knows every figure.
+// TestUsageKnowsAll checks that this provider reports every figure.
 func TestUsageKnowsAll(t *testing.T) {
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{Image: "host"})
@@ -84,7 +85,7 @@ func TestUsageKnowsAll(t *testing.T) {
 	}
 }
 
-// unattached makes a sandbox that outlives its provider.
+// unattached creates a sandbox that outlives its provider.
 func unattached(t *testing.T, state string, spec sandbox.Spec) (*gvisor.Provider, driver.Instance) {
 	t.Helper()
 	p := newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Attached = state, false })
@@ -101,7 +102,7 @@ func unattached(t *testing.T, state string, spec sandbox.Spec) (*gvisor.Provider
 	return p, in
 }
 
-// stateOf looks without connecting, so that it enforces nothing itself.
+// stateOf reads the state without connecting, so that it enforces no deadline.
 func stateOf(t *testing.T, p driver.Provider, id sandbox.ID) sandbox.State {
 	t.Helper()
 	for f, err := range p.List(t.Context()) {
@@ -115,11 +116,11 @@ func stateOf(t *testing.T, p driver.Provider, id sandbox.ID) sandbox.State {
 	return sandbox.Gone
 }
 
-// TestDeadlineWithoutAnybody: a deadline that was moved holds when nobody is
-// left that knows of it.
+// TestDeadlineWithoutAnybody checks that a moved deadline is enforced without a
+// process that is connected to the sandbox.
 func TestDeadlineWithoutAnybody(t *testing.T) {
 	state := t.TempDir()
-	// Long enough for a busy machine to move a deadline before it has come.
+	// Long enough to move the deadline on a busy machine before it expires.
 	const first = 3 * time.Second
 	unknown := func(id sandbox.ID, timeout time.Duration, at func() time.Time) {
 		p, in := unattached(t, state, sandbox.Spec{ID: id, Image: "host", Lifetime: sandbox.Lifetime{Timeout: timeout}})
@@ -147,8 +148,8 @@ func TestDeadlineWithoutAnybody(t *testing.T) {
 	}
 }
 
-// TestPortOfLoopback: what listens on the loopback only, of either family, is
-// reached, and what listens on the machine's is not.
+// TestPortOfLoopback checks that ports on the sandbox's loopback, IPv4 or IPv6,
+// are reachable, and those of the machine are not.
 func TestPortOfLoopback(t *testing.T) {
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{Image: "host"})
@@ -189,8 +190,8 @@ c.sendall(b"hello from " + sys.argv[1].encode())
 	}
 }
 
-// TestCommandAtTheEnd starts commands until the lifetime is over. The one that the
-// end interrupts says so too, and not that a connection was lost.
+// TestCommandAtTheEnd starts commands until the lifetime is over. The error of
+// the interrupted command must name the lifetime, not a lost connection.
 func TestCommandAtTheEnd(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, nil)

@@ -22,34 +22,34 @@ type Link struct {
 	File      *os.File       // the provider closes it
 	MTU       int            // bytes
 	Addresses []netip.Prefix // of the sandbox
-	Gateways  []netip.Addr   // at most one of each family; everything goes there
-	DNS       netip.Addr     // answers names
-	CA        []byte         // PEM, which programs inside are told to trust; empty: none
+	Gateways  []netip.Addr   // at most one of each family; the default routes
+	DNS       netip.Addr     // the name server
+	CA        []byte         // PEM, of the authority that programs inside should trust; empty: none
 }
 
-// Known is what programs in a sandbox may know about its network, and what a
-// sandbox that goes on with their memory or their files has to have as well.
+// Known is a sandbox's knowledge about its network. A sandbox that is restored
+// from its memory or files must get the same network.
 type Known struct {
-	Names map[string]uint16 // numbers of the addresses that stand for names
+	Names map[string]uint16 // host names by the number of their address
 	CA    []byte            // the certificate that they trust, DER
 }
 
 // Network connects sandboxes with what they may reach. Its methods are called
 // concurrently.
 type Network interface {
-	// Connect makes the network card of a sandbox. former is what it knows from
-	// an earlier life, empty if it has none.
+	// Connect creates the network card of a sandbox. former is the knowledge of
+	// its snapshot, empty if it has none.
 	Connect(ctx context.Context, spec *sandbox.Spec, former Known) (*Link, error)
-	// Known returns what a sandbox has been given, nothing if it has no network.
+	// Known returns the knowledge of a sandbox, empty if it has no network.
 	Known(ctx context.Context, id sandbox.ID) (Known, error)
 }
 
-// linkName is what the card is called inside.
+// linkName is the name of the network card inside.
 const linkName = "eth0"
 
-// connect begins to make the link of a sandbox that is to have a network,
-// while its kernel starts. The function that it returns waits for the link; it
-// is nil for a sandbox without a network.
+// connect starts to create the link of a sandbox with a network, while its
+// kernel starts. The returned function waits for the link. It is nil for a
+// sandbox without a network.
 func (p *Provider) connect(ctx context.Context, spec *sandbox.Spec, former Known) func() (*Link, error) {
 	if !spec.Network.Asked() {
 		return func() (*Link, error) { return nil, nil }
@@ -74,15 +74,15 @@ func (p *Provider) connect(ctx context.Context, spec *sandbox.Spec, former Known
 	})
 }
 
-// closeLink closes our copy of what a kernel has got, or will never get.
+// closeLink closes our copy of a link that a kernel has, or that is not needed.
 func closeLink(wait func() (*Link, error)) {
 	if l, _ := wait(); l != nil {
 		l.File.Close()
 	}
 }
 
-// setNetwork gives a kernel that has not started anything its network: a
-// loopback, and the link if there is one.
+// setNetwork configures the network of a kernel that has not started anything:
+// a loopback, and the link if there is one.
 func setNetwork(conn *urpc.Client, link *Link) error {
 	if err := conn.Call(boot.ContMgrSetNetworkArgs, networkArgs(link), nil); err != nil {
 		return fmt.Errorf("setting up the network: %w", err)
@@ -90,24 +90,23 @@ func setNetwork(conn *urpc.Client, link *Link) error {
 	return nil
 }
 
-// addLinkCall makes a running kernel add network cards to those it has.
+// addLinkCall makes a running kernel add network cards.
 const addLinkCall = "Network.CreateLinksAndRoutes"
 
-// addLink gives a running kernel a link. It has its loopback already, whose
-// addresses need no route.
+// addLink adds a link to a running kernel. The kernel has its loopback already,
+// whose addresses need no route.
 func addLink(conn *urpc.Client, link *Link) error {
 	args := networkArgs(link)
 	args.LoopbackLinks = nil
 	args.FDBasedLinks[0].IsPacket = []bool{false}
-	args.FDBasedLinks[0].PreConfigured = true // which takes system calls that it has given up
+	args.FDBasedLinks[0].PreConfigured = true // configuring it takes system calls that the kernel has given up
 	if err := conn.Call(addLinkCall, args, nil); err != nil {
 		return fmt.Errorf("adding the network: %w", err)
 	}
 	return nil
 }
 
-// networkArgs describe the network to a kernel, one that starts or one that is
-// restored.
+// networkArgs describes the network for a kernel that starts or is restored.
 func networkArgs(link *Link) *boot.CreateLinksAndRoutesArgs {
 	args := &boot.CreateLinksAndRoutesArgs{LoopbackLinks: []boot.LoopbackLink{boot.DefaultLoopbackLink}}
 	if link == nil {
@@ -115,7 +114,7 @@ func networkArgs(link *Link) *boot.CreateLinksAndRoutesArgs {
 	}
 	card := boot.FDBasedLink{
 		Name: linkName, MTU: link.MTU, NumChannels: 1,
-		// Nothing can go wrong between two processes of one machine.
+		// Packets between two processes of one machine cannot be damaged.
 		TXChecksumOffload: true, RXChecksumOffload: true,
 		QDisc: config.QDiscNone,
 	}
@@ -123,7 +122,7 @@ func networkArgs(link *Link) *boot.CreateLinksAndRoutesArgs {
 		card.Addresses = append(card.Addresses, boot.IPWithPrefix{Address: a.Addr().AsSlice(), PrefixLen: a.Bits()})
 	}
 	for _, gw := range link.Gateways {
-		// There is no other on this wire: the card itself is the way.
+		// The gateway is the only peer, so the card itself is the route.
 		all := net.IPNet{IP: make(net.IP, gw.BitLen()/8), Mask: net.CIDRMask(0, gw.BitLen())}
 		card.Routes = append(card.Routes, boot.Route{Destination: all})
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 )
 
-// The names under which this binary is re-executed. gVisor itself uses the
+// The process names with which this binary is re-executed. gVisor uses the
 // first three for the kernel, the file server and their helper.
 const (
 	argvKernel   = kernel.Argv0
@@ -20,10 +20,10 @@ const (
 	argvProbe    = "atoll-probe"    // see probeNamespaces
 )
 
-// Main runs this process as a part of the gVisor kernel if that is what it was
-// started for, and does not return then. In any other process it returns at
-// once. It must be the first thing that main does. The kernel itself has begun
-// before that: see package kernel.
+// Main runs this process as a part of the gVisor kernel if it was started as
+// one; then it does not return. In any other process it returns at once. It
+// must be the first call in main. The kernel itself starts even earlier: see
+// package kernel.
 func Main() {
 	if len(os.Args) == 0 {
 		return
@@ -40,10 +40,9 @@ func Main() {
 	}
 }
 
-// runHelperCommand hands over to gVisor's own command line, with only those
-// commands that its processes use among themselves beside the kernel's. Upstream's
-// separate binary for the kernel is of no concern here: launch starts the kernel
-// itself, so that nothing looks for one.
+// runHelperCommand runs gVisor's command line with only those commands that its
+// processes use among themselves beside the kernel's. Upstream's separate
+// kernel binary is not used: launch starts the kernel itself.
 func runHelperCommand() {
 	kernel.Run(new(sentrycmd.Boot), new(cmd.Gofer), new(sentrycmd.Umount))
 }

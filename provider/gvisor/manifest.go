@@ -20,19 +20,19 @@ import (
 
 // A snapshot is a directory of
 //
-//	manifest.json  what this is, and the sizes and checksums of the rest
-//	files.tar      what the sandbox changed of its image; see layer.go
+//	manifest.json  the snapshot's properties, and the sizes and checksums of the other files
+//	files.tar      the sandbox's changes of its image; see layer.go
 //	kernel         with memory: the state of its kernel
-//	pages.index    and which pages it has
-//	pages          and those
-//	guest.erofs    and the guest's program, which the memory maps
+//	pages.index    and the index of its pages
+//	pages          and the pages
+//	guest.erofs    and the guest's program, which is mapped into the memory
 //
-// The files are the truth, and any version of Atoll restores them. The memory
-// is bound to the engine that wrote it and to the processor's features.
+// Any version of Atoll can restore the files. The memory is tied to the engine
+// that wrote it and to the processor's features.
 //
 // The checksums only detect damage. The owner of the snapshots must prevent
-// deliberate changes. The state of a kernel is therefore read by a kernel only,
-// in the same jail as the one that wrote it.
+// deliberate changes. Therefore only a kernel reads the state of a kernel, with
+// the same confinement as the kernel that wrote it.
 const (
 	snapManifest = "manifest.json"
 	snapFiles    = "files.tar"
@@ -42,20 +42,20 @@ const (
 	snapGuest    = "guest.erofs"
 )
 
-// Bounds of what is believed of a manifest.
+// Limits of a manifest's contents.
 const (
 	manifestFormat = 1
-	maxManifest    = 16 << 20 // as many names as there can be, and all of them long
+	maxManifest    = 16 << 20 // room for the largest number of long names
 )
 
 // manifest describes a snapshot.
 type manifest struct {
 	Format    int       `json:"format"`
 	Created   time.Time `json:"created"`
-	Image     string    `json:"image"`               // as the sandbox asked for it
+	Image     string    `json:"image"`               // as in the sandbox's Spec
 	Digest    string    `json:"digest"`              // of that image
-	Transient bool      `json:"transient,omitempty"` // without sums: it is restored at once by whoever wrote it
-	CA        []byte    `json:"ca,omitempty"`        // the certificate that its programs trust for its network
+	Transient bool      `json:"transient,omitempty"` // without checksums: its writer restores it at once
+	CA        []byte    `json:"ca,omitempty"`        // the network's certificate that its programs trust
 	Parts     []part    `json:"parts"`
 	Memory    *memory   `json:"memory,omitempty"`
 }
@@ -65,10 +65,10 @@ type memory struct {
 	Engine string            `json:"engine"`
 	Guest  string            `json:"guest,omitempty"`   // digest of the guest's program
 	Image  *part             `json:"program,omitempty"` // the part with that program; earlier versions had none
-	CPU    []string          `json:"cpu"`               // features that the processes may use
-	Mounts []string          `json:"mounts"`            // where the host's files were shown, in order
+	CPU    []string          `json:"cpu"`               // processor features that the processes may use
+	Mounts []string          `json:"mounts"`            // targets of host mounts, in order
 	Group  string            `json:"group"`             // the control group of its processes inside
-	Names  map[string]uint16 `json:"names,omitempty"`   // whose addresses the processes may know
+	Names  map[string]uint16 `json:"names,omitempty"`   // names whose addresses the processes may know
 }
 
 // part is one file of a snapshot.
@@ -80,7 +80,7 @@ type part struct {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sum reads a part to its end.
+// sum reads a part to its end and returns its size and checksum.
 func sum(ctx context.Context, f *os.File) (int64, uint32, error) {
 	h := crc32.New(castagnoli)
 	buf := make([]byte, 1<<20)
@@ -100,22 +100,22 @@ func sum(ctx context.Context, f *os.File) (int64, uint32, error) {
 	}
 }
 
-// damaged is the error about a snapshot that cannot be trusted.
+// damaged returns the error about a damaged snapshot.
 func damaged(format string, args ...any) error {
 	return &providerError{sandbox.CodeInvalid, "the snapshot is damaged: " + fmt.Sprintf(format, args...), nil}
 }
 
-// saved is a snapshot that is being restored, with its parts open, so that
-// exactly the checked files are used even if the directory changes.
+// saved is a snapshot that is being restored. Its parts are open, so that the
+// checked files are used even if the directory changes.
 type saved struct {
 	manifest
-	id    string // this very directory; no other one has it
+	id    string // identifies this directory
 	dir   string // where it was
 	parts map[string]*os.File
 	users *atomic.Int32
 }
 
-// share returns the same for somebody else, who closes it too. Nil is nobody's.
+// share returns another reference, which the caller also closes; nil for nil.
 func (s *saved) share() *saved {
 	if s != nil {
 		s.users.Add(1)
@@ -141,7 +141,7 @@ func (s *saved) removed() bool {
 	return unix.Fstat(int(s.parts[snapManifest].Fd()), &st) != nil || st.Nlink == 0
 }
 
-// openSnapshot opens a snapshot and checks all of it.
+// openSnapshot opens a snapshot and checks all of its parts.
 func openSnapshot(ctx context.Context, dir string) (_ *saved, err error) {
 	d, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -181,7 +181,7 @@ func openSnapshot(ctx context.Context, dir string) (_ *saved, err error) {
 	return s, nil
 }
 
-// identityOf names a file that exists by what no other file has.
+// identityOf returns a string that identifies an existing file.
 func identityOf(f *os.File) (string, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -194,12 +194,12 @@ func identityOf(f *os.File) (string, error) {
 	return fmt.Sprint(state), nil
 }
 
-// parse reads a manifest as something an enemy may have written.
+// parse reads an untrusted manifest.
 func (s *saved) parse(js []byte) error {
 	if len(js) > maxManifest {
 		return damaged("its manifest is too long")
 	}
-	// The last line is the sum of what is before it.
+	// The last line is the checksum of the preceding text.
 	body, end := js, ""
 	if n := len(js) - sumLine; n > 0 {
 		body, end = js[:n], string(js[n:])
@@ -234,16 +234,15 @@ func (s *saved) parse(js []byte) error {
 	return nil
 }
 
-// all are the parts of a snapshot.
+// all returns the parts of a snapshot.
 func (m *manifest) all() []part {
 	if m.Memory == nil || m.Memory.Engine != engine {
-		return m.Parts // only its files are of use
+		return m.Parts // only its files can be used
 	}
 	return append(slices.Clone(m.Parts), *m.Memory.Image)
 }
 
-// openPart opens a regular file of a snapshot, and nothing else that may lie
-// there instead.
+// openPart opens a file of a snapshot and rejects anything but a regular file.
 func openPart(dir int, name string) (*os.File, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -257,7 +256,7 @@ func openPart(dir int, name string) (*os.File, error) {
 	return f, nil
 }
 
-// check compares a part with what the manifest says of it.
+// check compares a part with the manifest.
 func (p part) check(ctx context.Context, f *os.File, transient bool) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -280,8 +279,8 @@ func (p part) check(ctx context.Context, f *os.File, transient bool) error {
 	return nil
 }
 
-// write writes the manifest of the parts that are in dir. What is remembered of
-// them spares a fork to read them again. It does not wait for the disk.
+// write writes the manifest of the parts in dir. It remembers their checksums,
+// so that a fork need not read them again. It does not sync to disk.
 func (m *manifest) write(ctx context.Context, dir string) error {
 	names := []string{snapFiles}
 	if m.Memory != nil {
@@ -308,7 +307,7 @@ func (m *manifest) write(ctx context.Context, dir string) error {
 	return writeManifest(filepath.Join(dir, snapManifest), append(js, lineOf(js)...))
 }
 
-// writePart describes a part that is in dir.
+// writePart returns the description of a part in dir.
 func (m *manifest) writePart(ctx context.Context, dir, name string) (part, error) {
 	f, err := os.Open(filepath.Join(dir, name))
 	if err != nil {
@@ -318,7 +317,7 @@ func (m *manifest) writePart(ctx context.Context, dir, name string) (part, error
 	return part{name, n, sum}, errors.Join(err, f.Close())
 }
 
-// measure returns the size and the sum of a part, and remembers them.
+// measure returns the size and the checksum of a part, and remembers them.
 func (m *manifest) measure(ctx context.Context, f *os.File) (n int64, crc uint32, err error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -345,7 +344,7 @@ func writeManifest(path string, js []byte) error {
 // sumLine is the length of the last line of a manifest.
 const sumLine = 1 + 8 + 1
 
-// lineOf is that line.
+// lineOf returns that line.
 func lineOf(body []byte) string {
 	return fmt.Sprintf("\n%08x\n", crc32.Checksum(body, castagnoli))
 }

@@ -8,8 +8,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// FuzzManifest forges manifests of snapshots, with the sum at their end that
-// belongs there.
+// FuzzManifest forges manifests of snapshots with a matching checksum.
 func FuzzManifest(f *testing.F) {
 	for _, m := range []manifest{
 		{Format: manifestFormat, Image: "host", Parts: []part{{Name: snapFiles, Size: 7}}},
@@ -39,7 +38,7 @@ func FuzzManifest(f *testing.F) {
 			return
 		}
 		if !summed && len(text) < sumLine {
-			t.Error("a manifest without a sum was accepted")
+			t.Error("a manifest without a checksum was accepted")
 		}
 		known := map[string]bool{snapFiles: true, snapKernel: true, snapIndex: true, snapPages: true, snapGuest: true}
 		for _, p := range s.all() {

@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// attacksOnMounts try to change /workspace/lib and /workspace/deep/lib, which are
-// read-only. Whatever works for its own directory counts by what the host sees.
+// attacksOnMounts try to change /workspace/lib and /workspace/deep/lib, which
+// are read-only. Only the effect on the host's files counts.
 var attacksOnMounts = map[string]string{
 	"write":         `echo evil >/workspace/$T/code; echo evil >>/workspace/$T/code; dd if=/dev/zero of=/workspace/$T/code bs=1 count=1 conv=notrunc; truncate -s 0 /workspace/$T/code; cp /bin/true /workspace/$T/new`,
 	"attributes":    `chmod 777 /workspace/$T/code /workspace/$T; chown 1:1 /workspace/$T/code; touch -d 2001-01-01 /workspace/$T/code; setfattr -n user.x -v evil /workspace/$T/code`,
@@ -50,7 +50,7 @@ except (OSError, PermissionError, ValueError): pass
 	"device node": `mknod /workspace/node b 8 0; mknod /workspace/$T/node c 1 3; mkfifo /workspace/$T/pipe`,
 }
 
-// hostTree describes all that is below a directory of the host.
+// hostTree describes everything below a directory of the host.
 func hostTree(t *testing.T, dir string) string {
 	t.Helper()
 	var all []string
@@ -81,8 +81,8 @@ func hostTree(t *testing.T, dir string) string {
 	return strings.Join(all, "\n")
 }
 
-// What may not be written of a shared directory cannot be, whatever root inside
-// does to the directories around it.
+// The read-only parts of a shared directory cannot be written, whatever root
+// inside does to the directories around them.
 func TestAttackReadOnlyBelowWritable(t *testing.T) {
 	p := newProvider(t, nil)
 	for name, script := range attacksOnMounts {
@@ -104,7 +104,7 @@ func TestAttackReadOnlyBelowWritable(t *testing.T) {
 					Mounts: []sandbox.Mount{
 						{Source: dir, Target: "/workspace"},
 						{Source: dir + "/lib", Target: "/workspace/lib", ReadOnly: true},
-						// What is above a mount is one too, see plane.mountsOf.
+						// The parent directories of a mount are mounts, too; see mountsOf.
 						{Source: dir + "/deep", Target: "/workspace/deep"},
 						{Source: dir + "/deep/lib", Target: "/workspace/deep/lib", ReadOnly: true},
 					},
@@ -119,15 +119,14 @@ func TestAttackReadOnlyBelowWritable(t *testing.T) {
 				}
 				stillWorks(t, box)
 				if out := sh(t, box, "echo fine >/workspace/own && cat /workspace/own"); out.stdout != "fine\n" {
-					t.Errorf("what may be written cannot be: %+v", out)
+					t.Errorf("the writable part cannot be written: %+v", out)
 				}
 			})
 		}
 	}
 }
 
-// Below a directory that is read-only, only the directories that may be
-// written can be.
+// Below a read-only directory, only the writable directories can be written.
 func TestAttackWritableBelowReadOnly(t *testing.T) {
 	p := newProvider(t, nil)
 	for name, script := range attacksOnMounts {
@@ -168,7 +167,7 @@ func TestAttackWritableBelowReadOnly(t *testing.T) {
 				t.Errorf("it was changed to\n%s\nfrom\n%s", got, before)
 			}
 			if out := sh(t, box, "echo fine >/workspace/deep/out/own && cat /workspace/deep/out/own"); out.stdout != "fine\n" {
-				t.Errorf("what may be written cannot be: %+v", out)
+				t.Errorf("the writable part cannot be written: %+v", out)
 			}
 		})
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// leave puts a canary wherever a sandbox can keep something. What searches for it
-// is written so that it does not find itself.
+// leave writes a canary to every place in which a sandbox can keep data. The
+// search for it is written so that it does not find itself.
 const (
 	leave = `
 import os, subprocess, sys, time
@@ -71,13 +71,13 @@ print("searched", regions > 0)
 `
 )
 
-// TestAttackLeftoversInPool leaves secrets in sandboxes that were taken from the
-// pool, and looks for them, as root, in the next that come from there: in files,
-// environments, arguments, fresh memory and the memory of all processes.
+// TestAttackLeftoversInPool leaves secrets in sandboxes from the pool and
+// searches for them, as root, in the next ones: in files, environments,
+// arguments, fresh memory and the memory of all processes.
 func TestAttackLeftoversInPool(t *testing.T) {
 	p, await, from := pooled(t, 2)
 	fill := func(all, _ int) bool { return all > 0 }
-	create(t, p, sandbox.Spec{ID: "asks", Image: "host"}) // so that the pool knows what is wanted
+	create(t, p, sandbox.Spec{ID: "asks", Image: "host"}) // so that the pool prewarms this shape
 	for i := range 3 {
 		await(fill)
 		id := sandbox.ID(fmt.Sprint("first-", i))
@@ -92,9 +92,9 @@ func TestAttackLeftoversInPool(t *testing.T) {
 		if line, err := readLine(proc); err != nil || line != "left" {
 			t.Fatalf("nothing was left: %q, %v", line, err)
 		}
-		if i == 0 { // the search finds what there is
+		if i == 0 { // the search must find the secrets in their own sandbox
 			if o := python(t, in, seek); !strings.Contains(o.stdout, "FOUND /root/left-behind") || !strings.Contains(o.stdout, "FOUND /proc/") {
-				t.Fatalf("the search is blind: %+v", o)
+				t.Fatalf("the search finds nothing: %+v", o)
 			}
 		}
 		if err := in.Destroy(t.Context()); err != nil {
@@ -113,7 +113,7 @@ func TestAttackLeftoversInPool(t *testing.T) {
 	}
 }
 
-// readLine reads a line of what a command writes.
+// readLine reads a line of a command's output.
 func readLine(p driver.Process) (string, error) {
 	var line []byte
 	for b := make([]byte, 1); ; {
@@ -129,8 +129,8 @@ func readLine(p driver.Process) (string, error) {
 	}
 }
 
-// racing reads through names that somebody changes between a directory and a link
-// or moves about, and prints what leads out.
+// racing reads through names that another process swaps between a directory and
+// a link, or moves, and prints data from outside.
 const racing = `
 import os, threading, time
 end, outside = time.time() + 6, "OUTSIDE"
@@ -182,9 +182,9 @@ while time.time() < end:
 print("tried", tries[0] > 100)
 `
 
-// TestAttackMountSwap: root inside, and somebody on the host who may write to a
-// shared directory, exchange directories for links to what is outside of it while
-// files are opened. Nothing outside is read, made or changed.
+// TestAttackMountSwap: root inside, and a host user who may write to a shared
+// directory, replace directories by links to the outside while files are
+// opened. Nothing outside may be read, created or changed.
 func TestAttackMountSwap(t *testing.T) {
 	p := newProvider(t, nil)
 	top := t.TempDir()
@@ -236,10 +236,10 @@ func TestAttackMountSwap(t *testing.T) {
 }
 
 // TestAttackForgedKernelState restores kernels whose saved state was changed at
-// random, with sums that agree: what a thief of the directory of snapshots would
-// write. The kernel that reads it is confined, so the worst is a sandbox that does
-// not start: the caller gets an error or the files alone, in bounded time, another
-// sandbox goes on, and nothing is left.
+// random, with matching checksums, as an attacker with access to the snapshot
+// directory could do. The kernel that reads the state is confined, so at worst
+// the sandbox does not start: the caller gets an error or only the files, in
+// limited time, other sandboxes keep working, and nothing is left behind.
 func TestAttackForgedKernelState(t *testing.T) {
 	state := t.TempDir()
 	p := newProvider(t, func(o *gvisor.Options) { o.StateDir = state })
@@ -259,7 +259,7 @@ func TestAttackForgedKernelState(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range 1 << (i / 2) { // ever more of it
+		for range 1 << (i / 2) { // doubling
 			b[random.IntN(len(b))] = byte(random.Uint32())
 		}
 		if err := os.WriteFile(path, b, 0o600); err != nil {

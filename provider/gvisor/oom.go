@@ -15,30 +15,30 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Makes the host kill programs first when a sandbox reaches its memory limit.
-// The end of the kernel or of the guest would be that of the sandbox. See
-// oom_score_adj in proc(5).
+// Scores that make the host kill programs first when a sandbox reaches its
+// memory limit. The end of the kernel or of the guest would end the sandbox.
+// See oom_score_adj in proc(5).
 const (
 	scoreProgram = 1000
 	scoreSpared  = 0
 )
 
-// setOOMScore says how much the host prefers to kill the process when memory
-// runs out. It is advice: where it cannot be given, the choice is the host's.
+// setOOMScore sets how much the host prefers to kill the process when memory
+// runs out. If it fails, the host decides.
 func setOOMScore(pid, score int) {
 	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(strconv.Itoa(score)), 0)
 }
 
-// stub is a process of the host that stands for an address space inside. Others
-// may share its memory.
+// stub is the host process of an address space inside. Other stubs may share
+// its memory.
 type stub struct {
 	pid, score int
 	start      uint64
 	resident   int64 // pages
 }
 
-// stubs lists those of the sandbox, the oldest first: it is the one that all
-// others are copied from.
+// stubs lists the sandbox's stubs, the oldest first. All others are forked from
+// that one.
 func (in *Instance) stubs() []stub {
 	kernel := strconv.Itoa(in.rec.Kernel.PID)
 	var list []stub
@@ -57,9 +57,9 @@ func (in *Instance) stubs() []stub {
 	return list
 }
 
-// spareGuest makes the host prefer every program to the guest. The guest's own
-// program, which is mapped, would otherwise make it the largest process of a
-// small sandbox.
+// spareGuest makes the host prefer every program to the guest. The guest's
+// mapped program file would otherwise make it the largest process of a small
+// sandbox.
 func (in *Instance) spareGuest() {
 	for _, s := range in.stubs() {
 		text, _ := os.ReadFile("/proc/" + strconv.Itoa(s.pid) + "/maps")
@@ -69,36 +69,37 @@ func (in *Instance) spareGuest() {
 	}
 }
 
-// barren reports whether the process is gone that all others are copied from: no
+// barren reports whether the stub that all others are forked from has ended. No
 // program can be started any more.
 func (in *Instance) barren() bool {
 	list := in.stubs()
 	return len(list) > 0 && list[0].score == scoreSpared
 }
 
-// When a sandbox stands still for want of memory: all that the host keeps of
-// files for it is a small share of its memory, and was read again between two
-// looks, several times one after the other.
+// These values define a sandbox that makes no progress for lack of memory: the
+// host's page cache is a small share of its memory and was read again between
+// two looks, several times in succession.
 const (
 	lookEvery    = 2 * time.Second
 	looks        = 3
-	smallShare   = 16      // of the limit
+	smallShare   = 16      // divisor of the limit
 	leastAgain   = 4 << 10 // pages
-	leastProgram = 64      // pages; what is smaller stands for no program
+	leastProgram = 64      // pages; a smaller stub has no program
 	page         = 4 << 10 // bytes
 )
 
 // sight is the observed state of one sandbox.
 type sight struct {
-	read  int64 // pages of files that were read again, since ever
-	times int   // looks at which it stood still
-	kills int   // programs that were killed for want of memory
+	read  int64 // file pages that were read again, in total
+	times int   // looks without progress
+	kills int   // programs that were killed for lack of memory
 }
 
-// watchMemory ends what makes a sandbox stand still. The host kills only where
-// nothing can be given back, and programs in use can be, to be read again at
-// once: a sandbox whose memory is full may do nothing else for ever, and keep the
-// machine's disk busy. It returns when no sandbox is left.
+// watchMemory ends the cause of a sandbox's lack of progress. The host kills
+// processes only if no memory can be reclaimed, but it can reclaim the pages of
+// running programs, which are then read again at once. Such a sandbox could do
+// nothing else forever and keep the disk busy. watchMemory returns when no
+// sandbox is left.
 func (p *Provider) watchMemory() {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -124,7 +125,7 @@ func (p *Provider) watchMemory() {
 	}
 }
 
-// look looks at a sandbox once more, and does what is to be done.
+// look checks a sandbox and acts if it makes no progress.
 func (in *Instance) look(before sight) sight {
 	now := in.rec.cgroup().look(before)
 	now.kills = in.memoryKills()
@@ -138,7 +139,7 @@ func (in *Instance) look(before sight) sight {
 	return now
 }
 
-// look looks at the group once more.
+// look checks the control group.
 func (g *cgroup) look(before sight) sight {
 	if !g.has(ctlMemory) {
 		return before
@@ -164,7 +165,7 @@ func (g *cgroup) look(before sight) sight {
 	return now
 }
 
-// memoryLimit is the limit in bytes, negative if there is none.
+// memoryLimit returns the limit in bytes, negative if there is none.
 func (g *cgroup) memoryLimit() int64 {
 	if g.version == 2 {
 		return g.figure(ctlMemory, "memory.max")
@@ -172,8 +173,8 @@ func (g *cgroup) memoryLimit() int64 {
 	return g.figure(ctlMemory, "memory.limit_in_bytes")
 }
 
-// makeRoom kills the largest program, or ends the sandbox if there is none: its
-// kernel holds the memory itself.
+// makeRoom kills the largest program. Without programs the kernel itself uses
+// the memory, and makeRoom ends the sandbox.
 func (in *Instance) makeRoom() {
 	largest := stub{resident: leastProgram}
 	for _, s := range in.stubs() {
@@ -189,7 +190,7 @@ func (in *Instance) makeRoom() {
 	_ = unix.Kill(largest.pid, unix.SIGKILL)
 }
 
-// memoryKills counts the programs that were killed for want of memory.
+// memoryKills counts the programs that were killed for lack of memory.
 func (in *Instance) memoryKills() int {
 	return in.rec.cgroup().memoryKills() + int(in.starved.Load())
 }

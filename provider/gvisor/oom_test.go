@@ -16,7 +16,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// hog starts a command that holds memory, and returns when it does.
+// hog starts a command and returns when it has allocated memory.
 func hog(t *testing.T, in driver.Instance) driver.Process {
 	t.Helper()
 	proc, err := in.Exec(t.Context(), &sandbox.Command{Args: []string{"python3", "-c", `
@@ -35,9 +35,8 @@ while True: time.sleep(0.01)
 	return proc
 }
 
-// TestAllProcessesAreLimited makes sandboxes while the machine is busy with making
-// others: what stands for programs has to be in the control group that limits
-// them, and to be what the host kills first.
+// TestAllProcessesAreLimited creates sandboxes concurrently. All stubs must be
+// in the control group that limits them and must be what the host kills first.
 func TestAllProcessesAreLimited(t *testing.T) {
 	p := newProvider(t, nil)
 	var group sync.WaitGroup
@@ -55,16 +54,16 @@ func TestAllProcessesAreLimited(t *testing.T) {
 			}()
 			list := in.(*gvisor.Instance).Stubs()
 			if len(list) < 2 || list[0].Spared || !slices.ContainsFunc(list, func(s gvisor.Stub) bool { return s.Spared }) {
-				t.Errorf("the control group has %+v, want the process that all are copied from, and the guest's, which is spared", list)
+				t.Errorf("the control group has %+v, want the stub that all are forked from, and the guest's, which is spared", list)
 			}
 		})
 	}
 	group.Wait()
 }
 
-// TestLargestMakesRoom lets a sandbox stand still for want of memory, as far as
-// its guard can tell: a program goes, and neither the guest, whose own program is
-// larger, nor the sandbox.
+// TestLargestMakesRoom runs out of memory, as the provider detects it. A
+// program must be killed, and not the guest, whose own program is larger, or
+// the sandbox.
 func TestLargestMakesRoom(t *testing.T) {
 	victim, neighbour, _ := pair(t, sandbox.Resources{Memory: 192 << 20})
 	in := victim.(*gvisor.Instance)
@@ -79,8 +78,8 @@ func TestLargestMakesRoom(t *testing.T) {
 	stillWorks(t, victim)
 }
 
-// TestBarrenSandboxEnds lets the host kill, for want of memory, what all other
-// processes of a sandbox are copied from: no command could be started any more.
+// TestBarrenSandboxEnds lets the host kill the stub that all others are forked
+// from. No command could be started any more, so the sandbox must end.
 func TestBarrenSandboxEnds(t *testing.T) {
 	victim, neighbour, _ := pair(t, sandbox.Resources{Memory: 192 << 20})
 	in := victim.(*gvisor.Instance)

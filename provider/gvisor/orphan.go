@@ -14,17 +14,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// orphan is a kernel whose state was removed under it, by hand: it runs, and
-// nobody can reach or even list its sandbox any more.
+// orphan is a running kernel whose state directory was deleted by hand. Its
+// sandbox can no longer be reached or listed.
 type orphan struct {
 	id      sandbox.ID
 	process processRef
 }
 
-// orphans finds the kernels whose sandbox was in a directory of sandboxes and
-// is not there any more. The proof is a descriptor: a kernel holds the file of
-// its sandbox's upper layer, of which the system knows where it was and that it
-// was removed. The arguments of a process prove nothing.
+// orphans finds the kernels whose sandbox was in the directory boxes and is no
+// longer there. A kernel holds a descriptor of its sandbox's upper layer; /proc
+// shows the file's former path and that it was deleted. The arguments of a
+// process are no proof.
 func orphans(boxes string) (found []orphan) {
 	boxes, err := filepath.Abs(boxes)
 	if err == nil {
@@ -33,7 +33,7 @@ func orphans(boxes string) (found []orphan) {
 	if err != nil {
 		return nil
 	}
-	processes, _ := os.ReadDir("/proc") // what cannot be seen cannot be ended either
+	processes, _ := os.ReadDir("/proc") // processes that are not visible cannot be ended
 	for _, p := range processes {
 		pid, err := strconv.Atoi(p.Name())
 		if err != nil {
@@ -52,9 +52,9 @@ func orphans(boxes string) (found []orphan) {
 	return found
 }
 
-// lostUpper reports which sandbox's upper layer a process has open that is gone
-// with its whole directory, if it has none that is still there. A process that
-// may not be looked into is left alone.
+// lostUpper returns the sandbox whose upper layer a process has open although
+// its whole directory was deleted, if the process has none open that still
+// exists. It ignores processes that it may not inspect.
 func lostUpper(pid int, boxes string) (id sandbox.ID, lost bool) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	fds, _ := os.ReadDir(dir)
@@ -73,17 +73,16 @@ func lostUpper(pid int, boxes string) (id sandbox.ID, lost bool) {
 	return id, lost
 }
 
-// endOrphans ends the kernels that nobody can reach any more, and removes the
-// groups they were in.
+// endOrphans ends orphaned kernels and removes their control groups.
 func (p *Provider) endOrphans() {
 	for _, o := range orphans(p.boxes) {
 		g := p.groups().of(o.process.PID)
 		o.process.kill()
-		_ = g.remove() // an empty group is no harm
+		_ = g.remove() // an empty group is harmless
 	}
 }
 
-// of returns the group that a process is in, if it is a sandbox's.
+// of returns the group of a process, if it is a sandbox's.
 func (r cgroupRoot) of(pid int) *cgroup {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	for line := range strings.Lines(string(text)) {
@@ -97,7 +96,7 @@ func (r cgroupRoot) of(pid int) *cgroup {
 	return nil
 }
 
-// probeOrphans tells of them, if there are any.
+// probeOrphans reports orphaned kernels.
 func probeOrphans(boxes string) []driver.Finding {
 	lost := orphans(boxes)
 	if len(lost) == 0 {

@@ -16,9 +16,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Somebody removes the state of a sandbox by hand while it runs. The probe tells
-// of its kernel and how to end it, and ends nothing; the next one who looks for
-// sandboxes ends it, and no process that only looks like one.
+// The state of a running sandbox is deleted by hand. Probe reports the kernel
+// and how to end it, but ends nothing. The next provider that sweeps ends it,
+// and no process that only looks like one.
 func TestStateRemovedByHand(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root may see what another process's descriptors are")
@@ -36,7 +36,7 @@ func TestStateRemovedByHand(t *testing.T) {
 		t.Fatal(err)
 	}
 	impostors := []*exec.Cmd{
-		impostor(t, filepath.Join(boxes, "kept"), "other"),           // another file of a sandbox that is there
+		impostor(t, filepath.Join(boxes, "kept"), "other"),           // another file of an existing sandbox
 		impostor(t, filepath.Join(t.TempDir(), "boxes"), "upper"),    // of another directory
 		impostor(t, filepath.Join(boxes, "deeper", "lost"), "upper"), // further down
 	}
@@ -54,7 +54,7 @@ func TestStateRemovedByHand(t *testing.T) {
 		}
 		return f
 	}
-	for range 2 { // looking changes nothing
+	for range 2 { // Probe changes nothing
 		f := found()
 		if f.Severity != driver.Warning || !strings.Contains(f.Message, ": lost") || strings.Contains(f.Message, "kept") || !strings.Contains(f.Fix, "kill -9 ") {
 			t.Fatalf("%+v", f)
@@ -81,8 +81,7 @@ func TestStateRemovedByHand(t *testing.T) {
 	}
 }
 
-// impostor is a process that is called like a kernel and holds a file that was
-// removed.
+// impostor starts a process with a kernel's name that holds a deleted file.
 func impostor(t *testing.T, dir, name string) *exec.Cmd {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {

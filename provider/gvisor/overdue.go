@@ -10,9 +10,9 @@ import (
 	"gvisor.dev/gvisor/runsc/boot"
 )
 
-// Root inside can stop the guest, which is process 1 there. The kernel is out of
-// its reach, and so it is the kernel that is asked to end a command whose time
-// is over, and to let the guest go on.
+// Root in the sandbox can stop the guest, which is process 1 there, but not the
+// kernel. So the kernel is asked to end an overdue command and to continue the
+// guest.
 
 // overdue implements guest.Options.Overdue.
 func (in *Instance) overdue(ctx context.Context, pid int) (later bool, err error) {
@@ -40,8 +40,8 @@ func (in *Instance) overdue(ctx context.Context, pid int) (later bool, err error
 	}))
 }
 
-// descendants returns pid and the processes that it and they have started. One
-// whose parent has ended is the guest's, who ends what it left.
+// descendants returns pid and all its descendants. A process whose parent has
+// ended is the guest's child, and the guest ends it.
 func descendants(conn *urpc.Client, id string, pid int32) ([]int32, error) {
 	if pid <= 1 {
 		return nil, nil
@@ -61,8 +61,7 @@ func descendants(conn *urpc.Client, id string, pid int32) ([]int32, error) {
 	return tree, nil
 }
 
-// signalInside sends a signal. A process that does not exist has what the signal
-// is for behind it.
+// signalInside sends a signal. It succeeds if the process no longer exists.
 func signalInside(conn *urpc.Client, args *boot.SignalArgs) error {
 	err := conn.Call(boot.ContMgrSignal, args, nil)
 	var refused urpc.RemoteError
@@ -72,7 +71,7 @@ func signalInside(conn *urpc.Client, args *boot.SignalArgs) error {
 	return err
 }
 
-// contGuest lets the guest go on if somebody has stopped it.
+// contGuest sends SIGCONT to the guest.
 func contGuest(conn *urpc.Client, id string) error {
 	return signalInside(conn, &boot.SignalArgs{CID: id, PID: 1, Signo: int32(unix.SIGCONT)})
 }

@@ -19,18 +19,18 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// warmPrefix begins the ids of sandboxes that have no user yet. No Spec can
-// have such an id.
+// warmPrefix starts the IDs of prewarmed sandboxes. No Spec can have such an
+// ID.
 const warmPrefix = "0-"
 
-// stage is how far a sandbox is made in advance.
+// stage is the stage up to which a sandbox is prewarmed.
 type stage int
 
 const (
-	// atKernel: its kernel waits to be told what to start or to restore. It
-	// serves whoever restores some snapshot, with or without a network.
+	// atKernel: its kernel waits for a call that says what to start or to restore.
+	// It can restore any snapshot, with or without a network.
 	atKernel stage = iota
-	// atGuest: its guest waits to be told what it is.
+	// atGuest: its guest waits to be configured.
 	atGuest
 )
 
@@ -39,26 +39,26 @@ const (
 type shape struct {
 	digest    string
 	resources sandbox.Resources
-	guest     string // digest of its guest's program
-	from      string // the snapshot whose memory it has; empty: none
+	guest     string // digest of the guest's program
+	from      string // the snapshot whose memory was restored; empty: none
 	stage     stage
 }
 
-// pool holds sandboxes that nobody uses yet. Each is used once: what ran in one
-// sandbox is never handed to another user.
+// pool holds unused sandboxes. Each is used once: a sandbox is never handed to
+// a second user.
 type pool struct {
 	mu     sync.Mutex
 	shapes map[shape]*warmSet
-	busy   int           // sandboxes being made for somebody
-	idle   chan struct{} // tells the pool's goroutine that none is any more
+	busy   int           // sandboxes being created for callers
+	idle   chan struct{} // signals the pool's goroutine that busy is 0
 	closed bool
-	making sync.Mutex // held while the pool makes one
+	making sync.Mutex // held while the pool creates one
 
-	lowMemory func() bool // whether there is too little memory for a pool; fixed when it is first used
+	lowMemory func() bool // too little memory for a pool; must not change after the first use
 
-	off atomic.Pointer[error] // why it makes none for the moment
+	off atomic.Pointer[error] // why the pool is disabled at the moment
 
-	once sync.Once // starts the goroutine that makes them; it ends with ctx
+	once sync.Once // starts the pool's goroutine, which ends with ctx
 	ctx  context.Context
 	stop context.CancelFunc
 	work sync.WaitGroup
@@ -70,19 +70,19 @@ func newPool() *pool {
 	return l
 }
 
-// warmSet holds the ready sandboxes of one shape, and how to make more.
+// warmSet holds the ready sandboxes of one shape and the data to create more.
 type warmSet struct {
 	image string
 	from  *saved // nil without a snapshot
 	ready []*maker
-	asked []time.Time // when somebody wanted one lately, oldest first
-	kept  bool        // its size follows that, rather than a call of Warm
+	asked []time.Time // times of recent requests, oldest first
+	kept  bool        // its size follows asked, not a call of Warm
 }
 
-// Warm makes n sandboxes of the image and resources of spec ready in advance,
-// so that a Create of the same image and resources, without mounts, finds one
-// and only has to name it. It returns when they are ready. Sandboxes in the
-// pool count against the machine like any other; Drain removes them.
+// Warm creates n sandboxes with the image and resources of spec in advance. A
+// Create with the same image and resources, and without mounts, then only has
+// to configure one. Warm returns when they are ready. Sandboxes in the pool use
+// resources of the machine like any other. Drain removes them.
 func (p *Provider) Warm(ctx context.Context, spec *sandbox.Spec, n int) error {
 	p.sweepOnce()
 	s := shape{resources: withDefaults(spec.Resources), guest: p.guest(), stage: atGuest}
@@ -100,7 +100,7 @@ func (p *Provider) Warm(ctx context.Context, spec *sandbox.Spec, n int) error {
 	return nil
 }
 
-// prepareOne makes a sandbox of a shape as far as that goes without its user.
+// prepareOne creates a sandbox of a shape as far as possible without its user.
 func (p *Provider) prepareOne(ctx context.Context, s shape, ref string, from *saved) (*maker, error) {
 	img, err := p.opts.Images.Get(ctx, ref, image.GetOptions{})
 	if err != nil {
@@ -133,7 +133,7 @@ func (p *Provider) prepareOne(ctx context.Context, s shape, ref string, from *sa
 	return m, nil
 }
 
-// earlyMaker begins a sandbox of which nobody knows yet whose it will be.
+// earlyMaker begins a sandbox that has no user yet.
 func (p *Provider) earlyMaker(s shape, ref string, img *image.Image) *maker {
 	id := sandbox.ID(warmPrefix + strings.ToLower(rand.Text()[:16]))
 	m := p.newMaker(&sandbox.Spec{ID: id, Image: ref, Resources: bounded(s.resources)}, img)
@@ -159,9 +159,9 @@ func bounded(r sandbox.Resources) sandbox.Resources {
 	return r
 }
 
-// closePool ends the sandboxes of the pool, for good.
+// closePool ends the sandboxes of the pool permanently.
 func (p *Provider) closePool() {
-	p.pool.once.Do(func() {}) // no goroutine starts after this
+	p.pool.once.Do(func() {}) // prevents starting the goroutine
 	p.pool.stop()
 	p.pool.work.Wait()
 	for _, m := range p.pool.empty(true) {
@@ -169,8 +169,8 @@ func (p *Provider) closePool() {
 	}
 }
 
-// Drain ends the sandboxes of the pool, and waits for one that is being made:
-// there is no place for it any more, and so it ends, too.
+// Drain ends the sandboxes of the pool, including one that is being created,
+// and waits for that.
 func (p *Provider) Drain() {
 	ready := p.pool.empty(false)
 	p.pool.making.Lock()
@@ -180,7 +180,7 @@ func (p *Provider) Drain() {
 	}
 }
 
-// empty takes everything out of the pool, for good if it is to be closed.
+// empty removes all sandboxes from the pool. With closing the pool stays empty.
 func (l *pool) empty(closing bool) (ready []*maker) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -192,7 +192,8 @@ func (l *pool) empty(closing bool) (ready []*maker) {
 	return ready
 }
 
-// warm returns the set of a shape and makes it if it is missing. The lock is held.
+// warm returns the set of a shape and creates it if it is missing. l.mu is
+// held.
 func (l *pool) warm(s shape, ref string) *warmSet {
 	if l.shapes == nil {
 		l.shapes = map[shape]*warmSet{}
@@ -203,8 +204,8 @@ func (l *pool) warm(s shape, ref string) *warmSet {
 	return l.shapes[s]
 }
 
-// put keeps a sandbox, unless the pool was closed meanwhile, or emptied if it
-// was made for somebody who may ask for it.
+// put adds a sandbox to the pool. It fails if the pool was closed meanwhile, or
+// drained if the sandbox was created for expected requests.
 func (l *pool) put(s shape, ref string, m *maker) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -216,7 +217,7 @@ func (l *pool) put(s shape, ref string, m *maker) bool {
 	return true
 }
 
-// take returns a sandbox that runs, or nil, and those that do not any more.
+// take returns a running sandbox, or nil, and those that have ended.
 func (l *pool) take(s shape) (m *maker, dead []*maker) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -231,10 +232,10 @@ func (l *pool) take(s shape) (m *maker, dead []*maker) {
 	return nil, dead
 }
 
-// alive reports whether the kernel of a sandbox that waits does so.
+// alive reports whether the kernel of a prewarmed sandbox runs.
 func (m *maker) alive() bool { return m.rec.Kernel.alive() && !m.rec.Kernel.stopped() }
 
-// maker begins the making of a sandbox, with what was made of it in advance.
+// maker returns a maker for a sandbox, prewarmed if the pool has a fitting one.
 func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *saved, why string) (*maker, error) {
 	m := p.taken(spec, img, from, why)
 	if m == nil {
@@ -254,7 +255,7 @@ func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *saved, why 
 // nil.
 func (p *Provider) taken(spec *sandbox.Spec, img *image.Image, from *saved, why string) *maker {
 	for _, s := range p.shapesFor(spec, img, from, why) {
-		// With another guest, only the snapshot that has it can be made ahead.
+		// With another guest, only the snapshot that contains it can be prewarmed.
 		if p.pooled() && (s.from != "" || s.guest == p.guest()) {
 			p.pool.ask(s, spec.Image, from)
 		}
@@ -269,8 +270,9 @@ func (p *Provider) taken(spec *sandbox.Spec, img *image.Image, from *saved, why 
 	return nil
 }
 
-// shapesFor lists what would serve a request, the furthest first. Mounts are
-// fixed when a kernel is launched, and the network when it restores something.
+// shapesFor lists the shapes that fit a request, the most advanced first.
+// Mounts are fixed when a kernel is launched, the network when it restores a
+// snapshot.
 func (p *Provider) shapesFor(spec *sandbox.Spec, img *image.Image, from *saved, why string) (shapes []shape) {
 	if len(spec.Mounts) > 0 {
 		return nil
@@ -281,7 +283,7 @@ func (p *Provider) shapesFor(spec *sandbox.Spec, img *image.Image, from *saved, 
 		s.guest = from.Memory.Guest
 	}
 	if memory && from.Transient {
-		return []shape{s} // nobody will restore it again
+		return []shape{s} // it is restored only once
 	}
 	if !memory || !spec.Network.Asked() {
 		g := s
@@ -297,8 +299,8 @@ func (p *Provider) shapesFor(spec *sandbox.Spec, img *image.Image, from *saved, 
 	return shapes
 }
 
-// guest names the guest of new sandboxes. It is empty if they get none, which
-// they say themselves.
+// guest returns the digest of new sandboxes' guest. It is empty if the guest
+// cannot be prepared; Create then returns the error.
 func (p *Provider) guest() string {
 	own, err := p.program()
 	if err != nil {
@@ -307,7 +309,7 @@ func (p *Provider) guest() string {
 	return own.digest
 }
 
-// become names a sandbox of the pool.
+// become assigns a prewarmed sandbox its ID and Spec.
 func (m *maker) become(spec *sandbox.Spec) error {
 	named := box{filepath.Join(m.p.boxes, string(spec.ID))}
 	err := unix.Renameat2(unix.AT_FDCWD, m.box.dir, unix.AT_FDCWD, named.dir, unix.RENAME_NOREPLACE)
@@ -325,8 +327,8 @@ func (m *maker) become(spec *sandbox.Spec) error {
 	return nil
 }
 
-// join gives a sandbox of the pool that has started the link that a new one gets
-// from its kernel, if it is to have one.
+// join adds the link to a prewarmed sandbox that has started, if it is to have
+// a network. A new sandbox gets its link when its kernel starts.
 func (m *maker) join(ctx context.Context) error {
 	if m.restoresMemory() {
 		return nil

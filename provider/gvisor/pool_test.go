@@ -19,9 +19,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// pooled makes a provider that keeps a pool, and returns it with a function
-// that waits until so many are ready, and one that tells whether a sandbox came
-// from there.
+// pooled returns a provider with a pool, a function that waits until a number
+// of sandboxes is ready, and one that reports whether a sandbox came from the
+// pool.
 func pooled(t *testing.T, most int) (p *gvisor.Provider, await func(func(all, restored int) bool), from func(sandbox.ID) bool) {
 	t.Helper()
 	state := t.TempDir()
@@ -52,7 +52,8 @@ func pooled(t *testing.T, most int) (p *gvisor.Provider, await func(func(all, re
 	return p, await, from
 }
 
-// TestPoolFollowsUse: what was asked for is made ahead, used once, and limited.
+// TestPoolFollowsUse checks that requested shapes are prewarmed and used once,
+// and that their number is limited.
 func TestPoolFollowsUse(t *testing.T) {
 	p, await, from := pooled(t, 2)
 	for i, want := range []bool{false, true, true} {
@@ -66,7 +67,7 @@ func TestPoolFollowsUse(t *testing.T) {
 		}
 		await(func(all, _ int) bool { return all == min(i+1, 2) })
 	}
-	// Another shape, and what no pool can serve.
+	// Another shape, and requests that no pool can serve.
 	other := create(t, p, sandbox.Spec{ID: "small", Image: "host", Resources: sandbox.Resources{Memory: 128 << 20}})
 	if from("small") {
 		t.Error("a sandbox with a smaller limit came from the pool")
@@ -82,12 +83,12 @@ func TestPoolFollowsUse(t *testing.T) {
 	}
 	p.Drain()
 	if n, _ := p.Ready(); n != 0 {
-		t.Errorf("%d are ready after all were let go", n)
+		t.Errorf("%d are ready after Drain", n)
 	}
 }
 
-// TestPoolOfSnapshot restores one snapshot again and again: the later ones find
-// their memory restored already, and nothing of one another.
+// TestPoolOfSnapshot restores one snapshot several times. The later sandboxes
+// are already restored, and are independent of each other.
 func TestPoolOfSnapshot(t *testing.T) {
 	p, await, from := pooled(t, 2)
 	source := create(t, p, sandbox.Spec{ID: "source", Image: "host", Hostname: "source", Resources: sandbox.Resources{Memory: 512 << 20}})
@@ -98,7 +99,7 @@ func TestPoolOfSnapshot(t *testing.T) {
 	if err := source.Destroy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	p.Drain() // what stands in for the source
+	p.Drain() // ends those prewarmed for the source's shape
 	seen := map[string]bool{}
 	for i := range 4 {
 		id := sandbox.ID(fmt.Sprint("twin-", i))
@@ -123,15 +124,15 @@ func TestPoolOfSnapshot(t *testing.T) {
 			await(func(_, restored int) bool { return restored > 0 })
 		}
 	}
-	// Whoever removes a snapshot wants its memory gone.
+	// Removing a snapshot must also end the prewarmed sandboxes with its memory.
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
 	await(func(_, restored int) bool { return restored == 0 })
 }
 
-// TestPoolUnderPressure: when memory runs low, all that is ready goes and
-// nothing is made ahead, until there is enough again.
+// TestPoolUnderPressure checks that low memory empties the pool and prevents
+// prewarming until there is enough again.
 func TestPoolUnderPressure(t *testing.T) {
 	p, await, from := pooled(t, 2)
 	var lowMemory atomic.Bool
@@ -142,14 +143,14 @@ func TestPoolUnderPressure(t *testing.T) {
 	await(func(all, _ int) bool { return all == 0 })
 	create(t, p, sandbox.Spec{ID: "second", Image: "host"})
 	if from("second") {
-		t.Error("a sandbox came from the pool that was let go")
+		t.Error("a sandbox came from the emptied pool")
 	}
 	lowMemory.Store(false)
 	await(func(all, _ int) bool { return all > 0 })
 }
 
-// TestPoolIsKilled kills a process that has a sandbox ready, which is nobody's
-// then: it goes by itself.
+// TestPoolIsKilled kills a process with a prewarmed sandbox. The sandbox must
+// end.
 func TestPoolIsKilled(t *testing.T) {
 	state := t.TempDir()
 	mustDie(t, victimPlan{State: state, Images: imagesDir, Pool: 1})
@@ -167,8 +168,8 @@ func TestPoolIsKilled(t *testing.T) {
 	}
 }
 
-// TestPoolGuardIsKilled: without its guard a pool ends what it has ready, says
-// so, and begins again with another guard.
+// TestPoolGuardIsKilled checks that a pool without its guard ends its
+// sandboxes, reports that, and starts again with another guard.
 func TestPoolGuardIsKilled(t *testing.T) {
 	state := t.TempDir()
 	p := newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Pool, o.Attached = state, 1, false })

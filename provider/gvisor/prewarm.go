@@ -12,17 +12,17 @@ import (
 	"time"
 )
 
-// How the pool follows what is asked for. A shape that was asked for twice
-// lately will be again; one that nobody wants any more is let go.
+// The pool's size follows the requests. A shape that was requested twice
+// recently is expected again; one that is no longer requested is dropped.
 const (
 	poolMemory = 5 * time.Minute        // how long a request is remembered
-	poolBurst  = time.Minute            // requests within which may come again together
-	poolPause  = 100 * time.Millisecond // of quiet, before something is made ahead
-	poolTick   = 5 * time.Second        // how often the machine's memory is looked at
-	poolUnused = 10                     // percent of that which the pool leaves free
+	poolBurst  = time.Minute            // requests within this time may come together again
+	poolPause  = 100 * time.Millisecond // idle time before a sandbox is prewarmed
+	poolTick   = 5 * time.Second        // interval of checking the machine's memory
+	poolUnused = 10                     // percent of the memory that the pool leaves free
 )
 
-// pooled begins to follow what is asked for, if there is to be a pool.
+// pooled reports whether there is a pool, and starts it on the first call.
 func (p *Provider) pooled() bool {
 	if p.opts.Pool <= 0 {
 		return false
@@ -31,7 +31,7 @@ func (p *Provider) pooled() bool {
 	return true
 }
 
-// ask remembers that somebody wants one of a shape.
+// ask records a request for a shape.
 func (l *pool) ask(s shape, ref string, from *saved) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -45,8 +45,8 @@ func (l *pool) ask(s shape, ref string, from *saved) {
 	}
 }
 
-// begin tells that a sandbox is being made for somebody, until the returned
-// function is called: nothing is made ahead meanwhile, which would slow it down.
+// begin records that a sandbox is being created for a caller, until end is
+// called. The pool creates nothing meanwhile, because that would slow it down.
 func (l *pool) begin() (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -64,14 +64,15 @@ func (l *pool) begin() (end func()) {
 	}
 }
 
-// keepPool makes sandboxes ahead until ctx ends.
+// keepPool prewarms sandboxes until ctx ends.
 func (p *Provider) keepPool(ctx context.Context) {
 	for {
 		err := p.keepGuarded(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		// They could outlive us, so there are none without a guard.
+		// Prewarmed sandboxes could outlive this process, so there are none without a
+		// guard.
 		p.Drain()
 		p.pool.off.Store(&err)
 		select {
@@ -82,7 +83,7 @@ func (p *Provider) keepPool(ctx context.Context) {
 	}
 }
 
-// keepGuarded makes sandboxes ahead until ctx or the pool's guard ends.
+// keepGuarded prewarms sandboxes until ctx or the pool's guard ends.
 func (p *Provider) keepGuarded(ctx context.Context) error {
 	var unguarded <-chan struct{}
 	if !p.opts.Attached {
@@ -115,8 +116,8 @@ func (p *Provider) keepGuarded(ctx context.Context) error {
 	}
 }
 
-// keepOne makes one sandbox ahead, or ends those that there are too many of,
-// and reports whether there may be more to do.
+// keepOne prewarms one sandbox or ends surplus ones, and reports whether there
+// may be more to do.
 func (p *Provider) keepOne(ctx context.Context) bool {
 	if p.pool.lowMemory() {
 		p.Drain()
@@ -145,8 +146,8 @@ func (p *Provider) keepOne(ctx context.Context) bool {
 	return true
 }
 
-// next returns what to make next, of which ref is empty if there is nothing,
-// and what to end. At most so many are to be ready at once.
+// next returns the shape to prewarm next, with an empty ref if there is none,
+// and the sandboxes to end. At most most sandboxes may be ready.
 func (l *pool) next(now time.Time, most int) (what shape, ref string, from *saved, surplus []*maker) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -168,8 +169,8 @@ func (l *pool) next(now time.Time, most int) (what shape, ref string, from *save
 		}
 		ready += len(sh.ready)
 		lack := want - len(sh.ready)
-		// Of those that lack something: what there is least of, what lacks
-		// most, what spares most.
+		// Among incomplete sets, prefer the one with the fewest ready, then the
+		// largest deficit, then the most advanced stage.
 		if o := [3]int{-len(sh.ready), lack, int(s.stage)}; lack > 0 && (best == nil || slices.Compare(o[:], order[:]) > 0) {
 			what, best, order = s, sh, o
 		}
@@ -188,8 +189,8 @@ func (l *pool) next(now time.Time, most int) (what shape, ref string, from *save
 	return what, best.image, best.from.share(), surplus
 }
 
-// lesser returns a set that has to give one up for another one: there are two
-// more of it, or there is none of the other, which was asked for later.
+// lesser returns a set that should give up a sandbox for than: it has at least
+// two more, or than has none and was requested later.
 func (l *pool) lesser(than *warmSet) (least *warmSet) {
 	for _, sh := range l.shapes {
 		switch {
@@ -203,7 +204,7 @@ func (l *pool) lesser(than *warmSet) (least *warmSet) {
 	return least
 }
 
-// last is when one was asked for last.
+// last returns the time of the last request.
 func (sh *warmSet) last() time.Time {
 	if len(sh.asked) == 0 {
 		return time.Time{}
@@ -211,15 +212,15 @@ func (sh *warmSet) last() time.Time {
 	return sh.asked[len(sh.asked)-1]
 }
 
-// drop takes n sandboxes away, if n is positive.
+// drop removes n sandboxes, if n is positive.
 func (sh *warmSet) drop(n int) (dropped []*maker) {
 	n = max(n, 0)
 	dropped, sh.ready = sh.ready[:n], sh.ready[n:]
 	return dropped
 }
 
-// want is how many of a shape should be ready: as many as were asked for within
-// a moment, and one for a while after that.
+// want returns how many sandboxes of a shape should be ready: as many as were
+// requested in a burst, and one for a while after that.
 func (sh *warmSet) want(now time.Time) (n int) {
 	if sh.from.removed() {
 		sh.asked = nil
@@ -233,12 +234,12 @@ func (sh *warmSet) want(now time.Time) (n int) {
 		}
 	}
 	if sh.from != nil && len(sh.asked) < 2 {
-		return 0 // most snapshots are restored once
+		return 0 // most snapshots are restored only once
 	}
 	return max(n, min(1, len(sh.asked)))
 }
 
-// forget drops a shape that cannot be made.
+// forget drops a shape that cannot be created.
 func (l *pool) forget(s shape) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -247,8 +248,7 @@ func (l *pool) forget(s shape) {
 	}
 }
 
-// lowMemory reports whether the machine has so little memory left that the pool
-// should not hold any.
+// lowMemory reports whether the machine has too little memory left for a pool.
 func lowMemory() bool {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {

@@ -35,7 +35,7 @@ func exitProgram() ([]byte, error) {
 	return executable(code)
 }
 
-// executable is an executable file of some machine code.
+// executable returns an executable file with some machine code.
 func executable(code []byte) ([]byte, error) {
 	const base = 0x400000
 	machine := elf.EM_X86_64

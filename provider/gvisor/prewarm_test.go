@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestPoolWants: a pool follows what was asked for, forgets it, and never holds
-// more than it may.
+// TestPoolWants checks that a pool follows the requests, forgets them, and
+// never exceeds its limit.
 func TestPoolWants(t *testing.T) {
 	l := newPool()
 	a, b := shape{digest: "a", stage: atGuest}, shape{digest: "b"}
@@ -27,14 +27,14 @@ func TestPoolWants(t *testing.T) {
 		l.ask(a, "A", nil)
 	}
 	end := l.begin()
-	step(0, 9, "", 0) // somebody is being served
+	step(0, 9, "", 0) // a caller is being served
 	end()
 	<-l.idle
 	step(0, 9, "A", 0)
 	step(0, 9, "A", 0)
-	step(0, 2, "", 0) // there are as many as may be
+	step(0, 2, "", 0) // the limit is reached
 	l.ask(b, "B", nil)
-	step(0, 2, "B", 1) // rather one of each
+	step(0, 2, "B", 1) // one of each is preferred
 	step(0, 2, "", 0)
 	step(0, 9, "A", 0)
 	step(0, 9, "A", 0)
@@ -46,11 +46,12 @@ func TestPoolWants(t *testing.T) {
 	}
 	l.empty(true)
 	if l.put(a, "A", &maker{}) {
-		t.Error("a closed pool takes what is made for it")
+		t.Error("a closed pool accepts a sandbox")
 	}
 }
 
-// TestPoolWantsSnapshots: most snapshots are restored once.
+// TestPoolWantsSnapshots checks that a snapshot is prewarmed only from its
+// second restore on.
 func TestPoolWantsSnapshots(t *testing.T) {
 	manifest, err := os.Open("prewarm_test.go")
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 )
 
-// Probe finds out whether sandboxes can be made here, by starting a process
-// the way their kernels are started, and which of their limits hold.
+// Probe reports whether sandboxes can be created here, by starting a process in
+// the way their kernels are started, and which of their limits are enforced.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	f := driver.Facts{
 		Provider: Name,

@@ -21,7 +21,7 @@ func TestProbeNamesWhatIsDisabled(t *testing.T) {
 	}
 	for _, want := range []string{"one, three", "pma is gone"} {
 		if !strings.Contains(got[0].Message, want) {
-			t.Errorf("the message is %q, want it to contain %q", got[0].Message, want)
+			t.Errorf("the message is %q, want text that contains %q", got[0].Message, want)
 		}
 	}
 	if strings.Contains(got[0].Message, "two") {

@@ -17,35 +17,35 @@ import (
 	"github.com/atoll-run/atoll/internal/image/mkfs"
 )
 
-// The guest is executed from an EROFS image with nothing else in it. A program
-// that a kernel maps from a descriptor of the host could not be restored: the
-// kernel cannot save such mappings, while those of an image it can.
+// The guest is executed from an EROFS image that contains nothing else. A
+// kernel can save mappings of an image, but not mappings of a host descriptor.
 //
-// The image is made once per version of the guest, in the state directory. Each
-// sandbox keeps a link to its own, which is a part of every snapshot with memory:
-// the program is mapped and not in the memory, and a sandbox goes on with the one
-// that it began with, whatever guest its Atoll has by then.
+// The image is created once per version of the guest, in the state directory.
+// Each sandbox keeps a link to its own, which is a part of every snapshot with
+// memory: the program is mapped and is not part of the saved memory. A sandbox
+// keeps the guest it started with, whatever guest its Atoll has later.
 
-// program is the guest that new sandboxes get. Its files are open, since another
+// program is the guest of new sandboxes. Its files are open, because another
 // version of Atoll may remove them.
 type program struct {
-	digest     string   // names the guest
+	digest     string   // identifies the guest
 	image      *os.File // the image with the guest in it
-	executable *os.File // and the guest alone
+	executable *os.File // the guest's executable
 }
 
-// halfWritten is how old an image that was never finished must be to be
-// removed, and oldProgram that of one of another version.
+// halfWritten is the age after which an unfinished image is removed, and
+// oldProgram that of an image of another version.
 const (
 	halfWritten = time.Minute
 	oldProgram  = 24 * time.Hour
 )
 
-// programSuffix ends the names of images; they begin with the guest's digest.
+// programSuffix is the suffix of the images' names. They start with the guest's
+// digest.
 const programSuffix = ".erofs"
 
-// findProgram finds the guest and its image, or makes them. Without an embedded
-// guest the kernel's executable is the guest, too.
+// findProgram finds or creates the guest and its image. Without an embedded
+// guest, the kernel's executable is also the guest.
 func findProgram(executable, stateDir string) (*program, error) {
 	found, err := guestprogram.For(runtime.GOARCH, executable)
 	if err != nil {
@@ -54,7 +54,8 @@ func findProgram(executable, stateDir string) (*program, error) {
 	return openProgram(found, stateDir)
 }
 
-// openProgram opens a guest and its image, which it makes if it is not there.
+// openProgram opens a guest and its image, and creates the image if it is
+// missing.
 func openProgram(found *guestprogram.Program, stateDir string) (*program, error) {
 	dir := filepath.Join(stateDir, "guest")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -95,8 +96,8 @@ func (p *program) close() {
 	p.image.Close()
 }
 
-// sweepPrograms removes images that nobody has asked for lately. Sandboxes
-// that run from one keep it open.
+// sweepPrograms removes images that were not used recently. Sandboxes that run
+// from one keep it open.
 func sweepPrograms(dir string, now time.Time) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
@@ -114,7 +115,7 @@ func sweepPrograms(dir string, now time.Time) {
 	}
 }
 
-// packProgram writes the image. It appears under its name when it is whole.
+// packProgram writes the image and renames it when it is complete.
 func packProgram(executable, image string) (err error) {
 	in, err := os.Open(executable)
 	if err != nil {

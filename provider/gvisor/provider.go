@@ -1,11 +1,11 @@
-// Package gvisor is Atoll's default engine: gVisor, linked in. A sandbox is
-// two processes of this same binary, re-executed: a kernel that runs the
-// sandbox's programs on a system call interface of its own, and, when host
-// paths are shared, a file server. Neither can see the host. Nothing needs to
-// be installed, neither Docker nor KVM, and any user can do it.
+// Package gvisor is Atoll's default provider. It embeds gVisor. A sandbox is
+// two re-executed processes of this binary: a kernel that runs the sandbox's
+// programs on its own system call interface and, if host paths are mounted, a
+// file server. Both are isolated from the host. It needs no installation,
+// neither Docker nor KVM, and no root.
 //
-// This is the only package that imports gVisor, but for the network stack that
-// the egress gateway is built on.
+// This is the only package that imports gVisor, except for the network stack of
+// the egress gateway.
 package gvisor
 
 import (
@@ -33,11 +33,11 @@ import (
 const Name = "gvisor"
 
 // kernelEnv names a static build of this program to run kernels from. Tests
-// need it, because a test binary with the race detector is not static and a
-// kernel could not re-execute it in its empty root.
+// need it: a test binary with the race detector is not static, so a kernel
+// could not re-execute it in its empty root.
 const kernelEnv = "ATOLL_KERNEL"
 
-// Defaults of resources that a Spec leaves open.
+// Default limits for a Spec without limits.
 const (
 	DefaultMemory = 2 << 30 // bytes
 	DefaultDisk   = 4 << 30 // bytes
@@ -46,30 +46,30 @@ const (
 
 // Options configure a Provider.
 type Options struct {
-	// StateDir holds what is remembered of sandboxes. It is made if missing,
-	// must be on a local file system, and may be shared by several processes.
+	// StateDir stores the state of sandboxes. It is created if missing, must be on
+	// a local file system, and may be shared by several processes.
 	StateDir string
 	// SnapshotDir holds snapshots. Empty: "snapshots" in StateDir.
 	SnapshotDir string
-	// Images is where root file systems come from.
+	// Images provides root file systems.
 	Images Images
-	// Attached makes sandboxes die with this process, whatever ends it.
+	// Attached makes sandboxes end with this process, even if it is killed.
 	// Otherwise they live until Destroy, or until their lifetime ends.
 	Attached bool
-	// Kernel is the executable that kernels run from. Empty: $ATOLL_KERNEL,
-	// else this program itself, which has to be static then.
+	// Kernel is the executable that kernels run from. Empty: $ATOLL_KERNEL, else
+	// this program. It must be static.
 	Kernel string
-	// DebugDir, if set, gets the log files of kernels and file servers.
+	// DebugDir, if set, receives the log files of kernels and file servers.
 	DebugDir string
-	// Network connects sandboxes whose Spec asks for a network. Nil: sandboxes
-	// have a loopback and nothing else.
+	// Network connects sandboxes whose Spec requests a network. Nil: sandboxes
+	// have only a loopback.
 	Network Network
-	// Pool is how many sandboxes may be made ahead, of what is asked for most.
-	// They take memory until they are used, and are let go when that becomes
-	// scarce. Zero: none but those of Warm.
+	// Pool is the maximum number of prewarmed sandboxes. The pool keeps the most
+	// requested shapes. They use memory and are ended when memory is low. Zero:
+	// only the sandboxes of Warm.
 	Pool int
-	// Fault is called at named points of the making and unmaking of a
-	// sandbox, for tests that fail or kill there. Nil does nothing.
+	// Fault is called at named points of creating and destroying a sandbox. Tests
+	// use it to fail or to kill the process there. Nil does nothing.
 	Fault func(point string) error
 }
 
@@ -78,13 +78,13 @@ type Images interface {
 	Get(ctx context.Context, ref string, opts image.GetOptions) (*image.Image, error)
 }
 
-// Provider makes sandboxes on the embedded gVisor kernel. Its methods may be
+// Provider creates sandboxes on the embedded gVisor kernel. Its methods may be
 // called concurrently.
 type Provider struct {
 	opts    Options
 	boxes   string // directory of state directories
 	groups  func() cgroupRoot
-	static  func() driver.Finding    // whether the kernel's executable will do
+	static  func() driver.Finding    // whether the kernel's executable is usable
 	program func() (*program, error) // the guest of new sandboxes
 	opened  atomic.Pointer[program]  // the same, if it is open
 	reaper  reaper
@@ -132,8 +132,8 @@ func (p *Provider) Binding(ctx context.Context) (string, error) {
 	return identity.Of(filepath.Join(p.opts.StateDir, "identity"))
 }
 
-// New returns a provider. It starts nothing and touches only the state
-// directory; leftovers of killed processes are removed on first use.
+// New returns a provider. It starts no process and uses only the state
+// directory. Leftovers of killed processes are removed on first use.
 func New(opts Options) (*Provider, error) {
 	if opts.StateDir == "" || opts.Images == nil {
 		return nil, errors.New("gvisor: StateDir and Images are required")
@@ -181,8 +181,8 @@ func findMachineCgroups() cgroupRoot {
 	return findCgroups(string(mounts), string(self))
 }
 
-// sweepOnce removes what killed processes left, on the first call. Kernels
-// without a state are looked for by those that make sandboxes that stay.
+// sweepOnce removes the leftovers of killed processes on the first call. Only
+// providers whose sandboxes outlive them search for orphaned kernels.
 func (p *Provider) sweepOnce() {
 	p.swept.Do(func() {
 		_ = sweep(p.boxes, time.Now())
@@ -194,8 +194,9 @@ func (p *Provider) sweepOnce() {
 
 func (p *Provider) box(id sandbox.ID) box { return box{filepath.Join(p.boxes, string(id))} }
 
-// Attach finds a sandbox, of whichever process made it. One that has ended, or
-// does not answer, is found too: for its outcome, and to be destroyed.
+// Attach finds a sandbox that any process created. It also finds one that has
+// ended or does not answer, so that its outcome can be read and it can be
+// destroyed.
 func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
 	p.sweepOnce()
 	p.mu.Lock()
@@ -234,7 +235,7 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	return in, nil
 }
 
-// remember makes a sandbox known. The caller holds mu.
+// remember adds a sandbox to the known ones. p.mu is held.
 func (p *Provider) remember(in *Instance) {
 	p.instances[in.rec.ID] = in
 	if !p.watching {
@@ -247,7 +248,7 @@ func goneError(id sandbox.ID) error {
 	return &providerError{sandbox.CodeGone, fmt.Sprintf("there is no sandbox %s", id), nil}
 }
 
-// List looks at the state directories.
+// List lists the sandboxes in the state directory.
 func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 	return func(yield func(driver.Found, error) bool) {
 		p.sweepOnce()
@@ -323,7 +324,7 @@ func (p *Provider) ErrorCode(err error) sandbox.Code {
 	return ""
 }
 
-// Close lets go of all sandboxes and ends none but those of the pool.
+// Close releases all sandboxes. It ends only those of the pool.
 func (p *Provider) Close() error {
 	p.closePool()
 	p.mu.Lock()
@@ -343,7 +344,7 @@ func (p *Provider) Close() error {
 	return nil
 }
 
-// providerError is an error that knows its code.
+// providerError is an error with a code.
 type providerError struct {
 	code  sandbox.Code
 	msg   string

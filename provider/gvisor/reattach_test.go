@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Whoever waits for a sandbox that another process made is told when this
-// process removes it, and waits no longer.
+// Wait on a sandbox that another process created returns when this process
+// removes the sandbox.
 func TestReattachedAndRemoved(t *testing.T) {
 	state := t.TempDir()
 	made := newProvider(t, func(o *gvisor.Options) { o.StateDir = state })

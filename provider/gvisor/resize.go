@@ -14,7 +14,7 @@ import (
 )
 
 // Resize changes limits. See driver.Resizer. The size of the writable layer is
-// fixed when the kernel mounts it.
+// fixed when the kernel mounts it, so it cannot be changed.
 func (in *Instance) Resize(ctx context.Context, want sandbox.Resources) error {
 	if err := in.alive(ctx); err != nil {
 		return err
@@ -37,7 +37,7 @@ func (in *Instance) Resize(ctx context.Context, want sandbox.Resources) error {
 	})
 }
 
-// hostPIDs is hostThreads for a change, where zero means no change.
+// hostPIDs is hostThreads for a change, where zero means unchanged.
 func hostPIDs(pids int64) int64 {
 	if pids > 0 {
 		return hostThreads(pids)
@@ -58,7 +58,7 @@ func merge(r, change sandbox.Resources) sandbox.Resources {
 	return r
 }
 
-// resizable refuses what would not hold, before anything is changed.
+// resizable rejects limits that cannot be set, before any change.
 func resizable(cg *cgroup, want sandbox.Resources) error {
 	refuse := func(what, why string) error {
 		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "resize", Subject: what, Message: why}
@@ -83,8 +83,8 @@ func resizable(cg *cgroup, want sandbox.Resources) error {
 
 func (g *cgroup) has(ctl string) bool { return g != nil && g.dirs[ctl] != "" }
 
-// change sets limits of a group in use; negative ones are lifted. On an error
-// some may have changed: undo, which is never nil, restores them.
+// change sets limits of a group in use; negative values remove them. On an
+// error some may have changed: undo, which is never nil, restores them.
 func (g *cgroup) change(l limits) (undo func(), err error) {
 	var done []func()
 	undo = func() {
@@ -115,8 +115,8 @@ func (g *cgroup) change(l limits) (undo func(), err error) {
 	return undo, nil
 }
 
-// raises reports whether a limit of memory is above the present one. Version 1
-// has two files, of which one must never be above the other.
+// raises reports whether a memory limit is above the present one. Version 1 has
+// two limits, one of which must never exceed the other.
 func (g *cgroup) raises(memory int64) bool {
 	if memory < 0 {
 		return true

@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Restore makes a sandbox of a snapshot. See driver.Restorer.
+// Restore creates a sandbox from a snapshot. See driver.Restorer.
 func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, driver.Restored, error) {
 	return p.restore(ctx, spec, ref, "")
 }
@@ -23,7 +23,7 @@ func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, ref dri
 	return in, err
 }
 
-// restore restores the memory, too, unless it is refused for some reason.
+// restore also restores the memory, unless refused says why not.
 func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef, refused string) (driver.Instance, driver.Restored, error) {
 	none := driver.Restored{}
 	p.sweepOnce()
@@ -67,24 +67,25 @@ func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 		if ctx.Err() != nil || refused != "" || !errors.As(err, &kernel) {
 			return nil, none, withCause(ctx, err)
 		}
-		// The kernel knows more reasons than we do. The files are the truth.
+		// The kernel checks more than decideMemory. The files can still be restored.
 		refused = "the kernel could not restore its memory: " + plain(kernel.Error())
 	}
 }
 
-// memoryError is that a kernel could not become the one of a snapshot.
+// memoryError means that a kernel could not restore a snapshot's memory.
 type memoryError struct{ cause error }
 
 func (e *memoryError) Error() string { return "restoring the memory: " + e.cause.Error() }
 func (e *memoryError) Unwrap() error { return e.cause }
 
-// restoresMemory reports whether processes go on, rather than only their files.
+// restoresMemory reports whether processes continue, or only files are
+// restored.
 func (m *maker) restoresMemory() bool {
 	return m.from != nil && m.from.Memory != nil && m.why == ""
 }
 
-// decideMemory finds out whether the memory of the snapshot can be restored
-// in this sandbox.
+// decideMemory determines whether the memory of the snapshot can be restored in
+// this sandbox.
 func (m *maker) decideMemory() {
 	if m.from == nil || m.from.Memory == nil || m.why != "" {
 		return
@@ -102,8 +103,8 @@ func (m *maker) decideMemory() {
 	}
 }
 
-// known is the network state in the snapshot's files, and in its memory if that
-// is restored.
+// known returns the network state in the snapshot's files, and in its memory if
+// that is restored.
 func (m *maker) known() (k Known) {
 	if m.from != nil {
 		k.CA = m.from.CA
@@ -114,7 +115,7 @@ func (m *maker) known() (k Known) {
 	return k
 }
 
-// plain makes something that a manifest says fit to be shown.
+// plain makes a text of a manifest safe to print.
 func plain(s string) string {
 	const most = 200
 	s = strings.Map(func(r rune) rune {
@@ -126,8 +127,8 @@ func plain(s string) string {
 	return s[:min(len(s), most)]
 }
 
-// restoreFiles gives a sandbox that began from its image the files of the
-// snapshot.
+// restoreFiles unpacks the files of the snapshot into a sandbox that was
+// started from its image.
 func (m *maker) restoreFiles(ctx context.Context) error {
 	if m.from == nil || m.restoresMemory() {
 		return nil

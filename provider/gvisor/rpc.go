@@ -23,9 +23,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// listenControl makes the socket on which the kernel takes instructions. It is
-// reached through a descriptor of its directory, so that no state directory is
-// too deep for the 108 bytes of a socket's name.
+// listenControl creates the kernel's control socket. It uses a descriptor of
+// its directory, so that the path fits into the 108 bytes of a socket name.
 func listenControl(dir string) (*os.File, error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -62,9 +61,8 @@ func dialControl(dir string) (*urpc.Client, error) {
 	return urpc.NewClient(conn), nil
 }
 
-// connectControl is gVisor's own way to connect, but for one thing: what it
-// opens must not be inherited by the kernel of another sandbox that happens to
-// be started at the time.
+// connectControl is gVisor's way to connect, except that the kernel of another
+// sandbox, started at the same time, must not inherit the descriptors.
 func connectControl(name string) (*unet.Socket, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -74,14 +72,14 @@ func connectControl(name string) (*unet.Socket, error) {
 		unix.Close(fd)
 		return nil, err
 	}
-	syscall.ForkLock.RLock() // nothing is started while we hold it
+	syscall.ForkLock.RLock() // no process is started while it is held
 	defer syscall.ForkLock.RUnlock()
 	conn, err := unet.NewSocket(fd)
 	if err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
-	// It has made a descriptor that it does not show.
+	// gVisor's socket has an unexported descriptor, too.
 	event := reflect.ValueOf(conn).Elem().FieldByName("efd").FieldByName("fd")
 	if !event.CanInt() {
 		conn.Close()
@@ -91,7 +89,7 @@ func connectControl(name string) (*unet.Socket, error) {
 	return conn, nil
 }
 
-// startKernel gives the kernel its network, starts the guest, and bounds the
+// startKernel configures the kernel's network, starts the guest, and limits the
 // number of its processes.
 func startKernel(dir, id string, pids int64, link *Link) error {
 	conn, err := dialControl(dir)
@@ -111,8 +109,8 @@ func startKernel(dir, id string, pids int64, link *Link) error {
 	return limitProcesses(conn, id, pids)
 }
 
-// restoreKernel makes a kernel that waits for instructions go on where the one
-// was that wrote the snapshot. Its pages are read while it already runs.
+// restoreKernel makes a waiting kernel restore the state of a snapshot. The
+// kernel reads the pages while it already runs.
 func restoreKernel(dir string, link *Link, s *saved) error {
 	conn, err := dialControl(dir)
 	if err != nil {
@@ -125,7 +123,7 @@ func restoreKernel(dir string, link *Link, s *saved) error {
 	opts := &boot.RestoreOpts{HavePagesFile: true, Background: true}
 	defer func() { closeAll(opts.Files) }()
 	for _, name := range []string{snapKernel, snapIndex, snapPages} {
-		// Each kernel reads from the beginning: it needs a position of its own.
+		// Each kernel reads from the beginning and needs its own offset.
 		f, err := reopen(s.parts[name])
 		if err != nil {
 			return err
@@ -138,7 +136,7 @@ func restoreKernel(dir string, link *Link, s *saved) error {
 // reopen opens the file behind f once more, for reading.
 func reopen(f *os.File) (*os.File, error) { return os.Open(procFD(f)) }
 
-// procFD is a path that leads to an open file.
+// procFD returns a path of an open file.
 func procFD(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
 // boundProcesses limits the number of processes of a group inside.
@@ -154,8 +152,8 @@ func boundProcesses(dir, group string, pids int64) error {
 	return limitProcesses(conn, group, pids)
 }
 
-// limitProcesses sets the limit in the sandbox's own kernel, of the group above
-// that of the commands (see bounds of the guest). It holds with and without
+// limitProcesses sets the limit in the sandbox's own kernel, on the group above
+// that of the commands (see bounds of the guest). It works with and without
 // control groups on the host, and code inside cannot reach that group.
 func limitProcesses(conn *urpc.Client, id string, pids int64) error {
 	args := &control.CgroupsWriteArgs{Args: []control.CgroupsWriteArg{{
@@ -174,8 +172,8 @@ func limitProcesses(conn *urpc.Client, id string, pids int64) error {
 	return nil
 }
 
-// countProcesses asks the sandbox's own kernel how many processes and threads
-// there are, without the guest's.
+// countProcesses returns the number of processes and threads inside, without
+// the guest's.
 func countProcesses(conn *urpc.Client, id string) (int64, error) {
 	args := &control.CgroupsReadArgs{Args: []control.CgroupsReadArg{{
 		File: control.CgroupControlFile{Controller: "pids", Path: "/" + id, Name: "pids.current"},
@@ -194,8 +192,8 @@ func countProcesses(conn *urpc.Client, id string) (int64, error) {
 	return strconv.ParseInt(n, 10, 64)
 }
 
-// call asks the sandbox's kernel for something, until ctx ends: the kernel
-// itself knows no context.
+// call makes a call to the sandbox's kernel and gives up when ctx ends. The
+// calls themselves take no context.
 func (in *Instance) call(ctx context.Context, f func(*urpc.Client) error) (err error) {
 	ctx, end := span.Start(ctx, "engine", "call", in.rec.ID)
 	defer func() { end(err) }()
@@ -214,9 +212,9 @@ func (in *Instance) call(ctx context.Context, f func(*urpc.Client) error) (err e
 	})
 }
 
-// connectGuest opens another connection to the guest of a running sandbox: a
-// guest, of this Atoll and not the sandbox's own, is run inside to pass the socket
-// on.
+// connectGuest opens another connection to the guest of a running sandbox. It
+// runs a helper inside, this Atoll's guest and not the sandbox's, that hands
+// the connection over.
 func connectGuest(ctx context.Context, dir, id string, p *program) (*guest.Pipes, error) {
 	program, err := reopen(p.executable)
 	if err != nil {
@@ -245,7 +243,7 @@ func (in *Instance) connectGuest(ctx context.Context) (*guest.Pipes, error) {
 	return connectGuest(ctx, in.box.dir, in.rec.Inside, p)
 }
 
-// runInside runs a program of ours as root in a sandbox and waits for it.
+// runInside runs one of our programs as root in a sandbox and waits for it.
 func runInside(ctx context.Context, dir string, program *os.File, args *control.ExecArgs, files map[int]*os.File) error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {

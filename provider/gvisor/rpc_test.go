@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestControlIsNotInherited checks that a connection to one kernel is closed in
-// every program that is started meanwhile, such as the kernel of another
-// sandbox, which would have this one in its power.
+// TestControlIsNotInherited checks that a connection to a kernel has O_CLOEXEC.
+// Otherwise the kernel of another sandbox, started at the same time, would
+// control this one.
 func TestControlIsNotInherited(t *testing.T) {
 	dir := t.TempDir()
 	l, err := listenControl(dir)
@@ -38,7 +38,7 @@ func inheritable(t *testing.T) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Descriptors are dense, and asking one that is not open does no harm.
+	// Descriptors are dense, and fcntl on a closed one is harmless.
 	n := 0
 	for fd := range uintptr(len(entries) + 64) {
 		if flags, err := unix.FcntlInt(fd, unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {

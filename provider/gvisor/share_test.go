@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// large makes a program have 64 MB of memory, and remember what is in it.
+// large makes a program allocate 64 MB of memory and record its content.
 const large = `
 import hashlib, mmap, os, subprocess
 MB = 1 << 20
@@ -44,9 +44,9 @@ def child():
     return os.read(r, 100).decode()
 `
 
-// TestMemoryIsShared: copies of a sandbox have its memory without a copy of it
-// until they write to it, and what one does to it the others never see, by
-// whatever means it does.
+// TestMemoryIsShared checks that copies of a sandbox use its memory without
+// copying it until they write to it, and that no copy sees the changes of
+// another, in whatever way they are made.
 func TestMemoryIsShared(t *testing.T) {
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{ID: "source", Image: "host"})
@@ -62,7 +62,7 @@ func TestMemoryIsShared(t *testing.T) {
 			t.Fatalf("the memory was not restored: %s", how.Why)
 		}
 	}
-	if err := os.RemoveAll(dir); err != nil { // what is open stays
+	if err := os.RemoveAll(dir); err != nil { // open files stay usable
 		t.Fatal(err)
 	}
 	const right = "True"
@@ -107,12 +107,12 @@ func TestMemoryIsShared(t *testing.T) {
 	third("child()", "right")
 	third("sums() == want", right)
 	third("child()", "right")
-	own(copies[2], 60, 100) // a child that has a copy of its own costs that
+	own(copies[2], 60, 100) // a forked child needs its own copy
 	if t.Failed() {
 		return
 	}
 
-	// What is shared is saved like what is not.
+	// A snapshot also contains the shared memory.
 	dir = snapshot(t, copies[0], driver.SnapshotOptions{Memory: true})
 	before := heard[0]
 	first("sums() == want", right)
@@ -125,9 +125,9 @@ func TestMemoryIsShared(t *testing.T) {
 	own(next, 0, 20)
 }
 
-// TestSharedMemoryHasALimit: a copy that got more memory than it may have, since
-// what it shares does not count, is not ended for what would take it back. That
-// fails, and is possible again when there is room.
+// TestSharedMemoryHasALimit: shared memory does not count towards the limit, so
+// a copy can have more memory than its limit. An operation that would unshare
+// it must fail and not end the copy, and must succeed again when there is room.
 func TestSharedMemoryHasALimit(t *testing.T) {
 	p := newProvider(t, nil)
 	spec := sandbox.Spec{ID: "source", Image: "host", Resources: sandbox.Resources{Memory: 160 << 20}}
@@ -159,7 +159,7 @@ func TestSharedMemoryHasALimit(t *testing.T) {
 	snapshot(t, twin, driver.SnapshotOptions{Memory: true})
 }
 
-// ownMemory is how much memory a sandbox has that it shares with no other, in
+// ownMemory returns how much memory a sandbox has that it does not share, in
 // bytes.
 func ownMemory(t *testing.T, in driver.Instance) (size int64) {
 	t.Helper()

@@ -26,8 +26,8 @@ import (
 
 // Snapshot saves the state of the sandbox. See driver.Snapshotter.
 //
-// The sandbox stands still while its kernel writes. The checksums are made when
-// it runs again.
+// The sandbox is paused while its kernel writes. The checksums are computed
+// when it runs again.
 func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	if opts.Memory {
 		if err := in.memoryLost(); err != nil {
@@ -46,8 +46,8 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 	return snap, nil
 }
 
-// snapshotInto writes a draft and finishes it, before the sandbox ends if it is
-// to.
+// snapshotInto writes a draft and completes it before the sandbox ends, if it
+// is to end.
 func (in *Instance) snapshotInto(ctx context.Context, dir string, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
 	var m *manifest
 	finish := func() error {
@@ -81,7 +81,7 @@ func (in *Instance) snapshotInto(ctx context.Context, dir string, opts driver.Sn
 	return snap, err
 }
 
-// describeSnapshot reads what a manifest says, and does not look for damage.
+// describeSnapshot reads a manifest without checking for damage.
 func describeSnapshot(dir string) (driver.SnapshotKind, string, error) {
 	f, err := os.Open(filepath.Join(dir, snapManifest))
 	if err != nil {
@@ -132,8 +132,8 @@ func (p *Provider) ImportSnapshot(ctx context.Context, id string, r io.Reader) (
 	return p.snapshots.Import(ctx, id, r)
 }
 
-// save writes all of a snapshot but its manifest, with the sandbox paused. It
-// goes on after that, unless it is to be stopped.
+// save writes all of a snapshot except its manifest, with the sandbox paused.
+// The sandbox continues afterwards unless it is to be stopped.
 func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOptions, rest string) (m *manifest, err error) {
 	err = in.hold(ctx, rest, opts.Stop, func(conn *urpc.Client) (err error) {
 		if m, err = in.saveParts(conn, dir, opts); err != nil {
@@ -147,8 +147,8 @@ func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOp
 	return m, err
 }
 
-// saveKnown writes down what programs know about the network: which authority,
-// and with memory which addresses.
+// saveKnown records the programs' knowledge about the network: its authority
+// and, with memory, its addresses.
 func (in *Instance) saveKnown(ctx context.Context, m *manifest) error {
 	if in.p.opts.Network == nil {
 		return nil
@@ -164,11 +164,10 @@ func (in *Instance) saveKnown(ctx context.Context, m *manifest) error {
 	return nil
 }
 
-// hold does something while the sandbox stands still, and lets it go on unless
-// that went well and it is to stay so. The lock is held, and rest is awake or
-// paused.
+// hold calls do while the sandbox is paused, and resumes it unless do succeeds
+// and stay is set. The lock is held, and rest is awake or paused.
 func (in *Instance) hold(ctx context.Context, rest string, stay bool, do func(*urpc.Client) error) error {
-	// Like a pause: whoever finds it after we were killed settles it.
+	// As in Pause: if this process is killed, another one settles the state.
 	if rest == awake {
 		if err := in.stand(ctx); err != nil {
 			return err
@@ -186,7 +185,7 @@ func (in *Instance) hold(ctx context.Context, rest string, stay bool, do func(*u
 	return errors.Join(err, in.letGo(context.WithoutCancel(ctx), rest))
 }
 
-// letGo ends what hold began.
+// letGo undoes hold.
 func (in *Instance) letGo(ctx context.Context, rest string) error {
 	if rest != awake {
 		return nil
@@ -199,7 +198,7 @@ func (in *Instance) letGo(ctx context.Context, rest string) error {
 	return in.box.setRest(awake)
 }
 
-// stop ends the sandbox because its state is in a snapshot now.
+// stop ends the sandbox because its state is in a snapshot.
 func (in *Instance) stop() error {
 	if err := in.p.opts.Fault("snapshot.written"); err != nil {
 		return err
@@ -217,7 +216,7 @@ func (in *Instance) stop() error {
 	return nil
 }
 
-// saveParts makes the kernel write, and describes what it wrote.
+// saveParts makes the kernel write and returns the descriptions of the parts.
 func (in *Instance) saveParts(conn *urpc.Client, dir string, opts driver.SnapshotOptions) (*manifest, error) {
 	m := &manifest{Format: manifestFormat, Created: time.Now().UTC(), Image: in.rec.Spec.Image, Digest: in.rec.Spec.Digest, Transient: opts.Transient && !opts.Stop}
 	if opts.Memory {
@@ -238,8 +237,8 @@ func (in *Instance) saveParts(conn *urpc.Client, dir string, opts driver.Snapsho
 	return m, nil
 }
 
-// saveMemory makes the kernel write its state and all of its memory. It goes
-// on afterwards, also when it could not.
+// saveMemory makes the kernel write its state and all of its memory. The kernel
+// continues afterwards, even after an error.
 func (in *Instance) saveMemory(conn *urpc.Client, dir string) error {
 	files, err := createParts(dir, snapPages, snapKernel, snapIndex)
 	if err != nil {
@@ -251,7 +250,7 @@ func (in *Instance) saveMemory(conn *urpc.Client, dir string) error {
 		return err
 	}
 	defer surplus()
-	files = append(files[1:], files[0]) // as the kernel wants them
+	files = append(files[1:], files[0]) // in the kernel's order
 	err = conn.Call(boot.ContMgrCheckpoint, &control.SaveOpts{
 		Metadata:      statefile.CompressionLevelNone.ToMetadata(),
 		HavePagesFile: true,
@@ -264,26 +263,26 @@ func (in *Instance) saveMemory(conn *urpc.Client, dir string) error {
 			Hint: "end some of its programs, or take a snapshot of its files only",
 		}
 	}
-	// What the kernel says is text: its errors lose their type on the way.
+	// The kernel reports errors as text, without their type.
 	if err != nil && strings.Contains(err.Error(), unix.ENOSPC.Error()) {
 		return fmt.Errorf("%w: %w", err, unix.ENOSPC)
 	}
 	return err
 }
 
-// saveMargin is how much room on the disk a kernel gets besides its memory: for what
-// it knows, and for what programs inside write meanwhile.
+// saveMargin is the disk space, besides its memory, for a kernel's data and for
+// the writes of its programs meanwhile.
 const saveMargin = 16 << 20
 
-// allocate makes sure that the memory fits on the disk, before the kernel begins to
-// write: one that runs out of space while it writes does not survive. surplus
-// gives back what was not needed.
+// allocate reserves disk space for the memory before the kernel writes, because
+// a kernel does not survive running out of space. surplus returns the unused
+// space.
 func (in *Instance) allocate(pages *os.File) (surplus func(), err error) {
 	fd := int(pages.Fd())
 	need := max(in.memoryUsed(), 0)
 	err = unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, 0, max(need, 1))
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		err = nil // the room is counted, and others may take it
+		err = nil // free space was checked, but is not reserved
 	}
 	var fs unix.Statfs_t
 	if err == nil {
@@ -297,13 +296,13 @@ func (in *Instance) allocate(pages *os.File) (surplus func(), err error) {
 	}
 	return func() {
 		if info, err := pages.Stat(); err == nil {
-			_ = pages.Truncate(info.Size()) // which frees what is beyond
+			_ = pages.Truncate(info.Size()) // frees the space beyond
 		}
 	}, nil
 }
 
-// saveGuest adds the program that the memory needs. A snapshot that stays gets a
-// copy: whoever damages its files must not damage those of sandboxes.
+// saveGuest adds the program that the memory needs. A permanent snapshot gets a
+// copy: damage to its files must not affect those of sandboxes.
 func (in *Instance) saveGuest(dir string, transient bool) error {
 	image, err := os.Open(in.box.path(fileGuest))
 	if err != nil {
@@ -321,7 +320,7 @@ func (in *Instance) saveGuest(dir string, transient bool) error {
 	return errors.Join(err, files[0].Close())
 }
 
-// createParts makes new files for the kernel to write to.
+// createParts creates new files for the kernel to write to.
 func createParts(dir string, names ...string) (files []*os.File, err error) {
 	for _, name := range names {
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
@@ -334,7 +333,7 @@ func createParts(dir string, names ...string) (files []*os.File, err error) {
 	return files, nil
 }
 
-// cpuFeatures are those that this machine's processor has.
+// cpuFeatures returns the features of this machine's processor.
 var cpuFeatures = sync.OnceValue(func() []string {
 	cpuid.Initialize()
 	return strings.Fields(cpuid.HostFeatureSet().Fixed().FlagString())

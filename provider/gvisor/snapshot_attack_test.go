@@ -20,8 +20,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// busy is what a process may have open when it is saved: each entry is made by
-// its first line and must answer its second one with its third in every copy.
+// busy lists what a process may have open when it is saved. Each entry is
+// created by its first line and must answer its second line with its third in
+// every copy.
 var busy = []struct{ name, make, ask, want string }{
 	{"modules", "import os, socket, threading, time, pty, ctypes, mmap, select, fcntl, tempfile", "1", "1"},
 	{"a list", "big = list(range(3000000))", "sum(big)", "4499998500000"},
@@ -49,8 +50,8 @@ var busy = []struct{ name, make, ask, want string }{
 	},
 }
 
-// TestEverythingOpen saves a process with everything open that a process can
-// have, and asks two copies of it, and the one that went on.
+// TestEverythingOpen saves a process that has everything open that a process
+// can have, and checks two copies and the original.
 func TestEverythingOpen(t *testing.T) {
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{ID: "busy", Image: "host"})
@@ -88,7 +89,7 @@ func TestEverythingOpen(t *testing.T) {
 		}
 		conn.Close()
 	}
-	// The same without memory has the files.
+	// A snapshot without memory has the files.
 	files, _ := restore(t, p, snapshot(t, in, driver.SnapshotOptions{}), sandbox.Spec{ID: "files", Image: "host"})
 	o := sh(t, files, `stat -c %s /root/sparse; python3 -c 'import os; print(len(os.getxattr("/root/attrs", "user.big")))'; ls /root/gone 2>/dev/null; stat -c %F /root/fifo`)
 	if want := "1099511627776\n60000\nfifo\n"; o.stdout != want {
@@ -96,7 +97,7 @@ func TestEverythingOpen(t *testing.T) {
 	}
 }
 
-// TestForkBombIsSaved saves a sandbox while it fills with processes.
+// TestForkBombIsSaved saves a sandbox during a fork bomb.
 func TestForkBombIsSaved(t *testing.T) {
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{ID: "bomb", Image: "host", Resources: sandbox.Resources{PIDs: 60}})
@@ -106,7 +107,7 @@ func TestForkBombIsSaved(t *testing.T) {
 		if err != nil {
 			t.Logf("the bomb is not saved: %v", err)
 			if p.ErrorCode(err) == "" {
-				t.Errorf("an error of no code: %v", err)
+				t.Errorf("an error without a code: %v", err)
 			}
 			continue
 		}
@@ -121,8 +122,8 @@ func TestForkBombIsSaved(t *testing.T) {
 	}
 }
 
-// TestLimitInCopies checks that the number of processes of a copy is limited,
-// and by its own spec.
+// TestLimitInCopies checks that the number of processes of a copy is limited by
+// the copy's own spec.
 func TestLimitInCopies(t *testing.T) {
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{ID: "roomy", Image: "host", Resources: sandbox.Resources{PIDs: 400}})
@@ -137,7 +138,7 @@ func TestLimitInCopies(t *testing.T) {
 	}
 }
 
-// forge rewrites a snapshot's manifest after change, with sums that agree.
+// forge rewrites a snapshot's manifest, with matching checksums.
 func forge(t *testing.T, dir string, change func(m map[string]any)) {
 	t.Helper()
 	path := filepath.Join(dir, "manifest.json")
@@ -170,8 +171,7 @@ func forge(t *testing.T, dir string, change func(m map[string]any)) {
 	}
 }
 
-// TestAttackForgedSnapshot gives the provider what an enemy wrote, with sums that
-// agree.
+// TestAttackForgedSnapshot restores forged snapshots with matching checksums.
 func TestAttackForgedSnapshot(t *testing.T) {
 	state := t.TempDir()
 	p := newProvider(t, func(o *gvisor.Options) { o.StateDir = state })
@@ -243,7 +243,8 @@ func TestAttackForgedSnapshot(t *testing.T) {
 			t.Errorf("%s: left behind %q", what, left)
 		}
 	}
-	// Where the memory is of no use, the files are, and it is said why.
+	// If the memory cannot be used, the files are restored and the reason is
+	// reported.
 	fallen := map[string]func(dir string){
 		"another engine":    memory(func(m map[string]any) { m["engine"] = "v0\x1b[31m" }),
 		"another processor": memory(func(m map[string]any) { m["cpu"] = []any{"quantum"} }),

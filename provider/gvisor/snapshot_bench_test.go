@@ -15,14 +15,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// sources are what is paused, saved and forked: a sandbox that does nothing,
-// and one whose process has written to so much memory.
+// sources are the sandboxes that are paused, saved and forked: an idle one, and
+// some with a process that has written to memory.
 var sources = []struct {
 	name  string
 	dirty int // MB
 }{{"idle", 0}, {"256MB", 256}}
 
-// source makes one.
+// source creates one of them.
 func source(b *testing.B, p interface {
 	Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error)
 }, dirty int,
@@ -85,7 +85,8 @@ func BenchmarkSnapshot(b *testing.B) {
 	}
 }
 
-// BenchmarkRestore measures from the call to the first output of a new command.
+// BenchmarkRestore measures the time from the call to the first output of a new
+// command.
 func BenchmarkRestore(b *testing.B) {
 	for _, s := range sources {
 		for _, memory := range []bool{false, true} {
@@ -113,8 +114,8 @@ func BenchmarkRestore(b *testing.B) {
 	}
 }
 
-// BenchmarkRestorePooled is the same of one snapshot again and again, which the
-// pool follows.
+// BenchmarkRestorePooled restores one snapshot repeatedly, so that it is
+// prewarmed.
 func BenchmarkRestorePooled(b *testing.B) {
 	for _, s := range sources {
 		b.Run(s.name, func(b *testing.B) {
@@ -144,7 +145,7 @@ func BenchmarkRestorePooled(b *testing.B) {
 	}
 }
 
-// awaitReady waits for the pool.
+// awaitReady waits until the pool is filled.
 func awaitReady(b *testing.B, p *gvisor.Provider, n int, restored bool) {
 	b.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
@@ -158,9 +159,9 @@ func awaitReady(b *testing.B, p *gvisor.Provider, n int, restored bool) {
 	}
 }
 
-// BenchmarkFork measures ten copies of a running sandbox, made at once: from
-// the beginning of the snapshot to the first and to the last first output, and
-// what a copy takes of the machine's memory. The kernels of some wait in a pool.
+// BenchmarkFork measures ten concurrent copies of a running sandbox: the time
+// from the start of the snapshot to the first output of the first and of the
+// last copy, and the memory that a copy needs. Some kernels come from a pool.
 func BenchmarkFork(b *testing.B) {
 	for _, s := range sources {
 		for _, pool := range []int{0, 10} {
@@ -240,7 +241,7 @@ func benchmarkFork(b *testing.B, dirty, pool int) {
 	b.ReportMetric(float64(group)/n, "cgroup-MB/copy")
 }
 
-// available is what the machine could still give away, in bytes.
+// available returns the available memory of the machine in bytes.
 func available(b *testing.B) int64 {
 	b.Helper()
 	f, err := os.Open("/proc/meminfo")

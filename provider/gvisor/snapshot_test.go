@@ -16,11 +16,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// snapshotDir is where all providers of the tests keep snapshots.
+// snapshotDir is the snapshot directory of all providers in the tests.
 var snapshotDir string
 
-// snapshot takes one that must succeed, and returns the directory of its files,
-// which tests may damage.
+// snapshot takes a snapshot and returns the directory of its files, which tests
+// may damage.
 func snapshot(tb testing.TB, in driver.Instance, opts driver.SnapshotOptions) string {
 	tb.Helper()
 	opts.ID = newSnapshotID()
@@ -36,8 +36,8 @@ func snapshot(tb testing.TB, in driver.Instance, opts driver.SnapshotOptions) st
 
 func newSnapshotID() string { return "sn-" + strings.ToLower(rand.Text()) }
 
-// filesOf returns the directory of the files of a snapshot, which goes with the
-// test.
+// filesOf returns the directory of a snapshot's files, which is removed when
+// the test ends.
 func filesOf(tb testing.TB, ref driver.SnapshotRef) string {
 	tb.Helper()
 	id, transient := strings.CutPrefix(ref.Data, "transient:")
@@ -49,8 +49,8 @@ func filesOf(tb testing.TB, ref driver.SnapshotRef) string {
 	return filepath.Join(dir, "files")
 }
 
-// refTo refers to a directory that somebody else wrote as if it were a transient
-// snapshot, so that nothing but the provider itself looks for damage.
+// refTo returns a reference to a directory as if it were a transient snapshot,
+// so that only the provider checks it for damage.
 func refTo(tb testing.TB, dir string) driver.SnapshotRef {
 	tb.Helper()
 	ref, remove, err := linkTo(dir)
@@ -71,7 +71,7 @@ func linkTo(dir string) (driver.SnapshotRef, func(), error) {
 	return driver.SnapshotRef{Provider: gvisor.Name, Data: "transient:" + id}, func() { os.RemoveAll(draft) }, err
 }
 
-// restore makes a sandbox of a snapshot that is destroyed when the test ends.
+// restore restores a sandbox that is destroyed when the test ends.
 func restore(tb testing.TB, p *gvisor.Provider, dir string, spec sandbox.Spec) (driver.Instance, driver.Restored) {
 	tb.Helper()
 	in, how, err := p.Restore(context.Background(), &spec, refTo(tb, dir))
@@ -97,14 +97,14 @@ func background(tb testing.TB, in driver.Instance, shell string) driver.Process 
 	return p
 }
 
-// repl is a Python that answers each line with what it evaluates to.
+// repl is a Python program that evaluates each line and prints the result.
 const repl = `exec python3 -uc 'import sys
 for line in sys.stdin:
     try: print(eval(line))
     except SyntaxError: exec(line); print("ok")
 '`
 
-// ask talks to a repl.
+// ask sends a line to a repl and returns the answer.
 func ask(tb testing.TB, p driver.Process, out *bufio.Reader, line string) string {
 	tb.Helper()
 	if _, err := io.WriteString(p.Stdin(), line+"\n"); err != nil {
@@ -117,8 +117,8 @@ func ask(tb testing.TB, p driver.Process, out *bufio.Reader, line string) string
 	return strings.TrimSpace(answer)
 }
 
-// reconnect finds a background command in another sandbox than it was started
-// in, and skips what it said before.
+// reconnect connects to a background command in a copy of its sandbox, and
+// skips said bytes of earlier output.
 func reconnect(tb testing.TB, in driver.Instance, id string, said int) (driver.Process, *bufio.Reader) {
 	tb.Helper()
 	p, err := in.(driver.ProcessManager).Reconnect(context.Background(), id)
@@ -133,7 +133,7 @@ func reconnect(tb testing.TB, in driver.Instance, id string, said int) (driver.P
 	return p, out
 }
 
-// TestMemorySnapshot copies a sandbox in the middle of what it does.
+// TestMemorySnapshot copies a running sandbox.
 func TestMemorySnapshot(t *testing.T) {
 	p := newProvider(t, func(o *gvisor.Options) { o.DebugDir = os.Getenv("ATOLL_TEST_DEBUG") })
 	in := create(t, p, sandbox.Spec{ID: "source", Image: "host", Hostname: "source"})
@@ -187,7 +187,7 @@ rm -rf /etc/passwd; echo tmp >/tmp/kept; touch -hd @1234567890 /srv/tree/soft; t
 	}
 }
 
-// TestPause stops a sandbox and lets it go on.
+// TestPause pauses and resumes a sandbox.
 func TestPause(t *testing.T) {
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{ID: "paused", Image: "host"})

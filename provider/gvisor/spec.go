@@ -16,30 +16,30 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// capabilities are what root may do inside: the set that Docker gives. They
-// are capabilities of the sandbox's own kernel and give no power outside.
+// capabilities are the capabilities of root inside: the set that Docker gives.
+// They apply to the sandbox's own kernel and grant nothing on the host.
 var capabilities = []string{
 	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
 	"CAP_MKNOD", "CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
 
-// guestCapabilities are what the guest begins with: it sets the host name when
-// it learns it, and gives up the last one before any command runs.
+// guestCapabilities are the guest's initial capabilities. It drops
+// CAP_SYS_ADMIN before any command runs.
 var guestCapabilities = append([]string{"CAP_SYS_ADMIN"}, capabilities...)
 
-// bundle is what the kernel is told about a sandbox: an OCI runtime
-// specification, and how each of its mounts is backed.
+// bundle is the kernel's configuration of a sandbox: an OCI runtime
+// specification and the backing of each mount.
 type bundle struct {
 	spec   []byte
 	mounts string // --gofer-mount-confs
 	binds  int
-	// targets is where host files are shown: processes may have them open.
+	// targets are the targets of host mounts. Processes may have files there open.
 	targets []string
 }
 
-// newBundle describes a sandbox to the kernel, with disk as the size of the
-// writable layer and memory in bytes. Nothing secret is in it: the
-// environment and the command travel over the guest's socket.
+// newBundle returns the bundle of a sandbox, with disk as the size of the
+// writable layer and memory in bytes. It contains no secrets: the environment
+// and the command are sent over the guest's connection.
 func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, disk string, memory uint64) (*bundle, error) {
 	s := &specs.Spec{
 		Version:  "1.2.0",
@@ -49,7 +49,7 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 			Args: []string{guest.Path},
 			Env:  guest.Env(),
 			Cwd:  "/",
-			User: specs.User{AdditionalGids: []uint32{0}}, // as root has: it need not be said for each command
+			User: specs.User{AdditionalGids: []uint32{0}}, // as root has, so that no command needs to set it
 			Capabilities: &specs.LinuxCapabilities{
 				Bounding: guestCapabilities, Effective: guestCapabilities, Permitted: guestCapabilities,
 			},
@@ -92,7 +92,7 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 		}
 	}
 	mounts = slices.Clone(mounts)
-	// A mount below another one has to come after it.
+	// A mount below another one must come after it.
 	slices.SortStableFunc(mounts, func(a, b sandbox.Mount) int {
 		return strings.Count(path.Clean(a.Target), "/") - strings.Count(path.Clean(b.Target), "/")
 	})
@@ -107,26 +107,27 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 	return &bundle{spec: js, mounts: flags.String(), binds: len(targets), targets: targets}, nil
 }
 
-// kernelFlags configure gVisor, the same for the kernel and its file server.
+// kernelFlags returns gVisor's flags for the kernel and its file server.
 func kernelFlags() []string {
 	return []string{
 		"--platform=systrap",
-		"--systrap-disable-syscall-patching", // pays for long-lived programs only
+		"--systrap-disable-syscall-patching", // worthwhile only for long-lived programs
 		"--directfs=false",                   // the kernel process may not open host files itself
 		"--network=none",                     // loopback only, until a link is handed over
-		"--ignore-cgroups",                   // ours are made by us
+		"--ignore-cgroups",                   // Atoll manages them
 		"--in-sandbox-cgroup=v2",             // through which the number of processes is limited
 		"--host-settings=ignore",
-		"--overlay2=none",         // said per mount instead
-		"--allow-suid",            // sudo works inside; it is power inside only
-		"--file-access=exclusive", // nobody else writes an image
+		"--overlay2=none",         // set per mount instead
+		"--allow-suid",            // makes sudo work inside; it grants rights inside only
+		"--file-access=exclusive", // no other process writes an image
 		"--traceback=single",
-		"--restore-spec-validation=ignore", // what has to agree, we compare ourselves
+		"--restore-spec-validation=ignore", // Atoll compares what must match
 	}
 }
 
-// cpuCount is how many processors the sandbox sees for a limit. Below two,
-// programs drop locks that they need when the limit is only an average.
+// cpuCount returns how many processors the sandbox sees for a limit. It is at
+// least two: programs omit necessary locks on a single processor, although the
+// limit is only an average.
 func cpuCount(cpus float64) int {
 	n := runtime.NumCPU()
 	if cpus <= 0 {

@@ -20,17 +20,17 @@ import (
 
 // A sandbox's state directory holds
 //
-//	record.json  what is needed to find the sandbox again, and nothing secret
+//	record.json  the data to find the sandbox again; no secrets
 //	upper        the file behind its writable layer
-//	control      the socket on which its kernel takes instructions
-//	panic.log    what its kernel said when it died
+//	control      the socket for calls to its kernel
+//	panic.log    the crash message of its kernel
 //	guest.erofs  the image that its guest runs from
-//	rest         there if it is paused; see Pause
+//	rest         present while it is paused; see Pause
 //
 // The kernel process inherits an open file description of upper that carries a
-// shared lock. Whether a sandbox lives is therefore asked of the host kernel
-// and not of a pid file: the lock is free when, and only when, both the
-// process that was making the sandbox and the sandbox itself have ended.
+// shared lock. So the lock, and not a pid file, shows whether a sandbox is
+// alive: it is free if and only if both the process that was creating the
+// sandbox and the sandbox itself have ended.
 const (
 	fileRecord  = "record.json"
 	fileUpper   = "upper"
@@ -39,7 +39,7 @@ const (
 	fileGuest   = "guest.erofs"
 	fileRest    = "rest"
 
-	halfMade = ".new-" // prefix of directories of sandboxes being made
+	halfMade = ".new-" // prefix of directories of sandboxes being created
 )
 
 // record is the stored record of a sandbox on disk.
@@ -48,15 +48,15 @@ type record struct {
 	Created  time.Time          `json:"created"`
 	Expires  time.Time          `json:"expires,omitzero"`
 	Labels   map[string]string  `json:"labels,omitempty"`
-	Attached bool               `json:"attached,omitempty"` // dies with its maker
+	Attached bool               `json:"attached,omitempty"` // ends with its maker
 	Ready    bool               `json:"ready,omitempty"`    // creation has finished
-	Doomed   bool               `json:"doomed,omitempty"`   // somebody is destroying it
-	Maker    processRef         `json:"maker"`              // who makes it, until it is ready
-	Inside   string             `json:"inside"`             // the id its kernel knows it by
+	Doomed   bool               `json:"doomed,omitempty"`   // it is being destroyed
+	Maker    processRef         `json:"maker"`              // the process that creates it, until it is ready
+	Inside   string             `json:"inside"`             // its ID in its kernel
 	Group    string             `json:"group,omitempty"`    // of its processes inside, if not Inside
-	Engine   string             `json:"engine,omitempty"`   // what can restore its memory; see engine
+	Engine   string             `json:"engine,omitempty"`   // the engine that can restore its memory
 	Guest    string             `json:"guest,omitempty"`    // digest of its guest's program
-	Mounts   []string           `json:"mounts,omitempty"`   // where host files are shown, in order
+	Mounts   []string           `json:"mounts,omitempty"`   // targets of host mounts, in order
 	Kernel   processRef         `json:"kernel,omitzero"`
 	Gofer    processRef         `json:"gofer,omitzero"`
 	Deadline processRef         `json:"deadline,omitzero"`
@@ -65,7 +65,7 @@ type record struct {
 	Spec     sandboxDescription `json:"spec"`
 }
 
-// sandboxDescription is the part of a Spec that is kept: no environment.
+// sandboxDescription is the stored part of a Spec, without the environment.
 type sandboxDescription struct {
 	Image     string            `json:"image"`
 	Digest    string            `json:"digest"`
@@ -79,7 +79,7 @@ func (r *record) cgroup() *cgroup {
 	return &cgroup{version: r.Version, dirs: r.Cgroup}
 }
 
-// group is the control group inside that all its processes are in.
+// group returns the control group inside that contains all its processes.
 func (r *record) group() string {
 	if r.Group != "" {
 		return r.Group
@@ -87,28 +87,27 @@ func (r *record) group() string {
 	return r.Inside
 }
 
-// processRef names a process for as long as the machine is up: a pid alone may
-// be reused.
+// processRef identifies a process, because a process number may be reused.
 type processRef struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"`          // clock ticks since boot
-	Boot  string `json:"boot,omitempty"` // which; empty in records of earlier versions
+	Boot  string `json:"boot,omitempty"` // boot ID; empty in records of earlier versions
 }
 
-// bootID names the time since the machine was started. After that no process
-// is one that was known before, whatever its number and age.
+// bootID identifies the current boot of the machine. Processes of earlier boots
+// no longer exist, whatever their number and start time.
 var bootID = sync.OnceValue(func() string {
-	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it, times have to do
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it, start times must suffice
 	return strings.TrimSpace(string(id))
 })
 
-// refTo names a process that runs.
+// refTo returns a reference to a running process.
 func refTo(pid int) processRef {
 	start, _ := startTime(pid)
 	return processRef{PID: pid, Start: start, Boot: bootID()}
 }
 
-// elsewhen reports that the process was one of an earlier start of the machine.
+// elsewhen reports whether the process belongs to an earlier boot.
 func (p processRef) elsewhen() bool { return p.Boot != "" && p.Boot != bootID() }
 
 // alive reports whether the process still exists and is not a zombie.
@@ -120,7 +119,7 @@ func (p processRef) alive() bool {
 	return err == nil && start == p.Start
 }
 
-// kill ends the process if it still is the one meant, without a race.
+// kill kills the process, if it is still the same, without a race.
 func (p processRef) kill() {
 	if p.PID == 0 {
 		return
@@ -135,14 +134,13 @@ func (p processRef) kill() {
 	}
 }
 
-// stopped reports whether the process exists and stands still because of a
-// signal.
+// stopped reports whether the process exists and is stopped by a signal.
 func (p processRef) stopped() bool {
 	f, err := processStat(p.PID)
 	return err == nil && p.alive() && (f[0] == "T" || f[0] == "t")
 }
 
-// startTime reads when a process started; a zombie counts as ended.
+// startTime returns when a process started. It fails for a zombie.
 func startTime(pid int) (uint64, error) {
 	f, err := processStat(pid)
 	if err != nil {
@@ -151,20 +149,20 @@ func startTime(pid int) (uint64, error) {
 	return strconv.ParseUint(f[statStart], 10, 64)
 }
 
-// Some of what processStat returns. See proc_pid_stat(5), which counts from 3.
+// Indexes in the result of processStat. proc_pid_stat(5) counts from 3.
 const (
 	statParent   = 1
 	statStart    = 19 // in ticks since the machine started
 	statResident = 21 // in pages
 )
 
-// processStat reads what the host's kernel says of a process, from its state on.
+// processStat returns the fields of /proc/PID/stat, from the state on.
 func processStat(pid int) ([]string, error) {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return nil, err
 	}
-	// The command name, in parentheses, may hold anything.
+	// The command name, in parentheses, may contain any bytes.
 	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 	if len(f) <= statResident || f[0] == "Z" || f[0] == "X" {
 		return nil, fs.ErrNotExist
@@ -201,14 +199,14 @@ func (b box) save(r *record) error {
 	return os.Rename(tmp, b.path(fileRecord))
 }
 
-// update changes the record of a sandbox that is ready, which other processes
-// may want to change at the same time. Nothing is written if change fails.
+// update changes the record of a ready sandbox, under a lock against other
+// processes. If change fails, nothing is written.
 func (b box) update(change func(*record) error) error {
 	dir, err := os.Open(b.dir)
 	if err != nil {
 		return err
 	}
-	defer dir.Close() // which gives the lock back
+	defer dir.Close() // releases the lock
 	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
 		return err
 	}
@@ -222,8 +220,8 @@ func (b box) update(change func(*record) error) error {
 	return b.save(r)
 }
 
-// createBox makes the state directory of a new sandbox, with the lock held by
-// the returned file. An existing one is an error that is fs.ErrExist.
+// createBox creates the state directory of a new sandbox. The returned file
+// holds its lock. If it exists, the error is fs.ErrExist.
 func createBox(parent string, r *record) (box, *os.File, error) {
 	tmp, err := os.MkdirTemp(parent, halfMade)
 	if err != nil {
@@ -251,14 +249,14 @@ func createBox(parent string, r *record) (box, *os.File, error) {
 	return final, upper, nil
 }
 
-// doomed reports whether the sandbox was destroyed or is being destroyed, here
-// or by another process.
+// doomed reports whether any process has destroyed or is destroying the
+// sandbox.
 func (b box) doomed() bool {
 	r, err := b.load()
 	return errors.Is(err, fs.ErrNotExist) || (err == nil && r.Doomed)
 }
 
-// dead reports whether nobody holds the lock of the sandbox any more.
+// dead reports whether the lock of the sandbox is free.
 func (b box) dead() bool {
 	f, err := os.Open(b.path(fileUpper))
 	if err != nil {
@@ -268,8 +266,8 @@ func (b box) dead() bool {
 	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
 }
 
-// awaitDeath waits until nobody holds the lock, and reports whether that came
-// about in time.
+// awaitDeath waits until the lock is free, and reports whether that happened
+// within limit.
 func (b box) awaitDeath(limit time.Duration) bool {
 	deadline := time.Now().Add(limit)
 	for wait := time.Millisecond; !b.dead(); wait = min(2*wait, 20*time.Millisecond) {
@@ -281,7 +279,7 @@ func (b box) awaitDeath(limit time.Duration) bool {
 	return true
 }
 
-// remove ends what still runs of the sandbox and removes every trace of it.
+// remove ends the processes of the sandbox and removes its files and groups.
 func (b box) remove(r *record) error {
 	if r != nil {
 		cg := r.cgroup()
@@ -293,8 +291,7 @@ func (b box) remove(r *record) error {
 			return err
 		}
 	}
-	// Another process that destroys the sandbox, too, may put its record there
-	// meanwhile, once.
+	// Another process that also destroys the sandbox may write its record once.
 	var err error
 	for range 10 {
 		if err = os.RemoveAll(b.dir); !errors.Is(err, unix.ENOTEMPTY) {
@@ -304,9 +301,9 @@ func (b box) remove(r *record) error {
 	return err
 }
 
-// sweep removes what sandboxes left whose maker was killed: those half made,
-// half destroyed, those that were to die with their maker, and ends those past
-// their lifetime.
+// sweep removes sandboxes whose maker was killed: unfinished ones, partly
+// destroyed ones, and those that end with their maker. It also ends sandboxes
+// past their deadline.
 func sweep(parent string, now time.Time) error {
 	entries, err := os.ReadDir(parent)
 	if err != nil {
@@ -321,7 +318,7 @@ func sweep(parent string, now time.Time) error {
 		}
 		r, err := b.load()
 		if errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, sweepHalfMade(b, e, now)) // its removal was cut off
+			errs = append(errs, sweepHalfMade(b, e, now)) // its removal was interrupted
 			continue
 		}
 		if err != nil {
@@ -347,9 +344,8 @@ func sweep(parent string, now time.Time) error {
 	return errors.Join(errs...)
 }
 
-// killUnrecorded ends what a maker had started, and neither written down nor put
-// into a control group, when it was killed. Such a process says in its arguments
-// which sandbox it is part of.
+// killUnrecorded kills processes that a killed maker had started but neither
+// recorded nor put into a control group. Their arguments name the sandbox.
 func (b box) killUnrecorded() {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -360,7 +356,7 @@ func (b box) killUnrecorded() {
 		if err != nil {
 			continue
 		}
-		ref := refTo(pid) // before looking, so that it is this very process that is ended
+		ref := refTo(pid) // taken first, so that a reused number is not killed
 		args, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		if err == nil && slices.Contains(strings.Split(string(args), "\x00"), "--bundle="+b.dir) {
 			ref.kill()
@@ -368,17 +364,17 @@ func (b box) killUnrecorded() {
 	}
 }
 
-// halfMadeAge is from when on a directory without a name that nobody has locked
-// is nobody's.
+// halfMadeAge is the age at which an unlocked directory without a name is
+// considered abandoned.
 const halfMadeAge = 2 * time.Second
 
 // sweepHalfMade removes a directory without a record: it never got its name, or
-// most of it is removed already. It is locked right after it is made; the age
-// covers the moment before.
+// its removal was interrupted. A new directory is locked right after it is
+// created; the age covers the moment before.
 func sweepHalfMade(b box, e fs.DirEntry, now time.Time) error {
 	info, err := e.Info()
 	if err != nil {
-		return nil //nolint:nilerr // somebody else removed it
+		return nil //nolint:nilerr // another process removed it
 	}
 	if now.Sub(info.ModTime()) < halfMadeAge || !b.dead() {
 		return nil

@@ -23,7 +23,7 @@ func TestBoxLock(t *testing.T) {
 		t.Errorf("the refused box left something: %v", entries)
 	}
 	if b.dead() {
-		t.Error("a box is dead while its maker holds it")
+		t.Error("a box is dead while its maker holds the lock")
 	}
 	// A process that inherits the file keeps the box alive.
 	child := exec.Command("sleep", "60")
@@ -38,7 +38,7 @@ func TestBoxLock(t *testing.T) {
 	_ = child.Process.Kill()
 	_ = child.Wait()
 	if !b.dead() {
-		t.Error("a box lives although nobody holds it")
+		t.Error("a box is alive although its lock is free")
 	}
 }
 
@@ -81,7 +81,7 @@ func TestSweep(t *testing.T) {
 
 func TestSweepUnnamed(t *testing.T) {
 	parent := t.TempDir()
-	// A removal that was cut off leaves a directory under its name, without a record.
+	// An interrupted removal leaves a directory under its name, without a record.
 	for name, age := range map[string]time.Duration{halfMade + "old": time.Hour, "removed": time.Hour, halfMade + "new": 0} {
 		dir := filepath.Join(parent, name)
 		if err := os.Mkdir(dir, 0o700); err != nil {
@@ -116,7 +116,7 @@ func TestProcessRef(t *testing.T) {
 	reused := processRef{PID: ref.PID, Start: ref.Start + 1}
 	reused.kill()
 	if reused.alive() || !ref.alive() {
-		t.Error("another process of the same pid was taken for ours")
+		t.Error("another process with the same number was taken for ours")
 	}
 	ref.kill()
 	if err := cmd.Wait(); err == nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestAttackStoppedGuest: root inside stops the guest, which is process 1, once
-// or again and again. No command takes much longer than its timeout, what it has
-// started is ended from outside, and the sandbox works afterwards.
+// TestAttackStoppedGuest: root inside stops the guest, process 1, once or
+// repeatedly. No command may take much longer than its timeout, its processes
+// are ended from outside, and the sandbox works afterwards.
 func TestAttackStoppedGuest(t *testing.T) {
 	p := newProvider(t, nil)
 	const stopper = "import os, signal\nwhile True: os.kill(1, signal.SIGSTOP)"

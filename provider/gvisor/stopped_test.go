@@ -13,9 +13,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A file server or a kernel that a signal has stopped holds up nobody for long,
-// not even who waits for a command without a timeout, and Probe tells of it. When
-// it goes on, all is well.
+// A file server or kernel that a signal has stopped does not block callers for
+// long, not even a Wait for a command without a timeout, and Probe reports it.
+// After SIGCONT the sandbox works.
 func TestStoppedProcesses(t *testing.T) {
 	gvisor.SetStoppedTime(4 * time.Second)
 	t.Cleanup(func() { gvisor.SetStoppedTime(time.Minute) })
@@ -63,7 +63,7 @@ func TestStoppedProcesses(t *testing.T) {
 			}
 		}
 		if err != nil || !strings.Contains(told, "its "+what) {
-			t.Errorf("Probe tells %q, %v", told, err)
+			t.Errorf("Probe reports %q, %v", told, err)
 		}
 		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 			t.Fatal(err)
@@ -72,14 +72,14 @@ func TestStoppedProcesses(t *testing.T) {
 			t.Errorf("when the %s goes on: %+v", what, o)
 		}
 		if exit, err := running.Wait(t.Context()); err != nil || exit.Code != 5 {
-			t.Errorf("what ran meanwhile ended with %+v, %v", exit, err)
+			t.Errorf("the running command ended with %+v, %v", exit, err)
 		}
 		_ = running.Close()
 	}
 }
 
-// TestAttachAgain attaches again and again to a sandbox that does not answer. That
-// leaves nothing, and once the sandbox answers it can be used.
+// TestAttachAgain repeatedly attaches to a sandbox that does not answer. This
+// must leave no goroutines, and the sandbox can be used once it answers.
 func TestAttachAgain(t *testing.T) {
 	state := t.TempDir()
 	p, in := unattached(t, state, sandbox.Spec{ID: "silent", Image: "host"})

@@ -16,25 +16,24 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Where a sandbox with a network finds what it needs for that. The directory
-// holds nothing secret.
+// Files of a sandbox with a network. The directory contains no secrets.
 const (
 	fileResolv = "/etc/resolv.conf"
 	fileCA     = "/etc/atoll/ca.crt"        // the gateway's authority alone
-	fileBundle = "/etc/atoll/ca-bundle.crt" // and all that the image trusts
+	fileBundle = "/etc/atoll/ca-bundle.crt" // and all authorities that the image trusts
 	maxBundle  = 8 << 20
 )
 
-// bundles are where distributions keep the authorities that programs trust.
+// bundles are the distributions' files of trusted authorities.
 var bundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt", // Debian, Alpine, Arch, Gentoo
 	"/etc/pki/tls/certs/ca-bundle.crt",   // Fedora, RHEL
 	"/etc/ssl/ca-bundle.pem",             // SUSE
-	"/etc/ssl/cert.pem",                  // where OpenSSL looks by itself
+	"/etc/ssl/cert.pem",                  // OpenSSL's default
 }
 
-// trustEnv tells programs that bring authorities of their own where to look.
-// Those that add to what they have get the gateway's alone.
+// trustEnv sets the variables of programs that have their own list of
+// authorities. Programs that add to their list get only the gateway's.
 func trustEnv(env map[string]string) {
 	for _, v := range []string{
 		"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO", "AWS_CA_BUNDLE",
@@ -45,10 +44,11 @@ func trustEnv(env map[string]string) {
 	env["NODE_EXTRA_CA_CERTS"], env["DENO_CERT"] = fileCA, fileCA
 }
 
-// anchors are where distributions look for authorities of the machine when they
-// make those files anew, as when a package is installed. Only the first is made
-// with the directories that it needs: there the package with the authorities of
-// Debian and Alpine will look, when it is installed.
+// anchors are the directories in which distributions look for additional
+// authorities when they regenerate those files, for example on installing a
+// package. Only the directories of the first are created if missing: the
+// ca-certificates package of Debian and Alpine looks there when it is
+// installed.
 var anchors = []string{
 	"/usr/local/share/ca-certificates/atoll-gateway.crt",
 	"/etc/pki/ca-trust/source/anchors/atoll-gateway.crt",          // Fedora, RHEL
@@ -56,8 +56,8 @@ var anchors = []string{
 	"/etc/ca-certificates/trust-source/anchors/atoll-gateway.crt", // Arch
 }
 
-// plugIn prepares the files of a sandbox for its link: where names are looked
-// up, and whom programs trust. javaHome is what the image says about Java.
+// plugIn prepares the files of a sandbox for its link: the name server, and the
+// trusted authorities. javaHome is the image's JAVA_HOME.
 func (in *Instance) plugIn(ctx context.Context, l *Link, javaHome string) error {
 	if err := in.put(ctx, fileResolv, "nameserver "+l.DNS.String()+"\noptions timeout:5 attempts:2\n"); err != nil {
 		return err
@@ -73,7 +73,7 @@ func (in *Instance) plugIn(ctx context.Context, l *Link, javaHome string) error 
 	return errors.Join(in.trustInBundles(ctx, l.CA), <-java)
 }
 
-// anchor leaves the authority where it is found when bundles are made anew.
+// anchor adds the authority to the sources of regenerated bundles.
 func (in *Instance) anchor(ctx context.Context, ca []byte) error {
 	return together(anchors, func(name string) error {
 		opts := driver.WriteOptions{Mode: 0o644, Owner: "0:0", NoParents: name != anchors[0]}
@@ -82,7 +82,7 @@ func (in *Instance) anchor(ctx context.Context, ca []byte) error {
 	})
 }
 
-// trustInBundles adds an authority to the files with those that programs trust.
+// trustInBundles adds an authority to the files of trusted authorities.
 func (in *Instance) trustInBundles(ctx context.Context, ca []byte) error {
 	var all []byte
 	for _, b := range bundles {
@@ -96,7 +96,7 @@ func (in *Instance) trustInBundles(ctx context.Context, ca []byte) error {
 		if all == nil {
 			all = old
 		}
-		if bytes.Contains(old, ca) { // as through a link to one that is done, or from an earlier life
+		if bytes.Contains(old, ca) { // for example a link to one that is done, or a restored file
 			continue
 		}
 		if err := in.put(ctx, b, string(withCA(old, ca))); err != nil {
@@ -112,8 +112,8 @@ func (in *Instance) trustInBundles(ctx context.Context, ca []byte) error {
 	return nil
 }
 
-// authority finds the certificate of the gateway that a sandbox trusts in the
-// kernel's list of its files. It is nil if there is none.
+// authority finds the gateway's certificate in the kernel's list of a sandbox's
+// files. It returns nil if there is none.
 func authority(tree io.ReadSeeker, upper io.ReaderAt) ([]byte, error) {
 	if _, err := tree.Seek(0, io.SeekStart); err != nil {
 		return nil, err
@@ -139,13 +139,13 @@ func authority(tree io.ReadSeeker, upper io.ReaderAt) ([]byte, error) {
 	}
 }
 
-// plugged reports whether a file is there for the link alone.
+// plugged reports whether a file exists only for the link.
 func plugged(name string) bool {
 	return name == fileResolv || name == path.Dir(fileCA) || slices.Contains(anchors, name) || strings.HasPrefix(name, path.Dir(fileCA)+"/")
 }
 
-// unplugged writes files as they were without the authority of the gateway,
-// which is that of a sandbox and its copies, and must not be trusted by others.
+// unplugged writes files without the gateway's authority. It belongs to a
+// sandbox and its copies, and others must not trust it.
 func unplugged(ca []byte) func(*tar.Writer, *tar.Header, content) error {
 	return func(tw *tar.Writer, h *tar.Header, c content) error {
 		name := path.Join("/", h.Name)
@@ -172,7 +172,7 @@ func unplugged(ca []byte) func(*tar.Writer, *tar.Header, content) error {
 	}
 }
 
-// withCA adds an authority, unless it is there from an earlier life.
+// withCA adds an authority unless the bundle contains it already.
 func withCA(bundle, ca []byte) []byte {
 	if bytes.Contains(bundle, ca) {
 		return bundle
@@ -184,8 +184,8 @@ func withCA(bundle, ca []byte) []byte {
 	return append(bundle, ca...)
 }
 
-// bundle reads the authorities in a file, nil if there is none that could hold
-// some.
+// bundle reads a file of authorities. It returns nil if there is no such file
+// or if it cannot be one.
 func (in *Instance) bundle(ctx context.Context, name string) ([]byte, error) {
 	r, info, err := in.client.Read(ctx, name, driver.ReadOptions{})
 	switch sandbox.CodeOf(err) {
@@ -202,8 +202,8 @@ func (in *Instance) bundle(ctx context.Context, name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(r, maxBundle))
 }
 
-// put writes a file of root's that everybody may read. A link in its place may
-// lead to where nobody can write, and is replaced.
+// put writes a file that root owns and every user may read. It replaces a link,
+// whose target may not be writable.
 func (in *Instance) put(ctx context.Context, path, content string) error {
 	opts := driver.WriteOptions{Mode: 0o644, Owner: "0:0"}
 	_, err := in.client.Write(ctx, path, bytes.NewReader([]byte(content)), opts)

@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A maker can be killed right after it has started a kernel, before anything
-// says that there is one. The next sweep finds it all the same, and nobody else.
+// A maker can be killed right after it has started a kernel and before the
+// kernel is recorded. The next sweep must find this process and no other.
 func TestSweepFindsUnrecordedKernel(t *testing.T) {
 	parent := t.TempDir()
 	gone := exec.Command("true")
@@ -32,7 +32,7 @@ func TestSweepFindsUnrecordedKernel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { silent.Close() }) // and not when it is collected: what follows would run
+		t.Cleanup(func() { silent.Close() }) // keeps it from being collected, which would unblock the process
 		defer in.Close()
 		out, err := cmd.StdoutPipe()
 		if err != nil {
@@ -42,7 +42,7 @@ func TestSweepFindsUnrecordedKernel(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := out.Read(make([]byte, 1)); err != nil { // it is what it will be
+		if _, err := out.Read(make([]byte, 1)); err != nil { // it has executed
 			t.Fatal(err)
 		}
 		return cmd
@@ -52,7 +52,7 @@ func TestSweepFindsUnrecordedKernel(t *testing.T) {
 	defer func() { _ = other.Process.Kill(); _ = other.Wait() }()
 	upper.Close()
 	if b.dead() {
-		t.Fatal("nobody holds the lock")
+		t.Fatal("the lock is free")
 	}
 	swept := make(chan error, 1)
 	go func() { swept <- sweep(parent, time.Now()) }()
@@ -66,6 +66,6 @@ func TestSweepFindsUnrecordedKernel(t *testing.T) {
 		t.Errorf("its directory is left: %v", err)
 	}
 	if err := unix.Kill(other.Process.Pid, 0); err != nil {
-		t.Errorf("somebody else was killed: %v", err)
+		t.Errorf("another process was killed: %v", err)
 	}
 }

@@ -15,11 +15,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// countTime bounds how long the kernel may take to count its processes: one
-// that stands still cannot, and the other figures are known all the same.
+// countTime limits counting the processes in the kernel. A paused or stopped
+// kernel cannot answer; Usage then returns the other figures.
 const countTime = time.Second
 
-// Usage tells what the sandbox consumes. See driver.Meter.
+// Usage reports the sandbox's resource use. See driver.Meter.
 func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
 	if err := in.alive(ctx); err != nil {
 		return sandbox.Usage{}, err
@@ -28,7 +28,7 @@ func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
 	cg := in.rec.cgroup()
 	u.CPU, u.Memory = cg.cpu(), cg.memory()
 	if u.CPU < 0 || u.Memory < 0 {
-		// Without control groups, the processes are asked one by one.
+		// Without control groups, sum up the processes.
 		if sum, err := proctree.Measure(in.rec.Kernel.PID, in.rec.Gofer.PID); err == nil {
 			if u.CPU < 0 {
 				u.CPU = sum.CPU
@@ -56,7 +56,7 @@ func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
 	return u, nil
 }
 
-// memoryUsed is how many bytes of memory the sandbox uses, negative if unknown.
+// memoryUsed returns the sandbox's memory use in bytes, negative if unknown.
 func (in *Instance) memoryUsed() int64 {
 	if used := in.rec.cgroup().memory(); used >= 0 {
 		return used
@@ -68,7 +68,7 @@ func (in *Instance) memoryUsed() int64 {
 	return sum.Memory
 }
 
-// cpu is the processor time that the group has used, negative if unknown.
+// cpu returns the processor time that the group has used, negative if unknown.
 func (g *cgroup) cpu() time.Duration {
 	switch {
 	case g == nil:
@@ -82,8 +82,8 @@ func (g *cgroup) cpu() time.Duration {
 	return time.Duration(g.figure(ctlAccount, "cpuacct.usage"))
 }
 
-// memory is what the group uses, without what the host keeps of files only
-// because nobody else wants the memory. It is negative if unknown.
+// memory returns the group's memory use in bytes, without the page cache that
+// the host can reclaim. It is negative if unknown.
 func (g *cgroup) memory() int64 {
 	if g == nil {
 		return -1
@@ -99,7 +99,7 @@ func (g *cgroup) memory() int64 {
 	return max(0, n-max(0, g.statistic(ctlMemory, "memory.stat", idle)))
 }
 
-// figure reads a file with one number.
+// figure reads a file that contains one number.
 func (g *cgroup) figure(ctl, file string) int64 {
 	if !g.has(ctl) {
 		return -1

@@ -6,10 +6,10 @@ import (
 	"syscall"
 )
 
-// verified are files that this process has read and summed lately, so that ten
-// forks of one snapshot do not read it ten times. A file that was written to
-// since, or is another one under the same name, is not known: its time of
-// change is a part of the key, and nobody can set that.
+// verified caches checksums of files that this process has read recently, so
+// that ten forks of one snapshot do not read it ten times. A file that was
+// changed or replaced is not in the cache: the key contains the file's ctime,
+// which no program can set.
 var verified checked
 
 type checked struct {

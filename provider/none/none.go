@@ -1,6 +1,6 @@
-// Package none is the provider of deployments that make no sandboxes, such as
-// one that only keeps sessions and configuration. It refuses everything, and
-// says so.
+// Package none is the provider for deployments without sandboxes, for example a
+// daemon that only stores sessions and configuration. Every operation fails
+// with an error that says so.
 package none
 
 import (
@@ -19,7 +19,7 @@ const (
 	hint    = "choose another provider; see: atoll provider ls"
 )
 
-// Provider refuses everything. Make one with New.
+// Provider refuses all operations. Create one with New.
 type Provider struct{}
 
 var (
@@ -42,7 +42,7 @@ func (Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	}, ctx.Err()
 }
 
-// Create implements driver.Provider: CodeUnavailable.
+// Create implements driver.Provider. It fails with CodeUnavailable.
 func (Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -50,8 +50,8 @@ func (Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance
 	return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "none.create", Subject: string(spec.ID), Message: message, Hint: hint}
 }
 
-// Attach implements driver.Provider: CodeUnsupported. That this provider has no
-// sandbox says nothing about one that another provider made.
+// Attach implements driver.Provider. It fails with CodeUnsupported and not
+// CodeGone, because the sandbox may belong to another provider.
 func (Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func (Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, err
 	return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "none.attach", Subject: string(id), Message: message, Hint: hint}
 }
 
-// List implements driver.Provider: there are none.
+// List implements driver.Provider. The list is empty.
 func (Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 	return func(yield func(driver.Found, error) bool) {
 		if err := ctx.Err(); err != nil {
@@ -76,8 +76,7 @@ func (Provider) EgressAbility() sandbox.EgressAbility {
 // Binding implements driver.Binder.
 func (Provider) Binding(ctx context.Context) (string, error) { return Name, ctx.Err() }
 
-// CheckImage implements driver.ImageChecker: nothing is fetched for a provider
-// that makes no sandboxes.
+// CheckImage implements driver.ImageChecker. It prevents fetching images.
 func (Provider) CheckImage(string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "none.create", Subject: "image", Message: message, Hint: hint}
 }

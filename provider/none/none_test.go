@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Every refusal is typed and says what to do, and none is taken for evidence that
-// a sandbox does not exist.
+// Every error is typed and says what to do, and none says that a sandbox does
+// not exist.
 func TestRefuses(t *testing.T) {
 	p := none.New()
 	_, create := p.Create(t.Context(), &sandbox.Spec{ID: "box"})
@@ -48,7 +48,8 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// A daemon runs on it, keeps what it keeps, and says why it makes no sandboxes.
+// A daemon runs with this provider, keeps its records, and says why it makes no
+// sandboxes.
 func TestDaemon(t *testing.T) {
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) {
 		o.Providers = []registry.Entry{{Name: none.Name, Open: func(registry.Host) (driver.Provider, error) { return none.New(), nil }}}

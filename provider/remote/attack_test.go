@@ -46,7 +46,7 @@ func wantCode(t *testing.T, what string, err error, want sandbox.Code) {
 	}
 }
 
-// between is a transport that a test gets in the way of.
+// between is a transport whose requests and answers a test can change.
 type between struct {
 	next http.RoundTripper
 	hook atomic.Pointer[func(*http.Request, http.RoundTripper) (*http.Response, error)]
@@ -63,7 +63,7 @@ func (b *between) set(hook func(*http.Request, http.RoundTripper) (*http.Respons
 	b.hook.Store(&hook)
 }
 
-// tampered is a provider whose connections a test can get in the way of.
+// tampered returns a provider and the transport of its connections.
 func tampered(t *testing.T, o *other) (*remote.Provider, *between) {
 	t.Helper()
 	opts := o.options(t.TempDir())
@@ -87,7 +87,7 @@ func answer(status int, kind, body string) func(*http.Request, http.RoundTripper
 	}
 }
 
-// Nothing but the daemon's own word for that very sandbox says that it is gone.
+// Only the daemon's own answer about this sandbox shows that it is gone.
 func TestAttackNothingElseIsEvidence(t *testing.T) {
 	o := serve(t, daemontest.New(t))
 	p, b := tampered(t, o)
@@ -122,12 +122,12 @@ func TestAttackNothingElseIsEvidence(t *testing.T) {
 	}
 	b.set(func(r *http.Request, next http.RoundTripper) (*http.Response, error) { return next.RoundTrip(r) })
 	if _, err := p.Attach(t.Context(), s.ID); err != nil {
-		t.Errorf("it lived all the time: %v", err)
+		t.Errorf("the sandbox still exists: %v", err)
 	}
 }
 
-// An address at which another daemon answers, or the same one for another tenant,
-// does not have the sandboxes, which is no evidence about them.
+// If another daemon answers at the address, or the key belongs to another
+// tenant, the sandboxes are missing. That does not show that they are gone.
 func TestAttackAnotherDaemonIsNoEvidence(t *testing.T) {
 	first, second := serve(t, daemontest.New(t)), serve(t, daemontest.New(t))
 	p, b := tampered(t, first)
@@ -158,7 +158,7 @@ func TestAttackAnotherDaemonIsNoEvidence(t *testing.T) {
 	b.set(func(r *http.Request, next http.RoundTripper) (*http.Response, error) { return next.RoundTrip(r) })
 }
 
-// A request whose answer is lost makes one sandbox.
+// A request whose answer is lost creates one sandbox.
 func TestLostAnswers(t *testing.T) {
 	o := serve(t, daemontest.New(t))
 	p, b := tampered(t, o)
@@ -204,11 +204,11 @@ func TestLostAnswers(t *testing.T) {
 	_, err := p.Create(t.Context(), spec())
 	wantCode(t, "Create", err, sandbox.CodeUnavailable)
 	if n := count(); n != 0 {
-		t.Errorf("%d sandboxes are left of a Create that failed", n)
+		t.Errorf("%d sandboxes are left after a failed Create", n)
 	}
 }
 
-// Sandboxes of others are not touched, and labels come back as they were.
+// Sandboxes of another directory are not touched, and labels return unchanged.
 func TestScopes(t *testing.T) {
 	o := serve(t, daemontest.New(t))
 	one, two := o.open(t, t.TempDir()), o.open(t, t.TempDir())
@@ -240,7 +240,7 @@ func TestScopes(t *testing.T) {
 	}
 }
 
-// A daemon whose sandboxes are made by this very one is refused.
+// A daemon whose sandboxes this daemon creates is refused.
 func TestLoop(t *testing.T) {
 	o, dir := serve(t, daemontest.New(t)), t.TempDir()
 	p := o.open(t, dir)
@@ -296,7 +296,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// What may leave is said in the other daemon's words.
+// The ability to restrict egress is that of the other daemon.
 func TestEgressAbility(t *testing.T) {
 	o := serve(t, daemontest.New(t))
 	p := o.open(t, t.TempDir())

@@ -18,7 +18,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	return p.create(ctx, spec, nil)
 }
 
-// create makes a sandbox, of a snapshot if there is one.
+// create creates a sandbox, from a snapshot if one is given.
 func (p *Provider) create(ctx context.Context, spec *sandbox.Spec, from *sandbox.Snapshot) (driver.Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -46,7 +46,7 @@ func (p *Provider) create(ctx context.Context, spec *sandbox.Spec, from *sandbox
 	return p.instance(spec.ID, s, capabilities(&k.provider)), nil
 }
 
-// outward is a Spec as the other daemon gets it.
+// outward converts a Spec to the one for the other daemon.
 func (p *Provider) outward(spec *sandbox.Spec, scope string) (want sandbox.Spec, err error) {
 	refuse := func(subject, message string) error {
 		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "remote.create", Subject: subject, Message: message}
@@ -56,7 +56,7 @@ func (p *Provider) outward(spec *sandbox.Spec, scope string) (want sandbox.Spec,
 		return want, refuse("mounts", "directories of this machine are not where the sandbox is")
 	case loops(scope, spec.Labels):
 		return want, &sandbox.Error{
-			Code: sandbox.CodeInvalid, Op: "remote.create", Subject: p.host, Message: "the other daemon makes its sandboxes with this one",
+			Code: sandbox.CodeInvalid, Op: "remote.create", Subject: p.host, Message: "the other daemon creates its sandboxes with this daemon",
 			Hint: "name a daemon in ATOLL_REMOTE_HOST that has a provider of its own",
 		}
 	}
@@ -75,8 +75,8 @@ func (p *Provider) outward(spec *sandbox.Spec, scope string) (want sandbox.Spec,
 	return want, err
 }
 
-// overEnv is an environment that hides variables of a snapshot, which the other
-// daemon would hand on.
+// overEnv adds empty values for the variables of a snapshot that env lacks. The
+// other daemon would otherwise keep them.
 func overEnv(env map[string]string, had []string) map[string]string {
 	all := map[string]string{}
 	for _, name := range had {
@@ -101,17 +101,17 @@ func (*Provider) CheckImage(image string) error {
 	return nil
 }
 
-// How often a request is made whose answer got lost, and how long is waited
-// before it is made again. With one idempotency key it makes one sandbox.
+// A request whose answer was lost is repeated after a delay, up to this number
+// of times. It has an idempotency key, so it creates one sandbox.
 const (
 	attempts  = 3
 	firstWait = 100 * time.Millisecond
-	// cleaning bounds how long a sandbox is sought whose caller gave up.
+	// cleaning limits the search for a sandbox whose caller gave up.
 	cleaning = 30 * time.Second
 )
 
-// make asks for a sandbox until there is an answer. If there is none, it removes
-// what may have been made.
+// make requests a sandbox until there is an answer. Without one, it removes the
+// sandbox that may have been created.
 func (p *Provider) make(ctx context.Context, want sandbox.Spec) (*atoll.Sandbox, error) {
 	key := rand.Text()
 	var s *atoll.Sandbox
@@ -130,18 +130,18 @@ func (p *Provider) make(ctx context.Context, want sandbox.Spec) (*atoll.Sandbox,
 	return nil, err
 }
 
-// unmake removes what a request made whose answer nobody got. The same request
-// once more says which sandbox that is. If the other daemon does not answer now,
-// List shows the sandbox later.
+// unmake removes the sandbox of a request whose answer was lost. Repeating the
+// request returns the sandbox. If the other daemon does not answer now, List
+// shows the sandbox later.
 func (p *Provider) unmake(ctx context.Context, want sandbox.Spec, key string) error {
 	s, err := p.client.Create(ctx, want, atoll.CreateOptions{IdempotencyKey: key})
 	if err != nil {
-		return nil // it was refused, or nobody answers
+		return nil // it was refused, or the daemon does not answer
 	}
 	return s.Destroy(ctx)
 }
 
-// repeat makes a request again that got no answer.
+// repeat repeats a request that was not answered.
 func repeat(ctx context.Context, request func() error) error {
 	for try, wait := 1, firstWait; ; try, wait = try+1, 2*wait {
 		err := request()
@@ -154,7 +154,7 @@ func repeat(ctx context.Context, request func() error) error {
 	}
 }
 
-// unanswered reports whether an error is one of the way to the other daemon.
+// unanswered reports whether err means that the other daemon did not answer.
 func unanswered(err error) bool {
 	e, ok := errors.AsType[*sandbox.Error](err)
 	return ok && e.Code == sandbox.CodeUnavailable && e.Op == "client.request"
@@ -171,8 +171,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// find looks for a sandbox by its ID. It is CodeGone if the other daemon, which
-// must be the same as ever, says that there is none.
+// find looks up a sandbox by its ID. It returns CodeGone if the other daemon,
+// after its identity was checked, does not have it.
 func (p *Provider) find(ctx context.Context, id sandbox.ID) (*atoll.Sandbox, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -187,12 +187,12 @@ func (p *Provider) find(ctx context.Context, id sandbox.ID) (*atoll.Sandbox, err
 	case err != nil:
 		return nil, p.explain(err)
 	case s.Info().State == sandbox.Gone || s.Info().Labels[labelID] != string(id):
-		return nil, p.absent(ctx, id) // a name belongs to one sandbox at a time
+		return nil, p.absent(ctx, id) // names are unique
 	}
 	return s, nil
 }
 
-// mine is find, and refuses a sandbox that another directory has.
+// mine is find, but refuses a sandbox that belongs to another directory.
 func (p *Provider) mine(ctx context.Context, id sandbox.ID) (*atoll.Sandbox, error) {
 	s, err := p.find(ctx, id)
 	if err != nil {
@@ -205,7 +205,7 @@ func (p *Provider) mine(ctx context.Context, id sandbox.ID) (*atoll.Sandbox, err
 	return s, err
 }
 
-// Adopt implements driver.Adopter: it changes a label.
+// Adopt implements driver.Adopter by changing a label.
 func (p *Provider) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 	s, err := p.find(ctx, spec.ID)
 	if err != nil {
@@ -253,7 +253,7 @@ func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 			}
 			id := sandbox.ID(s.Labels[labelID])
 			if id == "" || string(id) != s.Name {
-				continue // not made by this provider
+				continue // not created by this provider
 			}
 			found := driver.Found{ID: id, State: s.State, Created: s.Created, Labels: inward(s.Labels), Exit: s.Exit}
 			if found.State == sandbox.Running || found.State == sandbox.Paused {

@@ -7,9 +7,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// EgressAbility implements driver.EgressEnforcer: what the other daemon's
-// provider enforces, as far as a list of hosts says it. Nothing is enforced
-// before the other daemon was asked, and so every rule is refused.
+// EgressAbility implements driver.EgressEnforcer. It is the ability of the
+// other daemon's provider, as far as a list of hosts expresses it. Before the
+// other daemon has been reached it is none, and all rules are refused.
 func (p *Provider) EgressAbility() sandbox.EgressAbility {
 	p.mu.Lock()
 	known := p.peer
@@ -29,7 +29,7 @@ func (p *Provider) EgressAbility() sandbox.EgressAbility {
 	return a
 }
 
-// network says in the other daemon's words what a sandbox may reach.
+// network converts a sandbox's network rules to those of the other daemon.
 func network(n sandbox.Network) (sandbox.Network, error) {
 	switch {
 	case !n.Asked():
@@ -49,7 +49,7 @@ func network(n sandbox.Network) (sandbox.Network, error) {
 	return out, nil
 }
 
-// patterns are a target as sandbox.Rule has it.
+// patterns returns a target as patterns of sandbox.Rule.
 func patterns(t sandbox.EgressTarget) (all []string) {
 	host := t.Host
 	if host == "" {

@@ -14,26 +14,26 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// box is a sandbox of the other daemon: what every instance can do, and what the
-// layers of layers.go need.
+// box is a sandbox of the other daemon, with the methods that every instance
+// and the layers of layers.go need.
 type box struct {
 	p     *Provider
 	id    sandbox.ID
 	s     *atoll.Sandbox
-	rests atomic.Bool // it was paused from here
+	rests atomic.Bool // paused through this instance
 }
 
 // ID implements driver.Instance.
 func (b *box) ID() sandbox.ID { return b.id }
 
-// How often a sandbox that is paused, or cannot be reached, is looked at.
+// Delays between looking at a sandbox that is paused or cannot be reached.
 const (
 	firstLook = 20 * time.Millisecond
 	lastLook  = time.Second
 )
 
-// do makes a call on the sandbox, and makes it again when a pause is over that
-// kept it from being made.
+// do makes a call on the sandbox. If a pause prevented it, do repeats it when
+// the pause is over.
 func (b *box) do(ctx context.Context, call func() error) error {
 	if b.rests.Load() {
 		if err := b.awake(ctx); err != nil {
@@ -75,7 +75,7 @@ func resting(s sandbox.State) bool {
 	return s == sandbox.Paused || s == sandbox.Pausing || s == sandbox.Resuming
 }
 
-// state asks for the state of the sandbox. One that is gone is CodeGone.
+// state returns the state of the sandbox, or CodeGone if it no longer exists.
 func (b *box) state(ctx context.Context) (sandbox.State, error) {
 	now, err := b.p.client.Get(ctx, string(b.s.ID()))
 	if err != nil {
@@ -91,8 +91,8 @@ func (b *box) gone() error {
 	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(b.id), Message: "the sandbox does not exist"}
 }
 
-// explain says what an error means for this sandbox. That the other daemon does
-// not know it counts only if it is the same daemon as ever.
+// explain converts an error about this sandbox. A missing sandbox counts as
+// gone only if the other daemon's identity is unchanged.
 func (b *box) explain(ctx context.Context, err error) error {
 	e, ok := errors.AsType[*sandbox.Error](err)
 	if !ok {
@@ -124,8 +124,8 @@ func (b *box) Exec(ctx context.Context, cmd *sandbox.Command) (proc driver.Proce
 	return proc, err
 }
 
-// Wait implements driver.Instance. A daemon that cannot be reached says nothing
-// about the sandbox, and is asked again.
+// Wait implements driver.Instance. It retries while the daemon cannot be
+// reached, because that says nothing about the sandbox.
 func (b *box) Wait(ctx context.Context) (sandbox.Exit, error) {
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
 		exit, err := b.s.Wait(ctx)
@@ -147,8 +147,8 @@ func (b *box) Wait(ctx context.Context) (sandbox.Exit, error) {
 	}
 }
 
-// settle waits a moment until the other daemon has recorded that the sandbox has
-// ended, so that List agrees with Wait.
+// settle waits briefly until the other daemon has recorded the end of the
+// sandbox, so that List agrees with Wait.
 func (b *box) settle(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lastLook)
 	defer cancel()
@@ -159,7 +159,7 @@ func (b *box) settle(ctx context.Context) {
 	}
 }
 
-// epitaph says how a sandbox ended that is gone. The other daemon may need a
+// epitaph returns how a sandbox ended that is gone. The other daemon may need a
 // moment to record it.
 func (b *box) epitaph(ctx context.Context) sandbox.Exit {
 	ctx, cancel := context.WithTimeout(ctx, lastLook)
@@ -179,7 +179,7 @@ func (b *box) epitaph(ctx context.Context) sandbox.Exit {
 func (b *box) Destroy(ctx context.Context) error {
 	err := b.explain(ctx, repeat(ctx, func() error {
 		if _, err := b.p.mine(ctx, b.id); err != nil {
-			return err // another installation has it, or it is gone
+			return err // it belongs to another installation, or it is gone
 		}
 		return b.s.Destroy(ctx)
 	}))
@@ -200,7 +200,7 @@ func (c commands) Processes(ctx context.Context) (all []sandbox.ProcessInfo, err
 	return all, err
 }
 
-// checkID refuses an id that no command has, and no path can hold.
+// checkID rejects an ID that is not valid for a command or in a path.
 func checkID(id string) error {
 	if id != "" && !strings.ContainsAny(id, "/\\?#%") && strings.TrimLeft(id, ".") != "" {
 		return nil
@@ -316,8 +316,8 @@ func (a archives) Import(ctx context.Context, path string, r io.Reader, opts dri
 // watches implements driver.Watcher.
 type watches struct{ *box }
 
-// Watch implements driver.Watcher. What happens while a lost connection is found
-// again is reported as an overflow.
+// Watch implements driver.Watcher. It reconnects after a lost connection and
+// reports the missed changes as an overflow.
 func (w watches) Watch(ctx context.Context, path string, recursive bool) (<-chan sandbox.FileEvent, error) {
 	open := func() (events iter.Seq2[sandbox.FileEvent, error], err error) {
 		err = w.do(ctx, func() (err error) {
@@ -358,8 +358,8 @@ func (w watches) Watch(ctx context.Context, path string, recursive bool) (<-chan
 	return out, nil
 }
 
-// forward passes events on to their end, and reports whether the connection was
-// lost before.
+// forward passes on all events and reports whether the connection was lost
+// before their end.
 func forward(events iter.Seq2[sandbox.FileEvent, error], send func(sandbox.FileEvent) bool) (lost bool) {
 	for e, err := range events {
 		if err != nil {
@@ -396,7 +396,7 @@ type sizes struct{ *box }
 
 func (s sizes) Resize(ctx context.Context, limits sandbox.Resources) error {
 	return s.do(ctx, func() error {
-		_, err := s.s.Update(ctx, sandbox.Change{Resources: limits, RequireLimits: true}) // as a driver that cannot enforce one says
+		_, err := s.s.Update(ctx, sandbox.Change{Resources: limits, RequireLimits: true}) // fails if a limit cannot be enforced
 		return err
 	})
 }

@@ -8,19 +8,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Labels that the provider puts on sandboxes and snapshots over there.
+// Labels that the provider sets on sandboxes and snapshots of the other daemon.
 const (
 	prefix     = "remote."
-	labelScope = prefix + "scope" // whose it is
+	labelScope = prefix + "scope" // the directory that owns it
 	labelID    = prefix + "id"    // its ID here
-	labelEnv   = prefix + "env"   // the names of its variables; numbered from the second on
+	labelEnv   = prefix + "env"   // the names of its variables; further labels are numbered
 )
 
-// reserved is the prefix of labels that the other daemon keeps for itself.
+// reserved is the prefix of the other daemon's own labels.
 const reserved = "atoll."
 
-// outward are labels as the other daemon gets them: those that it or this
-// provider would take for their own get a prefix.
+// outward converts labels for the other daemon. Labels that collide with those
+// of the other daemon or of this provider get a prefix.
 func outward(scope string, id string, env, own map[string]string) map[string]string {
 	all := map[string]string{labelScope: scope, labelID: id}
 	for k, v := range own {
@@ -33,7 +33,7 @@ func outward(scope string, id string, env, own map[string]string) map[string]str
 	return all
 }
 
-// inward undoes outward.
+// inward reverses outward.
 func inward(labels map[string]string) map[string]string {
 	own := map[string]string{}
 	for k, v := range labels {
@@ -45,8 +45,8 @@ func inward(labels map[string]string) map[string]string {
 	return own
 }
 
-// loops reports whether a sandbox was asked for by this very provider, some
-// daemons away.
+// loops reports whether this provider requested the sandbox itself, through a
+// chain of daemons.
 func loops(scope string, labels map[string]string) bool {
 	for k, v := range labels {
 		if strings.HasSuffix(k, labelScope) && v == scope {
@@ -59,8 +59,8 @@ func loops(scope string, labels map[string]string) bool {
 // envSep separates names of variables in a label.
 const envSep = ","
 
-// envLabels are labels that list names of variables, as far as they fit. Values
-// are in none.
+// envLabels returns labels that list names of variables, as many as fit. They
+// contain no values.
 func envLabels(names []string) map[string]string {
 	labels, key, line := map[string]string{}, labelEnv, ""
 	for _, name := range names {

@@ -6,9 +6,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// An instance implements what the other daemon's provider can do, which is known
-// only when the program runs. So it is put together from layers: each adds one
-// optional interface, which driver.As finds.
+// An instance implements what the other daemon's provider supports, which is
+// known only at run time. So it is built from layers: each adds one optional
+// interface, which driver.As finds.
 type (
 	withFiles struct {
 		layer
@@ -60,13 +60,13 @@ type (
 	}
 )
 
-// layer is an instance around another.
+// layer wraps an instance.
 type layer struct{ driver.Instance }
 
 // Unwrap implements driver.Unwrapper.
 func (l layer) Unwrap() any { return l.Instance }
 
-// instance is a handle of a sandbox that can do what it can do.
+// instance returns an instance with the layers for its capabilities.
 func (p *Provider) instance(id sandbox.ID, s *atoll.Sandbox, can driver.Capabilities) driver.Instance {
 	b := &box{p: p, id: id, s: s}
 	in := driver.Instance(b)

@@ -13,18 +13,18 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// peer is the other daemon as it describes itself.
+// peer is the other daemon's description of itself.
 type peer struct {
 	binding  string
 	provider sandbox.Provider
 }
 
-// errNoAddress is why nothing works without an address.
+// errNoAddress is the error of every call without an address.
 var errNoAddress = &sandbox.Error{
 	Code: sandbox.CodeUnavailable, Op: "remote.open", Message: "no other daemon is named", Hint: "set ATOLL_REMOTE_HOST and ATOLL_REMOTE_KEY",
 }
 
-// known returns what the other daemon said, asking it if nobody has yet.
+// known returns the other daemon's description, requested at most once.
 func (p *Provider) known(ctx context.Context) (*peer, error) {
 	p.mu.Lock()
 	known := p.peer
@@ -44,7 +44,7 @@ func (p *Provider) known(ctx context.Context) (*peer, error) {
 	return p.peer, nil
 }
 
-// ask asks the other daemon who and what it is.
+// ask requests the other daemon's description.
 func (p *Provider) ask(ctx context.Context) (*peer, error) {
 	if p.client == nil {
 		return nil, errNoAddress
@@ -66,9 +66,9 @@ func (p *Provider) ask(ctx context.Context) (*peer, error) {
 	return &peer{binding: binding, provider: all[at]}, nil
 }
 
-// whose returns the binding of the sandboxes that the key reaches. A daemon has
-// no name of its own. A tenant has one, and the moment at which it was made tells
-// it from tenants of the same name in other databases.
+// whose returns the binding of the sandboxes that the key can reach. A daemon
+// has no name; a tenant has one. Its creation time distinguishes it from
+// tenants with the same name in other databases.
 func (p *Provider) whose(ctx context.Context) (string, error) {
 	t, err := p.client.Admin().Tenant(ctx)
 	if err != nil {
@@ -81,8 +81,8 @@ func (p *Provider) whose(ctx context.Context) (string, error) {
 	return t.ID + "#" + hex.EncodeToString(sum[:8]), nil
 }
 
-// Binding implements driver.Binder: the tenant of the other daemon. It is asked
-// for once.
+// Binding implements driver.Binder. It returns the tenant of the other daemon,
+// requested at most once.
 func (p *Provider) Binding(ctx context.Context) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -94,8 +94,9 @@ func (p *Provider) Binding(ctx context.Context) (string, error) {
 	return k.binding, nil
 }
 
-// absent is why the other daemon does not know a sandbox. That is no evidence if
-// it is not the daemon, or the tenant, that this provider began with.
+// absent returns the error for a sandbox that the other daemon does not have.
+// It is CodeGone only if the daemon and the tenant are still those that this
+// provider started with.
 func (p *Provider) absent(ctx context.Context, id sandbox.ID) error {
 	k, err := p.known(ctx)
 	if err != nil {
@@ -114,7 +115,7 @@ func (p *Provider) absent(ctx context.Context, id sandbox.ID) error {
 	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(id), Message: "the sandbox does not exist"}
 }
 
-// limits are the names of what Facts must speak about.
+// limits are the limits that Facts must describe.
 var limits = []string{"cpus", "memory", "disk", "pids", "lifetime"}
 
 // Probe implements driver.Provider.
@@ -151,7 +152,7 @@ func blocker(err error) driver.Finding {
 	return f
 }
 
-// describe says in facts what the other daemon's provider is.
+// describe adds the other daemon's provider to facts.
 func (p *Provider) describe(facts *driver.Facts, other *sandbox.Provider) {
 	facts.Version, facts.Available, facts.Isolates = other.Name+" "+other.Version, other.Available, other.Isolates
 	facts.SharesFiles = other.SharesFiles
@@ -181,24 +182,24 @@ func (p *Provider) describe(facts *driver.Facts, other *sandbox.Provider) {
 	}
 }
 
-// capabilities are those of the other daemon's provider, without what its API
-// does not carry.
+// capabilities returns those of the other daemon's provider that its API can
+// carry.
 func capabilities(other *sandbox.Provider) (c driver.Capabilities) {
 	if text, err := json.Marshal(other.Capabilities); err == nil {
-		_ = json.Unmarshal(text, &c) // both are booleans by name
+		_ = json.Unmarshal(text, &c) // both types have the same boolean fields
 	}
-	c.Reattach = true // the other daemon finds them
+	c.Reattach = true // the other daemon keeps them
 	c.Mounts, c.Images, c.Network, c.Diff = false, false, false, false
 	return c
 }
 
-// isTyped reports whether an error says itself what it is.
+// isTyped reports whether an error has a code.
 func isTyped(err error) bool {
 	_, ok := errors.AsType[*sandbox.Error](err)
 	return ok
 }
 
-// explain names the other daemon in an error of the way to it.
+// explain adds the other daemon's address to a connection error.
 func (p *Provider) explain(err error) error {
 	e, ok := errors.AsType[*sandbox.Error](err)
 	if !ok {

@@ -29,7 +29,7 @@ func (p ports) Dial(ctx context.Context, port uint16) (c net.Conn, err error) {
 	return c, err
 }
 
-// previews implements driver.Previewer: the other daemon's provider has them.
+// previews implements driver.Previewer with the other daemon's previews.
 type previews struct{ *box }
 
 // Preview implements driver.Previewer.
@@ -55,9 +55,9 @@ func (p previews) Previews(ctx context.Context) (all []sandbox.Preview, err erro
 	return all, err
 }
 
-// relay puts a socket in front of a tunnel, which a deadline that passes would
-// end. The tunnel is closed when the socket is, or when both directions have
-// ended.
+// relay puts a socket pair in front of a tunnel, because an expired deadline
+// would end the tunnel. The tunnel is closed when the socket is closed or when
+// both directions have ended.
 func relay(tunnel net.Conn) (net.Conn, error) {
 	near, far, err := socketPair()
 	if err != nil {
@@ -74,7 +74,7 @@ func relay(tunnel net.Conn) (net.Conn, error) {
 				err = far.CloseWrite()
 			}
 			if err != nil {
-				_ = far.Close() // the tunnel broke, or nobody reads any more
+				_ = far.Close() // the tunnel failed, or the socket was closed
 			}
 		}()
 		if _, err := io.Copy(tunnel, far); err != nil || closeWrite(tunnel) != nil {

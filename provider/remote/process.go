@@ -12,12 +12,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// process is a command over there.
+// process is a command of the other daemon.
 type process struct {
 	*atoll.Process
 	box    *box
-	hold   time.Duration // how long its caller may be away; zero: not at all
-	out    [2]*replay    // of one with a Hold
+	hold   time.Duration // how long its caller may be disconnected; zero: not at all
+	out    [2]*replay    // output of a command with a Hold
 	closed *sync.Once
 }
 
@@ -34,7 +34,7 @@ func (b *box) process(p *atoll.Process, hold time.Duration) *process {
 	return out
 }
 
-// begin says where the streams begin.
+// begin sets where the streams begin.
 func (p *process) begin(at driver.Cursor) {
 	if p.hold > 0 {
 		p.out[0].at, p.out[1].at = at.Stdout, at.Stderr
@@ -73,19 +73,19 @@ func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	return exit, p.box.explain(ctx, err)
 }
 
-// dying bounds how long Close waits until a command that it kills has ended. One
-// that takes longer ends with the connection.
+// dying limits how long Close waits for the end of a command that it kills. A
+// slower command ends when the connection closes.
 const dying = 5 * time.Second
 
-// Close implements driver.Process. A command that it kills has ended when it
-// returns, so that Wait knows how.
+// Close implements driver.Process. It waits for the end of a command that it
+// kills, so that Wait returns the exit status.
 func (p *process) Close() (err error) {
 	p.closed.Do(func() {
 		if !p.Process.Info().Background {
 			ctx, cancel := context.WithTimeout(context.Background(), dying)
 			defer cancel()
 			if p.Process.Signal(ctx, int(syscall.SIGKILL)) == nil {
-				_, _ = p.Process.Wait(ctx) // it is closed anyway
+				_, _ = p.Process.Wait(ctx) // Close ignores the result
 			}
 		}
 		err = p.Process.Close()
@@ -93,8 +93,8 @@ func (p *process) Close() (err error) {
 	return err
 }
 
-// Detach implements driver.Detacher. Of a command with a Hold that has ended,
-// what was not read is kept here: the other daemon has sent it.
+// Detach implements driver.Detacher. For an ended command with a Hold, the
+// unread output is kept here, because the other daemon has already sent it.
 func (p *process) Detach() (err error) {
 	p.closed.Do(func() {
 		if p.hold > 0 && p.Process.Info().Exit != nil {
@@ -106,8 +106,8 @@ func (p *process) Detach() (err error) {
 	return err
 }
 
-// rewind makes a process of one that was left, whose output follows from the
-// cursor.
+// rewind returns a process for one that was detached, whose output continues at
+// the cursor.
 func (p *process) rewind(from driver.Cursor) (*process, error) {
 	if !p.out[0].rewind(from.Stdout) || !p.out[1].rewind(from.Stderr) {
 		return nil, &sandbox.Error{
@@ -119,5 +119,5 @@ func (p *process) rewind(from driver.Cursor) (*process, error) {
 	return &again, nil
 }
 
-// giveUp ends the connection of a process that was left.
+// giveUp closes the connection of a detached process.
 func (p *process) giveUp() { _ = p.Process.Detach() }

@@ -10,8 +10,8 @@ import (
 	"github.com/atoll-run/atoll/driver"
 )
 
-// holdAgain is how long a command is kept here that was rejoined: its Hold is not
-// known any more.
+// holdAgain is how long a rejoined command is kept here. Its original Hold is
+// no longer known.
 const holdAgain = 5 * time.Minute
 
 // rejoins implements driver.Rejoiner.
@@ -44,10 +44,10 @@ func (r rejoins) Rejoin(ctx context.Context, id string, from driver.Cursor, skip
 	return proc, at, err
 }
 
-// key names a command among all of the provider.
+// key identifies a command among all commands of the provider.
 func (b *box) key(id string) string { return string(b.s.ID()) + "/" + id }
 
-// recall takes a command back that was left.
+// recall removes and returns a command that leave kept.
 func (p *Provider) recall(key string) *process {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,8 +56,8 @@ func (p *Provider) recall(key string) *process {
 	return found
 }
 
-// leave keeps a command for a caller who was cut off, for as long as its Hold. It
-// has ended, so that the other daemon keeps nothing of it.
+// leave keeps an ended command for a disconnected caller for the duration of
+// its Hold. The other daemon no longer keeps it.
 func (p *Provider) leave(key string, one *process) {
 	p.mu.Lock()
 	if p.left == nil {
@@ -78,18 +78,18 @@ func (p *Provider) leave(key string, one *process) {
 	})
 }
 
-// kept is how much of what was read is kept, to be read again: more than can be
-// on its way to a caller.
+// kept is how many bytes are kept to be read again: more than can be in transit
+// to a caller.
 const kept = 2 << 20
 
-// replay is a stream that can be read again from a little earlier.
+// replay is a stream that can be rewound a little.
 type replay struct {
 	r io.Reader
 
 	mu   sync.Mutex
-	at   int64  // how far it was read
-	tail []byte // the last of that
-	back int    // how much of the tail is to be read again
+	at   int64  // bytes read
+	tail []byte // the last bytes read
+	back int    // how many bytes of the tail to read again
 }
 
 // Read implements io.Reader.
@@ -112,7 +112,7 @@ func (s *replay) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// rewind has the next Read begin at an offset, and reports whether it can.
+// rewind makes the next Read start at an offset and reports whether it can.
 func (s *replay) rewind(to int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

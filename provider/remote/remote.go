@@ -1,9 +1,8 @@
-// Package remote makes sandboxes with another Atoll daemon, over TCP with an API
-// key. What its sandboxes can do is what the other daemon's provider can do.
+// Package remote creates sandboxes with another Atoll daemon, over TCP with an
+// API key. Its capabilities are those of the other daemon's provider.
 //
-// A sandbox has the same name over there as its ID here, and labels that say
-// which directory it belongs to. Those are the only records: the provider keeps
-// none of its own.
+// A sandbox's name on the other daemon is its ID here, and its labels record
+// the directory that it belongs to. The provider keeps no other records.
 package remote
 
 import (
@@ -28,9 +27,9 @@ import (
 // Name is the name of this provider.
 const Name = "remote"
 
-// Options say which daemon to use, and how.
+// Options configure the connection to the other daemon.
 type Options struct {
-	// Dir is a directory for this provider alone, made when it is first needed.
+	// Dir is a directory for this provider alone, created when it is first needed.
 	// Sandboxes belong to it: another directory does not list them.
 	Dir string
 	// Address is "https://host:port", or "http://host:port" for a loopback
@@ -40,16 +39,15 @@ type Options struct {
 	Key string
 	// KeyFile is a file that holds the key, which is read if Key is empty.
 	KeyFile string
-	// CAFile is a file of PEM certificates to verify the other daemon with,
-	// besides those of the system.
+	// CAFile is a file of PEM certificates that are trusted in addition to the
+	// system's.
 	CAFile string
-	// Provider is which of the other daemon's providers makes the sandboxes.
-	// Empty: its default.
+	// Provider selects the other daemon's provider. Empty: its default.
 	Provider string
 	// AllowHTTP permits an http address that is not a loopback address. The key
-	// and everything else then travel in the clear.
+	// and all data are then sent unencrypted.
 	AllowHTTP bool
-	// Transport carries requests. Nil: one of the provider's own.
+	// Transport sends requests. Nil: a new one.
 	Transport http.RoundTripper
 }
 
@@ -62,15 +60,15 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 	}
 }
 
-// Provider makes sandboxes with another daemon.
+// Provider creates sandboxes with another daemon.
 type Provider struct {
 	opts   Options
-	host   string        // of the other daemon, for people
+	host   string        // of the other daemon, for messages
 	client *atoll.Client // nil: no address was given
 
 	mu   sync.Mutex
-	peer *peer               // what the other daemon said of itself; nil until it was asked
-	left map[string]*process // commands with a Hold that have ended, and whose callers were cut off before they read all
+	peer *peer               // the other daemon's description; nil until requested
+	left map[string]*process // ended commands with a Hold and unread output
 }
 
 var (
@@ -85,7 +83,7 @@ var (
 	_ driver.SnapshotKeeper = (*Provider)(nil)
 )
 
-// New opens the provider. It asks nobody and makes nothing.
+// New opens the provider. It makes no network call and creates no files.
 func New(opts Options) (*Provider, error) {
 	if opts.Dir == "" {
 		return nil, invalid("directory", "is not given", "")
@@ -127,15 +125,15 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// Bounds of the connections that are kept for the next request.
+// Limits of idle connections.
 const (
 	idle     = 10 * time.Second
 	maxIdle  = 16
 	dialWait = 10 * time.Second
 )
 
-// transport carries requests, and trusts the certificates of a file besides
-// those of the system.
+// transport sends requests and trusts the certificates of a file in addition to
+// the system's.
 func transport(caFile string) (*http.Transport, error) {
 	t := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: dialWait}).DialContext, TLSHandshakeTimeout: dialWait,
@@ -159,7 +157,8 @@ func transport(caFile string) (*http.Transport, error) {
 	return t, nil
 }
 
-// scope names the provider's directory among all that use the other daemon.
+// scope identifies the provider's directory among all users of the other
+// daemon.
 func (p *Provider) scope() (string, error) {
 	if err := os.MkdirAll(p.opts.Dir, 0o700); err != nil {
 		return "", err
@@ -190,8 +189,8 @@ func (p *Provider) Close() error {
 	return p.client.Close()
 }
 
-// State implements driver.StateTeller: other clients of the other daemon, and
-// its own rules, pause sandboxes.
+// State implements driver.StateTeller, because other clients and the rules of
+// the other daemon pause sandboxes.
 func (p *Provider) State(ctx context.Context, id sandbox.ID) (sandbox.State, error) {
 	b, err := p.mine(ctx, id)
 	if err != nil {

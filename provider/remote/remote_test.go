@@ -33,7 +33,7 @@ func serve(t *testing.T, m *daemontest.Machine) *other {
 	t.Helper()
 	d := m.Start(t, func(o *daemon.Options) {
 		o.Listen, o.Plain = "127.0.0.1:0", true
-		if m.Host { // in a directory that other users can pass
+		if m.Host { // in a directory that other users can traverse
 			dir := openDir(t)
 			o.Providers = []registry.Entry{{Name: host.Name, Open: func(registry.Host) (driver.Provider, error) {
 				return host.New(host.Options{Dir: dir})
@@ -51,8 +51,8 @@ func serve(t *testing.T, m *daemontest.Machine) *other {
 	return &other{d, k.Token}
 }
 
-// options are those of a provider that uses the daemon. Its connections do not
-// stay long enough to be taken for leaks.
+// options returns the options of a provider that uses the daemon. Its idle
+// connections are closed early, so that they do not count as leaks.
 func (o *other) options(dir string) remote.Options {
 	return remote.Options{
 		Dir: dir, Address: "http://" + o.daemon.TCP().String(), Key: o.key,
@@ -70,12 +70,12 @@ func (o *other) open(t *testing.T, dir string) *remote.Provider {
 	return p
 }
 
-// gaps are the promises that the other daemon's API cannot keep: JSON carries no
-// bytes that are not UTF-8 in environments and in names of files that are listed
-// or moved.
+// gaps are the promises that the other daemon's API cannot keep: JSON cannot
+// carry invalid UTF-8 in environments and in names of files that are listed or
+// moved.
 var gaps = []string{"exec/env", "files/odd-names"}
 
-// run runs the suite, in which nothing may fail but the gaps, and those must.
+// run runs the suite. Exactly the gaps must fail.
 func run(t *testing.T, gaps []string, h drivertest.Harness) {
 	t.Helper()
 	failed := map[string]bool{}
@@ -93,15 +93,15 @@ func run(t *testing.T, gaps []string, h drivertest.Harness) {
 	}
 	for _, name := range gaps {
 		if !failed[name] {
-			t.Errorf("%s passes, and is a gap no more", name)
+			t.Errorf("%s passes and is no longer a gap", name)
 		}
 	}
 }
 
-// openDir is a short directory that other users can pass, unlike t.TempDir.
+// openDir is a short directory that other users can traverse, unlike t.TempDir.
 func openDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "atoll-remote") //nolint:usetesting // others cannot pass t.TempDir
+	dir, err := os.MkdirTemp("", "atoll-remote") //nolint:usetesting // other users cannot traverse t.TempDir
 	if err == nil {
 		err = os.Chmod(dir, 0o711)
 	}
@@ -112,7 +112,8 @@ func openDir(t *testing.T) string {
 	return dir
 }
 
-// The daemon's sandboxes are processes of this machine, in a process of its own.
+// The daemon's sandboxes are processes of this machine. It runs in a separate
+// process.
 func TestConformance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("make full runs it; TestConformanceMemory takes the same way to other sandboxes")
@@ -127,8 +128,8 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// The daemon's sandboxes live in memory: they can be paused, and have snapshots.
-// Its clock stands still while they are paused, and the fake's programs handle no
+// The daemon's sandboxes are in memory: they can be paused and have snapshots.
+// Their clock stops while they are paused, and the fake's programs handle no
 // signals.
 func TestConformanceMemory(t *testing.T) {
 	m := daemontest.New(t)

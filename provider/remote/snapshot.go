@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// snapshots implements driver.Snapshotter. The other daemon keeps the snapshot,
-// under the name that is its ID here.
+// snapshots implements driver.Snapshotter. The other daemon stores a snapshot
+// under its ID here.
 type snapshots struct {
 	*box
 	can driver.Capabilities
@@ -44,9 +44,9 @@ func (s snapshots) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (s
 }
 
 // still brings the sandbox into the state in which the other daemon writes the
-// snapshot, and returns what brings it back. It takes none of a sandbox that is
-// paused in memory. One that is to end is put to disk, so that nothing that
-// happens after the snapshot is lost.
+// snapshot, and returns a function that undoes this. It refuses a sandbox that
+// is paused in memory. A sandbox that is to end is paused to disk, so that no
+// change after the snapshot is lost.
 func (s snapshots) still(ctx context.Context, opts driver.SnapshotOptions) (back func(context.Context) error, err error) {
 	state, err := s.state(ctx)
 	if err != nil {
@@ -82,7 +82,7 @@ func (s snapshots) unsupported(subject, message string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "remote.snapshot", Subject: subject, Message: message}
 }
 
-// take has the other daemon write a snapshot.
+// take makes the other daemon write a snapshot.
 func (s snapshots) take(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	scope, err := s.p.scope()
 	if err != nil {
@@ -104,7 +104,7 @@ func (s snapshots) take(ctx context.Context, opts driver.SnapshotOptions) (drive
 		if code := sandbox.CodeOf(err); code != sandbox.CodeAlreadyExists && (ctx.Err() != nil || code == sandbox.CodeUnavailable) {
 			late, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleaning)
 			defer cancel()
-			_ = s.p.client.RemoveSnapshot(late, opts.ID) // List shows what stays
+			_ = s.p.client.RemoveSnapshot(late, opts.ID) // List shows it if this fails
 		}
 		return driver.Snapshot{}, err
 	}
@@ -135,9 +135,9 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 	return in, driver.Restored{Memory: snap.Memory}, nil
 }
 
-// RestoreFiles implements driver.FileRestorer. The other daemon always brings
-// back the memory that there is, so the sandbox is stopped and started, which
-// keeps its files only.
+// RestoreFiles implements driver.FileRestorer. The other daemon always restores
+// memory if there is any, so the sandbox is then stopped and started, which
+// keeps only its files.
 func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, error) {
 	in, how, err := p.Restore(ctx, spec, ref)
 	if err != nil || !how.Memory {
@@ -155,7 +155,7 @@ func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, ref dri
 	return nil, errors.Join(b.explain(ctx, err), b.Destroy(late))
 }
 
-// snapshot looks a reference up. One that nobody made is CodeInvalid.
+// snapshot looks up a reference. A malformed one is CodeInvalid.
 func (p *Provider) snapshot(ctx context.Context, ref driver.SnapshotRef) (s sandbox.Snapshot, err error) {
 	if err := checkRef(ref); err != nil {
 		return s, err
@@ -170,7 +170,7 @@ func checkRef(ref driver.SnapshotRef) error {
 	return nil
 }
 
-// lookup finds a complete snapshot by its name or id over there.
+// lookup finds a complete snapshot by its name or ID on the other daemon.
 func (p *Provider) lookup(ctx context.Context, name string) (s sandbox.Snapshot, err error) {
 	switch {
 	case ctx.Err() != nil:
@@ -191,7 +191,7 @@ func (p *Provider) lookup(ctx context.Context, name string) (s sandbox.Snapshot,
 	return s, lost(err)
 }
 
-// lost says that a snapshot is missing.
+// lost returns the error for a missing snapshot.
 func lost(err error) error {
 	return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "remote.snapshot", Subject: "snapshot", Message: "the other daemon has no such snapshot", Cause: errors.Join(driver.ErrSnapshotLost, err)}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A workspace of this daemon follows a session to another daemon and back: the
-// sandbox there works on a copy, which is saved here.
+// A workspace of this daemon moves with a session to another daemon and back:
+// the sandbox there works on a copy, which is saved here.
 func TestWorkspacesAreCopied(t *testing.T) {
 	o, dir := serve(t, daemontest.New(t)), openDir(t)
 	c := daemontest.Client(t, daemontest.New(t).Start(t, func(opts *daemon.Options) {
@@ -55,8 +55,8 @@ func TestWorkspacesAreCopied(t *testing.T) {
 	}
 }
 
-// RB-36: an envelope leads another installation that uses the same daemon with the
-// same key to the same sandbox, and one with another tenant's key nowhere.
+// RB-36: with an envelope, another installation that uses the same daemon with
+// the same key reaches the same sandbox. With another tenant's key it does not.
 func TestEnvelopesLeaveTheInstallation(t *testing.T) {
 	m := daemontest.New(t)
 	o := serve(t, m)

@@ -86,8 +86,8 @@ func TestNoDescriptor(t *testing.T) {
 	}
 }
 
-// TestWhenItRuns expects that what is to be closed once a program runs is
-// closed then, and not where it cannot run, and that its end is waited for.
+// TestWhenItRuns checks that the descriptors in Close are closed if the program
+// starts, and only then, and that its end is awaited.
 func TestWhenItRuns(t *testing.T) {
 	for name, how := range map[string]start{"special": spawn.ForkExec, "plain": spawn.ForkExecPlain} {
 		t.Run(name, func(t *testing.T) {

@@ -15,15 +15,15 @@ const (
 )
 
 // collection is the kernel's garbage collection. Saving and restoring a kernel
-// of 6 MB allocate some 10 MB within milliseconds, while a sandbox is stopped
-// or somebody waits for it.
+// of 6 MB allocates some 10 MB within milliseconds, while a sandbox is stopped
+// or a caller waits for it.
 type collection struct {
 	mu     sync.Mutex
-	usual  int // GOGC before it was put off
+	usual  int // GOGC before putOff
 	resume *time.Timer
 }
 
-// putOff puts garbage collection off for some time. Then it runs once.
+// putOff delays garbage collection. After the delay it runs once.
 func (c *collection) putOff(delay time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"gvisor.dev/gvisor/pkg/sentry/memmap"
 )
 
-// TestHoles: what is long enough and was never written to is found, and nothing
-// of what was, be it zero.
+// TestHoles checks that large ranges that were never written to are found, and
+// no written range, even if it contains zeros.
 func TestHoles(t *testing.T) {
 	fd, err := unix.MemfdCreate("holes", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -26,8 +26,8 @@ func TestVersionIsCurrent(t *testing.T) {
 	}
 }
 
-// TestItemsFit fails when gVisor was updated and something that this package
-// relies on has changed.
+// TestItemsFit fails if a gVisor update changed something that this package
+// relies on.
 func TestItemsFit(t *testing.T) {
 	for _, item := range Items() {
 		if item.Disabled != nil {
@@ -39,7 +39,7 @@ func TestItemsFit(t *testing.T) {
 // TestCheckerFindsChanges checks that a missing field, a field of another type
 // and a missing method are errors, and that none of them panics.
 func TestCheckerFindsChanges(t *testing.T) {
-	type set struct{ off int } //nolint:unused // the checker finds it by reflection
+	type set struct{ off int } //nolint:unused // used by reflection
 	of := reflect.TypeFor[set]()
 	for name, check := range map[string]func(*checker){
 		"has no field end":        func(c *checker) { offset[int](c, of, "end") },
@@ -73,7 +73,7 @@ func TestPageIsCurrent(t *testing.T) {
 	before, rest, ok := strings.Cut(string(page), begin)
 	_, after, ok2 := strings.Cut(rest, end)
 	if !ok || !ok2 {
-		t.Fatalf("%s does not say where the table begins and ends", file)
+		t.Fatalf("%s has no markers for the table", file)
 	}
 	var table strings.Builder
 	table.WriteString("| what | why | relies on | gain by itself | without it |\n|---|---|---|---|---|\n")

@@ -19,7 +19,7 @@ import (
 	"gvisor.dev/gvisor/runsc/cli"
 	"gvisor.dev/gvisor/runsc/cmd/util"
 
-	_ "github.com/atoll-run/atoll/provider/gvisor/kernel/early" // the helper that unmounts /proc
+	_ "github.com/atoll-run/atoll/provider/gvisor/kernel/early" // runs the helper that unmounts /proc
 )
 
 // Argv0 is the name that gVisor knows a kernel's process by.
@@ -51,8 +51,8 @@ func awaitCgroup() {
 	}
 }
 
-// Run hands over to gVisor's own command line, with only these commands, and
-// does not return.
+// Run executes gVisor's command line, with only these commands, and does not
+// return.
 func Run(commands ...util.SubCommand) {
 	replace("sethostname", letGuestSetHostname)
 	replace("statx", fillBasicFields)
@@ -61,7 +61,7 @@ func Run(commands ...util.SubCommand) {
 		hookClone()
 		spinOnSpare()
 	}
-	log.SetLevel(log.Warning) // format no lines that nobody reads, unless --debug asks for all
+	log.SetLevel(log.Warning) // do not format unused lines; --debug enables all
 	known := make(map[util.SubCommand]string, len(commands))
 	for _, c := range commands {
 		known[c] = ""

@@ -62,7 +62,7 @@ var lower *layers
 // missing reports whether the root lacks the layers that it should have.
 func (l *layers) missing() bool { return l != nil && !l.done }
 
-// lowerLayers returns what [LayersEnv] says.
+// lowerLayers returns the layers listed in [LayersEnv].
 func lowerLayers() *layers {
 	l := &layers{}
 	list := os.Getenv(LayersEnv)
@@ -116,7 +116,7 @@ func anyFilesystem() *vfs.Filesystem {
 	return nil
 }
 
-// overlayType is where the kernel keeps how overlays are made.
+// overlayType returns where the kernel stores the type of overlay file systems.
 func overlayType(of *vfs.VirtualFilesystem) *vfs.FilesystemType {
 	types := field(reflect.ValueOf(of).Elem(), "fsTypes")
 	return field(types.MapIndex(reflect.ValueOf(overlay.Name)).Elem(), "fsType").Addr().Interface().(*vfs.FilesystemType)
@@ -135,8 +135,8 @@ func (c *checker) fileSystems() {
 	offset[vfs.FilesystemType](c, types.Elem().Elem(), "fsType")
 }
 
-// layeredRoot makes one overlay with more lower layers than it is told. It is
-// gone before anything is saved.
+// layeredRoot creates one overlay with additional lower layers. It is
+// uninstalled before anything is saved.
 type layeredRoot struct {
 	overlay.FilesystemType
 

@@ -177,7 +177,7 @@ func openShared(f *pgalloc.MemoryFile, l *layout) (*sharedFile, error) {
 	return s, nil
 }
 
-// close is for a file that nothing shares.
+// close releases a file that nothing shares.
 func (s *sharedFile) close() {
 	_ = unix.Munmap(s.bytes)
 	unix.Close(s.fd)

@@ -11,7 +11,7 @@ import (
 	"gvisor.dev/gvisor/pkg/sentry/kernel"
 )
 
-// What systrap decides by whether to spin.
+// The state by which systrap decides whether to spin.
 //
 //go:linkname spinState gvisor.dev/gvisor/pkg/sentry/platform/systrap.fastpath
 var spinState byte
@@ -31,8 +31,8 @@ func stubSpins(state unsafe.Pointer) bool
 //go:linkname endSpinning gvisor.dev/gvisor/pkg/sentry/platform/systrap.(*fastPathState).disableStubFP
 func endSpinning(state unsafe.Pointer) bool
 
-// work is more periods in which systrap sees programs work than it ever waits
-// for until it tries to spin once more.
+// work simulates more periods of working programs than systrap ever waits for
+// before it tries to spin again.
 func work() {
 	for range 1000 {
 		for range 10 {
@@ -42,8 +42,8 @@ func work() {
 	}
 }
 
-// TestSpinsOnSpareProcessors: a kernel looks at the load every so many system
-// calls of any name, and gVisor begins to spin only where few threads run.
+// TestSpinsOnSpareProcessors checks that a kernel reads the load after a number
+// of system calls of any kind, and that gVisor spins only if few threads run.
 func TestSpinsOnSpareProcessors(t *testing.T) {
 	load, err := os.Create(filepath.Join(t.TempDir(), "loadavg"))
 	if err != nil {
@@ -79,14 +79,14 @@ func TestSpinsOnSpareProcessors(t *testing.T) {
 	calls("what is this\n")
 	calls("")
 	if !neverSpin {
-		t.Fatal("what says nothing changed it")
+		t.Fatal("a malformed load changed it")
 	}
 	if work(); stubSpins(unsafe.Pointer(&spinState)) {
 		t.Fatal("gVisor spins all the same")
 	}
 	calls("20.10 3.04 1.00 4/1342 99\n")
 	if neverSpin {
-		t.Fatal("a kernel may not spin where processors are to spare")
+		t.Fatal("a kernel may not spin although processors are idle")
 	}
 	if work(); !stubSpins(unsafe.Pointer(&spinState)) {
 		t.Fatal("gVisor does not spin where it may")
@@ -96,8 +96,8 @@ func TestSpinsOnSpareProcessors(t *testing.T) {
 	}
 }
 
-// TestEachCallIsReplaced: none that a program may make is missed, and none that
-// gVisor lacks is made up.
+// TestEachCallIsReplaced checks that all system calls that a program can make
+// are replaced, and that none is added.
 func TestEachCallIsReplaced(t *testing.T) {
 	mark := fmt.Errorf("the mark of this test")
 	before := make(map[*kernel.SyscallTable]map[uintptr]kernel.Syscall)

@@ -31,9 +31,9 @@ func replaceAll(with func(usual kernel.SyscallFn) kernel.SyscallFn) {
 }
 
 // letGuestSetHostname lets process 1 of the sandbox, the guest, set the host
-// name without CAP_SYS_ADMIN. The name is known when somebody takes the sandbox,
-// which may be long after it was started, and again when it is restored. With
-// that capability the guest could mount.
+// name without CAP_SYS_ADMIN, which would also allow it to mount. The name is
+// known only when a prewarmed sandbox is assigned or a snapshot is restored,
+// which may be long after the start.
 func letGuestSetHostname(usual kernel.SyscallFn) kernel.SyscallFn {
 	return func(t *kernel.Task, sysno uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
 		if t.Kernel().RootPIDNamespace().IDOfThreadGroup(t.ThreadGroup()) != 1 {
@@ -52,8 +52,8 @@ func letGuestSetHostname(usual kernel.SyscallFn) kernel.SyscallFn {
 	}
 }
 
-// fillBasicFields has statx always fill the fields that stat(2) has, as Linux does,
-// and not only those that are asked for: programs rely on it.
+// fillBasicFields makes statx always fill the fields that stat(2) has, as Linux
+// does, and not only the requested ones. Programs rely on it.
 func fillBasicFields(usual kernel.SyscallFn) kernel.SyscallFn {
 	return func(t *kernel.Task, sysno uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
 		args[3].Value = uintptr(args[3].Uint() | linux.STATX_BASIC_STATS)

@@ -36,7 +36,7 @@ func (s *sharedFile) in(m *mm.MemoryManager) (found []hostarch.AddrRange) {
 	return found
 }
 
-// unshare copies all that m shares to memory of its own, which is f.
+// unshare copies all memory that m shares to memory of its own in f.
 func (s *sharedFile) unshare(ctx gvcontext.Context, m *mm.MemoryManager, f *pgalloc.MemoryFile) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -63,9 +63,9 @@ func (s *sharedFile) unshare(ctx gvcontext.Context, m *mm.MemoryManager, f *pgal
 	}
 }
 
-// fits reports whether the sandbox may have that much more memory of its own.
-// Shared memory does not count against its limit, so it may have allocated more
-// than fits. Without this check the host would kill a program or the sandbox.
+// fits reports whether the sandbox may allocate that much more memory. Shared
+// memory does not count towards its limit, so the sum may exceed the limit.
+// Without this check the host would kill a program or the sandbox.
 func fits(f *pgalloc.MemoryFile, parts []hostarch.AddrRange) bool {
 	// GOMEMLIMIT of a kernel is half of the sandbox's limit.
 	limit := uint64(debug.SetMemoryLimit(-1))
@@ -77,7 +77,7 @@ func fits(f *pgalloc.MemoryFile, parts []hostarch.AddrRange) bool {
 	for _, ar := range parts {
 		more += uint64(ar.Length())
 	}
-	for range 20 { // memory that programs return reaches the host a moment later
+	for range 20 { // returned memory reaches the host with a delay
 		if used, err := f.TotalUsage(); err != nil || used+more <= limit {
 			return true
 		}
@@ -102,15 +102,15 @@ func unshareAll(k *kernel.Kernel) error {
 	return nil
 }
 
-// hookClone notes which kernel runs in this process, and copies what a program
-// shares before it gets a child with a copy of its memory.
+// hookClone records the kernel of this process, and copies shared memory of a
+// program before the program gets a child with a copy of its memory.
 func hookClone() {
 	replace("fork", beforeClone(func(arch.SyscallArguments) uint64 { return 0 }))
 	replace("clone", beforeClone(func(args arch.SyscallArguments) uint64 { return args[0].Uint64() }))
 	replace("clone3", func(kernel.SyscallFn) kernel.SyscallFn { return clone3 })
 }
 
-// beforeClone is for calls whose flags are in registers, which other threads of
+// beforeClone wraps calls whose flags are in registers, which other threads of
 // the caller cannot change.
 func beforeClone(flags func(arch.SyscallArguments) uint64) func(kernel.SyscallFn) kernel.SyscallFn {
 	return func(usual kernel.SyscallFn) kernel.SyscallFn {
@@ -123,8 +123,8 @@ func beforeClone(flags func(arch.SyscallArguments) uint64) func(kernel.SyscallFn
 	}
 }
 
-// prepareClone copies what the caller shares, if its child gets a copy of its
-// memory.
+// prepareClone copies the shared memory of the caller if its child gets a copy
+// of its memory.
 func prepareClone(t *kernel.Task, flags uint64) error {
 	if running.Load() == nil {
 		if lower.missing() {
@@ -139,8 +139,8 @@ func prepareClone(t *kernel.Task, flags uint64) error {
 	return s.unshare(t, t.MemoryManager(), t.Kernel().MemoryFile())
 }
 
-// clone3 is gVisor's. It does not call that one, which would read the arguments
-// a second time: another thread could have changed the flags since.
+// clone3 replaces gVisor's. It does not call gVisor's, which would read the
+// arguments a second time: another thread could have changed the flags since.
 func clone3(t *kernel.Task, _ uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
 	at, size := args[0].Pointer(), args[1].SizeT()
 	if size < linux.CLONE_ARGS_SIZE_VER0 || size > linux.CLONE_ARGS_SIZE_VER2 {

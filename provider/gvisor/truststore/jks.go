@@ -7,10 +7,11 @@ import (
 	"unicode/utf16"
 )
 
-// A JKS is a head (magic, version, number of entries), entries, and a digest
-// of it all with a password, which readers check if they know the password. An
-// entry is a tag, an alias, a time in milliseconds, and then a certificate with
-// the name of its type, or a key with a list of them. Numbers are big-endian.
+// A JKS consists of a header (magic, version, number of entries), entries, and
+// a digest of all of it with a password, which readers check if they know the
+// password. An entry is a tag, an alias, a time in milliseconds, and then a
+// certificate with the name of its type, or a key with a list of certificates.
+// Numbers are big-endian.
 var (
 	jksMagic   = []byte{0xfe, 0xed, 0xfe, 0xed}
 	jksVersion = uint32(2)
@@ -20,7 +21,7 @@ const (
 	jksHead     = 12
 	jksKey      = 1
 	jksCert     = 2
-	jksPassword = "changeit" // which everybody uses for stores that hold nothing secret
+	jksPassword = "changeit" // the default password of public stores
 	jksType     = "X.509"
 )
 
@@ -49,7 +50,7 @@ func editJKS(store, cert []byte, f change) ([]byte, error) {
 func jksEntry(cert []byte) []byte {
 	e := binary.BigEndian.AppendUint32(nil, jksCert)
 	e = appendText(e, Alias)
-	e = binary.BigEndian.AppendUint64(e, 0) // since when it is trusted does not matter
+	e = binary.BigEndian.AppendUint64(e, 0) // the time of creation does not matter
 	e = appendText(e, jksType)
 	e = binary.BigEndian.AppendUint32(e, uint32(len(cert)))
 	return append(e, cert...)
@@ -59,7 +60,8 @@ func appendText(b []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint16(b, uint16(len(s))), s...)
 }
 
-// jksDigest is the digest at the end of a store. It finds damage and no intent.
+// jksDigest returns the digest at the end of a store. It detects damage but not
+// deliberate changes.
 func jksDigest(store []byte) []byte {
 	h := sha1.New()
 	for _, c := range utf16.Encode([]rune(jksPassword)) {
@@ -70,8 +72,8 @@ func jksDigest(store []byte) []byte {
 	return h.Sum(nil)
 }
 
-// reader walks over the entries of a store. After data that does not fit, it
-// stays in the error state.
+// reader iterates over the entries of a store. After malformed data it stays in
+// the error state.
 type reader struct {
 	rest  []byte
 	short bool

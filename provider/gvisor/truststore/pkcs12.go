@@ -6,7 +6,7 @@ import (
 	"unicode/utf16"
 )
 
-// A PKCS #12 without a password (RFC 7292) is wrapped like this:
+// A PKCS #12 without a password (RFC 7292) has this structure:
 //
 //	PFX         SEQUENCE { version 3, ContentInfo of AuthenticatedSafe }    no MAC
 //	ContentInfo SEQUENCE { data, [0] { OCTET STRING } }
@@ -14,8 +14,8 @@ import (
 //	SafeContents         SEQUENCE OF SafeBag
 //	SafeBag     SEQUENCE { certBag, [0] { CertBag }, SET OF Attribute }
 //
-// Java takes a certificate for trusted if its bag has an attribute of Oracle's
-// that says for what.
+// Java trusts a certificate if its bag has an attribute of Oracle's that lists
+// the purposes.
 var (
 	oidData         = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 7, 1}
 	oidCertBag      = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 12, 10, 1, 3}
@@ -27,7 +27,7 @@ var (
 
 func editPKCS12(store, cert []byte, f change) ([]byte, error) {
 	pfx, err := elements(store)
-	if err != nil || len(pfx) != 2 { // a third is a MAC
+	if err != nil || len(pfx) != 2 { // a third element is a MAC
 		return nil, ErrForm
 	}
 	safes, err := contents(pfx[1])
@@ -40,7 +40,7 @@ func editPKCS12(store, cert []byte, f change) ([]byte, error) {
 			return nil, err
 		}
 		own := certBag(cert)
-		if i != len(safes)-1 { // it is added to the last, and removed from all
+		if i != len(safes)-1 { // added to the last one, removed from all
 			own = nil
 		}
 		bags = slices.DeleteFunc(f(bags, own), func(b []byte) bool { return b == nil })
@@ -49,7 +49,7 @@ func editPKCS12(store, cert []byte, f change) ([]byte, error) {
 	return sequence(pfx[0], contentInfo(safes)), nil
 }
 
-// contents are the elements of a sequence that a ContentInfo holds in the clear.
+// contents returns the elements of an unencrypted sequence in a ContentInfo.
 func contents(info []byte) ([][]byte, error) {
 	parts, err := elements(info)
 	if err != nil || len(parts) != 2 {
@@ -70,7 +70,7 @@ func contents(info []byte) ([][]byte, error) {
 	return elements(data)
 }
 
-// elements are what a sequence consists of, each in its encoding.
+// elements returns the elements of a sequence, each in its encoding.
 func elements(der []byte) ([][]byte, error) {
 	var all asn1.RawValue
 	rest, err := asn1.Unmarshal(der, &all)
@@ -119,7 +119,7 @@ func compound(class, tag int, parts ...[]byte) []byte {
 	return encode(asn1.RawValue{Class: class, Tag: tag, IsCompound: true, Bytes: slices.Concat(parts...)})
 }
 
-// encode is for what can always be encoded.
+// encode encodes values that can always be encoded.
 func encode(v any) []byte {
 	der, err := asn1.Marshal(v)
 	if err != nil {

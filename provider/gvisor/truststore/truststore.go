@@ -1,12 +1,11 @@
-// Package truststore adds a certificate to the files in which Java keeps the
-// authorities that it trusts, and takes it out again.
+// Package truststore adds a certificate to Java's files of trusted authorities,
+// and removes it.
 //
-// Such a file is a JKS, or a PKCS #12 without a password, as JDK 18 and later
-// bring along. Nothing of either is encrypted, and neither form needs more than
-// one entry put beside the others: what else the file holds stays as it is, byte
-// by byte. A PKCS #12 with a password is not touched, since how long a password
-// takes to be turned into a key is written in the file, and files of sandboxes
-// are hostile.
+// Such a file is a JKS, or a PKCS #12 without a password, the default since JDK
+// 18. Neither is encrypted, and both need only one entry added beside the
+// others: the rest of the file stays unchanged byte by byte. A PKCS #12 with a
+// password is not touched: the file sets the cost of deriving a key from the
+// password, and files of sandboxes are untrusted.
 package truststore
 
 import (
@@ -15,14 +14,14 @@ import (
 	"slices"
 )
 
-// ErrForm is that a file is no trust store of a form that is known here.
+// ErrForm means that a file is not a trust store of a supported format.
 var ErrForm = errors.New("neither a JKS nor a PKCS #12 without a password")
 
-// Alias names the entry that Add makes.
+// Alias is the name of the entry that Add creates.
 const Alias = "atoll-gateway"
 
-// Add returns the store with a certificate, in DER, that is trusted for
-// everything. A store that has it already is returned as it is.
+// Add returns the store with a certificate, in DER, that is trusted for all
+// purposes. It returns the store unchanged if that contains the certificate.
 func Add(store, cert []byte) ([]byte, error) {
 	if bytes.Contains(store, cert) {
 		return store, nil
@@ -30,7 +29,7 @@ func Add(store, cert []byte) ([]byte, error) {
 	return edit(store, cert, func(entries [][]byte, own []byte) [][]byte { return append(entries, own) })
 }
 
-// Remove returns the store without the entries that hold a certificate.
+// Remove returns the store without the entries that contain the certificate.
 func Remove(store, cert []byte) ([]byte, error) {
 	if !bytes.Contains(store, cert) {
 		return store, nil
@@ -40,8 +39,8 @@ func Remove(store, cert []byte) ([]byte, error) {
 	})
 }
 
-// change makes other entries of those that there are. own is one for the
-// certificate, in the form of the store.
+// change returns the new list of entries. own is an entry for the certificate
+// in the store's format.
 type change func(entries [][]byte, own []byte) [][]byte
 
 func edit(store, cert []byte, f change) ([]byte, error) {

@@ -8,9 +8,10 @@ import (
 	"testing"
 )
 
-// The stores in testdata are keytool's: cacerts.jks and key.jks of JDK 17,
-// cacerts.p12, without a password, of JDK 25. So are the digests in them, and a
-// store that comes back as it was has been understood.
+// The stores in testdata come from keytool: cacerts.jks and key.jks of JDK 17,
+// cacerts.p12, without a password, of JDK 25. They contain valid digests: a
+// store that is unchanged after adding and removing an entry was parsed
+// correctly.
 func fixture(tb testing.TB, name string) []byte {
 	tb.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata", name))
@@ -20,7 +21,7 @@ func fixture(tb testing.TB, name string) []byte {
 	return data
 }
 
-var authority = bytes.Repeat([]byte{0x30, 0x82, 7}, 200) // is never looked into
+var authority = bytes.Repeat([]byte{0x30, 0x82, 7}, 200) // is never parsed
 
 func TestAddAndRemove(t *testing.T) {
 	for _, name := range []string{"cacerts.jks", "key.jks", "cacerts.p12"} {
@@ -60,7 +61,7 @@ func TestOtherForms(t *testing.T) {
 	}
 }
 
-// FuzzAdd looks for files that make it fail, and for such as it damages.
+// FuzzAdd searches for files that crash Add or that Add damages.
 func FuzzAdd(f *testing.F) {
 	for _, name := range []string{"cacerts.jks", "key.jks", "cacerts.p12", "password.p12"} {
 		f.Add(fixture(f, name))
@@ -74,7 +75,7 @@ func FuzzAdd(f *testing.F) {
 			t.Errorf("%d bytes became %d", len(store), len(with))
 		}
 		if _, err := Remove(with, authority); err != nil {
-			t.Errorf("what was made is not understood: %v", err)
+			t.Errorf("the new store cannot be parsed: %v", err)
 		}
 	})
 }

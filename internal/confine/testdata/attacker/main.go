@@ -1,5 +1,5 @@
-// The attacker is a process that was taken over after it had been confined:
-// it says on its standard output, a line each, what it was still able to do.
+// The attacker is a process that was compromised after it was confined. It
+// prints what it can still do, one item per line.
 package main
 
 import (
@@ -25,7 +25,7 @@ func main() {
 		os.Exit(1)
 	}
 	work(int(open.Fd()))
-	// What was started before has no more power than what is started now.
+	// Threads started before Enter must have no more rights than later ones.
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() { attack(func(string) {}) })
@@ -34,7 +34,7 @@ func main() {
 	attack(func(what string) { fmt.Println("can", what) })
 }
 
-// work says which of the things that it needs it can do.
+// work reports which of its permitted operations succeed.
 func work(fd int) {
 	says := func(what string, err error) {
 		if err == nil {
@@ -54,7 +54,7 @@ func work(fd int) {
 	says("connect", err)
 }
 
-// attack does what no such process has to do, and tells what succeeds.
+// attack tries forbidden operations and reports those that succeed.
 func attack(can func(what string)) {
 	says := func(what string, err error) {
 		if err == nil {
@@ -105,7 +105,7 @@ func attack(can func(what string)) {
 	says("fork", fork())
 }
 
-// fork makes a process, which ends at once.
+// fork creates a process, which exits at once.
 func fork() error {
 	pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	switch {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// helper starts this program as the kernel would, in a mount namespace of its
-// own, and returns what it is told through.
+// helper starts this program as the kernel does, in a new mount namespace, and
+// returns the file that triggers it.
 func helper(t *testing.T) (*exec.Cmd, *os.File) {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -32,7 +32,7 @@ func helper(t *testing.T) (*exec.Cmd, *os.File) {
 	return cmd, w
 }
 
-// TestWaitsToBeTold checks that nothing is unmounted for a kernel that died.
+// TestWaitsToBeTold checks that nothing is unmounted if the kernel dies.
 func TestWaitsToBeTold(t *testing.T) {
 	cmd, w := helper(t)
 	w.Close()
@@ -42,9 +42,8 @@ func TestWaitsToBeTold(t *testing.T) {
 	}
 }
 
-// TestFails checks that a /proc that cannot be unmounted is not kept secret.
-// In a namespace that it does not own the helper may not touch what it has
-// inherited.
+// TestFails checks that a failed unmount is reported. In a namespace that it
+// does not own, the helper may not unmount inherited mounts.
 func TestFails(t *testing.T) {
 	cmd, w := helper(t)
 	if _, err := w.Write([]byte{0}); err != nil {
