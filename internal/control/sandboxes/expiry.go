@@ -20,6 +20,7 @@ import (
 // The caller verifies the token. For a sandbox that is being removed, Enter
 // returns CodeGone.
 func (s *rests) Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error) {
+	_, ending := s.ending.Load(id) // before the record is read, which says so once this no longer does
 	var tenant store.Tenant
 	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		b, err := tx.Operator().Sandbox(ctx, id)
@@ -28,7 +29,6 @@ func (s *rests) Enter(ctx context.Context, id sandbox.ID) (context.Context, sand
 		}
 		return b, err
 	})
-	_, ending := s.ending.Load(id)
 	switch {
 	case err != nil:
 		return ctx, b.Info(), core.Named(ops.SandboxEnter, err)
