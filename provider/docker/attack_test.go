@@ -16,8 +16,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// hostile opens a provider whose daemon answers as it likes. It is not asked for
-// its version.
+// hostile opens a provider with a fake daemon. The provider does not ask for
+// the daemon's version.
 func hostile(t *testing.T, answer http.HandlerFunc) *docker.Provider {
 	t.Helper()
 	server := httptest.NewServer(answer)
@@ -42,7 +42,7 @@ func say(w http.ResponseWriter, status int, body string) {
 	_, _ = w.Write([]byte(body))
 }
 
-// Nothing but the daemon's own list is evidence that a sandbox does not exist.
+// Only the daemon's own list shows that a sandbox does not exist.
 func TestNoEvidence(t *testing.T) {
 	for _, status := range []int{301, 400, 401, 403, 404, 409, 500, 502, 503, 0} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
@@ -54,7 +54,7 @@ func TestNoEvidence(t *testing.T) {
 			})
 			_, err := p.Attach(t.Context(), "sb-1")
 			if code := p.ErrorCode(err); code == sandbox.CodeGone || code == sandbox.CodeNotFound || code == "" {
-				t.Errorf("Attach: code %q, want one that says nothing of the sandbox: %v", code, err)
+				t.Errorf("Attach: code %q, want one that does not mean gone: %v", code, err)
 			}
 			for _, err := range p.List(t.Context()) {
 				if err == nil {
@@ -72,8 +72,7 @@ func TestNoEvidence(t *testing.T) {
 	}
 }
 
-// A daemon that took the place of another knows nothing of the other's
-// containers.
+// A daemon that replaced another one does not know the other's containers.
 func TestOtherDaemon(t *testing.T) {
 	var replaced atomic.Bool
 	p := hostile(t, func(w http.ResponseWriter, r *http.Request) {
@@ -107,7 +106,7 @@ func TestOtherDaemon(t *testing.T) {
 	}
 }
 
-// The daemon's other containers are not ours, whatever it lists.
+// Containers without our labels are ignored, whatever the daemon lists.
 func TestForeignContainers(t *testing.T) {
 	p := hostile(t, func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/info") {
@@ -120,11 +119,11 @@ func TestForeignContainers(t *testing.T) {
 		t.Errorf("List shows %+v, %v", f, err)
 	}
 	if _, err := p.Attach(t.Context(), "sb-1"); p.ErrorCode(err) != sandbox.CodeUnavailable || !errors.Is(err, driver.ErrElsewhere) {
-		t.Errorf("Attach: %v, want that another installation has it", err)
+		t.Errorf("Attach: %v, want an error that names another installation", err)
 	}
 }
 
-// What Docker cannot do is refused before the daemon is asked for a container.
+// Unsupported requests are refused before the daemon is asked for a container.
 func TestRefusals(t *testing.T) {
 	p := hostile(t, func(w http.ResponseWriter, r *http.Request) { t.Errorf("the daemon was asked: %s", r.URL) })
 	allowed := &sandbox.EgressRules{Allow: []sandbox.EgressTarget{{Prefix: netip.MustParsePrefix("192.0.2.0/24")}}}

@@ -27,13 +27,12 @@ const (
 	labelScope = "run.atoll.scope" // the state directory that made it
 	labelID    = "run.atoll.id"
 	labelLife  = "run.atoll.life"  // its lifetime in seconds
-	labelTry   = "run.atoll.try"   // the call of Create that made it
-	labelUser  = "run.atoll.user." // begins the user's own labels
+	labelTry   = "run.atoll.try"   // the call of Create that created it
+	labelUser  = "run.atoll.user." // prefix of the user's labels
 )
 
-// entry is the first process of a container: it stays, reaps what is left
-// behind, and ends after the given number of seconds, or a little later. 0 is
-// never.
+// entry is the first process of a container. It reaps orphans and exits after
+// the given number of seconds, or a little later; 0 means never.
 const entry = `if [ "$1" -gt 0 ]; then
 	now=$(date +%s) || exit 70
 	end=$((now + $1 + 1))
@@ -141,7 +140,7 @@ func (p *Provider) CheckImage(image string) error {
 	return nil
 }
 
-// hostConfig says what a container gets of the machine.
+// hostConfig returns the container's limits, mounts and network.
 func (p *Provider) hostConfig(spec *sandbox.Spec) (*container.HostConfig, error) {
 	network, err := p.network(spec.Network)
 	if err != nil {
@@ -153,7 +152,7 @@ func (p *Provider) hostConfig(spec *sandbox.Spec) (*container.HostConfig, error)
 	}
 	host := &container.HostConfig{
 		NetworkMode: container.NetworkMode(network), Resources: r,
-		LogConfig: container.LogConfig{Type: "none"}, // the entry writes nothing
+		LogConfig: container.LogConfig{Type: "none"}, // the entry has no output
 	}
 	for _, m := range spec.Mounts {
 		if !p.local() {
@@ -173,11 +172,11 @@ func (p *Provider) hostConfig(spec *sandbox.Spec) (*container.HostConfig, error)
 	return host, nil
 }
 
-// period is that of the CPU quota, in microseconds.
+// period is the period of the CPU quota, in microseconds.
 const period = 100_000
 
-// resources are limits in Docker's words. Zero leaves one as it is, a negative
-// one lifts it.
+// resources converts limits to Docker's. Zero leaves a limit unchanged, a
+// negative value removes it.
 func resources(r sandbox.Resources) (out container.Resources) {
 	if r.Memory != 0 {
 		out.Memory, out.MemorySwap = max(r.Memory, -1), max(r.Memory, -1) // no swap
@@ -198,8 +197,8 @@ func resources(r sandbox.Resources) (out container.Resources) {
 	return out
 }
 
-// fetch pulls an image if the daemon does not have it, and returns what the
-// image says about commands.
+// fetch pulls an image if the daemon does not have it, and returns the image's
+// settings for commands.
 func (p *Provider) fetch(ctx context.Context, image string) (own guest.Defaults, err error) {
 	res, err := p.api.ImageInspect(ctx, image)
 	if err = p.explain(ctx, err); sandbox.CodeOf(err) == sandbox.CodeNotFound {
@@ -234,7 +233,7 @@ func (p *Provider) pull(ctx context.Context, image string) error {
 	}
 }
 
-// defaults are what commands get that the spec says nothing about.
+// defaults returns the settings of commands that the spec leaves open.
 func defaults(spec *sandbox.Spec, own guest.Defaults) guest.Defaults {
 	def := guest.Defaults{Env: own.Env, User: spec.User, Workdir: spec.Workdir}
 	if def.Env == nil {
@@ -251,15 +250,15 @@ func defaults(spec *sandbox.Spec, own guest.Defaults) guest.Defaults {
 }
 
 const (
-	// making bounds how long a request may go on whose caller gave up.
+	// making limits how long requests may continue after their caller gave up.
 	making = 2 * time.Minute
-	// grace is how long Create waits, when its caller has given up, until what
-	// it had asked for is gone.
+	// grace is how long Create waits for the cleanup after its caller gave up.
 	grace = 10 * time.Second
 )
 
-// make makes the sandbox. Its requests may go on after ctx has ended, until it
-// is whole or gone: what the daemon was asked for cannot be taken back.
+// make creates the sandbox. Its requests may continue after ctx has ended until
+// the container is complete or removed, because a request to the daemon cannot
+// be canceled.
 func (p *Provider) make(ctx context.Context, create client.ContainerCreateOptions, def guest.Defaults, id sandbox.ID) (driver.Instance, error) {
 	type result struct {
 		in  *Instance
@@ -280,11 +279,12 @@ func (p *Provider) make(ctx context.Context, create client.ContainerCreateOption
 		}
 		return r.in, nil
 	case <-late:
-		return nil, ctx.Err() // finish sees that, too
+		return nil, ctx.Err() // finish cleans up
 	}
 }
 
-// finish makes a sandbox that is ready for commands, or nothing.
+// finish creates a sandbox that is ready for commands. After an error it
+// removes the container.
 func (p *Provider) finish(ctx context.Context, create client.ContainerCreateOptions, def guest.Defaults, id sandbox.ID) (*Instance, error) {
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
 	defer cancel()
@@ -322,7 +322,7 @@ func (p *Provider) finish(ctx context.Context, create client.ContainerCreateOpti
 	return nil, err
 }
 
-// create makes a container that does not run yet and returns its name. If the
+// create creates a container that is not started and returns its name. If the
 // answer is lost, it looks for the container.
 func (p *Provider) create(ctx context.Context, create client.ContainerCreateOptions, id sandbox.ID) (string, error) {
 	res, err := p.api.ContainerCreate(ctx, create)
@@ -342,8 +342,8 @@ func (p *Provider) create(ctx context.Context, create client.ContainerCreateOpti
 	return c.ID, nil
 }
 
-// find asks the daemon for the container of a sandbox. That there is none is
-// evidence: the daemon that had it has listed what there is.
+// find asks the daemon for the container of a sandbox. It returns CodeGone only
+// if the daemon is the same as before and does not list the container.
 func (p *Provider) find(ctx context.Context, id sandbox.ID) (container.Summary, error) {
 	ours, foreign, err := p.list(ctx, labelID+"="+string(id))
 	if err != nil {
@@ -386,8 +386,8 @@ func (p *Provider) list(ctx context.Context, labels ...string) (ours, foreign []
 	return ours, foreign, nil
 }
 
-// Attach implements driver.Provider. An open sandbox that has lost its network
-// gets it back; if that fails, calls that need the guest fail, and Destroy works.
+// Attach implements driver.Provider. It reconnects a sandbox that has lost its
+// network. If that fails, calls that need the guest fail, but Destroy works.
 func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
 	c, err := p.find(ctx, id)
 	if err != nil {
@@ -408,7 +408,7 @@ func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 	return func(yield func(driver.Found, error) bool) {
 		all, _, err := p.list(ctx)
 		if err == nil {
-			_, err = p.info(ctx) // is it the same daemon?
+			_, err = p.info(ctx) // checks that it is the same daemon
 		}
 		if err != nil {
 			yield(driver.Found{}, err)
@@ -417,7 +417,7 @@ func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 		for _, c := range all {
 			f, err := p.found(ctx, c)
 			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-				continue // removed since
+				continue // removed meanwhile
 			}
 			if !yield(f, err) || err != nil {
 				return
@@ -426,7 +426,7 @@ func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 	}
 }
 
-// found describes a container. Why one ended, only an inspection tells.
+// found describes a container. Only an inspection returns why it ended.
 func (p *Provider) found(ctx context.Context, c container.Summary) (driver.Found, error) {
 	f := driver.Found{ID: sandbox.ID(c.Labels[labelID]), State: sandbox.Running, Created: time.Unix(c.Created, 0), Labels: map[string]string{}}
 	for k, v := range c.Labels {

@@ -18,9 +18,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// explain makes an *sandbox.Error of the client's error. Only the daemon's own
-// answer says anything about a container: what did not arrive, and a failure of
-// the daemon, are CodeUnavailable.
+// explain converts the client's error to an *sandbox.Error. Only an answer of
+// the daemon says anything about a container: connection errors and failures of
+// the daemon are CodeUnavailable.
 func (p *Provider) explain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -47,8 +47,8 @@ func (p *Provider) explain(ctx context.Context, err error) error {
 	return &sandbox.Error{Code: code, Subject: p.opts.Host, Message: clip(err.Error()), Cause: err}
 }
 
-// unanswered is explain for requests that a Docker daemon never refuses. Who
-// knows no such thing is something else.
+// unanswered is explain for requests that a Docker daemon never refuses. If
+// they are refused, the server is not a Docker daemon.
 func (p *Provider) unanswered(ctx context.Context, err error) error {
 	err = p.explain(ctx, err)
 	if e, ok := errors.AsType[*sandbox.Error](err); ok && e.Code == sandbox.CodeNotFound {
@@ -57,7 +57,7 @@ func (p *Provider) unanswered(ctx context.Context, err error) error {
 	return err
 }
 
-// maxMessage bounds what of an answer is shown.
+// maxMessage limits the length of a daemon's message in errors.
 const maxMessage = 400
 
 func clip(s string) string {
@@ -67,16 +67,16 @@ func clip(s string) string {
 	return s
 }
 
-// info asks the daemon about itself, and whether it is still the same one.
+// info asks the daemon for its data and checks that it is still the same one.
 func (p *Provider) info(ctx context.Context) (system.Info, error) {
 	res, err := p.api.Info(ctx, client.InfoOptions{})
 	if err != nil {
 		return system.Info{}, p.unanswered(ctx, err)
 	}
 	if res.Info.ID == "" {
-		return system.Info{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: p.opts.Host, Message: "what answers here is no Docker daemon"}
+		return system.Info{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: p.opts.Host, Message: "the server at this address is not a Docker daemon"}
 	}
-	// The ID alone is not enough: old daemons of one machine share it.
+	// The ID alone is not enough: old daemons on one machine share it.
 	found := res.Info.ID + "\n" + res.Info.DockerRootDir
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -92,7 +92,7 @@ func (p *Provider) info(ctx context.Context) (system.Info, error) {
 	return res.Info, nil
 }
 
-// scope names this directory among all that use the daemon.
+// scope identifies this directory among all users of the daemon.
 func (p *Provider) scope() (string, error) {
 	if err := os.MkdirAll(p.opts.Dir, 0o700); err != nil {
 		return "", err
@@ -100,7 +100,7 @@ func (p *Provider) scope() (string, error) {
 	return identity.Of(filepath.Join(p.opts.Dir, "scope"))
 }
 
-// identity asks the daemon who it is until that has answered once.
+// identity returns the daemon's identity, which it requests until it succeeds.
 func (p *Provider) identity(ctx context.Context) (string, error) {
 	p.mu.Lock()
 	daemon := p.daemon
@@ -116,16 +116,16 @@ func (p *Provider) identity(ctx context.Context) (string, error) {
 	return p.daemon, nil
 }
 
-// Binding implements driver.Binder: a hash that names the daemon, wherever it is
-// reached.
+// Binding implements driver.Binder. It returns a hash that identifies the
+// daemon, independent of its address.
 func (p *Provider) Binding(ctx context.Context) (string, error) {
 	daemon, err := p.identity(ctx)
 	sum := sha256.Sum256([]byte(daemon))
 	return Name + "#" + hex.EncodeToString(sum[:8]), err
 }
 
-// FormerBindings implements driver.FormerBinder: the address and the directory
-// were part of the binding.
+// FormerBindings implements driver.FormerBinder. Earlier versions included the
+// address and the directory in the binding.
 func (p *Provider) FormerBindings(ctx context.Context) ([]string, error) {
 	scope, err1 := p.scope()
 	daemon, err2 := p.identity(ctx)
@@ -133,8 +133,8 @@ func (p *Provider) FormerBindings(ctx context.Context) ([]string, error) {
 	return []string{p.opts.Host + "#" + hex.EncodeToString(sum[:8])}, errors.Join(err1, err2)
 }
 
-// gone is the error for a container that the daemon does not know. It is
-// CodeGone if that is still the daemon that had it.
+// gone returns the error for a container that the daemon does not know. It is
+// CodeGone if the daemon is the same as before.
 func (p *Provider) gone(ctx context.Context, id sandbox.ID) error {
 	if _, err := p.info(ctx); err != nil {
 		return err

@@ -1,9 +1,10 @@
-// Package docker makes sandboxes that are containers of a Docker daemon.
+// Package docker creates sandboxes as containers of a Docker daemon.
 //
-// The daemon makes, lists, pauses and removes containers. What happens inside
-// is done by Atoll's guest, which is copied into a new container and run with
-// docker exec. Labels of the containers are the only record: which state
-// directory made a container, its ID and its labels. Its name says which has it.
+// The daemon creates, lists, pauses and removes containers. Commands and files
+// go through Atoll's guest, which is copied into a new container and run with
+// docker exec. The containers' labels are the only record: the state directory
+// that created a container, its ID and the user's labels. The container's name
+// tells which directory owns it now.
 package docker
 
 import (
@@ -30,32 +31,32 @@ import (
 // Name is the name of this provider.
 const Name = "docker"
 
-// Options say which daemon to use, and how.
+// Options configure the connection to the daemon.
 type Options struct {
-	// Dir is a directory for this provider alone, made when it is first needed.
+	// Dir is a directory for this provider alone, created when it is first needed.
 	// Containers belong to it: another directory has to adopt them.
 	Dir string
 	// Host is the daemon's address, such as unix:///var/run/docker.sock or
-	// tcp://host:2376. Empty: the usual socket.
+	// tcp://host:2376. Empty: Docker's default socket.
 	Host string
 	// CertPath is a directory with ca.pem, cert.pem and key.pem, for TLS. The
 	// daemon's certificate is always verified. Empty: no TLS.
 	CertPath string
 	// APIVersion fixes the version of the API. Empty: it is negotiated.
 	APIVersion string
-	// Image is what sandboxes are made from whose image is "host". Empty: such
-	// sandboxes are refused.
+	// Image is the image of sandboxes whose image is "host". Empty: such sandboxes
+	// are refused.
 	Image string
-	// Network is the daemon's network for sandboxes that may reach everything.
-	// Empty: bridge.
+	// Network is the daemon's network for sandboxes with unrestricted network
+	// access. Empty: bridge.
 	Network string
-	// Executable is a static program that imports internal/guest/early, to be
-	// the guest where none is embedded. Empty: the running one.
+	// Executable is a static program that imports internal/guest/early. It serves
+	// as the guest if none is embedded. Empty: the running program.
 	Executable string
 }
 
-// FromEnvironment returns the options that Docker's own clients would take from
-// the environment, and those in ATOLL_DOCKER_IMAGE and ATOLL_DOCKER_NETWORK.
+// FromEnvironment returns options from the variables of Docker's clients and
+// from ATOLL_DOCKER_IMAGE and ATOLL_DOCKER_NETWORK.
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
 		Dir: dir, Host: lookup(client.EnvOverrideHost), CertPath: lookup(client.EnvOverrideCertPath), APIVersion: lookup(client.EnvOverrideAPIVersion),
@@ -63,15 +64,15 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 	}
 }
 
-// Provider makes sandboxes with a Docker daemon.
+// Provider creates sandboxes with a Docker daemon.
 type Provider struct {
 	opts Options
 	api  *client.Client
 	kit  guestkit.Kit
-	work sync.WaitGroup // requests that go on after their callers gave up
+	work sync.WaitGroup // requests that continue after their callers gave up
 
 	mu     sync.Mutex
-	daemon string // the daemon that this provider is bound to; empty until it was asked
+	daemon string // the identity of the daemon; empty until requested
 }
 
 var (
@@ -88,10 +89,10 @@ var (
 	_ driver.Meter          = (*Instance)(nil)
 )
 
-// idle is how long a connection to the daemon is kept for the next request.
+// idle is how long an unused connection to the daemon is kept.
 const idle = time.Second
 
-// New opens the provider. It asks nobody and makes nothing.
+// New opens the provider. It makes no network call and creates no files.
 func New(opts Options) (*Provider, error) {
 	if opts.Dir == "" {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "docker.open", Message: "no directory given"}
@@ -105,8 +106,8 @@ func New(opts Options) (*Provider, error) {
 	}
 	transport := &http.Transport{
 		MaxIdleConns: 16, IdleConnTimeout: idle,
-		// Without HTTP/2, for which a transport sets itself up for TLS. The client
-		// takes that for a wish.
+		// Disable HTTP/2, which a transport would enable for TLS. The client would
+		// then require it.
 		TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{},
 	}
 	options := []client.Opt{client.WithHTTPClient(&http.Client{Transport: transport, CheckRedirect: client.CheckRedirect})}
@@ -123,7 +124,7 @@ func New(opts Options) (*Provider, error) {
 	return p, nil
 }
 
-// local reports whether the daemon sees the files of this machine.
+// local reports whether the daemon has access to this machine's files.
 func (p *Provider) local() bool { return strings.HasPrefix(p.opts.Host, "unix:") }
 
 // Probe implements driver.Provider.
@@ -153,12 +154,12 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	return facts, nil
 }
 
-// enforced says which limits the daemon enforces.
+// enforced returns the limits that the daemon enforces.
 func enforced(info system.Info) map[string]bool {
 	return map[string]bool{"memory": info.MemoryLimit, "cpus": info.CPUCfsQuota, "pids": info.PidsLimit}
 }
 
-// judge says whether sandboxes can be made.
+// judge reports whether sandboxes can be created.
 func (p *Provider) judge(info system.Info, err error) (available bool, findings []driver.Finding) {
 	add := func(severity driver.Severity, subject, message, fix string) {
 		findings = append(findings, driver.Finding{Severity: severity, Subject: subject, Message: message, Fix: fix})
@@ -185,7 +186,7 @@ func (p *Provider) judge(info system.Info, err error) (available bool, findings 
 // ErrorCode implements driver.Provider.
 func (p *Provider) ErrorCode(err error) sandbox.Code { return guest.ErrorCode(err) }
 
-// Close implements driver.Provider. It waits for requests that went on after
+// Close implements driver.Provider. It waits for requests that continue after
 // their callers gave up.
 func (p *Provider) Close() error {
 	p.work.Wait()

@@ -27,17 +27,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The daemon of these tests, and what it has. All are set by TestMain.
+// The daemon of the tests. TestMain sets these variables.
 var (
 	host string // its address
-	bin  string // a static atoll, which is the guest
+	bin  string // a static atoll, which serves as the guest
 	api  *client.Client
 )
 
-// image has busybox and the helper.
+// image is the test image, with busybox and the helper.
 const image = "atoll-test"
 
-// TestMain starts a Docker daemon with files and a socket of its own.
+// TestMain starts a Docker daemon with its own directory and socket.
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
@@ -62,7 +62,7 @@ func testMain(m *testing.M) int {
 	return code
 }
 
-// prepare builds what runs inside, unless make has.
+// prepare builds the programs for the containers, unless make has.
 func prepare(dir string) error {
 	for program, pkg := range map[string]string{"dockerd": "docker.io", "containerd": "containerd", "runc": "runc", "busybox": "busybox-static"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -87,7 +87,7 @@ func prepare(dir string) error {
 	return nil
 }
 
-// startDaemon starts a daemon that has the image.
+// startDaemon starts a daemon and loads the image.
 func startDaemon(dir string) (stop func() error, err error) {
 	host = "unix://" + filepath.Join(dir, "docker.sock")
 	log, err := os.Create(filepath.Join(dir, "log"))
@@ -147,7 +147,7 @@ func ready(ended chan error) (err error) {
 	return err
 }
 
-// unmount removes what a daemon left mounted below its directory.
+// unmount unmounts everything that a daemon left below its directory.
 func unmount(dir string) error {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	var mounted []string
@@ -162,7 +162,7 @@ func unmount(dir string) error {
 	return err
 }
 
-// rootfs is a small root file system as a tar archive.
+// rootfs returns a small root file system as a tar archive.
 func rootfs(helper string) (io.Reader, error) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
@@ -201,7 +201,7 @@ func rootfs(helper string) (io.Reader, error) {
 	return &archive, errors.Join(err, w.Close())
 }
 
-// options are those of a provider that uses the daemon.
+// options returns the options of a provider that uses the daemon.
 func options(dir string) docker.Options {
 	return docker.Options{Dir: dir, Host: host, Image: image, Executable: bin}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// EgressAbility implements driver.EgressEnforcer: a container has a network or
-// none.
+// EgressAbility implements driver.EgressEnforcer. A container has either an
+// unrestricted network or none.
 func (*Provider) EgressAbility() sandbox.EgressAbility {
 	return sandbox.EgressAbility{Kind: sandbox.EgressSwitch}
 }
@@ -38,8 +38,8 @@ func (p *Provider) network(n sandbox.Network) (string, error) {
 	return "none", nil
 }
 
-// joinable returns the network that a container made with this mode must be
-// connected to. It is empty if the mode names none that can be connected later.
+// joinable returns the network that a container with this mode must be
+// connected to, or "" if the mode is not a network that can be connected later.
 func joinable(mode container.NetworkMode) string {
 	if mode.IsBridge() || mode.IsUserDefined() {
 		return string(mode)
@@ -47,7 +47,7 @@ func joinable(mode container.NetworkMode) string {
 	return ""
 }
 
-// joined reports whether name, or the ID in its place, is one of these networks.
+// joined reports whether networks contains the network with this name or ID.
 func joined(networks map[string]*network.EndpointSettings, name string) bool {
 	for n, e := range networks {
 		if n == name || e != nil && e.NetworkID == name {
@@ -57,8 +57,8 @@ func joined(networks map[string]*network.EndpointSettings, name string) bool {
 	return false
 }
 
-// join connects the container to the network it was made with, unless it is
-// connected. After a failure, the next call that needs the guest tries again.
+// join connects the container to its network, unless it is connected. After a
+// failure, the next call that needs the guest tries again.
 func (in *Instance) join(ctx context.Context) error {
 	if in.network == "" {
 		return nil
@@ -70,7 +70,7 @@ func (in *Instance) join(ctx context.Context) error {
 	}
 	if c.NetworkSettings == nil || !joined(c.NetworkSettings.Networks, in.network) {
 		_, err = in.p.api.NetworkConnect(ctx, in.network, client.NetworkConnectOptions{Container: in.name})
-		// Somebody else may connect it at the same time.
+		// Another process may connect it at the same time.
 		if err != nil && !strings.Contains(err.Error(), "already exists") {
 			return in.unjoined(ctx, err)
 		}
@@ -79,8 +79,8 @@ func (in *Instance) join(ctx context.Context) error {
 	return nil
 }
 
-// unjoined explains why the container is not connected. A network that is not
-// there says nothing about the container.
+// unjoined explains why the container is not connected. A missing network does
+// not mean that the container is gone.
 func (in *Instance) unjoined(ctx context.Context, err error) error {
 	err = in.known(ctx, err)
 	if ctx.Err() != nil || sandbox.CodeOf(err) == sandbox.CodeGone {

@@ -24,12 +24,12 @@ type Instance struct {
 	id   sandbox.ID
 	name string // the daemon's ID of the container
 
-	network string      // the network it must be connected to; empty if none
-	apart   atomic.Bool // it is not known to be connected to that
+	network string      // the network that it must be connected to; empty if none
+	apart   atomic.Bool // it may not be connected to its network
 }
 
 func (p *Provider) instance(id sandbox.ID, name string, labels map[string]string, mode container.NetworkMode, created time.Time) *Instance {
-	var ends time.Time // at the earliest: the lifetime begins when the container is started
+	var ends time.Time // at the earliest, because the lifetime starts with the container
 	if life, ok := lifeOf(labels); ok {
 		ends = created.Add(life)
 	}
@@ -57,11 +57,12 @@ func lifeOf(labels map[string]string) (life time.Duration, ok bool) {
 	return time.Duration(s) * time.Second, err == nil
 }
 
-// resumePoll is how often a paused container is looked at that a call waits for.
+// resumePoll is the interval of checking a paused container for which a call
+// waits.
 const resumePoll = 100 * time.Millisecond
 
-// running connects with the guest, and waits for a paused container to be
-// resumed. Calls on a connection that was there before wait by themselves.
+// running waits until a paused container is resumed and connects to the guest.
+// Calls on an existing connection wait in the guest's client.
 func (in *Instance) running(ctx context.Context) error {
 	for {
 		_, err := in.Reach(ctx)
@@ -69,7 +70,7 @@ func (in *Instance) running(ctx context.Context) error {
 			return err
 		}
 		if s, ended, asked := in.Ask(ctx); ended || asked != nil || s.State != sandbox.Paused {
-			continue // Reach says why
+			continue // Reach returns the reason
 		}
 		select {
 		case <-time.After(resumePoll):
@@ -79,7 +80,7 @@ func (in *Instance) running(ctx context.Context) error {
 	}
 }
 
-// exitOf says how a container ended.
+// exitOf returns how a container ended.
 func exitOf(s *container.State, labels map[string]string) sandbox.Exit {
 	exit := sandbox.Exit{Code: s.ExitCode, Reason: sandbox.ReasonCrashed, Detail: fmt.Sprintf("the container ended with status %d", s.ExitCode)}
 	switch _, limited := lifeOf(labels); {
@@ -95,7 +96,8 @@ func exitOf(s *container.State, labels map[string]string) sandbox.Exit {
 	return exit
 }
 
-// remove removes a container with its volumes. That it is gone is success.
+// remove removes a container with its volumes. It succeeds if the container is
+// gone.
 func (p *Provider) remove(ctx context.Context, id sandbox.ID, name string) error {
 	for {
 		_, err := p.api.ContainerRemove(ctx, name, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
@@ -106,7 +108,7 @@ func (p *Provider) remove(ctx context.Context, id sandbox.ID, name string) error
 				err = nil
 			}
 			return err
-		case sandbox.CodeConflict: // somebody else is removing it
+		case sandbox.CodeConflict: // another request is removing it
 		default:
 			return err
 		}
@@ -118,13 +120,13 @@ func (p *Provider) remove(ctx context.Context, id sandbox.ID, name string) error
 	}
 }
 
-// Destroy implements driver.Instance. A container that another directory has
-// adopted stays.
+// Destroy implements driver.Instance. It does not remove a container that
+// another directory has adopted.
 func (in *Instance) Destroy(ctx context.Context) error {
 	in.SetDying(true)
 	var err error
 	for err == nil {
-		// By its present name, so that it is not removed once it has another.
+		// Use its present name, so that the container is not removed after a rename.
 		var c container.InspectResponse
 		if c, err = in.p.inspect(ctx, in.id, in.name, false); err == nil {
 			err = in.p.remove(ctx, in.id, strings.TrimPrefix(c.Name, "/"))
@@ -138,7 +140,8 @@ func (in *Instance) Destroy(ctx context.Context) error {
 	return nil
 }
 
-// inspect asks the daemon about a container of ours. Its absence is CodeGone.
+// inspect asks the daemon about one of our containers. A missing one is
+// CodeGone.
 func (p *Provider) inspect(ctx context.Context, id sandbox.ID, name string, size bool) (container.InspectResponse, error) {
 	res, err := p.api.ContainerInspect(ctx, name, client.ContainerInspectOptions{Size: size})
 	if err = p.explain(ctx, err); sandbox.CodeOf(err) == sandbox.CodeNotFound {
@@ -153,7 +156,8 @@ func (p *Provider) inspect(ctx context.Context, id sandbox.ID, name string, size
 	return res.Container, err
 }
 
-// State implements driver.StateTeller: anybody can pause a container.
+// State implements driver.StateTeller, because other clients can pause a
+// container.
 func (p *Provider) State(ctx context.Context, id sandbox.ID) (sandbox.State, error) {
 	c, err := p.find(ctx, id)
 	if err != nil {
@@ -166,7 +170,7 @@ func (p *Provider) State(ctx context.Context, id sandbox.ID) (sandbox.State, err
 	return f.State, err
 }
 
-// Pause implements driver.Pauser. Connections stay, because they end in
+// Pause implements driver.Pauser. Connections survive, because they end in
 // processes of the daemon.
 func (in *Instance) Pause(ctx context.Context) error {
 	return in.turn(ctx, sandbox.Paused, func() error {
@@ -175,8 +179,8 @@ func (in *Instance) Pause(ctx context.Context) error {
 	})
 }
 
-// Resume implements driver.Pauser. What runs on has its network: a container
-// that cannot be connected to it stays paused.
+// Resume implements driver.Pauser. It connects the network first: a container
+// that cannot be connected stays paused.
 func (in *Instance) Resume(ctx context.Context) error {
 	return in.turn(ctx, sandbox.Running, func() error {
 		if err := in.join(ctx); err != nil {
@@ -187,7 +191,7 @@ func (in *Instance) Resume(ctx context.Context) error {
 	})
 }
 
-// turn brings the container into a state, unless it is in that.
+// turn changes the state of the container, unless it is in that state.
 func (in *Instance) turn(ctx context.Context, to sandbox.State, do func() error) error {
 	s, ended, err := in.Ask(ctx)
 	if err != nil || !ended && s.State == to {
@@ -204,7 +208,7 @@ func (in *Instance) turn(ctx context.Context, to sandbox.State, do func() error)
 	case ended:
 		return guestkit.Gone(in.id)
 	case err == nil && s.State == to:
-		return nil // somebody was faster
+		return nil // another caller was faster
 	}
 	return failed
 }
@@ -245,7 +249,7 @@ func (in *Instance) Resize(ctx context.Context, want sandbox.Resources) error {
 	return in.known(ctx, err)
 }
 
-// known explains an error of a call about the container.
+// known converts the error of a call about the container.
 func (in *Instance) known(ctx context.Context, err error) error {
 	if err = in.p.explain(ctx, err); err == nil || ctx.Err() != nil {
 		return err
@@ -268,8 +272,8 @@ func (in *Instance) stats(ctx context.Context) (stats container.StatsResponse, e
 	return stats, in.known(ctx, err)
 }
 
-// memoryOf is the memory that cannot be had back at once, as docker stats shows
-// it.
+// memoryOf returns the memory that cannot be reclaimed at once, like docker
+// stats.
 func memoryOf(s container.StatsResponse) int64 {
 	for _, name := range []string{"total_inactive_file", "inactive_file"} { // cgroup v1, v2
 		if cache, ok := s.MemoryStats.Stats[name]; ok && cache < s.MemoryStats.Usage {

@@ -54,7 +54,7 @@ func create(t *testing.T, p *docker.Provider, spec sandbox.Spec) driver.Instance
 	return in
 }
 
-// shell runs a script and returns what it writes.
+// shell runs a script and returns its output.
 func shell(t *testing.T, in driver.Instance, script string) string {
 	t.Helper()
 	p, err := in.Exec(t.Context(), &sandbox.Command{Shell: script})
@@ -69,7 +69,7 @@ func shell(t *testing.T, in driver.Instance, script string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// containers are those of the daemon with a sandbox's ID.
+// containers lists the daemon's containers with a sandbox's ID.
 func containers(t *testing.T, id string) []container.Summary {
 	t.Helper()
 	res, err := api.ContainerList(t.Context(), client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", "run.atoll.id="+id)})
@@ -79,7 +79,7 @@ func containers(t *testing.T, id string) []container.Summary {
 	return res.Items
 }
 
-// forwarder is an address where a function gets the requests for the daemon.
+// forwarder returns an address at which serve gets the requests to the daemon.
 func forwarder(t *testing.T, serve func(w http.ResponseWriter, r *http.Request, daemon http.Handler)) string {
 	t.Helper()
 	daemon := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "docker"})
@@ -91,8 +91,8 @@ func forwarder(t *testing.T, serve func(w http.ResponseWriter, r *http.Request, 
 	return "tcp://" + strings.TrimPrefix(server.URL, "http://")
 }
 
-// The daemon makes a container, and its answer is lost: the container is found
-// again, and there is no second one.
+// The daemon creates a container and its answer is lost. The container must be
+// found, and there must be no second one.
 func TestLostAnswer(t *testing.T) {
 	var lost atomic.Int32
 	opts := options(t.TempDir())
@@ -113,8 +113,8 @@ func TestLostAnswer(t *testing.T) {
 	}
 }
 
-// A container has no network unless the rules say that everything is open, no
-// variable of the spec, and the limits that were asked for.
+// A container has no network unless all egress is allowed, no variables of the
+// spec in its configuration, and the requested limits.
 func TestContainer(t *testing.T) {
 	p := open(t, options(t.TempDir()))
 	in := create(t, p, sandbox.Spec{
@@ -146,8 +146,7 @@ func TestContainer(t *testing.T) {
 	}
 }
 
-// Somebody kills the container: that is no destruction, and it stays listed
-// until it is destroyed.
+// A container that is killed is not destroyed: it stays listed until Destroy.
 func TestKilled(t *testing.T) {
 	p := open(t, options(t.TempDir()))
 	in := create(t, p, sandbox.Spec{ID: "killed-1"})
@@ -179,7 +178,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// Commands of an image without settings of their own use the image's.
+// Commands use the image's settings unless the spec sets them.
 func TestImageDefaults(t *testing.T) {
 	made, err := api.ContainerCreate(t.Context(), client.ContainerCreateOptions{Image: image, Config: &container.Config{Cmd: []string{"true"}}})
 	if err != nil {
@@ -199,7 +198,7 @@ func TestImageDefaults(t *testing.T) {
 	}
 }
 
-// Whoever connects again and again leaves no processes behind.
+// Repeated connections leave no processes behind.
 func TestReconnecting(t *testing.T) {
 	opts := options(t.TempDir())
 	in := create(t, open(t, opts), sandbox.Spec{ID: "again-1"})
@@ -221,7 +220,7 @@ func TestReconnecting(t *testing.T) {
 	}
 }
 
-// An image that the daemon does not have and cannot pull leaves nothing.
+// An image that the daemon cannot pull leaves nothing behind.
 func TestMissingImage(t *testing.T) {
 	p := open(t, options(t.TempDir()))
 	_, err := p.Create(t.Context(), &sandbox.Spec{ID: "missing-1", Image: "127.0.0.1:1/nothing:here"})

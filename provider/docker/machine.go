@@ -19,7 +19,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// machine is a container as the daemon knows it.
+// machine is a container as reported by the daemon.
 type machine struct {
 	p      *Provider
 	id     sandbox.ID
@@ -27,11 +27,11 @@ type machine struct {
 	labels map[string]string
 
 	mu   sync.Mutex
-	exit sandbox.Exit // how it ended, as far as the daemon said
+	exit sandbox.Exit // how it ended, if the daemon reported it
 }
 
-// Status implements guestkit.Machine. A container that has ended is no sandbox
-// any more: nothing in it runs again.
+// Status implements guestkit.Machine. A container that has ended never runs
+// again, so its sandbox has ended.
 func (m *machine) Status(ctx context.Context) (guestkit.Status, error) {
 	c, err := m.p.inspect(ctx, m.id, m.name, false)
 	switch {
@@ -48,8 +48,8 @@ func (m *machine) Status(ctx context.Context) (guestkit.Status, error) {
 	return guestkit.Status{}, guestkit.Gone(m.id)
 }
 
-// Cause implements guestkit.Machine. A container that is not there any more was
-// removed by somebody.
+// Cause implements guestkit.Machine. A missing container was removed by another
+// client.
 func (m *machine) Cause(time.Time) sandbox.Exit {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -72,7 +72,7 @@ func (m *machine) Answers(ctx context.Context) bool {
 	defer p.Close()
 	for {
 		if _, err := p.Receive(); err != nil {
-			exit, ok := err.(*guestkit.Exit) //nolint:errorlint // Receive returns it as it is
+			exit, ok := err.(*guestkit.Exit) //nolint:errorlint // Receive returns it unwrapped
 			return ok && exit.Code == 0
 		}
 	}
@@ -91,7 +91,7 @@ func (m *machine) Upload(ctx context.Context, file string, guest *program.Progra
 	}
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
-	// The directories above it are made by the daemon, for root.
+	// The daemon creates missing parent directories, owned by root.
 	err = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(path.Clean(file), "/"), Mode: 0o755, Size: int64(len(text))})
 	if err == nil {
 		_, err = w.Write(text)
@@ -128,11 +128,11 @@ type process struct {
 	exec string
 	conn client.HijackedResponse
 
-	out    chan []byte   // closed when there is no more; stderr and err are set before
+	out    chan []byte   // closed at the end; stderr and err are set before
 	closed chan struct{} // closed by Close
 	once   sync.Once
 	stderr []byte
-	err    error // why there is no more, unless it is the end
+	err    error // the error that ended the output; nil for a normal end
 }
 
 // writerFunc is an io.Writer.
@@ -140,7 +140,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// read takes the daemon's stream apart until it ends.
+// read parses the daemon's stream until it ends.
 func (p *process) read() {
 	defer close(p.out)
 	stdout := func(b []byte) (int, error) {
@@ -158,12 +158,11 @@ func (p *process) read() {
 	_, p.err = stdcopy.StdCopy(writerFunc(stdout), writerFunc(stderr), p.conn.Reader)
 }
 
-// alive is how often the daemon is asked whether a process is paused of which
-// nothing is heard.
+// alive is how long a process may be silent before the daemon is asked whether
+// it is paused.
 const alive = 45 * time.Second
 
-// Receive implements guestkit.Program. That the container is paused is a sign of
-// life.
+// Receive implements guestkit.Program. A paused container counts as alive.
 func (p *process) Receive() ([]byte, error) {
 	for {
 		timer := time.NewTimer(alive)
@@ -188,7 +187,7 @@ func (p *process) Receive() ([]byte, error) {
 	}
 }
 
-// end says how the process ended.
+// end returns how the process ended.
 func (p *process) end() error {
 	unknown := func(err error) error {
 		return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: p.m.p.opts.Host, Message: "the connection to the container was lost", Cause: err}
@@ -198,7 +197,7 @@ func (p *process) end() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), alive/3)
 	defer cancel()
-	for { // the daemon closes the stream a little before it knows the status
+	for { // the daemon closes the stream a little before it has the status
 		res, err := p.m.p.api.ExecInspect(ctx, p.exec, client.ExecInspectOptions{})
 		if err != nil {
 			return unknown(err)
@@ -224,8 +223,8 @@ func (p *process) Send(ctx context.Context, data []byte) error {
 	return p.m.p.explain(ctx, err)
 }
 
-// Close implements guestkit.Program. The daemon closes the input of the process,
-// which ends it.
+// Close implements guestkit.Program. The daemon closes the input of the
+// process, which then exits.
 func (p *process) Close() error {
 	p.once.Do(func() {
 		close(p.closed)

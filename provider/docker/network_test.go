@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// addNetwork makes a network of the daemon.
+// addNetwork creates a network of the daemon.
 func addNetwork(t *testing.T, name string) {
 	t.Helper()
 	if _, err := api.NetworkCreate(t.Context(), name, client.NetworkCreateOptions{Driver: "bridge"}); err != nil {
@@ -37,7 +37,7 @@ func cut(t *testing.T, id, network string) {
 	}
 }
 
-// networks are those of a sandbox, as the daemon lists them.
+// networks lists the networks of a sandbox, as reported by the daemon.
 func networks(t *testing.T, id string) string {
 	t.Helper()
 	var names []string
@@ -49,7 +49,7 @@ func networks(t *testing.T, id string) string {
 	return strings.Join(names, " ")
 }
 
-// counted passes requests on and counts those that connect a container.
+// counted forwards requests and counts those that connect a container.
 func counted(n *atomic.Int32) func(http.ResponseWriter, *http.Request, http.Handler) {
 	return func(w http.ResponseWriter, r *http.Request, daemon http.Handler) {
 		if strings.HasSuffix(r.URL.Path, "/connect") {
@@ -59,16 +59,16 @@ func counted(n *atomic.Int32) func(http.ResponseWriter, *http.Request, http.Hand
 	}
 }
 
-// openSpec is a sandbox that may reach everything.
+// openSpec is the spec of a sandbox with unrestricted network access.
 func openSpec(id string) sandbox.Spec {
 	return sandbox.Spec{ID: sandbox.ID(id), Network: sandbox.Network{Egress: []string{"*"}, Plain: &sandbox.EgressRules{Open: true}}}
 }
 
-// address counts the IPv4 addresses that a sandbox has inside, without loopback.
+// address prints the number of IPv4 addresses in the sandbox, without loopback.
 const address = `ip -o -4 addr | grep -v ' lo ' | wc -l`
 
-// An open sandbox is connected to its network once it is made, resumed or
-// attached. Nobody is asked to connect one that is connected.
+// A sandbox is connected to its network when it is created, resumed or
+// attached. There is no request if it is connected.
 func TestRB13NetworkIsConnected(t *testing.T) {
 	addNetwork(t, "rb13")
 	var connects atomic.Int32
@@ -121,7 +121,7 @@ func TestRB13NetworkIsConnected(t *testing.T) {
 	check("attached after the network was lost", again, 1)
 }
 
-// A sandbox without a network never gets one.
+// A sandbox without a network is never connected.
 func TestRB13ClosedSandboxesStayClosed(t *testing.T) {
 	addNetwork(t, "rb13-closed")
 	var connects atomic.Int32
@@ -143,7 +143,7 @@ func TestRB13ClosedSandboxesStayClosed(t *testing.T) {
 	}
 }
 
-// The network is lost while the sandbox is made, right after the start.
+// The network is disconnected during creation, right after the start.
 func TestRB13ConnectedAfterStart(t *testing.T) {
 	addNetwork(t, "rb13-start")
 	var connects atomic.Int32
@@ -161,7 +161,7 @@ func TestRB13ConnectedAfterStart(t *testing.T) {
 	}
 }
 
-// Somebody else connects the container first: "already exists" is success.
+// If another client connects the container first, "already exists" is success.
 func TestRB13AlreadyConnected(t *testing.T) {
 	addNetwork(t, "rb13-race")
 	var connects atomic.Int32
@@ -194,8 +194,8 @@ func TestRB13AlreadyConnected(t *testing.T) {
 	}
 }
 
-// The network is gone: the sandbox stays paused, and is unavailable and not
-// gone. It works again once the network is back, and can be destroyed without.
+// If the network is missing, the sandbox stays paused and is unavailable, not
+// gone. It works again once the network exists, and Destroy always works.
 func TestRB13MissingNetwork(t *testing.T) {
 	addNetwork(t, "rb13-lost")
 	opts := options(t.TempDir())
@@ -239,7 +239,7 @@ func TestRB13MissingNetwork(t *testing.T) {
 	}
 }
 
-// A network that does not exist when a sandbox is made leaves nothing.
+// Create with a missing network leaves nothing behind.
 func TestRB13CreateWithoutNetwork(t *testing.T) {
 	opts := options(t.TempDir())
 	opts.Network = "rb13-never"

@@ -12,12 +12,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The name of a container says which state directory has it: unlike labels, it can
-// change. The directory that made it has one whose name somebody else chose.
+// The name of a container records the state directory that owns it: names,
+// unlike labels, can change. If another program chose the name, the owner is
+// the directory that created the container.
 
 func containerName(scope string, id sandbox.ID) string { return "atoll-" + scope + "-" + string(id) }
 
-// ownerOf returns the scope of the directory that has a container.
+// ownerOf returns the scope of the directory that owns a container.
 func ownerOf(labels map[string]string, names ...string) string {
 	for _, name := range names {
 		scope, ok := strings.CutSuffix(strings.TrimPrefix(name, "/atoll-"), "-"+labels[labelID])
@@ -52,7 +53,7 @@ func (p *Provider) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 	return err
 }
 
-// mine refuses a container that another directory has.
+// mine refuses a container that another directory owns.
 func (p *Provider) mine(id sandbox.ID, labels map[string]string, name string) error {
 	scope, err := p.scope()
 	if err == nil && ownerOf(labels, name) != scope {

@@ -67,7 +67,7 @@ func TestHandover(t *testing.T) {
 	h.Run(t)
 }
 
-// otherDaemon proxies the daemon, and has it be another one: its ID differs.
+// otherDaemon proxies the daemon with a different ID.
 func otherDaemon(t *testing.T, socket string) string {
 	t.Helper()
 	target := &url.URL{Scheme: "http", Host: "docker"}

@@ -1,15 +1,15 @@
 // Package host runs the commands of a "sandbox" as plain processes on this
-// machine, with the rights of the calling user. It isolates nothing: what runs
-// here can read and change everything that the user can, reach the network,
-// and use all memory and processors. It is for trusted code, for tests, and for
-// machines where nothing else works; Probe says so, and nobody should ever
-// choose it silently.
+// machine, with the rights of the calling user. It provides no isolation:
+// commands can read and change all files of the user, use the network, and use
+// all memory and processors. Use it for trusted code, for tests, and on
+// machines where no other provider works. Probe warns about it. It must never
+// be selected without the user's explicit choice.
 //
-// It still keeps sandboxes apart: every sandbox has its own directory, to which
-// file operations are confined; commands get a clean environment and not the
-// caller's; and Destroy ends every process that the sandbox started and removes
-// the directory. A sandbox also ends with the process that made it, however
-// that ends.
+// Sandboxes are still separate: each has its own directory, to which file
+// operations are confined; commands get a clean environment and not the
+// caller's; and Destroy ends every process of the sandbox and removes the
+// directory. A sandbox also ends with the process that created it, even if that
+// is killed.
 package host
 
 import (
@@ -31,21 +31,21 @@ import (
 // Name is the name of this provider.
 const Name = "host"
 
-// Options say where sandboxes live.
+// Options configure a Provider.
 type Options struct {
-	// Dir is a directory for this provider alone. It is made when missing.
+	// Dir is a directory for this provider alone. It is created if missing.
 	Dir string
-	// Executable is a program that imports internal/guest/early. Empty means
-	// the running one.
+	// Executable is a program that imports internal/guest/early. Empty: the
+	// running program.
 	Executable string
 }
 
-// Provider runs plain processes. See the warning of the package.
+// Provider runs plain processes. See the warning in the package comment.
 type Provider struct {
 	dir, executable string
 
 	mu   sync.Mutex
-	live map[sandbox.ID]*Instance // made here and not destroyed
+	live map[sandbox.ID]*Instance // created here and not destroyed
 }
 
 var (
@@ -65,7 +65,7 @@ var (
 	_ driver.Meter          = (*Instance)(nil)
 )
 
-// New opens the provider and removes what a killed process has left in its
+// New opens the provider and removes the leftovers of killed processes from its
 // directory.
 func New(opts Options) (*Provider, error) {
 	if opts.Dir == "" {
@@ -90,7 +90,8 @@ func New(opts Options) (*Provider, error) {
 	return p, p.sweep()
 }
 
-// dirMode lets other users of a sandbox pass, where there can be any.
+// dirMode lets other users traverse the directory, if commands can run as other
+// users.
 func dirMode() fs.FileMode {
 	if os.Geteuid() == 0 {
 		return 0o711
@@ -144,9 +145,9 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	return in, nil
 }
 
-// EgressAbility implements driver.EgressEnforcer. That nothing is bounded has
-// every rule refused by its name, and those of a policy which lets pass what
-// cannot be enforced let pass.
+// EgressAbility implements driver.EgressEnforcer. The provider enforces
+// nothing, so every rule is refused, unless its policy allows rules that are
+// not enforced.
 func (*Provider) EgressAbility() sandbox.EgressAbility {
 	return sandbox.EgressAbility{Kind: sandbox.EgressNone}
 }
@@ -154,7 +155,7 @@ func (*Provider) EgressAbility() sandbox.EgressAbility {
 // Binding implements driver.Binder: sandboxes belong to their directory.
 func (p *Provider) Binding(ctx context.Context) (string, error) { return p.dir, ctx.Err() }
 
-// supported refuses what plain processes cannot have.
+// supported rejects settings that plain processes cannot have.
 func supported(spec *sandbox.Spec) error {
 	refuse := func(subject, message string) error {
 		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "host.create", Subject: subject, Message: message}
@@ -188,8 +189,8 @@ func userSupported(user string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: "user", Message: "only root can run commands as another user"}
 }
 
-// Attach implements driver.Provider. Only the process that made a sandbox can
-// talk to it.
+// Attach implements driver.Provider. Only the process that created a sandbox
+// can use it.
 func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -219,7 +220,7 @@ func goneError(id sandbox.ID) error {
 	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(id), Message: "the sandbox does not exist"}
 }
 
-// List implements driver.Provider: what has a directory exists.
+// List implements driver.Provider. It lists the sandboxes with a directory.
 func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 	return func(yield func(driver.Found, error) bool) {
 		entries, err := os.ReadDir(p.dir)
@@ -283,13 +284,13 @@ func (p *Provider) ErrorCode(err error) sandbox.Code {
 	case isFull(err):
 		return sandbox.CodeExhausted
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrExist):
-		return sandbox.CodeUnavailable // the provider's own directory is not as it should be
+		return sandbox.CodeUnavailable // an error in the provider's directory
 	}
 	return ""
 }
 
-// Close implements driver.Provider. The provider itself holds nothing; its
-// sandboxes live until they are destroyed, or this process ends.
+// Close implements driver.Provider. It does nothing: sandboxes live until they
+// are destroyed or this process ends.
 func (p *Provider) Close() error { return nil }
 
 func (p *Provider) path(id sandbox.ID) string { return filepath.Join(p.dir, string(id)) }

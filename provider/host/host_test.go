@@ -12,10 +12,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// stateDir is a directory that other users can pass, unlike t.TempDir.
+// stateDir is a directory that other users can traverse, unlike t.TempDir.
 func stateDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "atoll-host") //nolint:usetesting // others cannot pass t.TempDir
+	dir, err := os.MkdirTemp("", "atoll-host") //nolint:usetesting // other users cannot traverse t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestEgress checks that rules are refused, unless a policy says that nothing
+// TestEgress checks that rules are refused unless a policy says that nothing
 // has to be enforced.
 func TestEgress(t *testing.T) {
 	p, err := host.New(host.Options{Dir: stateDir(t)})

@@ -29,11 +29,11 @@ type Instance struct {
 	ended chan struct{} // closed when no process is left; exit is set before
 
 	mu      sync.Mutex
-	timer   *time.Timer  // ends it when its lifetime is over
-	why     sandbox.Exit // how it ends, once somebody has decided that it does
+	timer   *time.Timer  // ends it at the end of its lifetime
+	why     sandbox.Exit // the first reason to end it
 	exit    sandbox.Exit
 	gone    bool          // destroyed
-	ongoing chan struct{} // closed when the current attempt to destroy is over
+	ongoing chan struct{} // closed when the current attempt to destroy has ended
 	failed  error         // of the last attempt
 }
 
@@ -78,8 +78,8 @@ func (in *Instance) start(ctx context.Context, spec *sandbox.Spec) error {
 	cmd := &exec.Cmd{
 		Path: in.provider.executable, Args: guest.HostArgs(in.filesDir()), Dir: "/",
 		Env:         append(guest.Env(), markerEnv+"="+string(in.id)),
-		ExtraFiles:  []*os.File{theirs, in.lock},        // it holds the lock as long as it lives
-		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // a terminal's signals are not for it
+		ExtraFiles:  []*os.File{theirs, in.lock},        // the guest holds the lock while it lives
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // no signals from the terminal
 	}
 	if err := cmd.Start(); err != nil {
 		conn.Close()
@@ -97,8 +97,8 @@ func (in *Instance) start(ctx context.Context, spec *sandbox.Spec) error {
 	return client.Configure(ctx, in.defaults(spec))
 }
 
-// defaults are the environment of commands: a few harmless variables of this
-// process and those of the spec, and nothing else.
+// defaults returns the defaults of commands. The environment contains a few
+// harmless variables of this process and those of the spec.
 func (in *Instance) defaults(spec *sandbox.Spec) guest.Defaults {
 	env := map[string]string{
 		"HOME":    in.filesDir(),
@@ -124,8 +124,8 @@ func (in *Instance) defaults(spec *sandbox.Spec) guest.Defaults {
 // ID implements driver.Instance.
 func (in *Instance) ID() sandbox.ID { return in.id }
 
-// Dir is the directory that commands start in and file operations are
-// confined to.
+// Dir returns the directory that commands start in and to which file operations
+// are confined.
 func (in *Instance) Dir() string { return in.filesDir() }
 
 func (in *Instance) filesDir() string { return filepath.Join(in.dir, filesDir) }
@@ -149,7 +149,7 @@ func (in *Instance) Wait(ctx context.Context) (sandbox.Exit, error) {
 	}
 }
 
-// hasEnded tells how the sandbox ended, if it has.
+// hasEnded returns how the sandbox ended, if it has.
 func (in *Instance) hasEnded() (sandbox.Exit, bool) {
 	select {
 	case <-in.ended:
@@ -159,8 +159,8 @@ func (in *Instance) hasEnded() (sandbox.Exit, bool) {
 	}
 }
 
-// end makes the guest end with everything it started: the connection is its
-// life-line. The first reason counts.
+// end closes the connection of the guest, which then ends with all its
+// processes. The first reason is kept.
 func (in *Instance) end(why sandbox.Exit) {
 	in.mu.Lock()
 	if in.why.Reason == "" {
@@ -183,7 +183,7 @@ func (in *Instance) end(why sandbox.Exit) {
 func (in *Instance) watch() {
 	err := in.supervisor.Wait()
 	if err != nil {
-		// It was killed, and its processes are on their own.
+		// It was killed, so its processes may still run.
 		killMarked(in.id, in.dir)
 	}
 	in.mu.Lock()
@@ -199,7 +199,7 @@ func (in *Instance) watch() {
 	}
 }
 
-// commandEnd is how a command ended whose connection was lost.
+// commandEnd returns the end of a command whose connection was lost.
 func (in *Instance) commandEnd(ctx context.Context) (sandbox.Exit, bool) {
 	if x, ok := in.awaitEnd(); ok {
 		if x.Code <= 0 {
@@ -210,7 +210,7 @@ func (in *Instance) commandEnd(ctx context.Context) (sandbox.Exit, bool) {
 	return sandbox.Exit{}, false
 }
 
-// awaitEnd waits a little for the end that a lost connection announces.
+// awaitEnd waits briefly for the end of the guest after a lost connection.
 func (in *Instance) awaitEnd() (sandbox.Exit, bool) {
 	timer := time.NewTimer(2 * patience)
 	defer timer.Stop()
@@ -222,7 +222,7 @@ func (in *Instance) awaitEnd() (sandbox.Exit, bool) {
 	}
 }
 
-// lost is the error of calls when there is nobody to answer.
+// lost returns the error of calls after the connection was lost.
 func (in *Instance) lost() error {
 	x, ok := in.awaitEnd()
 	switch {
@@ -234,8 +234,8 @@ func (in *Instance) lost() error {
 	return &sandbox.Error{Code: sandbox.CodeConflict, Subject: string(in.id), Message: "the sandbox has ended: " + x.Detail}
 }
 
-// Destroy implements driver.Instance. An attempt goes on when its caller gives
-// up waiting for it.
+// Destroy implements driver.Instance. An attempt continues after its caller has
+// given up.
 func (in *Instance) Destroy(ctx context.Context) error {
 	in.mu.Lock()
 	if in.gone {
@@ -283,8 +283,8 @@ func (in *Instance) destroy(over chan struct{}) {
 	close(over)
 }
 
-// remove removes the sandbox's directory. The lock is given up last, so that
-// nobody else does the same meanwhile.
+// remove removes the sandbox's directory. It releases the lock last, so that no
+// other process removes the directory at the same time.
 func (in *Instance) remove() error {
 	if err := removeAll(in.dir); err != nil {
 		return err

@@ -18,7 +18,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// maker, as the name of this program, makes a sandbox, and waits to be killed.
+// maker is the process name with which this program creates a sandbox and waits
+// to be killed.
 const maker = "host-maker"
 
 func TestMain(m *testing.M) {
@@ -28,8 +29,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// script starts processes that try to outlive their sandbox, each of which
-// says its number.
+// script starts processes that try to outlive their sandbox and print their
+// process numbers.
 const script = `echo $$
 sh -c 'echo $$; exec sleep 1001' &
 setsid sh -c 'echo $$; exec sleep 1002' &
@@ -128,7 +129,7 @@ func TestDestroyLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestGuestKilled has nobody left who knows the processes.
+// TestGuestKilled kills the guest, the only parent of the processes.
 func TestGuestKilled(t *testing.T) {
 	dir := stateDir(t)
 	in, list := start(t, newProvider(t, dir))
@@ -153,8 +154,8 @@ func TestGuestKilled(t *testing.T) {
 	}
 }
 
-// TestMakerKilled is SIGKILL of the whole program: its sandboxes end, and the
-// next start removes what is left of them.
+// TestMakerKilled sends SIGKILL to the program that creates sandboxes. They
+// must end, and the next start must remove their directories.
 func TestMakerKilled(t *testing.T) {
 	dir := stateDir(t)
 	self, err := os.Executable()
@@ -170,7 +171,7 @@ func TestMakerKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	list := pids(t, out)
-	// While it lives, another process sees the sandbox, and leaves it alone.
+	// While it lives, another process sees the sandbox and does not remove it.
 	other := newProvider(t, dir)
 	_, err = other.Attach(t.Context(), "victim")
 	if other.ErrorCode(err) != sandbox.CodeUnsupported {
@@ -181,7 +182,7 @@ func TestMakerKilled(t *testing.T) {
 	}
 	for _, pid := range list {
 		if !alive(pid) {
-			t.Errorf("%d is dead before its time", pid)
+			t.Errorf("%d ended too early", pid)
 		}
 	}
 	cmd.Process.Kill()
@@ -202,7 +203,7 @@ func TestMakerKilled(t *testing.T) {
 	}
 }
 
-// TestCleanEnvironment looks for variables of this process in a command.
+// TestCleanEnvironment searches for this process's variables in a command.
 func TestCleanEnvironment(t *testing.T) {
 	t.Setenv("HOST_TOKEN", "canary-of-the-host")
 	p := newProvider(t, stateDir(t))
@@ -233,8 +234,8 @@ func TestProbeWarns(t *testing.T) {
 	}
 }
 
-// TestAttackStoppedGuest: a command's timeout is kept although the guest was
-// stopped, and what the command started ends too.
+// TestAttackStoppedGuest checks that a command's timeout is enforced although
+// the guest is stopped, and that the command's processes end, too.
 func TestAttackStoppedGuest(t *testing.T) {
 	in, err := newProvider(t, stateDir(t)).Create(t.Context(), &sandbox.Spec{ID: "stopped"})
 	if err != nil {
@@ -261,7 +262,7 @@ func TestAttackStoppedGuest(t *testing.T) {
 	for deadline := time.Now().Add(20 * time.Second); syscall.Kill(child, 0) == nil; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			_ = syscall.Kill(child, syscall.SIGKILL)
-			t.Fatal("what the command started runs on")
+			t.Fatal("a process of the command still runs")
 		}
 	}
 }

@@ -33,8 +33,8 @@ func (in *Instance) expire() {
 	})
 }
 
-// Usage implements driver.Meter. There is no writable layer whose size could be
-// told.
+// Usage implements driver.Meter. There is no writable layer, so it reports no
+// disk size.
 func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
 	if err := in.usable(ctx); err != nil {
 		return sandbox.Usage{}, err

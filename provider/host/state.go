@@ -15,14 +15,14 @@ import (
 
 // Files in a sandbox's directory.
 const (
-	filesDir   = "files"  // what file operations are confined to, and commands start in
+	filesDir   = "files"  // root of file operations and working directory of commands
 	tempDir    = "tmp"    // for temporary files
-	recordFile = "record" // what List tells to other processes
-	lockFile   = "lock"   // held for as long as the sandbox lives
-	newPrefix  = ".new-"  // of a directory that is being made
+	recordFile = "record" // the data for List in other processes
+	lockFile   = "lock"   // locked while the sandbox lives
+	newPrefix  = ".new-"  // prefix of unfinished directories
 )
 
-// record is what is kept about a sandbox. It holds no secret.
+// record is the stored data of a sandbox. It contains no secrets.
 type record struct {
 	Created time.Time         `json:"created"`
 	Labels  map[string]string `json:"labels,omitempty"`
@@ -36,9 +36,8 @@ func readRecord(dir string) (rec record, err error) {
 	return rec, err
 }
 
-// newDir makes the directory of a sandbox whole before it gets its name, so
-// that nobody ever sees half of one. The lock it returns is closed to give the
-// sandbox up.
+// newDir creates the directory of a sandbox under a temporary name and renames
+// it when it is complete. Closing the returned lock releases the sandbox.
 func newDir(base string, id sandbox.ID, rec record) (lock *os.File, err error) {
 	tmp, err := os.MkdirTemp(base, newPrefix)
 	if err != nil {
@@ -84,19 +83,20 @@ func newDir(base string, id sandbox.ID, rec record) (lock *os.File, err error) {
 	return lock, err
 }
 
-// locked reports whether a sandbox lives, in whatever process.
+// locked reports whether a sandbox is alive in any process.
 func locked(dir string) bool {
 	f, err := os.Open(filepath.Join(dir, lockFile))
 	if err != nil {
 		return false
 	}
 	defer f.Close()
-	// Shared, so that two who look do not take each other for the owner.
+	// A shared lock, so that two concurrent checks do not take each other for the
+	// owner.
 	return errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK)
 }
 
-// sweep removes what nobody holds any more: a process was killed together with
-// its guests.
+// sweep removes directories that are not locked: their process and its guests
+// were killed.
 func (p *Provider) sweep() error {
 	entries, err := os.ReadDir(p.dir)
 	if err != nil {
@@ -106,14 +106,14 @@ func (p *Provider) sweep() error {
 		dir := filepath.Join(p.dir, e.Name())
 		unfinished := strings.HasPrefix(e.Name(), newPrefix)
 		if unfinished && recent(dir) {
-			continue // perhaps somebody is just making it
+			continue // it may just be being created
 		}
 		if !e.IsDir() || (!unfinished && sandbox.ValidateName(e.Name()) != nil) || locked(dir) {
 			continue
 		}
 		if !unfinished {
 			if _, err := os.Lstat(filepath.Join(dir, recordFile)); err != nil {
-				continue // not ours
+				continue // not a sandbox's directory
 			}
 			killMarked(sandbox.ID(e.Name()), dir)
 		}
@@ -124,14 +124,14 @@ func (p *Provider) sweep() error {
 	return nil
 }
 
-// recent covers the moment between a directory and its lock.
+// recent covers the moment between creating a directory and locking it.
 func recent(dir string) bool {
 	info, err := os.Lstat(dir)
 	return err != nil || time.Since(info.ModTime()) < time.Minute
 }
 
-// removeAll removes a tree in which directories may be unreadable, even to
-// their owner.
+// removeAll removes a tree that may contain directories which even their owner
+// cannot read.
 func removeAll(dir string) error {
 	err := os.RemoveAll(dir)
 	if !errors.Is(err, fs.ErrPermission) {

@@ -12,13 +12,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// markerEnv is in the environment of every process of a sandbox, so that those
-// of a killed guest are found. A guest that lives finds its processes by
-// descent, which nothing can shed.
+// markerEnv is a variable in the environment of every process of a sandbox. It
+// identifies the processes of a killed guest. A running guest finds its
+// processes by their ancestry, which they cannot change.
 const markerEnv = "ATOLL_SANDBOX_ID"
 
-// killMarked kills what a killed guest has left: processes that carry its
-// marker, or that work in its directory.
+// killMarked kills the remaining processes of a killed guest: those with its
+// marker, and those whose working directory is in its directory.
 func killMarked(id sandbox.ID, dir string) {
 	for round := range 50 {
 		pids := marked(id, dir)

@@ -1,5 +1,5 @@
-// Command helper is what tests run inside containers, whose image has no
-// Python: a server that sends back what it gets.
+// Command helper runs inside the test containers, whose image has no Python. It
+// is an echo server.
 package main
 
 import (
