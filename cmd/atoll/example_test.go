@@ -106,7 +106,7 @@ func TestExamples(t *testing.T) {
 					line += " 2>&1 | grep docker"
 				}
 				if len(path) > 1 && path[1] == "preview" { // gvisor has none
-					line += " 2>&1 | grep 'no address of its own'"
+					line += " 2>&1 | grep 'no URLs for ports'"
 				}
 				line = strings.ReplaceAll(line, "debian:12", reg+"/debian:12")
 				line = strings.ReplaceAll(line, "/etc/atoll/atoll.yaml", sampleConfig)

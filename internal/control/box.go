@@ -9,29 +9,28 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Sandbox is a handle on one sandbox. Dropping it ends nothing. Its methods
-// may be called concurrently.
+// Sandbox is a handle on one sandbox. It needs no Close: dropping it does not
+// end the sandbox. It is safe for concurrent use.
 type Sandbox struct {
 	c     *Control
 	inst  driver.Instance
 	name  string
-	image ImageConfig // what Create found; zero after Find
-	// limits are those that do not hold, if Create made the handle.
+	image ImageConfig // set by Create; zero after Find
+	// limits are the unenforced limits, if Create returned the handle.
 	limits map[string]sandbox.Enforcement
 }
 
 // ID returns the id, which never changes.
 func (s *Sandbox) ID() sandbox.ID { return s.inst.ID() }
 
-// Image returns what the image wants to run, if this is the handle that Create
-// returned.
+// Image returns the configuration of the image, if Create returned this handle.
 func (s *Sandbox) Image() ImageConfig { return s.image }
 
-// Limits returns the limits that the provider does not enforce, if this is the
-// handle that Create returned.
+// Limits returns the limits that the provider does not enforce, if Create
+// returned this handle.
 func (s *Sandbox) Limits() map[string]sandbox.Enforcement { return s.limits }
 
-// Name returns the name, which is the id unless another was chosen.
+// Name returns the name. It is the id unless another name was set.
 func (s *Sandbox) Name() string { return s.name }
 
 func (s *Sandbox) action(op ops.Op, subject string) Action {
@@ -41,8 +40,8 @@ func (s *Sandbox) action(op ops.Op, subject string) Action {
 	return Action{Op: op, Sandbox: s.ID(), Name: s.name, Subject: subject}
 }
 
-// Exec starts a command. The context bounds the start only; the caller closes
-// the process.
+// Exec starts a command. ctx limits only the start. The caller closes the
+// process.
 func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
 	var p driver.Process
 	a := s.action(ops.ProcessExec, "")
@@ -62,14 +61,14 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process
 	return &process{Process: p, box: s}, nil
 }
 
-// Wait blocks until the sandbox itself has ended, and says why.
+// Wait waits until the sandbox has ended, and returns the reason.
 func (s *Sandbox) Wait(ctx context.Context) (sandbox.Exit, error) {
 	exit, err := s.inst.Wait(ctx)
 	return exit, s.c.wrap(s.action(ops.SandboxWait, ""), err)
 }
 
-// Destroy ends the sandbox with everything in it. Destroying what is gone is
-// success.
+// Destroy ends the sandbox and removes its files. It succeeds if the sandbox is
+// already gone.
 func (s *Sandbox) Destroy(ctx context.Context) error {
 	return s.c.do(ctx, s.action(ops.SandboxDestroy, ""), func(ctx context.Context) error {
 		err := s.inst.Destroy(ctx)
@@ -80,19 +79,18 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	})
 }
 
-// Teardown destroys the sandbox even when ctx has ended: the caller may be
-// gone, the sandbox must not stay. It takes bounded time.
+// Teardown destroys the sandbox even if ctx has ended, within Config.Teardown.
 func (s *Sandbox) Teardown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.c.cfg.Teardown)
 	defer cancel()
 	return s.Destroy(ctx)
 }
 
-// manager returns what remembers the sandbox's commands.
+// manager returns the provider's process manager.
 func (s *Sandbox) manager() (driver.ProcessManager, error) {
 	m, ok := driver.As[driver.ProcessManager](s.inst)
 	if !ok {
-		return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider does not remember commands"}
+		return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider keeps no list of commands"}
 	}
 	return m, nil
 }
@@ -111,8 +109,8 @@ func (s *Sandbox) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error) 
 	return out, err
 }
 
-// Reconnect connects to a background command; the caller closes the process,
-// which leaves the command alone.
+// Reconnect connects to a background command. The caller closes the process;
+// this does not affect the command.
 func (s *Sandbox) Reconnect(ctx context.Context, id string) (driver.Process, error) {
 	var p driver.Process
 	err := s.c.do(ctx, s.action(ops.ProcessReconnect, id), func(ctx context.Context) error {
@@ -129,8 +127,8 @@ func (s *Sandbox) Reconnect(ctx context.Context, id string) (driver.Process, err
 	return &process{Process: p, box: s}, nil
 }
 
-// Rejoin connects to a command where an earlier connection to it was cut, as
-// driver.Rejoiner. The caller closes or detaches the process.
+// Rejoin connects to a command at the point where an earlier connection was
+// lost; see driver.Rejoiner. The caller closes or detaches the process.
 func (s *Sandbox) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
 	var p driver.Process
 	err := s.c.do(ctx, s.action(ops.ProcessReconnect, id), func(ctx context.Context) (err error) {
@@ -147,7 +145,7 @@ func (s *Sandbox) Rejoin(ctx context.Context, id string, from driver.Cursor, ski
 	return &process{Process: p, box: s}, from, nil
 }
 
-// Logs reads what a command wrote. The caller closes the reader.
+// Logs returns the output of a command. The caller closes the reader.
 func (s *Sandbox) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
 	var r driver.LogReader
 	err := s.c.do(ctx, s.action(ops.ProcessLogs, id), func(ctx context.Context) error {
@@ -167,7 +165,7 @@ func (s *Sandbox) Logs(ctx context.Context, id string, opts driver.LogOptions) (
 	return &logReader{LogReader: r, box: s, id: id}, nil
 }
 
-// Kill signals a command by its id.
+// Kill sends a signal to a command, by its id.
 func (s *Sandbox) Kill(ctx context.Context, id string, sig int) error {
 	return s.c.do(ctx, s.action(ops.ProcessKill, id), func(ctx context.Context) error {
 		if err := validateSignal(sig); err != nil {

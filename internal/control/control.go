@@ -1,10 +1,9 @@
-// Package control is one node's control plane: the only place where a request
-// becomes an action. Every call takes the same road: it is validated, its
-// defaults are resolved, it passes the guard, a driver carries it out, and what
-// went wrong is wrapped exactly once into a *sandbox.Error.
+// Package control is one node's control plane. Every request passes through it:
+// the request is validated, defaults are filled in, the guard is called, a
+// driver runs the action, and an error is wrapped once into a *sandbox.Error.
 //
-// Every face of Atoll (command line, library, HTTP) ends in these calls, so
-// that no rule can be walked around by choosing another face.
+// The command line, the library and the HTTP API all use these calls, so no
+// rule can be bypassed by choosing another interface.
 package control
 
 import (
@@ -21,63 +20,63 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// defaultTeardown bounds the removal of a sandbox whose caller went away.
+// defaultTeardown limits the removal of a sandbox whose caller has gone.
 const defaultTeardown = 30 * time.Second
 
-// Action is what the guard is asked about: one thing to be done to one subject.
+// Action is one operation that the guard decides about.
 type Action struct {
 	Op      ops.Op
-	Sandbox sandbox.ID // to which sandbox; empty when it is about none
-	Name    string     // the name of that sandbox, if it is known
-	Subject string     // what is touched: a name, a path, a process; never a secret
-	// Command is what process.exec is to run. Its environment may be secret.
+	Sandbox sandbox.ID // empty if the action has no sandbox
+	Name    string     // name of the sandbox, if known
+	Subject string     // what is accessed: a name, a path, a process; never a secret
+	// Command is the command of process.exec. Its environment may contain secrets.
 	Command *sandbox.Command
 }
 
-// Config is what a Control works with. Only Provider is required.
+// Config configures a Control. Only Provider is required.
 type Config struct {
-	// Provider makes the sandboxes. Its owner closes it, after the Control
-	// has returned from its last call.
+	// Provider creates the sandboxes. Its owner closes it after the last call of
+	// the Control has returned.
 	Provider driver.Provider
-	// Images finds out what an image wants to run. Nil knows only "host".
+	// Images provides images and their configuration. Nil knows only "host".
 	Images Images
-	// Defaults fill the resources a request leaves at zero. Those that are
-	// zero here too are left to the provider.
+	// Defaults are used for resources that a request leaves at zero. If they are
+	// zero too, the provider decides.
 	Defaults sandbox.Resources
-	// Facts are what the provider can do here, as its Probe finds. Nil: Probe is
-	// called whenever that matters.
+	// Facts returns the provider's capabilities, as found by its Probe. Nil: Probe
+	// is called each time.
 	Facts func(context.Context) (driver.Facts, error)
-	// Workspaces says that the caller attaches workspaces. Without it a request
-	// for one is refused.
+	// Workspaces means that the caller attaches workspaces. Otherwise requests
+	// with workspaces are refused.
 	Workspaces bool
-	// Guard carries out every action: it calls act once, or refuses to and
-	// returns why. Nil allows everything: the caller owns the machine.
+	// Guard runs every action: it calls act once, or returns the reason for
+	// refusing. Nil allows everything: the caller owns the machine.
 	Guard func(ctx context.Context, a Action, act func(context.Context) error) error
-	// LockNames keeps every other maker of sandboxes on this node, in this
-	// process or another, from taking a name until release is called. Nil
-	// guards against this process only.
+	// LockNames prevents all other creators of sandboxes on this node, in any
+	// process, from using a name until release is called. Nil: a lock in this
+	// process only.
 	LockNames func(context.Context) (release func(), err error)
-	// Owner marks sandboxes that must not outlive their maker. Nil: this
+	// Owner marks sandboxes that must not outlive their creator. Nil: this
 	// process.
 	Owner Owner
-	// Now is the clock. Nil: time.Now.
+	// Now returns the time. Nil: time.Now.
 	Now func() time.Time
-	// NewID makes sandbox ids, never the same twice. Nil: random ones.
+	// NewID returns a new, unique sandbox id. Nil: random ids.
 	NewID func() sandbox.ID
-	// Teardown bounds the removal of a sandbox whose caller went away. Zero:
-	// 30 seconds.
+	// Teardown limits the removal of a sandbox whose caller has gone. Zero: 30
+	// seconds.
 	Teardown time.Duration
 }
 
-// Control is the control plane of one provider on one node. Its methods may
-// be called concurrently.
+// Control is the control plane of one provider on one node. It is safe for
+// concurrent use.
 type Control struct {
 	cfg   Config
-	names sync.Mutex // the default of LockNames
+	names sync.Mutex // the default for LockNames
 }
 
-// New returns a Control. It panics without a provider, which is a fault of the
-// program and not of its input.
+// New returns a Control. It panics without a provider, which is a programming
+// error.
 func New(cfg Config) *Control {
 	if cfg.Provider == nil {
 		panic("control: no provider")
@@ -107,9 +106,7 @@ func New(cfg Config) *Control {
 	return c
 }
 
-// do is the choke point that every action passes. What must be true before
-// anything happens (who may, who holds the lease, is it written down) belongs
-// here and nowhere else.
+// do passes an action to the guard. Every action goes through it.
 func (c *Control) do(ctx context.Context, a Action, act func(context.Context) error) error {
 	drive := func(ctx context.Context) error { return span.In(ctx, "driver", string(a.Op), a.Sandbox, act) }
 	if c.cfg.Guard != nil {
@@ -118,8 +115,8 @@ func (c *Control) do(ctx context.Context, a Action, act func(context.Context) er
 	return c.wrap(a, drive(ctx))
 }
 
-// Guarded returns a handle on the same sandbox whose every action passes a
-// guard; see Config.Guard.
+// Guarded returns a handle on the same sandbox whose actions pass a guard; see
+// Config.Guard.
 func (s *Sandbox) Guarded(guard func(ctx context.Context, a Action, act func(context.Context) error) error) *Sandbox {
 	own := *s
 	own.c = &Control{cfg: s.c.cfg}
@@ -127,7 +124,7 @@ func (s *Sandbox) Guarded(guard func(ctx context.Context, a Action, act func(con
 	return &own
 }
 
-// Probe tells what the provider can do here.
+// Probe returns the capabilities of the provider.
 func (c *Control) Probe(ctx context.Context) (driver.Facts, error) {
 	var facts driver.Facts
 	err := c.do(ctx, Action{Op: ops.ProviderProbe}, func(ctx context.Context) (err error) {
@@ -137,7 +134,7 @@ func (c *Control) Probe(ctx context.Context) (driver.Facts, error) {
 	return facts, err
 }
 
-// Describe completes what is known of a provider by what it says itself.
+// Describe fills in what the provider says about itself.
 func (c *Control) Describe(ctx context.Context, p *sandbox.Provider) error {
 	facts, err := c.Probe(ctx)
 	driver.Describe(c.cfg.Provider, facts, p)
@@ -146,10 +143,9 @@ func (c *Control) Describe(ctx context.Context, p *sandbox.Provider) error {
 
 var idEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
 
-// randomID has 65 bits of randomness: enough that ids never meet, short enough
-// to be typed.
+// randomID has 65 random bits: enough to be unique, and short enough to type.
 func randomID() sandbox.ID {
 	var b [9]byte
-	_, _ = rand.Read(b[:]) // never fails: it ends the program instead
+	_, _ = rand.Read(b[:]) // never fails: it crashes the program instead
 	return sandbox.ID("sb-" + strings.ToLower(idEncoding.EncodeToString(b[:]))[:13])
 }

@@ -14,44 +14,43 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Labels that Atoll itself puts on sandboxes. Callers may not use their prefix.
+// Labels that Atoll sets on sandboxes. Callers cannot use their prefix.
 const (
 	ReservedPrefix = "atoll."
 	LabelName      = ReservedPrefix + "name"  // the sandbox's name
-	LabelImage     = ReservedPrefix + "image" // what it was made from
-	LabelOwner     = ReservedPrefix + "owner" // the process it must not outlive
-	// LabelTenant says whose it is, on sandboxes that a daemon made.
+	LabelImage     = ReservedPrefix + "image" // the image
+	LabelOwner     = ReservedPrefix + "owner" // the process that it must not outlive
+	// LabelTenant is the tenant of a sandbox that a daemon created.
 	LabelTenant = ReservedPrefix + "tenant"
 )
 
-// CreateRequest asks for a sandbox.
+// CreateRequest is a request to create a sandbox.
 type CreateRequest struct {
 	Spec     sandbox.Spec
-	Pull     Pull           // when to fetch the image; empty: when it is missing
+	Pull     Pull           // when to pull the image; empty: when it is missing
 	Platform string         // of the image, "os/arch[/variant]"; empty: this machine's
-	Progress func(Progress) // told how fetching the image goes; may be nil
+	Progress func(Progress) // called during a pull; may be nil
 	Bound    bool           // the sandbox must not outlive this process
-	Tenant   string         // whose it is; empty without a daemon
-	// Egress says more of the rules than the Spec does.
+	Tenant   string         // the owner; empty without a daemon
+	// Egress has details of the network rules that the Spec does not contain.
 	Egress Egress
-	// Hidden are variables that are in no record, because they stand for
-	// secrets or are some: the provider gets them with Spec.Env, in place of
+	// Hidden are environment variables that must not be recorded, because they are
+	// secrets or placeholders. The provider gets them with Spec.Env, instead of
 	// Spec.Secrets.
 	Hidden map[string]string
-	// Reserved says that the caller made sure that the name is free, where
-	// names are not those of the provider's sandboxes.
+	// Reserved means that the caller has made sure that the name is free, where
+	// names are not managed by the provider.
 	Reserved bool
-	// Limits are those of the sandbox's limits that its provider does not
-	// enforce, and why. Prepare fills them in.
+	// Limits are the limits that the provider does not enforce, and why. Prepare
+	// fills them in.
 	Limits map[string]sandbox.Enforcement
-	// FilesOnly has Restore leave the memory of a snapshot aside.
+	// FilesOnly makes Restore ignore the memory of a snapshot.
 	FilesOnly bool
 
-	prepared bool // the Spec was validated and completed
+	prepared bool // the Spec is validated and complete
 }
 
-// spec returns the Spec that the provider gets, complete and with what is in no
-// record.
+// spec returns the complete Spec for the provider, including hidden variables.
 func (c *Control) spec(ctx context.Context, req *CreateRequest) (*sandbox.Spec, error) {
 	if !req.prepared {
 		spec, err := c.complete(ctx, req)
@@ -73,8 +72,8 @@ func (c *Control) spec(ctx context.Context, req *CreateRequest) (*sandbox.Spec, 
 	return &spec, nil
 }
 
-// Prepare validates a request and returns it with everything filled in that
-// it left open, as Create will: id, name, image and resources among it.
+// Prepare validates a request and returns it with all defaults filled in, as
+// Create does: id, name, image, resources and others.
 func (c *Control) Prepare(ctx context.Context, req CreateRequest) (CreateRequest, error) {
 	spec, err := c.complete(ctx, &req)
 	if err != nil {
@@ -84,7 +83,7 @@ func (c *Control) Prepare(ctx context.Context, req CreateRequest) (CreateRequest
 	return req, nil
 }
 
-// Create makes a sandbox. On an error, or when ctx ends first, nothing remains.
+// Create creates a sandbox. On an error, or if ctx ends first, nothing remains.
 func (c *Control) Create(ctx context.Context, req CreateRequest) (*Sandbox, error) {
 	var box *Sandbox
 	chosen := req.Spec.Name != "" && !req.Reserved
@@ -108,8 +107,8 @@ func (c *Control) Create(ctx context.Context, req CreateRequest) (*Sandbox, erro
 	return box, err
 }
 
-// complete validates a request and fills in what it leaves open. It changes
-// nothing of the caller's.
+// complete validates a request and returns its Spec with defaults filled in. It
+// does not modify req.
 func (c *Control) complete(ctx context.Context, req *CreateRequest) (*sandbox.Spec, error) {
 	spec := req.Spec
 	if err := spec.Validate(); err != nil {
@@ -169,20 +168,20 @@ func (c *Control) complete(ctx context.Context, req *CreateRequest) (*sandbox.Sp
 	return &spec, nil
 }
 
-// hasWorkspaceDir reports whether a workspace is mounted at its usual place, where
-// commands start then.
+// hasWorkspaceDir reports whether a workspace is mounted at its default path,
+// in which case commands start there.
 func hasWorkspaceDir(spec *sandbox.Spec) bool {
 	return slices.ContainsFunc(spec.Workspaces, func(w sandbox.WorkspaceMount) bool {
 		return w.Path == "" || path.Clean(w.Path) == sandbox.WorkspaceDir
 	})
 }
 
-// checkNetwork refuses rules that nobody would enforce, and secrets that nobody
-// would bring to where they are needed.
+// checkNetwork refuses network rules that would not be enforced, and secrets
+// that would not be available.
 func (c *Control) checkNetwork(ctx context.Context, spec *sandbox.Spec, req *CreateRequest) (err error) {
 	if spec.Network.Plain = nil; req.Tenant == "" && (spec.Network.Profile != "" || len(spec.Secrets) > 0 || spec.Redact) {
 		return &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Subject: "network", Message: "stored profiles and secrets are kept by a daemon, and none runs",
+			Code: sandbox.CodeUnavailable, Subject: "network", Message: "stored profiles and secrets need a daemon, and none is running",
 			Hint: "start one with: atoll up",
 		}
 	}
@@ -215,8 +214,7 @@ func (c *Control) checkNetwork(ctx context.Context, spec *sandbox.Spec, req *Cre
 	return err
 }
 
-// labels returns a sandbox's own labels together with Atoll's, by which it is
-// found again.
+// labels returns a sandbox's own labels together with Atoll's.
 func (c *Control) labels(spec *sandbox.Spec, req *CreateRequest) map[string]string {
 	labels := map[string]string{LabelName: spec.Name}
 	if len(spec.Image) <= sandbox.MaxLabelLen {
@@ -232,7 +230,7 @@ func (c *Control) labels(spec *sandbox.Spec, req *CreateRequest) map[string]stri
 	return labels
 }
 
-// ensureImage makes the image of spec available and pins spec to it.
+// ensureImage makes the image of spec available, and sets its digest in spec.
 func (c *Control) ensureImage(ctx context.Context, req *CreateRequest, spec *sandbox.Spec) (ImageConfig, error) {
 	if spec.Image == HostImage {
 		return ImageConfig{Ref: HostImage}, nil
@@ -260,8 +258,8 @@ func (c *Control) ensureImage(ctx context.Context, req *CreateRequest, spec *san
 	return img, nil
 }
 
-// makeNamed makes the sandbox while nobody else can take its name. A name that
-// was made up is as unique as the id, and needs no such care.
+// makeNamed creates the sandbox while no other one can take its name. A
+// generated name is as unique as the id and needs no lock.
 func (c *Control) makeNamed(ctx context.Context, spec *sandbox.Spec, chosen bool) (driver.Instance, error) {
 	if !chosen {
 		return c.cfg.Provider.Create(ctx, spec)
@@ -277,7 +275,7 @@ func (c *Control) makeNamed(ctx context.Context, spec *sandbox.Spec, chosen bool
 		}
 		if found.State != sandbox.Gone && (nameOf(found) == spec.Name || string(found.ID) == spec.Name) {
 			return nil, &sandbox.Error{
-				Code: sandbox.CodeAlreadyExists, Subject: spec.Name, Message: "a sandbox of that name exists",
+				Code: sandbox.CodeAlreadyExists, Subject: spec.Name, Message: "a sandbox with that name exists",
 				Hint: "choose another name, or remove that one with: atoll rm -f " + spec.Name,
 			}
 		}

@@ -9,12 +9,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Diff writes what the sandbox changed of its image, as an image layer.
+// Diff writes the changes of the sandbox relative to its image, as an image
+// layer.
 func (s *Sandbox) Diff(ctx context.Context, w io.Writer) error {
 	return s.c.do(ctx, s.action(ops.SandboxDiff, ""), func(ctx context.Context) error {
 		d, ok := driver.As[driver.Differ](s.inst)
 		if !ok {
-			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot tell what changed of an image"}
+			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot list changes relative to the image"}
 		}
 		return d.Diff(ctx, w)
 	})

@@ -6,19 +6,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Egress is what the caller knows of the rules of a sandbox that its Spec does
-// not say.
+// Egress has details of a sandbox's network rules that its Spec does not
+// contain.
 type Egress struct {
-	// Profile is the stored one, for a Spec that names it.
+	// Profile is the stored profile, for a Spec that names one.
 	Profile sandbox.Profile
-	// Ceilings are set over it, and Unenforceable says what is done about rules
-	// that the provider cannot enforce. Empty: Refuse.
+	// Ceilings limit it. Unenforceable is how to treat rules that the provider
+	// cannot enforce. Empty: Refuse.
 	Ceilings      []policy.Ceiling
 	Unenforceable policy.Unenforceable
 }
 
-// translate has a provider without a gateway enforce rules as far as it can. It
-// returns nil for one that enforces nothing by itself.
+// translate translates the rules for a provider without a gateway. It returns
+// nil for a provider that enforces nothing.
 func (c *Control) translate(n sandbox.Network, e Egress) (*sandbox.EgressRules, error) {
 	enforcer, ok := driver.As[driver.EgressEnforcer](c.cfg.Provider)
 	if !ok {

@@ -8,13 +8,14 @@ import (
 	"strings"
 )
 
-// Variables with which the owner of the machine decides about all networks.
+// Environment variables with which the owner of the machine configures all
+// networks.
 const (
 	EnvEgressAllow     = "ATOLL_EGRESS_ALLOW"      // CIDRs that rules may allow although they are not public
 	EnvEgressHostPorts = "ATOLL_EGRESS_HOST_PORTS" // ports of the machine's loopback that rules may open
-	EnvEgressProxy     = "ATOLL_EGRESS_PROXY"      // http:// or socks5:// for all that leaves; may hold a password
-	EnvEgressRoots     = "ATOLL_EGRESS_ROOTS"      // PEM file of authorities besides the machine's
-	EnvEgressHosts     = "ATOLL_EGRESS_HOSTS"      // file of names with addresses, as /etc/hosts
+	EnvEgressProxy     = "ATOLL_EGRESS_PROXY"      // http:// or socks5:// for all traffic; may contain a password
+	EnvEgressRoots     = "ATOLL_EGRESS_ROOTS"      // PEM file of additional certificate authorities
+	EnvEgressHosts     = "ATOLL_EGRESS_HOSTS"      // file of names with addresses, in the format of /etc/hosts
 )
 
 // EgressVariables lists them.
@@ -22,8 +23,8 @@ func EgressVariables() []string {
 	return []string{EnvEgressAllow, EnvEgressHostPorts, EnvEgressProxy, EnvEgressRoots, EnvEgressHosts}
 }
 
-// EgressFingerprint is equal for values of one of the variables that mean the
-// same, and tells nothing else of them. That of a file is one of its content.
+// EgressFingerprint returns a hash of a variable's value; values with the same
+// meaning have the same hash. For a file, it is a hash of the content.
 func EgressFingerprint(variable, value string) string {
 	switch variable {
 	case EnvEgressAllow, EnvEgressHostPorts:
@@ -41,7 +42,7 @@ func EgressFingerprint(variable, value string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// EgressList are the items of a variable that holds several.
+// EgressList splits the value of a variable with several items.
 func EgressList(value string) []string {
 	return strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' })
 }

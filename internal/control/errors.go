@@ -12,12 +12,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// maxMessage bounds the text of an error: a part of it may come from inside a
-// sandbox.
+// maxMessage limits the length of an error text, part of which may come from
+// inside a sandbox.
 const maxMessage = 2048
 
-// wrap turns any error into the one type that leaves the control plane. An
-// error that already is one keeps what it says and gets what it lacks.
+// wrap converts any error to a *sandbox.Error. If it already is one, missing
+// fields are filled in.
 func (c *Control) wrap(a Action, err error) error {
 	if err == nil {
 		return nil
@@ -34,7 +34,7 @@ func (c *Control) wrap(a Action, err error) error {
 		out.Code = c.codeOf(err)
 	}
 	if out.Code == sandbox.CodeGone && driver.IsPermanent(c.cfg.Provider) {
-		out.Code, out.Message, out.Hint = sandbox.CodeUnavailable, "the machine does not answer", "start it, or look at its connection"
+		out.Code, out.Message, out.Hint = sandbox.CodeUnavailable, "the machine does not respond", "start it, or look at its connection"
 	}
 	if DiskFull(err) && known == nil {
 		out.Code, out.Message, out.Hint = sandbox.CodeExhausted, diskFull, freeSpace
@@ -63,17 +63,18 @@ const (
 	freeSpace = "free some space where the state directory is; what runs goes on meanwhile"
 )
 
-// DiskFull reports that something could not be written for want of space.
+// DiskFull reports whether a write failed because the disk is full.
 func DiskFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
-// Full is what a caller gets then.
+// Full returns the error for a full disk.
 func Full(op string, cause error) error {
 	return &sandbox.Error{Code: sandbox.CodeExhausted, Op: op, Message: diskFull, Hint: freeSpace, Cause: cause}
 }
 
-// codeOf asks those who may know an error's class, the nearest first.
+// codeOf returns the code of an error: from the error itself, the provider, or
+// the images.
 func (c *Control) codeOf(err error) sandbox.Code {
 	if code := c.cfg.Provider.ErrorCode(err); code != "" {
 		return code
@@ -86,7 +87,7 @@ func (c *Control) codeOf(err error) sandbox.Code {
 	return sandbox.CodeOf(err)
 }
 
-// hint says what usually helps against errors of a class.
+// hint returns what usually helps against errors with a code.
 func hint(code sandbox.Code) string {
 	switch code {
 	case sandbox.CodeUnavailable:
@@ -101,8 +102,8 @@ func hint(code sandbox.Code) string {
 	return ""
 }
 
-// printable makes text that may come from inside a sandbox harmless to a
-// terminal and a log, and bounds its length.
+// printable escapes and shortens text that may come from inside a sandbox, for
+// display on a terminal or in a log.
 func printable(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r == utf8.RuneError || !unicode.IsPrint(r) && r != '\n' && r != '\t' {

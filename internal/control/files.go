@@ -11,16 +11,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Files reaches the files of a sandbox. Paths are absolute, and are cleaned;
-// the sandbox's own kernel resolves them. It implements driver.FileSystem,
-// driver.Archiver, driver.Watcher, driver.Overwriter and driver.Describer, and
-// answers CodeUnsupported for those which the provider does not have.
+// Files accesses the files of a sandbox. Paths must be absolute and are
+// cleaned; the sandbox's own kernel resolves them. Files implements
+// driver.FileSystem, driver.Archiver, driver.Watcher, driver.Overwriter and
+// driver.Describer. Methods that the provider does not support return
+// CodeUnsupported.
 type Files struct{ box *Sandbox }
 
 // Files returns the sandbox's files.
 func (s *Sandbox) Files() Files { return Files{s} }
 
-// with carries out one operation of the optional interface T on a clean path.
+// with runs an operation of the optional interface T on a cleaned path.
 func with[T any](ctx context.Context, f Files, op ops.Op, p *string, act func(context.Context, T) error) error {
 	return f.box.c.do(ctx, f.box.action(op, *p), func(ctx context.Context) error {
 		if err := sandbox.ValidatePath("path", *p); err != nil {
@@ -29,13 +30,13 @@ func with[T any](ctx context.Context, f Files, op ops.Op, p *string, act func(co
 		*p = path.Clean(*p)
 		t, ok := driver.As[T](f.box.inst)
 		if !ok {
-			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot do that with files"}
+			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider does not support this file operation"}
 		}
 		return act(ctx, t)
 	})
 }
 
-// Stat describes a file, not following a link in the last element.
+// Stat describes a file. It does not follow a symbolic link at the end of p.
 func (f Files) Stat(ctx context.Context, p string) (info sandbox.FileInfo, err error) {
 	err = with(ctx, f, ops.FilesStat, &p, func(ctx context.Context, fs driver.FileSystem) (err error) {
 		info, err = fs.Stat(ctx, p)
@@ -44,22 +45,22 @@ func (f Files) Stat(ctx context.Context, p string) (info sandbox.FileInfo, err e
 	return info, err
 }
 
-// List yields what is below a directory, and ends with the first error.
+// List yields the files below a directory, and stops at the first error.
 func (f Files) List(ctx context.Context, p string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
 	return each(ctx, f, ops.FilesList, p, func(ctx context.Context, fs driver.FileSystem, p string) iter.Seq2[sandbox.FileInfo, error] {
 		return fs.List(ctx, p, opts)
 	})
 }
 
-// Describe yields what is below a directory or, if depth is 0, only the file
-// itself, and ends with the first error.
+// Describe yields the files below a directory or, if depth is 0, only the file
+// itself. It stops at the first error.
 func (f Files) Describe(ctx context.Context, p string, depth int) iter.Seq2[sandbox.FileDetails, error] {
 	return each(ctx, f, ops.FilesList, p, func(ctx context.Context, d driver.Describer, p string) iter.Seq2[sandbox.FileDetails, error] {
 		return d.Describe(ctx, p, depth)
 	})
 }
 
-// each yields what the optional interface D tells of files.
+// each yields the results of the optional interface D.
 func each[D, T any](ctx context.Context, f Files, op ops.Op, p string, tell func(context.Context, D, string) iter.Seq2[T, error]) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		more, at := true, p
@@ -93,7 +94,7 @@ func (f Files) Read(ctx context.Context, p string, opts driver.ReadOptions) (r i
 	return r, info, err
 }
 
-// Write makes or replaces a regular file with all of r, whole or not at all.
+// Write creates or replaces a regular file with the content of r, atomically.
 func (f Files) Write(ctx context.Context, p string, r io.Reader, opts driver.WriteOptions) (info sandbox.FileInfo, err error) {
 	err = with(ctx, f, ops.FilesWrite, &p, func(ctx context.Context, fs driver.FileSystem) (err error) {
 		if err := validateAttributes(opts.Mode, opts.Owner); err != nil {
@@ -105,7 +106,7 @@ func (f Files) Write(ctx context.Context, p string, r io.Reader, opts driver.Wri
 	return info, err
 }
 
-// Overwrite makes a regular file, or empties it, and writes all of r into it.
+// Overwrite creates or truncates a regular file and writes r into it.
 func (f Files) Overwrite(ctx context.Context, p string, r io.Reader, opts driver.OverwriteOptions) (info sandbox.FileInfo, err error) {
 	err = with(ctx, f, ops.FilesWrite, &p, func(ctx context.Context, fs driver.Overwriter) (err error) {
 		if err := validateAttributes(0, opts.Owner); err != nil {
@@ -117,7 +118,7 @@ func (f Files) Overwrite(ctx context.Context, p string, r io.Reader, opts driver
 	return info, err
 }
 
-// Mkdir makes a directory.
+// Mkdir creates a directory.
 func (f Files) Mkdir(ctx context.Context, p string, opts driver.MkdirOptions) error {
 	return with(ctx, f, ops.FilesMkdir, &p, func(ctx context.Context, fs driver.FileSystem) error {
 		if err := validateAttributes(opts.Mode, opts.Owner); err != nil {
@@ -145,7 +146,7 @@ func (f Files) Move(ctx context.Context, from, to string, overwrite bool) error 
 }
 
 // Export writes the file or tree at p as a tar stream. The stream comes from
-// inside the sandbox: whoever unpacks it must trust nothing in it.
+// inside the sandbox, so it must not be trusted.
 func (f Files) Export(ctx context.Context, p string, w io.Writer, opts driver.ExportOptions) error {
 	return with(ctx, f, ops.FilesExport, &p, func(ctx context.Context, fs driver.Archiver) error {
 		for _, pattern := range opts.Exclude {
@@ -161,8 +162,8 @@ func (f Files) Export(ctx context.Context, p string, w io.Writer, opts driver.Ex
 	})
 }
 
-// Import unpacks a tar stream, which may be compressed with zstd, into the
-// directory at p, making it.
+// Import unpacks a tar stream, optionally compressed with zstd, into the
+// directory at p, which is created if missing.
 func (f Files) Import(ctx context.Context, p string, r io.Reader, opts driver.ImportOptions) error {
 	return with(ctx, f, ops.FilesImport, &p, func(ctx context.Context, fs driver.Archiver) error {
 		if err := validateAttributes(0, opts.Owner); err != nil {
@@ -185,11 +186,11 @@ func (f Files) Watch(ctx context.Context, p string, recursive bool) (events <-ch
 	return events, err
 }
 
-// validateAttributes checks what a file is to look like; owners follow the
-// rules of a command's user.
+// validateAttributes checks the mode and owner of a file. The owner has the
+// same format as the user of a command.
 func validateAttributes(mode uint32, owner string) error {
 	if mode > 0o7777 {
-		return invalid("", "mode", "more than permission, set-id and sticky bits", "")
+		return invalid("", "mode", "contains bits other than permission, set-id and sticky bits", "")
 	}
 	cmd := sandbox.Command{Args: []string{"-"}, User: owner}
 	return cmd.Validate()

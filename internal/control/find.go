@@ -44,8 +44,8 @@ func (c *Control) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 	return out, err
 }
 
-// Find returns the sandbox of that name or id. It is CodeNotFound only after
-// looking at everything there is.
+// Find returns the sandbox with that name or id. It returns CodeNotFound only
+// after searching all sandboxes.
 func (c *Control) Find(ctx context.Context, ref string) (*Sandbox, error) {
 	var box *Sandbox
 	err := c.do(ctx, Action{Op: ops.SandboxFind, Name: ref, Subject: ref}, func(ctx context.Context) error {
@@ -66,8 +66,8 @@ func (c *Control) Find(ctx context.Context, ref string) (*Sandbox, error) {
 	return box, err
 }
 
-// Attach returns a handle on the sandbox with that id, whose name the caller
-// knows. It asks only for that sandbox: CodeGone is proof that it is gone.
+// Attach returns a handle on the sandbox with that id. name is its name.
+// CodeGone is proof that the sandbox is gone.
 func (c *Control) Attach(ctx context.Context, id sandbox.ID, name string) (*Sandbox, error) {
 	var box *Sandbox
 	err := c.do(ctx, Action{Op: ops.SandboxFind, Sandbox: id, Name: name, Subject: name}, func(ctx context.Context) error {
@@ -81,8 +81,8 @@ func (c *Control) Attach(ctx context.Context, id sandbox.ID, name string) (*Sand
 	return box, err
 }
 
-// look finds the one sandbox that ref names. A name wins over an id: an id
-// that is also somebody's name cannot be made.
+// look finds the sandbox with that name or id. A name takes precedence; an id
+// equal to another sandbox's name cannot be created.
 func (c *Control) look(ctx context.Context, ref string) (driver.Found, error) {
 	var byID *driver.Found
 	for found, err := range c.cfg.Provider.List(ctx) {
@@ -104,9 +104,9 @@ func (c *Control) look(ctx context.Context, ref string) (driver.Found, error) {
 	}
 }
 
-// Sweep destroys the sandboxes that were bound to a process which is gone, and
-// returns their names. It goes on after a failure, and destroys nothing that
-// it cannot prove unwanted.
+// Sweep destroys sandboxes whose owner process is gone, and returns their
+// names. It continues after a failure, and destroys only sandboxes that are
+// proved to be orphans.
 func (c *Control) Sweep(ctx context.Context) ([]string, error) {
 	var swept []string
 	err := c.do(ctx, Action{Op: ops.SandboxSweep}, func(ctx context.Context) error {
@@ -130,8 +130,8 @@ func (c *Control) Sweep(ctx context.Context) ([]string, error) {
 	return swept, err
 }
 
-// Orphaned reports whether nobody can want a sandbox any more: its owner is
-// dead or, if that cannot be judged from here, it is dead itself.
+// Orphaned reports whether a sandbox is an orphan: its owner is dead or, if
+// that cannot be determined here, the sandbox itself is dead.
 func (c *Control) Orphaned(f driver.Found) bool {
 	owner := f.Labels[LabelOwner]
 	if owner == "" {
@@ -147,7 +147,7 @@ func (c *Control) destroyFound(ctx context.Context, f driver.Found) error {
 		err = inst.Destroy(ctx)
 	}
 	if err != nil && c.codeOf(err) == sandbox.CodeGone {
-		return nil // somebody else was faster
+		return nil // another caller was faster
 	}
 	return err
 }

@@ -7,58 +7,56 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// HostImage is the image of a request that names none: a read-only view of the
-// machine's own toolchain.
+// HostImage is the default image: a read-only view of the machine's own
+// programs.
 const HostImage = "host"
 
-// Images makes images available and tells what they want to run.
+// Images provides images and their configuration.
 type Images interface {
-	// Ensure fetches the image unless it is here already, as the request's
-	// Pull demands.
+	// Ensure pulls the image if necessary, according to the request's Pull.
 	Ensure(ctx context.Context, req ImageRequest) (ImageConfig, error)
-	// ErrorCode classifies an error of Ensure, "" if it does not know it.
+	// ErrorCode returns the code of an error of Ensure, or "" if it is unknown.
 	ErrorCode(err error) sandbox.Code
 }
 
-// Pull says when an image is fetched.
+// Pull is when an image is pulled.
 type Pull string
 
-// The pull policies, as Docker names them.
+// The pull policies, with Docker's names.
 const (
-	PullMissing Pull = "missing" // when it is not here
-	PullAlways  Pull = "always"  // also when it is, in case it changed
+	PullMissing Pull = "missing" // if it is not here
+	PullAlways  Pull = "always"  // even if it is here, in case it has changed
 	PullNever   Pull = "never"
 )
 
-// ImageRequest asks for one image.
+// ImageRequest is a request for an image.
 type ImageRequest struct {
 	Ref      string
 	Platform string // "os/arch[/variant]"; empty: this machine's
 	Pull     Pull   // empty: missing
-	// Progress is told how a fetch goes. It may be nil, and is called from
-	// one goroutine at a time.
+	// Progress is called during a pull, by one goroutine at a time. It may be nil.
 	Progress func(Progress)
 }
 
-// Progress is how far the fetching of an image has come.
+// Progress is the progress of a pull.
 type Progress struct {
-	Phase string // what is being done, for a person: "fetching", "building"
+	Phase string // for display: "fetching", "building"
 	Done  int64  // bytes
 	Total int64  // bytes; 0 if unknown
 }
 
-// ImageConfig is what an image says about the commands it wants to run.
+// ImageConfig is an image's configuration for its commands.
 type ImageConfig struct {
-	Ref        string // what the provider is asked for: pinned to what was fetched
+	Ref        string // the reference for the provider, with the digest
 	Entrypoint []string
 	Cmd        []string
-	// Signatures lay beside it. Whether they are worth anything is not known.
+	// Signatures are those found with the image, not verified.
 	Signatures []policy.Signature
 }
 
-// CommandLine combines an image's wishes with a caller's as Docker does: the
-// caller's arguments replace Cmd, and an entrypoint of the caller's, even an
-// empty one, replaces the image's together with its Cmd.
+// CommandLine combines the command of an image with that of a request, as
+// Docker does: args replace Cmd, and entrypoint, even an empty one, replaces
+// the image's entrypoint and Cmd.
 func CommandLine(img ImageConfig, entrypoint *string, args []string) []string {
 	prefix, rest := img.Entrypoint, img.Cmd
 	if entrypoint != nil {

@@ -10,10 +10,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// limit completes the limits of a sandbox with the defaults, and returns those
-// that somebody asked for and the provider does not enforce. A default that
-// would not hold is left out. A limit that the provider fixes by itself cannot
-// be asked for.
+// limit fills in default limits, and returns the requested limits that the
+// provider does not enforce. A default that would not be enforced is left out.
+// A limit that the provider fixes cannot be requested.
 func (c *Control) limit(ctx context.Context, r *sandbox.Resources) (map[string]sandbox.Enforcement, error) {
 	if *r == (sandbox.Resources{}) && c.cfg.Defaults == (sandbox.Resources{}) {
 		return nil, nil
@@ -34,8 +33,8 @@ func (c *Control) limit(ctx context.Context, r *sandbox.Resources) (map[string]s
 	return loose, nil
 }
 
-// Loose returns which of the limits a provider does not enforce, and why. A limit
-// that it fixes by itself is CodeUnsupported.
+// Loose returns the limits that a provider does not enforce, and why. A limit
+// that the provider fixes is CodeUnsupported.
 func Loose(facts *driver.Facts, r sandbox.Resources) (map[string]sandbox.Enforcement, error) {
 	var loose map[string]sandbox.Enforcement
 	for name, asked := range map[string]bool{"cpus": r.CPUs > 0, "memory": r.Memory > 0, "disk": r.Disk > 0, "pids": r.PIDs > 0} {
@@ -58,7 +57,7 @@ func Loose(facts *driver.Facts, r sandbox.Resources) (map[string]sandbox.Enforce
 	return loose, nil
 }
 
-// Required returns an error that names a limit that does not hold, if there is one.
+// Required returns an error that names an unenforced limit, if there is one.
 func Required(loose map[string]sandbox.Enforcement) error {
 	for _, name := range slices.Sorted(maps.Keys(loose)) {
 		return &sandbox.Error{
@@ -69,7 +68,7 @@ func Required(loose map[string]sandbox.Enforcement) error {
 	return nil
 }
 
-// complete gives a limit that nobody asked for its default, if that holds.
+// complete sets a limit to its default, if it is not set and would be enforced.
 func complete[T int64 | float64](v *T, def T, l driver.Limit) {
 	if l.Holds && *v == 0 {
 		*v = def

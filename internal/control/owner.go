@@ -7,20 +7,20 @@ import (
 	"strings"
 )
 
-// Owner is a process on which the life of a sandbox depends: when it is gone,
-// whatever ended it, the sandbox must go too.
+// Owner is a process that a sandbox depends on: when the process has ended for
+// any reason, the sandbox must end, too.
 type Owner interface {
 	// Token names the owner in a label.
 	Token() string
-	// Dead reports whether the owner that token names is proved to be gone.
+	// Dead reports whether the owner named by token is proved to be gone.
 	Dead(token string) bool
-	// Foreign reports whether token names an owner that cannot be judged from
-	// here, because it belongs to another boot or another PID namespace.
+	// Foreign reports whether the owner named by token cannot be checked from
+	// here, because it belongs to another boot or PID namespace.
 	Foreign(token string) bool
 }
 
-// processOwner names a process by its machine boot, its PID namespace, its PID
-// and the moment it started, so that a reused PID is not mistaken for it.
+// processOwner identifies a process by boot, PID namespace, PID and start time,
+// so that a reused PID is not mistaken for it.
 type processOwner struct{ pid int }
 
 var thisProcess Owner = processOwner{os.Getpid()}
@@ -34,10 +34,10 @@ func (o processOwner) Dead(token string) bool {
 	pidText, started, ok2 := strings.Cut(rest, "/")
 	pid, err := strconv.Atoi(pidText)
 	if !ok || !ok2 || err != nil || where != scope() || started == "" {
-		return false // nothing is proved
+		return false // unknown, so not proved
 	}
 	if _, err := os.Stat("/proc/self"); err != nil {
-		return false // without /proc every process looks dead
+		return false // without /proc, every process looks dead
 	}
 	return startTime(pid) != started
 }
@@ -47,21 +47,21 @@ func (o processOwner) Foreign(token string) bool {
 	return where != scope()
 }
 
-// scope names the set of processes in which a PID means something.
+// scope identifies the boot and the PID namespace.
 func scope() string {
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	ns, _ := os.Readlink("/proc/self/ns/pid")
 	return strings.TrimSpace(string(boot)) + "+" + strings.Trim(strings.TrimPrefix(ns, "pid:"), "[]")
 }
 
-// startTime returns when a process started, in clock ticks since the boot, or
+// startTime returns the start time of a process in clock ticks since boot, or
 // "" if there is no such process or it is a zombie.
 func startTime(pid int) string {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return ""
 	}
-	// The command's name, the second field, may hold anything: fields are
+	// The second field, the command's name, may contain anything, so fields are
 	// counted from its closing parenthesis.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	const state, start = 0, 19 // fields 3 and 22 of proc(5)

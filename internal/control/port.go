@@ -10,9 +10,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Dial connects to a TCP port inside, as a program there would at localhost.
-// The context bounds the dialling only; the caller closes the connection, which
-// has a CloseWrite.
+// Dial connects to a TCP port on localhost inside the sandbox. ctx limits only
+// dialling. The caller closes the connection, which has a CloseWrite method.
 func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	var conn net.Conn
 	err := s.c.do(ctx, s.action(ops.PortOpen, strconv.Itoa(int(port))), func(ctx context.Context) (err error) {
@@ -29,8 +28,8 @@ func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return conn, err
 }
 
-// Preview gives a port an address of the provider's. A public one needs more
-// permission than one with a token.
+// Preview creates a provider URL for a port. A public URL needs more
+// permissions than one with a token.
 func (s *Sandbox) Preview(ctx context.Context, req sandbox.PreviewRequest) (p sandbox.Preview, err error) {
 	op := ops.PreviewCreate
 	if req.Public {
@@ -46,12 +45,12 @@ func (s *Sandbox) Preview(ctx context.Context, req sandbox.PreviewRequest) (p sa
 	return p, err
 }
 
-// Unpreview takes the address of a port away.
+// Unpreview removes the provider URL of a port.
 func (s *Sandbox) Unpreview(ctx context.Context, port uint16) error {
 	return s.previews(ctx, ops.PreviewRemove, port, func(ctx context.Context, d driver.Previewer) error { return d.Unpreview(ctx, port) })
 }
 
-// Previews returns the ports with an address of the provider's, without tokens.
+// Previews returns the ports with a provider URL, without tokens.
 func (s *Sandbox) Previews(ctx context.Context) (all []sandbox.Preview, err error) {
 	err = s.previews(ctx, ops.PreviewList, 0, func(ctx context.Context, d driver.Previewer) (err error) {
 		all, err = d.Previews(ctx)
@@ -69,20 +68,20 @@ func (s *Sandbox) previews(ctx context.Context, op ops.Op, port uint16, f func(c
 		d, ok := driver.As[driver.Previewer](s.inst)
 		if !ok {
 			return &sandbox.Error{
-				Code: sandbox.CodeUnsupported, Message: "this provider gives ports no address of its own", Hint: "use the daemon's: atoll port url SANDBOX PORT",
+				Code: sandbox.CodeUnsupported, Message: "this provider has no URLs for ports", Hint: "use the daemon's: atoll port url SANDBOX PORT",
 			}
 		}
 		return f(ctx, d)
 	})
 }
 
-// Usage tells what the sandbox consumes.
+// Usage returns the resource usage of the sandbox.
 func (s *Sandbox) Usage(ctx context.Context) (sandbox.Usage, error) {
 	var u sandbox.Usage
 	err := s.c.do(ctx, s.action(ops.SandboxUsage, ""), func(ctx context.Context) (err error) {
 		m, ok := driver.As[driver.Meter](s.inst)
 		if !ok {
-			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider does not know what its sandboxes consume"}
+			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider does not report resource usage"}
 		}
 		u, err = m.Usage(ctx)
 		return err

@@ -19,9 +19,8 @@ func validateSignal(sig int) error {
 	return nil
 }
 
-// process passes everything on, and wraps what goes wrong. Output and input
-// are handed through untouched: they are the hot path, and their errors are
-// those of the stream.
+// process forwards to the driver's process and wraps its errors. Output and
+// input are passed through unchanged for speed, and so are their errors.
 type process struct {
 	driver.Process
 	box *Sandbox

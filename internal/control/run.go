@@ -9,25 +9,25 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// RunRequest asks for a sandbox and a command in it.
+// RunRequest is a request to create a sandbox and run a command in it.
 type RunRequest struct {
 	CreateRequest
-	// Command is what to run. Its Args replace the image's Cmd.
+	// Command is the command. Its Args replace the image's Cmd.
 	Command sandbox.Command
-	// Entrypoint replaces the image's, together with its Cmd; an empty one
-	// means none. Nil keeps the image's.
+	// Entrypoint replaces the image's entrypoint and Cmd; an empty one means none.
+	// Nil keeps the image's.
 	Entrypoint *string
-	// Keep leaves the sandbox when the command has ended.
+	// Keep keeps the sandbox after the command has ended.
 	Keep bool
 }
 
-// Run makes a sandbox, runs a command in it and hands the command to use,
-// which reads its output and returns when there is no more to do; then Run
-// waits for the command. Whatever happens, the end of ctx and a panic
-// included, the sandbox is destroyed before Run returns, unless req.Keep.
+// Run creates a sandbox, starts a command in it and calls use, which reads the
+// output. When use returns, Run waits for the command. In every case, including
+// the end of ctx and a panic, the sandbox is destroyed before Run returns,
+// unless req.Keep is set.
 //
-// An error together with an exit whose Reason is set means that the command
-// ended and what came after it failed.
+// If Run returns an error and an exit with a Reason, the command ended and a
+// later step failed.
 func (c *Control) Run(ctx context.Context, req RunRequest, use func(context.Context, *Sandbox, driver.Process) error) (exit sandbox.Exit, err error) {
 	req.Bound = !req.Keep
 	if req.Keep {
@@ -60,10 +60,10 @@ func (c *Control) Run(ctx context.Context, req RunRequest, use func(context.Cont
 	return p.Wait(ctx)
 }
 
-// Start makes a sandbox that outlives the caller, with the command running in
-// its background. Without any command, neither the caller's nor the image's,
-// the sandbox is idle and the returned process info is nil. On an error
-// nothing remains.
+// Start creates a sandbox that outlives the caller, with the command running in
+// the background. If neither the request nor the image has a command, the
+// sandbox is idle and the returned process info is nil. On an error nothing
+// remains.
 func (c *Control) Start(ctx context.Context, req RunRequest) (*Sandbox, *sandbox.ProcessInfo, error) {
 	req.Bound = false
 	req.Command.Background = true
@@ -79,7 +79,7 @@ func (c *Control) Start(ctx context.Context, req RunRequest) (*Sandbox, *sandbox
 	}
 	p, err := box.start(ctx, &req)
 	if err != nil {
-		// The error that matters is the one that is returned.
+		// Return the first error.
 		_ = box.Teardown(ctx)
 		return nil, nil, err
 	}
@@ -87,19 +87,18 @@ func (c *Control) Start(ctx context.Context, req RunRequest) (*Sandbox, *sandbox
 	return box, &info, p.Close()
 }
 
-// outlives refuses to make what would end with this process although it is
-// asked to stay.
+// outlives returns an error if sandboxes of the provider end with this process.
 func (c *Control) outlives(ctx context.Context) error {
 	facts, err := c.Probe(ctx)
 	if err == nil && facts.Available && !facts.Capabilities.Reattach {
 		err = c.wrap(Action{Op: ops.SandboxCreate}, &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Message: "sandboxes of this provider end with the process that makes them",
+			Code: sandbox.CodeUnsupported, Message: "sandboxes of this provider end with the process that creates them",
 		})
 	}
 	return err
 }
 
-// start runs the command of a request, combined with what the image wants.
+// start runs the command of a request, combined with the image's configuration.
 func (s *Sandbox) start(ctx context.Context, req *RunRequest) (driver.Process, error) {
 	cmd := req.Command
 	if cmd.Shell == "" {
@@ -110,13 +109,13 @@ func (s *Sandbox) start(ctx context.Context, req *RunRequest) (driver.Process, e
 			return nil, invalid("process.exec", "command", "none given, and the image names none",
 				"say what to run, for example: atoll run -- echo hello")
 		}
-		cmd.Args = []string{"/bin/sh"} // somebody sits at the terminal
+		cmd.Args = []string{"/bin/sh"} // a user sits at the terminal
 	}
 	return s.Exec(ctx, cmd)
 }
 
-// expired reports whether a command could not be started because the sandbox had
-// reached the end of its lifetime, and how it ended.
+// expired reports whether a command could not be started because the lifetime
+// of the sandbox was over, and how the sandbox ended.
 func (s *Sandbox) expired(ctx context.Context, failed error) (sandbox.Exit, bool) {
 	if code := sandbox.CodeOf(failed); code != sandbox.CodeConflict && code != sandbox.CodeGone {
 		return sandbox.Exit{}, false

@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// optional carries out one operation of the optional interface T of the
-// sandbox's provider.
+// optional runs an operation of the optional interface T of the sandbox's
+// provider.
 func optional[T any](ctx context.Context, s *Sandbox, op ops.Op, lacks string, act func(context.Context, T) error) error {
 	return s.c.do(ctx, s.action(op, ""), func(ctx context.Context) error {
 		t, ok := driver.As[T](s.inst)
@@ -21,23 +21,24 @@ func optional[T any](ctx context.Context, s *Sandbox, op ops.Op, lacks string, a
 	})
 }
 
-// Can reports whether the sandbox's provider has the optional interface T.
+// Can reports whether the sandbox's provider implements the optional interface
+// T.
 func Can[T any](s *Sandbox) bool {
 	_, ok := driver.As[T](s.inst)
 	return ok
 }
 
-// Pause freezes the sandbox where it stands; its memory stays.
+// Pause freezes the sandbox in memory.
 func (s *Sandbox) Pause(ctx context.Context) error {
 	return optional(ctx, s, ops.SandboxPause, "this provider cannot pause", func(ctx context.Context, p driver.Pauser) error { return p.Pause(ctx) })
 }
 
-// Resume lets a paused sandbox go on.
+// Resume resumes a paused sandbox.
 func (s *Sandbox) Resume(ctx context.Context) error {
 	return optional(ctx, s, ops.SandboxResume, "this provider cannot pause", func(ctx context.Context, p driver.Resumer) error { return p.Resume(ctx) })
 }
 
-// Snapshot saves the state of the sandbox where its provider keeps snapshots.
+// Snapshot saves the state of the sandbox with its provider.
 func (s *Sandbox) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
 	err = optional(ctx, s, ops.SandboxSnapshot, "this provider makes no snapshots", func(ctx context.Context, p driver.Snapshotter) (err error) {
 		snap, err = p.Snapshot(ctx, opts)
@@ -48,7 +49,7 @@ func (s *Sandbox) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (sn
 
 // Resize changes the limits that are not zero.
 func (s *Sandbox) Resize(ctx context.Context, limits sandbox.Resources) error {
-	return optional(ctx, s, ops.SandboxUpdate, "this provider cannot change the limits of a sandbox that runs", func(ctx context.Context, p driver.Resizer) error {
+	return optional(ctx, s, ops.SandboxUpdate, "this provider cannot change the limits of a running sandbox", func(ctx context.Context, p driver.Resizer) error {
 		if err := limits.Validate(); err != nil {
 			return err
 		}
@@ -56,17 +57,17 @@ func (s *Sandbox) Resize(ctx context.Context, limits sandbox.Resources) error {
 	})
 }
 
-// SetDeadline replaces the time at which the provider ends the sandbox by
-// force; the zero time means never.
+// SetDeadline replaces the time at which the provider ends the sandbox; the
+// zero time means never.
 func (s *Sandbox) SetDeadline(ctx context.Context, at time.Time) error {
-	return optional(ctx, s, ops.SandboxUpdate, "this provider cannot change the lifetime of a sandbox that runs", func(ctx context.Context, p driver.DeadlineSetter) error {
+	return optional(ctx, s, ops.SandboxUpdate, "this provider cannot change the lifetime of a running sandbox", func(ctx context.Context, p driver.DeadlineSetter) error {
 		return p.SetDeadline(ctx, at)
 	})
 }
 
-// Restore makes a sandbox from a snapshot of the same provider. It is Create in
-// every other respect, except that the image is not fetched anew: the request
-// names the very one that the first sandbox was made from.
+// Restore creates a sandbox from a snapshot of the same provider. It works like
+// Create, except that the image is not pulled: the request names the exact
+// image of the first sandbox.
 func (c *Control) Restore(ctx context.Context, req CreateRequest, ref driver.SnapshotRef) (*Sandbox, driver.Restored, error) {
 	var box *Sandbox
 	var restored driver.Restored
@@ -78,7 +79,7 @@ func (c *Control) Restore(ctx context.Context, req CreateRequest, ref driver.Sna
 	err = c.do(ctx, a, func(ctx context.Context) error {
 		restorer, ok := driver.As[driver.Restorer](c.cfg.Provider)
 		if !ok {
-			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider makes no sandboxes from snapshots"}
+			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot create sandboxes from snapshots"}
 		}
 		img, err := c.ensureImage(ctx, &req, spec)
 		if err != nil {
@@ -94,8 +95,8 @@ func (c *Control) Restore(ctx context.Context, req CreateRequest, ref driver.Sna
 	return box, restored, err
 }
 
-// restore has a provider restore a snapshot. One whose snapshots hold no memory
-// brings nothing back but files.
+// restore makes a provider restore a snapshot. If the provider's snapshots
+// contain no memory, only files are restored.
 func restore(ctx context.Context, r driver.Restorer, filesOnly bool, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, driver.Restored, error) {
 	if files, ok := driver.As[driver.FileRestorer](r); ok && filesOnly {
 		inst, err := files.RestoreFiles(ctx, spec, ref)

@@ -7,12 +7,13 @@ import (
 
 const (
 	sigTerm = 15
-	// calmPoll is how often it is looked whether commands have ended.
+	// calmPoll is the interval at which Calm checks whether commands have ended.
 	calmPoll = 25 * time.Millisecond
 )
 
-// Calm asks the commands of the sandbox to end and waits until they have, or
-// grace or ctx is over. A sandbox that cannot be asked is calm.
+// Calm sends SIGTERM to the commands of the sandbox and waits until they have
+// ended, or until grace or ctx is over. It ignores a sandbox that does not
+// respond.
 func (s *Sandbox) Calm(ctx context.Context, grace time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
@@ -22,7 +23,7 @@ func (s *Sandbox) Calm(ctx context.Context, grace time.Duration) {
 	}
 	for _, c := range all {
 		if c.Running {
-			_ = s.Kill(ctx, c.ID, sigTerm) // it may just have ended
+			_ = s.Kill(ctx, c.ID, sigTerm) // it may have ended
 		}
 	}
 	tick := time.NewTicker(calmPoll)
@@ -49,8 +50,8 @@ func (s *Sandbox) busy(ctx context.Context) bool {
 	return false
 }
 
-// Stop asks the commands of the sandbox to end, gives them grace, and destroys
-// it.
+// Stop sends SIGTERM to the commands of the sandbox, waits up to grace, and
+// destroys the sandbox.
 func (s *Sandbox) Stop(ctx context.Context, grace time.Duration) error {
 	if grace > 0 {
 		s.Calm(ctx, grace)

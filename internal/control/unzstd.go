@@ -11,12 +11,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// maxWindow bounds the memory of unpacking a compressed archive, in bytes. The
-// usual levels of zstd need 8 MiB at most; --long of up to 27 fits too.
+// maxWindow limits the memory for decompression in bytes. The usual levels of
+// zstd need at most 8 MiB; --long of up to 27 fits, too.
 const maxWindow = 128 << 20
 
-// uncompressed returns r, or what is in it if it is compressed with zstd.
-// Nothing has to be closed: the decoder starts no goroutine.
+// uncompressed returns r, decompressed if it is a zstd stream. Nothing has to
+// be closed: the decoder starts no goroutine.
 func uncompressed(r io.Reader) (io.Reader, error) {
 	head := bufio.NewReader(r)
 	magic, err := head.Peek(4)
@@ -34,21 +34,21 @@ func uncompressed(r io.Reader) (io.Reader, error) {
 	return &unzstd{dec, source}, nil
 }
 
-// compressed has write write to w, compressed with zstd. If write fails, what w
-// got is no whole stream, and whoever reads it is told so.
+// compressed calls write and compresses its output with zstd to w. If write
+// fails, the stream is left incomplete, so that its reader gets an error.
 func compressed(w io.Writer, write func(io.Writer) error) error {
 	enc, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderConcurrency(2))
 	if err != nil {
 		return err
 	}
 	if err := write(enc); err != nil {
-		enc.Reset(nil) // ends its goroutines, and writes nothing more
+		enc.Reset(nil) // ends its goroutines without writing anything
 		return err
 	}
 	return enc.Close()
 }
 
-// watched remembers how its reader failed.
+// watched stores the error of its reader.
 type watched struct {
 	r   io.Reader
 	err error
@@ -62,7 +62,7 @@ func (w *watched) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// unzstd tells a stream that broke off from one that is no zstd.
+// unzstd distinguishes an incomplete stream from one that is not zstd.
 type unzstd struct {
 	dec    *zstd.Decoder
 	source *watched
@@ -77,7 +77,7 @@ func (u *unzstd) Read(p []byte) (int, error) {
 	case errors.Is(err, zstd.ErrWindowSizeExceeded):
 		err = &sandbox.Error{Code: sandbox.CodeInvalid, Message: "the archive needs too much memory to be unpacked", Hint: "compress it without --ultra or --long"}
 	default:
-		err = &sandbox.Error{Code: sandbox.CodeInvalid, Message: "the archive is not properly compressed", Cause: err}
+		err = &sandbox.Error{Code: sandbox.CodeInvalid, Message: "the archive is not a valid zstd stream", Cause: err}
 	}
 	return n, err
 }

@@ -1,6 +1,6 @@
-// Package admission decides how many sandboxes a machine makes at a time. Work
-// beyond that waits, tenants take turns, and what would wait too long is refused
-// with the time after which it is worth another try.
+// Package admission limits how many sandboxes a machine creates at once.
+// Further requests wait in queues that are served per tenant in turn. A request
+// that would wait too long is refused with the time after which to retry.
 package admission
 
 import (
@@ -16,28 +16,28 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Subject is that of the error for work that the machine cannot take on now.
-// Clients may repeat a request that was refused with it.
+// Subject is the subject of the error for refused requests. Clients may retry a
+// request that was refused with it.
 const Subject = "machine"
 
-// Config configures a Gate. The zero value is right for this machine.
+// Config configures a Gate. The zero value suits this machine.
 type Config struct {
-	// Slots is how many sandboxes are made at a time. Zero: four per processor.
+	// Slots is the number of sandboxes created at once. Zero: four per processor.
 	Slots int
-	// Waiting is how many may wait for a slot in one tenant, and Total in all
-	// tenants together. Zero: four and sixteen per slot.
+	// Waiting is the maximum number of requests of one tenant that wait for a
+	// slot, and Total that of all tenants. Zero: four and sixteen per slot.
 	Waiting, Total int
-	// Patience bounds the wait for a slot. Zero: 10 seconds.
+	// Patience is the maximum wait for a slot. Zero: 10 seconds.
 	Patience time.Duration
-	// Memory tells how many bytes of memory are free, and how many there are.
-	// Nil: the machine's, or those of the daemon's control group if that has less.
+	// Memory returns the bytes of free memory and of total memory. Nil: those of
+	// the machine, or of the daemon's control group if that has less.
 	Memory func() (free, total int64)
 }
 
-// Each is how many bytes of memory a sandbox is expected to take while it is made.
+// Each is the memory, in bytes, that creating a sandbox is expected to use.
 const Each = 64 << 20
 
-// Gate admits work. Its methods may be called concurrently. A nil Gate admits
+// Gate admits requests. It is safe for concurrent use. A nil Gate admits
 // everything.
 type Gate struct {
 	cfg Config
@@ -45,12 +45,12 @@ type Gate struct {
 	mu      sync.Mutex
 	running int
 	waiting int
-	queues  map[string][]*waiter // by tenant, the oldest first
-	turns   []string             // tenants with a queue, whose turn is next first
-	took    time.Duration        // a moving average of how long work takes
+	queues  map[string][]*waiter // by tenant, oldest first
+	turns   []string             // tenants with a queue, the next one first
+	took    time.Duration        // a moving average of the duration of creations
 }
 
-// waiter waits for its slot.
+// waiter waits for a slot.
 type waiter struct{ admitted chan struct{} }
 
 // New returns a Gate.
@@ -73,8 +73,8 @@ func New(cfg Config) *Gate {
 	return &Gate{cfg: cfg, queues: map[string][]*waiter{}, took: time.Second}
 }
 
-// Enter waits until a tenant may begin to make a sandbox. The caller calls leave
-// when that is over. Work that cannot be taken on is CodeExhausted; see
+// Enter waits until a tenant may start to create a sandbox. The caller calls
+// leave after the creation. A refused request gets CodeExhausted; see
 // [RetryAfter].
 func (g *Gate) Enter(ctx context.Context, tenant string) (leave func(), err error) {
 	if g == nil {
@@ -102,7 +102,7 @@ func (g *Gate) Enter(ctx context.Context, tenant string) (leave func(), err erro
 	}), nil
 }
 
-// enqueue takes a slot, and returns nil, or a place in the queue.
+// enqueue takes a free slot and returns nil, or adds a waiter to the queue.
 func (g *Gate) enqueue(tenant string) (*waiter, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -139,7 +139,7 @@ func (g *Gate) await(ctx context.Context, tenant string, w *waiter) (err error) 
 	select {
 	case <-w.admitted:
 		if err == nil {
-			return nil // just in time
+			return nil // admitted at the last moment
 		}
 		g.pass()
 		return err
@@ -181,7 +181,8 @@ func (g *Gate) release() {
 	g.pass()
 }
 
-// pass gives a slot to the next tenant that waits, or back. The caller holds mu.
+// pass gives a slot to the next waiting tenant, or frees it. The caller holds
+// mu.
 func (g *Gate) pass() {
 	if len(g.turns) == 0 {
 		g.running--
@@ -200,30 +201,30 @@ func (g *Gate) pass() {
 	g.turns = append(g.turns, tenant)
 }
 
-// What a refused request is told about when to try again.
+// Limits of the retry time that a refused request is told.
 const (
 	minRetry = time.Second
 	maxRetry = 15 * time.Second
 )
 
-// busy refuses work for which there is no place. The caller holds mu.
+// busy returns the refusal if the queue is full. The caller holds mu.
 func (g *Gate) busy() error {
 	wait := g.took * time.Duration(g.waiting+1) / time.Duration(g.cfg.Slots)
-	return refuse("the machine is busy: too many sandboxes are being made", min(max(wait, minRetry), maxRetry))
+	return refuse("the machine is busy: too many sandboxes are being created", min(max(wait, minRetry), maxRetry))
 }
 
-// Bounds of what stays free.
+// Limits of the memory that must stay free.
 const (
 	leastFree = 256 << 20
 	mostFree  = 1 << 30
 )
 
-// enoughMemory refuses work when so little memory is free that the host might end
-// what runs.
+// enoughMemory refuses a request if so little memory is free that the kernel
+// might kill running sandboxes.
 func (g *Gate) enoughMemory() error {
 	free, total := g.cfg.Memory()
 	if total <= 0 {
-		return nil // nobody knows
+		return nil // free memory is unknown
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -235,7 +236,7 @@ func (g *Gate) enoughMemory() error {
 		units.BytesSize(float64(free)), units.BytesSize(float64(spare))), 5*time.Second)
 }
 
-// Stats says how much work goes on and waits.
+// Stats returns the number of running and waiting requests.
 func (g *Gate) Stats() (running, waiting int) {
 	if g == nil {
 		return 0, 0
@@ -245,7 +246,7 @@ func (g *Gate) Stats() (running, waiting int) {
 	return g.running, g.waiting
 }
 
-// refusal is the cause of the error for work that is refused.
+// refusal is the cause of the error for a refused request.
 type refusal struct{ after time.Duration }
 
 func (r *refusal) Error() string { return "try again in " + r.after.String() }
@@ -257,8 +258,8 @@ func refuse(message string, after time.Duration) error {
 	}
 }
 
-// RetryAfter returns after what time refused work is worth another try. It reports
-// false if err is not a refusal of this package.
+// RetryAfter returns when to retry a refused request. It returns false if err
+// is not a refusal of this package.
 func RetryAfter(err error) (time.Duration, bool) {
 	r, ok := errors.AsType[*refusal](err)
 	if !ok {

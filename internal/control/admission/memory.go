@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// machineMemory is the memory of the machine, or of this process's control group
-// if that leaves less.
+// machineMemory returns the memory of the machine, or of this process's control
+// group if that has less.
 func machineMemory() (free, total int64) {
 	free, total = meminfo()
 	used, limit := groupMemory("/sys/fs/cgroup")
@@ -34,8 +34,8 @@ func meminfo() (free, total int64) {
 	return figures["MemAvailable"] << 10, figures["MemTotal"] << 10
 }
 
-// groupMemory returns what this process's control group (version 2) uses, without
-// what is only cached, and may use. A limit of zero is none.
+// groupMemory returns the memory that this process's control group (version 2)
+// uses, without caches, and its limit. Zero means no limit.
 func groupMemory(root string) (used, limit int64) {
 	self, _ := os.ReadFile("/proc/self/cgroup")
 	for line := range strings.Lines(string(self)) {
@@ -57,7 +57,7 @@ func groupMemory(root string) (used, limit int64) {
 	return used, limit
 }
 
-// figure reads a number; "max", or nothing, is zero.
+// figure reads a number; "max" or a missing file is zero.
 func figure(path string) int64 {
 	text, _ := os.ReadFile(path)
 	n, _ := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)

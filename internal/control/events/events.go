@@ -1,4 +1,4 @@
-// Package events is the service for the log of events: it reads, follows, exports,
+// Package events provides access to the event log: it reads, follows, exports,
 // verifies and prunes the logs of tenants.
 package events
 
@@ -17,18 +17,18 @@ import (
 // WriteOTLP writes records in the JSON form of OpenTelemetry's protocol.
 type WriteOTLP func(w io.Writer, page []eventlog.Record) error
 
-// Service answers questions about the log. Its methods may be called concurrently.
+// Service provides access to the log. It is safe for concurrent use.
 type Service struct {
 	*core.Core
 	log  *eventlog.Log
 	otlp WriteOTLP
 }
 
-// New returns the service for a log, which its owner closes after the Core. Without
-// otlp, ExportOTLP is CodeUnsupported.
+// New returns the service for a log, which its owner closes after the Core. If
+// otlp is nil, ExportOTLP returns CodeUnsupported.
 func New(c *core.Core, log *eventlog.Log, otlp WriteOTLP) *Service { return &Service{c, log, otlp} }
 
-// mayRead authorises reading what a query selects, and returns it as a filter.
+// mayRead authorizes a query and converts it to a filter.
 func (s *Service) mayRead(ctx context.Context, op ops.Op, q *sandbox.EventQuery) (who key.Principal, f eventlog.Filter, err error) {
 	f = eventlog.Filter{Since: q.Since, Until: q.Until, Ops: q.Ops, Types: q.Types, Sandbox: q.Sandbox}
 	if who, err = s.Look(ctx, op, ""); err == nil {
@@ -52,8 +52,8 @@ func (s *Service) Events(ctx context.Context, q sandbox.EventQuery) ([]sandbox.E
 	return out, core.Named(op, err)
 }
 
-// FollowEvents yields the events of the caller's tenant that match, and waits for
-// more until ctx ends or the time that the query ends at has come.
+// FollowEvents yields matching events of the caller's tenant, and waits for
+// more until ctx ends or the end time of the query.
 func (s *Service) FollowEvents(ctx context.Context, q sandbox.EventQuery) (iter.Seq2[sandbox.Event, error], error) {
 	who, f, err := s.mayRead(ctx, ops.EventFollow, &q)
 	if err != nil {
@@ -68,7 +68,7 @@ func (s *Service) FollowEvents(ctx context.Context, q sandbox.EventQuery) (iter.
 	}, nil
 }
 
-// ExportEvents writes what matches of the log of the caller's tenant as JSON lines,
+// ExportEvents writes matching events of the caller's tenant as JSON lines,
 // each with the hash of its record.
 func (s *Service) ExportEvents(ctx context.Context, q sandbox.EventQuery, w io.Writer) error {
 	const op = ops.EventList
@@ -79,11 +79,11 @@ func (s *Service) ExportEvents(ctx context.Context, q sandbox.EventQuery, w io.W
 	return core.Named(op, s.log.Export(ctx, who.Tenant, f, w))
 }
 
-// otlpBatch is how many events an exported line of OTLP holds at most.
+// otlpBatch is the maximum number of events per line of OTLP.
 const otlpBatch = 500
 
-// ExportOTLP writes what matches of the log of the caller's tenant in the JSON form
-// of OpenTelemetry's protocol, as collectors read it from a file.
+// ExportOTLP writes matching events of the caller's tenant in the OTLP JSON
+// file format, which OpenTelemetry collectors can read.
 func (s *Service) ExportOTLP(ctx context.Context, q sandbox.EventQuery, w io.Writer) error {
 	const op = ops.EventList
 	who, f, err := s.mayRead(ctx, op, &q)

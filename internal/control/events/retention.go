@@ -15,8 +15,9 @@ import (
 
 const opPrune = ops.AuditPrune
 
-// PruneAudit removes the oldest records of the log of a tenant, by default the
-// caller's. That log records it too. It is for the owner of the machine.
+// PruneAudit removes the oldest records of a tenant's log, by default the
+// caller's. The removal is recorded in the same log. Only the owner of the
+// machine may call it.
 func (s *Service) PruneAudit(ctx context.Context, in sandbox.AuditPrune) (out sandbox.AuditPruned, err error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
@@ -27,7 +28,7 @@ func (s *Service) PruneAudit(ctx context.Context, in sandbox.AuditPrune) (out sa
 	}
 	err = s.AsOwner(ctx, opPrune, in.Tenant, func(ctx context.Context) error {
 		if in.Before.IsZero() && in.UpTo <= 0 {
-			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "before", Message: "neither a time nor a number is given, up to which to remove records"}
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "before", Message: "neither a time nor a number of a record is given"}
 		}
 		if _, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Get(ctx, in.Tenant) }); err != nil {
 			return err
@@ -40,14 +41,14 @@ func (s *Service) PruneAudit(ctx context.Context, in sandbox.AuditPrune) (out sa
 	return out, err
 }
 
-// note is the event that a log is pruned with.
+// note returns the event that records a removal.
 func (s *Service) note(ctx context.Context, by key.Principal) eventlog.Event {
 	e := eventlog.Event{Event: sandbox.Event{Op: string(opPrune), Key: by.Key, UID: by.UID, Node: s.Node}}
 	e.Request, e.Trace = span.IDs(ctx)
 	return e
 }
 
-// retentionPeriod is the time between two removals of old records.
+// retentionPeriod is the interval between removals of old records.
 const retentionPeriod = time.Hour
 
 // WatchRetention removes the records of all logs that are older than keep, until
@@ -65,8 +66,8 @@ func (s *Service) WatchRetention(ctx context.Context, keep time.Duration) {
 	}
 }
 
-// retain prunes the logs of all tenants. A log that fails verification is left as
-// it is.
+// retain prunes the logs of all tenants. A log that fails verification is left
+// unchanged.
 func (s *Service) retain(ctx context.Context, keep time.Duration) error {
 	tenants, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Tenant, error) { return tx.Operator().Tenants(ctx) })
 	if err != nil {

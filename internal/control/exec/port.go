@@ -17,12 +17,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// maxConns is how many connections to ports of one sandbox there may be at a
-// time: each costs buffers here, however slowly it is read.
+// maxConns is the maximum number of connections to the ports of one sandbox,
+// because each uses buffers in the daemon.
 const maxConns = 256
 
 // DialPort connects to a port of a sandbox, by name or id. Every connection is
-// authorised and recorded, once. The caller closes it.
+// authorized and recorded. The caller closes it.
 func (s *Service) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
 	h, err := s.Open(ctx, ref)
 	if err != nil {
@@ -42,7 +42,7 @@ func (s *Service) DialPort(ctx context.Context, ref string, port uint16) (net.Co
 	return &portConn{Conn: conn, done: sync.OnceFunc(func() { s.conns.release(h.ID()) })}, nil
 }
 
-// Preview gives a port of a sandbox an address of its provider's.
+// Preview creates a provider URL for a port of a sandbox.
 func (s *Service) Preview(ctx context.Context, ref string, req sandbox.PreviewRequest) (sandbox.Preview, error) {
 	h, err := s.Open(ctx, ref)
 	if err != nil {
@@ -51,7 +51,7 @@ func (s *Service) Preview(ctx context.Context, ref string, req sandbox.PreviewRe
 	return h.Preview(ctx, req)
 }
 
-// Unpreview takes the address of a port away.
+// Unpreview removes the provider URL of a port.
 func (s *Service) Unpreview(ctx context.Context, ref string, port uint16) error {
 	h, err := s.Open(ctx, ref)
 	if err != nil {
@@ -60,7 +60,7 @@ func (s *Service) Unpreview(ctx context.Context, ref string, port uint16) error 
 	return h.Unpreview(ctx, port)
 }
 
-// Previews returns the ports of a sandbox with an address of its provider's.
+// Previews returns the ports of a sandbox that have a provider URL.
 func (s *Service) Previews(ctx context.Context, ref string) ([]sandbox.Preview, error) {
 	h, err := s.Open(ctx, ref)
 	if err != nil {
@@ -69,13 +69,13 @@ func (s *Service) Previews(ctx context.Context, ref string) ([]sandbox.Preview, 
 	return h.Previews(ctx)
 }
 
-// portConn is a connection that is counted.
+// portConn is a counted connection.
 type portConn struct {
 	net.Conn
 	done func()
 }
 
-// CloseWrite ends the sending side.
+// CloseWrite closes the sending direction.
 func (c *portConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -116,15 +116,16 @@ func (c *connCount) release(id sandbox.ID) {
 	}
 }
 
-// How long a pass is good for.
+// Validity of a pass.
 const (
 	defaultPassLife = 24 * time.Hour
 	maxPassLife     = 366 * 24 * time.Hour
 	maxPassPorts    = 64
 )
 
-// SharePorts makes a token with which anybody reaches ports of a running
-// sandbox, all of them if none is named, for a time, a day if none is said.
+// SharePorts creates a token that gives anyone access to ports of a running
+// sandbox: the given ports, or all if none is given. life is its validity; zero
+// means one day.
 func (s *Service) SharePorts(ctx context.Context, ref string, ports []uint16, life time.Duration) (token string, expires time.Time, err error) {
 	const op = ops.PortShare
 	h, err := s.Open(ctx, ref)
@@ -144,7 +145,7 @@ func (s *Service) SharePorts(ctx context.Context, ref string, ports []uint16, li
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "expires", Message: "is not within a year from now"}
 		}
 		if len(ports) > maxPassPorts {
-			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "ports", Message: fmt.Sprintf("are more than %d; name none for all", maxPassPorts)}
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "ports", Message: fmt.Sprintf("are more than %d; leave the list empty for all ports", maxPassPorts)}
 		}
 		expires = s.Store.Now().Add(life)
 		token, err = s.cfg.Passes.Seal(key.Pass{
@@ -162,9 +163,9 @@ func portNames(ports []uint16) string {
 	return strings.Trim(fmt.Sprint(ports), "[]")
 }
 
-// EnterPort finds out which sandbox the bearer of a token may reach a port of,
-// and returns the context to do that with. ref is what the bearer calls it;
-// whatever is wrong, the answer is the same.
+// EnterPort checks a port token. It returns the sandbox that the token is for,
+// and the context for connecting to the port. ref is the sandbox's name or id
+// in the request. All failures return the same error.
 func (s *Service) EnterPort(ctx context.Context, token, ref string, port uint16) (context.Context, sandbox.ID, error) {
 	pass, err := s.cfg.Passes.Open(token)
 	if err != nil {
@@ -196,7 +197,7 @@ func (s *Service) EnterPort(ctx context.Context, token, ref string, port uint16)
 	return s.cfg.Tenants.KeepAlive(ctx, pass.Bearer(), pass.Tenant, pass.Key), b.ID, nil
 }
 
-// makerStands checks that who made a pass could still make it.
+// makerStands checks that the creator of a pass is still allowed to create it.
 func (s *Service) makerStands(ctx context.Context, tx *store.Tx, pass *key.Pass) error {
 	if pass.Key == "" {
 		return nil

@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Exec starts a command, as control.Sandbox.Exec.
+// Exec starts a command; see control.Sandbox.Exec.
 func (h *Handle) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
 	p, err := h.Sandbox.Exec(h.exec.cfg.Tenants.WithLimits(ctx, h.limits), cmd)
 	if err != nil {
@@ -26,18 +26,18 @@ func (h *Handle) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process,
 	return h.exec.watch(ctx, h, p, &cmd), nil
 }
 
-// Reconnect connects to a background command, as control.Sandbox.Reconnect.
-// Its end is recorded by who started it.
+// Reconnect connects to a background command; see control.Sandbox.Reconnect.
+// Its end is recorded by the call that started it.
 func (h *Handle) Reconnect(ctx context.Context, id string) (driver.Process, error) {
 	p, err := h.Sandbox.Reconnect(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	return h.command(p, h.limits, driver.Cursor{Stdout: 1, Stderr: 1}), nil // the oldest may be dropped
+	return h.command(p, h.limits, driver.Cursor{Stdout: 1, Stderr: 1}), nil // the oldest output may have been dropped
 }
 
-// Rejoin connects to a command where an earlier connection to it was cut, as
-// control.Sandbox.Rejoin. Its end is recorded by who started it.
+// Rejoin connects to a command where an earlier connection was lost; see
+// control.Sandbox.Rejoin. Its end is recorded by the call that started it.
 func (h *Handle) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
 	p, at, err := h.Sandbox.Rejoin(ctx, id, from, skip)
 	if err != nil {
@@ -52,25 +52,25 @@ type command struct {
 	exec   *Service
 	tenant string
 	limits sandbox.Limits
-	bytes  atomic.Int64 // of output that was read
-	paused atomic.Int32 // readers that wait for the quota
-	pauses atomic.Int64 // of readers, begun or over
+	bytes  atomic.Int64 // of output read
+	paused atomic.Int32 // number of readers that wait for the quota
+	pauses atomic.Int64 // number of waits, started or ended
 	closed sync.Once
 	quit   chan struct{} // closed by Close and Detach
-	cut    atomic.Bool   // its caller was cut off and may come back
+	cut    atomic.Bool   // its caller was disconnected and may come back
 	end    atomic.Pointer[commandEnd]
-	letGo  func() // called after Close or Detach; nil: nobody wants to know
+	letGo  func() // called after Close or Detach; may be nil
 
 	stdout, stderr io.Reader
 }
 
-// commandEnd is how and when a command ended, as far as a caller has learnt it.
+// commandEnd is the end of a command, as far as a caller has seen it.
 type commandEnd struct {
 	exit sandbox.Exit
 	at   time.Time
 }
 
-// command wraps a process whose output begins at the cursor.
+// command wraps a process whose output starts at the cursor.
 func (h *Handle) command(p driver.Process, limits sandbox.Limits, at driver.Cursor) *command {
 	c := &command{Process: p, exec: h.exec, tenant: h.who.Tenant, limits: limits, quit: make(chan struct{})}
 	c.stdout = h.redacted(&meteredOutput{p.Stdout(), c}, at.Stdout > 0)
@@ -78,18 +78,18 @@ func (h *Handle) command(p driver.Process, limits sandbox.Limits, at driver.Curs
 	return c
 }
 
-// Unwrap returns control's process.
+// Unwrap returns the control process.
 func (c *command) Unwrap() any { return c.Process }
 
-// Throttled reports whether output is held back by a quota, so that a silence
-// does not mean its end, and how often that has begun or ended. What was held
-// back comes a moment after.
+// Throttled reports whether output is being delayed by a quota, so that silence
+// does not mean the end of the output. changes counts how often throttling
+// started or ended.
 func (c *command) Throttled() (now bool, changes int64) { return c.paused.Load() > 0, c.pauses.Load() }
 
 func (c *command) Stdout() io.Reader { return c.stdout }
 func (c *command) Stderr() io.Reader { return c.stderr }
 
-// Wait implements driver.Process, and remembers what is learnt.
+// Wait implements driver.Process, and stores the result.
 func (c *command) Wait(ctx context.Context) (sandbox.Exit, error) {
 	exit, err := c.Process.Wait(ctx)
 	if err == nil {
@@ -129,8 +129,8 @@ func (c *command) Detach() (err error) {
 	return err
 }
 
-// meteredOutput slows its reader down to what the tenant's quota allows, which
-// in turn stops the writer.
+// meteredOutput limits its reader to the tenant's quota, which also slows down
+// the writer.
 type meteredOutput struct {
 	from io.Reader
 	c    *command
@@ -149,7 +149,7 @@ func (c *command) pause(d time.Duration) {
 	c.paused.Add(1)
 	c.pauses.Add(1)
 	defer func() {
-		c.pauses.Add(1) // first: who sees that it is over also sees that it just was
+		c.pauses.Add(1) // before paused is decremented, so that a reader who sees that it is over also sees the change
 		c.paused.Add(-1)
 	}()
 	t := time.NewTimer(d)
@@ -161,9 +161,9 @@ func (c *command) pause(d time.Duration) {
 	}
 }
 
-// watch returns a started process as its caller sees it, and records its end:
-// when it is over and its caller has read what there was, or, in the
-// background, when it is over.
+// watch wraps a started process for its caller, and records its end: when it
+// has ended and the caller has read its output or, for a background command,
+// when it has ended.
 func (s *Service) watch(ctx context.Context, h *Handle, inner driver.Process, cmd *sandbox.Command) *command {
 	c := h.command(inner, h.limits, driver.Cursor{})
 	fact := guard.Action(h.who, ops.ProcessExec, guard.Subject{Sandbox: h.ID(), Name: h.Name(), Subject: inner.Info().ID, Command: cmd})
@@ -177,9 +177,8 @@ func (s *Service) watch(ctx context.Context, h *Handle, inner driver.Process, cm
 	return c
 }
 
-// recordLetGo records the end of a command that its caller has let go of. Most
-// callers have waited for that end: only for the others there must be somebody
-// who still does.
+// recordLetGo records the end of a command whose caller has closed it. If the
+// caller has not waited for the end, a goroutine does.
 func (s *Service) recordLetGo(box *control.Sandbox, c *command, fact audit.Action, began time.Time, held bool) {
 	if end := c.end.Load(); end != nil {
 		s.recordEnd(fact, end.at.Sub(began), c.bytes.Load(), &end.exit.Code, end.exit.Reason)
@@ -195,16 +194,16 @@ func (s *Service) recordLetGo(box *control.Sandbox, c *command, fact audit.Actio
 		case err == nil:
 			s.recordEnd(fact, took, c.bytes.Load(), &exit.Code, exit.Reason)
 		case s.Life.Err() != nil:
-		case held && c.cut.Load(): // it waits for its caller, and ends later
+		case held && c.cut.Load(): // it waits for its caller and ends later
 			s.awaitAgain(box, fact)
-		default: // its caller let go of it
+		default: // its caller closed it
 			s.recordEnd(fact, took, c.bytes.Load(), nil, sandbox.ReasonKilled)
 		}
 	})
 }
 
-// awaitBackground waits for the end of a command in the background beside whoever
-// started it, who may let go of it meanwhile.
+// awaitBackground waits for the end of a background command, independently of
+// its caller.
 func (s *Service) awaitBackground(box *control.Sandbox, c *command, fact audit.Action) {
 	exit, err := c.Process.Wait(s.Life)
 	if err == nil {
@@ -214,12 +213,12 @@ func (s *Service) awaitBackground(box *control.Sandbox, c *command, fact audit.A
 	select {
 	case <-c.quit:
 		s.awaitAgain(box, fact)
-	default: // its sandbox is gone, or cannot be reached
+	default: // its sandbox is gone or cannot be reached
 	}
 }
 
-// awaitAgain waits for the end of a command on a connection of its own. What
-// cannot be waited for may run on, and is found again.
+// awaitAgain waits for the end of a command on a new connection. If it cannot,
+// the command may still be running, and is found again later.
 func (s *Service) awaitAgain(box *control.Sandbox, fact audit.Action) {
 	ctx := s.Life
 	c, err := box.Reconnect(ctx, fact.Subject)
@@ -234,7 +233,7 @@ func (s *Service) awaitAgain(box *control.Sandbox, fact audit.Action) {
 	}
 }
 
-// endedAlone records the end of a command that nobody waits for.
+// endedAlone records the end of a command that no caller waits for.
 func (s *Service) endedAlone(fact audit.Action, began time.Time, exit sandbox.Exit) {
 	s.recordEnd(fact, time.Since(began), 0, &exit.Code, exit.Reason)
 	s.cfg.Sandboxes.MainEnded(fact.Tenant, fact.Sandbox, fact.Subject, began, exit)
@@ -246,21 +245,21 @@ func (s *Service) recordEnd(fact audit.Action, took time.Duration, bytes int64, 
 	}))
 }
 
-// WatchBackground records the ends of the commands that an earlier daemon
-// started in a sandbox and that outlived it.
+// WatchBackground records the ends of commands that an earlier daemon started
+// in a sandbox.
 func (s *Service) WatchBackground(tenant string, box *control.Sandbox) {
 	all, err := box.Processes(s.Life)
 	if err != nil {
-		return // what cannot list its commands has none to be found again
+		return // a provider that keeps no list has no commands to find
 	}
 	for _, info := range all {
-		if info.Running { // and runs on without who started it, or cannot be connected to
+		if info.Running { // its starter is gone, or it cannot be connected to
 			fact := audit.Action{
 				Tenant: tenant, Op: ops.ProcessExec, Sandbox: box.ID(), Name: box.Name(), Subject: info.ID,
 				Command: &sandbox.Command{Args: info.Args},
 			}
 			s.Go(func() { s.awaitAgain(box, fact) })
-		} else if info.Exit != nil { // perhaps without anybody who learnt of it
+		} else if info.Exit != nil { // its end may not have been recorded
 			s.cfg.Sandboxes.MainEnded(tenant, box.ID(), info.ID, info.Started, *info.Exit)
 		}
 	}

@@ -9,12 +9,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// redactedLog is a log without values. Its streams are redacted each for
-// itself, and what one holds back comes at the end or before a gap.
+// redactedLog is a log with values removed. Each stream is redacted separately.
+// Held-back bytes are returned at the end or before a gap.
 type redactedLog struct {
 	driver.LogReader
 	r       *secret.Redactor
-	torn    bool // it does not begin where the output does
+	torn    bool // it may begin in the middle of the output
 	streams map[int]*secret.Redaction
 	ready   []sandbox.LogChunk
 	err     error
@@ -49,7 +49,7 @@ func (l *redactedLog) push(c sandbox.LogChunk) {
 	l.add(sandbox.LogChunk{Stream: c.Stream, Data: s.Push(c.Data), Dropped: c.Dropped})
 }
 
-// flush gives out what is held back.
+// flush returns held-back bytes.
 func (l *redactedLog) flush() {
 	for _, stream := range []int{1, 2} {
 		if s := l.streams[stream]; s != nil {
@@ -64,10 +64,10 @@ func (l *redactedLog) add(c sandbox.LogChunk) {
 	}
 }
 
-// Unwrap returns the log of control.
+// Unwrap returns the control log.
 func (l *redactedLog) Unwrap() any { return l.LogReader }
 
-// Logs reads what a command wrote, as control.Sandbox.Logs.
+// Logs returns the output of a command; see control.Sandbox.Logs.
 func (h *Handle) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
 	l, err := h.Sandbox.Logs(ctx, id, opts)
 	if err != nil || h.redact == nil {
@@ -76,7 +76,7 @@ func (h *Handle) Logs(ctx context.Context, id string, opts driver.LogOptions) (d
 	return &redactedLog{LogReader: l, r: h.redact, torn: opts.Tail > 0, streams: map[int]*secret.Redaction{}}, nil
 }
 
-// redacted returns a stream of a command as its caller may see it.
+// redacted returns a command's stream with values removed.
 func (h *Handle) redacted(from io.Reader, torn bool) io.Reader {
 	if h.redact == nil {
 		return from

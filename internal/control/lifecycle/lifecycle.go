@@ -1,13 +1,14 @@
-// Package lifecycle decides what may be done to a sandbox in which state. Its
-// decisions are pure: who carries them out locks the sandbox, asks, and acts.
+// Package lifecycle defines which operations are possible in which state of a
+// sandbox. It only decides: the caller locks the sandbox, calls Decide, and
+// acts.
 //
 //	creating ── running ⇄ paused (in memory or to disk)
 //	               ⇅
 //	            stopped          and from everywhere: failed, lost, gone
 //
-// Pausing and resuming are the states on the way. One that is found there
-// without anybody being at it was left by a daemon that died; it is brought to
-// one side or the other before anything else is done to it.
+// Pausing and resuming are transitional states. A sandbox that is in one
+// without an operation in progress was left by a daemon that died. It must be
+// brought to a stable state before any other operation.
 package lifecycle
 
 import (
@@ -16,47 +17,47 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Op is something to be done to a sandbox.
+// Op is an operation on a sandbox.
 type Op string
 
 // The operations.
 const (
-	Use      Op = "use"      // run a command, reach files or ports
+	Use      Op = "use"      // run a command, access files or ports
 	Pause    Op = "pause"    // in memory
 	Sleep    Op = "sleep"    // pause to disk
 	Resume   Op = "resume"   // from a pause of either kind
 	Stop     Op = "stop"     // end its processes, keep its files
-	Start    Op = "start"    // from what a stop kept
-	Update   Op = "update"   // its limits, labels or lifetime
-	Snapshot Op = "snapshot" // write its state down; it stays what it is
-	Fork     Op = "fork"     // copy it; it stays what it is
+	Start    Op = "start"    // start again with the files of a stopped one
+	Update   Op = "update"   // change limits, labels or lifetime
+	Snapshot Op = "snapshot" // save the state, without changing it
+	Fork     Op = "fork"     // copy it, without changing it
 )
 
 // Ops lists all operations.
 func Ops() []Op { return []Op{Use, Pause, Sleep, Resume, Stop, Start, Update, Snapshot, Fork} }
 
-// Box is what counts of a sandbox.
+// Box is the part of a sandbox's state that decisions depend on.
 type Box struct {
 	Name   string
 	State  sandbox.State
 	Reason string            // why it is in that state
-	Pause  sandbox.PauseKind // of a paused one
-	Kept   bool              // a snapshot holds its state
-	Wakes  bool              // a paused one goes on when it is used
+	Pause  sandbox.PauseKind // how a paused one is paused
+	Kept   bool              // a snapshot has its state
+	Wakes  bool              // a paused one resumes when it is used
 }
 
-// Verdict says what is to be done.
+// Verdict is a decision.
 type Verdict int
 
 // The verdicts.
 const (
-	Refuse Verdict = iota // with an error
-	Done                  // nothing: it is as wanted
-	Act                   // what was asked
-	Wake                  // resume it, then what was asked
+	Refuse Verdict = iota // return the error
+	Done                  // do nothing: the state is as requested
+	Act                   // run the operation
+	Wake                  // resume the sandbox, then run the operation
 )
 
-// Decide says whether op can be done to b, and what it takes. The error is an
+// Decide returns whether op is possible on b, and how. The error is a
 // *sandbox.Error that names the state and the next step.
 func Decide(b Box, op Op) (Verdict, error) {
 	switch b.State {
@@ -84,7 +85,7 @@ func (b Box) paused(op Op) (Verdict, error) {
 	case Resume, Update:
 		return Act, nil
 	case Pause:
-		return Done, nil // on disk it does even less
+		return Done, nil // a sandbox on disk is paused, too
 	case Sleep:
 		if disk {
 			return Done, nil
@@ -113,14 +114,14 @@ func (b Box) stopped(op Op) (Verdict, error) {
 	case op == Update:
 		return Act, nil
 	case !b.Kept:
-		return Refuse, b.conflict("nothing of it was kept; remove it with: atoll rm " + b.Name)
+		return Refuse, b.conflict("its state was not kept; remove it with: atoll rm " + b.Name)
 	case op == Start || op == Snapshot || op == Fork:
 		return Act, nil
 	}
 	return Refuse, b.conflict("start it first, with: atoll start " + b.Name)
 }
 
-// nowhere says why nothing can be done to a sandbox in its state.
+// nowhere returns why no operation is possible in the state of a sandbox.
 func (b Box) nowhere() error {
 	switch b.State {
 	case sandbox.Gone:
@@ -135,7 +136,7 @@ func (b Box) nowhere() error {
 			Hint: "try again; it is not known to be gone",
 		}
 	case sandbox.Creating:
-		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: "the sandbox is still being made", Hint: "try again"}
+		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: "the sandbox is still being created", Hint: "try again"}
 	case sandbox.Failed:
 		return b.conflict("remove it with: atoll rm " + b.Name)
 	}
@@ -153,8 +154,8 @@ func (b Box) conflict(hint string) error {
 	return e
 }
 
-// After is what a sandbox is once op has been carried out on it, if Decide
-// allowed that. keeps says whether its files can be kept when it is stopped.
+// After returns the state of a sandbox after op, if Decide allowed it. keeps
+// says whether its files can be kept when it is stopped.
 func After(b Box, op Op, keeps bool) Box {
 	verdict, err := Decide(b, op)
 	if err != nil || verdict == Done {
@@ -168,7 +169,7 @@ func After(b Box, op Op, keeps bool) Box {
 		to.State, to.Pause, to.Kept = sandbox.Paused, sandbox.PauseDisk, true
 	case Stop:
 		if !keeps {
-			return b // refused, for its files would be lost
+			return b // refused, because it would lose its files
 		}
 		to.State, to.Kept = sandbox.Stopped, true
 	case Update, Snapshot, Fork:

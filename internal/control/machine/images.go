@@ -11,9 +11,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// ImageUses lists the images of sandboxes that rest, snapshots and templates,
-// of all tenants. It is for the owner of the machine, who is about to remove
-// images: what was made ahead of its user lets go of them.
+// ImageUses lists the images used by stopped and paused sandboxes, snapshots
+// and templates of all tenants. Only the owner of the machine may call it,
+// before removing images: prewarmed sandboxes release theirs.
 func (s *Service) ImageUses(ctx context.Context) (all []sandbox.ImageUse, err error) {
 	err = s.AsOwner(ctx, ops.ImageUses, "", func(ctx context.Context) error {
 		for _, be := range s.cfg.Providers.Opened() {
@@ -27,7 +27,7 @@ func (s *Service) ImageUses(ctx context.Context) (all []sandbox.ImageUse, err er
 	return all, err
 }
 
-// NeededImages is ImageUses for the daemon itself.
+// NeededImages is ImageUses without a guard, for the daemon itself.
 func (s *Service) NeededImages(ctx context.Context) ([]sandbox.ImageUse, error) {
 	boxes, err := s.cfg.Sandboxes.Recorded(ctx)
 	if err != nil {

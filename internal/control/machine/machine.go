@@ -1,4 +1,4 @@
-// Package machine is the service for what concerns the machine as a whole.
+// Package machine provides operations on the machine as a whole.
 package machine
 
 import (
@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Service answers the owner of the machine. Its methods may be called
-// concurrently.
+// Service provides operations for the owner of the machine. It is safe for
+// concurrent use.
 type Service struct {
 	*core.Core
 	cfg Config
@@ -30,7 +30,7 @@ type Sandboxes interface {
 // Providers are the open providers of this daemon.
 type Providers interface{ Opened() []*providers.Backend }
 
-// Config is what a Service works with.
+// Config configures a Service.
 type Config struct {
 	Scratch   string // a directory for temporary files
 	Sandboxes Sandboxes
@@ -40,11 +40,11 @@ type Config struct {
 // New returns a Service.
 func New(c *core.Core, cfg Config) *Service { return &Service{c, cfg} }
 
-// copying begins the names of directories that Backup works in.
+// copying is the prefix of Backup's temporary directories.
 const copying = ".backup-"
 
-// Sweep removes what Backup left in a directory where it was killed. Nobody calls
-// it there meanwhile.
+// Sweep removes what a killed Backup left in a directory. It must not run at
+// the same time as Backup.
 func Sweep(scratch string) error {
 	left, err := filepath.Glob(filepath.Join(scratch, copying+"*"))
 	for _, path := range left {
@@ -58,7 +58,7 @@ func (s *Service) Backup(ctx context.Context) (copied io.ReadCloser, err error) 
 	err = s.AsOwner(ctx, ops.StateBackup, "", func(ctx context.Context) error {
 		dir, err := os.MkdirTemp(s.cfg.Scratch, copying)
 		if err != nil {
-			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "there is no place for the copy", Cause: err}
+			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "cannot create a directory for the copy", Cause: err}
 		}
 		defer func() { _ = os.RemoveAll(dir) }() // an open file can still be read
 		path := filepath.Join(dir, "atoll.db")
@@ -75,8 +75,8 @@ func (s *Service) Backup(ctx context.Context) (copied io.ReadCloser, err error) 
 	return copied, err
 }
 
-// MayObserve allows the owner of the machine, and keys of its own tenant that may
-// read, to see what concerns all tenants together.
+// MayObserve allows the owner of the machine, and keys of the owner's tenant
+// with the verb read, to see data about all tenants.
 func (s *Service) MayObserve(ctx context.Context) error {
 	const op = ops.MetricsGet
 	who, err := s.Look(ctx, op, "")

@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// AskedImage returns the names of the image that a Spec asks for. It replaces
-// the name of a snapshot by its id, which cannot mean another one later.
+// AskedImage returns the names of the image of a Spec. It replaces the name of
+// a snapshot by its id, which never refers to another one.
 func (s *Service) AskedImage(ctx context.Context, tenant string, spec *sandbox.Spec) ([]string, error) {
 	if spec.Snapshot == "" {
 		if spec.Image == "" {
@@ -28,14 +28,14 @@ func (s *Service) AskedImage(ctx context.Context, tenant string, spec *sandbox.S
 	return []string{found.Image, found.Spec.Image}, err
 }
 
-// localSignatures returns the signatures of the image of a Spec, and whether it
-// would have to be fetched first: a question fetches nothing.
+// localSignatures returns the signatures of the image of a Spec, and whether
+// the image would have to be pulled first. It does not pull.
 func (s *Service) localSignatures(ctx context.Context, spec *sandbox.Spec, asked []string) (all []policy.Signature, unfetched bool) {
 	switch {
 	case spec.Snapshot != "" || s.cfg.Images == nil:
 		return s.signatures(ctx, asked), false
 	case strings.HasPrefix(spec.Image, "oci:"):
-		return nil, true // asking for it would import it
+		return nil, true // looking it up would import it
 	case spec.Image == "" || policyset.IsLocal(spec.Image):
 		return nil, false
 	}
@@ -43,8 +43,8 @@ func (s *Service) localSignatures(ctx context.Context, spec *sandbox.Spec, asked
 	return img.Signatures, sandbox.CodeOf(err) == sandbox.CodeNotFound
 }
 
-// signatures returns the signatures of the images of this machine whose digests
-// are among the names. An image that is not here has none.
+// signatures returns the signatures of those images on this machine whose
+// digests are among the names.
 func (s *Service) signatures(ctx context.Context, images []string) (out []policy.Signature) {
 	for _, ref := range images {
 		if strings.HasPrefix(ref, "sha256:") && s.cfg.Images != nil {
@@ -56,9 +56,9 @@ func (s *Service) signatures(ctx context.Context, images []string) (out []policy
 	return out
 }
 
-// FetchSigned fetches the image of a request if its signatures matter, replaces
-// its name in the request by its digest, and returns all names of the image. An
-// image that no signature would allow is not fetched.
+// FetchSigned pulls the image of a request if a policy requires signatures. It
+// replaces the name in the request by the digest, and returns all names of the
+// image. An image that no signature could make allowed is not pulled.
 func (s *Service) FetchSigned(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, req control.ImageRequest) ([]string, error) {
 	set := s.Set()
 	if spec.Image == control.HostImage || strings.HasPrefix(spec.Image, "template:") || s.cfg.Images == nil ||

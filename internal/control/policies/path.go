@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// realPath follows the symbolic links of a path as far as it exists. A path with
-// ".." becomes "/": "link/.." may lead anywhere.
+// realPath follows the symbolic links of a path as far as it exists. A path
+// with ".." becomes "/", because "link/.." may lead anywhere.
 func realPath(name string) string {
 	if slices.Contains(strings.Split(name, "/"), "..") {
 		return "/"

@@ -13,9 +13,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Fill gives a request the limits of the policies where it names none. timeout
-// is how long the daemon lets the sandbox live if the request does not say; with
-// one, the request gets no lifetime.
+// Fill sets limits from the policies where the request has none. timeout is the
+// daemon's time limit for the sandbox; if it is set, the request gets no
+// lifetime.
 func (s *Service) Fill(tenant string, spec *sandbox.Spec, timeout time.Duration) {
 	caps := s.Set().Caps(policyset.About{Tenant: tenant, Labels: spec.Labels})
 	caps.Fill(&spec.Resources, s.cfg.Defaults)
@@ -24,7 +24,7 @@ func (s *Service) Fill(tenant string, spec *sandbox.Spec, timeout time.Duration)
 	}
 }
 
-// request is a request for a sandbox as the policies see it.
+// request returns a request for a sandbox in the form that policies evaluate.
 func (s *Service) request(ctx context.Context, tenant string, spec *sandbox.Spec, images []string) (policyset.Request, error) {
 	profile, err := store.Read(ctx, s.Store, func(tx *store.Tx) (sandbox.Profile, error) {
 		return tx.Profiles().ForNetwork(ctx, tenant, spec.Network)
@@ -43,8 +43,8 @@ func (s *Service) request(ctx context.Context, tenant string, spec *sandbox.Spec
 	return r, nil
 }
 
-// Egress completes a request for a sandbox. gateway says that the gateway
-// enforces what it may reach; otherwise the provider needs the rules.
+// Egress returns the network part of a request for a sandbox. If gateway is
+// false, the provider has to enforce the rules.
 func (s *Service) Egress(ctx context.Context, tenant string, spec *sandbox.Spec, gateway bool) (control.Egress, error) {
 	about := policyset.About{Tenant: tenant, Labels: spec.Labels}
 	set := s.Set()
@@ -57,8 +57,8 @@ func (s *Service) Egress(ctx context.Context, tenant string, spec *sandbox.Spec,
 	return e, err
 }
 
-// Permit refuses a sandbox that the policies do not allow, and records that. If
-// fields are given, only those are checked.
+// Permit returns an error and records it if the policies do not allow a
+// sandbox. If fields are given, only those are checked.
 func (s *Service) Permit(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, fields ...policyset.Field) error {
 	set := s.Set()
 	if set == nil {
@@ -74,7 +74,7 @@ func (s *Service) Permit(ctx context.Context, a audit.Action, spec *sandbox.Spec
 	return s.refused(ctx, a, set.Check(r, fields...))
 }
 
-// refused records a refusal of the policies, with the rule, and returns it.
+// refused records a refusal with the rule, and returns it.
 func (s *Service) refused(ctx context.Context, a audit.Action, err error) error {
 	var e *sandbox.Error
 	if errors.As(err, &e) && e.Code == sandbox.CodeDenied {
@@ -84,8 +84,8 @@ func (s *Service) refused(ctx context.Context, a audit.Action, err error) error 
 	return err
 }
 
-// restored are the fields that count when a sandbox is started again. Its
-// lifetime was decided when it was made.
+// restored are the fields that are checked when a sandbox is started again. Its
+// lifetime was checked when it was created.
 var restored = []policyset.Field{
 	policyset.CPUs, policyset.Memory, policyset.Disk, policyset.PIDs, policyset.Images, policyset.Mounts, policyset.Network, policyset.Secrets, policyset.SecretModes,
 }
@@ -96,17 +96,16 @@ func (s *Service) PermitAgain(ctx context.Context, a audit.Action, b *store.Sand
 	return s.Permit(ctx, a, &spec, []string{b.Image, spec.Image}, restored...)
 }
 
-// specOf returns what a sandbox was made with, with the limits and labels that
-// it has now.
+// specOf returns the Spec of a sandbox with its current limits and labels.
 func specOf(b *store.Sandbox) sandbox.Spec {
 	spec := b.Spec
 	spec.Labels, spec.Resources = b.Labels, b.Resources
 	return spec
 }
 
-// PermitChange is Permit for a change of a sandbox at a time. Only the limits
-// that change are checked. If labels change, everything is: other policies may
-// apply.
+// PermitChange is Permit for a change to a sandbox at the time now. Only
+// changed limits are checked. If labels change, everything is checked, because
+// other policies may apply.
 func (s *Service) PermitChange(ctx context.Context, a audit.Action, b *store.Sandbox, c *sandbox.Change, now time.Time) error {
 	spec := specOf(b)
 	var fields []policyset.Field
@@ -126,7 +125,7 @@ func (s *Service) PermitChange(ctx context.Context, a audit.Action, b *store.San
 	}
 	if c.Lifetime.Timeout != nil {
 		spec.Lifetime.Timeout = 0
-		if *c.Lifetime.Timeout > 0 { // policies count from when the sandbox was made
+		if *c.Lifetime.Timeout > 0 { // policies count from the creation
 			spec.Lifetime.Timeout = now.Add(*c.Lifetime.Timeout).Sub(b.Created)
 		}
 	}
@@ -136,7 +135,7 @@ func (s *Service) PermitChange(ctx context.Context, a audit.Action, b *store.San
 	return s.Permit(ctx, a, &spec, []string{b.Image, spec.Image}, fields...)
 }
 
-// PermitUntil refuses a time for the end of a sandbox that is too late.
+// PermitUntil refuses an end time of a sandbox that is too late.
 func (s *Service) PermitUntil(ctx context.Context, a audit.Action, b *store.Sandbox, at time.Time) error {
 	r := policyset.Request{About: policyset.About{Tenant: b.Tenant, Labels: b.Labels}, Lifetime: at.Sub(b.Created)}
 	a.Sandbox, a.Name = b.ID, b.Name

@@ -1,6 +1,6 @@
-// Package policies applies the policies of a machine: what the sandboxes of its
-// tenants may be, use and reach. Package policyset decides; this package loads
-// the policies, completes requests for them, and records refusals.
+// Package policies applies the machine's policies to the sandboxes of its
+// tenants. Package policyset evaluates them; this package loads them, fills in
+// requests, and records refusals.
 package policies
 
 import (
@@ -19,36 +19,36 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Files are where the policies of a machine come from.
+// Files is the source of the machine's policies.
 type Files struct {
-	Source string // a file or a directory, for people
-	// Load reads them. Nil: there are none.
+	Source string // a file or a directory, for display
+	// Load reads the policies. Nil: there are none.
 	Load func() (*policyset.Set, error)
 }
 
 // Config is what a Service works with.
 type Config struct {
 	Files
-	// Defaults are the limits of sandboxes that ask for none.
+	// Defaults are the limits of sandboxes that request none.
 	Defaults sandbox.Resources
-	// Images finds the images of this machine. Nil: there are none.
+	// Images provides the images of this machine. Nil: there are none.
 	Images control.Images
-	// Snapshot finds a snapshot of a tenant by its name or id.
+	// Snapshot returns a snapshot of a tenant by its name or id.
 	Snapshot func(ctx context.Context, tenant, ref string) (store.Snapshot, error)
-	// Changed is called after other policies were loaded.
+	// Changed is called after the policies have changed.
 	Changed func(ctx context.Context) error
 }
 
-// Service holds the policies in force. Its methods may be called concurrently.
+// Service holds the policies in force. It is safe for concurrent use.
 type Service struct {
 	*core.Core
 	cfg     Config
-	loading sync.Mutex // held while the files are read
+	loading sync.Mutex // held while reading the files
 
 	mu      sync.Mutex
 	set     *policyset.Set
 	loaded  time.Time
-	problem string // why the files as they are now cannot be used
+	problem string // why the current files are invalid
 }
 
 // New returns a Service without policies; see Load.
@@ -61,9 +61,9 @@ func (s *Service) Set() *policyset.Set {
 	return s.set
 }
 
-// Load reads the policies again. If any of them is wrong, the earlier ones stay
-// in force. Changes and errors are recorded in the log of the default tenant.
-// Load is for the daemon, and asks for no permission.
+// Load reads the policies again. If one is invalid, the old policies stay in
+// force. Changes and errors are recorded in the log of the default tenant. Load
+// is for the daemon and has no guard.
 func (s *Service) Load(ctx context.Context) error {
 	if s.cfg.Load == nil {
 		return nil
@@ -87,7 +87,8 @@ func (s *Service) Load(ctx context.Context) error {
 	return errors.Join(s.Audit.Fact(ctx, fact, eventlog.PoliciesLoaded, nil), s.cfg.Changed(ctx))
 }
 
-// keep leaves the policies as they are, and records why, once for each reason.
+// keep keeps the current policies, and records the reason unless it was already
+// recorded.
 func (s *Service) keep(ctx context.Context, why error) error {
 	s.mu.Lock()
 	known := s.problem == why.Error()
@@ -125,8 +126,8 @@ func (s *Service) Get(ctx context.Context) (sandbox.Policies, error) {
 	return s.state(who.Tenant), nil
 }
 
-// state describes the policies, for a tenant or, if that is empty, for the owner
-// of the machine. Only the owner sees names of files.
+// state describes the policies, for a tenant or, if tenant is empty, for the
+// owner of the machine. Only the owner sees file names.
 func (s *Service) state(tenant string) sandbox.Policies {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,7 +140,8 @@ func (s *Service) state(tenant string) sandbox.Policies {
 	return out
 }
 
-// Explain returns what the policies say about a sandbox, without making it.
+// Explain returns the decision of the policies about a sandbox, without
+// creating it.
 func (s *Service) Explain(ctx context.Context, spec sandbox.Spec) (sandbox.PolicyAnswer, error) {
 	const op = ops.PolicyExplain
 	who, err := s.Look(ctx, op, "")

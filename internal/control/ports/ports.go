@@ -1,5 +1,5 @@
-// Package ports listens on the published ports of sandboxes, on behalf of their
-// tenants, for as long as the sandboxes are there.
+// Package ports listens on the published ports of sandboxes, as long as the
+// sandboxes exist.
 package ports
 
 import (
@@ -22,12 +22,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Dialer connects to a port of a sandbox; package exec does it.
+// Dialer connects to a port of a sandbox; implemented by package exec.
 type Dialer interface {
 	DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error)
 }
 
-// Service listens on published ports. Its methods may be called concurrently.
+// Service listens on published ports. It is safe for concurrent use.
 type Service struct {
 	*core.Core
 	dialer Dialer
@@ -42,7 +42,7 @@ type published struct {
 	ports        []*port
 }
 
-// port is a published port. Without a listener, err says why.
+// port is a published port. If it has no listener, err is the reason.
 type port struct {
 	sandbox.PublishedPort // as recorded
 	listener              net.Listener
@@ -54,8 +54,9 @@ func New(c *core.Core, d Dialer) *Service {
 	return &Service{Core: c, dialer: d, open: map[sandbox.ID]*published{}}
 }
 
-// Reserve begins to listen on ports of a sandbox, on all or, with the error, on
-// none more than before. It returns them with the ports that were chosen.
+// Reserve starts to listen on ports of a sandbox. If it cannot listen on all of
+// them, it listens on none and returns an error. It returns the ports with
+// chosen port numbers.
 func (s *Service) Reserve(tenant string, id sandbox.ID, name string, want []sandbox.PublishedPort) ([]sandbox.PublishedPort, error) {
 	if len(want) == 0 {
 		return nil, nil
@@ -88,13 +89,13 @@ func (s *Service) Reserve(tenant string, id sandbox.ID, name string, want []sand
 	return out, nil
 }
 
-// Sync listens on the ports of a recorded sandbox while it runs or is paused, and
-// on no others. What fails is tried again when it is called next.
+// Sync listens on the ports of a recorded sandbox while it is running or
+// paused, and stops otherwise. Failed ports are retried by the next call.
 func (s *Service) Sync(b *store.Sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b.State == sandbox.Creating {
-		return // who makes it has them reserved
+		return // the creator has reserved them
 	}
 	var want []sandbox.PublishedPort
 	if published := b.State != sandbox.Stopped && b.State != sandbox.Failed && b.State != sandbox.Gone; published {
@@ -129,8 +130,8 @@ func (s *Service) Sync(b *store.Sandbox) {
 	s.tidy(b.ID)
 }
 
-// List returns the ports that are published for the caller's tenant, in the order
-// of sandboxes' names.
+// List returns the published ports of the caller's tenant, ordered by sandbox
+// name.
 func (s *Service) List(ctx context.Context) ([]sandbox.Publication, error) {
 	who, err := s.Look(ctx, ops.PortList, "")
 	if err != nil {
@@ -165,7 +166,7 @@ func (s *Service) of(tenant string, id sandbox.ID, name string) *published {
 	return s.open[id]
 }
 
-// tidy forgets a sandbox without ports.
+// tidy removes a sandbox without ports.
 func (s *Service) tidy(id sandbox.ID) {
 	if p := s.open[id]; p != nil && len(p.ports) == 0 {
 		delete(s.open, id)
@@ -186,8 +187,8 @@ func (p *published) remove(one *port) {
 	p.ports = slices.DeleteFunc(p.ports, func(o *port) bool { return o == one })
 }
 
-// accept serves a port in the background. The daemon dials for the tenant: whoever
-// reaches the port needs no key.
+// accept serves a port in the background. The daemon dials on behalf of the
+// tenant, so clients need no key.
 func (s *Service) accept(tenant string, id sandbox.ID, p *port) {
 	ctx := guard.WithPrincipal(s.Life, key.Principal{Tenant: tenant, Verbs: []key.Verb{key.Admin}})
 	l, to := p.listener, p.Port
@@ -199,7 +200,7 @@ func (s *Service) accept(tenant string, id sandbox.ID, p *port) {
 	})
 }
 
-// listen opens a listener, or says why it cannot be.
+// listen opens a listener, or returns why it cannot.
 func listen(p sandbox.PublishedPort) (net.Listener, error) {
 	network := "tcp6"
 	if at, err := netip.ParseAddr(cmp.Or(p.Address, sandbox.LoopbackAddress)); err == nil && at.Unmap().Is4() {

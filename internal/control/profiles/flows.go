@@ -11,12 +11,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Decision is what the gateway decided about a flow or request of a sandbox,
+// Decision is a decision of the gateway about a flow or request of a sandbox,
 // or about several of the same kind.
 type Decision struct {
 	Type    eventlog.Type // one of the egress types
-	Subject string        // what was sent where, and why it was decided so; no query and no contents
-	Rule    string        // that decided; empty for none
+	Subject string        // what was sent where, and the reason; without query and contents
+	Rule    string        // name of the rule; empty for none
 	Bytes   int64         // in both directions
 }
 
@@ -35,11 +35,11 @@ type SecretUse struct {
 	Secret  string
 	Version int64
 	Rule    string // that allowed it; empty for a placeholder
-	Host    string // to which it was sent
+	Host    string // that it was sent to
 }
 
-// SecretUsed records that the gateway sent a secret for a sandbox: which one, by
-// which rule and to which host, and never the value.
+// SecretUsed records that the gateway sent a secret for a sandbox: its name,
+// the rule and the host, but not the value.
 func (s *Service) SecretUsed(ctx context.Context, id sandbox.ID, u SecretUse) error {
 	fact, err := s.fact(ctx, id, audit.Action{Op: ops.SecretUse, Subject: fmt.Sprintf("%s@%d → %s", u.Secret, u.Version, u.Host), Policy: u.Rule})
 	if err != nil {
@@ -48,7 +48,7 @@ func (s *Service) SecretUsed(ctx context.Context, id sandbox.ID, u SecretUse) er
 	return s.Audit.Fact(ctx, fact, eventlog.SecretUsed, nil)
 }
 
-// fact completes an action with the sandbox that it is about.
+// fact fills in the sandbox of an action.
 func (s *Service) fact(ctx context.Context, id sandbox.ID, a audit.Action) (audit.Action, error) {
 	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
 	a.Tenant, a.Sandbox, a.Name = b.Tenant, b.ID, b.Name

@@ -14,39 +14,40 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Gateway enforces what sandboxes may reach. It calls [Service.With] when it
-// connects a sandbox, and is told of every change after that.
+// Gateway enforces network rules. It calls [Service.With] when it connects a
+// sandbox, and SetEgress is called for every later change.
 type Gateway interface {
-	// SetEgress replaces what a running sandbox may reach, and cuts what is no
-	// longer allowed. A sandbox that it does not serve is CodeNotFound.
+	// SetEgress replaces the rules of a running sandbox, and cuts connections that
+	// are no longer allowed. It returns CodeNotFound for a sandbox that it does
+	// not serve.
 	SetEgress(ctx context.Context, id sandbox.ID, e Egress) error
 }
 
-// Egress is what a gateway needs to know of a sandbox. It holds values of
-// secrets, which must not be stored.
+// Egress is the network configuration of a sandbox for a gateway. It contains
+// secret values, which must not be stored.
 type Egress struct {
 	Profile  sandbox.Profile
 	Ceilings []policy.Ceiling // of the policies of the machine
 	Secrets  []EgressSecret   // by name and placeholder
 
-	ProxyPassword secret.Value // of the profile's proxy
+	ProxyPassword secret.Value // for the profile's proxy
 }
 
-// EgressSecret is a secret that a gateway adds to requests, or puts in the
-// place of a placeholder. A secret appears once for each placeholder, and once
-// without one if a rule adds it.
+// EgressSecret is a secret that a gateway adds to requests or substitutes for a
+// placeholder. A secret occurs once for each placeholder, and once without one
+// if a rule adds it.
 type EgressSecret struct {
 	Name        string
 	Version     int64
 	Value       secret.Value
-	Hosts       []string // to which it may be sent; none: to those that a rule names
+	Hosts       []string // that it may be sent to; none: those that a rule names
 	Placeholder string
-	SwapHosts   []string // to which the value is sent in place of the placeholder
+	SwapHosts   []string // for which the placeholder is replaced
 	In          []string // as SecretRef.In
 }
 
-// Egress returns what a sandbox may reach now. It is for the gateway of this
-// daemon, and asks for no permission.
+// Egress returns the current network configuration of a sandbox. It is for the
+// gateway of this daemon and has no guard.
 func (s *Service) Egress(ctx context.Context, id sandbox.ID) (Egress, error) {
 	var e Egress
 	var wanted []wantedSecret
@@ -64,24 +65,25 @@ func (s *Service) Egress(ctx context.Context, id sandbox.ID) (Egress, error) {
 		return Egress{}, core.Named(ops.EgressGet, err)
 	}
 	for _, w := range wanted {
-		// Without the value of a secret, the gateway refuses the requests that
-		// need it. Everything else still works.
+		// Without the value of a secret, the gateway refuses the requests that need
+		// it. Other requests still work.
 		if w.Value, err = s.cfg.Secrets.Open(ctx, &w.stored); err != nil {
 			s.Report(ctx, err)
 			continue
 		}
 		e.Secrets = append(e.Secrets, w.EgressSecret)
 	}
-	// Without it the proxy refuses, and nothing goes past the proxy.
+	// Without the password the proxy refuses connections, and the gateway makes no
+	// direct ones.
 	if e.ProxyPassword, err = s.cfg.Secrets.OpenProxy(tenant, e.Profile.Proxy); err != nil {
 		s.Report(ctx, err)
 	}
 	return e, ctx.Err()
 }
 
-// With calls apply with what a sandbox may reach now. Until apply returns,
-// nobody else tells the gateway about that sandbox, so that the newest state is
-// told last.
+// With calls apply with the current network configuration of a sandbox. Changes
+// to that sandbox wait until apply returns, so that the gateway gets the newest
+// state last.
 func (s *Service) With(ctx context.Context, id sandbox.ID, apply func(Egress) error) error {
 	release, err := s.telling.Take(ctx, id)
 	if err != nil {
@@ -96,14 +98,14 @@ func (s *Service) With(ctx context.Context, id sandbox.ID, apply func(Egress) er
 }
 
 // wantedSecret is a secret whose value is read after the transaction, because
-// that may take long.
+// reading may take long.
 type wantedSecret struct {
 	EgressSecret
 	stored store.Secret
 }
 
-// egress returns what a recorded sandbox asked for. A secret that does not exist
-// or is no longer allowed by the policies is left out.
+// egress returns the configuration of a recorded sandbox. Secrets that do not
+// exist or that policies no longer allow are left out.
 func (s *Service) egress(ctx context.Context, tx *store.Tx, b *store.Sandbox) (e Egress, wanted []wantedSecret, err error) {
 	if e.Profile, err = tx.Profiles().ForNetwork(ctx, b.Tenant, b.Spec.Network); err != nil {
 		return e, nil, err
@@ -148,8 +150,8 @@ func (s *Service) egress(ctx context.Context, tx *store.Tx, b *store.Sandbox) (e
 
 var errFixedRules = errors.New("its provider cannot change what it reaches while it runs")
 
-// Enforce tells the gateway what sandboxes may reach now. It tries all of them;
-// the error names those that failed.
+// Enforce updates the gateway for sandboxes. It tries all of them; the error
+// names those that failed.
 func (s *Service) Enforce(ctx context.Context, all []store.Sandbox) error {
 	if s.cfg.Gateway == nil {
 		return nil
@@ -174,9 +176,9 @@ func (s *Service) Enforce(ctx context.Context, all []store.Sandbox) error {
 	}
 }
 
-// connected reports whether the gateway may have a link to a sandbox. One that
-// is paused in memory keeps its link. One that is being made asks for the rules
-// itself.
+// connected reports whether the gateway may have a link to a sandbox. A sandbox
+// paused in memory keeps its link. A sandbox being created requests its
+// configuration itself.
 func (s *Service) connected(b *store.Sandbox) bool {
 	return b.Node == s.Node && b.State != sandbox.Gone && b.State != sandbox.Stopped && b.Rest.Pause != sandbox.PauseDisk && b.Spec.Network.Asked()
 }
@@ -196,9 +198,9 @@ func (s *Service) enforce(ctx context.Context, b *store.Sandbox) error {
 	return err
 }
 
-// EnforceAll tells the gateway what every sandbox of this node may reach now:
-// when the daemon starts, because the last one may have ended before it told the
-// gateway of a change, and when the policies of the machine change.
+// EnforceAll updates the gateway for every sandbox of this node: when the
+// daemon starts, because the previous one may have ended before it passed on a
+// change, and when the machine's policies change.
 func (s *Service) EnforceAll(ctx context.Context) error {
 	all, err := s.cfg.Sandboxes.Recorded(ctx)
 	return errors.Join(err, s.Enforce(ctx, all))

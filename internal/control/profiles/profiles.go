@@ -1,5 +1,5 @@
-// Package profiles keeps the egress profiles of tenants, and tells the gateway
-// what sandboxes may reach.
+// Package profiles stores the egress profiles of tenants, and configures the
+// gateway.
 package profiles
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Policies are those of the machine.
+// Policies provides the machine's policies.
 type Policies interface {
 	// Set returns the policies in force.
 	Set() *policyset.Set
@@ -27,37 +27,37 @@ type Policies interface {
 type Secrets interface {
 	// Open returns the value of a secret. The caller clears it.
 	Open(ctx context.Context, s *store.Secret) (secret.Value, error)
-	// SealProfile returns a profile without a password in the clear.
+	// SealProfile returns a profile whose proxy password is encrypted.
 	SealProfile(tenant string, p sandbox.Profile) (sandbox.Profile, error)
 	// OpenProxy returns the password of a proxy. The caller clears it.
 	OpenProxy(tenant string, p *sandbox.UpstreamProxy) (secret.Value, error)
 }
 
-// Sandboxes knows the sandboxes of this node.
+// Sandboxes provides access to the sandboxes of this node.
 type Sandboxes interface {
-	// Recorded returns the records of those that are not gone.
+	// Recorded returns the records of sandboxes that are not gone.
 	Recorded(ctx context.Context) ([]store.Sandbox, error)
 	// HasGateway reports whether a sandbox is connected to the gateway. An error
-	// says that its provider cannot be used.
+	// means that its provider cannot be used.
 	HasGateway(ctx context.Context, b *store.Sandbox) (bool, error)
 }
 
 // Config is what a Service works with.
 type Config struct {
-	// Gateway enforces what sandboxes may reach. Nil: nobody is told of changes.
+	// Gateway enforces network rules. Nil: there is no gateway.
 	Gateway Gateway
-	// Operator is what the owner of the machine decides for all profiles.
+	// Operator has the machine owner's settings for all profiles.
 	Operator  policy.Operator
 	Policies  Policies
 	Secrets   Secrets
 	Sandboxes Sandboxes
 }
 
-// Service keeps egress profiles. Its methods may be called concurrently.
+// Service stores egress profiles. It is safe for concurrent use.
 type Service struct {
 	*core.Core
 	cfg     Config
-	telling core.Locks[sandbox.ID] // held while the gateway is told about a sandbox
+	telling core.Locks[sandbox.ID] // held while the gateway is updated for a sandbox
 }
 
 // New returns a Service.
@@ -132,8 +132,8 @@ func (s *Service) Remove(ctx context.Context, name string) error {
 	})
 }
 
-// Get returns a version of a profile of the caller's tenant, or with 0 the
-// present one.
+// Get returns a version of a profile of the caller's tenant. 0 means the
+// current version.
 func (s *Service) Get(ctx context.Context, name string, version int64) (sandbox.StoredProfile, error) {
 	found, err := s.get(ctx, name, version)
 	return found.StoredProfile, err
@@ -169,8 +169,8 @@ func (s *Service) List(ctx context.Context) ([]sandbox.StoredProfile, error) {
 	return out, core.Named(op, err)
 }
 
-// Test returns what would happen to a request under a profile. Nothing is sent.
-// An empty method is GET.
+// Test returns what would happen to a request under a profile, without sending
+// it. An empty method is GET.
 func (s *Service) Test(ctx context.Context, name, method, target string) (sandbox.Explanation, error) {
 	const op = ops.ProfileTest
 	stored, err := s.get(ctx, name, 0)
@@ -187,8 +187,8 @@ func (s *Service) Test(ctx context.Context, name, method, target string) (sandbo
 	return e, core.Named(op, err)
 }
 
-// Bind ties a new sandbox to its profile in the transaction that records it. See
-// Check for swaps.
+// Bind records the use of a profile by a new sandbox, in the transaction that
+// records the sandbox. See Check for swaps.
 func (s *Service) Bind(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec, swaps []policy.Swap) error {
 	if spec.Network.Profile != "" {
 		if err := tx.Profiles().Use(ctx, tenant, spec.ID, spec.Network.Profile); err != nil {
@@ -198,8 +198,8 @@ func (s *Service) Bind(ctx context.Context, tx *store.Tx, tenant string, spec *s
 	return s.Check(ctx, tx, tenant, spec.Network, swaps)
 }
 
-// Check refuses a network that cannot be enforced with the secrets of a tenant.
-// swaps say where placeholders are replaced by secrets.
+// Check refuses a network that cannot be enforced with the tenant's secrets.
+// swaps are the placeholders and where they are replaced.
 func (s *Service) Check(ctx context.Context, tx *store.Tx, tenant string, n sandbox.Network, swaps []policy.Swap) error {
 	profile, err := tx.Profiles().ForNetwork(ctx, tenant, n)
 	if err != nil {
@@ -208,15 +208,15 @@ func (s *Service) Check(ctx context.Context, tx *store.Tx, tenant string, n sand
 	return s.compiles(ctx, tx, tenant, profile, trusted(ctx, n), swaps)
 }
 
-// trusted reports whether a network may send a secret that names no hosts to
-// any host: a stored profile may, and so may a caller who could store one.
+// trusted reports whether a network may send a secret without hosts to any
+// host. A stored profile may, and so may a caller who can store profiles.
 func trusted(ctx context.Context, n sandbox.Network) bool {
 	who, err := guard.Principal(ctx)
 	return n.Profile != "" || err == nil && who.Allow(ops.ProfileCreate) == nil
 }
 
-// compiles refuses a profile that cannot be enforced with the secrets of a
-// tenant. Unless it is trusted, the secrets that its rules add must name hosts.
+// compiles refuses a profile that cannot be enforced with the tenant's secrets.
+// Unless the profile is trusted, secrets that its rules add must have hosts.
 func (s *Service) compiles(ctx context.Context, tx *store.Tx, tenant string, profile sandbox.Profile, trusted bool, swaps []policy.Swap) error {
 	if err := policy.CheckReach(profile); err != nil {
 		return err
@@ -253,8 +253,9 @@ func (s *Service) compiles(ctx context.Context, tx *store.Tx, tenant string, pro
 	return checkUpstream(compiled)
 }
 
-// checkUpstream refuses servers that the gateway would never connect to. Where a
-// name leads, and what the policies of the machine allow, it finds out later.
+// checkUpstream refuses DNS servers and proxies that the gateway would never
+// connect to. The addresses of names and the machine's policies are only
+// checked later.
 func checkUpstream(p *policy.Policy) error {
 	upstream := p.Upstream()
 	var flows []policy.Flow

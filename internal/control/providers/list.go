@@ -10,8 +10,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// ChooseProvider selects a provider for what a sandbox needs, and explains the
-// choice. It creates nothing.
+// ChooseProvider selects a provider that meets the needs of a sandbox, and
+// explains the choice. It creates nothing.
 func (s *Service) ChooseProvider(ctx context.Context, n sandbox.Needs) (sandbox.Choice, error) {
 	all, err := s.Providers(ctx)
 	if err != nil {
@@ -32,7 +32,7 @@ func (s *Service) Providers(ctx context.Context) ([]sandbox.Provider, error) {
 	return catalog.Describe(all), ctx.Err()
 }
 
-// describe completes what is known of a provider by what it says itself.
+// describe fills in what a provider says about itself.
 func (s *Service) describe(ctx context.Context, p sandbox.Provider) sandbox.Provider {
 	p.Default, p.Capabilities = p.Name == s.cfg.Default.Name, map[string]bool{}
 	found, err := s.peek(ctx, p.Name)
@@ -48,14 +48,14 @@ func (s *Service) describe(ctx context.Context, p sandbox.Provider) sandbox.Prov
 	return p
 }
 
-// Binding returns what the sandboxes of a provider belong to.
+// Binding returns the binding of a provider's sandboxes, such as an account.
 func (s *Service) Binding(ctx context.Context, provider string) (string, error) {
 	found, err := s.peek(ctx, provider)
 	return found.Binding, err
 }
 
-// Present returns the present name of a binding in a record of a provider's
-// sandbox.
+// Present returns the current name of a binding that is recorded for a sandbox
+// of a provider.
 func (s *Service) Present(ctx context.Context, provider, binding string) string {
 	if found, err := s.peek(ctx, provider); err == nil && slices.Contains(found.Former, binding) {
 		return found.Binding
@@ -63,8 +63,8 @@ func (s *Service) Present(ctx context.Context, provider, binding string) string 
 	return binding
 }
 
-// CheckImage refuses an image that no sandbox of a provider can be made from.
-// An empty image is the provider's own.
+// CheckImage refuses an image that the provider cannot use. An empty image
+// means the provider's default.
 func (s *Service) CheckImage(ctx context.Context, provider, image string) error {
 	found, err := s.peek(ctx, provider)
 	if err != nil {
@@ -77,8 +77,8 @@ func (s *Service) CheckImage(ctx context.Context, provider, image string) error 
 	return driver.CheckImage(found.Control.Provider, facts, image)
 }
 
-// peek opens a provider without adding it to those whose sandboxes this daemon
-// looks after.
+// peek opens a provider without adding it to the providers that this daemon
+// manages.
 func (s *Service) peek(ctx context.Context, name string) (Opened, error) {
 	if name == s.cfg.Default.Name {
 		return s.cfg.Default, nil

@@ -1,5 +1,5 @@
-// Package providers opens the providers of a daemon, and finds the one that a
-// sandbox belongs to.
+// Package providers opens the providers of a daemon, and finds the provider of
+// a sandbox.
 package providers
 
 import (
@@ -18,40 +18,39 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Opened is a provider that was opened for a daemon.
+// Opened is a provider opened for a daemon.
 type Opened struct {
 	Name string
-	// Binding names what its sandboxes belong to, such as an account of a
-	// service. Empty: this machine.
+	// Binding identifies where its sandboxes are, such as an account of a service.
+	// Empty: this machine.
 	Binding string
-	// Former are the bindings that records of earlier versions have.
+	// Former are the bindings recorded by earlier versions.
 	Former []string
-	// Control configures how its sandboxes are made. Workspaces and Defaults are
-	// filled in by the Service.
+	// Control configures the creation of its sandboxes. The Service sets
+	// Workspaces and Defaults.
 	Control control.Config
 }
 
 // Config configures a Service.
 type Config struct {
-	// Default makes sandboxes that ask for no provider.
+	// Default creates sandboxes that request no provider.
 	Default Opened
-	// Open opens another provider by its name. An unknown name is CodeInvalid. It
-	// returns the same provider whenever it is called, and is called concurrently.
-	// Nil: there is only the default one.
+	// Open opens another provider by name. It returns CodeInvalid for an unknown
+	// name, and the same provider for repeated calls. It must be safe for
+	// concurrent use. Nil: there is only the default provider.
 	Open func(ctx context.Context, name string) (Opened, error)
-	// Known lists the providers that Open knows, with what is known of them without
+	// Known lists the providers that Open knows, with what is known without
 	// opening them.
 	Known []sandbox.Provider
-	// Shared are the providers besides the default one that callers with an API
-	// key may choose. The owner of the machine may choose any.
+	// Shared are the additional providers that callers with an API key may choose.
+	// The owner of the machine may choose any.
 	Shared []string
 	// Workspaces and Defaults are those of control.Config, for all providers.
 	Workspaces bool
 	Defaults   sandbox.Resources
 }
 
-// Service holds the providers of a daemon. Its methods may be called
-// concurrently.
+// Service holds the providers of a daemon. It is safe for concurrent use.
 type Service struct {
 	*core.Core
 	cfg  Config
@@ -66,8 +65,8 @@ func New(c *core.Core, cfg Config) *Service {
 	return s
 }
 
-// Backend is an open provider. Calls to its Control pass no guard: they are part
-// of an operation that did, or the daemon's own housekeeping.
+// Backend is an open provider. Its Control has no guard: calls are part of an
+// operation that passed one, or internal to the daemon.
 type Backend struct {
 	Name    string
 	Binding string   // see Opened
@@ -78,13 +77,13 @@ type Backend struct {
 	facts func(context.Context) (driver.Facts, error)
 }
 
-// Has reports whether a binding in a record is the provider's. Records of early
-// versions have none.
+// Has reports whether a recorded binding is the provider's. Records of early
+// versions have no binding.
 func (b *Backend) Has(binding string) bool {
 	return binding == "" || binding == b.Binding || slices.Contains(b.Former, binding)
 }
 
-// Facts returns what the provider can do, as far as that is known.
+// Facts returns the provider's capabilities, as far as they are known.
 func (b *Backend) Facts(ctx context.Context) (driver.Facts, error) {
 	if b.facts == nil {
 		return b.Driver.Probe(ctx)
@@ -92,7 +91,7 @@ func (b *Backend) Facts(ctx context.Context) (driver.Facts, error) {
 	return b.facts(ctx)
 }
 
-// Facts returns what a provider can do, as far as that is known.
+// Facts returns a provider's capabilities, as far as they are known.
 func (s *Service) Facts(ctx context.Context, name string) (driver.Facts, error) {
 	be, err := s.Backend(ctx, name)
 	if err != nil {
@@ -101,21 +100,21 @@ func (s *Service) Facts(ctx context.Context, name string) (driver.Facts, error) 
 	return be.Facts(ctx)
 }
 
-// HasNetwork reports whether sandboxes of the provider are connected to the
+// HasNetwork reports whether the provider's sandboxes are connected to the
 // gateway.
 func (b *Backend) HasNetwork(ctx context.Context) bool {
 	facts, err := b.Facts(ctx)
 	return err == nil && facts.Capabilities.Network
 }
 
-// HasMemory reports whether snapshots of the provider's sandboxes hold memory.
+// HasMemory reports whether the provider's snapshots contain memory.
 func (b *Backend) HasMemory(ctx context.Context) bool {
 	facts, err := b.Facts(ctx)
 	return err == nil && facts.Capabilities.Memory
 }
 
-// Enforceable returns an error for a limit that a policy or a quota demands and
-// that the provider does not enforce. Loose are the limits that it does not.
+// Enforceable returns an error for a limit that a policy or quota requires and
+// the provider does not enforce. loose are the limits that it does not enforce.
 func (b *Backend) Enforceable(loose map[string]sandbox.Enforcement, policy sandbox.Resources, quota sandbox.Limits) error {
 	for name, demanded := range map[string]bool{
 		"cpus": policy.CPUs != 0 || quota.CPUs != 0, "memory": policy.Memory != 0 || quota.Memory != 0,
@@ -174,9 +173,9 @@ func (s *Service) Opened() []*Backend {
 	return all
 }
 
-// Of returns the provider of a recorded sandbox. It is CodeUnavailable if this
-// daemon cannot reach what the sandbox belongs to: that says nothing about the
-// sandbox.
+// Of returns the provider of a recorded sandbox. It returns CodeUnavailable if
+// this daemon does not use the sandbox's provider, account or address; this
+// proves nothing about the sandbox.
 func (s *Service) Of(ctx context.Context, b *store.Sandbox) (*Backend, error) {
 	be, err := s.Backend(ctx, b.Provider)
 	if err != nil {
@@ -189,14 +188,14 @@ func (s *Service) Of(ctx context.Context, b *store.Sandbox) (*Backend, error) {
 	if !be.Has(b.Binding) {
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Op: "sandbox.find", Subject: b.Name,
-			Message: fmt.Sprintf("it belongs to %s, and the provider %s works on %s", b.Binding, b.Provider, be.Binding),
-			Hint:    "start the daemon with the account and the address that the sandbox was made with",
+			Message: fmt.Sprintf("it belongs to %s, but the provider %s uses %s", b.Binding, b.Provider, be.Binding),
+			Hint:    "start the daemon with the account and the address that the sandbox was created with",
 		}
 	}
 	return be, nil
 }
 
-// Attach returns a handle on a recorded sandbox that passes no guard.
+// Attach returns an unguarded handle on a recorded sandbox.
 func (s *Service) Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
 	be, err := s.Of(ctx, b)
 	if err != nil {
@@ -205,15 +204,15 @@ func (s *Service) Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbo
 	return be.Control.Attach(ctx, b.ID, b.Name)
 }
 
-// Permanent reports whether the sandboxes of a provider are machines of their
-// users. A provider that cannot be opened says nothing of itself.
+// Permanent reports whether the provider's sandboxes are machines that belong
+// to their users. It is false for a provider that cannot be opened.
 func (s *Service) Permanent(ctx context.Context, name string) bool {
 	be, err := s.Backend(ctx, name)
 	return err == nil && driver.IsPermanent(be.Driver)
 }
 
 // SnapshotPauses reports whether a provider pauses a sandbox while it takes a
-// snapshot of it.
+// snapshot.
 func (s *Service) SnapshotPauses(ctx context.Context, name string) bool {
 	be, err := s.Backend(ctx, name)
 	if err != nil {
@@ -223,8 +222,8 @@ func (s *Service) SnapshotPauses(ctx context.Context, name string) bool {
 	return ok && own.SnapshotPauses()
 }
 
-// Select returns the provider that a request for a sandbox names. Callers who do
-// not own the machine may only choose shared ones: some isolate nothing, and
+// Select returns the provider that a request names. Callers who do not own the
+// machine may only choose shared providers, because some do not isolate and
 // others cost money.
 func (s *Service) Select(ctx context.Context, who key.Principal, name string) (*Backend, error) {
 	if err := s.Permit(who, name); err != nil {
@@ -233,7 +232,7 @@ func (s *Service) Select(ctx context.Context, who key.Principal, name string) (*
 	return s.Backend(ctx, name)
 }
 
-// Permit returns why somebody may not choose a provider. Nil: nothing forbids it.
+// Permit returns an error if a caller may not choose a provider.
 func (s *Service) Permit(who key.Principal, name string) error {
 	if who.UID == nil && name != "" && name != s.cfg.Default.Name && !slices.Contains(s.cfg.Shared, name) {
 		return &sandbox.Error{

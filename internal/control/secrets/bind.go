@@ -10,9 +10,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Bind ties a new sandbox to the secrets that it asks for, in the transaction
-// that records it. It returns the variables for the sandbox, and where the
-// gateway replaces placeholders.
+// Bind records which secrets a new sandbox uses, in the transaction that
+// records the sandbox. It returns the sandbox's environment variables, and the
+// placeholders that the gateway replaces.
 func (s *Service) Bind(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec, values Revealed) (env map[string]string, swaps []policy.Swap, err error) {
 	env = map[string]string{}
 	for _, ref := range spec.Secrets {
@@ -32,7 +32,7 @@ func (s *Service) Bind(ctx context.Context, tx *store.Tx, tenant string, spec *s
 }
 
 // bindOne returns the placeholder of a secret and where it is replaced; or the
-// value itself, if the sandbox asks for it and may have it.
+// value itself, if the sandbox requests it and policies allow that.
 func bindOne(ctx context.Context, tx *store.Tx, tenant string, ref sandbox.SecretRef, values Revealed) (use store.SecretUse, swap *policy.Swap, text string, err error) {
 	use = store.SecretUse{Variable: ref.Variable(), Secret: ref.Name}
 	found, err := tx.Secrets().Get(ctx, tenant, ref.Name)
@@ -47,7 +47,7 @@ func bindOne(ctx context.Context, tx *store.Tx, tenant string, ref sandbox.Secre
 		if !found.AllowEnv {
 			return use, nil, "", &sandbox.Error{
 				Code: sandbox.CodeDenied, Subject: ref.Name, Message: "the value of this secret must not be in a sandbox",
-				Hint: "leave out mode=env, so that the gateway adds it; or make the secret with --allow-env",
+				Hint: "leave out mode=env, so that the gateway adds it; or create the secret with --allow-env",
 			}
 		}
 		return use, nil, string(v.Reveal()), nil
@@ -59,8 +59,8 @@ func bindOne(ctx context.Context, tx *store.Tx, tenant string, ref sandbox.Secre
 	return use, &policy.Swap{Secret: ref.Name, Placeholder: use.Placeholder, Hosts: found.HostsFor(ref), In: ref.In}, use.Placeholder, nil
 }
 
-// Swaps returns where the gateway replaces the placeholders of a recorded
-// sandbox. A secret that no longer exists is left out.
+// Swaps returns the placeholders of a recorded sandbox that the gateway
+// replaces. Secrets that no longer exist are left out.
 func (s *Service) Swaps(ctx context.Context, tx *store.Tx, b *store.Sandbox) (all []policy.Swap, err error) {
 	uses, err := tx.Secrets().Uses(ctx, b.Tenant, b.ID)
 	if err != nil {
@@ -84,8 +84,9 @@ func (s *Service) Swaps(ctx context.Context, tx *store.Tx, b *store.Sandbox) (al
 	return all, nil
 }
 
-// Environment returns the variables of a recorded sandbox that hold secrets.
-// Placeholders are the same as before, because its memory may hold them.
+// Environment returns the environment variables of a recorded sandbox that
+// contain secrets or placeholders. Placeholders never change, because the
+// sandbox's memory may contain them.
 func (s *Service) Environment(ctx context.Context, b *store.Sandbox) (map[string]string, error) {
 	if len(b.Spec.Secrets) == 0 {
 		return nil, nil

@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// SealProxy returns a network whose proxy has its password sealed, if it has one
-// in the clear. It does not change n, and must be called before n is recorded.
+// SealProxy returns a network whose proxy password is encrypted. It does not
+// change n. Call it before n is recorded.
 func (s *Service) SealProxy(tenant string, n sandbox.Network) (sandbox.Network, error) {
 	if n.Inline == nil {
 		return n, nil
@@ -36,7 +36,7 @@ func (s *Service) SealProfile(tenant string, p sandbox.Profile) (sandbox.Profile
 }
 
 // OpenProxy returns the password of a proxy, empty if it has none. The caller
-// clears it.
+// clears the value.
 func (s *Service) OpenProxy(tenant string, p *sandbox.UpstreamProxy) (secret.Value, error) {
 	if p == nil || len(p.Sealed) == 0 {
 		return secret.Value{}, nil
@@ -47,8 +47,8 @@ func (s *Service) OpenProxy(tenant string, p *sandbox.UpstreamProxy) (secret.Val
 	return s.cfg.Sealer.Open(proxyOwner(tenant, *p), s.cfg.Sealer.KeyID(), p.Sealed)
 }
 
-// proxyOwner binds a password to the proxy that it is for: what is sealed opens
-// for no other one. No secret has such a name.
+// proxyOwner binds a password to its proxy, so that it cannot be decrypted for
+// another one. No secret has such a name.
 func proxyOwner(tenant string, p sandbox.UpstreamProxy) secret.Owner {
 	p.Password, p.Sealed = "", nil
 	text, _ := json.Marshal(p) // strings and flags

@@ -11,8 +11,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// redactors remember the values that each sandbox with redacted output got.
-// Values from before a rotation stay: processes may still have them.
+// redactors store the secret values that each sandbox with redacted output has
+// received. Values from before a rotation are kept, because processes may still
+// use them.
 type redactors struct {
 	mu        sync.Mutex
 	sandboxes map[sandbox.ID]*redactions
@@ -29,9 +30,10 @@ type redactedKey struct {
 	version int64
 }
 
-// Redactor returns what takes the values of secrets out of a sandbox's output.
-// It is nil if neither the sandbox nor a policy asks for that, or if the sandbox
-// has no values. A value that cannot be read is an error: output might show it.
+// Redactor returns a redactor for a sandbox's output. It is nil if neither the
+// sandbox nor a policy requires redaction, or if the sandbox has no secret
+// values. It returns an error if a value cannot be read, because output might
+// contain it.
 func (s *Service) Redactor(ctx context.Context, b *store.Sandbox) (*secret.Redactor, error) {
 	if !b.Spec.Redact && !s.cfg.Policies.Set().Redacts(policyset.About{Tenant: b.Tenant, Labels: b.Labels}) {
 		return nil, nil
@@ -41,7 +43,7 @@ func (s *Service) Redactor(ctx context.Context, b *store.Sandbox) (*secret.Redac
 		wanted = nil
 		for _, ref := range b.Spec.Secrets {
 			if ref.Mode != sandbox.SecretEnv {
-				continue // what is inside is a placeholder, which is no secret
+				continue // the sandbox has a placeholder, which is not secret
 			}
 			found, err := tx.Secrets().Get(ctx, b.Tenant, ref.Name)
 			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
@@ -65,7 +67,7 @@ func (s *Service) Redactor(ctx context.Context, b *store.Sandbox) (*secret.Redac
 		if fresh[k], err = s.Open(ctx, &w); err != nil {
 			return nil, core.Hinted(&sandbox.Error{
 				Code: sandbox.CodeOf(err), Subject: w.Name, Message: "the value cannot be read, and output might show it", Cause: err,
-			}, "fix the source of the secret, or make the sandbox without redaction")
+			}, "fix the source of the secret, or create the sandbox without redaction")
 		}
 	}
 	return s.redactors.learn(b.ID, fresh), nil
@@ -82,8 +84,7 @@ func (r *redactors) knows(id sandbox.ID, k redactedKey) bool {
 	return ok
 }
 
-// learn adds values of a sandbox, and returns the redactor for all that are
-// known.
+// learn adds values of a sandbox, and returns the redactor for all its values.
 func (r *redactors) learn(id sandbox.ID, fresh map[redactedKey]secret.Value) *secret.Redactor {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -111,8 +112,8 @@ func (r *redactors) learn(id sandbox.ID, fresh map[redactedKey]secret.Value) *se
 	return known.r
 }
 
-// Forget drops the values of a sandbox that is gone. Streams that are still
-// being read keep theirs.
+// Forget drops the values of a sandbox that is gone. Streams in use keep
+// theirs.
 func (s *Service) Forget(id sandbox.ID) { s.redactors.forget(id) }
 
 func (r *redactors) forget(id sandbox.ID) {

@@ -1,5 +1,5 @@
-// Package secrets keeps the secrets of tenants: their values, which sandboxes use
-// them, and how they are taken out of what commands write.
+// Package secrets manages the secrets of tenants: their values, which sandboxes
+// use them, and their redaction from output.
 package secrets
 
 import (
@@ -18,35 +18,35 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Sources reads the values of secrets that are kept outside the store. Package
-// source has an implementation.
+// Sources reads secret values that are kept outside the store. Package source
+// implements it.
 type Sources interface {
 	Read(ctx context.Context, s secret.Source) (secret.Value, error)
 }
 
-// Policies are those of the machine.
+// Policies provides the machine's policies.
 type Policies interface {
 	// Set returns the policies in force.
 	Set() *policyset.Set
 }
 
-// Enforcer tells the gateway what sandboxes may reach.
+// Enforcer updates the network configuration of sandboxes in the gateway.
 type Enforcer interface {
 	Enforce(ctx context.Context, all []store.Sandbox) error
 }
 
 // Config is what a Service works with.
 type Config struct {
-	// Sealer encrypts values for the store. Nil: no values are stored.
+	// Sealer encrypts values for the store. Nil: values cannot be stored.
 	Sealer *secret.Sealer
-	// Sources reads secrets that are kept outside. Nil: there are none.
+	// Sources reads secrets that are kept outside the store. Nil: there are none.
 	Sources  Sources
 	Policies Policies
-	// Gateway is told when a secret changes.
+	// Gateway is updated when a secret changes.
 	Gateway Enforcer
 }
 
-// Service keeps secrets. Its methods may be called concurrently.
+// Service manages secrets. It is safe for concurrent use.
 type Service struct {
 	*core.Core
 	cfg       Config
@@ -56,7 +56,7 @@ type Service struct {
 // New returns a Service.
 func New(c *core.Core, cfg Config) *Service { return &Service{Core: c, cfg: cfg} }
 
-// Bounds of the labels of a secret.
+// Limits of the labels of a secret.
 const (
 	maxLabels     = 64
 	maxLabelBytes = 16 << 10 // of all keys and values
@@ -73,7 +73,7 @@ func checkLabels(labels map[string]string) error {
 	return nil
 }
 
-// validate checks a request of a caller, and returns where the value is kept.
+// validate checks a request, and returns the source of the value.
 func validate(n *sandbox.NewSecret, who key.Principal, v secret.Value) (secret.Source, error) {
 	source, err := secret.ParseSource(n.Source)
 	switch {
@@ -89,9 +89,9 @@ func validate(n *sandbox.NewSecret, who key.Principal, v secret.Value) (secret.S
 	case source.Kind == secret.Stored:
 		return source, secret.Check(v)
 	case who.UID == nil:
-		return source, &sandbox.Error{Code: sandbox.CodeDenied, Subject: "source", Message: "only the owner of the machine may use files and variables of it", Hint: "give the value instead"}
+		return source, &sandbox.Error{Code: sandbox.CodeDenied, Subject: "source", Message: "only the owner of the machine may use its files and variables", Hint: "give the value instead"}
 	case v.Len() > 0:
-		return source, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "value", Message: "is given although the source says where it is"}
+		return source, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "value", Message: "must not be given together with a source"}
 	}
 	return source, nil
 }
@@ -130,9 +130,10 @@ func (s *Service) Create(ctx context.Context, n sandbox.NewSecret) (sandbox.Stor
 	return out.StoredSecret, err
 }
 
-// Rotate gives a secret a new value, which the gateway uses from the next request
-// on. If the value is kept outside the store, Rotate takes none: it raises the
-// version, so that the gateway reads the value again. It clears change.Value.
+// Rotate gives a secret a new value, which the gateway uses from the next
+// request on. For a value kept outside the store, Rotate takes no value: it
+// increments the version, so that the gateway reads the value again. It clears
+// change.Value.
 func (s *Service) Rotate(ctx context.Context, name string, change sandbox.SecretValue) (sandbox.StoredSecret, error) {
 	const op = ops.SecretRotate
 	v := secret.NewValue(change.Bytes())
@@ -189,15 +190,15 @@ func rotatable(s *store.Secret, v secret.Value) error {
 	}
 	if v.Len() > 0 {
 		return &sandbox.Error{
-			Code: sandbox.CodeInvalid, Subject: s.Name, Message: "its value is kept outside, in " + s.Source,
+			Code: sandbox.CodeInvalid, Subject: s.Name, Message: "its value is kept outside the store, in " + s.Source,
 			Hint: "change it there, and rotate without a value",
 		}
 	}
 	return nil
 }
 
-// Remove removes a secret. If a sandbox or a profile uses it, Remove returns
-// CodeConflict; with force, they go on without the secret, at once.
+// Remove removes a secret. If a sandbox or profile uses it, Remove returns
+// CodeConflict. With force, it is removed anyway, and they immediately lose it.
 func (s *Service) Remove(ctx context.Context, name string, force bool) error {
 	const op = ops.SecretRemove
 	var users []store.Sandbox
@@ -210,7 +211,7 @@ func (s *Service) Remove(ctx context.Context, name string, force bool) error {
 			if !force && slices.Contains(profile.Profile.Secrets(), name) {
 				return "", &sandbox.Error{
 					Code: sandbox.CodeConflict, Subject: name, Message: "the profile " + profile.Name + " adds the secret to requests",
-					Hint: "change the profile first, or force it",
+					Hint: "change the profile first, or use --force",
 				}
 			}
 		}
@@ -220,7 +221,7 @@ func (s *Service) Remove(ctx context.Context, name string, force bool) error {
 		if len(users) > 0 && !force {
 			return "", &sandbox.Error{
 				Code: sandbox.CodeConflict, Subject: name, Message: "the secret is in use by " + core.NamesOf(users),
-				Hint: "remove those sandboxes first, or force it",
+				Hint: "remove those sandboxes first, or use --force",
 			}
 		}
 		return name, tx.Secrets().Remove(ctx, tenant, name, force)
@@ -246,7 +247,8 @@ func (s *Service) List(ctx context.Context) ([]sandbox.StoredSecret, error) {
 	return out, core.Named(op, err)
 }
 
-// affected returns the sandboxes of a tenant whose traffic depends on a secret.
+// affected returns the sandboxes of a tenant whose network rules or
+// placeholders use a secret.
 func affected(ctx context.Context, tx *store.Tx, tenant, name string) ([]store.Sandbox, error) {
 	users, err := tx.Secrets().Users(ctx, tenant, name)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-var errNoSealer = &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: "secrets", Message: "this daemon keeps no secrets"}
+var errNoSealer = &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: "secrets", Message: "this daemon does not store secrets"}
 
 func (s *Service) seal(o secret.Owner, v secret.Value) (keyID string, sealed []byte, err error) {
 	if s.cfg.Sealer == nil {
@@ -18,8 +18,8 @@ func (s *Service) seal(o secret.Owner, v secret.Value) (keyID string, sealed []b
 	return s.cfg.Sealer.KeyID(), sealed, err
 }
 
-// Open returns the value of a secret, wherever it is kept. It may run a program
-// or ask a server. The caller clears the value.
+// Open returns the value of a secret from the store or its source. It may run a
+// program or call a server. The caller clears the value.
 func (s *Service) Open(ctx context.Context, stored *store.Secret) (secret.Value, error) {
 	if stored.Source != "" {
 		src, err := secret.ParseSource(stored.Source)
@@ -37,8 +37,8 @@ func (s *Service) Open(ctx context.Context, stored *store.Secret) (secret.Value,
 	return s.cfg.Sealer.Open(secret.Owner{Tenant: stored.Tenant, Name: stored.Name, Version: stored.Version}, stored.KeyID, stored.Sealed)
 }
 
-// Revealed holds values that were read before the transaction that needs them:
-// reading them may take long, and a transaction keeps others from writing.
+// Revealed holds values read before the transaction that needs them: reading
+// may take long, and a transaction blocks other writers.
 type Revealed map[string]revealed
 
 type revealed struct {
@@ -46,8 +46,8 @@ type revealed struct {
 	value   secret.Value
 }
 
-// Reveal reads the values of the secrets that a sandbox asks for. A secret that
-// does not exist is left out. The caller clears the values.
+// Reveal reads the values of the secrets that a sandbox requests. Secrets that
+// do not exist are left out. The caller clears the values.
 func (s *Service) Reveal(ctx context.Context, tenant string, refs []sandbox.SecretRef) (Revealed, error) {
 	if len(refs) == 0 {
 		return nil, nil
@@ -82,7 +82,7 @@ func (s *Service) Reveal(ctx context.Context, tenant string, refs []sandbox.Secr
 	return out, nil
 }
 
-// of returns the value of a secret, if it did not change since it was read.
+// of returns the value of a secret, unless it has changed since it was read.
 func (r Revealed) of(s *store.Secret) (secret.Value, error) {
 	if v, ok := r[s.Name]; ok && v.version == s.Version {
 		return v.value, nil

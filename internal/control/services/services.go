@@ -1,8 +1,9 @@
-// Package services puts the services of the control plane of a daemon together.
+// Package services assembles the control services of a daemon.
 //
-// Who makes a request is part of its context ([guard.WithPrincipal]); without it
-// nothing is done. Every action is authorised and recorded before it happens, and
-// only a sandbox that the store has under the caller's tenant can be reached.
+// The caller of a request is part of its context ([guard.WithPrincipal]);
+// without one, every operation fails. Every action is authorized and recorded
+// before it runs, and only sandboxes recorded for the caller's tenant can be
+// accessed.
 package services
 
 import (
@@ -35,42 +36,43 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Config is what the services work with. Its owner closes what is in it, after the
-// services are closed.
+// Config configures the services. Its owner closes its fields after closing the
+// services.
 type Config struct {
-	// Control says what makes sandboxes with the default provider, whose name is
-	// Provider.
+	// Control configures the creation of sandboxes with the default provider,
+	// whose name is Provider.
 	Control  control.Config
 	Provider string
-	// Binding and Former are those of the default provider; see providers.Opened.
+	// Binding and Former belong to the default provider; see providers.Opened.
 	Binding string
 	Former  []string
-	// Open opens the others, and Known lists them; see providers.Config.
+	// Open opens the other providers, and Known lists them; see providers.Config.
 	Open  func(ctx context.Context, name string) (providers.Opened, error)
 	Known []sandbox.Provider
-	// Shared are the providers besides the default one that callers with an API
-	// key may choose. The owner of the machine may choose any.
+	// Shared are the additional providers that callers with an API key may choose.
+	// The owner of the machine may choose any.
 	Shared []string
-	// Defaults fill the limits that a request leaves at zero, as far as the
-	// provider enforces them.
+	// Defaults are used for limits that a request leaves at zero, if the provider
+	// enforces them.
 	Defaults sandbox.Resources
 	core.Config
-	// Gate bounds what is made at a time. Nil: nothing does.
+	// Gate limits concurrent creations. Nil: no limit.
 	Gate *admission.Gate
 	Log  *eventlog.Log
-	// OTLP writes records for ExportOTLP. Nil: that is unsupported.
+	// OTLP writes records for ExportOTLP. Nil: ExportOTLP is unsupported.
 	OTLP events.WriteOTLP
-	// Workspaces keeps the durable directories of sandboxes. Nil: there are none.
+	// Workspaces stores the workspaces. Nil: there are none.
 	Workspaces *worktree.Store
 	// SaveEvery is how often copies of workspaces are saved; see workspaces.Config.
 	SaveEvery time.Duration
-	// Buckets are what can be mounted for workspaces that are buckets. Nil: none.
+	// Buckets mounts buckets for workspaces. Nil: there are none.
 	Buckets workspaces.Buckets
-	// Scratch is a directory for files that live for a moment.
+	// Scratch is a directory for temporary files.
 	Scratch string
-	// Passes seal the tokens for ports. Nil: tokens end with the process.
+	// Passes encrypts the tokens for ports. Nil: tokens are valid until the
+	// process ends.
 	Passes *key.Passes
-	// Environments keep what sandboxes that do not run were made with.
+	// Environments stores the environment variables of sandboxes and snapshots.
 	Environments snapshots.Environments
 	// Archive keeps named snapshots in the blob store, encrypted unless
 	// PlainSnapshots is set. SnapshotCache is how many bytes their copies on
@@ -80,23 +82,22 @@ type Config struct {
 	SnapshotCache  int64
 	// Sealer encrypts the values of secrets. Nil: none are stored.
 	Sealer *secret.Sealer
-	// Sources reads secrets that are kept outside. Nil: there are none.
+	// Sources reads secrets that are kept outside the store. Nil: there are none.
 	Sources secrets.Sources
-	// Gateway enforces what sandboxes may reach. Nil: nobody is told of
-	// changes.
+	// Gateway enforces network rules. Nil: there is no gateway.
 	Gateway profiles.Gateway
-	// Operator is what the owner of the machine decides for all profiles.
+	// Operator has the machine owner's settings for all profiles.
 	Operator policy.Operator
-	// Policies say what sandboxes may be.
+	// Policies is the source of the machine's policies.
 	Policies policies.Files
-	// Builder builds templates. Nil: none are built.
+	// Builder builds templates. Nil: templates cannot be built.
 	Builder templates.Builder
-	// Builds is a directory for the files of builds.
+	// Builds is a directory for build files.
 	Builds string
 }
 
-// Services are the control plane of one daemon. Their methods may be called
-// concurrently.
+// Services are the control plane of one daemon. They are safe for concurrent
+// use.
 type Services struct {
 	*core.Core
 	Sandboxes  *sandboxes.Service
@@ -114,8 +115,8 @@ type Services struct {
 	Ports      *ports.Service
 }
 
-// New returns the services. The caller calls Sandboxes.Reconcile before the first
-// request, and Close.
+// New returns the services. The caller calls Sandboxes.Reconcile before the
+// first request, and finally Close.
 func New(cfg Config) *Services {
 	if cfg.Passes == nil {
 		cfg.Passes = key.NewPasses(key.NewPassKey())
@@ -158,8 +159,8 @@ func New(cfg Config) *Services {
 	return s
 }
 
-// enforcer implements secrets.Enforcer, for a service that is made before the
-// one that does it.
+// enforcer implements secrets.Enforcer for a service that is created before the
+// implementation.
 type enforcer struct{ s *Services }
 
 func (e enforcer) Enforce(ctx context.Context, all []store.Sandbox) error {

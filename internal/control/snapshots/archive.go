@@ -20,12 +20,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// DefaultCache is the default number of bytes that copies of saved snapshots may
-// take on this machine.
+// DefaultCache is the default limit in bytes for copies of saved snapshots on
+// this machine.
 const DefaultCache = 16 << 30
 
-// How often what could not be saved is tried again, and how often the archives
-// are looked through for what other daemons left there.
+// Intervals for retrying failed saves, and for sweeping the archives for
+// remains of other daemons.
 const (
 	archivePeriod = time.Minute
 	sweepPeriod   = time.Hour
@@ -33,12 +33,12 @@ const (
 
 // archiving is the state of saving snapshots.
 type archiving struct {
-	locks   core.Locks[string] // by snapshot: saving and fetching
+	locks   core.Locks[string] // per snapshot, for saving and fetching
 	wake    chan struct{}
 	mu      sync.Mutex
-	running map[string]context.CancelFunc // savings under way, by snapshot
-	broken  map[string]bool               // snapshots that cannot be saved, whatever is done
-	dirty   map[string]bool               // tenants of whom something was removed
+	running map[string]context.CancelFunc // saves in progress, by snapshot
+	broken  map[string]bool               // snapshots that can never be saved
+	dirty   map[string]bool               // tenants with removed snapshots
 }
 
 func newArchiving() archiving {
@@ -47,7 +47,7 @@ func newArchiving() archiving {
 	}
 }
 
-// soon has Watch look what is to be done.
+// soon makes Watch run soon.
 func (a *archiving) soon() {
 	select {
 	case a.wake <- struct{}{}:
@@ -55,7 +55,7 @@ func (a *archiving) soon() {
 	}
 }
 
-// begin makes a saving one that stop ends.
+// begin registers a save that forget can cancel.
 func (a *archiving) begin(ctx context.Context, id string) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	a.mu.Lock()
@@ -69,8 +69,8 @@ func (a *archiving) begin(ctx context.Context, id string) (context.Context, func
 	}
 }
 
-// forget ends the saving of a snapshot that is being removed, and has its
-// tenant's archives swept.
+// forget cancels the save of a snapshot that is being removed, and schedules a
+// sweep of its tenant's archives.
 func (a *archiving) forget(id, tenant string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -82,8 +82,8 @@ func (a *archiving) forget(id, tenant string) {
 	a.soon()
 }
 
-// isBroken reports whether a snapshot cannot be saved; with mark it cannot from
-// now on.
+// isBroken reports whether a snapshot can never be saved. With mark, it sets
+// that.
 func (a *archiving) isBroken(id string, mark bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -93,7 +93,7 @@ func (a *archiving) isBroken(id string, mark bool) bool {
 	return a.broken[id]
 }
 
-// takeDirty returns the tenants whose archives are to be swept.
+// takeDirty returns the tenants whose archives must be swept.
 func (a *archiving) takeDirty() map[string]bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -102,15 +102,15 @@ func (a *archiving) takeDirty() map[string]bool {
 	return dirty
 }
 
-// Watch saves named snapshots in the blob store, one after the other,
-// removes there what no record wants, and keeps the copies on this machine
-// within their bound, until ctx ends.
+// Watch saves named snapshots to the blob store, one at a time, removes
+// unreferenced ones there, and limits the copies on this machine, until ctx
+// ends.
 func (svc *Service) Watch(ctx context.Context) {
 	if svc.cfg.Archive == nil {
 		return
 	}
-	svc.Report(ctx, os.RemoveAll(svc.transfers())) // what a killed daemon left
-	var swept time.Time                            // never: an earlier daemon may have left something
+	svc.Report(ctx, os.RemoveAll(svc.transfers())) // left by a killed daemon
+	var swept time.Time                            // zero: an earlier daemon may have left something
 	for ctx.Err() == nil {
 		all := time.Since(swept) > sweepPeriod
 		if all {
@@ -129,7 +129,7 @@ func (svc *Service) Watch(ctx context.Context) {
 	}
 }
 
-// saveAll saves what this node has and the archives have not.
+// saveAll saves the snapshots of this node that are not in the archives.
 func (svc *Service) saveAll(ctx context.Context) error {
 	const batch = 100
 	var failed []error
@@ -152,8 +152,8 @@ func (svc *Service) saveAll(ctx context.Context) error {
 	}
 }
 
-// save copies a snapshot into its tenant's archive, and records that. One that
-// is there, or is removed meanwhile, is success.
+// save copies a snapshot to its tenant's archive, and records that. It succeeds
+// if the snapshot is already there, or is removed meanwhile.
 func (svc *Service) save(ctx context.Context, id string) error {
 	release, err := svc.archive.locks.Take(ctx, id)
 	if err != nil {
@@ -170,7 +170,7 @@ func (svc *Service) save(ctx context.Context, id string) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case saving.Err() != nil, sandbox.CodeOf(err) == sandbox.CodeNotFound:
-		return nil // it was removed; what is left of it is swept
+		return nil // it was removed; its remains are swept
 	case err != nil:
 		svc.blame(ctx, &s, err)
 	}
@@ -212,8 +212,7 @@ func (svc *Service) saveLocked(ctx context.Context, s *store.Snapshot) error {
 	return core.FirstError(err, svc.Fault("save.recorded"))
 }
 
-// blame records what keeps a snapshot from being saved. Damage is found once; it
-// does not heal.
+// blame records why a snapshot cannot be saved. Damage is permanent.
 func (svc *Service) blame(ctx context.Context, s *store.Snapshot, why error) {
 	svc.archive.isBroken(s.ID, sandbox.CodeOf(why) == sandbox.CodeInvalid)
 	problem := "it could not be saved: " + string(sandbox.CodeOf(why))
@@ -227,7 +226,7 @@ func (svc *Service) blame(ctx context.Context, s *store.Snapshot, why error) {
 	svc.Report(ctx, svc.Store.Update(ctx, func(tx *store.Tx) error { return tx.Snapshots().Blame(ctx, s.Tenant, s.ID, problem) }))
 }
 
-// archiveOf returns what a tenant's new snapshots are saved in.
+// archiveOf returns the archive for a tenant's new snapshots.
 func (svc *Service) archiveOf(ctx context.Context, tenant string) (archive.Set, error) {
 	a, err := store.Write(ctx, svc.Store, func(tx *store.Tx) (store.Archive, error) {
 		return tx.Snapshots().EnsureArchive(ctx, store.Archive{
@@ -237,8 +236,8 @@ func (svc *Service) archiveOf(ctx context.Context, tenant string) (archive.Set, 
 	return archive.Set{ID: a.ID, Encrypted: a.Encrypted}, err
 }
 
-// sweepArchives removes from the archives what no record wants: of all tenants,
-// or of those only who removed something.
+// sweepArchives removes unreferenced snapshots from the archives: of all
+// tenants, or only of those with removed snapshots.
 func (svc *Service) sweepArchives(ctx context.Context, all bool) error {
 	dirty := svc.archive.takeDirty()
 	if !all && len(dirty) == 0 {
@@ -255,7 +254,7 @@ func (svc *Service) sweepArchives(ctx context.Context, all bool) error {
 		}
 		if err := svc.sweepArchive(ctx, a, all); err != nil {
 			svc.archive.mu.Lock()
-			svc.archive.dirty[a.Tenant] = true // the next round tries again
+			svc.archive.dirty[a.Tenant] = true // retry in the next round
 			svc.archive.mu.Unlock()
 			failed = append(failed, err)
 		}
@@ -263,11 +262,11 @@ func (svc *Service) sweepArchives(ctx context.Context, all bool) error {
 	return errors.Join(failed...)
 }
 
-// sweepArchive removes from one archive what no record wants, and with rubbish
-// what killed daemons left too.
+// sweepArchive removes unreferenced snapshots from one archive and, with
+// rubbish, also the remains of killed daemons.
 func (svc *Service) sweepArchive(ctx context.Context, a store.Archive, rubbish bool) error {
 	set := archive.Set{ID: a.ID, Encrypted: a.Encrypted}
-	there, err := svc.cfg.Archive.List(ctx, set) // before the records, which are older than what is saved
+	there, err := svc.cfg.Archive.List(ctx, set) // before the records, so that newly saved snapshots are not removed
 	if err != nil {
 		return err
 	}
@@ -279,7 +278,7 @@ func (svc *Service) sweepArchive(ctx context.Context, a store.Archive, rubbish b
 			if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
 				return err
 			}
-			// Of one that is being saved it is not recorded yet where it is.
+			// While a snapshot is being saved, its archive is not recorded yet.
 			at := s.Archived
 			if err != nil || at.Archive != "" && (at.Archive != a.ID || at.Version != k.Version) {
 				unwanted = append(unwanted, k.Version)
@@ -305,8 +304,8 @@ func (svc *Service) isArchived(ctx context.Context, id string) (bool, error) {
 	return err == nil && s.Archived.Archive != "", err
 }
 
-// Restore makes a sandbox from a named snapshot. If that is not here, or
-// damaged, it is fetched.
+// Restore creates a sandbox from a named snapshot. A missing or damaged
+// snapshot is fetched from the archive.
 func (svc *Service) Restore(ctx context.Context, be *providers.Backend, req control.CreateRequest, id string) (made *control.Sandbox, how driver.Restored, err error) {
 	s, err := svc.record(ctx, id)
 	if err != nil {
@@ -329,9 +328,9 @@ func (svc *Service) Restore(ctx context.Context, be *providers.Backend, req cont
 	}
 	defer unlock()
 	if err = restore(); !errors.Is(err, driver.ErrSnapshotLost) {
-		return made, how, err // somebody else fetched it
+		return made, how, err // another caller fetched it
 	}
-	defer svc.archive.soon() // others may have to make room
+	defer svc.archive.soon() // other copies may have to be removed
 	defer svc.writing.Begin(id)()
 	ref, err := svc.fetch(ctx, be, &s)
 	if err != nil {
@@ -340,7 +339,7 @@ func (svc *Service) Restore(ctx context.Context, be *providers.Backend, req cont
 	return be.Control.Restore(ctx, req, ref)
 }
 
-// fetch replaces the copy of a snapshot by what is in the archive.
+// fetch replaces the local copy of a snapshot with the one in the archive.
 func (svc *Service) fetch(ctx context.Context, be *providers.Backend, s *store.Snapshot) (ref driver.SnapshotRef, err error) {
 	keeper, err := keeper(be)
 	if err != nil {
@@ -350,7 +349,7 @@ func (svc *Service) fetch(ctx context.Context, be *providers.Backend, s *store.S
 	if err != nil {
 		return ref, err
 	}
-	if err := svc.remove(ctx, be.Name, s.ID); err != nil { // what is damaged
+	if err := svc.remove(ctx, be.Name, s.ID); err != nil { // the damaged copy
 		return ref, err
 	}
 	at := s.Archived
@@ -370,5 +369,5 @@ func (svc *Service) fetch(ctx context.Context, be *providers.Backend, s *store.S
 	})
 }
 
-// transfers is the directory of snapshots on their way to or from the archive.
+// transfers is the directory for snapshots being copied to or from the archive.
 func (svc *Service) transfers() string { return filepath.Join(svc.cfg.Scratch, ".transfers") }

@@ -11,10 +11,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// CreateSnapshot keeps the state of a sandbox under a name. A sandbox that runs
-// goes on; the state of one that is on disk is copied from there. Sandboxes can
-// be created from it at once on this node, and on others when it is in the blob
-// store.
+// CreateSnapshot takes a named snapshot of a sandbox. A running sandbox
+// continues to run; for a sandbox on disk, its saved state is copied. The
+// snapshot can be used on this node immediately, and on others when it has been
+// saved to the blob store.
 func (svc *Service) CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error) {
 	s, err := svc.createAndSave(ctx, ref, req)
 	return s.Snapshot, core.Named(opCreate, err)
@@ -94,7 +94,7 @@ func (svc *Service) create(ctx context.Context, l *Locked, req sandbox.SnapshotR
 	return s, nil
 }
 
-// take has the provider write a snapshot.
+// take makes the provider write a snapshot.
 func (svc *Service) take(ctx context.Context, l *Locked, id string, memory bool) (snap driver.Snapshot, err error) {
 	if kept := l.Sandbox.Rest.Kept; kept != "" {
 		return svc.copyKept(ctx, l, id, memory)
@@ -106,7 +106,7 @@ func (svc *Service) take(ctx context.Context, l *Locked, id string, memory bool)
 	return box.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: memory})
 }
 
-// copyKept makes a snapshot of a sandbox that is on disk already.
+// copyKept copies the saved state of a sandbox on disk to a snapshot.
 func (svc *Service) copyKept(ctx context.Context, l *Locked, id string, memory bool) (snap driver.Snapshot, err error) {
 	kept, err := svc.record(ctx, l.Sandbox.Rest.Kept)
 	if err != nil {

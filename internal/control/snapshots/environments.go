@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Environments keeps the environment variables of sandboxes and snapshots, whose
-// values may be secret.
+// Environments stores the environment variables of sandboxes and snapshots.
+// Values may be secret.
 type Environments interface {
 	Put(id sandbox.ID, env map[string]string) error
 	Get(id sandbox.ID) (map[string]string, error)
@@ -20,7 +20,7 @@ type Environments interface {
 	List() ([]sandbox.ID, error)
 }
 
-// PutEnvironment keeps the environment of a sandbox.
+// PutEnvironment stores the environment of a sandbox.
 func (svc *Service) PutEnvironment(id sandbox.ID, env map[string]string) error {
 	if svc.cfg.Environments == nil {
 		return nil
@@ -35,21 +35,21 @@ func (svc *Service) Environment(b *store.Sandbox) (map[string]string, error) {
 	}
 	env, err := svc.cfg.Environments.Get(b.ID)
 	if err == nil && env == nil {
-		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: b.Name, Message: "the environment that the sandbox was made with is lost"}
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: b.Name, Message: "the environment of the sandbox is lost"}
 	}
 	return env, err
 }
 
 // ForgetEnvironment removes the environment of a sandbox or a snapshot. If that
-// fails, SweepEnvironments finds it.
+// fails, SweepEnvironments removes it later.
 func (svc *Service) ForgetEnvironment(ctx context.Context, id sandbox.ID) {
 	if svc.cfg.Environments != nil {
 		svc.Report(ctx, svc.cfg.Environments.Remove(id))
 	}
 }
 
-// keepEnvironment seals the environment of a sandbox once more, for a snapshot
-// of it.
+// keepEnvironment stores a copy of the environment of a sandbox for its
+// snapshot.
 func (svc *Service) keepEnvironment(b *store.Sandbox, id string) error {
 	env, err := svc.Environment(b)
 	if err != nil || len(env) == 0 {
@@ -58,8 +58,8 @@ func (svc *Service) keepEnvironment(b *store.Sandbox, id string) error {
 	return svc.cfg.Environments.Put(sandbox.ID(id), env)
 }
 
-// handOn completes env by the environment that a snapshot was taken with.
-// Variables whose values are not here must be in env.
+// handOn adds the environment of a snapshot to env. Variables whose values are
+// not on this machine must be in env.
 func (svc *Service) handOn(s *store.Snapshot, env map[string]string) (map[string]string, error) {
 	if len(s.Spec.Env) == 0 {
 		return env, nil
@@ -91,8 +91,8 @@ func (svc *Service) handOn(s *store.Snapshot, env map[string]string) (map[string
 	return all, nil
 }
 
-// SweepEnvironments forgets the environments of sandboxes and snapshots that are
-// gone.
+// SweepEnvironments removes the environments of sandboxes and snapshots that
+// are gone.
 func (svc *Service) SweepEnvironments(ctx context.Context) error {
 	if svc.cfg.Environments == nil {
 		return nil

@@ -16,7 +16,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// keeper returns what keeps the snapshots of a provider.
+// keeper returns the snapshot keeper of a provider.
 func keeper(b *providers.Backend) (driver.SnapshotKeeper, error) {
 	if k, ok := driver.As[driver.SnapshotKeeper](b.Driver); ok {
 		return k, nil
@@ -24,7 +24,7 @@ func keeper(b *providers.Backend) (driver.SnapshotKeeper, error) {
 	return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: b.Name, Message: "this provider keeps no snapshots"}
 }
 
-// KeeperOf returns the provider of a sandbox and what keeps its snapshots.
+// KeeperOf returns the provider of a sandbox and its snapshot keeper.
 func (svc *Service) KeeperOf(ctx context.Context, b *store.Sandbox) (*providers.Backend, driver.SnapshotKeeper, error) {
 	be, err := svc.cfg.Providers.Of(ctx, b)
 	if err != nil {
@@ -34,7 +34,7 @@ func (svc *Service) KeeperOf(ctx context.Context, b *store.Sandbox) (*providers.
 	return be, keeper, err
 }
 
-// Kept returns the snapshot that holds the state of a sandbox on disk.
+// Kept returns the snapshot with the state of a sandbox on disk.
 func (svc *Service) Kept(ctx context.Context, be *providers.Backend, b *store.Sandbox) (ref driver.SnapshotRef, err error) {
 	s, err := svc.record(ctx, b.Rest.Kept)
 	if err != nil {
@@ -43,7 +43,7 @@ func (svc *Service) Kept(ctx context.Context, be *providers.Backend, b *store.Sa
 	return svc.locate(ctx, be, &s)
 }
 
-// providerOf returns the provider that keeps a snapshot.
+// providerOf returns the provider of a snapshot.
 func (svc *Service) providerOf(ctx context.Context, s *store.Snapshot) (*providers.Backend, driver.SnapshotKeeper, error) {
 	be, err := svc.cfg.Providers.Backend(ctx, s.Provider)
 	if err != nil {
@@ -57,13 +57,13 @@ func (svc *Service) providerOf(ctx context.Context, s *store.Snapshot) (*provide
 	return be, keeper, err
 }
 
-// record returns what is recorded of a snapshot of any tenant.
+// record returns the record of a snapshot of any tenant.
 func (svc *Service) record(ctx context.Context, id string) (store.Snapshot, error) {
 	return store.Read(ctx, svc.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Operator().Snapshot(ctx, id) })
 }
 
-// locate returns the reference of a snapshot that a provider of this node keeps.
-// One that is not here is driver.ErrSnapshotLost.
+// locate returns the reference of a snapshot for a provider of this node. If
+// the snapshot is not here, it returns driver.ErrSnapshotLost.
 func (svc *Service) locate(ctx context.Context, be *providers.Backend, s *store.Snapshot) (ref driver.SnapshotRef, err error) {
 	if s.Provider != "" && s.Provider != be.Name {
 		return ref, otherProvider(s, be.Name)
@@ -72,8 +72,8 @@ func (svc *Service) locate(ctx context.Context, be *providers.Backend, s *store.
 	if here && !be.Has(s.Binding) {
 		return ref, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: cmp.Or(s.Name, s.ID), Cause: driver.ErrSnapshotLost,
-			Message: fmt.Sprintf("the snapshot belongs to %s, and the provider %s works on %s", s.Binding, be.Name, be.Binding),
-			Hint:    "start the daemon with the account and the address that the snapshot was made with",
+			Message: fmt.Sprintf("the snapshot belongs to %s, but the provider %s uses %s", s.Binding, be.Name, be.Binding),
+			Hint:    "start the daemon with the account and the address that the snapshot was created with",
 		}
 	}
 	if here && s.Ref != "" {
@@ -90,18 +90,18 @@ func (svc *Service) locate(ctx context.Context, be *providers.Backend, s *store.
 
 func otherProvider(s *store.Snapshot, asked string) error {
 	return &sandbox.Error{
-		Code: sandbox.CodeInvalid, Subject: cmp.Or(s.Name, s.ID), Message: fmt.Sprintf("the snapshot was made by provider %s, and not by %s", s.Provider, asked),
+		Code: sandbox.CodeInvalid, Subject: cmp.Or(s.Name, s.ID), Message: fmt.Sprintf("the snapshot was created by provider %s, not by %s", s.Provider, asked),
 		Hint: "leave the provider out",
 	}
 }
 
-// Taken returns a snapshot as it is recorded.
+// Taken returns the record fields of a new snapshot.
 func Taken(snap driver.Snapshot) store.Taken {
 	ref, _ := json.Marshal(snap.Ref) // only strings
 	return store.Taken{Memory: snap.Ref.Kind == driver.SnapshotMemory, Engine: snap.Engine, Size: snap.Size, Ref: string(ref)}
 }
 
-// copySnapshot makes another snapshot of the same bytes.
+// copySnapshot copies a snapshot.
 func copySnapshot(ctx context.Context, keeper driver.SnapshotKeeper, ref driver.SnapshotRef, id string) (driver.Snapshot, error) {
 	if c, ok := driver.As[driver.SnapshotCopier](keeper); ok {
 		return c.CopySnapshot(ctx, ref, id)
@@ -123,8 +123,8 @@ func exporter(keeper driver.SnapshotKeeper) (driver.SnapshotExporter, error) {
 	return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot export snapshots"}
 }
 
-// Drop removes the bytes of a snapshot of a provider that nobody wants any more.
-// If that fails, reconciliation finds them.
+// Drop removes the data of a snapshot that is no longer needed. If that fails,
+// Sweep removes it later.
 func (svc *Service) Drop(ctx context.Context, provider, id string) {
 	if id == "" {
 		return
@@ -153,13 +153,13 @@ func (svc *Service) remove(ctx context.Context, provider, id string) error {
 	return keeper.RemoveSnapshot(ctx, snap.Ref)
 }
 
-// keptSnapshots lists what the open providers keep.
+// keptSnapshots lists the snapshots of the open providers.
 func (svc *Service) keptSnapshots(ctx context.Context, each func(driver.SnapshotKeeper, driver.FoundSnapshot)) error {
 	var failed []error
 	for _, be := range svc.cfg.Providers.Opened() {
 		keeper, err := keeper(be)
 		if err != nil {
-			continue // it keeps none
+			continue // it has no snapshots
 		}
 		for f, err := range keeper.Snapshots(ctx) {
 			if err != nil {
@@ -172,20 +172,20 @@ func (svc *Service) keptSnapshots(ctx context.Context, each func(driver.Snapshot
 	return errors.Join(failed...)
 }
 
-// keptSnapshot is what a provider keeps.
+// keptSnapshot is a snapshot that a provider has.
 type keptSnapshot struct {
 	driver.FoundSnapshot
 	keeper driver.SnapshotKeeper
 }
 
-// trimCopies keeps what could be fetched again within its bound: what was not
-// used for longest goes first.
+// trimCopies removes the least recently used copies of archived snapshots until
+// the rest is within the limit.
 func (svc *Service) trimCopies(ctx context.Context) error {
 	var copies []keptSnapshot
 	var total int64
 	err := svc.keptSnapshots(ctx, func(k driver.SnapshotKeeper, f driver.FoundSnapshot) {
 		if svc.writing.Has(f.ID) {
-			return // it was fetched for somebody who does not use it yet
+			return // it was fetched for a caller that has not used it yet
 		}
 		if cached, err := svc.isArchived(ctx, f.ID); err == nil && cached {
 			copies = append(copies, keptSnapshot{f, k})
@@ -203,11 +203,10 @@ func (svc *Service) trimCopies(ctx context.Context) error {
 	return core.FirstError(err, svc.Fault("trim.done"))
 }
 
-// Sweep removes snapshots that nobody finished, and bytes that no
-// record wants.
+// Sweep removes unfinished snapshots, and data without a record.
 func (svc *Service) Sweep(ctx context.Context) error {
 	var there []keptSnapshot
-	// Before the records: what is made meanwhile is not seen.
+	// Before the records, so that new snapshots are not included.
 	err := svc.keptSnapshots(ctx, func(k driver.SnapshotKeeper, f driver.FoundSnapshot) { there = append(there, keptSnapshot{f, k}) })
 	if err != nil {
 		return err

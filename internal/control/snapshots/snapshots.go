@@ -61,8 +61,8 @@ func (svc *Service) Find(ctx context.Context, tenant, ref string) (store.Snapsho
 	return s, err
 }
 
-// RemoveSnapshot removes a snapshot. Sandboxes that were made from it do not
-// need it. One that is not there is CodeNotFound.
+// RemoveSnapshot removes a snapshot. Sandboxes created from it are not
+// affected. It returns CodeNotFound if there is no such snapshot.
 func (svc *Service) RemoveSnapshot(ctx context.Context, ref string) error {
 	who, err := guard.Principal(ctx)
 	if err != nil {
@@ -77,8 +77,8 @@ func (svc *Service) RemoveSnapshot(ctx context.Context, ref string) error {
 	}))
 }
 
-// Remove forgets a snapshot, then removes its bytes: what is cut off in
-// between is swept.
+// Remove removes the record of a snapshot, then its data. If it is interrupted,
+// Sweep removes the data.
 func (svc *Service) Remove(ctx context.Context, s *store.Snapshot) error {
 	if svc.writing.Has(s.ID) {
 		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being written", Hint: "try again"}
@@ -92,13 +92,13 @@ func (svc *Service) Remove(ctx context.Context, s *store.Snapshot) error {
 	}
 	svc.ForgetEnvironment(ctx, sandbox.ID(s.ID))
 	if _, err := svc.cfg.Providers.Backend(ctx, s.Provider); err != nil {
-		return nil //nolint:nilerr // what is left is swept when that provider is here again
+		return nil //nolint:nilerr // the data is swept when that provider is available again
 	}
 	return svc.remove(ctx, s.Provider, s.ID)
 }
 
-// PruneSnapshots removes the tenant's snapshots with all of the labels from
-// which no living sandbox was made, and returns them.
+// PruneSnapshots removes the tenant's snapshots with all of the labels, except
+// those from which existing sandboxes were created, and returns them.
 func (svc *Service) PruneSnapshots(ctx context.Context, labels map[string]string) (removed []sandbox.Snapshot, err error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
@@ -131,8 +131,8 @@ func (svc *Service) PruneSnapshots(ctx context.Context, labels map[string]string
 	return removed, core.Named(opRemove, err)
 }
 
-// Origin finds the snapshot that a sandbox is to be made from, and fills in
-// what the snapshot says and the request does not, the environment included.
+// Origin finds the snapshot that a sandbox is created from, and fills in fields
+// that the request leaves open, including the environment.
 func (svc *Service) Origin(ctx context.Context, tenant string, spec sandbox.Spec) (_ sandbox.Spec, id string, err error) {
 	if spec.Snapshot == "" {
 		return spec, "", nil
@@ -145,7 +145,7 @@ func (svc *Service) Origin(ctx context.Context, tenant string, spec sandbox.Spec
 	case err != nil:
 		return spec, "", err
 	case !s.Ready:
-		return spec, "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being made", Hint: "try again"}
+		return spec, "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being created", Hint: "try again"}
 	case s.Node != svc.Node && s.Archived.Archive == "":
 		return spec, "", &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: s.Name, Message: "the snapshot is on another machine, which has not saved it yet",

@@ -24,11 +24,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// buildLifetime bounds a step of a build, and a sandbox that a crash left behind.
+// buildLifetime limits a build step, and the life of a sandbox that a crashed
+// build left.
 const buildLifetime = 2 * time.Hour
 
-// BuildFromTar builds a template from a tar of files, one of which describes it,
-// and gives it its name. It tells how that goes, by one goroutine at a time.
+// BuildFromTar builds a template from a tar of files, which includes its
+// description, and stores it under its name. It calls tell with the progress,
+// from one goroutine at a time.
 func (svc *Service) BuildFromTar(ctx context.Context, req template.TarRequest, tell func(sandbox.BuildEvent)) (sandbox.Template, error) {
 	dir, err := os.MkdirTemp(svc.cfg.Scratch, "")
 	if err != nil {
@@ -57,13 +59,13 @@ func (svc *Service) BuildFromTar(ctx context.Context, req template.TarRequest, t
 	})
 }
 
-// describe reads the description of a build from among its files.
+// describe reads the build description from the files.
 func describe(root *os.Root, req template.TarRequest) (*template.Description, error) {
 	name := cmp.Or(req.File, "Dockerfile")
 	f, err := root.Open(name)
 	if err != nil {
 		return nil, &sandbox.Error{
-			Code: sandbox.CodeInvalid, Op: "template.build", Subject: "file", Message: "the build's files have no such description",
+			Code: sandbox.CodeInvalid, Op: "template.build", Subject: "file", Message: "the build files do not contain this description",
 			Hint: "name it with --file, relative to the directory that is built",
 		}
 	}
@@ -74,8 +76,8 @@ func describe(root *os.Root, req template.TarRequest) (*template.Description, er
 	return template.ParseDockerfile(f, req.Args)
 }
 
-// BuildTemplate builds a template and gives it its name. Whoever has the name
-// of an older one keeps what it was made of.
+// BuildTemplate builds a template and stores it under its name. Sandboxes of an
+// older template with that name are not affected.
 func (svc *Service) BuildTemplate(ctx context.Context, req template.NamedRequest) (sandbox.Template, error) {
 	const op = ops.TemplateBuild
 	who, err := guard.Principal(ctx)
@@ -102,14 +104,14 @@ func (svc *Service) BuildTemplate(ctx context.Context, req template.NamedRequest
 	return t.Template, core.Named(op, err)
 }
 
-// buildTemplate builds from an image whose names are base.
+// buildTemplate builds from an image; base are the names of that image.
 func (svc *Service) buildTemplate(ctx context.Context, who key.Principal, req template.NamedRequest, from string, base []string) (t store.Template, err error) {
 	name, tag, err := template.ParseName(req.Name)
 	if err != nil {
 		return t, err
 	}
 	if svc.cfg.Builder == nil {
-		return t, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this daemon builds no templates"}
+		return t, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this daemon cannot build templates"}
 	}
 	d := *req.Description
 	if d.From, err = svc.imageOf(ctx, who.Tenant, from); err != nil {
@@ -134,18 +136,18 @@ func (svc *Service) buildTemplate(ctx context.Context, who key.Principal, req te
 	return t, svc.setTemplate(ctx, t)
 }
 
-// builders makes the sandboxes of builds as whoever asked for the build.
+// builders creates the sandboxes of a build on behalf of the caller.
 type builders struct {
 	svc    *Service
 	tenant string
-	base   []string // names of the image that it began with
+	base   []string // names of the image that the build began with
 }
 
 func (b builders) Open(ctx context.Context, digest string, network sandbox.Network) (template.Box, error) {
 	return b.with(ctx, sandbox.Spec{Image: digest, Network: network})
 }
 
-// with makes a sandbox of a build.
+// with creates a build sandbox.
 func (b builders) with(ctx context.Context, spec sandbox.Spec) (box buildSandbox, err error) {
 	life := buildLifetime
 	if limit := b.svc.cfg.Policies.Set().Caps(policyset.About{Tenant: b.tenant}).Lifetime; limit > 0 {
@@ -169,7 +171,7 @@ type buildSandbox struct {
 	box *exec.Handle
 }
 
-// Close destroys the sandbox; whoever asked for the build may be gone.
+// Close destroys the sandbox, even if ctx has ended.
 func (b buildSandbox) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
@@ -193,7 +195,7 @@ func (b buildSandbox) Exec(ctx context.Context, cmd sandbox.Command, out io.Writ
 		return exit, err
 	}
 	defer proc.Close()
-	// Closing the process ends its streams when the build is given up.
+	// Closing the process ends its streams when the build is canceled.
 	defer context.AfterFunc(ctx, func() { _ = proc.Close() })()
 	both := &oneAtATime{w: out}
 	var streams sync.WaitGroup
@@ -204,7 +206,7 @@ func (b buildSandbox) Exec(ctx context.Context, cmd sandbox.Command, out io.Writ
 	return proc.Wait(ctx)
 }
 
-// oneAtATime lets two streams write to one place.
+// oneAtATime serializes the writes of two streams.
 type oneAtATime struct {
 	mu sync.Mutex
 	w  io.Writer

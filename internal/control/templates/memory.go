@@ -14,26 +14,27 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A template with a start command remembers: at the end of its build the command
-// is started in a sandbox of it, and when the ready command succeeds, a snapshot
-// with memory is taken, from which its sandboxes are made. That snapshot is one
-// of the tenant's like any other. It is a cache: without it, or where it cannot
-// be restored, a sandbox is made of the image and the command is started there.
+// A template with a start command has a memory snapshot. At the end of the
+// build, the command is started in a sandbox; when the ready command succeeds,
+// a snapshot with memory is taken. Sandboxes of the template are restored from
+// it. It is a snapshot of the tenant like others, and only a cache: if it is
+// missing or cannot be restored, a sandbox is created from the image and the
+// command is started there.
 
 const (
-	// finalizeTimeout bounds the clean-up when the caller is gone.
+	// finalizeTimeout limits the clean-up when the caller has gone.
 	finalizeTimeout = 10 * time.Second
-	// readyTime bounds how long a start command may take to be ready, and
-	// readyPoll is how often that is asked.
+	// readyTime is how long a start command may take until it is ready, and
+	// readyPoll is how often the ready command is run.
 	readyTime = 5 * time.Minute
 	readyPoll = 200 * time.Millisecond
 )
 
-// labelTag is the label of a template's snapshot with the tag of the template.
+// labelTag is the label with the tag of the template on its snapshot.
 const labelTag = "tag"
 
-// remember gives a built template its snapshot: that of a template of the same
-// image and commands if there is one, else a new one.
+// remember sets the snapshot of a new template: that of a template with the
+// same image and commands if there is one, otherwise a new one.
 func (svc *Service) remember(ctx context.Context, t *store.Template, req template.NamedRequest) error {
 	if t.Start == "" || !svc.hasMemory(ctx) {
 		return nil
@@ -65,14 +66,14 @@ func (svc *Service) remembers(ctx context.Context, t *store.Template) bool {
 	return err == nil && s.Ready && (s.Node == svc.Node || s.Archived.Archive != "")
 }
 
-// hasMemory reports whether snapshots of the default provider hold memory.
+// hasMemory reports whether snapshots of the default provider contain memory.
 func (svc *Service) hasMemory(ctx context.Context) bool {
 	be, err := svc.cfg.Providers.Backend(ctx, "")
 	return err == nil && be.HasMemory(ctx)
 }
 
-// startOnce starts a template in a sandbox of its own, waits until it is ready
-// and takes a snapshot, whose id it returns.
+// startOnce starts a template in a temporary sandbox, waits until it is ready,
+// takes a snapshot and returns its id.
 func (svc *Service) startOnce(ctx context.Context, t *store.Template, log io.Writer) (id string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTime, &sandbox.Error{
 		Code: sandbox.CodeTimeout, Subject: "ready", Message: fmt.Sprintf("the start command was not ready within %v", readyTime),
@@ -103,7 +104,7 @@ func (svc *Service) startOnce(ctx context.Context, t *store.Template, log io.Wri
 	return s.ID, err
 }
 
-// awaitReady starts a template and waits until it is ready, or has failed.
+// awaitReady runs the start command and waits until it is ready or has failed.
 func awaitReady(ctx context.Context, b buildSandbox, t *store.Template, log io.Writer) error {
 	proc, err := b.box.Exec(ctx, sandbox.Command{Shell: t.Start, Background: true})
 	if err != nil {
@@ -137,7 +138,7 @@ func awaitReady(ctx context.Context, b buildSandbox, t *store.Template, log io.W
 				return &sandbox.Error{
 					Code: sandbox.CodeInvalid, Op: "template.build", Subject: "start",
 					Message: fmt.Sprintf("the start command ended with code %d before it was ready", exit.Code),
-					Hint:    "what it wrote is in the log of the build",
+					Hint:    "its output is in the build log",
 				}
 			}
 		case <-time.After(readyPoll):
@@ -152,7 +153,7 @@ func awaitReady(ctx context.Context, b buildSandbox, t *store.Template, log io.W
 type startLog struct {
 	t  *store.Template
 	mu sync.Mutex
-	to func(sandbox.BuildEvent) // nil: nobody reads it
+	to func(sandbox.BuildEvent) // nil: no progress is reported
 }
 
 func (l *startLog) tell(text string, output, cached bool) {
@@ -168,9 +169,9 @@ func (l *startLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// StartCold starts what a template runs in a sandbox whose memory does not have
-// it, and waits until it is ready. A sandbox that does not become ready is of no
-// use, and is removed.
+// StartCold runs the start command of a template in a sandbox that was not
+// restored from its snapshot, and waits until it is ready. If it does not
+// become ready, the sandbox is removed.
 func (svc *Service) StartCold(ctx context.Context, id sandbox.ID, t *store.Template) error {
 	within, cancel := context.WithTimeout(ctx, readyTime)
 	defer cancel()
@@ -191,8 +192,8 @@ func (svc *Service) setTemplate(ctx context.Context, t store.Template) error {
 	return svc.replaceTemplate(ctx, t.Tenant, t.Name, t.Tag, func(tx *store.Tx) error { return tx.Templates().Set(ctx, t) })
 }
 
-// replaceTemplate changes what a name of a template means, and removes the
-// snapshot that it had if no other name has it now.
+// replaceTemplate changes what a template name refers to, and removes the old
+// snapshot if no other name refers to it.
 func (svc *Service) replaceTemplate(ctx context.Context, tenant, name, tag string, change func(*store.Tx) error) error {
 	var unused string
 	err := svc.Store.Update(ctx, func(tx *store.Tx) error {

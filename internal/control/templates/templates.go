@@ -1,5 +1,5 @@
-// Package templates builds templates, keeps their names, and keeps the memory of
-// those with a start command.
+// Package templates builds and stores templates, including memory snapshots for
+// templates with a start command.
 package templates
 
 import (
@@ -24,27 +24,26 @@ import (
 // Builder builds images in sandboxes.
 type Builder interface {
 	Build(ctx context.Context, boxes template.Boxes, req template.Request) (*template.Result, error)
-	// Prune removes steps that no build of the tenant has used since then, and
-	// images of the tenant's builds that are not among keep, by digest. It
-	// returns how many bytes that freed.
+	// Prune removes build steps that no build of the tenant has used since the
+	// time since, and images of the tenant's builds whose digests are not in keep.
+	// It returns the number of bytes freed.
 	Prune(ctx context.Context, tenant string, since time.Time, keep []string) (int64, error)
 }
 
-// Sandboxes creates and removes the sandboxes of builds. They belong to the
-// caller's tenant.
+// Sandboxes creates and removes build sandboxes for the caller's tenant.
 type Sandboxes interface {
-	// CreateForBuild creates a sandbox that does not outlive this process, from an
-	// image of this machine. The policies are asked about the image's names base.
+	// CreateForBuild creates a sandbox from a local image. It does not outlive
+	// this process. Policies are checked against the image names in base.
 	CreateForBuild(ctx context.Context, spec sandbox.Spec, base []string) (sandbox.ID, error)
 	Destroy(ctx context.Context, ref string) error
 }
 
-// Exec reaches into sandboxes. Package exec implements it.
+// Exec accesses running sandboxes. Package exec implements it.
 type Exec interface {
 	Open(ctx context.Context, ref string) (*exec.Handle, error)
 }
 
-// Snapshots keeps the memory of templates. Package snapshots implements it.
+// Snapshots stores memory snapshots. Package snapshots implements it.
 type Snapshots interface {
 	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
 	Find(ctx context.Context, tenant, ref string) (store.Snapshot, error)
@@ -65,14 +64,13 @@ type Config struct {
 	Exec      Exec
 	Snapshots Snapshots
 	Policies  Policies
-	// Builder builds images. Nil: none are built.
+	// Builder builds images. Nil: templates cannot be built.
 	Builder Builder
-	// Scratch is a directory for the files of builds, which nobody else can read.
+	// Scratch is a directory for build files that no other user can read.
 	Scratch string
 }
 
-// Service manages the templates of all tenants. Its methods may be called
-// concurrently.
+// Service manages the templates of all tenants. It is safe for concurrent use.
 type Service struct {
 	*core.Core
 	cfg Config
@@ -81,11 +79,11 @@ type Service struct {
 // New returns a Service.
 func New(c *core.Core, cfg Config) *Service { return &Service{Core: c, cfg: cfg} }
 
-// Prefix marks the name of a template where an image is asked for.
+// Prefix marks a template name in the place of an image.
 const Prefix = "template:"
 
-// imageOf returns the image that ref names: of the template, if it is the name
-// of one.
+// imageOf returns the image that ref names: the template's image, if ref is a
+// template name.
 func (svc *Service) imageOf(ctx context.Context, tenant, ref string) (string, error) {
 	name, ok := strings.CutPrefix(ref, Prefix)
 	if !ok {
@@ -95,8 +93,8 @@ func (svc *Service) imageOf(ctx context.Context, tenant, ref string) (string, er
 	return t.Image, err
 }
 
-// Complete completes a Spec whose image is the name of a template. It returns
-// that template, or one that starts nothing.
+// Complete resolves a template name in the image of a Spec. It returns the
+// template, or an empty one if the image is not a template name.
 func (svc *Service) Complete(ctx context.Context, tenant string, spec *sandbox.Spec) (t store.Template, err error) {
 	name, ok := strings.CutPrefix(spec.Image, Prefix)
 	if !ok {
@@ -126,7 +124,7 @@ func (svc *Service) find(ctx context.Context, tenant, ref string) (t store.Templ
 	return t, err
 }
 
-// others says which tags a template has, or where to see which templates there are.
+// others returns a hint with the tags of a template, or how to list templates.
 func (svc *Service) others(ctx context.Context, tenant, name string) string {
 	all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates().List(ctx, tenant) })
 	var tags []string
@@ -136,7 +134,7 @@ func (svc *Service) others(ctx context.Context, tenant, name string) string {
 		}
 	}
 	if err != nil || len(tags) == 0 {
-		return "see which there are with: atoll template ls"
+		return "list templates with: atoll template ls"
 	}
 	const most = 10
 	if len(tags) > most {
@@ -171,7 +169,7 @@ func (svc *Service) Template(ctx context.Context, ref string) (sandbox.Template,
 	return t.Template, core.Named(op, err)
 }
 
-// TagTemplate gives a template one more name, which moves if it is taken.
+// TagTemplate adds a name to a template. A name that is in use is moved.
 func (svc *Service) TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error) {
 	const op = ops.TemplateTag
 	who, err := guard.Principal(ctx)
@@ -193,7 +191,8 @@ func (svc *Service) TagTemplate(ctx context.Context, ref, as string) (sandbox.Te
 	return t.Template, core.Named(op, err)
 }
 
-// RemoveTemplate forgets the name of a template. Sandboxes made of it live on.
+// RemoveTemplate removes the name of a template. Its sandboxes are not
+// affected.
 func (svc *Service) RemoveTemplate(ctx context.Context, ref string) error {
 	const op = ops.TemplateRemove
 	who, err := guard.Principal(ctx)
@@ -209,8 +208,8 @@ func (svc *Service) RemoveTemplate(ctx context.Context, ref string) error {
 	}))
 }
 
-// PruneTemplates removes what builds of the caller's tenant have left behind
-// and have not used for some time. Templates stay.
+// PruneTemplates removes build data of the caller's tenant that was not used
+// for the given time. Templates are kept.
 func (svc *Service) PruneTemplates(ctx context.Context, unused time.Duration) (freed int64, err error) {
 	const op = ops.TemplatePrune
 	who, err := guard.Principal(ctx)

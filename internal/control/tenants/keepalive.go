@@ -11,12 +11,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// credential is what a request was admitted with. The request goes on while it is
-// valid. Without a key that means that the tenant is not disabled.
+// credential is the credential of a request, which may continue while it is
+// valid. Without a key, it is valid while the tenant is enabled.
 type credential struct{ tenant, key string }
 
-// requests are the requests in progress, by credential. They may be used
-// concurrently.
+// requests are the requests in progress, by credential. It is safe for
+// concurrent use.
 type requests struct {
 	mu sync.Mutex
 	by map[credential]map[*request]struct{}
@@ -27,8 +27,8 @@ type request struct {
 	seen bool // by an earlier call of lasting
 }
 
-// add returns a context for a request. It ends with ctx or when the credential is
-// no longer valid.
+// add returns a context for a request. It ends with ctx, or when the credential
+// is no longer valid.
 func (r *requests) add(ctx context.Context, c credential) context.Context {
 	ctx, end := context.WithCancelCause(ctx)
 	one := &request{end: end}
@@ -53,8 +53,8 @@ func (r *requests) remove(c credential, one *request) {
 	}
 }
 
-// lasting returns the credentials of requests that an earlier call saw. Most
-// requests are over before that, and nothing has to be looked up for them.
+// lasting returns the credentials of requests that an earlier call has seen.
+// Most requests end before that, so their credentials need no check.
 func (r *requests) lasting() (found []credential) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,25 +91,25 @@ func (r *requests) end(c credential, why error) {
 	}
 }
 
-// As returns a context for requests of who. It ends when the key that they bear is
-// revoked or expires, or when their tenant is disabled. Open streams and
-// connections to ports end with it. The cause of the context is the error for the
-// caller.
+// As returns a context for requests of who. It ends when their key is revoked
+// or expires, or when their tenant is disabled, and so end open streams and
+// connections to ports. Its cause is the error for the caller.
 func (s *Service) As(ctx context.Context, who key.Principal) context.Context {
 	return s.KeepAlive(ctx, who, who.Tenant, who.Key)
 }
 
-// KeepAlive is As for a principal whose requests depend on another key than its own,
-// by its public part. If that is empty, they only depend on the tenant.
+// KeepAlive is As for a principal whose requests depend on another key, given
+// by its public part. If keyID is empty, they depend only on the tenant.
 func (s *Service) KeepAlive(ctx context.Context, who key.Principal, tenant, keyID string) context.Context {
 	return guard.WithPrincipal(s.requests.add(ctx, credential{tenant, keyID}), who)
 }
 
-// keyPoll is how often the credentials of long requests are checked. A key may
-// have expired, or another daemon may have revoked it.
+// keyPoll is the interval for checking the credentials of long requests. A key
+// may have expired, or another daemon may have revoked it.
 const keyPoll = time.Second
 
-// WatchKeys ends requests that outlast their credentials, until ctx ends.
+// WatchKeys ends requests whose credentials have become invalid, until ctx
+// ends.
 func (s *Service) WatchKeys(ctx context.Context) {
 	tick := time.NewTicker(keyPoll)
 	defer tick.Stop()
@@ -123,8 +123,8 @@ func (s *Service) WatchKeys(ctx context.Context) {
 	}
 }
 
-// review ends the requests whose credentials are no longer valid. If the store
-// cannot be reached, they go on.
+// review ends requests whose credentials are no longer valid. If the store
+// cannot be read, they continue.
 func (s *Service) review(ctx context.Context, credentials []credential) {
 	for _, c := range credentials {
 		err := s.Store.View(ctx, func(tx *store.Tx) error { return s.Valid(ctx, tx, c.tenant, c.key) })
@@ -134,9 +134,9 @@ func (s *Service) review(ctx context.Context, credentials []credential) {
 	}
 }
 
-// Valid reports CodeUnauthorized if a request that depends on a key, by its public
-// part, or without one on its tenant, would be refused now. Another error means that
-// the store could not be asked.
+// Valid returns CodeUnauthorized if a request with a key, given by its public
+// part, would be refused now. Without a key, it checks the tenant. Other errors
+// mean that the store could not be read.
 func (s *Service) Valid(ctx context.Context, tx *store.Tx, tenant, keyID string) error {
 	if keyID != "" {
 		return s.ring.Stands(ctx, tx, tenant, keyID)

@@ -11,14 +11,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Authenticate returns who bears a key; see key.Ring.Authenticate.
+// Authenticate returns the principal of a key; see key.Ring.Authenticate.
 func (s *Service) Authenticate(ctx context.Context, token string) (key.Principal, error) {
 	return s.ring.Authenticate(ctx, token)
 }
 
-// CreateKey makes a key of a tenant, by default the caller's. Only the owner of
-// the machine makes keys of other tenants, and creates a tenant that does not
-// exist yet. The result holds the token, which cannot be read again.
+// CreateKey creates a key for a tenant, by default the caller's. Only the owner
+// of the machine can create keys for other tenants; a missing tenant is
+// created. The result contains the token, which cannot be read again.
 func (s *Service) CreateKey(ctx context.Context, n sandbox.NewKey) (sandbox.Key, error) {
 	const op = ops.KeyCreate
 	who, err := guard.Principal(ctx)
@@ -30,7 +30,7 @@ func (s *Service) CreateKey(ctx context.Context, n sandbox.NewKey) (sandbox.Key,
 	}
 	others := func(who key.Principal) error {
 		if n.Tenant != who.Tenant && who.UID == nil {
-			return &sandbox.Error{Code: sandbox.CodeDenied, Subject: "tenant", Message: "only the owner of the machine makes keys of other tenants"}
+			return &sandbox.Error{Code: sandbox.CodeDenied, Subject: "tenant", Message: "only the owner of the machine may create keys for other tenants"}
 		}
 		return nil
 	}
@@ -68,8 +68,8 @@ func (s *Service) Keys(ctx context.Context) ([]sandbox.Key, error) {
 	return keys, core.Named(op, err)
 }
 
-// RevokeKey ends a key of the caller's tenant, and the requests in progress that
-// bear it.
+// RevokeKey revokes a key of the caller's tenant, and ends requests in progress
+// that use it.
 func (s *Service) RevokeKey(ctx context.Context, id string) error {
 	const op = ops.KeyRevoke
 	who, err := guard.Principal(ctx)

@@ -10,13 +10,13 @@ import (
 
 type limitsKey struct{}
 
-// WithLimits returns a context in which Limits returns l, for a caller that has
-// just read the limits of the tenant.
+// WithLimits returns a context in which Limits returns l without reading the
+// store.
 func (s *Service) WithLimits(ctx context.Context, l sandbox.Limits) context.Context {
 	return context.WithValue(ctx, limitsKey{}, l)
 }
 
-// Limits returns what a tenant may use. The caller has authorised that.
+// Limits returns the limits of a tenant. It has no guard.
 func (s *Service) Limits(ctx context.Context, tenant string) (sandbox.Limits, error) {
 	if l, known := ctx.Value(limitsKey{}).(sandbox.Limits); known {
 		return l, nil
@@ -25,8 +25,8 @@ func (s *Service) Limits(ctx context.Context, tenant string) (sandbox.Limits, er
 	return t.Limits, err
 }
 
-// MeterExec counts a command of a tenant. If the tenant starts commands too fast,
-// the error is CodeExhausted.
+// MeterExec counts a command of a tenant. It returns CodeExhausted if the
+// tenant starts commands too fast.
 func (s *Service) MeterExec(ctx context.Context, tenant string) error {
 	l, err := s.Limits(ctx, tenant)
 	if err != nil || l.ExecRate == 0 {
@@ -35,8 +35,8 @@ func (s *Service) MeterExec(ctx context.Context, tenant string) error {
 	return s.meter.Exec(tenant, l)
 }
 
-// MeterOutput counts n bytes of the output of a command. It returns how long to
-// wait before more is read.
+// MeterOutput counts n bytes of command output. It returns how long to wait
+// before reading more.
 func (s *Service) MeterOutput(tenant string, l sandbox.Limits, n int) time.Duration {
 	return s.meter.Output(tenant, l, n)
 }

@@ -1,5 +1,5 @@
-// Package tenants is the service for tenants, their API keys, and what they may
-// use. It also ends requests in progress whose key is no longer valid.
+// Package tenants manages tenants, their API keys and their limits. It also
+// ends requests in progress whose key is no longer valid.
 package tenants
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Service keeps tenants and keys. Its methods may be called concurrently.
+// Service manages tenants and keys. It is safe for concurrent use.
 type Service struct {
 	*core.Core
 	ring     *key.Ring
@@ -59,7 +59,7 @@ func (s *Service) OwnTenant(ctx context.Context) (sandbox.Tenant, error) {
 	return t, core.Named(ops.QuotaGet, err)
 }
 
-// Tenants lists all tenants by name. It is for the owner of the machine.
+// Tenants lists all tenants by name. Only the owner of the machine may call it.
 func (s *Service) Tenants(ctx context.Context) (all []sandbox.Tenant, err error) {
 	err = s.AsOwner(ctx, ops.TenantList, "", func(ctx context.Context) error {
 		return s.Store.View(ctx, func(tx *store.Tx) error {
@@ -74,7 +74,7 @@ func (s *Service) Tenants(ctx context.Context) (all []sandbox.Tenant, err error)
 	return all, err
 }
 
-// Tenant returns any tenant. It is for the owner of the machine.
+// Tenant returns any tenant. Only the owner of the machine may call it.
 func (s *Service) Tenant(ctx context.Context, id string) (t sandbox.Tenant, err error) {
 	err = s.AsOwner(ctx, ops.TenantGet, id, func(ctx context.Context) error {
 		t, err = s.read(ctx, id)
@@ -83,13 +83,13 @@ func (s *Service) Tenant(ctx context.Context, id string) (t sandbox.Tenant, err 
 	return t, err
 }
 
-// CreateTenant makes a tenant. If there is one of that name, the error is
-// CodeAlreadyExists. It is for the owner of the machine.
+// CreateTenant creates a tenant. If the name is in use, it returns
+// CodeAlreadyExists. Only the owner of the machine may call it.
 func (s *Service) CreateTenant(ctx context.Context, n sandbox.NewTenant) (t sandbox.Tenant, err error) {
 	err = s.AsOwner(ctx, ops.TenantCreate, n.ID, func(ctx context.Context) error {
 		return s.Store.Update(ctx, func(tx *store.Tx) error {
 			if _, err := tx.Tenants().Get(ctx, n.ID); err == nil {
-				return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Subject: n.ID, Message: "there is a tenant of that name"}
+				return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Subject: n.ID, Message: "a tenant with that name exists"}
 			}
 			if _, err := tx.Tenants().Ensure(ctx, n.ID); err != nil {
 				return err
@@ -105,8 +105,8 @@ func (s *Service) CreateTenant(ctx context.Context, n sandbox.NewTenant) (t sand
 }
 
 // UpdateTenant changes the limits of a tenant, or disables or enables it. New
-// limits do not affect what the tenant already has. Disabling ends the requests of
-// the tenant that are in progress. It is for the owner of the machine.
+// limits do not affect existing sandboxes. Disabling ends the tenant's requests
+// in progress. Only the owner of the machine may call it.
 func (s *Service) UpdateTenant(ctx context.Context, id string, c sandbox.TenantChange) (t sandbox.Tenant, err error) {
 	op := ops.TenantLimits
 	if c.Disabled != nil {

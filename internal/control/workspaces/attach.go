@@ -20,9 +20,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Claim records that a sandbox has the workspaces of its spec. They are locked in
-// the order of their names, so that two sandboxes never wait for each other. The one
-// that it replaces, if any, may have them too.
+// Claim records that a sandbox has the workspaces of its spec. They are locked
+// in the order of their names to avoid deadlocks. The sandbox that it replaces,
+// if any, may have them, too.
 func (s *Service) Claim(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec, replaces sandbox.ID) error {
 	if len(spec.Workspaces) == 0 {
 		return nil
@@ -54,9 +54,9 @@ func (s *Service) claimOne(ctx context.Context, tx *store.Tx, tenant string, id 
 	return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: s.Node}, replaces)
 }
 
-// Mount prepares the directories of claimed workspaces and returns a request that
-// mounts them. The record of the sandbox does not contain these directories. If the
-// provider mounts nothing, the caller calls Load when the sandbox was made.
+// Mount prepares the directories of claimed workspaces and returns a request
+// that mounts them. These directories are not recorded with the sandbox. If the
+// provider cannot mount, the caller calls Load after the sandbox was created.
 func (s *Service) Mount(ctx context.Context, want control.CreateRequest, facts func(context.Context) (driver.Facts, error)) (control.CreateRequest, error) {
 	refs := want.Spec.Workspaces
 	if len(refs) == 0 {
@@ -91,8 +91,8 @@ func (s *Service) Mount(ctx context.Context, want control.CreateRequest, facts f
 	return want, nil
 }
 
-// mounts returns the mounts of a workspace. A read-only directory has a mount of its
-// own, so that the file server outside of the sandbox refuses to write.
+// mounts returns the mounts of a workspace. A read-only directory is a separate
+// mount, so that the file server outside the sandbox refuses writes.
 func (s *Service) mounts(ctx context.Context, row store.Workspace, w *workspace.Workspace, ref *sandbox.WorkspaceMount) ([]sandbox.Mount, error) {
 	if row.Bucket != "" {
 		return s.bucketMounts(ctx, row, ref)
@@ -111,9 +111,9 @@ func (s *Service) mounts(ctx context.Context, row store.Workspace, w *workspace.
 	return mountsOf(dir, ref), nil
 }
 
-// mountsOf returns the mounts of a workspace in dir. A directory above a mount is a
-// mount too: if it could be renamed, the mount would move with it, and a writable
-// directory could take the place of a read-only one.
+// mountsOf returns the mounts of a workspace in dir. A directory above a mount
+// is a mount, too. Otherwise it could be renamed together with the mount, and a
+// writable directory could replace a read-only one.
 func mountsOf(dir string, ref *sandbox.WorkspaceMount) []sandbox.Mount {
 	readOnly := map[string]bool{".": len(ref.Writable) > 0}
 	for _, sub := range ref.Writable {
@@ -144,13 +144,13 @@ func mountsOf(dir string, ref *sandbox.WorkspaceMount) []sandbox.Mount {
 	return mounts
 }
 
-// persistTimeout bounds the persist of a sandbox that ended.
+// persistTimeout limits saving the workspaces of a sandbox that ended.
 const persistTimeout = time.Hour
 
-// detach persists the workspaces of a sandbox that has ended, and releases them. If
-// the blob store is not reachable, a workspace stays attached until the next
-// reconciliation. If its content cannot be persisted at all, it stays in the working
-// directory and the workspace records the problem.
+// detach persists the workspaces of a sandbox that has ended, and releases
+// them. If the blob store cannot be reached, a workspace stays attached until
+// the next reconciliation. If its content cannot be persisted at all, it stays
+// in the working directory, and the problem is recorded.
 func (s *Service) detach(ctx context.Context, id sandbox.ID, name string) error {
 	if s.trees == nil {
 		return nil

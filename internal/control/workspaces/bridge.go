@@ -17,11 +17,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A sandbox whose provider mounts nothing works on a copy of its workspace. The
-// copy is made from the working directory before the first command, and becomes
-// the working directory again whenever the workspace is saved: on request, before
-// the sandbox is paused, stopped or removed, and from time to time. So versions
-// and history are the same as those of workspaces that are mounted.
+// If a provider cannot mount workspaces, its sandboxes use copies. The working
+// directory is copied to the sandbox before the first command. It is copied
+// back whenever the workspace is saved: on request, before the sandbox is
+// paused, stopped or removed, and periodically. So versions and history work as
+// for mounted workspaces.
 
 // prepareCopy prepares a workspace for Load. The caller holds its lock.
 func (s *Service) prepareCopy(ctx context.Context, h store.Held, w *workspace.Workspace, ref *sandbox.WorkspaceMount, can *driver.Facts) error {
@@ -30,9 +30,9 @@ func (s *Service) prepareCopy(ctx context.Context, h store.Held, w *workspace.Wo
 	}
 	switch {
 	case can.SharesFiles:
-		return refuse("sandboxes of the provider " + can.Provider + " use the files of the machine, where no workspace can be put")
+		return refuse("sandboxes of the provider " + can.Provider + " use the files of the machine, so they cannot have workspaces")
 	case !can.Capabilities.Archive || !can.Capabilities.Files:
-		return refuse("the provider " + can.Provider + " neither mounts workspaces nor takes trees of files")
+		return refuse("the provider " + can.Provider + " can neither mount workspaces nor copy directories")
 	case h.Workspace.Bucket != "":
 		return refuse("the workspace is a bucket, which the provider " + can.Provider + " cannot mount")
 	case ref.Mode == sandbox.WorkspaceShared:
@@ -54,8 +54,8 @@ func (s *Service) held(ctx context.Context, id sandbox.ID) ([]store.Held, error)
 	return store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Held, error) { return tx.Workspaces().Held(ctx, id) })
 }
 
-// Load copies the workspaces of a new sandbox into it, as far as that is not done.
-// It is called before the first command.
+// Load copies workspaces to a new sandbox, except those that were already
+// copied. It is called before the first command.
 func (s *Service) Load(ctx context.Context, box *control.Sandbox) error {
 	all, err := s.held(ctx, box.ID())
 	if err != nil {
@@ -108,7 +108,7 @@ func (s *Service) load(ctx context.Context, box *control.Sandbox, h store.Held, 
 	return s.setBridge(ctx, h.Attachment, store.Copied)
 }
 
-// target returns where a sandbox has a workspace.
+// target returns the mount point of a workspace in a sandbox.
 func (s *Service) target(ctx context.Context, h store.Held) (string, error) {
 	box, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, h.Attachment.Sandbox) })
 	if err != nil {
@@ -119,11 +119,12 @@ func (s *Service) target(ctx context.Context, h store.Held) (string, error) {
 			return path.Clean(ref.Target()), nil
 		}
 	}
-	return "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: h.Workspace.Name, Message: "the workspace is not one of the sandbox"}
+	return "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: h.Workspace.Name, Message: "the sandbox does not have this workspace"}
 }
 
-// fetchLast makes the copy of the sandbox that got a workspace last the working
-// directory, if that sandbox writes to a copy and runs. The caller holds the lock.
+// fetchLast copies the workspace back from the sandbox that attached it last,
+// if that sandbox is running and has a writable copy. The caller holds the
+// lock.
 func (s *Service) fetchLast(ctx context.Context, attached []store.Attachment, row store.Workspace) error {
 	last := -1
 	for i, a := range attached {
@@ -145,14 +146,14 @@ func (s *Service) fetchLast(ctx context.Context, attached []store.Attachment, ro
 	return s.trees.Replace(row.ID, func(dir string) error { return fetch(ctx, box.Files(), at, dir) })
 }
 
-// fetch copies a tree of a sandbox to dir, as "tree". One that is not there is
-// empty.
+// fetch copies a directory of a sandbox to dir, as "tree". A missing directory
+// counts as empty.
 func fetch(ctx context.Context, files control.Files, at, dir string) error {
 	_, err := files.Stat(ctx, at)
 	switch {
 	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
 		made := filepath.Join(dir, "tree")
-		return errors.Join(os.Mkdir(made, 0o700), os.Chmod(made, 0o777)) // any user of the sandbox may write there
+		return errors.Join(os.Mkdir(made, 0o700), os.Chmod(made, 0o777)) // any user of the sandbox may write to it
 	case err != nil:
 		return err
 	}
@@ -167,7 +168,7 @@ func fetch(ctx context.Context, files control.Files, at, dir string) error {
 	}()
 	_, err = tree.UnpackOwned(ctx, r, dir, "tree")
 	if err == nil {
-		_, err = io.Copy(io.Discard, r) // what comes after the end mark
+		_, err = io.Copy(io.Discard, r) // data after the end mark
 	}
 	_ = r.CloseWithError(err)
 	if failed := <-exported; failed != nil && (err == nil || sandbox.CodeOf(failed) != "") {
@@ -176,13 +177,13 @@ func fetch(ctx context.Context, files control.Files, at, dir string) error {
 	return err
 }
 
-// Fetch makes the copies that a sandbox writes to the working directories of its
-// workspaces. It is called before the sandbox ends, which persists them.
+// Fetch copies the writable workspaces of a sandbox back to the working
+// directories. Call it before the sandbox ends.
 func (s *Service) Fetch(ctx context.Context, id sandbox.ID) error {
 	return s.eachCopy(ctx, id, func(store.Workspace, *workspace.Workspace) error { return nil })
 }
 
-// Save is Fetch that makes a version of each.
+// Save is Fetch, and creates a version of each workspace.
 func (s *Service) Save(ctx context.Context, id sandbox.ID, note string) error {
 	return s.eachCopy(ctx, id, func(row store.Workspace, w *workspace.Workspace) error {
 		_, err := s.persist(ctx, row, w, note, false)
@@ -205,7 +206,7 @@ func (s *Service) eachCopy(ctx context.Context, id sandbox.ID, do func(store.Wor
 		err := s.withWorkspace(ctx, h.Workspace, func(w *workspace.Workspace) error {
 			attached, err := s.attachments(ctx, h.Workspace)
 			if err == nil && newer(attached, id) {
-				return nil // another sandbox took its place, with all that it had
+				return nil // another sandbox replaced it and has all its files
 			}
 			if err == nil {
 				err = s.fetchLast(ctx, attached, h.Workspace)
@@ -222,7 +223,8 @@ func (s *Service) eachCopy(ctx context.Context, id sandbox.ID, do func(store.Wor
 	return nil
 }
 
-// newer reports whether another sandbox that writes got a workspace after one.
+// newer reports whether another sandbox attached the workspace for writing
+// after the given one.
 func newer(attached []store.Attachment, id sandbox.ID) (is bool) {
 	for _, a := range attached {
 		if a.Mode != sandbox.WorkspaceRead {
@@ -232,8 +234,7 @@ func newer(attached []store.Attachment, id sandbox.ID) (is bool) {
 	return is
 }
 
-// Watch saves the copies that sandboxes write to from time to time, until ctx
-// ends.
+// Watch periodically saves the copies that sandboxes write to, until ctx ends.
 func (s *Service) Watch(ctx context.Context) {
 	if s.trees == nil {
 		return
@@ -248,7 +249,7 @@ func (s *Service) Watch(ctx context.Context) {
 		}
 		all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Operator().Bridged(ctx, s.Node) })
 		for _, a := range all {
-			err = errors.Join(err, s.Save(ctx, a.Sandbox, "saved while the sandbox "+string(a.Sandbox)+" works"))
+			err = errors.Join(err, s.Save(ctx, a.Sandbox, "saved while the sandbox "+string(a.Sandbox)+" was running"))
 		}
 		if ctx.Err() == nil {
 			s.Report(ctx, err)

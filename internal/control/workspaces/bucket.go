@@ -12,23 +12,23 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Buckets mounts buckets on this machine, each for the id of one workspace; see
-// package bucket.
+// Buckets mounts buckets on this machine. Each mount has the id of a workspace;
+// see package bucket.
 type Buckets interface {
 	// Known returns an error if a bucket, TENANT/NAME, cannot be mounted here.
 	Known(name string) error
-	// Mount returns where it is mounted for id.
+	// Mount mounts a bucket for id and returns the directory.
 	Mount(ctx context.Context, id, name string) (dir string, err error)
-	// Settle waits until the bucket has what was written to the mount of id.
+	// Settle waits until the bucket has all writes to the mount of id.
 	Settle(ctx context.Context, id string) error
-	// Unmount ends the mount of id.
+	// Unmount removes the mount of id.
 	Unmount(id string) error
-	// Sweep settles and ends the mounts that are not wanted.
+	// Sweep settles and removes mounts that are not wanted.
 	Sweep(ctx context.Context, wanted func(id string) bool) error
 }
 
-// checkBucket refuses a bucket that the tenant does not have on this machine, and
-// properties that a bucket cannot have.
+// checkBucket returns an error if the tenant does not have the bucket on this
+// machine, or if the workspace has properties that buckets do not support.
 func (s *Service) checkBucket(row store.Workspace) error {
 	if row.Bucket == "" {
 		return nil
@@ -36,27 +36,29 @@ func (s *Service) checkBucket(row store.Workspace) error {
 	if row.Encrypted || row.MaxBytes > 0 {
 		return &sandbox.Error{
 			Code: sandbox.CodeInvalid, Subject: "bucket", Message: "a bucket is neither encrypted nor limited by Atoll",
-			Hint: "leave that out, or make a workspace that is no bucket",
+			Hint: "leave that out, or create a workspace that is not a bucket",
 		}
 	}
 	if err := sandbox.ValidateName(row.Bucket); err != nil {
 		return err
 	}
 	if s.buckets == nil {
-		return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: "bucket", Message: "this daemon mounts no buckets"}
+		return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: "bucket", Message: "this daemon cannot mount buckets"}
 	}
 	return s.buckets.Known(bucketName(row))
 }
 
-// bucketName returns the daemon's name of a bucket: every tenant has its own names.
+// bucketName returns the daemon's name of a bucket. Each tenant has its own
+// names.
 func bucketName(row store.Workspace) string { return row.Tenant + "/" + row.Bucket }
 
-// onBucket is onWorkspace for a bucket: it can be described, but has no versions.
+// onBucket is onWorkspace for a bucket, which can be described but has no
+// versions.
 func (s *Service) onBucket(ctx context.Context, op ops.Op, row store.Workspace, do func(context.Context, store.Workspace, *workspace.Workspace) error) error {
 	if op != ops.WorkspaceGet {
 		return &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Subject: row.Name, Message: "the workspace is a bucket, of which Atoll keeps no versions",
-			Hint: "use it in a sandbox, or what its service has for that",
+			Code: sandbox.CodeUnsupported, Subject: row.Name, Message: "the workspace is a bucket, and Atoll keeps no versions of buckets",
+			Hint: "use it in a sandbox, or the versioning of its service",
 		}
 	}
 	return do(ctx, row, nil)
@@ -80,8 +82,8 @@ func (s *Service) bucketMounts(ctx context.Context, row store.Workspace, ref *sa
 	return mountsOf(dir, ref), nil
 }
 
-// flushBucket waits until the bucket has all writes of a sandbox that ended. If that
-// fails, the workspace stays attached until the next reconciliation.
+// flushBucket waits until the bucket has all writes of a sandbox that ended. If
+// that fails, the workspace stays attached until the next reconciliation.
 func (s *Service) flushBucket(ctx context.Context, a store.Attachment, row store.Workspace) error {
 	if s.buckets == nil || a.Mode == sandbox.WorkspaceRead {
 		return nil
@@ -108,12 +110,12 @@ func (s *Service) unmountBucket(row store.Workspace) error {
 	return s.buckets.Unmount(row.ID)
 }
 
-// sweepTimeout bounds how long a daemon waits at its start for buckets that a killed
-// daemon left mounted.
+// sweepTimeout limits the time that a starting daemon waits for buckets that a
+// killed daemon left mounted.
 const sweepTimeout = 30 * time.Second
 
-// SweepBuckets unmounts the buckets that no sandbox of this node has. It is called
-// once, before the first request.
+// SweepBuckets unmounts the buckets that no sandbox of this node uses. It is
+// called once, before the first request.
 func (s *Service) SweepBuckets(ctx context.Context) error {
 	if s.buckets == nil {
 		return nil

@@ -44,8 +44,8 @@ func (s *Service) ReadWorkspace(ctx context.Context, name string, do func(*os.Ro
 	return s.inWorkspace(ctx, ops.WorkspaceRead, name, do)
 }
 
-// WriteWorkspace is ReadWorkspace for a function that changes files. They become a
-// version soon after.
+// WriteWorkspace is ReadWorkspace for a function that changes files. A version
+// with the changes is created soon after.
 func (s *Service) WriteWorkspace(ctx context.Context, name string, do func(*os.Root) error) error {
 	return s.inWorkspace(ctx, ops.WorkspaceWrite, name, do)
 }
@@ -68,11 +68,11 @@ func (s *Service) inWorkspace(ctx context.Context, op ops.Op, name string, do fu
 			case a.Mode == sandbox.WorkspaceRead:
 			case a.Node != s.Node:
 				return &sandbox.Error{
-					Code: sandbox.CodeUnavailable, Subject: name, Message: "the workspace is in use on the node " + a.Node, Hint: "ask the daemon of that node",
+					Code: sandbox.CodeUnavailable, Subject: name, Message: "the workspace is in use on the node " + a.Node, Hint: "send the request to the daemon of that node",
 				}
 			case a.Bridge != store.Mounted && op == ops.WorkspaceWrite:
 				return &sandbox.Error{
-					Code: sandbox.CodeConflict, Subject: name, Message: "the sandbox " + string(a.Sandbox) + " works on a copy of the workspace",
+					Code: sandbox.CodeConflict, Subject: name, Message: "the sandbox " + string(a.Sandbox) + " uses a copy of the workspace",
 					Hint: "write to the sandbox, or remove it first",
 				}
 			}
@@ -93,10 +93,10 @@ func (s *Service) inWorkspace(ctx context.Context, op ops.Op, name string, do fu
 	})
 }
 
-// persistPause is the time in which changes are collected for one version.
+// persistPause is the delay during which changes are collected for one version.
 const persistPause = time.Second
 
-// pending are the workspaces that wait for persistPause.
+// pending are the workspaces waiting for persistPause.
 type pending struct {
 	mu      sync.Mutex
 	waiting map[string]bool // by id
@@ -119,8 +119,8 @@ func (w *pending) end(id string) {
 	delete(w.waiting, id)
 }
 
-// persistSoon makes a version of files that were written from outside. If the
-// daemon ends before that, the next version has them.
+// persistSoon creates a version of files that were written through the API. If
+// the daemon ends before that, the next version contains them.
 func (s *Service) persistSoon(row store.Workspace) {
 	if !s.pending.begin(row.ID) {
 		return
@@ -142,8 +142,8 @@ func (s *Service) persistSoon(row store.Workspace) {
 	})
 }
 
-// persistNow makes a version of a workspace unless a sandbox writes to it. A removed
-// workspace is no error.
+// persistNow creates a version of a workspace, unless a sandbox is writing to
+// it. It ignores a removed workspace.
 func (s *Service) persistNow(ctx context.Context, id string) error {
 	release, err := s.locks.Take(ctx, id)
 	if err != nil {

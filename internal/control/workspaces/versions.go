@@ -37,7 +37,7 @@ func (s *Service) WorkspaceDiff(ctx context.Context, name string, from, to int) 
 	return changes, more, err
 }
 
-// PersistWorkspace makes a version of the present content of a workspace. A
+// PersistWorkspace creates a version of the current content of a workspace. A
 // sandbox that writes to it must run on this node.
 func (s *Service) PersistWorkspace(ctx context.Context, name, note string) (v sandbox.WorkspaceVersion, err error) {
 	err = s.onWorkspace(ctx, ops.WorkspacePersist, name, func(ctx context.Context, row store.Workspace, w *workspace.Workspace) error {
@@ -52,7 +52,7 @@ func (s *Service) PersistWorkspace(ctx context.Context, name, note string) (v sa
 			}
 			if inUse = true; a.Node != s.Node {
 				return &sandbox.Error{
-					Code: sandbox.CodeUnavailable, Subject: name, Message: "the workspace is in use on the node " + a.Node, Hint: "ask the daemon of that node",
+					Code: sandbox.CodeUnavailable, Subject: name, Message: "the workspace is in use on the node " + a.Node, Hint: "send the request to the daemon of that node",
 				}
 			}
 		}
@@ -83,7 +83,7 @@ func (s *Service) persist(ctx context.Context, row store.Workspace, w *workspace
 	return v.WorkspaceVersion, err
 }
 
-// RestoreWorkspace makes an older version the newest. No sandbox may be
+// RestoreWorkspace makes an older version the newest one. No sandbox may be
 // writing to the workspace.
 func (s *Service) RestoreWorkspace(ctx context.Context, name string, version int, note string) (v sandbox.WorkspaceVersion, err error) {
 	err = s.onWorkspace(ctx, ops.WorkspaceRestore, name, func(ctx context.Context, row store.Workspace, w *workspace.Workspace) error {
@@ -106,8 +106,8 @@ func (s *Service) RestoreWorkspace(ctx context.Context, name string, version int
 	return v, err
 }
 
-// PruneWorkspace removes the versions of a workspace except the last ones and those
-// that are younger than within, and frees their storage.
+// PruneWorkspace removes the versions of a workspace, except the last ones and
+// those younger than within, and frees their storage.
 func (s *Service) PruneWorkspace(ctx context.Context, name string, last int, within time.Duration) (done sandbox.WorkspacePruned, err error) {
 	err = s.onWorkspace(ctx, ops.WorkspacePrune, name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
 		pruned, err := w.Prune(ctx, workspace.Keep{Last: last, Within: within})
@@ -117,8 +117,8 @@ func (s *Service) PruneWorkspace(ctx context.Context, name string, last int, wit
 	return done, err
 }
 
-// VerifyWorkspace checks that every version can be restored; with deep it reads all
-// of their content.
+// VerifyWorkspace checks that every version can be restored; with deep it reads
+// all content.
 func (s *Service) VerifyWorkspace(ctx context.Context, name string, deep bool) (report sandbox.WorkspaceReport, err error) {
 	err = s.onWorkspace(ctx, ops.WorkspaceVerify, name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
 		found, err := w.Verify(ctx, deep)

@@ -1,5 +1,6 @@
-// Package workspaces keeps durable directories and attaches them to sandboxes. A
-// workspace has versions in the blob store, or is a bucket of an S3 service.
+// Package workspaces manages durable directories and attaches them to
+// sandboxes. A workspace has versions in the blob store, or is a bucket of an
+// S3 service.
 package workspaces
 
 import (
@@ -20,39 +21,39 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Config is what a Service works with. Its owner closes what is in it.
+// Config configures a Service. Its owner closes the fields.
 type Config struct {
-	// Trees keeps versions and working directories. Nil: there are no workspaces.
+	// Trees stores versions and working directories. Nil: there are no workspaces.
 	Trees *worktree.Store
 	// Buckets mounts buckets. Nil: there are none.
 	Buckets Buckets
 	// Sandboxes and Access must be set.
 	Sandboxes Sandboxes
 	Access    Access
-	// Every is how often copies that sandboxes write to are saved. Zero: 5 minutes.
+	// Every is the interval at which copies that sandboxes write to are saved.
+	// Zero: 5 minutes.
 	Every time.Duration
 }
 
-// Sandboxes is what the service needs to know of sandboxes.
+// Sandboxes provides access to sandboxes.
 type Sandboxes interface {
 	// Creating reports whether this process is creating a sandbox.
 	Creating(id sandbox.ID) bool
-	// Unsettled asks for a reconciliation soon.
+	// Unsettled requests a reconciliation soon.
 	Unsettled()
-	// Running reaches a sandbox of any tenant, passing no guard. It is nil if the
-	// sandbox is known not to run.
+	// Running returns an unguarded handle on a sandbox of any tenant. It is nil if
+	// the sandbox is known not to run.
 	Running(ctx context.Context, id sandbox.ID) (*control.Sandbox, error)
 }
 
-// Access says who may still act.
+// Access keeps requests alive while their credentials are valid.
 type Access interface {
 	// KeepAlive returns a context for requests of who. It ends when the key with that
 	// ID is revoked, or the tenant is disabled. Without a key, keyID is empty.
 	KeepAlive(ctx context.Context, who key.Principal, tenant, keyID string) context.Context
 }
 
-// Service manages the workspaces of all tenants. Its methods may be called
-// concurrently.
+// Service manages the workspaces of all tenants. It is safe for concurrent use.
 type Service struct {
 	*core.Core
 	trees     *worktree.Store
@@ -60,17 +61,16 @@ type Service struct {
 	sandboxes Sandboxes
 	access    Access
 	every     time.Duration
-	locks     core.Locks[string] // by the ids of workspaces
+	locks     core.Locks[string] // by workspace id
 	pending   pending
 }
 
-// New returns a Service, which ends with the Core.
+// New returns a Service. It ends with the Core.
 func New(c *core.Core, cfg Config) *Service {
 	return &Service{Core: c, trees: cfg.Trees, buckets: cfg.Buckets, sandboxes: cfg.Sandboxes, access: cfg.Access, every: cmp.Or(cfg.Every, 5*time.Minute)}
 }
 
-// finalizeTimeout bounds a write to the store that goes on after the caller has
-// left.
+// finalizeTimeout limits a write to the store after the caller has gone.
 const finalizeTimeout = 10 * time.Second
 
 // enabled returns the error of a daemon without a store for workspaces.
@@ -78,11 +78,11 @@ func (s *Service) enabled() error {
 	if s.trees != nil {
 		return nil
 	}
-	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: "workspace", Message: "this daemon keeps no workspaces"}
+	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: "workspace", Message: "this daemon has no workspaces"}
 }
 
-// onWorkspace calls do with a workspace of the caller's tenant, which is locked
-// meanwhile.
+// onWorkspace calls do with a workspace of the caller's tenant, and holds its
+// lock.
 func (s *Service) onWorkspace(ctx context.Context, op ops.Op, name string, do func(context.Context, store.Workspace, *workspace.Workspace) error) error {
 	if err := sandbox.ValidateName(name); err != nil {
 		return core.Named(op, err)
@@ -100,7 +100,7 @@ func (s *Service) onWorkspace(ctx context.Context, op ops.Op, name string, do fu
 			return err
 		}
 		if row.Removing {
-			return &sandbox.Error{Code: sandbox.CodeConflict, Subject: name, Message: "the workspace is being removed", Hint: "remove it again to finish that"}
+			return &sandbox.Error{Code: sandbox.CodeConflict, Subject: name, Message: "the workspace is being removed", Hint: "remove it again to complete the removal"}
 		}
 		if row.Bucket != "" {
 			return s.onBucket(ctx, op, row, do)
@@ -109,7 +109,7 @@ func (s *Service) onWorkspace(ctx context.Context, op ops.Op, name string, do fu
 	}))
 }
 
-// withWorkspace opens and locks a workspace. A bucket has no versions: do gets nil.
+// withWorkspace opens and locks a workspace. For a bucket, do gets nil.
 func (s *Service) withWorkspace(ctx context.Context, row store.Workspace, do func(*workspace.Workspace) error) error {
 	release, err := s.locks.Take(ctx, row.ID)
 	if err != nil {
@@ -164,8 +164,8 @@ func (s *Service) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (
 	return withAttached(row, nil), core.Named(op, err)
 }
 
-// Ensure creates the workspaces that a new sandbox is to have and that ask for that,
-// as far as they do not exist.
+// Ensure creates missing workspaces of a new sandbox, if the request asks for
+// that.
 func (s *Service) Ensure(ctx context.Context, mounts []sandbox.WorkspaceMount) error {
 	for _, m := range mounts {
 		if !m.Create {
@@ -179,8 +179,8 @@ func (s *Service) Ensure(ctx context.Context, mounts []sandbox.WorkspaceMount) e
 	return nil
 }
 
-// createTree creates the store of versions of a workspace that was recorded. If
-// that fails, the record is removed.
+// createTree creates the version store of a recorded workspace. If that fails,
+// it removes the record.
 func (s *Service) createTree(ctx context.Context, row store.Workspace) error {
 	if row.Bucket != "" {
 		return nil
@@ -218,7 +218,7 @@ func (s *Service) Workspaces(ctx context.Context) (all []sandbox.Workspace, err 
 	return all, core.Named(ops.WorkspaceList, err)
 }
 
-// withAttached returns what callers are told of a workspace.
+// withAttached returns the public description of a workspace.
 func withAttached(row store.Workspace, attached []store.Attachment) sandbox.Workspace {
 	out := row.Workspace
 	out.Attached = make([]sandbox.Attachment, len(attached))
@@ -253,7 +253,7 @@ func (s *Service) attachments(ctx context.Context, row store.Workspace) ([]store
 }
 
 // RemoveWorkspace removes a workspace with all its versions. It must not be
-// attached. The content of a bucket stays.
+// attached. The content of a bucket is kept.
 func (s *Service) RemoveWorkspace(ctx context.Context, name string) error {
 	const op = ops.WorkspaceRemove
 	who, err := guard.Principal(ctx)
