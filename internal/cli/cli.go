@@ -226,10 +226,10 @@ func interruptible(run func(ctx context.Context, args []string) error) func(*cob
 
 // elsewhere maps docker's commands to Atoll's names for them.
 var elsewhere = map[string]string{
-	"images": "atoll image ls", "pull": "atoll image pull", "rmi": "atoll image rm", "load": "atoll image import",
+	"images": "atoll image ls", "login": "docker login; Atoll reads the credentials that docker and podman keep", "pull": "atoll image pull", "rmi": "atoll image rm", "load": "atoll image import",
 	"build": "atoll template build", "volume": "atoll workspace", "network": "atoll profile", "info": "atoll doctor",
 	"restart": "atoll stop, then atoll start", "commit": "atoll snapshot create", "container": "atoll ls, and its other commands without a noun",
-	"system": "atoll state, and atoll doctor", "login": "an image is pulled with the credentials that docker or podman keeps",
+	"system": "atoll state, and atoll doctor",
 }
 
 // parent makes a command with subcommands: alone it shows its help, and an unknown subcommand
@@ -241,7 +241,7 @@ func parent(cmd *cobra.Command, subcommands ...*cobra.Command) *cobra.Command {
 		}
 		hint := "see: " + cmd.CommandPath() + " --help"
 		if there := elsewhere[args[0]]; there != "" && !cmd.HasParent() {
-			hint = "here that is: " + there
+			hint = "use: " + there
 		} else if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 			hint = "did you mean: " + cmd.CommandPath() + " " + strings.Join(near, " or ")
 		}

@@ -2,12 +2,16 @@ package cli
 
 import (
 	"context"
+	"path"
+	"regexp"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // completionTime bounds how long a shell waits for names.
@@ -98,9 +102,15 @@ func templateNames(ctx context.Context, c *atoll.Client) (names []string, err er
 }
 
 // completePlace offers sandboxes, as SANDBOX:, besides the files that the shell
-// offers.
+// offers, and after that the files in the sandbox.
 func (a *App) completePlace(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 1 || strings.ContainsAny(prefix, ":/") {
+	if len(args) > 1 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	if box, p := splitPlace(prefix); box != "" {
+		return a.completeInside(cmd, box, p)
+	}
+	if strings.Contains(prefix, "/") {
 		return nil, cobra.ShellCompDirectiveDefault
 	}
 	names, directive := a.completeSandboxes(cmd, args, prefix)
@@ -114,6 +124,37 @@ func (a *App) completePlace(cmd *cobra.Command, args []string, prefix string) ([
 		return nil, cobra.ShellCompDirectiveDefault
 	}
 	return places, cobra.ShellCompDirectiveNoSpace
+}
+
+// completable are the paths that are offered. The shell may put them into a command
+// line as they are, and they are chosen by whatever runs in the sandbox.
+var completable = regexp.MustCompile(`^[A-Za-z0-9._/+@%=,-]+$`)
+
+// completeInside offers the files of a sandbox that runs.
+func (a *App) completeInside(cmd *cobra.Command, name, prefix string) (places []string, directive cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	defer cancel()
+	box, err := a.find(ctx, name)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	dir, _ := path.Split(prefix)
+	directive = cobra.ShellCompDirectiveNoFileComp
+	for f, err := range box.Files().List(ctx, inside(dir), driver.ListOptions{}) {
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		p := dir + path.Base(f.Path)
+		if !strings.HasPrefix(p, prefix) || !completable.MatchString(p) {
+			continue
+		}
+		if f.Type == sandbox.TypeDir {
+			p += "/"
+			directive |= cobra.ShellCompDirectiveNoSpace
+		}
+		places = append(places, name+":"+p)
+	}
+	return places, directive
 }
 
 // completeBoxFlags offers images, templates, snapshots and workspaces for the flags

@@ -208,24 +208,44 @@ func wrongWords(cmd *cobra.Command, err error) string {
 	default:
 		return ""
 	}
-	var words []string
-	for _, w := range strings.Fields(cmd.Use)[1:] {
+	needed := neededWords(cmd.Use)
+	switch {
+	case got > most:
+		return fmt.Sprintf("%s takes %s, not %d", cmd.CommandPath(), counted(least, most), got)
+	case got < least && got < len(needed):
+		return cmd.CommandPath() + ": " + needed[got] + " is missing"
+	}
+	return ""
+}
+
+// neededWords returns the words in a usage line, without flags and without those
+// that may be left out.
+func neededWords(use string) (words []string) {
+	for _, w := range strings.Fields(use)[1:] {
 		if w == "|" {
 			break // the other form has as many
 		}
-		if w != "[flags]" && !strings.HasPrefix(w, "-") {
+		optional := strings.HasPrefix(w, "[") && strings.HasSuffix(strings.TrimSuffix(w, "..."), "]")
+		if !optional && !strings.HasPrefix(w, "-") {
 			words = append(words, strings.TrimSuffix(w, "..."))
 		}
 	}
-	switch {
-	case got > most && most == 0:
-		return cmd.CommandPath() + " takes no words besides flags"
-	case got > most:
-		return fmt.Sprintf("%s takes %d, and was given %d", cmd.UseLine(), most, got)
-	case got < least && got < len(words):
-		return cmd.CommandPath() + ": " + words[got] + " is missing"
+	return words
+}
+
+// counted says how many arguments there may be.
+func counted(least, most int) string {
+	count := fmt.Sprintf("%d arguments", most)
+	if most == 1 {
+		count = "1 argument"
 	}
-	return ""
+	switch {
+	case least == 0:
+		return "at most " + count
+	case least < most:
+		return fmt.Sprintf("%d to %s", least, count)
+	}
+	return count
 }
 
 func atoi(text string) int {
@@ -241,7 +261,7 @@ func complaint(text string) string {
 		return "--" + strings.Join(strings.Fields(m[1]), " and --") + " cannot be used together"
 	}
 	if m := surplus.FindStringSubmatch(text); m != nil {
-		return strings.Trim(m[2], `"`) + " does not know what to do with " + m[1]
+		return strings.Trim(m[2], `"`) + " takes no arguments, and was given " + m[1]
 	}
 	return text
 }

@@ -47,3 +47,46 @@ func TestErrorsAsJSON(t *testing.T) {
 		}
 	}
 }
+
+// What is wrong with how a command was called is said in its own words, and what
+// to do about it.
+func TestUsageErrors(t *testing.T) {
+	for _, tt := range []struct{ line, text, hint string }{
+		{"cp one", "atoll cp: LOCAL is missing", "see: atoll cp --help"},
+		{"cp a b c", "atoll cp takes 2 arguments, not 3", "see: atoll cp --help"},
+		{"context use a b", "atoll context use takes 1 argument, not 2", "see: atoll context use --help"},
+		{"logs a b c", "atoll logs takes 1 to 2 arguments, not 3", "see: atoll logs --help"},
+		{"provider check a b", "atoll provider check takes at most 1 argument, not 2", "see: atoll provider check --help"},
+		{"stop", "atoll stop: SANDBOX is missing", "see: atoll stop --help"},
+		{"profile test", "atoll profile test: URL is missing", "see: atoll profile test --help"},
+		{"port forward x", "atoll port forward: [LOCAL:]REMOTE is missing", "see: atoll port forward --help"},
+		{"ls extra", `atoll ls takes no arguments, and was given "extra"`, "see: atoll ls --help"},
+		{"context create office", "--host is missing", "see: atoll context create --help"},
+		{"ps -a", "name the sandbox whose commands to list", "to list sandboxes: atoll ls"},
+		{"rnu", `there is no command "atoll rnu"`, "did you mean: atoll run"},
+		{"image lss", `there is no command "atoll image lss"`, "did you mean: atoll image ls"},
+		{"frobnicate", `there is no command "atoll frobnicate"`, "see: atoll --help"},
+		{"rmi debian:12", `there is no command "atoll rmi"`, "use: atoll image rm"},
+		{"ls --nope", "unknown flag: --nope", "see: atoll ls --help"},
+		{"ls -H tcp://there", "unknown shorthand flag: 'H' in -H", "atoll context"},
+		{"run --network none -- true", "unknown flag: --network", "--egress"},
+		{"create --net=host", "unknown flag: --net", "--profile"},
+		{"run --gpus all -- true", "unknown flag: --gpus", "sandboxes have no GPU"},
+		{"run --mem 1g -- true", "unknown flag: --mem", "--memory"},
+		{"create --cpu 2", "unknown flag: --cpu", "--cpus"},
+	} {
+		a, said := failing(&sandbox.Error{Code: sandbox.CodeInternal, Message: "it was carried out"})
+		code := a.Main(t.Context(), strings.Fields(tt.line))
+		text, hint, _ := strings.Cut(said.String(), "\n")
+		if text != "atoll: error: "+tt.text || !strings.HasPrefix(hint, "atoll: hint: ") || !strings.Contains(hint, tt.hint) {
+			t.Errorf("atoll %s says %q; want %q, and a hint with %q", tt.line, said, tt.text, tt.hint)
+		}
+		want := exitUsage
+		if strings.HasPrefix(tt.line, "run ") {
+			want = exitAtoll
+		}
+		if code != want {
+			t.Errorf("atoll %s: exit code %d, want %d", tt.line, code, want)
+		}
+	}
+}

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -139,15 +141,21 @@ of.`,
 		rows := make([][]string, 0, len(all))
 		templates := a.templatesByImage(ctx)
 		for _, img := range all {
-			names := strings.Join(append(slices.Clone(img.Names), templates[img.Digest]...), ",")
-			if names == "" {
-				names = "-"
-			}
-			rows = append(rows, []string{names, shortDigest(img.Digest), img.Platform, ago(img.Pulled), units.BytesSize(float64(img.Size)), units.BytesSize(float64(img.Unique))})
+			rows = append(rows, []string{cmp.Or(strings.Join(shownNames(img, templates[img.Digest]), ","), "-"), shortDigest(img.Digest), img.Platform, ago(img.Pulled), units.BytesSize(float64(img.Size)), units.BytesSize(float64(img.Unique))})
 		}
 		return a.table("NAME DIGEST PLATFORM PULLED SIZE UNIQUE", rows)
 	})
 	return cmd
+}
+
+// shownNames returns the names of an image for a person: those of its templates in
+// place of the ones under which builds keep it.
+func shownNames(img *image.Image, templates []string) []string {
+	names := slices.Clone(img.Names)
+	if len(templates) > 0 {
+		names = slices.DeleteFunc(names, func(n string) bool { return strings.HasPrefix(n, template.NamePrefix) })
+	}
+	return append(names, templates...)
 }
 
 // templatesByImage returns the names of the templates of each image, by its digest,

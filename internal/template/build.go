@@ -476,12 +476,15 @@ func (w *work) materialise(ctx context.Context) (Image, error) {
 	return img, nil
 }
 
+// NamePrefix begins the names of all images of builds.
+const NamePrefix = "template/"
+
 // imageName is the name of the image of a state in the image store. It is no
 // reference, so that nobody can ask for it.
 func imageName(tenant string, k key) string { return ImagePrefix(tenant) + string(k) }
 
 // ImagePrefix begins the names of all images of a tenant's builds.
-func ImagePrefix(tenant string) string { return "template/" + string(hash(tenant))[:32] + "/" }
+func ImagePrefix(tenant string) string { return NamePrefix + string(hash(tenant))[:32] + "/" }
 
 func cloneConfig(c Config) Config {
 	c.Entrypoint, c.Cmd, c.Env = slices.Clone(c.Entrypoint), slices.Clone(c.Cmd), slices.Clone(c.Env)

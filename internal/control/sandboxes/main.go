@@ -22,6 +22,12 @@ const (
 
 const reasonMainEnded = "its main command ended"
 
+// mainProcess is a main command that was started.
+type mainProcess struct {
+	box     sandbox.ID
+	process string
+}
+
 // startMain starts the main command of a running sandbox, on behalf of its
 // owner.
 func (s *records) startMain(ctx context.Context, b *store.Sandbox, image control.ImageConfig) error {
@@ -126,9 +132,11 @@ func (s *records) MainEnded(tenant string, id sandbox.ID, process string, began 
 	_, stopping := s.stopping.Load(id)
 	switch m := b.Spec.Main; {
 	case !stopping && m.Again(exit):
-		if _, waiting := s.restarting.LoadOrStore(id, nil); !waiting {
+		// By the command, not by the sandbox: the next one may end before this is over.
+		ended := mainProcess{id, process}
+		if _, waiting := s.restarting.LoadOrStore(ended, nil); !waiting {
 			s.Go(func() {
-				defer s.restarting.Delete(id)
+				defer s.restarting.Delete(ended)
 				s.restartMain(tenant, id, process, s.backoff(id, began))
 			})
 		}

@@ -79,8 +79,8 @@ type records struct {
 	watched  sync.Map // sandbox.ID → *watcher: the goroutine that waits for its end
 	ending   sync.Map // sandbox.ID → nil: being removed
 	stopping sync.Map // sandbox.ID → nil: being stopped
-	// restarting are the sandboxes whose main command is about to be restarted,
-	// and backoffs are their last delays.
+	// restarting are the main commands (mainProcess) that are about to be
+	// restarted, and backoffs are the last delays, by sandbox.
 	restarting, backoffs sync.Map
 	inflight             core.Inflight[sandbox.ID]
 	uses                 uses
