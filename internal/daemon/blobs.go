@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/internal/workspace/worktree"
 )
 
-// openBlobs opens the store of workspaces and snapshots: for the former also the
-// directories in which sandboxes see them.
+// openBlobs opens the blob stores of workspaces and snapshots, and the working
+// directories of workspaces.
 func (d *Daemon) openBlobs(ctx context.Context) (*worktree.Store, *archive.Archive, error) {
 	address := d.opts.Blobs
 	if address == "" {
@@ -30,7 +30,7 @@ func (d *Daemon) openBlobs(ctx context.Context) (*worktree.Store, *archive.Archi
 	return workspaces, archive.New(blobs, key), err
 }
 
-// openBuckets opens what can be mounted.
+// openBuckets opens the buckets that can be mounted.
 func (d *Daemon) openBuckets() (*bucket.Buckets, error) {
 	named := map[string]string{}
 	for _, text := range d.opts.Buckets {

@@ -13,8 +13,8 @@ import (
 	"github.com/atoll-run/atoll/internal/server/bridgeapi"
 )
 
-// Bridge says where the API of Cloudflare's sandbox bridge is served. The zero
-// value serves none.
+// Bridge configures the API of Cloudflare's sandbox bridge. The zero value
+// disables it.
 type Bridge struct {
 	// Listen is a TCP address. Without TLS it must be a loopback address.
 	Listen string
@@ -26,7 +26,7 @@ func (d *Daemon) listenBridge(context.Context) error {
 	if opts.Listen == "" {
 		return nil
 	}
-	l, err := listenTCP(opts.Listen, opts.TLS, true, "http/1.1") // which WebSockets need
+	l, err := listenTCP(opts.Listen, opts.TLS, true, "http/1.1") // WebSockets need HTTP/1.1
 	if err != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func (d *Daemon) listenBridge(context.Context) error {
 	return nil
 }
 
-// bridgeServices returns what that API needs of the control services.
+// bridgeServices returns the control services for the bridge API.
 func (d *Daemon) bridgeServices() bridgeapi.Services {
 	return bridgeapi.Services{
 		Authenticate: d.authenticateKey, Open: d.openForBridge, HasImage: d.hasImage,
@@ -55,7 +55,7 @@ func (d *Daemon) bridgeServices() bridgeapi.Services {
 	}
 }
 
-// bridgeBox shows a sandbox to that API.
+// bridgeBox adapts a sandbox to the bridge API.
 type bridgeBox struct{ *exec.Handle }
 
 func (b bridgeBox) Files() bridgeapi.Files { return b.Sandbox.Files() }
@@ -68,6 +68,5 @@ func (d *Daemon) openForBridge(ctx context.Context, ref string) (bridgeapi.Box, 
 	return bridgeBox{b}, nil
 }
 
-// Bridge returns the address at which the API of Cloudflare's sandbox bridge is
-// served, nil without one.
+// Bridge returns the address of the bridge API, nil if it is disabled.
 func (d *Daemon) Bridge() net.Addr { return d.bridge }

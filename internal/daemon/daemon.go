@@ -1,6 +1,6 @@
-// Package daemon puts everything together: the node with its provider and
-// images, the store, the logs, the control plane, the API and its listeners. It
-// is the only package that knows all of them.
+// Package daemon assembles a daemon: the node with its providers and images,
+// the store, the event log, the control plane, the APIs and their listeners. It
+// is the only package that imports all of them.
 package daemon
 
 import (
@@ -42,79 +42,76 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Limits of a sandbox that asks for none, so that quotas can count them.
+// Default limits of a sandbox, so that quotas can count them.
 const (
 	defaultMemory = 2 << 30
 	defaultDisk   = 4 << 30
 	defaultPIDs   = 4096
 )
 
-// Options of a daemon. The zero value serves the user's own state directory on
-// its socket.
+// Options configures a daemon. The zero value uses the user's default state
+// directory and opens no listener except Memory.
 type Options struct {
-	StateDir string // empty: the user's own
-	// Provider makes sandboxes that ask for no other. Empty: the first of
-	// Providers.
+	StateDir string // empty: the user's default
+	// Provider is the default provider. Empty: the first of Providers.
 	Provider  string
-	Providers []registry.Entry // nil: those that are built in
-	// SharedProviders are those that callers with an API key may choose besides
-	// Provider.
+	Providers []registry.Entry // nil: the built-in ones
+	// SharedProviders are the additional providers that callers with an API key
+	// may choose.
 	SharedProviders []string
-	// ProviderOptions are options of providers, as JSON objects, by name.
+	// ProviderOptions are options of providers by name, as JSON objects.
 	ProviderOptions map[string]json.RawMessage
 	// Store is the address of the database: "postgres://…" for several daemons
-	// that share it, each with a state directory of its own. It may hold a
-	// password, and is in no message. Empty: a file in the state directory.
+	// that share it, each with its own state directory. It may contain a password
+	// and appears in no message. Empty: a file in the state directory.
 	Store     string
 	LookupEnv func(string) (string, bool)
-	// Socket serves the socket in the state directory to its owner.
+	// Socket opens the socket in the state directory, for its owner.
 	Socket bool
-	// Listen is a TCP address to serve to whoever bears an API key, with TLS
-	// unless it is a loopback address and Plain is set. Empty: none.
+	// Listen is a TCP address for clients with an API key. It needs TLS, unless it
+	// is a loopback address and Plain is set. Empty: none.
 	Listen string
 	TLS    *tls.Config
 	Plain  bool
-	Hosts  []string // names of this machine, besides localhost and addresses
-	// Blobs is the address of the store of workspaces and snapshots, as blob.Open
-	// takes it. Empty: a directory in the state directory.
+	Hosts  []string // names of this machine, in addition to localhost and its addresses
+	// Blobs is the address of the blob store of workspaces and snapshots, as for
+	// blob.Open. Empty: a directory in the state directory.
 	Blobs string
-	// Buckets are those that workspaces can be: "[TENANT/]NAME=ADDRESS", as
-	// bucket.ParseNamed takes it.
+	// Buckets are the buckets that workspaces can use: "[TENANT/]NAME=ADDRESS", as
+	// for bucket.ParseNamed.
 	Buckets []string
-	// Policies is a file, or a directory of files, with what sandboxes may be.
-	// They are looked at all the time. Empty: there are none.
+	// Policies is a file or directory with policies. Changes are noticed while the
+	// daemon runs. Empty: there are no policies.
 	Policies string
-	// Egress is what the owner of the machine decides about all networks.
-	// What is left open is looked for in ATOLL_EGRESS_ALLOW and its like.
+	// Egress are the machine owner's network settings. Empty fields are read from
+	// the environment, such as ATOLL_EGRESS_ALLOW.
 	Egress Egress
-	// PlainSnapshots saves snapshots there without encrypting them.
+	// PlainSnapshots saves snapshots in Blobs without encryption.
 	PlainSnapshots bool
-	// SnapshotCache is how many bytes the copies of saved snapshots may take on
-	// this machine. Zero: snapshots.DefaultCache; negative: none stays.
+	// SnapshotCache is the limit in bytes for copies of saved snapshots on this
+	// machine. Zero: snapshots.DefaultCache; negative: no copies are kept.
 	SnapshotCache int64
-	// SessionGrace is how long the sandbox of a session is kept when nobody needs
-	// it. Zero: lease.Default.
+	// SessionGrace is how long the unused sandbox of a session is kept. Zero:
+	// lease.Default.
 	SessionGrace time.Duration
-	// SaveEvery is how often workspaces are saved that sandboxes have a copy of.
-	// Zero: 5 minutes.
+	// SaveEvery is the interval at which workspaces are saved that sandboxes use a
+	// copy of. Zero: 5 minutes.
 	SaveEvery time.Duration
-	// E2B is where to serve the API of E2B, if anywhere.
+	// E2B configures the E2B API.
 	E2B E2B
-	// Bridge is where to serve the API of Cloudflare's sandbox bridge, if
-	// anywhere.
+	// Bridge configures the API of Cloudflare's sandbox bridge.
 	Bridge Bridge
-	// AuditKeep is how long events are kept before they are pruned. Zero: for
-	// ever.
+	// AuditKeep is how long events are kept before they are pruned. Zero: forever.
 	AuditKeep time.Duration
-	// Telemetry is the address of a collector of OpenTelemetry, to which traces
-	// and events are sent. Empty: the one that the variables OTEL_EXPORTER_OTLP_…
-	// name, if any.
+	// Telemetry is the address of an OpenTelemetry collector for traces and
+	// events. Empty: the one that the variables OTEL_EXPORTER_OTLP_… name, if any.
 	Telemetry string
-	// Version is that of the program, for whom it is told.
+	// Version is the program's version, for display.
 	Version string
-	// Pool is how many sandboxes of what is asked for most are made ahead.
+	// Pool is the number of warm sandboxes to keep per image. Zero disables the
+	// pool.
 	Pool int
-	// Drain is how long requests may go on when the daemon ends. Zero: 5
+	// Drain is the time for requests in progress when the daemon ends. Zero: 5
 	// seconds.
 	Drain  time.Duration
 	Logger *slog.Logger
@@ -122,25 +119,25 @@ type Options struct {
 	Fault func(point string) error
 	// Trace is for tests; see store.Options.
 	Trace func(ctx context.Context, statement string)
-	// wall is the clock on the wall, which somebody may set. Nil: the machine's.
+	// wall returns the wall-clock time, which may be set. Nil: the machine's.
 	wall func() time.Time
-	// memory tells how much is free, and how much there is; see admission.Config.
+	// memory returns free and total memory in bytes; see admission.Config.
 	memory func() (free, total int64)
 }
 
-// Egress is what the owner of the machine decides about all networks.
+// Egress are the machine owner's network settings.
 type Egress struct {
 	Allow []string // addresses and CIDRs that rules may allow although they are not public
-	Proxy string   // http:// or socks5:// for all that leaves; it may hold a password
-	Roots string   // PEM file of authorities that are trusted besides the machine's
-	Hosts string   // file of names with addresses, as /etc/hosts
+	Proxy string   // http:// or socks5:// for all traffic; may contain a password
+	Roots string   // PEM file of additional certificate authorities
+	Hosts string   // file of names with addresses, in the format of /etc/hosts
 
-	// HostPorts are ports of the machine's loopback that rules may open, by the
+	// HostPorts are ports of the machine's loopback that rules may open, under the
 	// name sandbox.MachineHost.
 	HostPorts []string
 }
 
-// Daemon runs until Close.
+// Daemon is a running daemon. The caller closes it.
 type Daemon struct {
 	opts     Options
 	node     *node.Node
@@ -150,7 +147,7 @@ type Daemon struct {
 	gate     *admission.Gate
 	services *services.Services
 	egress   *egress
-	// egressPrints are fingerprints of what the owner decides about all networks.
+	// egressPrints are fingerprints of the machine owner's network settings.
 	egressPrints map[string]string
 	sessions     *sessions.Services
 	leases       *metrics.Leases
@@ -158,7 +155,7 @@ type Daemon struct {
 	provider     driver.Provider
 	server       *server.Server
 	memory       *server.Memory
-	otel         *telemetry.Telemetry // nil: nobody is told anything
+	otel         *telemetry.Telemetry // nil: telemetry is disabled
 	socket       string
 	tcp          net.Addr
 	e2b          e2bFace
@@ -166,14 +163,14 @@ type Daemon struct {
 	stop         context.CancelFunc
 	work         sync.WaitGroup
 	failed       chan error
-	recovered    chan struct{}  // closed when the sandboxes of an earlier daemon were found again
+	recovered    chan struct{}  // closed when the sandboxes of an earlier daemon have been reconciled
 	undo         []func() error // in reverse order
 	closed       sync.Once
 	err          error
 }
 
-// Start starts a daemon: when it returns, requests are answered. The context
-// bounds the start only. The caller closes the daemon.
+// Start starts a daemon. When it returns, requests are served. ctx limits only
+// the start. The caller closes the daemon.
 func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	if len(opts.Providers) == 0 {
 		opts.Providers = all.Builtin()
@@ -194,7 +191,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	if opts.Provider == "" {
 		opts.Provider = opts.Providers[0].Name
 	}
-	ctx = store.WithReserve(ctx) // a full disk does not keep a daemon from starting
+	ctx = store.WithReserve(ctx) // a daemon must be able to start with a full disk
 	d := &Daemon{opts: opts, failed: make(chan error, 8), recovered: make(chan struct{})}
 	defer func() {
 		if err != nil {
@@ -209,7 +206,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	return d, nil
 }
 
-// openState takes the state directory for this daemon alone.
+// openState locks the state directory and opens its contents.
 func (d *Daemon) openState(ctx context.Context) error {
 	n, err := node.Open(d.opts.StateDir, d.opts.Providers, d.opts.LookupEnv)
 	if err != nil {
@@ -246,11 +243,10 @@ func (d *Daemon) openState(ctx context.Context) error {
 	return err
 }
 
-// recover finds again what an earlier daemon left running. Requests wait for it.
+// recover reconciles what an earlier daemon left. Requests wait for it.
 func (d *Daemon) recover(ctx context.Context) error {
 	if err := d.services.Sandboxes.Reconcile(ctx); err != nil {
-		// What could not be brought up to date now will be later; nobody is
-		// helped by a daemon that does not start.
+		// Reconciliation will be tried again. Failing to start would not help.
 		d.opts.Logger.Error("reconciliation failed", "error", err)
 	}
 	if err := d.services.Workspaces.SweepBuckets(ctx); err != nil {
@@ -299,7 +295,7 @@ func (d *Daemon) listen(context.Context) error {
 	if d.opts.Listen == "" {
 		return nil
 	}
-	l, err := listenTCP(d.opts.Listen, d.opts.TLS, d.opts.Plain, "http/1.1") // which WebSockets need
+	l, err := listenTCP(d.opts.Listen, d.opts.TLS, d.opts.Plain, "http/1.1") // WebSockets need HTTP/1.1
 	if err != nil {
 		return err
 	}
@@ -308,7 +304,8 @@ func (d *Daemon) listen(context.Context) error {
 	return nil
 }
 
-// listenTCP refuses to send keys over a network in the clear.
+// listenTCP opens a TCP listener. It refuses to serve without TLS on addresses
+// other than loopback.
 func listenTCP(addr string, config *tls.Config, plain bool, protocols ...string) (net.Listener, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -319,7 +316,7 @@ func listenTCP(addr string, config *tls.Config, plain bool, protocols ...string)
 	if config == nil && !(plain && loopback) {
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeInvalid, Op: "daemon.listen", Subject: addr, Message: "TCP needs TLS",
-			Hint: "give a certificate and a key; only a loopback address may do without, if asked to",
+			Hint: "set a certificate and a key; only a loopback address may be served without TLS, if that is enabled",
 		}
 	}
 	l, err := net.Listen("tcp", addr)
@@ -333,7 +330,7 @@ func listenTCP(addr string, config *tls.Config, plain bool, protocols ...string)
 	return l, nil
 }
 
-// tlsOf completes the TLS of a server.
+// tlsOf fills in the TLS configuration of a server.
 func tlsOf(config *tls.Config, protocols ...string) *tls.Config {
 	config = config.Clone()
 	config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
@@ -344,8 +341,8 @@ func tlsOf(config *tls.Config, protocols ...string) *tls.Config {
 	return config
 }
 
-// aeadSuites are the cipher suites of TLS 1.2 that authenticate what they
-// encrypt. Those of TLS 1.3 all do.
+// aeadSuites are the TLS 1.2 cipher suites with authenticated encryption. All
+// suites of TLS 1.3 have it.
 func aeadSuites() (out []uint16) {
 	for _, s := range tls.CipherSuites() {
 		if !strings.Contains(s.Name, "_CBC_") {
@@ -355,7 +352,7 @@ func aeadSuites() (out []uint16) {
 	return out
 }
 
-// serve answers on l in the background; the server closes it.
+// serve serves requests on l in the background. The server closes l.
 func (d *Daemon) serve(l net.Listener) {
 	d.serveWith(d.server, l)
 }
@@ -368,8 +365,8 @@ func (d *Daemon) serveWith(s *server.Server, l net.Listener) {
 	})
 }
 
-// authenticate lets in the owner of the daemon and root, who act for the
-// default tenant, and whoever bears a key.
+// authenticate accepts the owner of the daemon and root, who act for the
+// default tenant, and callers with an API key.
 func (d *Daemon) authenticate(ctx context.Context, c server.Caller) (context.Context, error) {
 	if c.Token != "" {
 		who, err := d.services.Tenants.Authenticate(ctx, c.Token)
@@ -387,7 +384,7 @@ func (d *Daemon) authenticate(ctx context.Context, c server.Caller) (context.Con
 	}
 }
 
-// ready reports what keeps sandboxes from being made.
+// ready returns an error if sandboxes cannot be created.
 func (d *Daemon) ready(p driver.Provider) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := d.store.Ping(ctx); err != nil {
@@ -395,32 +392,31 @@ func (d *Daemon) ready(p driver.Provider) func(context.Context) error {
 		}
 		if d.diskFull() {
 			return &sandbox.Error{
-				Code: sandbox.CodeUnavailable, Op: "daemon.ready", Message: "no sandbox can be made, because the disk of the machine is full",
-				Hint: "remove what is not needed: rm and prune work",
+				Code: sandbox.CodeUnavailable, Op: "daemon.ready", Message: "no sandbox can be created, because the disk of the machine is full",
+				Hint: "remove what is not needed: rm and prune still work",
 			}
 		}
 		if d.gatewaySilent(ctx) {
 			return &sandbox.Error{
-				Code: sandbox.CodeUnavailable, Op: "daemon.ready", Message: "no sandbox with a network can be made, because the gateway does not answer",
+				Code: sandbox.CodeUnavailable, Op: "daemon.ready", Message: "no sandbox with a network can be created, because the gateway does not respond",
 				Hint: "the daemon replaces it within a minute",
 			}
 		}
 		facts, err := p.Probe(ctx)
 		if err != nil || !facts.Available {
 			return &sandbox.Error{
-				Code: sandbox.CodeUnavailable, Op: "daemon.ready", Message: "no sandbox can be made", Hint: "see what this machine lacks with: atoll doctor", Cause: err,
+				Code: sandbox.CodeUnavailable, Op: "daemon.ready", Message: "no sandbox can be created", Hint: "see what this machine lacks with: atoll doctor", Cause: err,
 			}
 		}
 		return nil
 	}
 }
 
-// gatewaySilent reports whether the process of the gateway runs and does not
-// answer.
+// gatewaySilent reports whether the gateway process runs but does not respond.
 func (d *Daemon) gatewaySilent(ctx context.Context) bool {
 	g, err := d.node.Gateway()
 	if err != nil {
-		return false // whoever needs it is told
+		return false // requests that need it get the error
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -428,40 +424,40 @@ func (d *Daemon) gatewaySilent(ctx context.Context) bool {
 	return runs && !answers
 }
 
-// minSpace is how many bytes must be free where the state directory is for a
-// sandbox to be made.
+// minSpace is the free disk space, in bytes, needed in the state directory to
+// create a sandbox.
 const minSpace = 32 << 20
 
-// diskFull reports whether nothing can be made because the disk is full.
+// diskFull reports whether the disk is too full to create a sandbox.
 func (d *Daemon) diskFull() bool {
 	var fs unix.Statfs_t
 	err := unix.Statfs(d.node.Dir(), &fs)
 	return d.store.Full() || err == nil && int64(fs.Bavail)*fs.Bsize < minSpace
 }
 
-// Memory returns the listener that needs no place.
+// Memory returns the in-memory listener.
 func (d *Daemon) Memory() *server.Memory { return d.memory }
 
-// Socket returns the path of the socket, empty without one.
+// Socket returns the path of the socket, empty if there is none.
 func (d *Daemon) Socket() string { return d.socket }
 
-// TCP returns the address that is listened on, nil without one.
+// TCP returns the TCP address, nil if there is none.
 func (d *Daemon) TCP() net.Addr { return d.tcp }
 
-// E2B returns the address at which the API of E2B is served, nil without one.
+// E2B returns the address of the E2B API, nil if it is disabled.
 func (d *Daemon) E2B() net.Addr { return d.e2b.address() }
 
-// Failed yields what makes the daemon useless, such as a listener that broke.
+// Failed yields fatal errors, such as that of a listener.
 func (d *Daemon) Failed() <-chan error { return d.failed }
 
 func (d *Daemon) onClose(f func() error) { d.undo = append(d.undo, f) }
 
-// Close takes no more requests, gives those that run some time, and lets go of
-// everything. Sandboxes live on. Close is idempotent.
+// Close stops accepting requests, gives those in progress time to end, and
+// releases all resources. Sandboxes keep running. Close is idempotent.
 func (d *Daemon) Close() error {
 	d.closed.Do(func() {
 		var failed []error
-		// The memory listener is not the server's before Serve has seen it.
+		// The server does not own the memory listener before Serve.
 		if d.memory != nil {
 			failed = append(failed, d.memory.Close())
 		}
@@ -473,12 +469,12 @@ func (d *Daemon) Close() error {
 	return d.err
 }
 
-// lockPatience is how long a lock may outlive a daemon that was killed while
-// it was starting a process: until it has executed its program, the new
-// process holds what its maker held.
+// lockPatience is how long a lock may outlive a daemon that was killed while it
+// started a process: until its exec, the new process holds the descriptor of
+// the lock.
 const lockPatience = 3 * time.Second
 
-// tryLock takes the lock, unless somebody holds on to it.
+// tryLock takes the lock, and waits up to lockPatience.
 func tryLock(f *os.File) error {
 	deadline := time.Now().Add(lockPatience)
 	for {
@@ -490,8 +486,8 @@ func tryLock(f *os.File) error {
 	}
 }
 
-// lock makes sure that one daemon works on a state directory. The kernel lets
-// go of the lock of a process that dies.
+// lock ensures that a single daemon uses a state directory. The kernel releases
+// the lock of a process that dies.
 func lock(path string) (release func() error, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -514,6 +510,6 @@ func lock(path string) (release func() error, err error) {
 		}
 	}
 	_ = f.Truncate(0)
-	_, _ = fmt.Fprintln(f, os.Getpid()) // only for the message above
+	_, _ = fmt.Fprintln(f, os.Getpid()) // for the message above
 	return f.Close, nil
 }

@@ -20,12 +20,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// doctor looks at a daemon that runs. Each check tells what it found and, if
-// that is not well, how to fix it; none changes anything.
+// doctor examines a running daemon. Each check returns findings, with a fix for
+// every problem. No check changes anything.
 type doctor struct {
 	d       *Daemon
 	began   time.Time // with the monotonic clock
-	started time.Time // the same moment by the wall clock alone
+	started time.Time // the same moment by the wall clock
 }
 
 func newDoctor(d *Daemon) *doctor {
@@ -35,7 +35,7 @@ func newDoctor(d *Daemon) *doctor {
 // wallClock is the machine's time without the monotonic clock.
 func wallClock() time.Time { return time.Now().Round(0) }
 
-// Diagnose is for the owner of the machine.
+// Diagnose runs all checks. Only the owner of the machine may call it.
 func (doc *doctor) Diagnose(ctx context.Context) (sandbox.Diagnosis, error) {
 	if err := doc.d.services.Machine.MayDiagnose(ctx); err != nil {
 		return sandbox.Diagnosis{}, err
@@ -60,17 +60,17 @@ func unwell(severity driver.Severity, subject, message, fix string) []driver.Fin
 	return []driver.Finding{{Severity: severity, Subject: subject, Message: message, Fix: fix}}
 }
 
-// cannot is a check that could not look. The text of the error may hold an
-// address and is left out.
+// cannot is the finding of a check that failed itself. It leaves out the error
+// text, which may contain an address.
 func cannot(subject string, err error, fix string) []driver.Finding {
-	return unwell(driver.Blocker, subject, "it could not be looked at: "+string(sandbox.CodeOf(err)), fix)
+	return unwell(driver.Blocker, subject, "the check failed: "+string(sandbox.CodeOf(err)), fix)
 }
 
-const seeLog = "see the log of the daemon"
+const seeLog = "see the daemon's log"
 
 func (doc *doctor) store(ctx context.Context) []driver.Finding {
 	if err := doc.d.store.Ping(ctx); err != nil {
-		return cannot("store", err, "start the database, or restore the connection to it; the daemon goes on by itself")
+		return cannot("store", err, "start the database, or restore the connection to it; the daemon recovers on its own")
 	}
 	have, know, err := doc.d.store.Level(ctx)
 	switch {
@@ -82,17 +82,17 @@ func (doc *doctor) store(ctx context.Context) []driver.Finding {
 	return []driver.Finding{ok("store", "answers, with schema %d", have)}
 }
 
-// buckets says whether a bucket could be mounted.
+// buckets checks whether buckets can be mounted.
 func (doc *doctor) buckets(context.Context) []driver.Finding {
 	err := bucket.Possible()
 	named := len(doc.d.opts.Buckets)
 	switch {
 	case err == nil:
-		return []driver.Finding{ok("buckets", "%d can be workspaces: FUSE is there", named)}
+		return []driver.Finding{ok("buckets", "%d can be used as workspaces: FUSE is available", named)}
 	case named == 0:
-		return unwell(driver.Note, "buckets", "none can be a workspace: "+bucketProblem(err).Message, bucketProblem(err).Hint)
+		return unwell(driver.Note, "buckets", "buckets cannot be used as workspaces: "+bucketProblem(err).Message, bucketProblem(err).Hint)
 	}
-	return unwell(driver.Warning, "buckets", fmt.Sprintf("%d are named, and none can be a workspace: %s", named, bucketProblem(err).Message), bucketProblem(err).Hint)
+	return unwell(driver.Warning, "buckets", fmt.Sprintf("%d are configured, but cannot be used as workspaces: %s", named, bucketProblem(err).Message), bucketProblem(err).Hint)
 }
 
 func bucketProblem(err error) *sandbox.Error {
@@ -103,7 +103,7 @@ func bucketProblem(err error) *sandbox.Error {
 	return &sandbox.Error{Message: "FUSE cannot be used", Hint: seeLog}
 }
 
-// audit checks the ends of all logs; atoll audit verify reads a whole one.
+// audit checks the ends of all logs. `atoll audit verify` reads a whole log.
 func (doc *doctor) audit(ctx context.Context) (out []driver.Finding) {
 	tenants, err := store.Read(ctx, doc.d.store, func(tx *store.Tx) ([]store.Tenant, error) { return tx.Operator().Tenants(ctx) })
 	if err != nil {
@@ -111,7 +111,7 @@ func (doc *doctor) audit(ctx context.Context) (out []driver.Finding) {
 	}
 	for _, t := range tenants {
 		if err := doc.d.log.CheckHead(ctx, t.ID); err != nil {
-			out = append(out, unwell(driver.Blocker, "audit", "the end of the log of "+t.ID+" is not what was kept of it", "keep a copy of the database, and see: atoll audit verify")...)
+			out = append(out, unwell(driver.Blocker, "audit", "the end of the log of "+t.ID+" differs from the kept copy", "keep a copy of the database, and see: atoll audit verify")...)
 		}
 	}
 	if out != nil {
@@ -121,10 +121,10 @@ func (doc *doctor) audit(ctx context.Context) (out []driver.Finding) {
 	if err != nil {
 		return cannot("audit", err, seeLog)
 	}
-	return []driver.Finding{ok("audit", "the ends of %d logs are as they were kept; %d actions go on", len(tenants), stats.Unsettled)}
+	return []driver.Finding{ok("audit", "the ends of %d logs match the kept copies; %d actions are in progress", len(tenants), stats.Unsettled)}
 }
 
-// muchUnsent is how many events may wait for a collector without being worth a
+// muchUnsent is how many events may wait for a collector before there is a
 // warning.
 const muchUnsent = 10_000
 
@@ -141,13 +141,13 @@ func (doc *doctor) sending(ctx context.Context) []driver.Finding {
 		n += w.Head - w.After
 	}
 	if n > muchUnsent {
-		return unwell(driver.Warning, "telemetry", fmt.Sprintf("%d events wait for the collector", n), "see whether it answers, and the log of the daemon")
+		return unwell(driver.Warning, "telemetry", fmt.Sprintf("%d events wait for the collector", n), "check that it responds, and see the daemon's log")
 	}
 	return []driver.Finding{ok("telemetry", "%d events wait for the collector", n)}
 }
 
-// provider tells what keeps sandboxes from being made, and which of their
-// limits do not hold.
+// provider checks whether sandboxes can be created, and which limits are not
+// enforced.
 func (doc *doctor) provider(ctx context.Context) (out []driver.Finding) {
 	facts, err := doc.d.node.Probe(ctx, doc.d.opts.Provider)
 	if err != nil {
@@ -166,30 +166,30 @@ func (doc *doctor) provider(ctx context.Context) (out []driver.Finding) {
 	}
 	slices.Sort(loose)
 	if len(loose) > 0 {
-		out = append(out, unwell(driver.Warning, "limits", "these do not hold here: "+strings.Join(loose, ", "), "see: atoll doctor, of the provider")...)
+		out = append(out, unwell(driver.Warning, "limits", "these are not enforced here: "+strings.Join(loose, ", "), "see: atoll doctor, of the provider")...)
 	} else {
 		out = append(out, ok("limits", "all hold"))
 	}
 	return append(out, ok("provider", "%s %s", facts.Provider, facts.Version))
 }
 
-// sandboxes looks for those that only the store or only the provider knows, and
-// for those of another engine than new ones get.
+// sandboxes finds sandboxes that only the store or only the provider knows, and
+// sandboxes that run another engine than new ones.
 func (doc *doctor) sandboxes(ctx context.Context) (out []driver.Finding) {
 	c, err := doc.d.services.Sandboxes.Stats(ctx)
 	if err != nil {
 		return cannot("sandboxes", err, seeLog)
 	}
-	const soon = "the daemon finds that out by itself within a minute; if it does not, " + seeLog
+	const soon = "the daemon corrects that within a minute; if it does not, " + seeLog
 	if len(c.Unrecorded) > 0 {
-		out = append(out, unwell(driver.Warning, "sandboxes", "these run without a record: "+some(c.Unrecorded), soon)...)
+		out = append(out, unwell(driver.Warning, "sandboxes", "these are running without a record: "+some(c.Unrecorded), soon)...)
 	}
 	if len(c.Missing) > 0 {
 		out = append(out, unwell(driver.Warning, "sandboxes", "these are recorded as running and do not exist: "+some(c.Missing), soon)...)
 	}
 	if len(c.Unreachable) > 0 {
-		out = append(out, unwell(driver.Warning, "sandboxes", "these belong to a provider, an account or an address that the daemon does not work on: "+some(c.Unreachable),
-			"start the daemon with what they were made with")...)
+		out = append(out, unwell(driver.Warning, "sandboxes", "these belong to a provider, an account or an address that the daemon does not use: "+some(c.Unreachable),
+			"start the daemon with the settings that they were created with")...)
 	}
 	facts, err := doc.d.node.Probe(ctx, doc.d.opts.Provider)
 	if err != nil {
@@ -203,7 +203,7 @@ func (doc *doctor) sandboxes(ctx context.Context) (out []driver.Finding) {
 	}
 	if len(old) > 0 {
 		out = append(out, unwell(driver.Note, "kernels", fmt.Sprintf("%d sandboxes run another engine, so their memory cannot be saved: %s", len(old), some(old)),
-			"they go on; to give one this engine and new processes: atoll stop NAME && atoll start NAME")...)
+			"they keep running; to restart one with this engine and new processes: atoll stop NAME && atoll start NAME")...)
 	}
 	lost, err := doc.lostMemory(ctx, facts.Engine)
 	if err != nil {
@@ -211,13 +211,14 @@ func (doc *doctor) sandboxes(ctx context.Context) (out []driver.Finding) {
 	}
 	if len(lost) > 0 {
 		out = append(out, unwell(driver.Note, "snapshots", fmt.Sprintf("%d hold memory of another engine and would start from their files only: %s", len(lost), some(lost)),
-			"to have the memory, run the version of Atoll that saved it; a sandbox that is paused to disk loses it when it is resumed here")...)
+			"to restore the memory, run the version of Atoll that saved it; a sandbox that is paused to disk loses it when it is resumed here")...)
 	}
 	return append(out, ok("sandboxes", "%d are recorded and exist", len(c.Running)))
 }
 
 // lostMemory names the snapshots of this node whose memory the engine cannot
-// restore: by the sandbox that is paused in one, or else by their own name.
+// restore: by the sandbox that is paused in the snapshot, otherwise by the
+// snapshot's name.
 func (doc *doctor) lostMemory(ctx context.Context, engine string) (names []string, err error) {
 	for after := ""; ; {
 		page, err := store.Read(ctx, doc.d.store, func(tx *store.Tx) ([]store.Snapshot, error) {
@@ -235,7 +236,7 @@ func (doc *doctor) lostMemory(ctx context.Context, engine string) (names []strin
 	}
 }
 
-// some names a few.
+// some lists a few ids.
 func some[T ~string](ids []T) string {
 	const most = 5
 	slices.Sort(ids)
@@ -249,7 +250,7 @@ func some[T ~string](ids []T) string {
 	return strings.Join(text, ", ")
 }
 
-// answerTime is how long a helper process may take to answer doctor.
+// answerTime is how long a helper process may take to respond.
 const answerTime = 3 * time.Second
 
 func (doc *doctor) gateway(ctx context.Context) []driver.Finding {
@@ -261,17 +262,17 @@ func (doc *doctor) gateway(ctx context.Context) []driver.Finding {
 	defer cancel()
 	switch runs, answers, links := g.State(ctx); {
 	case runs && !answers:
-		return unwell(driver.Blocker, "gateway", fmt.Sprintf("its process does not answer, and the networks of %d sandboxes depend on it", links), "the daemon replaces it within a minute; if that fails, "+seeLog)
+		return unwell(driver.Blocker, "gateway", fmt.Sprintf("its process does not respond, and the networks of %d sandboxes depend on it", links), "the daemon replaces it within a minute; if that fails, "+seeLog)
 	case links > 0 && !runs:
-		return unwell(driver.Blocker, "gateway", fmt.Sprintf("its process does not run, and %d sandboxes have a network that goes nowhere", links), "the daemon starts it again; if that fails, "+seeLog)
+		return unwell(driver.Blocker, "gateway", fmt.Sprintf("its process is not running, and %d sandboxes have no network", links), "the daemon starts it again; if that fails, "+seeLog)
 	case runs:
 		return []driver.Finding{ok("gateway", "its process serves %d sandboxes", links)}
 	}
 	return []driver.Finding{ok("gateway", "no sandbox needs it")}
 }
 
-// What is left of a disk when somebody should look, and when nothing works any
-// more: writing down an action needs room.
+// Free disk space, in bytes, below which there is a warning, and below which
+// nothing works, because recording an action needs space.
 const (
 	lowSpace = 2 << 30
 	noSpace  = 256 << 20
@@ -284,7 +285,7 @@ func (doc *doctor) disks(context.Context) (out []driver.Finding) {
 		var fs unix.Statfs_t
 		path := filepath.Join(doc.d.node.Dir(), name)
 		if unix.Stat(path, &info) != nil || seen[info.Dev] || unix.Statfs(path, &fs) != nil {
-			continue // not there, or on a disk that was looked at
+			continue // missing, or on a disk that was already checked
 		}
 		seen[info.Dev] = true
 		free := int64(fs.Bavail) * fs.Bsize
@@ -317,14 +318,15 @@ func (doc *doctor) descriptors(context.Context) []driver.Finding {
 	return []driver.Finding{ok("descriptors", "%d of %d are in use", len(open), limit.Cur)}
 }
 
-// jump is by how much the clock may have been set since the daemon started.
+// jump is how far the clock may be set after the start of the daemon without a
+// warning.
 const jump = 5 * time.Second
 
 func (doc *doctor) clock(context.Context) []driver.Finding {
 	off := doc.d.opts.wall().Sub(doc.started) - time.Since(doc.began)
 	if off.Abs() > jump {
 		return unwell(driver.Warning, "clock", "it was set by "+off.Round(time.Second).String()+" since the daemon started: lifetimes and the times of events are off by that",
-			"see that the time is synchronised, and restart the daemon; sandboxes live on")
+			"make sure that the time is synchronized, and restart the daemon; sandboxes keep running")
 	}
 	return []driver.Finding{ok("clock", "steady")}
 }

@@ -19,26 +19,26 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// E2B says where the API of E2B is served. The zero value serves none.
+// E2B configures the E2B API. The zero value disables it.
 type E2B struct {
 	// Listen is a TCP address. Without TLS it must be a loopback address.
 	Listen string
 	TLS    *tls.Config
-	// Domain is the one under which sandboxes are reached as PORT-ID.DOMAIN;
-	// empty if they are only reached by headers. Without TLS for it, an
-	// authority of this daemon vouches for the name.
+	// Domain is the domain for sandbox URLs of the form PORT-ID.DOMAIN. If it is
+	// empty, sandboxes are only addressed by headers. Without a TLS configuration,
+	// the daemon's own certificate authority issues a certificate for the domain.
 	Domain string
-	// CA is a file with the certificate that clients have to trust; empty if
-	// they do anyway.
+	// CA is a file with the certificate that clients have to trust; empty if they
+	// trust it already.
 	CA string
-	// Plain serves a loopback address without TLS, too, if there is TLS.
+	// Plain also serves a loopback address without TLS, if TLS is configured.
 	Plain bool
-	// Internet allows sandboxes what their clients do not deny, as E2B does.
+	// Internet allows network access unless the client denies it, as E2B does.
 	Internet bool
 }
 
-// listenE2B comes before listen: whoever reaches this daemon is to be told where
-// its API of E2B is, and not where one was that was killed.
+// listenE2B runs before listen: a client of this daemon must not get the
+// address of an earlier daemon's E2B API.
 func (d *Daemon) listenE2B(context.Context) error {
 	d.onClose(d.e2b.close)
 	if err := os.Remove(d.e2bPlace()); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -50,7 +50,8 @@ func (d *Daemon) listenE2B(context.Context) error {
 	}
 	err := d.serveE2B(opts)
 	if err != nil && d.e2b.kept {
-		// Nobody asked this start for it, and the rest of the daemon works.
+		// The user did not request it for this start, and the rest of the daemon
+		// works.
 		d.opts.Logger.Error("clients of E2B are not served as enabled before", "address", opts.Listen, "error", err)
 		d.e2b.forget()
 		return nil
@@ -58,7 +59,7 @@ func (d *Daemon) listenE2B(context.Context) error {
 	return err
 }
 
-// serveE2B begins to serve.
+// serveE2B starts to serve the E2B API.
 func (d *Daemon) serveE2B(opts E2B) (err error) {
 	asked := opts
 	if err := opts.secure(d.node.Dir()); err != nil {
@@ -81,7 +82,7 @@ func (d *Daemon) serveE2B(opts E2B) (err error) {
 		return err
 	}
 	uploads := filepath.Join(d.node.Dir(), "uploads")
-	if err := os.RemoveAll(uploads); err != nil { // a cache, and perhaps half of one
+	if err := os.RemoveAll(uploads); err != nil { // a cache, which may be incomplete
 		return err
 	}
 	if err := d.announceE2B(&opts, l.Addr()); err != nil {
@@ -96,13 +97,13 @@ func (d *Daemon) serveE2B(opts E2B) (err error) {
 	d.e2b.opened(asked, l.Addr(), func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), d.opts.Drain)
 		defer cancel()
-		_ = os.Remove(d.e2bPlace()) // whoever reads it finds out that nobody answers
+		_ = os.Remove(d.e2bPlace()) // a stale file does no harm: nothing listens there
 		return errors.Join(srv.Shutdown(ctx), handler.Close())
 	})
 	return nil
 }
 
-// listen listens for clients with TLS, those without, or both.
+// listen opens a listener for clients with TLS, without TLS, or both.
 func (e *E2B) listen() (net.Listener, error) {
 	if !e.Plain || e.TLS == nil {
 		return listenTCP(e.Listen, e.TLS, true, "h2", "http/1.1")
@@ -114,7 +115,7 @@ func (e *E2B) listen() (net.Listener, error) {
 	return newEitherListener(l, tlsOf(e.TLS, "h2", "http/1.1")), nil
 }
 
-// secure fills in TLS where a domain needs it.
+// secure configures TLS if a domain needs it.
 func (e *E2B) secure(dir string) error {
 	if e.Domain == "" || e.TLS != nil {
 		return nil
@@ -127,8 +128,8 @@ func (e *E2B) secure(dir string) error {
 	return writeBundle(bundleOf(e.CA), e.CA)
 }
 
-// bundleOf is the file with a certificate and those that this machine trusts, for
-// programs that trust nothing but what one file has.
+// bundleOf returns a file with the certificate ca and those that this machine
+// trusts, for programs that read certificates from a single file.
 func bundleOf(ca string) string {
 	if ca == "" {
 		return ""
@@ -136,12 +137,12 @@ func bundleOf(ca string) string {
 	return filepath.Join(filepath.Dir(ca), "ca-bundle.pem")
 }
 
-// systemRoots are where systems keep the certificates that they trust.
+// systemRoots are the usual paths of the system's certificate bundle.
 var systemRoots = []string{
 	"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem",
 }
 
-// writeBundle writes what this machine trusts, and one certificate more.
+// writeBundle writes the system's certificates and one more to a file.
 func writeBundle(path, own string) error {
 	text, err := os.ReadFile(own)
 	if err != nil {
@@ -156,8 +157,7 @@ func writeBundle(path, own string) error {
 	return os.WriteFile(path, text, 0o644)
 }
 
-// announceE2B writes down, for `atoll e2b env`, where the API of E2B is served
-// as long as it is.
+// announceE2B writes the address of the E2B API to a file for `atoll e2b env`.
 func (d *Daemon) announceE2B(opts *E2B, addr net.Addr) error {
 	scheme := "http"
 	if opts.TLS != nil && !opts.Plain {
@@ -170,10 +170,11 @@ func (d *Daemon) announceE2B(opts *E2B, addr net.Addr) error {
 	return os.WriteFile(d.e2bPlace(), text, 0o600)
 }
 
-// e2bPlace is the file that says it.
+// e2bPlace returns the path of that file.
 func (d *Daemon) e2bPlace() string { return filepath.Join(d.node.Dir(), "e2b.json") }
 
-// secretFile reads a secret that only this daemon knows, and makes it first.
+// secretFile reads a secret of this daemon, and creates it if it does not
+// exist.
 func secretFile(path string) ([]byte, error) {
 	const size = 32
 	secret, err := os.ReadFile(path)
@@ -182,14 +183,14 @@ func secretFile(path string) ([]byte, error) {
 		return secret, nil
 	case err == nil:
 		return nil, &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Op: "daemon.start", Subject: path, Message: "is not a secret of this program",
+			Code: sandbox.CodeUnavailable, Op: "daemon.start", Subject: path, Message: "does not contain a valid secret",
 			Hint: "remove it; sandboxes then get new tokens",
 		}
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	}
 	secret = make([]byte, size)
-	_, _ = rand.Read(secret) // never fails: it ends the program instead
+	_, _ = rand.Read(secret) // never fails: it crashes the program instead
 	made, err := os.CreateTemp(filepath.Dir(path), ".secret-*")
 	if err != nil {
 		return nil, err
@@ -202,7 +203,7 @@ func secretFile(path string) ([]byte, error) {
 	return secret, os.Rename(made.Name(), path)
 }
 
-// e2bServices returns what the API of E2B needs of the control plane.
+// e2bServices returns the control services for the E2B API.
 func (d *Daemon) e2bServices() e2bapi.Services {
 	s := sandboxes.Public{Service: d.services.Sandboxes}
 	return e2bapi.Services{
@@ -212,7 +213,7 @@ func (d *Daemon) e2bServices() e2bapi.Services {
 	}
 }
 
-// e2bBox shows a sandbox to that API.
+// e2bBox adapts a sandbox to the E2B API.
 type e2bBox struct{ *exec.Handle }
 
 func (b e2bBox) Files() e2bapi.Files { return b.Sandbox.Files() }
@@ -234,7 +235,7 @@ func (d *Daemon) authenticateKey(ctx context.Context, token string) (context.Con
 	return d.services.Tenants.As(ctx, who), who.Tenant, nil
 }
 
-// imageDefaults returns with which user and where commands begin in an image.
+// imageDefaults returns the default user and working directory of an image.
 func (d *Daemon) imageDefaults(ctx context.Context, digest string) (user, dir string, err error) {
 	images, err := d.node.Images()
 	if err != nil {
@@ -242,7 +243,7 @@ func (d *Daemon) imageDefaults(ctx context.Context, digest string) (user, dir st
 	}
 	img, err := images.Inspect(ctx, digest)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-		return "", "", nil // creating the sandbox says so
+		return "", "", nil // creating the sandbox returns the error
 	}
 	if err != nil {
 		return "", "", err
@@ -250,7 +251,7 @@ func (d *Daemon) imageDefaults(ctx context.Context, digest string) (user, dir st
 	return img.Config.User, img.Config.Workdir, nil
 }
 
-// ecrLogin exchanges keys of AWS for a login to their registry.
+// ecrLogin exchanges AWS keys for a login to ECR.
 func (d *Daemon) ecrLogin(ctx context.Context, accessKey string, secret func() string, region string) (func() (username, password string), error) {
 	images, err := d.node.Images()
 	if err != nil {

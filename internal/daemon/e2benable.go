@@ -14,17 +14,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// e2bFace is the API of E2B as it is served now.
+// e2bFace is the state of the E2B API.
 type e2bFace struct {
-	change sync.Mutex // held while it begins or ends
+	change sync.Mutex // held while it starts or stops
 
 	mu   sync.Mutex
-	opts E2B // whose Listen is empty if it is not served
+	opts E2B // Listen is empty if it is not served
 	addr net.Addr
-	end  func() error // nil: nothing is served
-	// kept says that the settings are those of an earlier daemon.
+	end  func() error // nil: it is not served
+	// kept means that the settings are from an earlier daemon.
 	kept bool
-	over bool // nothing is served any more
+	over bool // the daemon is closing
 }
 
 func (f *e2bFace) settings() E2B {
@@ -45,7 +45,8 @@ func (f *e2bFace) opened(opts E2B, addr net.Addr, end func() error) {
 	f.opts, f.addr, f.end = opts, addr, end
 }
 
-// forget leaves what only a start can set.
+// forget clears the state, except for TLS, which only a start can set. It
+// returns the function that stops serving.
 func (f *e2bFace) forget() func() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -54,7 +55,7 @@ func (f *e2bFace) forget() func() error {
 	return end
 }
 
-// close is for the end of the daemon.
+// close stops it when the daemon ends.
 func (f *e2bFace) close() error {
 	f.change.Lock()
 	f.over = true
@@ -62,7 +63,7 @@ func (f *e2bFace) close() error {
 	return f.stop()
 }
 
-// stop ends requests as the daemon does when it ends. It is idempotent.
+// stop ends requests as when the daemon ends. It is idempotent.
 func (f *e2bFace) stop() error {
 	f.change.Lock()
 	defer f.change.Unlock()
@@ -72,11 +73,11 @@ func (f *e2bFace) stop() error {
 	return nil
 }
 
-// keptE2B is what EnableE2B keeps for later starts.
+// keptE2B returns the file in which EnableE2B stores settings for later starts.
 func (d *Daemon) keptE2B() string { return filepath.Join(d.node.Dir(), "e2b-enabled.json") }
 
-// openE2B finds out where to serve the API of E2B: as this start was told, or
-// else as enabled before.
+// openE2B determines the settings: those of this start, otherwise the stored
+// ones.
 func (d *Daemon) openE2B() error {
 	d.e2b.opts = d.opts.E2B
 	if d.opts.E2B.Listen != "" {
@@ -97,7 +98,7 @@ func (d *Daemon) openE2B() error {
 	return nil
 }
 
-// e2bOptions completes settings with what this start was told.
+// e2bOptions completes stored settings with the options of this start.
 func (d *Daemon) e2bOptions(s sandbox.E2BSettings) E2B {
 	opts := E2B{Listen: s.Listen, TLS: d.opts.E2B.TLS, Internet: s.Internet}
 	host, _, _ := net.SplitHostPort(s.Listen)
@@ -136,14 +137,14 @@ func (d *Daemon) enableE2B(ctx context.Context, s sandbox.E2BSettings) (place sa
 	d.e2b.change.Lock()
 	defer d.e2b.change.Unlock()
 	if d.e2b.over {
-		return place, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon is ending"}
+		return place, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon is shutting down"}
 	}
 	want := d.e2bOptions(s)
 	if now := d.e2b.address(); now != nil {
 		if is := d.e2b.settings(); is.Listen != want.Listen || is.Domain != want.Domain || is.Internet != want.Internet {
 			return place, &sandbox.Error{
-				Code: sandbox.CodeConflict, Subject: now.String(), Message: "clients of E2B are already served there, with other settings",
-				Hint: "end that first with: atoll e2b disable",
+				Code: sandbox.CodeConflict, Subject: now.String(), Message: "the E2B API is already served there, with other settings",
+				Hint: "disable it first with: atoll e2b disable",
 			}
 		}
 	} else if err := d.serveE2B(want); err != nil {
@@ -154,7 +155,7 @@ func (d *Daemon) enableE2B(ctx context.Context, s sandbox.E2BSettings) (place sa
 	}
 	g, err := d.node.Gateway()
 	if err == nil {
-		err = g.Reconfigure(ctx) // the port belongs to the daemon now
+		err = g.Reconfigure(ctx) // so that sandboxes cannot reach the new port
 	}
 	return sandbox.E2BPlace{Address: d.e2b.address().String(), Domain: want.Domain}, err
 }

@@ -24,11 +24,11 @@ import (
 
 const (
 	decisionQueue  = 4096
-	decisionPeriod = 500 * time.Millisecond // in which decisions of one kind become one record
+	decisionPeriod = 500 * time.Millisecond // period in which similar decisions are combined to one record
 )
 
-// egress is the daemon's part in what sandboxes send: it tells the gateway what
-// the plane says, and the plane what the gateway decided.
+// egress connects the gateway and the control plane: it passes policies to the
+// gateway, and decisions of the gateway to the log.
 type egress struct {
 	d         *Daemon
 	decisions chan decided
@@ -44,7 +44,7 @@ func newEgress(d *Daemon) *egress {
 	return &egress{d: d, decisions: make(chan decided, decisionQueue), flushes: make(chan chan struct{})}
 }
 
-// configure has sandboxes of the node reach what the plane says.
+// configure sets the node's egress functions.
 func (e *egress) configure() {
 	e.d.node.DecideEgress(node.Egress{
 		Logger: e.d.opts.Logger,
@@ -52,7 +52,7 @@ func (e *egress) configure() {
 		Event: func(id sandbox.ID, ev gateway.Event) {
 			select {
 			case e.decisions <- decided{id, ev}:
-			default: // the gateway bounds what one sandbox can cause; this is what all can
+			default: // the gateway limits the events of one sandbox; the channel limits those of all
 			}
 		},
 		With: func(ctx context.Context, spec *sandbox.Spec, connect func(gateway.Policy) error) error {
@@ -61,8 +61,7 @@ func (e *egress) configure() {
 	})
 }
 
-// startEgress records decisions, and goes on with the links that an earlier
-// daemon made.
+// startEgress records decisions, and takes over links of an earlier daemon.
 func (d *Daemon) startEgress(ctx context.Context, e *egress) error {
 	life, stop := context.WithCancel(context.Background())
 	var work sync.WaitGroup
@@ -81,14 +80,14 @@ func (d *Daemon) startEgress(ctx context.Context, e *egress) error {
 		err = d.services.Profiles.EnforceAll(ctx)
 	}
 	if err != nil {
-		// Sandboxes without a network are no worse for it.
+		// Sandboxes without a network are not affected.
 		d.opts.Logger.Error("gateway failed", "error", err)
 	}
 	return nil
 }
 
-// ownPorts are those of the daemon's faces, which sandboxes do not reach through the
-// gateway even where an operator allows the addresses.
+// ownPorts are the daemon's own ports. Sandboxes cannot reach them through the
+// gateway, even if the operator allows the addresses.
 func (d *Daemon) ownPorts() []netip.AddrPort {
 	var own []netip.AddrPort
 	e2b := d.e2b.settings().Listen
@@ -130,7 +129,7 @@ func policyOf(p profiles.Egress) gateway.Policy {
 	return out
 }
 
-// kind is what decisions have in common that become one record.
+// kind groups decisions that are combined to one record.
 type kind struct {
 	id      sandbox.ID
 	typ     eventlog.Type
@@ -138,13 +137,13 @@ type kind struct {
 	subject string
 }
 
-// summary is what they add up to.
+// summary is the sum of combined decisions.
 type summary struct {
 	times int
 	bytes int64
 }
 
-// record writes decisions down until ctx ends.
+// record writes decisions to the log until ctx ends.
 func (e *egress) record(ctx context.Context) {
 	pending := map[kind]*summary{}
 	tick := time.NewTicker(decisionPeriod)
@@ -170,7 +169,7 @@ func (e *egress) record(ctx context.Context) {
 	}
 }
 
-// gather counts a decision among those that become one record with it.
+// gather adds a decision to its summary.
 func (e *egress) gather(ctx context.Context, pending map[kind]*summary, d decided) {
 	k := kind{d.id, typeOf(d.e.Verdict), d.e.Rule, subjectOf(d.e)}
 	s := pending[k]
@@ -182,7 +181,7 @@ func (e *egress) gather(ctx context.Context, pending map[kind]*summary, d decide
 	e.used(ctx, d)
 }
 
-// flush returns when what the gateway has decided so far is on record.
+// flush returns when all decisions made so far have been recorded.
 func (e *egress) flush(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, decisionPeriod)
 	defer cancel()
@@ -198,7 +197,7 @@ func (e *egress) flush(ctx context.Context) {
 	}
 }
 
-// heard is the log of events with what the gateway has just decided.
+// heard is an event service that first flushes decisions of the gateway.
 type heard struct {
 	*events.Service
 	egress *egress
@@ -233,7 +232,7 @@ func (e *egress) used(ctx context.Context, d decided) {
 
 func (e *egress) note(err error) {
 	switch sandbox.CodeOf(err) {
-	case "", sandbox.CodeNotFound, sandbox.CodeGone: // the sandbox went meanwhile
+	case "", sandbox.CodeNotFound, sandbox.CodeGone: // the sandbox is gone
 	default:
 		e.d.opts.Logger.Error("recording egress failed", "error", err)
 	}
@@ -251,7 +250,8 @@ func typeOf(v wire.Verdict) eventlog.Type {
 	return eventlog.EgressDenied
 }
 
-// subjectOf says in a line what was sent to whom, and why it was decided so.
+// subjectOf describes in one line what was sent where, and the reason for the
+// decision.
 func subjectOf(e gateway.Event) string {
 	host := cmp.Or(e.Host, "")
 	if host == "" && e.Addr.IsValid() {

@@ -13,26 +13,26 @@ import (
 )
 
 const (
-	// handshakeRecord is the first byte of every client that speaks TLS, and of no
-	// HTTP request.
+	// handshakeRecord is the first byte of a TLS connection. No HTTP request
+	// begins with it.
 	handshakeRecord = 0x16
-	// firstByte is how long a client may take to send it.
+	// firstByte is how long a client may take to send the first byte.
 	firstByte = 10 * time.Second
 )
 
-// eitherListener serves clients that speak TLS and those that do not at the same
-// address.
+// eitherListener accepts clients with and without TLS on the same address.
 type eitherListener struct {
 	net.Listener
 	config *tls.Config
 	sorted chan net.Conn
 	failed chan error
-	life   context.Context // ends with Close
+	life   context.Context // canceled by Close
 	stop   context.CancelFunc
 	work   sync.WaitGroup
 }
 
-// newEitherListener takes over a listener whose connections are syscall.Conns.
+// newEitherListener takes ownership of a listener whose connections are
+// syscall.Conns.
 func newEitherListener(l net.Listener, config *tls.Config) *eitherListener {
 	e := &eitherListener{Listener: l, config: config, sorted: make(chan net.Conn), failed: make(chan error)}
 	e.life, e.stop = context.WithCancel(context.Background())
@@ -57,7 +57,7 @@ func (e *eitherListener) accept() {
 	}
 }
 
-// sort looks at the first byte of a client, and leaves it where it is.
+// sort peeks at the first byte of a connection.
 func (e *eitherListener) sort(c net.Conn) {
 	stop := context.AfterFunc(e.life, func() { _ = c.Close() })
 	_ = c.SetReadDeadline(time.Now().Add(firstByte))
@@ -77,7 +77,7 @@ func (e *eitherListener) sort(c net.Conn) {
 	}
 }
 
-// peek returns the first byte that a client sends.
+// peek returns the first byte from a client without consuming it.
 func peek(c net.Conn) (byte, error) {
 	s, ok := c.(syscall.Conn)
 	if !ok {
@@ -95,7 +95,7 @@ func peek(c net.Conn) (byte, error) {
 		return perr != unix.EAGAIN && perr != unix.EINTR
 	})
 	if err = errors.Join(err, perr); err == nil && n == 0 {
-		err = net.ErrClosed // it hung up
+		err = net.ErrClosed // the client closed the connection
 	}
 	return one[0], err
 }

@@ -19,22 +19,22 @@ import (
 	"time"
 )
 
-// How long certificates are valid. A server's is made anew at every start, and
-// again when half its time is over.
+// Validity of certificates. A server certificate is created at every start, and
+// again after half its validity.
 const (
 	caLife   = 10 * 365 * 24 * time.Hour
 	leafLife = 90 * 24 * time.Hour
 )
 
-// localCA is a certificate authority of this daemon, for names that no public
-// one would vouch for. Its key stays in the state directory.
+// localCA is a certificate authority of this daemon, for names that cannot have
+// public certificates. Its key stays in the state directory.
 type localCA struct {
 	cert *x509.Certificate
 	key  crypto.Signer
 	file string // its certificate, for clients
 }
 
-// openCA reads the authority in dir, and makes it first.
+// openCA reads the authority in dir, and creates it if it does not exist.
 func openCA(dir string) (*localCA, error) {
 	ca := &localCA{file: filepath.Join(dir, "ca.pem")}
 	keyFile := filepath.Join(dir, "ca.key")
@@ -70,7 +70,7 @@ func makeCA(certFile, keyFile string) error {
 	if err != nil {
 		return err
 	}
-	// The key first: a certificate without one would look like a whole.
+	// Write the key first, so that a certificate always has one.
 	if err := os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}), 0o600); err != nil {
 		return err
 	}
@@ -82,8 +82,8 @@ func serial() *big.Int {
 	return n
 }
 
-// config returns the TLS of a server with these names, and with the addresses
-// of loopback.
+// config returns the TLS configuration of a server with these names and the
+// loopback addresses.
 func (ca *localCA) config(names ...string) *tls.Config {
 	var mu sync.Mutex
 	var leaf *tls.Certificate

@@ -18,24 +18,24 @@ import (
 )
 
 const (
-	// heartbeatEvery is how often a daemon gives a sign of life, and
-	// staleAfter how long one that gave none may still be alive.
+	// heartbeatEvery is the interval of heartbeats, and staleAfter is the age of
+	// the last heartbeat after which a daemon counts as dead.
 	heartbeatEvery = 5 * time.Second
 	staleAfter     = 30 * time.Second
 )
 
-// membership is who this daemon is among those that share a store. It is kept
-// in the state directory, because the sandboxes are there too.
+// membership is the identity of this daemon among those that share a store. It
+// is stored in the state directory, next to the sandboxes.
 type membership struct {
 	Node string `json:"node"`
-	// Instance is the latest run of a daemon here. The state directory is
+	// Instance identifies the latest run of the daemon. The state directory is
 	// locked, so that run has ended.
 	Instance string `json:"instance"`
 }
 
 func membershipFile(dir string) string { return filepath.Join(dir, "node.json") }
 
-// readMembership returns who this daemon was before, or makes up who it is.
+// readMembership reads the identity of this daemon, or creates one.
 func readMembership(dir string) (m membership, err error) {
 	text, err := os.ReadFile(membershipFile(dir))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -50,12 +50,12 @@ func readMembership(dir string) (m membership, err error) {
 		err = json.Unmarshal(text, &m)
 	}
 	if err == nil && sandbox.ValidateName(m.Node) != nil {
-		err = errors.New("it names no node")
+		err = errors.New("it contains no node")
 	}
 	if err != nil {
 		return m, &sandbox.Error{
 			Code: sandbox.CodeInternal, Op: "daemon.start", Subject: membershipFile(dir), Message: "cannot be read: " + err.Error(), Cause: err,
-			Hint: "it says which sandboxes of the shared store are here; restore it from a copy",
+			Hint: "it identifies the sandboxes of this node in the shared store; restore it from a backup",
 		}
 	}
 	return m, nil
@@ -78,8 +78,8 @@ func (m membership) write(dir string) error {
 	return os.Rename(path+".new", path)
 }
 
-// join makes this daemon one of those that share the store. It takes the place
-// of its own earlier run, and of nobody else.
+// join registers this daemon with the shared store. It may replace only its own
+// earlier run.
 func (d *Daemon) join(ctx context.Context) error {
 	if !d.store.Shared() {
 		d.member.Node = core.LocalNode
@@ -91,7 +91,7 @@ func (d *Daemon) join(ctx context.Context) error {
 	}
 	earlier := m.Instance
 	m.Instance = rand.Text()
-	// Written first: should the daemon end right here, nobody has registered.
+	// Write the file first: if the daemon ends here, it is not registered yet.
 	if err := m.write(d.node.Dir()); err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (d *Daemon) join(ctx context.Context) error {
 		return tx.Operator().Register(ctx, store.Node{ID: m.Node, Instance: m.Instance, Address: d.opts.Listen}, staleAfter)
 	})
 	if err != nil {
-		// Else the next start would not know whose place it may take.
+		// Otherwise the next start could not replace this registration.
 		return errors.Join(err, membership{m.Node, earlier}.write(d.node.Dir()))
 	}
 	d.member = m
@@ -116,8 +116,8 @@ func (d *Daemon) join(ctx context.Context) error {
 	return nil
 }
 
-// beat gives signs of life until ctx ends. A daemon whose place was taken must
-// not go on.
+// beat sends heartbeats until ctx ends. A daemon whose registration was
+// replaced must stop.
 func (d *Daemon) beat(ctx context.Context) {
 	tick := time.NewTicker(heartbeatEvery)
 	defer tick.Stop()

@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/telemetry"
 )
 
-// observed serves metrics beside a handler, whose requests they count.
+// observed counts the requests of a handler and adds the metrics endpoint.
 func (d *Daemon) observed(next http.Handler) http.Handler {
 	m := metrics.New(d.stats, d.leases)
 	counted := d.otel.Wrap(m.Wrap(next))
@@ -28,8 +28,8 @@ func (d *Daemon) observed(next http.Handler) http.Handler {
 	})
 }
 
-// openTelemetry opens what sends traces and events to a collector, if one is
-// named.
+// openTelemetry starts the export of traces and events to a collector, if one
+// is configured.
 func (d *Daemon) openTelemetry(ctx context.Context) (err error) {
 	d.otel, err = telemetry.New(ctx, telemetry.Options{
 		Endpoint: d.opts.Telemetry, Version: d.opts.Version, Node: d.member.Node, LookupEnv: d.opts.LookupEnv, Logger: d.opts.Logger,

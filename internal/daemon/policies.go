@@ -8,10 +8,10 @@ import (
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 )
 
-// policyPeriod is how often the files of policies are looked at.
+// policyPeriod is the interval at which policy files are checked for changes.
 const policyPeriod = 2 * time.Second
 
-// policies is where the policies come from.
+// policies returns the source of the policies.
 func (d *Daemon) policies() policies.Files {
 	if d.opts.Policies == "" {
 		return policies.Files{}
@@ -19,11 +19,11 @@ func (d *Daemon) policies() policies.Files {
 	return policies.Files{Source: d.opts.Policies, Load: func() (*policyset.Set, error) { return policyset.Open(d.opts.Policies) }}
 }
 
-// Reload reads the policies anew. What is wrong with them is an error, and
-// those that held before hold on.
+// Reload reads the policies again. If they are invalid, it returns an error,
+// and the old policies stay in force.
 func (d *Daemon) Reload(ctx context.Context) error { return d.services.Policies.Load(ctx) }
 
-// watchPolicies looks whether the files of policies are others, until ctx ends.
+// watchPolicies reloads changed policy files until ctx ends.
 func (d *Daemon) watchPolicies(ctx context.Context) {
 	tick := time.NewTicker(policyPeriod)
 	defer tick.Stop()

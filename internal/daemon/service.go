@@ -32,7 +32,7 @@ func (o owned) Ready(ctx context.Context) error { return o.ready(ctx) }
 // processes implements api.Processes.
 type processes struct{ *exec.Service }
 
-// holders shows to the API who holds the sandboxes of sessions.
+// holders provides the holders of session sandboxes to the API.
 type holders struct{ *sessions.Holders }
 
 func (h holders) Route(ctx context.Context, ref string, epoch int64, follow bool) (sandbox.ID, int64, func(), error) {
@@ -40,7 +40,7 @@ func (h holders) Route(ctx context.Context, ref string, epoch int64, follow bool
 	return r.Sandbox, r.Epoch, r.Done, err
 }
 
-// apiServices returns what the API needs of the control plane.
+// apiServices returns the control services for the API.
 func (d *Daemon) apiServices() api.Services {
 	s := d.services
 	return api.Services{
@@ -65,7 +65,7 @@ func (d *Daemon) apiServices() api.Services {
 	}
 }
 
-// published shows ports of the machine to the API.
+// published provides published ports to the API.
 type published struct {
 	*sandboxes.Service
 	ports *ports.Service
@@ -75,7 +75,7 @@ func (p published) Published(ctx context.Context) ([]sandbox.Publication, error)
 	return p.ports.List(ctx)
 }
 
-// box shows a sandbox to the API.
+// box adapts a sandbox to the API.
 type box struct{ *exec.Handle }
 
 func (b box) Files() api.Files { return b.Sandbox.Files() }
@@ -88,7 +88,8 @@ func (p processes) Open(ctx context.Context, ref string) (api.Box, error) {
 	return box{b}, nil
 }
 
-// neededImages keeps images from being removed that somebody will start from.
+// neededImages returns images that must not be removed, because sandboxes will
+// be started from them.
 func (d *Daemon) neededImages(ctx context.Context) ([]image.Pin, error) {
 	all, err := d.services.Machine.NeededImages(ctx)
 	out := make([]image.Pin, len(all))

@@ -32,8 +32,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// openPlane opens the control plane with what it keeps, its policies and its
-// gateway.
+// openPlane opens the control plane with its store, policies and gateway.
 func (d *Daemon) openPlane(ctx context.Context) error {
 	d.gate = admission.New(admission.Config{Memory: d.opts.memory})
 	config := services.Config{
@@ -72,13 +71,13 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	images.Protect(d.neededImages)
 	images.Restrict(image.Restriction{Applies: guard.ForTenant, Permit: config.Operator.Permits})
 	if err := d.services.Policies.Load(ctx); err != nil {
-		return err // to go on without them would be to allow everything
+		return err // without policies, everything would be allowed
 	}
 	return d.startEgress(ctx, d.egress)
 }
 
-// openLog opens the record of what is done, and closes in it what an earlier
-// daemon began.
+// openLog opens the event log, and closes the attempts that an earlier daemon
+// left open.
 func (d *Daemon) openLog(ctx context.Context, config *services.Config) error {
 	anchors := filepath.Join(d.node.Dir(), "anchors")
 	if err := os.MkdirAll(anchors, 0o700); err != nil {
@@ -108,7 +107,7 @@ func (d *Daemon) openLog(ctx context.Context, config *services.Config) error {
 	return err
 }
 
-// openProvider opens what makes sandboxes, and what builds images of them.
+// openProvider opens the default provider and the image builder.
 func (d *Daemon) openProvider(ctx context.Context, config *services.Config) (err error) {
 	d.node.KeepReady(d.opts.Pool)
 	first, err := d.backend(ctx, d.opts.Provider)
@@ -134,7 +133,7 @@ func (d *Daemon) backend(ctx context.Context, name string) (providers.Opened, er
 	return providers.Opened{Name: p.Name, Binding: p.Binding, Former: p.Former, Control: d.node.Config(p)}, nil
 }
 
-// openKeys opens what is sealed with a key of this machine's, or is one.
+// openKeys opens the keys of this machine, and what is encrypted with them.
 func (d *Daemon) openKeys(_ context.Context, config *services.Config) error {
 	ports, err := secretFile(filepath.Join(d.node.Dir(), "ports.key"))
 	if err != nil {
@@ -148,7 +147,7 @@ func (d *Daemon) openKeys(_ context.Context, config *services.Config) error {
 	return err
 }
 
-// openShelves opens what keeps snapshots and workspaces.
+// openShelves opens the stores of snapshots and workspaces.
 func (d *Daemon) openShelves(ctx context.Context, config *services.Config) (err error) {
 	if config.Workspaces, config.Archive, err = d.openBlobs(ctx); err != nil {
 		return err
@@ -158,7 +157,7 @@ func (d *Daemon) openShelves(ctx context.Context, config *services.Config) (err 
 	return err
 }
 
-// retryAfter tells when a refused request is worth repeating.
+// retryAfter returns when a refused request may be retried.
 func retryAfter(err error) (time.Duration, bool) {
 	if after, ok := admission.RetryAfter(err); ok {
 		return after, true
@@ -166,7 +165,7 @@ func retryAfter(err error) (time.Duration, bool) {
 	return quota.RetryAfter(err)
 }
 
-// openServer makes the API and the proxy for ports ready for listeners.
+// openServer prepares the API and the port proxy.
 func (d *Daemon) openServer(context.Context) error {
 	proxy := portproxy.New(d.services.Exec, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
 	d.server = server.New(server.Config{

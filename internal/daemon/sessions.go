@@ -20,7 +20,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// openSessions opens the sessions. It needs the other services.
+// openSessions opens the session service. It needs the other services.
 func (d *Daemon) openSessions(ctx context.Context) error {
 	environments, err := snapshotstore.OpenEnvironments(filepath.Join(d.node.Dir(), "session-environments"), filepath.Join(d.node.Dir(), "seal.key"))
 	if err != nil {
@@ -35,7 +35,7 @@ func (d *Daemon) openSessions(ctx context.Context) error {
 		durations.Grace = d.opts.SessionGrace
 	}
 	scratch := filepath.Join(d.node.Dir(), "session-transfers")
-	if err := os.RemoveAll(scratch); err != nil { // what a killed daemon left
+	if err := os.RemoveAll(scratch); err != nil { // left by a killed daemon
 		return err
 	}
 	d.leases = metrics.NewLeases()
@@ -47,14 +47,14 @@ func (d *Daemon) openSessions(ctx context.Context) error {
 	return nil
 }
 
-// installation names the installation whose store was made at a time. Daemons
-// that share a store are one installation.
+// installation returns the name of the installation whose store was created at
+// a time. Daemons that share a store are one installation.
 func installation(made time.Time) string {
 	sum := sha256.Sum256([]byte(made.UTC().Format(time.RFC3339Nano)))
 	return "atoll:" + hex.EncodeToString(sum[:8])
 }
 
-// sessionSandboxes are the sandboxes of this daemon as sessions need them.
+// sessionSandboxes adapts the sandboxes of this daemon to sessions.
 type sessionSandboxes struct {
 	*sandboxes.Service
 	exec *exec.Service
@@ -66,7 +66,7 @@ func (s sessionSandboxes) Make(ctx context.Context, spec sandbox.Spec, key strin
 }
 
 func (s sessionSandboxes) Reach(ctx context.Context, ref string) error {
-	ctx, cancel := context.WithCancel(ctx) // the sandbox is in use until it ends
+	ctx, cancel := context.WithCancel(ctx) // the sandbox is in use until ctx ends
 	defer cancel()
 	_, err := s.exec.Open(ctx, ref)
 	return err

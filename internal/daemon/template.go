@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/template"
 )
 
-// images shows the image store to builds.
+// images adapts the image store to builds.
 type images struct{ store *image.Store }
 
 func shownImage(i *image.Image) template.Image {
@@ -57,19 +57,19 @@ func (i images) Derive(ctx context.Context, name, base string, layers []template
 	return shownImage(img), nil
 }
 
-// imageBuilder builds for all tenants.
+// imageBuilder builds images for all tenants.
 type imageBuilder struct {
 	images *image.Store
 	cache  *template.Cache
 }
 
-// openTemplates opens what builds keep in the state directory.
+// openTemplates opens the build data in the state directory.
 func (d *Daemon) openTemplates() (*imageBuilder, error) {
 	store, err := d.node.Images()
 	if err != nil {
 		return nil, err
 	}
-	// A crash may have left files of builds behind.
+	// A crash may have left build files.
 	if err := os.RemoveAll(d.buildDir()); err != nil {
 		return nil, err
 	}

@@ -1,5 +1,4 @@
-// Package daemontest starts daemons for tests, on sandboxes that live in
-// memory.
+// Package daemontest starts daemons for tests, with in-memory sandboxes.
 package daemontest
 
 import (
@@ -19,19 +18,19 @@ import (
 	"github.com/atoll-run/atoll/provider/host"
 )
 
-// Machine is a state directory and the sandboxes that run, which both outlive
-// a daemon.
+// Machine is a state directory and its running sandboxes. Both outlive a
+// daemon.
 type Machine struct {
 	Dir   string
 	World *fake.World
 	// Fault, if set, is the provider's; see fake.Options.
 	Fault func(op string) error
-	// Host runs real processes instead, where a test needs a terminal. They end
-	// with the daemon.
+	// Host runs real processes, for tests that need a terminal. They end with the
+	// daemon.
 	Host bool
 }
 
-// New returns a machine on which nothing runs.
+// New returns a machine without sandboxes.
 func New(t testing.TB) *Machine { return &Machine{Dir: t.TempDir(), World: new(fake.World)} }
 
 // Options returns options of a daemon on the machine.
@@ -54,13 +53,13 @@ func (m *Machine) Options() daemon.Options {
 	}
 }
 
-// Provider reaches the sandboxes of the machine past any daemon. The caller
+// Provider accesses the sandboxes of the machine without a daemon. The caller
 // closes it.
 func (m *Machine) Provider() driver.Provider {
 	return fake.New(fake.Options{World: m.World, SnapshotDir: filepath.Join(m.Dir, "snapshots")})
 }
 
-// Start starts a daemon, which ends with the test if nobody closes it before.
+// Start starts a daemon. It is closed at the end of the test, if not before.
 func (m *Machine) Start(t testing.TB, change func(*daemon.Options)) *daemon.Daemon {
 	t.Helper()
 	opts := m.Options()
@@ -82,7 +81,7 @@ func (m *Machine) Start(t testing.TB, change func(*daemon.Options)) *daemon.Daem
 // Client returns a client of the machine's owner.
 func Client(t testing.TB, d *daemon.Daemon) *atoll.Client { return Bearer(t, d, "") }
 
-// Bearer returns a client that bears a key.
+// Bearer returns a client with an API key.
 func Bearer(t testing.TB, d *daemon.Daemon, key string) *atoll.Client {
 	t.Helper()
 	c, err := atoll.New(atoll.Options{Transport: d.Memory().Transport(), Key: key})
@@ -93,7 +92,7 @@ func Bearer(t testing.TB, d *daemon.Daemon, key string) *atoll.Client {
 	return c
 }
 
-// Store opens the database of the machine, beside a daemon that runs.
+// Store opens the database of the machine, beside a running daemon.
 func (m *Machine) Store(t testing.TB) *store.Store {
 	t.Helper()
 	s, err := store.Open(context.Background(), m.Dir+"/atoll.db", store.Options{})

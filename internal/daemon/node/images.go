@@ -9,11 +9,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// images shows the node's image store to the control plane.
+// images adapts the node's image store to the control plane.
 type images struct{ n *Node }
 
-// Ensure fetches an image and pins it by its digest, so that the sandbox is
-// made from what was found here even if the name moves meanwhile.
+// Ensure pulls an image and resolves its digest, so that the sandbox uses this
+// image even if the tag moves meanwhile.
 func (i images) Ensure(ctx context.Context, req control.ImageRequest) (control.ImageConfig, error) {
 	store, err := i.n.Images()
 	if err != nil {
@@ -36,5 +36,5 @@ func (i images) Ensure(ctx context.Context, req control.ImageRequest) (control.I
 	return out, nil
 }
 
-// ErrorCode knows nothing more: the store's errors have codes of their own.
+// ErrorCode returns "": errors of the store already have codes.
 func (images) ErrorCode(error) sandbox.Code { return "" }

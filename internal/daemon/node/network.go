@@ -10,27 +10,29 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Egress is what a daemon does about the traffic of sandboxes.
+// Egress has the daemon's functions for the traffic of sandboxes.
 type Egress struct {
-	// With calls connect with what a sandbox may do, and lets nobody tell the
-	// gateway otherwise before it returns. Nil: what its Spec alone says.
+	// With calls connect with the policy of a sandbox. The policy cannot change
+	// before it returns. Nil: the policy follows from the Spec alone.
 	With func(ctx context.Context, spec *sandbox.Spec, connect func(gateway.Policy) error) error
-	// Event is told of every decision. It must not block.
+	// Event is called for every decision. It must not block.
 	Event func(sandbox.ID, gateway.Event)
-	// Own are the daemon's own ports, which no sandbox reaches.
+	// Own returns the daemon's own ports, which sandboxes cannot reach.
 	Own    func() []netip.AddrPort
 	Logger *slog.Logger
 }
 
-// DecideEgress is to be called before the first sandbox is made.
+// DecideEgress sets the egress functions. Call it before the first sandbox is
+// created.
 func (n *Node) DecideEgress(e Egress) { n.decide = e }
 
-// Gateway is the gateway of sandboxes that outlive this process. The node
+// Gateway returns the gateway of sandboxes that outlive this process. The node
 // closes it.
 func (n *Node) Gateway() (*gateway.Gateway, error) { return n.networks[false]() }
 
-// openGateway prepares the gateway of the sandboxes of this process, or of all
-// that outlive it. Its own process starts with the first of them.
+// openGateway prepares the gateway of the sandboxes of this process (attached),
+// or of those that outlive it. The gateway process is started for the first
+// sandbox.
 func (n *Node) openGateway(attached bool) (*gateway.Gateway, error) {
 	operator, err := n.Operator()
 	if err != nil {
@@ -56,8 +58,8 @@ func (n *Node) openGateway(attached bool) (*gateway.Gateway, error) {
 	return g, nil
 }
 
-// network connects sandboxes of the node with one of its gateways, which serves
-// each by its policy. It implements registry.Network.
+// network connects sandboxes of the node to one of its gateways. It implements
+// registry.Network.
 type network struct {
 	n        *Node
 	attached bool
@@ -87,18 +89,18 @@ func (w network) Known(ctx context.Context, id sandbox.ID) (gateway.Known, error
 	return g.Known(ctx, id)
 }
 
-// alone connects a sandbox that may do what its Spec says.
+// alone connects a sandbox with the policy in its Spec.
 func alone(_ context.Context, spec *sandbox.Spec, connect func(gateway.Policy) error) error {
 	profile, ok := spec.Network.Local()
 	if !ok {
 		return &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Op: "sandbox.create", Subject: "network", Message: "named profiles are kept by a daemon, and none is involved",
+			Code: sandbox.CodeUnsupported, Op: "sandbox.create", Subject: "network", Message: "named profiles need a daemon",
 			Hint: "start one with: atoll up, or name the hosts with --egress",
 		}
 	}
 	if len(spec.Secrets) > 0 {
 		return &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Op: "sandbox.create", Subject: "secrets", Message: "secrets are kept by a daemon, and none is involved",
+			Code: sandbox.CodeUnsupported, Op: "sandbox.create", Subject: "secrets", Message: "secrets need a daemon",
 			Hint: "start one with: atoll up",
 		}
 	}

@@ -1,6 +1,5 @@
-// Package node opens what a daemon or a command works on: a state directory,
-// its images, its egress gateway and its providers, each when it is first
-// needed.
+// Package node opens the resources of a daemon or a command: a state directory,
+// its images, egress gateway and providers, each on first use.
 package node
 
 import (
@@ -19,8 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 )
 
-// Node is this machine, seen through one state directory. Its methods may be
-// called concurrently.
+// Node is this machine with one state directory. It is safe for concurrent use.
 type Node struct {
 	dir      string
 	images   func() (*image.Store, error)
@@ -31,24 +29,24 @@ type Node struct {
 	pool     int                                       // number of warm sandboxes per image
 	options  map[string]json.RawMessage                // of providers, by name
 	networks map[bool]func() (*gateway.Gateway, error) // by whether they end with this process
-	// providers are those whose sandboxes outlive this process, attached those
-	// whose sandboxes end with it, and trial those of the conformance suite.
+	// providers have sandboxes that outlive this process, attached have sandboxes
+	// that end with it, and trial is for the conformance suite.
 	providers, attached, trial *registry.Registry
 
 	mu     sync.Mutex
-	store  *image.Store       // once it is open
-	egress []*gateway.Gateway // those that a sandbox has asked for
+	store  *image.Store       // nil until it is open
+	egress []*gateway.Gateway // the gateways that were opened
 }
 
-// Open opens the node whose state is in dir, making the directory if it is
-// missing. An empty dir means the user's own. The caller closes the node.
+// Open opens the node with the state directory dir, which is created if
+// missing. Empty dir means the user's default. The caller closes the node.
 func Open(dir string, providers []registry.Entry, env func(string) (string, bool)) (*Node, error) {
 	dir, err := stateDir(dir, env)
 	if err != nil {
 		return nil, err
 	}
 	n := &Node{dir: dir, env: env}
-	ecr, _ := env("AWS_ENDPOINT_URL_ECR") // as AWS's tools take it
+	ecr, _ := env("AWS_ENDPOINT_URL_ECR") // the variable of AWS's own tools
 	n.images = sync.OnceValues(func() (*image.Store, error) {
 		store, err := image.Open(filepath.Join(dir, "images"), image.Options{ECR: ecr})
 		if err != nil {
@@ -76,7 +74,7 @@ func Open(dir string, providers []registry.Entry, env func(string) (string, bool
 	return n, nil
 }
 
-// host is what this node offers to a provider.
+// host returns the resources of this node for a provider.
 func (n *Node) host(name string, attached, bounds bool) registry.Host {
 	return registry.Host{
 		Dir: filepath.Join(n.dir, name), Snapshots: n.snapshots(name), LookupEnv: n.env, Options: n.options[name], Images: n.Images,
@@ -84,8 +82,8 @@ func (n *Node) host(name string, attached, bounds bool) registry.Host {
 	}
 }
 
-// snapshots is where a provider keeps snapshots. Those of gVisor are where all of
-// them were when it was the only provider.
+// snapshots returns the snapshot directory of a provider. That of gVisor has no
+// subdirectory, for compatibility with versions that had no other provider.
 func (n *Node) snapshots(name string) string {
 	if name == "gvisor" {
 		return filepath.Join(n.dir, "snapshots")
@@ -96,28 +94,28 @@ func (n *Node) snapshots(name string) string {
 // Dir returns the state directory.
 func (n *Node) Dir() string { return n.dir }
 
-// KeepReady sets the number of warm sandboxes that providers opened from now on
-// keep per image. It is for programs that live long.
+// KeepReady sets the number of warm sandboxes per image for providers opened
+// from now on. It is for long-running programs.
 func (n *Node) KeepReady(pool int) { n.pool = pool }
 
-// SetOptions sets the options of providers, by name. It is to be called before
-// the first provider is opened.
+// SetOptions sets the options of providers, by name. Call it before the first
+// provider is opened.
 func (n *Node) SetOptions(options map[string]json.RawMessage) { n.options = options }
 
-// Images returns the node's images, which the node closes.
+// Images returns the node's image store. The node closes it.
 func (n *Node) Images() (*image.Store, error) { return n.images() }
 
 // Providers returns the providers whose sandboxes outlive this process. The
 // node closes it.
 func (n *Node) Providers() *registry.Registry { return n.providers }
 
-// Config returns the configuration of a control for a provider that is open.
+// Config returns the control configuration for an open provider.
 func (n *Node) Config(p *registry.Provider) control.Config {
 	return control.Config{Provider: p.Provider, Facts: p.Facts, Images: images{n}, LockNames: n.lockNames}
 }
 
-// Control returns a control for the named provider. With attached, the
-// sandboxes that it makes end with this process.
+// Control returns a control for a provider. With attached, its sandboxes end
+// with this process.
 func (n *Node) Control(ctx context.Context, name string, attached bool) (*control.Control, error) {
 	from := n.providers
 	if attached {
@@ -130,7 +128,7 @@ func (n *Node) Control(ctx context.Context, name string, attached bool) (*contro
 	return control.New(n.Config(p)), nil
 }
 
-// Probe tells what the named provider can do here.
+// Probe returns the capabilities of a provider.
 func (n *Node) Probe(ctx context.Context, name string) (driver.Facts, error) {
 	c, err := n.Control(ctx, name, false)
 	if err != nil {
@@ -139,8 +137,8 @@ func (n *Node) Probe(ctx context.Context, name string) (driver.Facts, error) {
 	return c.Probe(ctx)
 }
 
-// Trial returns what the conformance suite needs to test the named provider: a
-// function that opens it anew, and one to be called at the end.
+// Trial returns functions for the conformance suite: open opens a new instance
+// of the provider, and end must be called at the end.
 func (n *Node) Trial(name string) (open func(context.Context) (driver.Provider, error), end func() error, err error) {
 	if _, err := n.trial.Lookup(name); err != nil {
 		return nil, nil, err
@@ -148,7 +146,7 @@ func (n *Node) Trial(name string) (open func(context.Context) (driver.Provider, 
 	return func(context.Context) (driver.Provider, error) { return n.trial.Fresh(name) }, n.closeGateways, nil
 }
 
-// Close closes what was opened. It ends no sandbox.
+// Close closes what was opened. It does not end sandboxes.
 func (n *Node) Close() error {
 	var failed []error
 	for _, r := range []*registry.Registry{n.providers, n.attached, n.trial} {
@@ -174,8 +172,8 @@ func (n *Node) closeGateways() error {
 	return errors.Join(failed...)
 }
 
-// lockNames keeps every other process that uses this state directory from
-// taking a name. The kernel releases the lock of a process that dies.
+// lockNames prevents all other processes with this state directory from using a
+// name. The kernel releases the lock of a process that dies.
 func (n *Node) lockNames(ctx context.Context) (func(), error) {
 	fd, err := unix.Open(filepath.Join(n.dir, "names.lock"), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -200,8 +198,8 @@ func (n *Node) lockNames(ctx context.Context) (func(), error) {
 		}
 		return release, nil
 	case <-ctx.Done():
-		go func() { // the wait cannot be ended early
-			<-locked //nolint:errcheck // whatever came of it, the descriptor is to be closed
+		go func() { // the wait cannot be interrupted
+			<-locked //nolint:errcheck // the descriptor is closed in any case
 			release()
 		}()
 		return nil, ctx.Err()

@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Operator is what the owner of the machine says in flags, in place of the
-// variables. What is empty is looked for there.
+// Operator has settings of the machine's owner from flags. Empty fields are
+// read from the environment.
 type Operator struct {
 	Allow []string // addresses and CIDRs
 	Proxy string   // may hold a password
@@ -22,11 +22,11 @@ type Operator struct {
 	HostPorts []string
 }
 
-// SetOperator is to be called before the first sandbox is made.
+// SetOperator sets them. Call it before the first sandbox is created.
 func (n *Node) SetOperator(o Operator) { n.operator = o }
 
-// EgressFingerprints describe the settings that are not empty, by the names of
-// their variables; see control.EgressFingerprint.
+// EgressFingerprints returns fingerprints of non-empty settings, by variable;
+// see control.EgressFingerprint.
 func (n *Node) EgressFingerprints() map[string]string {
 	all := map[string]string{}
 	for _, name := range control.EgressVariables() {
@@ -37,7 +37,7 @@ func (n *Node) EgressFingerprints() map[string]string {
 	return all
 }
 
-// setting is what a flag says, else its variable.
+// setting returns the value of a flag, otherwise that of its variable.
 func (n *Node) setting(variable string) string {
 	o := n.operator
 	said := map[string]string{
@@ -50,7 +50,7 @@ func (n *Node) setting(variable string) string {
 	return said
 }
 
-// Operator reads what the owner of the machine decides about all networks.
+// Operator returns the machine owner's network settings.
 func (n *Node) Operator() (gateway.Settings, error) {
 	s := gateway.Settings{Proxy: n.setting(control.EnvEgressProxy)}
 	for _, c := range control.EgressList(n.setting(control.EnvEgressAllow)) {
@@ -96,7 +96,7 @@ func unusable(variable, message string) error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "egress.configure", Subject: variable, Message: message}
 }
 
-// settings are those of the machine with what its owner adds.
+// settings returns the machine's settings with those of its owner.
 func settings(operator gateway.Settings, own []netip.AddrPort) gateway.Settings {
 	s := gateway.MachineSettings()
 	s.Private, s.HostPorts, s.Proxy, s.Roots, s.Own = operator.Private, operator.HostPorts, operator.Proxy, operator.Roots, own

@@ -12,9 +12,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// stateDir returns the directory that dir, else the environment, else the
-// custom of the system names, and makes sure that it belongs to us alone:
-// whoever can write there decides what sandboxes run.
+// stateDir returns the state directory: dir, or from the environment, or the
+// default. It checks that only the current user can write there, because its
+// contents determine what sandboxes run.
 func stateDir(dir string, env func(string) (string, bool)) (string, error) {
 	if dir == "" {
 		var err error
@@ -29,7 +29,7 @@ func stateDir(dir string, env func(string) (string, bool)) (string, error) {
 	if err := os.MkdirAll(abs, 0o700); err != nil {
 		return "", refuse(abs, reason(err), "choose another directory with --state-dir or $ATOLL_STATE_DIR")
 	}
-	// A link of ours may lead there; what counts is where it ends.
+	// The path may be a symbolic link of ours; check the target.
 	if abs, err = filepath.EvalSymlinks(abs); err != nil {
 		return "", refuse(dir, reason(err), "")
 	}
@@ -39,8 +39,7 @@ func stateDir(dir string, env func(string) (string, bool)) (string, error) {
 	return abs, closeToOthers(abs)
 }
 
-// closeToOthers gives a directory that others may look into the mode that we
-// would have made it with.
+// closeToOthers removes other users' permissions from a directory.
 func closeToOthers(dir string) error {
 	info, err := os.Lstat(dir)
 	if err == nil && info.Mode().Perm()&0o077 != 0 {
@@ -52,7 +51,8 @@ func closeToOthers(dir string) error {
 	return nil
 }
 
-// defaultStateDir follows the XDG base directories, but for root.
+// defaultStateDir follows the XDG base directory specification, except for
+// root.
 func defaultStateDir(uid int, env func(string) (string, bool)) (string, error) {
 	if dir, _ := env("ATOLL_STATE_DIR"); dir != "" {
 		return dir, nil
@@ -60,7 +60,7 @@ func defaultStateDir(uid int, env func(string) (string, bool)) (string, error) {
 	if uid == 0 {
 		return "/var/lib/atoll", nil
 	}
-	// The convention demands that a relative path is ignored.
+	// The specification requires that a relative path is ignored.
 	if dir, _ := env("XDG_STATE_HOME"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "atoll"), nil
 	}
@@ -90,7 +90,7 @@ func refuse(dir, message, hint string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "state.open", Subject: dir, Message: "the state directory cannot be used: " + message, Hint: hint}
 }
 
-// reason returns an error without the path, which is said already.
+// reason returns an error without its path, which the message already contains.
 func reason(err error) string {
 	var p *fs.PathError
 	if errors.As(err, &p) {
