@@ -10,18 +10,18 @@ import (
 type Key struct {
 	ID      string    `json:"id" doc:"its public part"`
 	Name    string    `json:"name,omitempty"`
-	Verbs   []string  `json:"verbs" doc:"what it allows: read, exec, write, admin"`
+	Verbs   []string  `json:"verbs" doc:"permissions: read, exec, write, admin"`
 	Created time.Time `json:"created"`
 	Expires time.Time `json:"expires,omitzero" doc:"never if it is left out"`
 	Revoked time.Time `json:"revoked,omitzero"`
-	Token   string    `json:"token,omitempty" doc:"the key itself, only in the answer that makes it"`
+	Token   string    `json:"token,omitempty" doc:"the key itself; only in the response that creates it"`
 }
 
 // NewKey asks for an API key.
 type NewKey struct {
-	Name    string        `json:"name,omitempty" maxLength:"100" doc:"for people"`
-	Verbs   []string      `json:"verbs" minItems:"1" maxItems:"8" doc:"what it allows: read, exec, write, admin"`
-	Tenant  string        `json:"tenant,omitempty" maxLength:"63" doc:"whose key it is; others than your own only for the owner of the machine"`
+	Name    string        `json:"name,omitempty" maxLength:"100" doc:"a description for people"`
+	Verbs   []string      `json:"verbs" minItems:"1" maxItems:"8" doc:"permissions: read, exec, write, admin"`
+	Tenant  string        `json:"tenant,omitempty" maxLength:"63" doc:"tenant of the key; a tenant other than your own only for the owner of the machine"`
 	Expires time.Duration `json:"expiresMs,omitempty" minimum:"0" doc:"from now, in milliseconds; never if it is left out"`
 }
 
@@ -57,23 +57,23 @@ type NewTenant struct {
 	Limits Limits `json:"limits,omitempty"`
 }
 
-// Limits are what one tenant may use. Zero sets no limit.
+// Limits bound what one tenant may use. Zero means no limit.
 type Limits struct {
 	Boxes         int64   `json:"boxes,omitempty" minimum:"0" doc:"sandboxes that are not gone"`
 	CPUs          float64 `json:"cpus,omitempty" minimum:"0" doc:"processors' worth of time of the sandboxes that may run"`
 	Memory        int64   `json:"memory,omitempty" minimum:"0" doc:"bytes of memory of the sandboxes that may run"`
-	Disk          int64   `json:"disk,omitempty" minimum:"0" doc:"bytes of the writable layers of all that are not gone"`
+	Disk          int64   `json:"disk,omitempty" minimum:"0" doc:"bytes of the writable layers of all sandboxes that are not gone"`
 	Snapshots     int64   `json:"snapshots,omitempty" minimum:"0" doc:"snapshots with a name"`
 	SnapshotBytes int64   `json:"snapshotBytes,omitempty" minimum:"0" doc:"bytes of all snapshots, including those of stopped sandboxes"`
 	ExecRate      float64 `json:"execRate,omitempty" minimum:"0" doc:"commands started per second"`
 	ExecBurst     int     `json:"execBurst,omitempty" minimum:"0" doc:"commands that may start at once; one second's worth, at least 1, if it is left out"`
 	OutputRate    int64   `json:"outputRate,omitempty" minimum:"0" doc:"bytes of command output per second; more is slowed down"`
 	OutputBurst   int64   `json:"outputBurst,omitempty" minimum:"0" doc:"bytes at once, at least 64 KiB; one second's worth if it is left out"`
-	WarmHours     float64 `json:"warmHours,omitempty" minimum:"0" doc:"hours per calendar month (UTC) that sessions may have a sandbox, over all sandboxes; turns that run go on"`
+	WarmHours     float64 `json:"warmHours,omitempty" minimum:"0" doc:"hours per calendar month (UTC) that sandboxes of sessions may exist, in total; running turns continue"`
 }
 
-// Validate reports the first limit that makes no sense, as an *Error
-// with CodeInvalid.
+// Validate returns an *Error with CodeInvalid for the first limit that is
+// negative or not a finite number.
 func (l Limits) Validate() error {
 	for name, v := range map[string]float64{
 		"boxes": float64(l.Boxes), "cpus": l.CPUs, "memory": float64(l.Memory), "disk": float64(l.Disk),
@@ -89,14 +89,15 @@ func (l Limits) Validate() error {
 	return nil
 }
 
-// TenantChange says what is to change of a tenant; what is nil stays.
+// TenantChange describes changes to a tenant. Fields that are nil stay as they
+// are.
 type TenantChange struct {
 	Limits   *LimitsChange `json:"limits,omitempty"`
 	Disabled *bool         `json:"disabled,omitempty" doc:"refuse its keys from now on, or allow them again"`
 }
 
-// LimitsChange says which limits are to change; what is nil stays. Zero lifts a
-// limit.
+// LimitsChange describes changes to Limits. Fields that are nil stay as they
+// are. Zero removes a limit.
 type LimitsChange struct {
 	Boxes         *int64   `json:"boxes,omitempty" minimum:"0"`
 	CPUs          *float64 `json:"cpus,omitempty" minimum:"0"`
@@ -137,38 +138,37 @@ type TenantUsage struct {
 	Snapshots     int64 `json:"snapshots" doc:"those with a name"`
 	SnapshotBytes int64 `json:"snapshotBytes" doc:"of all snapshots"`
 
-	WarmHours float64 `json:"warmHours,omitempty" doc:"hours of this calendar month (UTC) that sessions had a sandbox"`
+	WarmHours float64 `json:"warmHours,omitempty" doc:"hours of this calendar month (UTC) that sandboxes of sessions existed"`
 }
 
 // Finding is one result of a diagnosis.
 type Finding struct {
-	Severity string `json:"severity" enum:"ok,note,warning,blocker"` // blocker: nothing works until it is fixed
+	Severity string `json:"severity" enum:"ok,note,warning,blocker"` // blocker: no sandbox can be made until it is fixed
 	Subject  string `json:"subject"`
 	Message  string `json:"message"`
 	Fix      string `json:"fix,omitempty" doc:"what to do about it"`
 }
 
-// Diagnosis says how a daemon is.
+// Diagnosis is the health of a daemon.
 type Diagnosis struct {
 	Version  string    `json:"version,omitempty" doc:"of the program"`
 	Node     string    `json:"node"`
-	Healthy  bool      `json:"healthy" doc:"nothing is broken"`
+	Healthy  bool      `json:"healthy" doc:"no finding is a blocker"`
 	Findings []Finding `json:"findings"`
 }
 
-// ImageUse is an image that something at rest needs: a stopped sandbox, a
-// snapshot or a template.
+// ImageUse is an image that a stopped sandbox, a snapshot or a template needs.
 type ImageUse struct {
 	Image string `json:"image" doc:"its digest, else its name"`
-	By    string `json:"by" doc:"what needs it, for people"`
+	By    string `json:"by" doc:"description of the sandbox, snapshot or template that needs it"`
 }
 
 // AuditReport is the result of checking a tenant's log.
 type AuditReport struct {
-	Records  int64     `json:"records" doc:"number of sound records, from the first that is there"`
+	Records  int64     `json:"records" doc:"number of valid records, from the first that still exists"`
 	Pruned   int64     `json:"pruned,omitempty" doc:"the last record that was removed on purpose"`
 	PrunedAt time.Time `json:"prunedAt,omitzero" doc:"when that was"`
-	Anchored int64     `json:"anchored" doc:"the record up to which a head kept elsewhere vouches for the log"`
+	Anchored int64     `json:"anchored" doc:"last record that is covered by a head stored outside the log"`
 	Sound    bool      `json:"sound"`
 	Fault    string    `json:"fault,omitempty"`
 	FaultSeq int64     `json:"faultSeq,omitempty"`
@@ -177,12 +177,12 @@ type AuditReport struct {
 // AuditPrune selects records of a log to remove: the oldest, up to the first
 // that does not match. Without Before and UpTo none are removed.
 type AuditPrune struct {
-	Tenant string    `json:"tenant,omitempty" maxLength:"63" doc:"whose log; your own if left out"`
-	Before time.Time `json:"before,omitzero" doc:"older than this"`
-	UpTo   int64     `json:"upTo,omitempty" minimum:"0" doc:"with at most this number"`
+	Tenant string    `json:"tenant,omitempty" maxLength:"63" doc:"tenant of the log; your own if left out"`
+	Before time.Time `json:"before,omitzero" doc:"only records older than this"`
+	UpTo   int64     `json:"upTo,omitempty" minimum:"0" doc:"only records up to this number"`
 }
 
-// AuditPruned says what was removed from a log.
+// AuditPruned says which records were removed from a log.
 type AuditPruned struct {
 	Removed int64 `json:"removed" doc:"number of records"`
 	Through int64 `json:"through,omitempty" doc:"the number of the last of them"`

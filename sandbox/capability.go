@@ -2,8 +2,8 @@ package sandbox
 
 import "time"
 
-// Reason says why a capability is not available. Empty: it is. The list is
-// closed.
+// UnavailableReason says why a capability is not available. Empty: it is
+// available. The list is closed.
 type UnavailableReason string
 
 // The reasons.
@@ -20,8 +20,9 @@ const (
 	DisplayUnavailable UnavailableReason = "display_unavailable"
 )
 
-// CapabilityDocument says what can be done with the sandbox of a session now.
-// Every cell is always there; one that is not available says why.
+// CapabilityDocument describes the capabilities that the sandbox of a session
+// has now. Every cell is always present. One that is not available has a
+// Reason.
 type CapabilityDocument struct {
 	SessionID   string    `json:"sessionId"`
 	Backend     string    `json:"backend"`
@@ -39,7 +40,7 @@ type CapabilityDocument struct {
 	ComputerUse ComputerUseCell `json:"ComputerUse"`
 }
 
-// FileSystemCell says how files are reached.
+// FileSystemCell says how to access files.
 type FileSystemCell struct {
 	Available bool              `json:"available"`
 	ReadOnly  bool              `json:"readOnly"`
@@ -49,8 +50,8 @@ type FileSystemCell struct {
 	Reason    UnavailableReason `json:"reason,omitempty"`
 }
 
-// TerminalCell says how a terminal is reached. A terminal that is refused may
-// still show output: Transport is then sse-events, with the reason.
+// TerminalCell says how to access a terminal. If a terminal is not available
+// but output is, Transport is sse-events, with the reason.
 type TerminalCell struct {
 	Transport  Transport         `json:"transport,omitempty"`
 	PTYCapable bool              `json:"ptyCapable"`
@@ -74,8 +75,8 @@ type Resolution struct {
 	Height int `json:"height"`
 }
 
-// DesktopCell says how the screen is reached. URL, Token and ExpiresAt are set
-// only once the viewer acknowledged that pixels cannot be redacted.
+// DesktopCell says how to access the screen. URL, Token and ExpiresAt are set
+// only after the viewer has acknowledged that pixels cannot be redacted.
 type DesktopCell struct {
 	Transport              Transport         `json:"transport,omitempty"`
 	Client                 string            `json:"client,omitempty"` // novnc or frames

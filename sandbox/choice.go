@@ -4,7 +4,7 @@ package sandbox
 type Candidate struct {
 	Provider string   `json:"provider"`
 	Fits     bool     `json:"fits"`
-	Reasons  []string `json:"reasons"` // why it does not fit, or what speaks for it
+	Reasons  []string `json:"reasons"` // why it does not fit, or its advantages
 }
 
 // Choice is the outcome of a selection.
@@ -13,7 +13,7 @@ type Choice struct {
 	Candidates []Candidate `json:"candidates"`       // best first
 }
 
-// Needs are what a sandbox asks of its provider.
+// Needs are the capabilities that a sandbox needs from its provider.
 type Needs struct {
 	Provider string       `json:"provider,omitempty"` // named by the Spec; empty: any
 	Images   bool         `json:"images,omitempty"`   // an OCI image
@@ -25,8 +25,8 @@ type Needs struct {
 	Ports    bool         `json:"ports,omitempty"`
 	Desktop  bool         `json:"desktop,omitempty"`
 	User     bool         `json:"user,omitempty"`     // commands run as a given user
-	Limits   []string     `json:"limits,omitempty"`   // that must really hold, e.g. "memory"
-	Price    PriceClass   `json:"price,omitempty"`    // at most
+	Limits   []string     `json:"limits,omitempty"`   // limits that must be enforced, e.g. "memory"
+	Price    PriceClass   `json:"price,omitempty"`    // highest acceptable class
 	Isolated bool         `json:"isolated,omitempty"` // code inside must not be able to harm the machine
-	OwnFiles bool         `json:"ownFiles,omitempty"` // a root file system of its own
+	OwnFiles bool         `json:"ownFiles,omitempty"` // its own root file system
 }

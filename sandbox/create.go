@@ -6,8 +6,8 @@ type CreateRequest struct {
 	Pull     string `json:"pull,omitempty" enum:"missing,always,never" doc:"when to fetch the image"`
 	Platform string `json:"platform,omitempty" maxLength:"64" example:"linux/amd64"`
 
-	// IdempotencyKey makes a repetition of the request return what the first one
-	// made. Raw is the request as it was sent: another one with the same key is
+	// IdempotencyKey makes a repeated request return the sandbox that the first one
+	// made. Raw is the body of the request: a different body with the same key is
 	// refused.
 	IdempotencyKey string `json:"-"`
 	Raw            []byte `json:"-"`

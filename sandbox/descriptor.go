@@ -2,7 +2,7 @@ package sandbox
 
 import "time"
 
-// Tier says how much of a machine the sandboxes of a provider are.
+// Tier is the kind of machine that the sandboxes of a provider are.
 type Tier string
 
 // The tiers.
@@ -18,13 +18,13 @@ type PriceClass string
 
 // The price classes, cheapest first.
 const (
-	PriceFree PriceClass = "free" // runs on hardware that is there anyway
+	PriceFree PriceClass = "free" // runs on your own hardware
 	PriceUse  PriceClass = "use"  // billed by the second or by use
 	PricePlan PriceClass = "plan" // needs a paid plan
 )
 
-// Descriptor is what is known about a provider without asking it. Callers
-// branch on this data and never on the name of a provider.
+// Descriptor is the static description of a provider. Callers branch on this
+// data and never on the name of a provider.
 type Descriptor struct {
 	Name      string `json:"name"`
 	BackendID string `json:"backendId"` // the name in resume envelopes; usually Name
@@ -49,8 +49,8 @@ type Descriptor struct {
 	NativeBucketMount bool   `json:"nativeBucketMount"`
 	Persistable       bool   `json:"persistable"` // the workspace can outlive the sandbox
 	RunAs             bool   `json:"runAs"`       // commands can run as another user
-	// Permanent: the sandboxes are machines of their users, which may be out of
-	// reach and are never gone.
+	// Permanent: the sandboxes are the users' own machines. They can be offline,
+	// but are never gone.
 	Permanent   bool          `json:"permanent,omitempty"`
 	Find        FindKind      `json:"find,omitempty"`
 	Price       PriceClass    `json:"price"`
@@ -66,7 +66,7 @@ type OSList struct {
 	Default   string   `json:"default"`
 }
 
-// FileSystemSupport says whether files can be reached.
+// FileSystemSupport says whether files can be accessed.
 type FileSystemSupport struct {
 	Available bool `json:"available"`
 	ReadOnly  bool `json:"readOnly"`
@@ -101,11 +101,12 @@ type DesktopSupport struct {
 // LifetimeSupport says how long a sandbox can live. Durations are nanoseconds
 // in JSON.
 type LifetimeSupport struct {
-	// Hard ends a sandbox whatever is done. Zero: it does not.
+	// Hard is the maximum lifetime of a sandbox, which cannot be extended. Zero: no
+	// maximum.
 	Hard time.Duration `json:"hard,omitempty"`
 	// Rollover: a session that needs longer must move to a new sandbox.
 	Rollover bool `json:"rollover"`
-	// IdleKiller: the provider ends sandboxes that nobody uses.
+	// IdleKiller: the provider ends unused sandboxes.
 	IdleKiller bool `json:"idleKiller"`
 	// Suspend: a sandbox can be suspended and resumed.
 	Suspend bool `json:"suspend"`
@@ -113,7 +114,7 @@ type LifetimeSupport struct {
 	LockFreeResume bool `json:"lockFreeResume"`
 }
 
-// SnapshotKind is what a snapshot is made of.
+// SnapshotKind is what a snapshot contains.
 type SnapshotKind string
 
 // The kinds of snapshots.
@@ -126,7 +127,7 @@ const (
 	SnapshotNone   SnapshotKind = "none"
 )
 
-// SnapshotSupport says what can be kept of a sandbox.
+// SnapshotSupport says which snapshots a provider can make.
 type SnapshotSupport struct {
 	Kind        SnapshotKind `json:"kind"`
 	TarFallback bool         `json:"tarFallback"`
@@ -137,8 +138,8 @@ type PortKind string
 
 // The kinds of port exposure.
 const (
-	PortTunnel  PortKind = "provider-tunnel" // connections go through the provider's API; nobody else reaches the port
-	PortPreview PortKind = "preview-url"     // the provider gives the port an address
+	PortTunnel  PortKind = "provider-tunnel" // connections go through the provider's API only
+	PortPreview PortKind = "preview-url"     // the provider gives the port a URL
 	PortLocal   PortKind = "local-port"      // the sandbox is on this machine
 	PortNone    PortKind = "none"
 )
@@ -149,7 +150,8 @@ type PortSupport struct {
 	OnDemand bool     `json:"onDemand"` // ports need not be declared at creation
 }
 
-// FindKind is how a sandbox is found again whose creation got no answer.
+// FindKind is how a sandbox is found after the request that created it got no
+// response.
 type FindKind string
 
 // The ways to find a sandbox.
@@ -159,7 +161,8 @@ const (
 	FindByName  FindKind = "name"        // a name belongs to one sandbox
 )
 
-// Unit says how a provider counts something that Atoll counts differently.
+// Unit says in which unit a provider measures something that Atoll measures in
+// another.
 type Unit struct {
 	Of   string `json:"of"`   // e.g. "timeout"
 	Unit string `json:"unit"` // e.g. "milliseconds"
@@ -172,7 +175,7 @@ type Credential struct {
 	Env      string `json:"env"`
 	Required bool   `json:"required"`
 	Secret   bool   `json:"secret"`
-	// With names a credential that is given together with this one or not at all.
+	// With names another credential. Either both are set or neither.
 	With string `json:"with,omitempty"`
 }
 

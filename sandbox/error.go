@@ -6,20 +6,20 @@ import (
 	"strings"
 )
 
-// Code classifies an error for the program that gets it. Codes travel on the
-// wire: the list is append-only and none is ever renamed.
+// Code classifies an error for programs. Codes are part of the API: the list is
+// append-only, and no code is ever renamed.
 type Code string
 
 // The codes.
 const (
 	CodeInvalid       Code = "invalid"        // the request can never succeed as written
-	CodeNotFound      Code = "not_found"      // something inside the request's subject is missing: a file, a process, an image
-	CodeGone          Code = "gone"           // that very sandbox is proved not to exist any more
+	CodeNotFound      Code = "not_found"      // the subject, or something in it, such as a file or a process, does not exist
+	CodeGone          Code = "gone"           // the sandbox is proved not to exist any more
 	CodeAlreadyExists Code = "already_exists" // the name or path is taken
-	CodeConflict      Code = "conflict"       // not in the subject's present state
-	CodeUnavailable   Code = "unavailable"    // could not be reached or is not possible on this machine; try again or fix it
-	CodeUnauthorized  Code = "unauthorized"   // who are you?
-	CodeDenied        Code = "denied"         // known, and not allowed
+	CodeConflict      Code = "conflict"       // not possible in the present state of the subject
+	CodeUnavailable   Code = "unavailable"    // could not be reached, or does not work on this machine; retry or fix the cause
+	CodeUnauthorized  Code = "unauthorized"   // the API key is missing or not valid
+	CodeDenied        Code = "denied"         // the caller is known but not allowed to do it
 	CodeExhausted     Code = "exhausted"      // a quota, a limit or a disk is full
 	CodeTimeout       Code = "timeout"
 	CodeCanceled      Code = "canceled"
@@ -28,19 +28,20 @@ const (
 	CodeInternal      Code = "internal"    // a fault of Atoll itself
 )
 
-// Error is the one error type that leaves the control plane. Error() is safe
-// to show to the caller; the cause is for logs and is not part of the text.
+// Error is the type of all errors that the control plane returns. The text of
+// Error() is safe to show to the caller. Cause is for logs and is not part of
+// the text.
 type Error struct {
 	Code    Code   `json:"code"`
-	Op      string `json:"op,omitempty"`      // what was tried, e.g. "files.read"
-	Subject string `json:"subject,omitempty"` // on what, e.g. a sandbox name or a path
+	Op      string `json:"op,omitempty"`      // the operation, e.g. "files.read"
+	Subject string `json:"subject,omitempty"` // its object, e.g. a sandbox name or a path
 	Message string `json:"message,omitempty"` // what is wrong, without a capital or a full stop
 	Hint    string `json:"hint,omitempty"`    // what to do next
-	Rule    string `json:"rule,omitempty"`    // of the policy that refused it, as POLICY.FIELD
+	Rule    string `json:"rule,omitempty"`    // policy rule that refused it, as POLICY.FIELD
 	Cause   error  `json:"-"`
 }
 
-// Error says what was tried, on what, and what is wrong.
+// Error returns "OP: SUBJECT: MESSAGE".
 func (e *Error) Error() string {
 	var parts []string
 	if e.Op != "" {

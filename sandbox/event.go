@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// Event is one record of what happened. It holds no value of a secret and no
-// output of a command.
+// Event is one record of the event log. It never has the value of a secret or
+// the output of a command.
 type Event struct {
 	Seq     int64             `json:"seq" doc:"1, 2, 3, …; the cursor"`
 	Time    time.Time         `json:"time"`
 	Type    string            `json:"type" example:"sandbox.created"`
-	Op      string            `json:"op" doc:"what was done" example:"files.read"`
-	Key     string            `json:"key,omitempty" doc:"public part of the API key of who did it"`
-	UID     *uint32           `json:"uid,omitempty" doc:"of the local user who did it"`
-	Node    string            `json:"node,omitempty" doc:"the daemon that did it"`
+	Op      string            `json:"op" doc:"the operation" example:"files.read"`
+	Key     string            `json:"key,omitempty" doc:"public part of the caller's API key"`
+	UID     *uint32           `json:"uid,omitempty" doc:"user id of the caller on the local socket"`
+	Node    string            `json:"node,omitempty" doc:"the daemon that recorded it"`
 	Sandbox ID                `json:"sandbox,omitempty"`
 	Name    string            `json:"name,omitempty" doc:"of the sandbox"`
-	Labels  map[string]string `json:"labels,omitempty" doc:"those that the sandbox had then"`
-	Subject string            `json:"subject,omitempty" doc:"what was touched"`
+	Labels  map[string]string `json:"labels,omitempty" doc:"labels that the sandbox had then"`
+	Subject string            `json:"subject,omitempty" doc:"object of the operation, such as a path"`
 	Policy  string            `json:"policy,omitempty" doc:"the rule that decided"`
-	Ref     int64             `json:"ref,omitempty" doc:"the attempt that this is the outcome of"`
+	Ref     int64             `json:"ref,omitempty" doc:"seq of the attempted event that this is the outcome of"`
 	Code    Code              `json:"code,omitempty" doc:"of a failure"`
 	Program string            `json:"program,omitempty"`
 	Argc    int               `json:"argc,omitempty"`
@@ -31,8 +31,8 @@ type Event struct {
 
 	Duration time.Duration `json:"durationMs,omitempty" doc:"how long a command ran, in milliseconds"`
 
-	Request string `json:"request,omitempty" doc:"id of the request that it was done for"`
-	Trace   string `json:"trace,omitempty" doc:"id of the trace that request is part of"`
+	Request string `json:"request,omitempty" doc:"id of the request"`
+	Trace   string `json:"trace,omitempty" doc:"id of the request's trace"`
 
 	Epoch int64 `json:"epoch,omitempty" doc:"which sandbox of a session, counted from 1"`
 }
@@ -53,10 +53,10 @@ func (e *Event) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// EventQuery selects events. The zero value selects all there are.
+// EventQuery selects events. The zero value selects all.
 type EventQuery struct {
 	After   int64 // only those with a higher Seq
-	Page    int   // how many to ask for at a time; zero leaves it to the daemon
+	Page    int   // events per request; zero: the daemon's default
 	Sandbox ID
 	Types   []string
 	Ops     []string

@@ -3,10 +3,10 @@ package sandbox
 // The types of events, as in Event.Type and EventQuery.Types. The list is
 // append-only.
 const (
-	EventAttempted       = "attempted" // Op is about to be done; its outcome follows
-	EventDenied          = "denied"    // Op was not allowed, and not done
-	EventFailed          = "failed"    // Op was tried and did not succeed, for Code
-	EventUnknown         = "unknown"   // Op was announced by a daemon that ended before it could tell more
+	EventAttempted       = "attempted" // Op begins; an event with its outcome follows
+	EventDenied          = "denied"    // Op was not allowed and was not done
+	EventFailed          = "failed"    // Op failed with Code
+	EventUnknown         = "unknown"   // Op began, but the daemon ended before it recorded the outcome
 	EventDone            = "done"      // Op succeeded and has no type of its own
 	EventCreated         = "sandbox.created"
 	EventStarted         = "sandbox.started"
@@ -15,7 +15,7 @@ const (
 	EventResumed         = "sandbox.resumed"
 	EventUpdated         = "sandbox.updated"
 	EventDestroyed       = "sandbox.destroyed"
-	EventEnded           = "sandbox.ended"   // by itself, or by a limit: see Reason
+	EventEnded           = "sandbox.ended"   // it ended by itself or by a limit: see Reason
 	EventExpired         = "sandbox.expired" // its lifetime ended
 	EventIdled           = "sandbox.idled"   // its idle policy applied
 	EventLost            = "sandbox.lost"    // it cannot be reached
@@ -42,20 +42,20 @@ const (
 	EventSecretCreated   = "secret.created"
 	EventSecretRotated   = "secret.rotated"
 	EventSecretRemoved   = "secret.removed"
-	EventEgressAllowed   = "egress.allowed" // what a sandbox sent: see Subject and Policy
+	EventEgressAllowed   = "egress.allowed" // a sandbox sent a request: see Subject and Policy
 	EventEgressDenied    = "egress.denied"
 	EventEgressLimited   = "egress.limited" // a limit is reached
-	EventEgressFailed    = "egress.failed"  // allowed, and the other side did not answer
-	EventPoliciesLoaded  = "policy.loaded"  // other policies of the machine hold from now on
-	EventPoliciesKept    = "policy.kept"    // what is in the files cannot be used: see Subject
+	EventEgressFailed    = "egress.failed"  // allowed, but the server did not respond
+	EventPoliciesLoaded  = "policy.loaded"  // new policies of the machine apply from now on
+	EventPoliciesKept    = "policy.kept"    // the policy files are not valid, so the old policies stay: see Subject
 	EventSecretUsed      = "secret.used"    // the gateway sent it: see Subject and Policy
 	EventSessionCreated  = "session.created"
 	EventLeaseWarming    = "lease.warming"  // the sandbox of a session is made or resumed
 	EventLeaseWarm       = "lease.warm"     // it serves the session: see Epoch
-	EventLeaseDraining   = "lease.draining" // nobody needs it; it ends after a grace period
+	EventLeaseDraining   = "lease.draining" // the sandbox has no holder; it ends after a grace period
 	EventLeaseCold       = "lease.cold"     // the session has no sandbox
 	EventLeaseAtRisk     = "lease.at_risk"  // the sandbox could not be saved, and its lifetime ends soon
-	EventFenceRefused    = "fence.refused"  // a request was meant for an earlier sandbox: see Epoch
+	EventFenceRefused    = "fence.refused"  // a request was for an earlier sandbox: see Epoch
 	EventRouteSwapped    = "route.swapped"  // another sandbox serves the session, with its files: see Sandbox and Epoch
 	EventAuditPruned     = "audit.pruned"   // the oldest records of this log were removed: see Subject
 )

@@ -5,29 +5,30 @@ import (
 	"unicode/utf8"
 )
 
-// MainCommand is the command that a sandbox exists for. The daemon starts it when
-// the sandbox is made or started again. When it has ended for good, the state of
-// the sandbox is Exited, with the Exit of the command.
+// MainCommand is the main command of a sandbox, as of a container. The daemon
+// starts it when the sandbox is made or started again. When it has ended and is
+// not restarted, the state of the sandbox is Exited, with the Exit of the
+// command.
 type MainCommand struct {
-	// Args replace the image's command. Without any, and without an image that
-	// names some, nothing is started.
+	// Args replace the image's command. If there are none, and the image has no
+	// command either, nothing is started.
 	Args []string `json:"args,omitempty" doc:"the program and its arguments; the image's command if left out"`
 	// Entrypoint replaces the image's, together with its command; an empty one
 	// means none. Nil keeps the image's.
 	Entrypoint *string `json:"entrypoint,omitempty" doc:"replaces the image's entrypoint; empty for none"`
 	// TTY runs it on a terminal of this size.
 	TTY *WindowSize `json:"tty,omitempty"`
-	// Stdin keeps its input open for whoever attaches.
-	Stdin bool `json:"stdin,omitempty" doc:"keep its input open for whoever attaches"`
+	// Stdin keeps its standard input open for clients that attach.
+	Stdin bool `json:"stdin,omitempty" doc:"keep its standard input open for clients that attach"`
 	// Restart says when it is started again after it has ended. Empty: never.
 	Restart RestartPolicy `json:"restart,omitempty" enum:"no,on-failure,always" doc:"when to start it again; never if left out"`
 	// MaxRestarts bounds the restarts. Zero: no bound.
-	MaxRestarts int `json:"maxRestarts,omitempty" minimum:"0" doc:"at most so many restarts; no bound if left out"`
-	// Remove removes the sandbox when the command has ended for good.
+	MaxRestarts int `json:"maxRestarts,omitempty" minimum:"0" doc:"maximum number of restarts; no maximum if left out"`
+	// Remove removes the sandbox when the command has ended.
 	Remove bool `json:"remove,omitempty" doc:"remove the sandbox when the command has ended"`
 
-	// Process is the id of the command that runs, or ran last.
-	Process string `json:"process,omitempty" readOnly:"true" doc:"id of the command that runs, or ran last"`
+	// Process is the id of the running command, or of the last one.
+	Process string `json:"process,omitempty" readOnly:"true" doc:"id of the running command, or of the last one"`
 	// Restarts is how often it was started again.
 	Restarts int `json:"restarts,omitempty" readOnly:"true" doc:"how often it was started again"`
 }
@@ -43,7 +44,7 @@ const (
 	RestartAlways    RestartPolicy = "always"
 )
 
-// Again reports whether a command that ended like this is to be started again.
+// Again reports whether a command that ended with exit must be restarted.
 func (m *MainCommand) Again(exit Exit) bool {
 	if m.MaxRestarts > 0 && m.Restarts >= m.MaxRestarts {
 		return false
@@ -57,7 +58,7 @@ func (m *MainCommand) validate() error {
 	}
 	for _, a := range m.Args {
 		if !utf8.ValidString(a) || strings.ContainsRune(a, 0) {
-			return invalid("main", "an argument holds what is not UTF-8, or a NUL")
+			return invalid("main", "an argument is not valid UTF-8 or has a NUL byte")
 		}
 	}
 	switch m.Restart {

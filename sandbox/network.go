@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of a profile. They bound what one request can make the control plane
-// and the gateway hold.
+// Limits of a profile. They bound the memory that one request can use in the
+// control plane and the gateway.
 const (
 	MaxRules      = 20_000
 	MaxRuleHosts  = 256
@@ -15,32 +15,33 @@ const (
 	MaxEgress     = 1024
 )
 
-// MachineHost is the name by which a sandbox reaches services that listen on the
-// loopback of the daemon's machine. Rules allow it only by exactly this name, and
-// only on ports that the owner of the machine opens (atoll up
-// --egress-host-ports).
+// MachineHost is the host name under which a sandbox reaches services that
+// listen on the loopback of the daemon's machine. Rules allow it only by
+// exactly this name, and only on ports that the owner of the machine opens
+// (atoll up --egress-host-ports).
 const MachineHost = "host.atoll.internal"
 
-// Network says what of the network a sandbox may reach. At most one of its
-// fields is set. The zero value: there is no network at all.
+// Network says which hosts a sandbox may reach. At most one of Profile, Inline
+// and Egress is set. The zero value: no network.
 type Network struct {
-	// Profile names a stored profile. A change of it reaches the sandbox live.
+	// Profile names a stored profile. Changes of the profile apply to running
+	// sandboxes.
 	Profile string `json:"profile,omitempty"`
-	// Inline is a profile of this sandbox alone.
+	// Inline is a profile for this sandbox only.
 	Inline *Profile `json:"inline,omitempty"`
-	// Egress is the plain form: the hosts that are allowed and nothing else,
-	// each as in Rule.Hosts. Empty but not nil: a network that leads nowhere.
+	// Egress is the short form: a list of allowed hosts, each as in Rule.Hosts.
+	// Empty but not nil: a network on which every host is denied.
 	Egress []string `json:"egress,omitzero"`
-	// Plain is what is left of the rules for a provider that is no gateway. The
-	// control plane sets it; it is in no record.
+	// Plain are the rules for a provider that enforces egress itself. The control
+	// plane sets it; it is not stored.
 	Plain *EgressRules `json:"-"`
 }
 
-// Asked reports whether there is to be a network.
+// Asked reports whether the sandbox has a network.
 func (n Network) Asked() bool { return n.Profile != "" || n.Inline != nil || n.Egress != nil }
 
-// Local returns the profile that the Network itself spells out, if it does not
-// name a stored one: the inline one, or what the shorthand stands for.
+// Local returns the inline profile, or the profile that Egress stands for. It
+// returns false if there is no network or the Network names a stored profile.
 func (n Network) Local() (Profile, bool) {
 	switch {
 	case n.Inline != nil:
@@ -64,31 +65,32 @@ const (
 	Deny  Action = "deny"
 )
 
-// Profile is an egress policy: rules in order, of which the first that matches
-// decides, and what happens when none does. The zero value denies everything.
+// Profile is an egress policy: a list of rules, of which the first that matches
+// decides, and a default. The zero value denies everything.
 type Profile struct {
-	Name        string `json:"name,omitempty" doc:"names the profile among those of the tenant; empty for one of a single sandbox"`
+	Name        string `json:"name,omitempty" doc:"unique among the profiles of the tenant; empty for an inline profile"`
 	Description string `json:"description,omitempty" maxLength:"1000"`
-	// Internet is the master switch: false denies everything, whatever the
-	// rules say. Nil means true.
+	// Internet denies everything if it is false, whatever the rules say. Nil means
+	// true.
 	Internet *bool `json:"internet,omitempty" doc:"false denies everything, whatever the rules say"`
-	// Default decides what no rule matches. Empty: Deny. Allow never reaches
-	// private, reserved or metadata addresses.
+	// Default applies when no rule matches. Empty: Deny. Allow does not include
+	// private, reserved and metadata addresses.
 	Default Action `json:"default,omitempty" enum:"allow,deny" doc:"what happens when no rule matches; deny if left out"`
 	Rules   []Rule `json:"rules,omitempty" doc:"in order: the first that matches decides"`
 
-	// DNSServers are asked for the addresses of names in place of the machine's,
-	// each an address, with a port if that is not 53. Their answers are checked
-	// like all others. Credentials are then added only to requests over TLS.
-	DNSServers []string `json:"dnsServers,omitempty" maxItems:"10" doc:"asked for the addresses of names: ADDRESS or ADDRESS:PORT; those of the machine if left out"`
-	// Proxy is what all connections go through.
-	Proxy *UpstreamProxy `json:"proxy,omitempty" doc:"SOCKS5 proxy that all connections go through"`
+	// DNSServers resolve names in place of the machine's name servers. Each is an
+	// address, with a port if that is not 53. The addresses they return are checked
+	// like any others. With DNSServers, credentials are added only to requests over
+	// TLS.
+	DNSServers []string `json:"dnsServers,omitempty" maxItems:"10" doc:"name servers, as ADDRESS or ADDRESS:PORT; those of the machine if left out"`
+	// Proxy is a SOCKS5 proxy for all connections.
+	Proxy *UpstreamProxy `json:"proxy,omitempty" doc:"SOCKS5 proxy for all connections"`
 }
 
-// Rule decides about the flows and requests that it matches. A field that is
-// empty matches everything, but Hosts must not be empty.
+// Rule allows or denies the connections and requests that it matches. An empty
+// field matches everything, but Hosts must not be empty.
 type Rule struct {
-	// Name is for people and events. Empty: the rule is known by its number.
+	// Name is for people and events. Empty: the number of the rule is used.
 	Name   string `json:"name,omitempty" maxLength:"100"`
 	Action Action `json:"action" enum:"allow,deny"`
 
@@ -107,40 +109,40 @@ type Rule struct {
 	// addresses of names, too.
 	Hosts []string `json:"hosts" doc:"name, *.name, *, address or CIDR, each with an optional :port"`
 
-	// Paths are patterns of the normalised path of an HTTP request, without
-	// its query. "*" stands for any characters within one segment, and "**",
-	// alone in a segment, for any number of segments.
+	// Paths are patterns for the normalized path of an HTTP request, without its
+	// query. "*" matches any characters within one segment. "**", as a whole
+	// segment, matches any number of segments.
 	Paths   []string `json:"paths,omitempty" doc:"of HTTP requests; * within a segment, ** for any number of segments"`
 	Methods []string `json:"methods,omitempty" doc:"of HTTP requests"`
-	// WebSocket lets an allowed request become a WebSocket, about whose
-	// contents nothing is decided.
-	WebSocket bool `json:"webSocket,omitempty" doc:"allowed requests may become WebSockets"`
+	// WebSocket allows requests to upgrade to a WebSocket, whose messages are not
+	// checked.
+	WebSocket bool `json:"webSocket,omitempty" doc:"allowed requests may upgrade to WebSockets"`
 
-	// TLS says what happens to TLS. Empty: it is terminated for hosts where
-	// some rule needs to see the request, and passed through for others.
+	// TLS says whether the gateway terminates TLS. Empty: it terminates TLS for
+	// hosts for which a rule needs to see the requests, and passes it through for
+	// others.
 	TLS TLSMode `json:"tls,omitempty" enum:"terminate,passthrough"`
 
 	Limits  *RuleLimits `json:"limits,omitempty"`
 	Inject  []Injection `json:"inject,omitempty" doc:"credentials added to allowed requests after they have left the sandbox"`
-	Filters []Filter    `json:"filters,omitempty" doc:"of what allowed requests and their answers hold"`
+	Filters []Filter    `json:"filters,omitempty" doc:"checks of the bodies of allowed requests and their responses"`
 }
 
 // TLSMode is what the gateway does with TLS.
 type TLSMode string
 
-// The ways to deal with TLS. What is passed through is decided by the name of
-// the host only: the sandbox may then talk to whatever that host serves, under
-// whatever name.
+// The TLS modes. With Passthrough, only the host name is checked: the sandbox
+// can then reach everything that the host serves, under any other name too.
 const (
 	Terminate   TLSMode = "terminate"
 	Passthrough TLSMode = "passthrough"
 )
 
-// RuleLimits bound what a rule allows. They are counted per sandbox and rule. Zero
-// means no limit.
+// RuleLimits are limits of a rule that allows. They are counted per sandbox and
+// rule. Zero means no limit.
 type RuleLimits struct {
 	PerMinute     int   `json:"perMinute,omitempty" minimum:"0" doc:"requests, or connections where requests cannot be seen"`
-	Burst         int   `json:"burst,omitempty" minimum:"0" doc:"how many may come at once; a sixth of perMinute if left out"`
+	Burst         int   `json:"burst,omitempty" minimum:"0" doc:"how many may come at the same time; a sixth of perMinute if left out"`
 	RequestBytes  int64 `json:"requestBytes,omitempty" minimum:"0" doc:"sent per request, or per connection"`
 	ResponseBytes int64 `json:"responseBytes,omitempty" minimum:"0" doc:"received per request, or per connection"`
 	Connections   int   `json:"connections,omitempty" minimum:"0" doc:"open at the same time"`
@@ -149,18 +151,18 @@ type RuleLimits struct {
 // InjectMode is how a credential is put into a request.
 type InjectMode string
 
-// The ways to inject. The list is append-only.
+// The injection modes. The list is append-only.
 const (
 	InjectHeader InjectMode = "header" // Name: Format
 	InjectBearer InjectMode = "bearer" // Authorization: Bearer VALUE
 	InjectBasic  InjectMode = "basic"  // Authorization: Basic USERNAME:VALUE
 	InjectQuery  InjectMode = "query"  // ?Name=VALUE
 	InjectSigV4  InjectMode = "sigv4"  // the request is signed with VALUE
-	InjectParts  InjectMode = "parts"  // Name: Parts, one after the other
+	InjectParts  InjectMode = "parts"  // Name: Parts, concatenated
 )
 
-// Injection adds a stored secret to the requests that a rule allows. What the
-// client sent in the same place is removed first.
+// Injection adds a stored secret to the requests that a rule allows. A value
+// that the client sent in the same header or query parameter is removed first.
 type Injection struct {
 	Secret string     `json:"secret,omitempty" doc:"name of the secret; left out for parts"`
 	Mode   InjectMode `json:"mode" enum:"header,bearer,basic,query,sigv4,parts"`
@@ -174,13 +176,13 @@ type Injection struct {
 	Service      string `json:"service,omitempty" doc:"for sigv4"`
 	SessionToken string `json:"sessionToken,omitempty" doc:"for sigv4: name of the secret that holds the session token"`
 
-	Parts []InjectPart `json:"parts,omitempty" maxItems:"32" doc:"for parts: what the header's value is made of, in order; any number of them, none included, are secrets"`
+	Parts []InjectPart `json:"parts,omitempty" maxItems:"32" doc:"for parts: texts and secrets that make up the header's value, in order"`
 }
 
-// InjectPart is a piece of a header's value: either a text or a secret.
+// InjectPart is a part of a header's value: either a text or a secret.
 type InjectPart struct {
 	Text   string `json:"text,omitempty" maxLength:"4096" doc:"as it is"`
-	Secret string `json:"secret,omitempty" doc:"name of the secret whose value stands here"`
+	Secret string `json:"secret,omitempty" doc:"name of the secret whose value goes here"`
 }
 
 // Secrets returns the names of all secrets that the rules of a profile add to
@@ -212,7 +214,7 @@ func (i Injection) Secrets() []string {
 	return names
 }
 
-// FilterType is what a filter looks at.
+// FilterType is what a filter checks.
 type FilterType string
 
 // The types of filters. The list is append-only.
@@ -222,7 +224,7 @@ const (
 	FilterContentType FilterType = "content_type" // a body of a type not in Types is refused
 )
 
-// Direction is which way what a filter looks at travels.
+// Direction says whether a filter checks requests or responses.
 type Direction string
 
 // The directions.
@@ -232,13 +234,13 @@ const (
 	DirBoth     Direction = "both"
 )
 
-// Filter refuses requests, or their answers, by what they hold.
+// Filter refuses requests or responses by their body.
 type Filter struct {
 	Type      FilterType `json:"type" enum:"regex,size,content_type"`
 	Direction Direction  `json:"direction,omitempty" enum:"request,response,both" doc:"both if left out"`
 	Pattern   string     `json:"pattern,omitempty" maxLength:"4096" doc:"for regex: RE2, searched in the body"`
-	Bytes     int64      `json:"bytes,omitempty" minimum:"0" doc:"for size: the most that is allowed; for regex: how much of a body is held to search it, 1 MiB if left out"`
-	Types     []string   `json:"types,omitempty" doc:"for content_type: those that are allowed, such as application/json or text/*"`
+	Bytes     int64      `json:"bytes,omitempty" minimum:"0" doc:"for size: the maximum; for regex: how much of a body is buffered and searched, 1 MiB if left out"`
+	Types     []string   `json:"types,omitempty" doc:"for content_type: the allowed types, such as application/json or text/*"`
 }
 
 // SecretMode is how a sandbox gets a secret.
@@ -253,22 +255,22 @@ const (
 	SecretEnv SecretMode = "env"
 )
 
-// SecretRef is a sandbox's wish for a stored secret. It never holds a value.
+// SecretRef is a reference to a stored secret. It never holds a value.
 type SecretRef struct {
 	Name string `json:"name" doc:"of the stored secret"`
-	Env  string `json:"env,omitempty" doc:"variable that holds the placeholder, or the value; the name if left out"`
+	Env  string `json:"env,omitempty" doc:"environment variable for the placeholder or the value; the name if left out"`
 	// Mode is SecretGateway if it is empty.
 	Mode SecretMode `json:"mode,omitempty" enum:"gateway,env"`
-	// Hosts are those to whom the gateway sends the value, as in Rule.Hosts
-	// without addresses; never more than the secret itself allows.
-	Hosts []string `json:"hosts,omitempty" doc:"to whom the value is sent; those of the secret if left out"`
+	// Hosts are the hosts to which the gateway sends the value, as in Rule.Hosts
+	// without addresses. Hosts that the secret itself does not allow are ignored.
+	Hosts []string `json:"hosts,omitempty" doc:"hosts that the value is sent to; those of the secret if left out"`
 	// In are the places in which a placeholder is replaced: "header",
 	// "header:NAME", "basic", "query", "query:NAME" and "body". Empty: header
 	// and basic.
 	In []string `json:"in,omitempty" doc:"where the placeholder is replaced: header, header:NAME, basic, query, query:NAME, body"`
 }
 
-// Variable is the name of the variable in the sandbox's environment.
+// Variable returns the name of the environment variable.
 func (r SecretRef) Variable() string {
 	if r.Env != "" {
 		return r.Env
@@ -290,8 +292,8 @@ func ValidateSecretName(name string) error {
 	return nil
 }
 
-// Validate reports the first thing about the Network that can never work. What
-// the rules of a profile say is looked at when it is compiled.
+// Validate returns an *Error with CodeInvalid if the Network is not valid. The
+// rules of a profile are checked when it is compiled.
 func (n Network) Validate() error {
 	forms := 0
 	for _, set := range []bool{n.Profile != "", n.Inline != nil, n.Egress != nil} {
@@ -314,7 +316,7 @@ func (n Network) Validate() error {
 	return nil
 }
 
-// validateSecrets reports the first wish for a secret that can never work.
+// validateSecrets returns an error for the first reference that is not valid.
 func validateSecrets(refs []SecretRef, env map[string]string) error {
 	if len(refs) > MaxSecretRefs {
 		return invalid("secrets", "%d secrets, at most %d", len(refs), MaxSecretRefs)

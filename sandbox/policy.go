@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// Policies are those of the daemon's machine that hold now.
+// Policies are the policies of the daemon's machine that apply now.
 type Policies struct {
 	Source   string    `json:"source,omitempty" doc:"the file or directory; only for the owner of the machine"`
-	Digest   string    `json:"digest,omitempty" doc:"of the texts that hold; left out if there are no policies"`
+	Digest   string    `json:"digest,omitempty" doc:"of the files that apply; left out if there are no policies"`
 	Loaded   time.Time `json:"loaded,omitzero"`
-	Problem  string    `json:"problem,omitempty" doc:"why what is in the files now does not hold; only for the owner of the machine"`
+	Problem  string    `json:"problem,omitempty" doc:"why the present files are not valid, so that the policies from before still apply; only for the owner of the machine"`
 	Policies []Policy  `json:"policies"`
 }
 
-// Policy says what sandboxes may be. What is nil is not bounded by it.
+// Policy is a set of limits for sandboxes. A nil field sets no limit.
 type Policy struct {
 	Name            string              `json:"name"`
 	Description     string              `json:"description,omitempty"`
-	Tenants         []string            `json:"tenants,omitempty" doc:"patterns of the tenants that it is about; all if left out"`
-	Labels          map[string][]string `json:"labels,omitempty" doc:"patterns of the labels of the sandboxes that it is about; a missing label is empty"`
+	Tenants         []string            `json:"tenants,omitempty" doc:"patterns of the tenants that it applies to; all if left out"`
+	Labels          map[string][]string `json:"labels,omitempty" doc:"patterns of the labels of the sandboxes that it applies to; a missing label is empty"`
 	CPUs            *float64            `json:"cpus,omitempty"`
 	Memory          *int64              `json:"memory,omitempty" doc:"bytes"`
 	Disk            *int64              `json:"disk,omitempty" doc:"bytes"`
@@ -29,13 +29,13 @@ type Policy struct {
 	SignedImages    []SignedImage       `json:"signedImages,omitempty" doc:"allowed as well, if signed"`
 	Mounts          []string            `json:"mounts,omitzero"`
 	Network         *bool               `json:"network,omitempty"`
-	Egress          *Profile            `json:"egress,omitempty" doc:"a ceiling over what may be reached"`
+	Egress          *Profile            `json:"egress,omitempty" doc:"profile that must allow every connection as well"`
 	Secrets         []string            `json:"secrets,omitzero"`
 	SecretModes     []SecretMode        `json:"secretModes,omitzero"`
-	Redact          bool                `json:"redact,omitempty" doc:"values of secrets are taken out of what commands write"`
+	Redact          bool                `json:"redact,omitempty" doc:"values of secrets are removed from the output of commands"`
 	OnUnenforceable string              `json:"onUnenforceable,omitempty"`
 	File            string              `json:"file"`
-	Lines           map[string]int      `json:"lines" doc:"of its fields in the file"`
+	Lines           map[string]int      `json:"lines" doc:"line numbers of its fields in the file"`
 }
 
 // MarshalJSON writes the lifetime in milliseconds.
@@ -60,21 +60,22 @@ func (p *Policy) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// SignedImage is an image that has to be signed to be allowed.
+// SignedImage is a pattern of images that must be signed.
 type SignedImage struct {
 	Image    string   `json:"image" doc:"a pattern of names"`
-	SignedBy []string `json:"signedBy" doc:"files with public keys, one of which suffices"`
+	SignedBy []string `json:"signedBy" doc:"files with public keys; a signature of one of them is enough"`
 }
 
-// PolicyAnswer is what the policies say about a sandbox that is not made.
+// PolicyAnswer is the decision of the policies about a Spec. No sandbox is
+// made.
 type PolicyAnswer struct {
 	Allow    bool            `json:"allow"`
 	Message  string          `json:"message,omitempty" doc:"why it would be refused"`
-	Rule     string          `json:"rule,omitempty" doc:"that would refuse it, as POLICY.FIELD"`
-	Findings []PolicyFinding `json:"findings" doc:"what every rule that is about it says"`
-	Limits   Resources       `json:"limits" doc:"the lowest that hold for it; zero sets none"`
-	Lifetime time.Duration   `json:"lifetimeMs,omitempty" doc:"the longest that it may live, in milliseconds"`
-	Ceilings []PolicyCeiling `json:"ceilings" doc:"over what it may reach"`
+	Rule     string          `json:"rule,omitempty" doc:"rule that would refuse it, as POLICY.FIELD"`
+	Findings []PolicyFinding `json:"findings" doc:"result of every rule that applies to it"`
+	Limits   Resources       `json:"limits" doc:"the lowest limits that apply to it; zero: none"`
+	Lifetime time.Duration   `json:"lifetimeMs,omitempty" doc:"its longest lifetime, in milliseconds"`
+	Ceilings []PolicyCeiling `json:"ceilings" doc:"profiles that must allow its connections as well"`
 }
 
 // MarshalJSON writes the lifetime in milliseconds.
@@ -93,7 +94,7 @@ func (a *PolicyAnswer) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// PolicyFinding is what one rule says about a sandbox.
+// PolicyFinding is the result of one policy rule for a Spec.
 type PolicyFinding struct {
 	Rule  string `json:"rule" doc:"POLICY.FIELD"`
 	File  string `json:"file"`
@@ -103,32 +104,33 @@ type PolicyFinding struct {
 	Limit string `json:"limit"`
 }
 
-// PolicyCeiling is a profile that has to allow as well.
+// PolicyCeiling is a profile of a policy, which must allow every connection as
+// well.
 type PolicyCeiling struct {
 	Policy  string  `json:"policy"`
 	Profile Profile `json:"profile"`
 }
 
-// Explanation is what would become of a request under a profile, and why.
+// Explanation says whether a profile would allow a request, and why.
 type Explanation struct {
 	Allow    bool          `json:"allow"`
 	Reason   string        `json:"reason"`
 	Rule     string        `json:"rule,omitempty" doc:"the rule that decides"`
 	Message  string        `json:"message"`
 	Resolves bool          `json:"resolves" doc:"whether the name has an address in the sandbox"`
-	Inspect  bool          `json:"inspect" doc:"whether TLS is terminated and every request decided"`
-	HostOnly bool          `json:"hostOnly" doc:"whether the host alone decides, so that anything behind its name can be reached"`
-	Path     string        `json:"path,omitempty" doc:"that is forwarded"`
+	Inspect  bool          `json:"inspect" doc:"whether TLS is terminated and every request is checked"`
+	HostOnly bool          `json:"hostOnly" doc:"whether only the host name is checked, so that everything the host serves can be reached"`
+	Path     string        `json:"path,omitempty" doc:"the path that is forwarded"`
 	Limits   RuleLimits    `json:"limits,omitzero"`
 	Inject   []string      `json:"inject,omitempty" doc:"names of the secrets that are added"`
-	Operator []string      `json:"operator,omitempty" doc:"what the owner of the machine decides about it"`
-	Steps    []ExplainStep `json:"steps" doc:"the rules about the host, in order, up to the one that decides"`
+	Operator []string      `json:"operator,omitempty" doc:"what the policies of the machine decide"`
+	Steps    []ExplainStep `json:"steps" doc:"the rules for the host, in order, up to the one that decides"`
 }
 
-// ExplainStep is one rule that was looked at.
+// ExplainStep is one rule that was evaluated.
 type ExplainStep struct {
 	Rule    string `json:"rule"`
 	Action  Action `json:"action"`
 	Matches bool   `json:"matches"`
-	Why     string `json:"why,omitempty" doc:"it does not match"`
+	Why     string `json:"why,omitempty" doc:"why it does not match"`
 }

@@ -1,6 +1,6 @@
-// Package sandbox is Atoll's vocabulary: the few nouns that every other
-// package speaks. It depends on the standard library only, holds no behaviour
-// beyond validation, and its values carry no secrets.
+// Package sandbox holds the types that all other packages share, such as Spec,
+// Sandbox, Command and Error. It depends on the standard library only and has
+// no behaviour beyond validation.
 //
 // Values of these types are plain data. They may be copied, and may be read
 // concurrently; a value must not be changed while another goroutine reads it.
@@ -14,53 +14,53 @@ import (
 	"time"
 )
 
-// ID names one sandbox for ever. It is made by the control plane, is never
-// reused, and is safe in file names and host names: 1 to 63 characters of
-// [a-z0-9-], beginning with a letter.
+// ID identifies one sandbox. The control plane assigns it and never reuses it.
+// It is safe in file names and host names: 1 to 63 characters of [a-z0-9-],
+// beginning with a letter.
 type ID string
 
-// State is where a sandbox is in its life. Stopped, Gone and Lost are three
-// different answers: a stopped sandbox can be started again, a gone one
-// provably cannot, and a lost one could not be reached to find out.
+// State is the state of a sandbox. A stopped sandbox can be started again. A
+// gone sandbox is proved not to exist any more. A lost sandbox cannot be
+// reached, so its real state is unknown.
 type State string
 
 // The states of a sandbox. The list is append-only.
 const (
-	Creating State = "creating" // asked for, not yet able to run a command
+	Creating State = "creating" // being made; commands cannot be run yet
 	Running  State = "running"  // commands can be run
 	Pausing  State = "pausing"
 	Paused   State = "paused"
 	Resuming State = "resuming"
-	Exited   State = "exited"  // its main command ended; commands can still be run
-	Stopped  State = "stopped" // its processes ended; what it wrote is kept
-	Lost     State = "lost"    // cannot be reached; whether it lives is unknown
-	Failed   State = "failed"  // broken by a fault of its own kernel or its limits
-	Gone     State = "gone"    // destroyed, with typed evidence
+	Exited   State = "exited"  // its main command has ended; commands can still be run
+	Stopped  State = "stopped" // its processes have ended; its files are kept
+	Lost     State = "lost"    // cannot be reached; its real state is unknown
+	Failed   State = "failed"  // its kernel failed, or a limit broke it
+	Gone     State = "gone"    // does not exist any more
 )
 
-// Spec describes a sandbox to create. The zero value of each field means what
-// its comment says. A provider receives a Spec only after [Spec.Validate]
-// accepted it and the control plane filled ID, Name and Image.
+// Spec describes a sandbox to create. A provider receives a Spec only after
+// [Spec.Validate] accepted it and the control plane has set ID, Name and Image.
 type Spec struct {
 	ID   ID     `json:"id,omitempty" readOnly:"true" doc:"assigned by the server"`
 	Name string `json:"name,omitempty" maxLength:"63" doc:"unique among your sandboxes; the id if it is left out"`
 
-	// Provider makes the sandbox. Empty: the default of whoever is asked.
-	Provider string `json:"provider,omitempty" maxLength:"63" doc:"what makes it; the default of the daemon if it is left out"`
-	// Image is where the file system comes from. Empty means "host". The
-	// forms are those of package internal/image: "host", an OCI reference
-	// ("debian:12", "debian@sha256:…"), "oci:DIR[:TAG]",
-	// "docker-archive:FILE[:REF]", "dir:DIR" and "tar:FILE".
-	Image string `json:"image,omitempty" maxLength:"4096" doc:"where the file system comes from; the machine's own programs if it is left out" example:"debian:12"`
+	// Provider is the name of the provider that makes the sandbox. Empty: the
+	// daemon's default.
+	Provider string `json:"provider,omitempty" maxLength:"63" doc:"name of the provider; the daemon's default if it is left out"`
+	// Image is the source of the root file system. Empty means "host", which uses
+	// the machine's own files. The other forms are an OCI reference ("debian:12",
+	// "debian@sha256:…"), "oci:DIR[:TAG]", "docker-archive:FILE[:REF]", "dir:DIR"
+	// and "tar:FILE".
+	Image string `json:"image,omitempty" maxLength:"4096" doc:"source of the root file system; the machine's own programs if it is left out" example:"debian:12"`
 	// Snapshot is the name or id of a snapshot to start from instead of an
 	// image. The snapshot's user, directory, environment and limits apply where
 	// this Spec leaves them out.
 	Snapshot string `json:"snapshot,omitempty" maxLength:"63" doc:"name or id of a snapshot to start from, instead of an image"`
 
 	Resources Resources `json:"resources,omitzero"`
-	// RequireLimits refuses to make the sandbox if its provider does not enforce a
-	// limit that Resources asks for.
-	RequireLimits bool `json:"requireLimits,omitempty" doc:"refuse to make the sandbox if a limit that resources asks for is not enforced"`
+	// RequireLimits makes the creation fail if the provider does not enforce a
+	// limit in Resources.
+	RequireLimits bool `json:"requireLimits,omitempty" doc:"fail if the provider does not enforce a limit in resources"`
 
 	// Env is added to the image's environment for every command.
 	Env map[string]string `json:"env,omitempty" doc:"added to the image's environment of every command; values are not stored in the database"`
@@ -73,35 +73,35 @@ type Spec struct {
 	// Hostname inside the sandbox. Empty: the name.
 	Hostname string `json:"hostname,omitempty" maxLength:"63"`
 
-	// Main is the command that the sandbox exists for. It needs a daemon. Nil: none;
-	// commands are run with Exec.
-	Main *MainCommand `json:"main,omitempty" doc:"the command that the sandbox exists for; none if left out"`
+	// Main is the main command, as of a Docker container. It needs a daemon. Nil:
+	// none; commands are run with Exec.
+	Main *MainCommand `json:"main,omitempty" doc:"the main command, as of a container; none if left out"`
 
-	// Mounts are host directories and files shown inside. There are never
-	// any but these.
+	// Mounts are host directories and files that are mounted into the sandbox. It
+	// sees no other host paths.
 	Mounts []Mount `json:"mounts,omitempty" maxItems:"64" doc:"files and directories of the machine; only for its owner"`
 
-	// Workspaces are durable directories, each at a path of its own.
-	Workspaces []WorkspaceMount `json:"workspaces,omitempty" maxItems:"32" doc:"durable directories, each at a path of its own"`
+	// Workspaces are durable directories, each at its own path.
+	Workspaces []WorkspaceMount `json:"workspaces,omitempty" maxItems:"32" doc:"durable directories, each at its own path"`
 
-	// Ports are those that the daemon's machine shows to its users.
+	// Ports are the ports that are published on the daemon's machine.
 	Ports []PublishedPort `json:"ports,omitempty" maxItems:"64" doc:"ports to publish on the daemon's machine; only for its owner"`
 
-	// Network is what the sandbox may reach. Zero: nothing.
-	Network Network `json:"network,omitzero" doc:"what the sandbox may reach; nothing if it is left out"`
-	// Secrets are the stored secrets the sandbox works with. Values are never
-	// part of a Spec.
-	Secrets []SecretRef `json:"secrets,omitempty" maxItems:"64" doc:"stored secrets the sandbox works with"`
-	// Redact puts asterisks in place of those values that the sandbox itself
-	// has, of the mode env, in what its commands write.
-	Redact bool `json:"redact,omitempty" doc:"replace values of secrets of mode env by asterisks in what commands write"`
+	// Network says which hosts the sandbox may reach. Zero: none.
+	Network Network `json:"network,omitzero" doc:"hosts that the sandbox may reach; none if it is left out"`
+	// Secrets are the stored secrets that the sandbox uses. Values are never part
+	// of a Spec.
+	Secrets []SecretRef `json:"secrets,omitempty" maxItems:"64" doc:"stored secrets that the sandbox uses"`
+	// Redact replaces the values of secrets of the mode env by asterisks in the
+	// output of commands.
+	Redact bool `json:"redact,omitempty" doc:"replace values of secrets of mode env by asterisks in the output of commands"`
 
 	Lifetime Lifetime          `json:"lifetime,omitzero"`
 	Labels   map[string]string `json:"labels,omitempty"`
 }
 
-// Resources are upper limits. Zero means the provider's default, which its
-// facts name; a negative value means no limit of Atoll's own.
+// Resources are upper limits. Zero means the provider's default. A negative
+// value means that Atoll sets no limit.
 type Resources struct {
 	CPUs   float64 `json:"cpus,omitempty" doc:"processors' worth of time, such as 0.5"`
 	Memory int64   `json:"memory,omitempty" doc:"bytes, including those of the sandbox's kernel"`
@@ -109,13 +109,13 @@ type Resources struct {
 	PIDs   int64   `json:"pids,omitempty" doc:"processes and threads alive at once"`
 }
 
-// Enforcement says whether a limit of a sandbox holds.
+// Enforcement says whether a limit of a sandbox is enforced.
 type Enforcement struct {
 	Enforced bool   `json:"enforced"`
 	Why      string `json:"why,omitempty"` // why not
 }
 
-// Mount shows the host path Source at the absolute path Target inside.
+// Mount mounts the host path Source at the absolute path Target in the sandbox.
 type Mount struct {
 	Source   string `json:"source"`
 	Target   string `json:"target"`
@@ -124,17 +124,18 @@ type Mount struct {
 
 // Lifetime bounds how long a sandbox may live.
 type Lifetime struct {
-	// Timeout is wall-clock time from creation to TimeoutAction. It does not
-	// pass while the sandbox is stopped or paused. Zero: no limit.
+	// Timeout is the time from creation to TimeoutAction. Time while the sandbox is
+	// stopped or paused does not count. Zero: no limit.
 	Timeout time.Duration `json:"timeoutMs,omitempty" minimum:"0" doc:"how long the sandbox may run, in milliseconds; no limit if it is left out"`
 	// TimeoutAction is what happens then: IdleDelete, IdleSleep or IdleStop.
 	// Empty: IdleDelete. Anything but deletion needs a daemon.
 	TimeoutAction IdleAction `json:"timeoutAction,omitempty" enum:"sleep,stop,delete" doc:"what happens then; delete if it is left out"`
-	// Wakes resumes a paused sandbox when it is used, whoever paused it.
-	Wakes bool `json:"wakes,omitempty" doc:"resume a paused sandbox when it is used, whoever paused it"`
-	// Idle is how long nobody may use the sandbox before IdleAction happens.
-	// A command that runs, a transfer and an open port are use. Zero: never.
-	Idle time.Duration `json:"idleMs,omitempty" minimum:"0" doc:"how long nobody may use it before idleAction, in milliseconds; never if it is left out"`
+	// Wakes resumes a paused sandbox when it is used, even if a caller paused it.
+	Wakes bool `json:"wakes,omitempty" doc:"resume a paused sandbox when it is used, even if a caller paused it"`
+	// Idle is how long the sandbox may be unused before IdleAction happens. A
+	// running command, a file transfer and an open port count as use. Zero: no
+	// limit.
+	Idle time.Duration `json:"idleMs,omitempty" minimum:"0" doc:"how long it may be unused before idleAction, in milliseconds; no limit if it is left out"`
 	// IdleAction is what happens then. Empty: IdleStop.
 	IdleAction IdleAction `json:"idleAction,omitempty" enum:"pause,sleep,stop,delete" doc:"pause in memory, sleep on disk, stop and keep the files, or delete; stop if it is left out"`
 }
@@ -167,14 +168,15 @@ func (l *Lifetime) UnmarshalJSON(text []byte) error {
 // Change describes changes to a sandbox. Fields that are nil or zero stay as
 // they are.
 type Change struct {
-	Resources Resources `json:"resources,omitzero" doc:"limits that are left out stay"`
+	Resources Resources `json:"resources,omitzero" doc:"limits that are left out do not change"`
 	// RequireLimits refuses the change if a limit in Resources is not enforced.
 	RequireLimits bool               `json:"requireLimits,omitempty" doc:"refuse the change if a limit in resources is not enforced"`
 	Labels        map[string]*string `json:"labels,omitempty" doc:"labels to set; null removes one"`
 	Lifetime      LifetimeChange     `json:"lifetime,omitzero"`
-	// Network replaces the rules of a sandbox that has rules of its own, by others
-	// of the plain or the inline form. It cannot be changed together with the rest.
-	Network *Network `json:"network,omitempty" doc:"other rules of its own, for a sandbox that has some; not together with other changes"`
+	// Network replaces the egress rules of a sandbox whose Network has Egress or
+	// Inline, by new ones in either form. It cannot be changed together with other
+	// fields.
+	Network *Network `json:"network,omitempty" doc:"new egress or inline rules, for a sandbox that has such rules; not together with other changes"`
 }
 
 // ApplyResources returns r with the limits that change.
@@ -208,7 +210,7 @@ func (c Change) ApplyLabels(labels map[string]string) map[string]string {
 // LifetimeChange describes changes to a [Lifetime]. Fields that are nil stay as
 // they are.
 type LifetimeChange struct {
-	// Timeout is how long the sandbox may live from now on. Zero: no limit.
+	// Timeout is how long the sandbox may run from now on. Zero: no limit.
 	Timeout       *time.Duration `json:"timeoutMs,omitempty" minimum:"0" doc:"how long the sandbox may run from now on, in milliseconds; 0: no limit"`
 	TimeoutAction *IdleAction    `json:"timeoutAction,omitempty" enum:"sleep,stop,delete"`
 	Wakes         *bool          `json:"wakes,omitempty"`
@@ -266,27 +268,26 @@ type PauseKind string
 
 // The kinds of pause.
 const (
-	PauseMemory PauseKind = "memory" // resident: frozen, and held by its kernel
-	PauseDisk   PauseKind = "disk"   // in a snapshot: no memory and no process left
+	PauseMemory PauseKind = "memory" // processes are frozen and stay in memory
+	PauseDisk   PauseKind = "disk"   // state is in a snapshot; no memory and no processes are left
 )
 
-// IdleAction is what becomes of a sandbox that nobody uses. The list is
-// append-only.
+// IdleAction is what happens to an unused sandbox. The list is append-only.
 type IdleAction string
 
-// What can become of a sandbox that nobody uses. A paused one wakes when it is
-// used again.
+// The idle actions. A sandbox paused by one of them resumes when it is used
+// again.
 const (
-	IdlePause  IdleAction = "pause"  // resident: frozen, memory stays
-	IdleSleep  IdleAction = "sleep"  // paused to disk: no memory and no process left
+	IdlePause  IdleAction = "pause"  // paused in memory
+	IdleSleep  IdleAction = "sleep"  // paused on disk
 	IdleStop   IdleAction = "stop"   // processes end, files are kept
-	IdleDelete IdleAction = "delete" // everything goes
+	IdleDelete IdleAction = "delete" // the sandbox and its files are deleted
 )
 
 // Command is one program to run in a sandbox.
 type Command struct {
-	// Args is the program and its arguments. Each may hold any byte but NUL.
-	// The program is looked up in the command's PATH when it has no slash.
+	// Args is the program and its arguments. Each may contain any byte but NUL. A
+	// program without a slash is looked up in the command's PATH.
 	Args []string `json:"args,omitempty"`
 	// Shell is a script for the sandbox's /bin/sh, used instead of Args.
 	// Exactly one of Args and Shell is set.
@@ -304,26 +305,25 @@ type Command struct {
 	// Without it the command reads an empty input.
 	Stdin bool `json:"stdin,omitempty"`
 
-	// Timeout ends the command, its session and all that descends from it, with
-	// SIGKILL. What has left both, as a daemon does whose parent has ended,
-	// stays, and so does the sandbox. Zero: none.
+	// Timeout ends the command with SIGKILL, with its session and all its
+	// descendants. A process that has left both, such as a daemonized one, keeps
+	// running, and so does the sandbox. Zero: no timeout.
 	Timeout time.Duration `json:"timeout,omitempty"`
 
-	// Background keeps the command running when its caller goes away. Its
-	// output is kept in a bounded buffer, oldest bytes dropped first, and can
-	// be read later. Without it the command is killed when its Process is
-	// closed.
+	// Background keeps the command running after its Process is closed. Its output
+	// goes to a bounded log, which drops the oldest bytes and can be read later.
+	// Without Background, closing the Process kills the command.
 	Background bool `json:"background,omitempty"`
 
-	// Hold keeps the command for its caller when the connection between them
-	// is cut: it runs on, and stops at most where output would be lost, until
-	// the caller rejoins it or this time is over, when it is killed. A caller
-	// that closes its Process ends it at once, as without Hold. Zero: it ends
-	// with the connection. A provider that cannot rejoin does as for zero.
+	// Hold keeps the command running for this long after its connection is lost, so
+	// that the caller can rejoin. The command blocks if its output would be lost.
+	// When the time is over, it is killed. Closing the Process kills it at once, as
+	// without Hold. Zero: the command ends with the connection. Providers that
+	// cannot rejoin ignore Hold.
 	Hold time.Duration `json:"hold,omitempty"`
 }
 
-// Usage is what a sandbox consumes. A figure that is not known is negative.
+// Usage is the resource usage of a sandbox. An unknown figure is negative.
 type Usage struct {
 	CPU     time.Duration `json:"cpu"`     // processor time since it was made
 	Memory  int64         `json:"memory"`  // bytes now, its kernel included
@@ -344,13 +344,13 @@ type Exit struct {
 	Code int `json:"code"`
 	// Signal that ended it, 0 if none did.
 	Signal int `json:"signal,omitempty"`
-	// Reason tells who ended it.
+	// Reason says why it ended.
 	Reason Reason `json:"reason" doc:"exited, signaled, timeout, memory, killed, lifetime, crashed or lost"`
-	// Detail is a sentence for a person, possibly empty. It is safe to show.
+	// Detail is text for people, possibly empty. It holds no secrets.
 	Detail string `json:"detail,omitempty"`
 }
 
-// String says how it ended, in a few words.
+// String returns a short text, such as "exit code 1".
 func (e Exit) String() string {
 	switch e.Reason {
 	case ReasonExited, "":
@@ -365,19 +365,19 @@ func (e Exit) String() string {
 	return fmt.Sprintf("exit code %d (%s)", e.Code, why)
 }
 
-// Reason tells why a command or sandbox ended. The list is append-only.
+// Reason is why a command or sandbox ended. The list is append-only.
 type Reason string
 
-// Why things end.
+// The reasons.
 const (
 	ReasonExited   Reason = "exited"   // by itself, with Code
 	ReasonSignaled Reason = "signaled" // by a signal from inside or from a caller
 	ReasonTimeout  Reason = "timeout"  // its Timeout ended it
 	ReasonMemory   Reason = "memory"   // the sandbox reached its memory limit
-	ReasonKilled   Reason = "killed"   // the sandbox was destroyed under it
+	ReasonKilled   Reason = "killed"   // the sandbox was destroyed
 	ReasonLifetime Reason = "lifetime" // the sandbox reached the end of its lifetime
-	ReasonCrashed  Reason = "crashed"  // the sandbox's kernel failed, or somebody killed it
-	ReasonLost     Reason = "lost"     // the sandbox could not be asked
+	ReasonCrashed  Reason = "crashed"  // the sandbox's kernel failed or was killed
+	ReasonLost     Reason = "lost"     // the sandbox could not be reached
 )
 
 // ProcessInfo describes a command that was started through the API.
@@ -419,11 +419,11 @@ type FileInfo struct {
 	Identity uint64    `json:"identity,omitempty"` // inode number, 0 if unknown
 }
 
-// FileDetails is everything that stat and listxattr tell of a file.
+// FileDetails is everything that stat and listxattr report about a file.
 type FileDetails struct {
 	FileInfo
 	StatSize   int64             // bytes, as stat reports them for directories and links too
-	Attributes map[string]string // user extended attributes, their names without "user."
+	Attributes map[string]string // extended attributes of the user namespace; names without "user."
 }
 
 // FileOp is what happened to a watched file.
@@ -454,7 +454,7 @@ type LogChunk struct {
 	Dropped int64  `json:"dropped,omitempty" doc:"bytes lost before this piece because the log was full"`
 }
 
-// PortToken lets its bearer reach ports of one sandbox over HTTP, and nothing
+// PortToken gives access to ports of one sandbox over HTTP, and to nothing
 // else.
 type PortToken struct {
 	Token   string    `json:"token" doc:"for the header Atoll-Token; shown only now"`

@@ -7,7 +7,7 @@ type StoredSecret struct {
 	Name        string            `json:"name"`
 	Version     int64             `json:"version" doc:"raised by every new value"`
 	Description string            `json:"description,omitempty"`
-	Source      string            `json:"source,omitempty" doc:"where the daemon finds the value: env:NAME or file:/PATH"`
+	Source      string            `json:"source,omitempty" doc:"where the daemon reads the value from: env:NAME or file:/PATH"`
 	Hosts       []string          `json:"hosts,omitempty" doc:"hosts that it may be sent to"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	AllowEnv    bool              `json:"allowEnv,omitempty" doc:"sandboxes may get the value itself"`
@@ -16,15 +16,15 @@ type StoredSecret struct {
 	Uses        int               `json:"uses,omitempty" doc:"number of sandboxes that use it; only in a list"`
 }
 
-// NewSecret asks for a secret to be stored. Either its value is given, as Value
-// or as Text, or Source says where the daemon finds it.
+// NewSecret asks for a secret to be stored. Either Value or Text is the value,
+// or Source says where the daemon reads it from.
 type NewSecret struct {
 	Name        string            `json:"name" maxLength:"63"`
 	Value       []byte            `json:"valueBase64,omitempty" doc:"the value, at most 64 KiB"`
 	Text        string            `json:"value,omitempty" maxLength:"65536" doc:"the value, if it is UTF-8"`
-	Source      string            `json:"source,omitempty" maxLength:"4096" doc:"where the daemon finds the value instead, such as env:NAME or file:/PATH; only for the owner of the machine"`
+	Source      string            `json:"source,omitempty" maxLength:"4096" doc:"where the daemon reads the value from instead: env:NAME or file:/PATH; only for the owner of the machine"`
 	Description string            `json:"description,omitempty" maxLength:"1000"`
-	Hosts       []string          `json:"hosts,omitempty" maxItems:"256" doc:"hosts that it may be sent to, such as api.example.com; if left out, only stored profiles may send it, to the hosts that they name"`
+	Hosts       []string          `json:"hosts,omitempty" maxItems:"256" doc:"hosts that it may be sent to, such as api.example.com; if left out, only stored profiles may send it, to the hosts in their rules"`
 	AllowEnv    bool              `json:"allowEnv,omitempty" doc:"sandboxes may get the value itself"`
 	Labels      map[string]string `json:"labels,omitempty"`
 }
@@ -33,7 +33,7 @@ type NewSecret struct {
 type SecretValue struct {
 	Value  []byte            `json:"valueBase64,omitempty" doc:"the value, at most 64 KiB"`
 	Text   string            `json:"value,omitempty" maxLength:"65536" doc:"the value, if it is UTF-8"`
-	Labels map[string]string `json:"labels,omitempty" doc:"labels from now on; they stay if left out"`
+	Labels map[string]string `json:"labels,omitempty" doc:"new labels; if left out, the labels do not change"`
 }
 
 // Bytes returns the value. It may share memory with Value.

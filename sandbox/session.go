@@ -10,26 +10,26 @@ import (
 // EnvelopeVersion is the version of envelopes that this package writes.
 const EnvelopeVersion = 1
 
-// Envelope is JSON without secrets from which any Atoll finds the sandbox of a
-// session again or rebuilds it.
+// Envelope describes a session without secrets. From it, a daemon that shares
+// the store finds the sandbox of the session again or rebuilds it.
 type Envelope struct {
 	Version int    `json:"version"`
 	Backend string `json:"backend"` // provider
 	// Binding is the account, endpoint or machine that the sandbox belongs to. A
-	// sandbox that is missing under another binding is not proved to be gone.
+	// sandbox that cannot be found under another binding is not proved to be gone.
 	Binding string `json:"binding,omitempty"`
 	// Box is the id of the sandbox. Empty: there is only an archive.
 	Box   string          `json:"box,omitempty"`
-	State json.RawMessage `json:"state,omitempty"` // the driver's own, without secrets
+	State json.RawMessage `json:"state,omitempty"` // state of the driver, without secrets
 
-	// Spec has no environment and no secret values. The environment belongs to
+	// Spec has no environment and no secret values. The environment is stored with
 	// the session.
 	Spec       Spec           `json:"spec"`
 	Workspaces []WorkspaceRef `json:"workspaces,omitempty"`
 	Archive    *Archive       `json:"archive,omitempty"`
 
-	// Fingerprint is "sha256:" and the hash of the envelope without it. It finds
-	// damage; it proves nothing about who wrote the envelope.
+	// Fingerprint is "sha256:" and the hash of the envelope without this field. It
+	// detects damage, but does not prove who wrote the envelope.
 	Fingerprint string `json:"fingerprint,omitempty"`
 }
 
@@ -39,8 +39,8 @@ type WorkspaceRef struct {
 	Version string `json:"version"`
 }
 
-// Archive is what a sandbox without a workspace can be rebuilt from: a tar
-// stream of /workspace in the blob store, or a snapshot that the provider keeps.
+// Archive is the saved state of a sandbox without a workspace: a tar stream of
+// /workspace in the blob store, or a snapshot that the provider keeps.
 type Archive struct {
 	Kind     string `json:"kind"` // "tar" or "snapshot"
 	Ref      string `json:"ref"`
@@ -161,20 +161,20 @@ const (
 // They are not pruned.
 const ArchiveLabel = "atoll.session-archive"
 
-// Session is what an agent holds: a name that always leads to the sandbox that
-// serves it now. It outlives sandboxes, daemons and providers.
+// Session is a name for the sandbox that serves it now. It outlives sandboxes,
+// daemons and providers.
 type Session struct {
 	ID   string `json:"id"`
 	Name string `json:"name"`
-	// Group names the sessions that share one sandbox. By default a session is a
-	// group of its own.
+	// Group names the sessions that share one sandbox. By default a session is
+	// alone in its group.
 	Group string `json:"group"`
-	// Provider that was asked for. Empty: the daemon chooses.
+	// Provider is the requested provider. Empty: the daemon chooses.
 	Provider string            `json:"provider,omitempty"`
 	Spec     Spec              `json:"spec"` // without its environment
 	Labels   map[string]string `json:"labels,omitempty"`
-	// PauseOnExit keeps the sandbox paused instead of ending it when nobody needs
-	// it, where the provider can.
+	// PauseOnExit pauses the sandbox, instead of ending it, when no holder is left,
+	// if the provider can do that.
 	PauseOnExit bool `json:"pauseOnExit,omitempty"`
 
 	Receipt *Receipt   `json:"receipt,omitempty"` // of the last acquisition
@@ -183,7 +183,7 @@ type Session struct {
 	Updated time.Time  `json:"updated"`
 }
 
-// LeaseInfo is what can be known of the lease of a session.
+// LeaseInfo describes the lease of a session.
 type LeaseInfo struct {
 	State    string    `json:"state"` // cold, warming, warm or draining
 	Epoch    int64     `json:"epoch"`
@@ -191,8 +191,8 @@ type LeaseInfo struct {
 	Sandbox  ID        `json:"sandbox,omitempty"`
 	Holders  []Holder  `json:"holders"`
 	Expires  time.Time `json:"expires,omitzero"`
-	History  []Epoch   `json:"history,omitempty" doc:"the latest epochs, the present first; of one session, not in lists"`
-	Idle     time.Time `json:"idle,omitzero"` // since when nobody holds the sandbox; zero: somebody does, or there is none
+	History  []Epoch   `json:"history,omitempty" doc:"the latest epochs, the present one first; not in lists"`
+	Idle     time.Time `json:"idle,omitzero"` // since when the sandbox has no holder; zero: it has one, or there is no sandbox
 }
 
 // Epoch says which sandbox served a session at an epoch.
@@ -200,7 +200,7 @@ type Epoch struct {
 	Epoch    int64     `json:"epoch"`
 	Provider string    `json:"provider"`
 	Sandbox  ID        `json:"sandbox"`
-	Holders  []string  `json:"holders,omitempty" doc:"kinds and ids of who held it when it began and when it ended"`
+	Holders  []string  `json:"holders,omitempty" doc:"kinds and ids of the holders when it began and when it ended"`
 	Began    time.Time `json:"began"`
 	Ended    time.Time `json:"ended,omitzero" doc:"left out while it serves the session"`
 	Why      string    `json:"why,omitempty" doc:"why it ended"`
@@ -219,66 +219,67 @@ const (
 type NewSession struct {
 	// Name is unique among the tenant's sessions. Empty: the id.
 	Name  string `json:"name,omitempty" maxLength:"63" doc:"unique among your sessions; the id if it is left out"`
-	Group string `json:"group,omitempty" maxLength:"63" doc:"sessions with the same group share one sandbox; a group of its own if it is left out"`
-	// Spec is what its sandboxes are made from. Its name is not used.
+	Group string `json:"group,omitempty" maxLength:"63" doc:"sessions with the same group share one sandbox; not shared if it is left out"`
+	// Spec is the Spec of its sandboxes. Its Name is not used.
 	Spec        Spec              `json:"spec,omitzero"`
-	Labels      map[string]string `json:"labels,omitempty" doc:"added to those of the spec; the sandboxes and the usage of the session have them"`
-	PauseOnExit bool              `json:"pauseOnExit,omitempty" doc:"pause the sandbox instead of ending it when nobody needs it, where the provider can"`
+	Labels      map[string]string `json:"labels,omitempty" doc:"added to the labels of the spec; they apply to the sandboxes and the usage of the session"`
+	PauseOnExit bool              `json:"pauseOnExit,omitempty" doc:"pause the sandbox, instead of ending it, when no holder is left, if the provider can do that"`
 	IfExists    IfExists          `json:"ifExists,omitempty" enum:"fail,attach" doc:"what to do when there is a session of that name; fail if it is left out"`
-	// Holder, if set, acquires the sandbox too. Nil: it is made when it is first
-	// used.
-	Holder *HolderRef `json:"holder,omitempty" doc:"acquire the sandbox for this holder; without one it is made when it is first used"`
+	// Holder, if set, acquires the sandbox too. Nil: the sandbox is made when it is
+	// first used.
+	Holder *HolderRef `json:"holder,omitempty" doc:"acquire the sandbox for this holder; without a holder, the sandbox is made when it is first used"`
 }
 
 // SessionChange describes changes to a session. Fields that are nil stay as
 // they are.
 type SessionChange struct {
-	Labels      map[string]*string `json:"labels,omitempty" doc:"labels to set; null removes one. Its present sandbox keeps those it has"`
+	Labels      map[string]*string `json:"labels,omitempty" doc:"labels to set; null removes one. The present sandbox keeps its labels"`
 	PauseOnExit *bool              `json:"pauseOnExit,omitempty"`
 }
 
 // ResumeRequest asks for the session of an envelope.
 type ResumeRequest struct {
 	Envelope Envelope   `json:"envelope"`
-	Name     string     `json:"name,omitempty" maxLength:"63" doc:"of the session if it is a new one; its id if it is left out"`
-	Holder   *HolderRef `json:"holder,omitempty" doc:"acquire the sandbox for this holder; without one it is found or made when it is first used"`
+	Name     string     `json:"name,omitempty" maxLength:"63" doc:"name of the session if it is a new one; its id if it is left out"`
+	Holder   *HolderRef `json:"holder,omitempty" doc:"acquire the sandbox for this holder; without a holder, the sandbox is found or made when it is first used"`
 }
 
 // HolderRef names a holder.
 type HolderRef struct {
-	// Kind is turn, viewer or operator. Viewers and operators end when they send
+	// Kind is turn, viewer or operator. Viewers and operators expire when they send
 	// no heartbeat for 90 seconds; a turn ends when it is released.
-	Kind string `json:"kind,omitempty" enum:"turn,viewer,operator" doc:"viewers and operators end without a heartbeat; operator if it is left out"`
+	Kind string `json:"kind,omitempty" enum:"turn,viewer,operator" doc:"viewers and operators expire without heartbeats; operator if it is left out"`
 	ID   string `json:"holder" minLength:"1" maxLength:"128" doc:"unique among the holders of that kind"`
-	// Epoch, if not 0, is the one that the caller expects: another is CodeStale.
+	// Epoch, if not 0, is the epoch that the caller expects. If the sandbox is at
+	// another one, the result is CodeStale.
 	Epoch int64 `json:"epoch,omitempty" minimum:"0" doc:"fail with the code stale if the sandbox is at another epoch"`
 }
 
-// Opened is a session with what was got by opening it.
+// Opened is the result of creating or resuming a session.
 type Opened struct {
 	Session Session  `json:"session"`
 	Created bool     `json:"created"` // false: there was one already
 	Receipt *Receipt `json:"receipt,omitempty" doc:"of the sandbox, if a holder was given"`
 }
 
-// Acquired is what a holder has.
+// Acquired is the result of acquiring the sandbox of a session.
 type Acquired struct {
 	Epoch   int64   `json:"epoch"`
-	Role    string  `json:"role" doc:"spawner: this request made the sandbox; attached or rearmed: it was there"`
+	Role    string  `json:"role" doc:"spawner: this request made the sandbox; attached or rearmed: it existed already"`
 	Sandbox ID      `json:"sandbox"`
 	Receipt Receipt `json:"receipt"`
 }
 
-// Saved is what saving a session kept.
+// Saved is the result of saving a session.
 type Saved struct {
 	Workspaces []WorkspaceRef `json:"workspaces,omitempty"`
 	Archive    *Archive       `json:"archive,omitempty" doc:"of a sandbox without workspaces"`
 }
 
-// SessionUsage is for how long the sandboxes of sessions were there, for one
-// value of what was asked for.
+// SessionUsage is how long the sandboxes of sessions existed, for one label
+// value, group or provider.
 type SessionUsage struct {
-	Value string        `json:"value" doc:"of the label, or the group or provider; empty: sessions without that label"`
+	Value string        `json:"value" doc:"value of the label, or the group or provider; empty: sessions without that label"`
 	Warm  time.Duration `json:"warmMs" doc:"in milliseconds"`
 }
 
@@ -298,7 +299,7 @@ func (u *SessionUsage) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// Holder is somebody who needs the sandbox of a session now.
+// Holder is a client that holds the sandbox of a session now.
 type Holder struct {
 	Kind    string    `json:"kind"` // turn, viewer or operator
 	ID      string    `json:"id"`
@@ -306,25 +307,27 @@ type Holder struct {
 	Beat    time.Time `json:"beat"`
 }
 
-// SessionTarget is a provider that a session can move to, or cannot.
+// SessionTarget is a provider and whether a session can move to it.
 type SessionTarget struct {
 	Provider string   `json:"provider"`
-	Current  bool     `json:"current" doc:"it serves the session now"`
+	Current  bool     `json:"current" doc:"whether it serves the session now"`
 	Fits     bool     `json:"fits"`
-	Reasons  []string `json:"reasons" doc:"why it does not fit, or what speaks for it"`
-	Carries  string   `json:"carries,omitempty" enum:"workspaces,/workspace" doc:"what goes along: the session's workspaces, or the files below /workspace"`
+	Reasons  []string `json:"reasons" doc:"why it does not fit, or its advantages"`
+	Carries  string   `json:"carries,omitempty" enum:"workspaces,/workspace" doc:"what moves with the session: its workspaces, or the files below /workspace"`
 }
 
 // SwapRequest moves a session to another provider.
 type SwapRequest struct {
-	// Target is a provider, or "default" for the one that the session began with.
-	Target string `json:"target" minLength:"1" maxLength:"63" doc:"a provider, or default for the one that the session began with"`
+	// Target is a provider, or "default" for the provider that the session was
+	// created with.
+	Target string `json:"target" minLength:"1" maxLength:"63" doc:"a provider, or default for the provider that the session was created with"`
 }
 
 // Swapped is the outcome of a SwapRequest.
 type Swapped struct {
-	// Swapped is false, with a Reason, if the target cannot serve the session now.
-	// The session is then where it was. It is true if it was there already.
+	// Swapped is false, with a Reason, if the target cannot serve the session now;
+	// the session then stays where it is. It is true if the session was there
+	// already.
 	Swapped bool     `json:"swapped"`
 	Reason  string   `json:"reason,omitempty"`
 	Receipt *Receipt `json:"receipt,omitempty"`

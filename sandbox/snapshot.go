@@ -11,14 +11,14 @@ type Snapshot struct {
 	Memory bool   `json:"memory" doc:"it holds processes and their memory too"`
 	Size   int64  `json:"size" doc:"bytes"`
 
-	// Saved says that it is in the blob store. Stored is how many bytes that
-	// store grew by, and Problem what keeps it from being saved.
-	Saved     bool   `json:"saved" doc:"it is in the blob store, from which any daemon that shares it makes sandboxes"`
+	// Saved says that the snapshot is in the blob store. Stored is how many bytes
+	// that store grew by. Problem says why it could not be saved.
+	Saved     bool   `json:"saved" doc:"it is in the blob store; daemons that share the store can make sandboxes from it"`
 	Stored    int64  `json:"stored,omitempty" doc:"bytes that the blob store grew by"`
 	Encrypted bool   `json:"encrypted,omitempty" doc:"it is encrypted in the blob store"`
-	Problem   string `json:"problem,omitempty" doc:"what keeps it from being saved"`
+	Problem   string `json:"problem,omitempty" doc:"why it could not be saved"`
 
-	Engine     string            `json:"engine,omitempty" doc:"the engine that wrote it; only that one restores memory"`
+	Engine     string            `json:"engine,omitempty" doc:"the engine that wrote it; only the same engine restores memory"`
 	Parent     ID                `json:"parent" doc:"id of the sandbox it was taken of"`
 	ParentName string            `json:"parentName"`
 	Image      string            `json:"image"`
@@ -38,25 +38,25 @@ type SnapshotRequest struct {
 	Name   string            `json:"name,omitempty" maxLength:"63" doc:"unique among your snapshots; its id if it is left out"`
 	Memory bool              `json:"memory,omitempty" doc:"processes and their memory too, not only files"`
 	Labels map[string]string `json:"labels,omitempty"`
-	// Save waits until the snapshot is in the blob store too. Without it the
-	// snapshot is saved afterwards.
-	Save bool `json:"save,omitempty" doc:"answer when it is in the blob store too; otherwise it is saved after the answer"`
+	// Save waits until the snapshot is in the blob store. Without it, the snapshot
+	// is saved after the call returns.
+	Save bool `json:"save,omitempty" doc:"respond when it is in the blob store; otherwise it is saved after the response"`
 }
 
 // ForkRequest asks for copies of a sandbox. The zero value asks for one.
 type ForkRequest struct {
 	Count  int               `json:"count,omitempty" minimum:"1" maximum:"100" default:"1"`
-	Prefix string            `json:"prefix,omitempty" maxLength:"59" doc:"of their names, PREFIX-1 and so on; their ids if it is left out"`
+	Prefix string            `json:"prefix,omitempty" maxLength:"59" doc:"prefix of their names, PREFIX-1 and so on; their ids if it is left out"`
 	Labels map[string]string `json:"labels,omitempty" doc:"added to those of the parent"`
 
-	// IdempotencyKey makes a repetition of the request return the copies that the
-	// first one made. Raw is the request as it was sent.
+	// IdempotencyKey makes a repeated request return the copies that the first one
+	// made. Raw is the body of the request.
 	IdempotencyKey string `json:"-"`
 	Raw            []byte `json:"-"`
 }
 
-// Template is a name for an image that a build made. A sandbox is made of it
-// with the image "template:NAME[:TAG]".
+// Template is a named image that was built from a Dockerfile. The image
+// "template:NAME[:TAG]" in a Spec makes a sandbox from it.
 type Template struct {
 	Name    string    `json:"name"`
 	Tag     string    `json:"tag"`
@@ -65,12 +65,13 @@ type Template struct {
 	Size    int64     `json:"size" doc:"bytes of its files"`
 	Steps   int       `json:"steps"`
 	Created time.Time `json:"created"`
-	Start   string    `json:"start,omitempty" doc:"script that runs in every sandbox of it"`
-	// Snapshot is named as in /v1/snapshots.
+	Start   string    `json:"start,omitempty" doc:"script that runs in every sandbox made from it"`
+	// Snapshot is the id of a snapshot.
 	Snapshot string `json:"snapshot,omitempty" doc:"snapshot that its sandboxes are made from, with their memory"`
-	// CPUs and Memory are those of sandboxes that ask for none. 0: the default.
-	CPUs   float64 `json:"cpus,omitempty" doc:"CPUs of sandboxes created from it that ask for none"`
-	Memory int64   `json:"memory,omitempty" doc:"bytes of memory of sandboxes created from it that ask for none"`
+	// CPUs and Memory are the defaults for sandboxes made from the template. 0: the
+	// provider's default.
+	CPUs   float64 `json:"cpus,omitempty" doc:"default CPUs of sandboxes made from it"`
+	Memory int64   `json:"memory,omitempty" doc:"default memory of sandboxes made from it, in bytes"`
 	Build  string  `json:"build,omitempty" doc:"id of the build, for clients of E2B"`
 }
 

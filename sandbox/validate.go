@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of a Spec and a Command. They bound what one request can make the
-// control plane hold, far above what anybody needs.
+// Limits of a Spec and a Command. They bound the memory that one request can
+// use in the control plane.
 const (
 	MaxNameLen    = 63
 	MaxLabels     = 64
@@ -23,9 +23,9 @@ const (
 	MinMemory     = 32 << 20
 	MinDisk       = 1 << 20
 	MinPIDs       = 8
-	MaxMemory     = 1 << 46 // 64 TiB; of hundred thousand sandboxes it can still be added up
+	MaxMemory     = 1 << 46 // 64 TiB; the sum over 100,000 sandboxes does not overflow
 	MaxDisk       = 1 << 46
-	MaxPIDs       = 1 << 22 // what Linux can number
+	MaxPIDs       = 1 << 22 // the limit of Linux
 	maxHostname   = 63
 	maxWindowSize = 4096
 )
@@ -43,8 +43,8 @@ func ValidateName(name string) error {
 	return nil
 }
 
-// isName is written out because every process of Atoll, the one inside a
-// sandbox too, would pay for compiling a regular expression at its start.
+// isName uses no regular expression, because compiling one would slow down the
+// start of every process of Atoll, including the one inside a sandbox.
 func isName(s string) bool {
 	if s == "" || len(s) > MaxNameLen || s[0] < 'a' || s[0] > 'z' || s[len(s)-1] == '-' {
 		return false
@@ -57,8 +57,8 @@ func isName(s string) bool {
 	return true
 }
 
-// Validate reports the first thing about the Spec that can never work. The
-// error is an *Error with CodeInvalid whose Subject names the field.
+// Validate checks the Spec. The error is an *Error with CodeInvalid whose
+// Subject names the first field that is not valid.
 func (s *Spec) Validate() error {
 	if s.Name != "" {
 		if err := ValidateName(s.Name); err != nil {
@@ -154,7 +154,7 @@ func ValidateLabels(labels map[string]string) error {
 	return nil
 }
 
-// Validate reports the first thing about a lifetime that can never work.
+// Validate returns an *Error with CodeInvalid if the lifetime is not valid.
 func (l Lifetime) Validate() error {
 	if l.Timeout < 0 {
 		return invalid("lifetime", "negative timeout")
@@ -174,7 +174,8 @@ func (l Lifetime) Validate() error {
 	return invalid("lifetime", "%q is none of pause, sleep, stop and delete", clip(string(l.IdleAction)))
 }
 
-// Validate reports the first limit that can never hold.
+// Validate returns an *Error with CodeInvalid for the first limit that is out
+// of range.
 func (r Resources) Validate() error {
 	switch {
 	case math.IsNaN(r.CPUs) || math.IsInf(r.CPUs, 0) || (r.CPUs > 0 && r.CPUs < 0.01) || r.CPUs > 4096:
@@ -195,8 +196,7 @@ func (r Resources) Validate() error {
 	return nil
 }
 
-// Validate reports the first thing about the Command that can never work, as
-// an *Error with CodeInvalid.
+// Validate returns an *Error with CodeInvalid if the Command is not valid.
 func (c *Command) Validate() error {
 	switch {
 	case len(c.Args) == 0 && c.Shell == "":
@@ -242,8 +242,8 @@ func (c *Command) Validate() error {
 	return validateUser(c.User)
 }
 
-// ValidatePath reports whether p is an absolute path of bearable length
-// without NUL bytes. subject names the field in the error.
+// ValidatePath checks that p is an absolute path of at most MaxPathLen bytes
+// without NUL bytes. subject is the field named in the error.
 func ValidatePath(subject, p string) error {
 	switch {
 	case p == "":

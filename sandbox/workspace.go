@@ -9,13 +9,14 @@ import (
 // WorkspaceDir is where a sandbox sees its workspace.
 const WorkspaceDir = "/workspace"
 
-// WorkspaceMount attaches a durable directory to a sandbox. What
-// is written there outlives the sandbox.
+// WorkspaceMount attaches a durable directory to a sandbox. Its files outlive
+// the sandbox.
 type WorkspaceMount struct {
 	// Name of a workspace of the same tenant.
 	Name string `json:"name" minLength:"1" maxLength:"63"`
-	// Mode is who else may have it at the same time. Empty: WorkspaceExclusive.
-	Mode WorkspaceMode `json:"mode,omitempty" enum:"exclusive,shared,read" doc:"who else may have it: nobody, who shares it too, or who reads too"`
+	// Mode says which other sandboxes may have it attached at the same time. Empty:
+	// WorkspaceExclusive.
+	Mode WorkspaceMode `json:"mode,omitempty" enum:"exclusive,shared,read" doc:"exclusive: no other sandbox may have it attached; shared or read: others may, in the same mode"`
 	// Path is where the sandbox sees it. Empty: WorkspaceDir.
 	Path string `json:"path,omitempty" maxLength:"4096" doc:"where the sandbox sees it; /workspace if left out"`
 	// Create makes the workspace if there is none of that name.
@@ -30,25 +31,25 @@ type WorkspaceMount struct {
 // WorkspaceMode says how a workspace is shared.
 type WorkspaceMode string
 
-// The modes. A workspace has one exclusive sandbox, or any number that share it,
-// or any number that read.
+// The modes. A workspace is attached to one exclusive sandbox, or to any number
+// of shared ones, or to any number of reading ones.
 const (
 	WorkspaceExclusive WorkspaceMode = "exclusive"
-	WorkspaceRead      WorkspaceMode = "read" // its newest version; nothing can be written
-	// WorkspaceShared is for sandboxes of one machine that see at once what the
-	// others write, as on one disk.
+	WorkspaceRead      WorkspaceMode = "read" // the newest version, read-only
+	// WorkspaceShared is for sandboxes on one machine. They see each other's
+	// changes at once, as on one disk.
 	WorkspaceShared WorkspaceMode = "shared"
 )
 
-// maxWorkspacePaths bounds each list of paths, and maxWorkspaceDepth how deep
-// they are: every directory on the way is a mount.
+// maxWorkspacePaths bounds the length of each list of paths, and
+// maxWorkspaceDepth the depth of each path, because every parent directory
+// becomes a mount.
 const (
 	maxWorkspacePaths = 32
 	maxWorkspaceDepth = 16
 )
 
-// Validate reports the first thing that can never work, as an *Error with
-// CodeInvalid.
+// Validate returns an *Error with CodeInvalid if the mount is not valid.
 func (w *WorkspaceMount) Validate() error {
 	if !isName(w.Name) {
 		return invalid("workspace", "%q is not 1 to %d characters of a-z, 0-9 and -, beginning with a letter", clip(w.Name), MaxNameLen)
@@ -57,7 +58,7 @@ func (w *WorkspaceMount) Validate() error {
 	case "", WorkspaceExclusive, WorkspaceShared:
 	case WorkspaceRead:
 		if len(w.ReadOnly)+len(w.Writable) > 0 {
-			return invalid("workspace", "a workspace that is only read needs no list of what may be written")
+			return invalid("workspace", "a read-only workspace cannot have readOnly or writable paths")
 		}
 	default:
 		return invalid("workspace", "%q is none of exclusive, shared and read", clip(string(w.Mode)))
@@ -87,7 +88,7 @@ func (w *WorkspaceMount) Validate() error {
 	return nil
 }
 
-// Target is where the sandbox sees the workspace.
+// Target returns the path of the workspace in the sandbox.
 func (w *WorkspaceMount) Target() string {
 	if w.Path == "" {
 		return WorkspaceDir
@@ -95,23 +96,23 @@ func (w *WorkspaceMount) Target() string {
 	return path.Clean(w.Path)
 }
 
-// validatePath refuses a place that what a sandbox needs is in.
+// validatePath refuses /, /proc, /sys and /dev as the path of a workspace.
 func (w *WorkspaceMount) validatePath() error {
 	if w.Path == "" {
 		return nil
 	}
 	t := w.Target()
 	if w.Path[0] != '/' || len(w.Path) > MaxPathLen || strings.ContainsRune(w.Path, 0) || t == "/" || under(t, "/proc") || under(t, "/sys") || under(t, "/dev") {
-		return invalid("workspace", "%q is not a place for a workspace", clip(w.Path))
+		return invalid("workspace", "%q cannot be the path of a workspace", clip(w.Path))
 	}
 	return nil
 }
 
-// maxWorkspaces bounds those of one sandbox.
+// maxWorkspaces is the maximum per sandbox.
 const maxWorkspaces = 32
 
-// checkWorkspaces refuses a workspace that a mount, or another workspace, would
-// hide or be hidden by, and one that is asked for twice.
+// checkWorkspaces refuses a workspace that overlaps with a mount or another
+// workspace, and one that is attached twice.
 func (s *Spec) checkWorkspaces() error {
 	if len(s.Workspaces) > maxWorkspaces {
 		return invalid("workspaces", "%d, at most %d", len(s.Workspaces), maxWorkspaces)
@@ -127,12 +128,12 @@ func (s *Spec) checkWorkspaces() error {
 			return err
 		}
 		if names[w.Name] {
-			return invalid("workspaces", "%s is asked for twice", clip(w.Name))
+			return invalid("workspaces", "%s is attached twice", clip(w.Name))
 		}
 		names[w.Name] = true
 		for _, t := range targets {
 			if under(t, w.Target()) || under(w.Target(), t) {
-				return invalid("workspaces", "%s is in the way of the workspace %s", clip(t), clip(w.Name))
+				return invalid("workspaces", "%s overlaps with the workspace %s", clip(t), clip(w.Name))
 			}
 		}
 		targets = append(targets, w.Target())
@@ -147,10 +148,10 @@ type Workspace struct {
 	Name      string            `json:"name"`
 	Encrypted bool              `json:"encrypted,omitempty"`
 	MaxBytes  int64             `json:"maxBytes,omitempty" doc:"bytes that one version may hold; no limit if it is left out"`
-	Bucket    string            `json:"bucket,omitempty" doc:"the bucket that it is, if any"`
-	Problem   string            `json:"problem,omitempty" doc:"what kept the last state from being persisted; it is kept where it was"`
+	Bucket    string            `json:"bucket,omitempty" doc:"S3 bucket that holds the workspace, if any"`
+	Problem   string            `json:"problem,omitempty" doc:"why the last state could not be persisted; it is kept on the machine"`
 	Created   time.Time         `json:"created"`
-	Attached  []Attachment      `json:"attached" doc:"the sandboxes that have it"`
+	Attached  []Attachment      `json:"attached" doc:"the sandboxes that it is attached to"`
 	Latest    *WorkspaceVersion `json:"latest,omitempty" doc:"the newest version; not in lists"`
 }
 
@@ -159,11 +160,12 @@ type NewWorkspace struct {
 	Name      string `json:"name" minLength:"1" maxLength:"63"`
 	Encrypted bool   `json:"encrypted,omitempty" doc:"encrypt what is stored with a key of the daemon"`
 	MaxBytes  int64  `json:"maxBytes,omitempty" minimum:"0" doc:"bytes that one version may hold; more cannot be persisted"`
-	// Bucket makes it a bucket of an S3 service, without versions.
-	Bucket string `json:"bucket,omitempty" maxLength:"63" doc:"the workspace is this bucket of an S3 service, which the owner of the machine has named; without versions"`
+	// Bucket is a bucket of an S3 service that holds the workspace, without
+	// versions.
+	Bucket string `json:"bucket,omitempty" maxLength:"63" doc:"S3 bucket that holds the workspace, one that the owner of the machine has configured; without versions"`
 }
 
-// Attachment says which sandbox has a workspace.
+// Attachment is a sandbox that a workspace is attached to.
 type Attachment struct {
 	Sandbox ID            `json:"sandbox" doc:"id of the sandbox"`
 	Mode    WorkspaceMode `json:"mode" enum:"exclusive,shared,read"`
@@ -177,7 +179,7 @@ type WorkspaceVersion struct {
 	Note    string    `json:"note,omitempty"` // why it was made
 	Files   int64     `json:"files"`          // of every kind but directories
 	Dirs    int64     `json:"dirs"`
-	Bytes   int64     `json:"bytes" doc:"of contents, holes not counted"`
+	Bytes   int64     `json:"bytes" doc:"of file contents, without holes"`
 	Added   int64     `json:"added" doc:"bytes that the store grew by"`
 	Skipped int64     `json:"skipped,omitempty" doc:"sockets and device nodes, which are not kept"`
 }
@@ -186,11 +188,11 @@ type WorkspaceVersion struct {
 type WorkspaceChange struct {
 	Path string `json:"path" doc:"below the workspace; bytes that are not UTF-8 are replaced"`
 	Kind string `json:"kind" enum:"added,removed,modified,touched"`
-	Size int64  `json:"size" doc:"bytes of what is there afterwards"`
+	Size int64  `json:"size" doc:"size in bytes after the change"`
 	Dir  bool   `json:"dir,omitempty"`
 }
 
-// WorkspacePruned says what a prune removed.
+// WorkspacePruned is the result of a prune.
 type WorkspacePruned struct {
 	Versions []int `json:"versions"`
 	Freed    int64 `json:"freed" doc:"bytes by which the store shrank"`

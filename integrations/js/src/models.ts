@@ -6,7 +6,7 @@ export interface components {
             /** Format: int64 */
             epoch: number;
             receipt: components["schemas"]["Receipt"];
-            /** @description spawner: this request made the sandbox; attached or rearmed: it was there */
+            /** @description spawner: this request made the sandbox; attached or rearmed: it existed already */
             role: string;
             sandbox: string;
         };
@@ -30,14 +30,14 @@ export interface components {
         AuditPrune: {
             /**
              * Format: date-time
-             * @description older than this
+             * @description only records older than this
              */
             before?: string;
-            /** @description whose log; your own if left out */
+            /** @description tenant of the log; your own if left out */
             tenant?: string;
             /**
              * Format: int64
-             * @description with at most this number
+             * @description only records up to this number
              */
             upTo?: number;
         };
@@ -56,7 +56,7 @@ export interface components {
         AuditReport: {
             /**
              * Format: int64
-             * @description the record up to which a head kept elsewhere vouches for the log
+             * @description last record that is covered by a head stored outside the log
              */
             anchored: number;
             fault?: string;
@@ -74,7 +74,7 @@ export interface components {
             prunedAt?: string;
             /**
              * Format: int64
-             * @description number of sound records, from the first that is there
+             * @description number of valid records, from the first that still exists
              */
             records: number;
             sound: boolean;
@@ -108,11 +108,11 @@ export interface components {
                 [key: string]: string | null;
             };
             lifetime?: components["schemas"]["LifetimeChange"];
-            /** @description other rules of its own, for a sandbox that has some; not together with other changes */
+            /** @description new egress or inline rules, for a sandbox that has such rules; not together with other changes */
             network?: components["schemas"]["Network"];
             /** @description refuse the change if a limit in resources is not enforced */
             requireLimits?: boolean;
-            /** @description limits that are left out stay */
+            /** @description limits that are left out do not change */
             resources?: components["schemas"]["Resources"];
         };
         Choice: {
@@ -133,7 +133,7 @@ export interface components {
             /** @description assigned by the server */
             readonly id?: string;
             /**
-             * @description where the file system comes from; the machine's own programs if it is left out
+             * @description source of the root file system; the machine's own programs if it is left out
              * @example debian:12
              */
             image?: string;
@@ -141,31 +141,31 @@ export interface components {
                 [key: string]: string;
             };
             lifetime?: components["schemas"]["Lifetime"];
-            /** @description the command that the sandbox exists for; none if left out */
+            /** @description the main command, as of a container; none if left out */
             main?: components["schemas"]["MainCommand"];
             /** @description files and directories of the machine; only for its owner */
             mounts?: components["schemas"]["Mount"][] | null;
             /** @description unique among your sandboxes; the id if it is left out */
             name?: string;
-            /** @description what the sandbox may reach; nothing if it is left out */
+            /** @description hosts that the sandbox may reach; none if it is left out */
             network?: components["schemas"]["Network"];
             /** @example linux/amd64 */
             platform?: string;
             /** @description ports to publish on the daemon's machine; only for its owner */
             ports?: components["schemas"]["PublishedPort"][] | null;
-            /** @description what makes it; the default of the daemon if it is left out */
+            /** @description name of the provider; the daemon's default if it is left out */
             provider?: string;
             /**
              * @description when to fetch the image
              * @enum {string}
              */
             pull?: "missing" | "always" | "never";
-            /** @description replace values of secrets of mode env by asterisks in what commands write */
+            /** @description replace values of secrets of mode env by asterisks in the output of commands */
             redact?: boolean;
-            /** @description refuse to make the sandbox if a limit that resources asks for is not enforced */
+            /** @description fail if the provider does not enforce a limit in resources */
             requireLimits?: boolean;
             resources?: components["schemas"]["Resources"];
-            /** @description stored secrets the sandbox works with */
+            /** @description stored secrets that the sandbox uses */
             secrets?: components["schemas"]["SecretRef"][] | null;
             /** @description name or id of a snapshot to start from, instead of an image */
             snapshot?: string;
@@ -173,7 +173,7 @@ export interface components {
             user?: string;
             /** @description absolute directory where commands start */
             workdir?: string;
-            /** @description durable directories, each at a path of its own */
+            /** @description durable directories, each at its own path */
             workspaces?: components["schemas"]["WorkspaceMount"][] | null;
         };
         Credential: {
@@ -234,7 +234,7 @@ export interface components {
         };
         Diagnosis: {
             findings: components["schemas"]["Finding"][] | null;
-            /** @description nothing is broken */
+            /** @description no finding is a blocker */
             healthy: boolean;
             node: string;
             /** @description of the program */
@@ -243,7 +243,7 @@ export interface components {
         DiffOutputBody: {
             /** @description by path */
             changes: components["schemas"]["WorkspaceChange"][] | null;
-            /** @description there are more than are listed */
+            /** @description there are more changes than are listed */
             more?: boolean;
         };
         DriverSupport: {
@@ -290,7 +290,7 @@ export interface components {
             ended?: string;
             /** Format: int64 */
             epoch: number;
-            /** @description kinds and ids of who held it when it began and when it ended */
+            /** @description kinds and ids of the holders when it began and when it ended */
             holders?: string[] | null;
             provider: string;
             sandbox: string;
@@ -317,18 +317,18 @@ export interface components {
             epoch?: number;
             /** Format: int64 */
             exit?: number;
-            /** @description public part of the API key of who did it */
+            /** @description public part of the caller's API key */
             key?: string;
-            /** @description those that the sandbox had then */
+            /** @description labels that the sandbox had then */
             labels?: {
                 [key: string]: string;
             };
             /** @description of the sandbox */
             name?: string;
-            /** @description the daemon that did it */
+            /** @description the daemon that recorded it */
             node?: string;
             /**
-             * @description what was done
+             * @description the operation
              * @example files.read
              */
             op: string;
@@ -338,10 +338,10 @@ export interface components {
             reason?: string;
             /**
              * Format: int64
-             * @description the attempt that this is the outcome of
+             * @description seq of the attempted event that this is the outcome of
              */
             ref?: number;
-            /** @description id of the request that it was done for */
+            /** @description id of the request */
             request?: string;
             sandbox?: string;
             /**
@@ -349,17 +349,17 @@ export interface components {
              * @description 1, 2, 3, …; the cursor
              */
             seq: number;
-            /** @description what was touched */
+            /** @description object of the operation, such as a path */
             subject?: string;
             /** Format: date-time */
             time: string;
-            /** @description id of the trace that request is part of */
+            /** @description id of the request's trace */
             trace?: string;
             /** @example sandbox.created */
             type: string;
             /**
              * Format: int32
-             * @description of the local user who did it
+             * @description user id of the caller on the local socket
              */
             uid?: number;
         };
@@ -372,7 +372,7 @@ export interface components {
             args?: string[] | null;
             /** @description instead of args, when they are not UTF-8 */
             argsBase64?: string[] | null;
-            /** @description run on when the caller goes away */
+            /** @description keep running when the caller disconnects */
             background?: boolean;
             dir?: string;
             env?: {
@@ -380,10 +380,10 @@ export interface components {
             };
             /**
              * Format: int64
-             * @description when the connection is cut, wait so long for the caller to attach again, and lose no output; only over a WebSocket
+             * @description how long the command waits for its caller to attach again after a lost connection, without losing output; only over a WebSocket
              */
             holdMs?: number;
-            /** @description what the command reads */
+            /** @description standard input of the command */
             input?: string;
             /** @description instead of input, when it is not UTF-8 */
             inputBase64?: string;
@@ -421,29 +421,29 @@ export interface components {
             action: string;
             matches: boolean;
             rule: string;
-            /** @description it does not match */
+            /** @description why it does not match */
             why?: string;
         };
         Explanation: {
             allow: boolean;
-            /** @description whether the host alone decides, so that anything behind its name can be reached */
+            /** @description whether only the host name is checked, so that everything the host serves can be reached */
             hostOnly: boolean;
             /** @description names of the secrets that are added */
             inject?: string[] | null;
-            /** @description whether TLS is terminated and every request decided */
+            /** @description whether TLS is terminated and every request is checked */
             inspect: boolean;
             limits?: components["schemas"]["RuleLimits"];
             message: string;
-            /** @description what the owner of the machine decides about it */
+            /** @description what the policies of the machine decide */
             operator?: string[] | null;
-            /** @description that is forwarded */
+            /** @description the path that is forwarded */
             path?: string;
             reason: string;
             /** @description whether the name has an address in the sandbox */
             resolves: boolean;
             /** @description the rule that decides */
             rule?: string;
-            /** @description the rules about the host, in order, up to the one that decides */
+            /** @description the rules for the host, in order, up to the one that decides */
             steps: components["schemas"]["ExplainStep"][] | null;
         };
         Fault: {
@@ -485,7 +485,7 @@ export interface components {
         Filter: {
             /**
              * Format: int64
-             * @description for size: the most that is allowed; for regex: how much of a body is held to search it, 1 MiB if left out
+             * @description for size: the maximum; for regex: how much of a body is buffered and searched, 1 MiB if left out
              */
             bytes?: number;
             /**
@@ -497,7 +497,7 @@ export interface components {
             pattern?: string;
             /** @enum {string} */
             type: "regex" | "size" | "content_type";
-            /** @description for content_type: those that are allowed, such as application/json or text/* */
+            /** @description for content_type: the allowed types, such as application/json or text/* */
             types?: string[] | null;
         };
         Finding: {
@@ -521,7 +521,7 @@ export interface components {
             labels?: {
                 [key: string]: string;
             };
-            /** @description of their names, PREFIX-1 and so on; their ids if it is left out */
+            /** @description prefix of their names, PREFIX-1 and so on; their ids if it is left out */
             prefix?: string;
         };
         GitCell: {
@@ -545,13 +545,13 @@ export interface components {
             /** @description unique among the holders of that kind */
             holder: string;
             /**
-             * @description viewers and operators end without a heartbeat; operator if it is left out
+             * @description viewers and operators expire without heartbeats; operator if it is left out
              * @enum {string}
              */
             kind?: "turn" | "viewer" | "operator";
         };
         ImageUse: {
-            /** @description what needs it, for people */
+            /** @description description of the sandbox, snapshot or template that needs it */
             by: string;
             /** @description its digest, else its name */
             image: string;
@@ -560,7 +560,7 @@ export interface components {
             uses: components["schemas"]["ImageUse"][] | null;
         };
         InjectPart: {
-            /** @description name of the secret whose value stands here */
+            /** @description name of the secret whose value goes here */
             secret?: string;
             /** @description as it is */
             text?: string;
@@ -574,7 +574,7 @@ export interface components {
             mode: "header" | "bearer" | "basic" | "query" | "sigv4" | "parts";
             /** @description of the header or query parameter */
             name?: string;
-            /** @description for parts: what the header's value is made of, in order; any number of them, none included, are secrets */
+            /** @description for parts: texts and secrets that make up the header's value, in order */
             parts?: components["schemas"]["InjectPart"][] | null;
             /** @description for sigv4 */
             region?: string;
@@ -600,9 +600,9 @@ export interface components {
             name?: string;
             /** Format: date-time */
             revoked?: string;
-            /** @description the key itself, only in the answer that makes it */
+            /** @description the key itself; only in the response that creates it */
             token?: string;
-            /** @description what it allows: read, exec, write, admin */
+            /** @description permissions: read, exec, write, admin */
             verbs: string[] | null;
         };
         KeysOutputBody: {
@@ -612,7 +612,7 @@ export interface components {
         KillInputBody: {
             /**
              * Format: int64
-             * @description by its Linux number
+             * @description number of the signal on Linux
              */
             signal: number;
         };
@@ -621,7 +621,7 @@ export interface components {
             epoch: number;
             /** Format: date-time */
             expires?: string;
-            /** @description the latest epochs, the present first; of one session, not in lists */
+            /** @description the latest epochs, the present one first; not in lists */
             history?: components["schemas"]["Epoch"][] | null;
             holders: components["schemas"]["Holder"][] | null;
             /** Format: date-time */
@@ -638,7 +638,7 @@ export interface components {
             idleAction?: "pause" | "sleep" | "stop" | "delete";
             /**
              * Format: int64
-             * @description how long nobody may use it before idleAction, in milliseconds; never if it is left out
+             * @description how long it may be unused before idleAction, in milliseconds; no limit if it is left out
              */
             idleMs?: number;
             /**
@@ -651,7 +651,7 @@ export interface components {
              * @description how long the sandbox may run, in milliseconds; no limit if it is left out
              */
             timeoutMs?: number;
-            /** @description resume a paused sandbox when it is used, whoever paused it */
+            /** @description resume a paused sandbox when it is used, even if a caller paused it */
             wakes?: boolean;
         };
         LifetimeChange: {
@@ -692,7 +692,7 @@ export interface components {
             cpus?: number;
             /**
              * Format: int64
-             * @description bytes of the writable layers of all that are not gone
+             * @description bytes of the writable layers of all sandboxes that are not gone
              */
             disk?: number;
             /**
@@ -732,7 +732,7 @@ export interface components {
             snapshots?: number;
             /**
              * Format: double
-             * @description hours per calendar month (UTC) that sessions may have a sandbox, over all sandboxes; turns that run go on
+             * @description hours per calendar month (UTC) that sandboxes of sessions may exist, in total; running turns continue
              */
             warmHours?: number;
         };
@@ -773,10 +773,10 @@ export interface components {
             entrypoint?: string;
             /**
              * Format: int64
-             * @description at most so many restarts; no bound if left out
+             * @description maximum number of restarts; no maximum if left out
              */
             maxRestarts?: number;
-            /** @description id of the command that runs, or ran last */
+            /** @description id of the running command, or of the last one */
             readonly process?: string;
             /** @description remove the sandbox when the command has ended */
             remove?: boolean;
@@ -790,7 +790,7 @@ export interface components {
              * @description how often it was started again
              */
             readonly restarts?: number;
-            /** @description keep its input open for whoever attaches */
+            /** @description keep its standard input open for clients that attach */
             stdin?: boolean;
             tty?: components["schemas"]["WindowSize"];
         };
@@ -839,33 +839,33 @@ export interface components {
              * @description from now, in milliseconds; never if it is left out
              */
             expiresMs?: number;
-            /** @description for people */
+            /** @description a description for people */
             name?: string;
-            /** @description whose key it is; others than your own only for the owner of the machine */
+            /** @description tenant of the key; a tenant other than your own only for the owner of the machine */
             tenant?: string;
-            /** @description what it allows: read, exec, write, admin */
+            /** @description permissions: read, exec, write, admin */
             verbs: string[] | null;
         };
         NewPortToken: {
             /**
              * Format: int64
-             * @description from now, in milliseconds; a day if it is left out
+             * @description lifetime of the token in milliseconds; a day if it is left out
              */
             expiresMs?: number;
-            /** @description which ports; all if none is named */
+            /** @description ports that the token is valid for; all if left out */
             ports?: number[] | null;
         };
         NewSecret: {
             /** @description sandboxes may get the value itself */
             allowEnv?: boolean;
             description?: string;
-            /** @description hosts that it may be sent to, such as api.example.com; if left out, only stored profiles may send it, to the hosts that they name */
+            /** @description hosts that it may be sent to, such as api.example.com; if left out, only stored profiles may send it, to the hosts in their rules */
             hosts?: string[] | null;
             labels?: {
                 [key: string]: string;
             };
             name: string;
-            /** @description where the daemon finds the value instead, such as env:NAME or file:/PATH; only for the owner of the machine */
+            /** @description where the daemon reads the value from instead: env:NAME or file:/PATH; only for the owner of the machine */
             source?: string;
             /** @description the value, if it is UTF-8 */
             value?: string;
@@ -873,22 +873,22 @@ export interface components {
             valueBase64?: string;
         };
         NewSession: {
-            /** @description sessions with the same group share one sandbox; a group of its own if it is left out */
+            /** @description sessions with the same group share one sandbox; not shared if it is left out */
             group?: string;
-            /** @description acquire the sandbox for this holder; without one it is made when it is first used */
+            /** @description acquire the sandbox for this holder; without a holder, the sandbox is made when it is first used */
             holder?: components["schemas"]["HolderRef"];
             /**
              * @description what to do when there is a session of that name; fail if it is left out
              * @enum {string}
              */
             ifExists?: "fail" | "attach";
-            /** @description added to those of the spec; the sandboxes and the usage of the session have them */
+            /** @description added to the labels of the spec; they apply to the sandboxes and the usage of the session */
             labels?: {
                 [key: string]: string;
             };
             /** @description unique among your sessions; the id if it is left out */
             name?: string;
-            /** @description pause the sandbox instead of ending it when nobody needs it, where the provider can */
+            /** @description pause the sandbox, instead of ending it, when no holder is left, if the provider can do that */
             pauseOnExit?: boolean;
             spec?: components["schemas"]["Spec"];
         };
@@ -897,7 +897,7 @@ export interface components {
             limits?: components["schemas"]["Limits"];
         };
         NewWorkspace: {
-            /** @description the workspace is this bucket of an S3 service, which the owner of the machine has named; without versions */
+            /** @description S3 bucket that holds the workspace, one that the owner of the machine has configured; without versions */
             bucket?: string;
             /** @description encrypt what is stored with a key of the daemon */
             encrypted?: boolean;
@@ -934,16 +934,16 @@ export interface components {
             truncated: boolean;
         };
         PauseInputBody: {
-            /** @description leave neither memory nor processes; else it is frozen in memory */
+            /** @description pause on disk, without memory and processes; otherwise the processes are frozen in memory */
             toDisk?: boolean;
         };
         Policies: {
-            /** @description of the texts that hold; left out if there are no policies */
+            /** @description of the files that apply; left out if there are no policies */
             digest?: string;
             /** Format: date-time */
             loaded?: string;
             policies: components["schemas"]["Policy"][] | null;
-            /** @description why what is in the files now does not hold; only for the owner of the machine */
+            /** @description why the present files are not valid, so that the policies from before still apply; only for the owner of the machine */
             problem?: string;
             /** @description the file or directory; only for the owner of the machine */
             source?: string;
@@ -957,11 +957,11 @@ export interface components {
              * @description bytes
              */
             disk?: number;
-            /** @description a ceiling over what may be reached */
+            /** @description profile that must allow every connection as well */
             egress?: components["schemas"]["Profile"];
             file: string;
             images?: string[] | null;
-            /** @description patterns of the labels of the sandboxes that it is about; a missing label is empty */
+            /** @description patterns of the labels of the sandboxes that it applies to; a missing label is empty */
             labels?: {
                 [key: string]: string[] | null;
             };
@@ -970,7 +970,7 @@ export interface components {
              * @description in milliseconds
              */
             lifetimeMs?: number;
-            /** @description of its fields in the file */
+            /** @description line numbers of its fields in the file */
             lines: {
                 [key: string]: number;
             };
@@ -985,31 +985,31 @@ export interface components {
             onUnenforceable?: string;
             /** Format: int64 */
             pids?: number;
-            /** @description values of secrets are taken out of what commands write */
+            /** @description values of secrets are removed from the output of commands */
             redact?: boolean;
             secretModes?: string[] | null;
             secrets?: string[] | null;
             /** @description allowed as well, if signed */
             signedImages?: components["schemas"]["SignedImage"][] | null;
-            /** @description patterns of the tenants that it is about; all if left out */
+            /** @description patterns of the tenants that it applies to; all if left out */
             tenants?: string[] | null;
         };
         PolicyAnswer: {
             allow: boolean;
-            /** @description over what it may reach */
+            /** @description profiles that must allow its connections as well */
             ceilings: components["schemas"]["PolicyCeiling"][] | null;
-            /** @description what every rule that is about it says */
+            /** @description result of every rule that applies to it */
             findings: components["schemas"]["PolicyFinding"][] | null;
             /**
              * Format: int64
-             * @description the longest that it may live, in milliseconds
+             * @description its longest lifetime, in milliseconds
              */
             lifetimeMs?: number;
-            /** @description the lowest that hold for it; zero sets none */
+            /** @description the lowest limits that apply to it; zero: none */
             limits: components["schemas"]["Resources"];
             /** @description why it would be refused */
             message?: string;
-            /** @description that would refuse it, as POLICY.FIELD */
+            /** @description rule that would refuse it, as POLICY.FIELD */
             rule?: string;
         };
         PolicyCeiling: {
@@ -1039,19 +1039,19 @@ export interface components {
         Preview: {
             /**
              * Format: date-time
-             * @description when the token ends
+             * @description when the token expires
              */
             expires?: string;
-            /** @description header in which requests carry the token */
+            /** @description request header for the token */
             header?: string;
             /**
              * Format: int32
              * @description port inside the sandbox
              */
             port: number;
-            /** @description whoever knows the address reaches the port; without it requests need the token */
+            /** @description requests need no token */
             public: boolean;
-            /** @description only in the answer to the request for the address */
+            /** @description only in the response that creates the preview */
             token?: string;
             url: string;
         };
@@ -1061,11 +1061,11 @@ export interface components {
              * @description port inside the sandbox
              */
             port: number;
-            /** @description show it without a token; needs the permission admin */
+            /** @description the URL works without a token; needs the permission admin */
             public?: boolean;
         };
         PreviewsOutputBody: {
-            /** @description in the order of ports, without tokens */
+            /** @description by port, without tokens */
             previews: components["schemas"]["Preview"][] | null;
         };
         Problem: {
@@ -1075,9 +1075,9 @@ export interface components {
             faults?: components["schemas"]["Fault"][] | null;
             hint?: string;
             op?: string;
-            /** @description id under which the log of the daemon tells more, of an internal error */
+            /** @description for an internal error: id of the request in the log of the daemon */
             request?: string;
-            /** @description of the policy that refused it, as POLICY.FIELD */
+            /** @description policy rule that refused it, as POLICY.FIELD */
             rule?: string;
             /** Format: int64 */
             status: number;
@@ -1107,13 +1107,13 @@ export interface components {
              */
             default?: "allow" | "deny";
             description?: string;
-            /** @description asked for the addresses of names: ADDRESS or ADDRESS:PORT; those of the machine if left out */
+            /** @description name servers, as ADDRESS or ADDRESS:PORT; those of the machine if left out */
             dnsServers?: string[] | null;
             /** @description false denies everything, whatever the rules say */
             internet?: boolean;
-            /** @description names the profile among those of the tenant; empty for one of a single sandbox */
+            /** @description unique among the profiles of the tenant; empty for an inline profile */
             name?: string;
-            /** @description SOCKS5 proxy that all connections go through */
+            /** @description SOCKS5 proxy for all connections */
             proxy?: components["schemas"]["UpstreamProxy"];
             /** @description in order: the first that matches decides */
             rules?: components["schemas"]["Rule"][] | null;
@@ -1163,7 +1163,7 @@ export interface components {
         PruneBuildsInputBody: {
             /**
              * Format: int64
-             * @description only what no build has used for so long, in milliseconds
+             * @description only entries that no build has used for this time, in milliseconds
              */
             unusedMs?: number;
         };
@@ -1175,7 +1175,7 @@ export interface components {
             freed: number;
         };
         PruneInputBody: {
-            /** @description only those with all of these */
+            /** @description only snapshots with all of these labels */
             labels?: {
                 [key: string]: string;
             };
@@ -1183,12 +1183,12 @@ export interface components {
         PruneWorkspaceInputBody: {
             /**
              * Format: int64
-             * @description so many of the newest
+             * @description number of newest versions to keep
              */
             keepLast?: number;
             /**
              * Format: int64
-             * @description all that are younger, in milliseconds
+             * @description keep all versions younger than this, in milliseconds
              */
             keepWithinMs?: number;
         };
@@ -1202,7 +1202,7 @@ export interface components {
             error?: string;
             /**
              * Format: int32
-             * @description port there; any that is free if left out
+             * @description port there; a free port if left out
              */
             hostPort?: number;
             /** @description of the sandbox */
@@ -1215,7 +1215,7 @@ export interface components {
             sandbox: string;
         };
         PublishedOutputBody: {
-            /** @description in the order of sandboxes' names */
+            /** @description by the names of the sandboxes */
             ports: components["schemas"]["Publication"][] | null;
         };
         PublishedPort: {
@@ -1226,7 +1226,7 @@ export interface components {
             address?: string;
             /**
              * Format: int32
-             * @description port there; any that is free if left out
+             * @description port there; a free port if left out
              */
             hostPort?: number;
             /**
@@ -1297,15 +1297,15 @@ export interface components {
         };
         ResumeRequest: {
             envelope: components["schemas"]["Envelope"];
-            /** @description acquire the sandbox for this holder; without one it is found or made when it is first used */
+            /** @description acquire the sandbox for this holder; without a holder, the sandbox is found or made when it is first used */
             holder?: components["schemas"]["HolderRef"];
-            /** @description of the session if it is a new one; its id if it is left out */
+            /** @description name of the session if it is a new one; its id if it is left out */
             name?: string;
         };
         Rule: {
             /** @enum {string} */
             action: "allow" | "deny";
-            /** @description of what allowed requests and their answers hold */
+            /** @description checks of the bodies of allowed requests and their responses */
             filters?: components["schemas"]["Filter"][] | null;
             /** @description name, *.name, *, address or CIDR, each with an optional :port */
             hosts: string[] | null;
@@ -1319,13 +1319,13 @@ export interface components {
             paths?: string[] | null;
             /** @enum {string} */
             tls?: "terminate" | "passthrough";
-            /** @description allowed requests may become WebSockets */
+            /** @description allowed requests may upgrade to WebSockets */
             webSocket?: boolean;
         };
         RuleLimits: {
             /**
              * Format: int64
-             * @description how many may come at once; a sixth of perMinute if left out
+             * @description how many may come at the same time; a sixth of perMinute if left out
              */
             burst?: number;
             /**
@@ -1351,23 +1351,23 @@ export interface components {
         };
         RunOnRequest: {
             command: components["schemas"]["ExecRequest"];
-            /** @description a provider, or default for the one that the session began with */
+            /** @description a provider, or default for the provider that the session was created with */
             target: string;
         };
         Sandbox: {
             /** @description it ends with the process that made it */
             bound?: boolean;
-            /** @description arguments of the entrypoint; only in the answer that creates the sandbox */
+            /** @description command of the image; only in the response that creates the sandbox */
             cmd?: string[] | null;
             /** Format: date-time */
             created: string;
-            /** @description what the image wants to run; only in the answer that creates the sandbox */
+            /** @description entrypoint of the image; only in the response that creates the sandbox */
             entrypoint?: string[] | null;
-            /** @description how it ended; how its main command ended, if it has exited */
+            /** @description how it ended; in the state exited, how its main command ended */
             exit?: components["schemas"]["Exit"];
             /**
              * Format: date-time
-             * @description when its lifetime ends; left out while that stands still
+             * @description when its lifetime ends; left out while it is stopped or paused
              */
             expires?: string;
             id: string;
@@ -1377,20 +1377,20 @@ export interface components {
             };
             /**
              * Format: int64
-             * @description what is left of its lifetime while that stands still, in milliseconds; not in listings
+             * @description rest of its lifetime while it is stopped or paused, in milliseconds; not in listings
              */
             leftMs?: number;
-            /** @description what was asked for; not in listings */
+            /** @description as requested; not in listings */
             lifetime?: components["schemas"]["Lifetime"];
             /** @description limits in resources that the provider does not enforce, by name, and why */
             limits?: {
                 [key: string]: components["schemas"]["Enforcement"];
             };
-            /** @description the command that it exists for; not in listings */
+            /** @description the main command; not in listings */
             main?: components["schemas"]["MainCommand"];
             /** @description unique among your sandboxes that are not gone */
             name: string;
-            /** @description the daemon that has it, if several share a store */
+            /** @description the daemon that runs it, if several share a store */
             node?: string;
             /** @description id of the snapshot it was made from; not in listings */
             origin?: string;
@@ -1442,9 +1442,9 @@ export interface components {
             workspaces?: components["schemas"]["WorkspaceRef"][] | null;
         };
         SecretRef: {
-            /** @description variable that holds the placeholder, or the value; the name if left out */
+            /** @description environment variable for the placeholder or the value; the name if left out */
             env?: string;
-            /** @description to whom the value is sent; those of the secret if left out */
+            /** @description hosts that the value is sent to; those of the secret if left out */
             hosts?: string[] | null;
             /** @description where the placeholder is replaced: header, header:NAME, basic, query, query:NAME, body */
             in?: string[] | null;
@@ -1454,7 +1454,7 @@ export interface components {
             name: string;
         };
         SecretValue: {
-            /** @description labels from now on; they stay if left out */
+            /** @description new labels; if left out, the labels do not change */
             labels?: {
                 [key: string]: string;
             };
@@ -1485,7 +1485,7 @@ export interface components {
             updated: string;
         };
         SessionChange: {
-            /** @description labels to set; null removes one. Its present sandbox keeps those it has */
+            /** @description labels to set; null removes one. The present sandbox keeps its labels */
             labels?: {
                 [key: string]: string | null;
             };
@@ -1493,19 +1493,19 @@ export interface components {
         };
         SessionTarget: {
             /**
-             * @description what goes along: the session's workspaces, or the files below /workspace
+             * @description what moves with the session: its workspaces, or the files below /workspace
              * @enum {string}
              */
             carries?: "workspaces" | "/workspace";
-            /** @description it serves the session now */
+            /** @description whether it serves the session now */
             current: boolean;
             fits: boolean;
             provider: string;
-            /** @description why it does not fit, or what speaks for it */
+            /** @description why it does not fit, or its advantages */
             reasons: string[] | null;
         };
         SessionUsage: {
-            /** @description of the label, or the group or provider; empty: sessions without that label */
+            /** @description value of the label, or the group or provider; empty: sessions without that label */
             value: string;
             /**
              * Format: int64
@@ -1524,7 +1524,7 @@ export interface components {
         SignedImage: {
             /** @description a pattern of names */
             image: string;
-            /** @description files with public keys, one of which suffices */
+            /** @description files with public keys; a signature of one of them is enough */
             signedBy: string[] | null;
         };
         Snapshot: {
@@ -1537,7 +1537,7 @@ export interface components {
             created: string;
             /** @description it is encrypted in the blob store */
             encrypted?: boolean;
-            /** @description the engine that wrote it; only that one restores memory */
+            /** @description the engine that wrote it; only the same engine restores memory */
             engine?: string;
             id: string;
             image: string;
@@ -1550,13 +1550,13 @@ export interface components {
             /** @description id of the sandbox it was taken of */
             parent: string;
             parentName: string;
-            /** @description what keeps it from being saved */
+            /** @description why it could not be saved */
             problem?: string;
             provider?: string;
             /** @description false while it is being made */
             ready: boolean;
             resources: components["schemas"]["Resources"];
-            /** @description it is in the blob store, from which any daemon that shares it makes sandboxes */
+            /** @description it is in the blob store; daemons that share the store can make sandboxes from it */
             saved: boolean;
             /**
              * Format: int64
@@ -1582,7 +1582,7 @@ export interface components {
             memory?: boolean;
             /** @description unique among your snapshots; its id if it is left out */
             name?: string;
-            /** @description answer when it is in the blob store too; otherwise it is saved after the answer */
+            /** @description respond when it is in the blob store; otherwise it is saved after the response */
             save?: boolean;
         };
         SnapshotSupport: {
@@ -1598,7 +1598,7 @@ export interface components {
             /** @description assigned by the server */
             readonly id?: string;
             /**
-             * @description where the file system comes from; the machine's own programs if it is left out
+             * @description source of the root file system; the machine's own programs if it is left out
              * @example debian:12
              */
             image?: string;
@@ -1606,24 +1606,24 @@ export interface components {
                 [key: string]: string;
             };
             lifetime?: components["schemas"]["Lifetime"];
-            /** @description the command that the sandbox exists for; none if left out */
+            /** @description the main command, as of a container; none if left out */
             main?: components["schemas"]["MainCommand"];
             /** @description files and directories of the machine; only for its owner */
             mounts?: components["schemas"]["Mount"][] | null;
             /** @description unique among your sandboxes; the id if it is left out */
             name?: string;
-            /** @description what the sandbox may reach; nothing if it is left out */
+            /** @description hosts that the sandbox may reach; none if it is left out */
             network?: components["schemas"]["Network"];
             /** @description ports to publish on the daemon's machine; only for its owner */
             ports?: components["schemas"]["PublishedPort"][] | null;
-            /** @description what makes it; the default of the daemon if it is left out */
+            /** @description name of the provider; the daemon's default if it is left out */
             provider?: string;
-            /** @description replace values of secrets of mode env by asterisks in what commands write */
+            /** @description replace values of secrets of mode env by asterisks in the output of commands */
             redact?: boolean;
-            /** @description refuse to make the sandbox if a limit that resources asks for is not enforced */
+            /** @description fail if the provider does not enforce a limit in resources */
             requireLimits?: boolean;
             resources?: components["schemas"]["Resources"];
-            /** @description stored secrets the sandbox works with */
+            /** @description stored secrets that the sandbox uses */
             secrets?: components["schemas"]["SecretRef"][] | null;
             /** @description name or id of a snapshot to start from, instead of an image */
             snapshot?: string;
@@ -1631,13 +1631,13 @@ export interface components {
             user?: string;
             /** @description absolute directory where commands start */
             workdir?: string;
-            /** @description durable directories, each at a path of its own */
+            /** @description durable directories, each at its own path */
             workspaces?: components["schemas"]["WorkspaceMount"][] | null;
         };
         StopInputBody: {
             /**
              * Format: int64
-             * @description how long commands may take to end, in milliseconds
+             * @description how long commands may take to end after SIGTERM, in milliseconds
              */
             graceMs?: number;
         };
@@ -1671,7 +1671,7 @@ export interface components {
                 [key: string]: string;
             };
             name: string;
-            /** @description where the daemon finds the value: env:NAME or file:/PATH */
+            /** @description where the daemon reads the value from: env:NAME or file:/PATH */
             source?: string;
             /** Format: date-time */
             updated: string;
@@ -1687,7 +1687,7 @@ export interface components {
             version: number;
         };
         SwapRequest: {
-            /** @description a provider, or default for the one that the session began with */
+            /** @description a provider, or default for the provider that the session was created with */
             target: string;
         };
         Swapped: {
@@ -1710,7 +1710,7 @@ export interface components {
             build?: string;
             /**
              * Format: double
-             * @description CPUs of sandboxes created from it that ask for none
+             * @description default CPUs of sandboxes made from it
              */
             cpus?: number;
             /** Format: date-time */
@@ -1719,7 +1719,7 @@ export interface components {
             image: string;
             /**
              * Format: int64
-             * @description bytes of memory of sandboxes created from it that ask for none
+             * @description default memory of sandboxes made from it, in bytes
              */
             memory?: number;
             name: string;
@@ -1730,7 +1730,7 @@ export interface components {
             size: number;
             /** @description snapshot that its sandboxes are made from, with their memory */
             snapshot?: string;
-            /** @description script that runs in every sandbox of it */
+            /** @description script that runs in every sandbox made from it */
             start?: string;
             /** Format: int64 */
             steps: number;
@@ -1784,7 +1784,7 @@ export interface components {
             snapshots: number;
             /**
              * Format: double
-             * @description hours of this calendar month (UTC) that sessions had a sandbox
+             * @description hours of this calendar month (UTC) that sandboxes of sessions existed
              */
             warmHours?: number;
         };
@@ -1814,9 +1814,9 @@ export interface components {
         UpstreamProxy: {
             /** @description HOST:PORT of a SOCKS5 proxy */
             address: string;
-            /** @description write-only: it is stored sealed */
+            /** @description write-only: it is stored encrypted */
             password?: string;
-            /** @description the password, sealed by the daemon */
+            /** @description the password, encrypted by the daemon */
             sealed?: string;
             tls?: components["schemas"]["ProxyTLS"];
             username?: string;
@@ -1832,9 +1832,9 @@ export interface components {
             rows: number;
         };
         Workspace: {
-            /** @description the sandboxes that have it */
+            /** @description the sandboxes that it is attached to */
             attached: components["schemas"]["Attachment"][] | null;
-            /** @description the bucket that it is, if any */
+            /** @description S3 bucket that holds the workspace, if any */
             bucket?: string;
             /** Format: date-time */
             created: string;
@@ -1849,7 +1849,7 @@ export interface components {
              */
             maxBytes?: number;
             name: string;
-            /** @description what kept the last state from being persisted; it is kept where it was */
+            /** @description why the last state could not be persisted; it is kept on the machine */
             problem?: string;
         };
         WorkspaceChange: {
@@ -1860,7 +1860,7 @@ export interface components {
             path: string;
             /**
              * Format: int64
-             * @description bytes of what is there afterwards
+             * @description size in bytes after the change
              */
             size: number;
         };
@@ -1868,7 +1868,7 @@ export interface components {
             /** @description make the workspace if there is none of that name */
             create?: boolean;
             /**
-             * @description who else may have it: nobody, who shares it too, or who reads too
+             * @description exclusive: no other sandbox may have it attached; shared or read: others may, in the same mode
              * @enum {string}
              */
             mode?: "exclusive" | "shared" | "read";
@@ -1911,7 +1911,7 @@ export interface components {
             added: number;
             /**
              * Format: int64
-             * @description of contents, holes not counted
+             * @description of file contents, without holes
              */
             bytes: number;
             /** Format: date-time */

@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Version is that of the API, not of the program.
+// Version is the version of the API, not of the program.
 const Version = "1"
 
 const (
@@ -24,10 +24,10 @@ const (
 
 // Options of a handler.
 type Options struct {
-	// RetryAfter finds out when a refused request is worth repeating. Nil
-	// never knows.
+	// RetryAfter returns how long a caller should wait before it repeats a refused
+	// request. Nil: no Retry-After header is sent.
 	RetryAfter func(error) (time.Duration, bool)
-	// Logger gets what callers are not told. Nil: slog.Default.
+	// Logger gets internal errors, which callers do not see. Nil: slog.Default.
 	Logger *slog.Logger
 }
 
@@ -39,7 +39,7 @@ type API struct {
 	huma     huma.API
 }
 
-// New returns the handler for what services do.
+// New returns a handler that calls services.
 func New(services Services, opts Options) *API {
 	ownErrors()
 	if opts.Logger == nil {
@@ -50,7 +50,7 @@ func New(services Services, opts Options) *API {
 	config := huma.DefaultConfig("Atoll", Version)
 	config.Info.Description = "Sandboxes for AI agents. Errors are application/problem+json with a stable code. " +
 		"A sandbox is named by its id or its name."
-	config.DocsPath, config.SchemasPath = "", "" // a browser would load scripts from elsewhere
+	config.DocsPath, config.SchemasPath = "", "" // the pages would load scripts from other hosts
 	config.CreateHooks = nil
 	config.OpenAPIPath = "/openapi"
 	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
@@ -79,7 +79,7 @@ func New(services Services, opts Options) *API {
 	return a
 }
 
-// nowhere answers requests for what there is not.
+// nowhere answers requests for unknown paths with 404.
 func (a *API) nowhere(w http.ResponseWriter, r *http.Request) {
 	p := &Problem{
 		Status: http.StatusNotFound, Title: http.StatusText(http.StatusNotFound), Code: sandbox.CodeNotFound,
@@ -103,8 +103,8 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTT
 // OpenAPI returns the document that describes the API, in JSON.
 func (a *API) OpenAPI() ([]byte, error) { return a.huma.OpenAPI().MarshalJSON() }
 
-// problem is the form in which err travels. What the caller is not told is
-// logged.
+// problem converts err to a Problem, and logs the parts that callers must not
+// see.
 func (a *API) problem(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -121,14 +121,14 @@ func (a *API) problem(ctx context.Context, err error) error {
 	return p
 }
 
-// fail answers a request that is not huma's with an error.
+// fail answers a request outside of huma with an error.
 func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) {
 	p := &Problem{}
 	errors.As(a.problem(r.Context(), err), &p)
-	WriteProblem(w, p) // even if nobody may be listening: no answer would be one of success
+	WriteProblem(w, p) // even if the caller may be gone: without it, net/http would send 200
 }
 
-// operation describes one of the API.
+// operation returns the description of an API operation.
 func operation(id, method, path, tag, summary string) huma.Operation {
 	return huma.Operation{
 		OperationID: id, Method: method, Path: path, Tags: []string{tag}, Summary: summary,
@@ -137,12 +137,12 @@ func operation(id, method, path, tag, summary string) huma.Operation {
 	}
 }
 
-// raw registers an operation whose bytes huma must not touch, and describes it
-// in the document.
+// raw registers an operation that reads and writes its body without huma, and
+// describes it in the OpenAPI document.
 func (a *API) raw(op huma.Operation, query map[string]string, body, answer string, handler func(http.ResponseWriter, *http.Request) error) {
 	a.mux.HandleFunc(op.Method+" "+op.Path, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodHead && op.OperationID != readFileID {
-			a.nowhere(w, r) // a stream would be made, for nobody, and some have no end
+			a.nowhere(w, r) // a HEAD request must not start a stream, as some never end
 			return
 		}
 		defer BoundBody(w, r)()
@@ -187,14 +187,14 @@ type readyOutput struct {
 }
 
 func (a *API) health() {
-	live := operation("healthz", http.MethodGet, "/healthz", "Health", "Is the daemon alive?")
+	live := operation("healthz", http.MethodGet, "/healthz", "Health", "Check that the daemon is alive")
 	live.Security = []map[string][]string{}
 	huma.Register(a.huma, live, func(context.Context, *none) (*readyOutput, error) {
 		out := &readyOutput{}
 		out.Body.Status = "ok"
 		return out, nil
 	})
-	ready := operation("readyz", http.MethodGet, "/readyz", "Health", "Can it make sandboxes now?")
+	ready := operation("readyz", http.MethodGet, "/readyz", "Health", "Check that the daemon can make sandboxes")
 	ready.Security = []map[string][]string{}
 	huma.Register(a.huma, ready, func(ctx context.Context, _ *none) (*readyOutput, error) {
 		if err := a.services.Machine.Ready(ctx); err != nil {

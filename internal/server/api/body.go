@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// bodyRest is how long a body that is a stream may say nothing. What is done
-// with it may take any time.
+// bodyRest bounds each read of a streamed request body. Processing the data may
+// take any time.
 const bodyRest = 2 * time.Minute
 
-// BoundBody ends a request whose body does not go on: whoever sends part of one
-// and keeps the connection would hold up a handler for good. A handler that
-// does not read the body is not held up by it either. The handler calls done when
-// it returns: whoever still reads the body must leave the connection alone, which
-// serves other requests from then on.
+// BoundBody ends a request whose client stops sending the body but keeps the
+// connection open. Otherwise its handler would block forever. The deadline
+// applies only while the body is being read. The handler calls done when it
+// returns. After that, a goroutine that still reads the body sets no more
+// deadlines, because the connection serves other requests.
 func BoundBody(w http.ResponseWriter, r *http.Request) (done func()) {
 	return boundBody(w, r, bodyRest)
 }
@@ -30,8 +30,9 @@ func boundBody(w http.ResponseWriter, r *http.Request, rest time.Duration) (done
 	return b.done
 }
 
-// boundedBody sets a deadline before each read. The last one is taken back: it
-// would end the request while its answer is made.
+// boundedBody sets a deadline before each read. It removes the deadline after
+// the last read, so that it does not end the request while the response is
+// made.
 type boundedBody struct {
 	io.ReadCloser
 	request *http.Request
@@ -51,7 +52,8 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// wait gives the next read its time, which is over if the request is.
+// wait sets the deadline of the next read. If the request has ended, the
+// deadline is in the past.
 func (b *boundedBody) wait() {
 	b.deadline(time.Now().Add(b.rest))
 	if b.request.Context().Err() != nil {

@@ -13,10 +13,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// heartbeat is how often a stream says that it lives when nothing happens.
+// heartbeat is the interval of heartbeats on a stream without events.
 const heartbeat = 15 * time.Second
 
-// writeDeadline is how long one write to a slow reader may take.
+// writeDeadline bounds one write to a slow client.
 const writeDeadline = 30 * time.Second
 
 func writeJSON(w http.ResponseWriter, status int, v any) error {
@@ -30,7 +30,7 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 	return nil
 }
 
-// lines writes JSON lines, each at once.
+// lines writes JSON lines and flushes after each.
 type lines struct {
 	enc *json.Encoder
 	rc  *http.ResponseController
@@ -44,7 +44,7 @@ func newLines(w http.ResponseWriter) *lines {
 	return l
 }
 
-// write reports false when nobody reads any more.
+// write returns false when the client is gone.
 func (l *lines) write(v any) bool {
 	_ = l.rc.SetWriteDeadline(time.Now().Add(writeDeadline))
 	return l.enc.Encode(v) == nil && l.rc.Flush() == nil
@@ -66,7 +66,7 @@ func newEvents(w http.ResponseWriter) *events {
 	return e
 }
 
-// beat is when it is time to say that the stream lives.
+// beat fires when a heartbeat is due.
 func (e *events) beat() <-chan time.Time { return e.tick.C }
 
 func (e *events) alive() bool {
@@ -74,7 +74,7 @@ func (e *events) alive() bool {
 	return e.write(": alive\n\n")
 }
 
-// send reports false when nobody reads any more.
+// send returns false when the client is gone.
 func (e *events) send(id, kind string, v any) bool {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -94,11 +94,11 @@ func (e *events) write(text string) bool {
 }
 
 type eventsInput struct {
-	After   int64     `query:"after" minimum:"0" doc:"only those with a higher number"`
-	Limit   int       `query:"limit" minimum:"0" maximum:"1000" doc:"at most so many"`
-	Sandbox string    `query:"sandbox" maxLength:"63" doc:"only about the sandbox with this id"`
-	Type    []string  `query:"type,explode" maxItems:"32" doc:"only of these types"`
-	Op      []string  `query:"op,explode" maxItems:"32" doc:"only about these operations"`
+	After   int64     `query:"after" minimum:"0" doc:"only events with a higher seq"`
+	Limit   int       `query:"limit" minimum:"0" maximum:"1000" doc:"maximum number of events"`
+	Sandbox string    `query:"sandbox" maxLength:"63" doc:"only events of the sandbox with this id"`
+	Type    []string  `query:"type,explode" maxItems:"32" doc:"only events of these types"`
+	Op      []string  `query:"op,explode" maxItems:"32" doc:"only events of these operations"`
 	Since   time.Time `query:"since" doc:"not before"`
 	Until   time.Time `query:"until" doc:"before"`
 }
@@ -116,7 +116,7 @@ type auditPruneInput struct{ Body sandbox.AuditPrune }
 type auditPrunedOutput struct{ Body sandbox.AuditPruned }
 
 func (a *API) events() {
-	huma.Register(a.huma, operation("listEvents", http.MethodGet, "/v1/events", "Events", "Read what happened"),
+	huma.Register(a.huma, operation("listEvents", http.MethodGet, "/v1/events", "Events", "List events"),
 		func(ctx context.Context, in *eventsInput) (*eventsOutput, error) {
 			got, err := a.services.Events.Events(ctx, sandbox.EventQuery{
 				After: in.After, Page: in.Limit, Sandbox: sandbox.ID(in.Sandbox), Types: in.Type, Ops: in.Op, Since: in.Since, Until: in.Until,
@@ -125,19 +125,19 @@ func (a *API) events() {
 			out.Body.Events = append([]sandbox.Event{}, got...)
 			return out, a.problem(ctx, err)
 		})
-	a.raw(operation("followEvents", http.MethodGet, "/v1/events/stream", "Events", "Be told what happens, as server-sent events"),
+	a.raw(operation("followEvents", http.MethodGet, "/v1/events/stream", "Events", "Follow events, as server-sent events"),
 		map[string]string{
 			"after": "only those with a higher number; the Last-Event-ID header does the same", "sandbox": "only about the sandbox with this id",
 			"type": "only of these types; may be repeated", "op": "only about these operations; may be repeated",
 			"since": "not before", "until": "before; when that time has come, an event \"end\" ends the stream",
 		}, "", "text/event-stream", a.followEvents)
-	a.raw(operation("exportAudit", http.MethodGet, "/v1/audit/export", "Events", "The log as JSON lines, each with the hash of its record"),
+	a.raw(operation("exportAudit", http.MethodGet, "/v1/audit/export", "Events", "Export the log as JSON lines, each with the hash of its record"),
 		map[string]string{
 			"sandbox": "only about the sandbox with this id", "type": "only of these types; may be repeated",
 			"op": "only about these operations; may be repeated", "since": "not before", "until": "before",
 			"format": "otlp-json: as OpenTelemetry's collectors read it from a file, without what the chain can be checked with; json, or left out: as it is chained",
 		}, "", "application/x-ndjson", a.exportEvents)
-	huma.Register(a.huma, operation("verifyAudit", http.MethodGet, "/v1/audit/verify", "Events", "Check that the log is as it was written"),
+	huma.Register(a.huma, operation("verifyAudit", http.MethodGet, "/v1/audit/verify", "Events", "Verify the hash chain of the log"),
 		func(ctx context.Context, _ *none) (*reportOutput, error) {
 			report, err := a.services.Events.VerifyAudit(ctx)
 			return &reportOutput{report}, a.problem(ctx, err)
@@ -149,8 +149,8 @@ func (a *API) events() {
 		})
 }
 
-// exportEvents writes the log as it is chained. Should it fail, the connection
-// is cut, so that a part is not taken for the whole.
+// exportEvents writes the log with its hash chain. If that fails, it aborts the
+// connection, so that the client does not take a part for the whole.
 func (a *API) exportEvents(w http.ResponseWriter, r *http.Request) error {
 	q := query{r: r}
 	in := sandbox.EventQuery{
@@ -176,8 +176,8 @@ func (a *API) exportEvents(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// followEvents streams the log. The id of an event is its number, so that a
-// reader that was cut off goes on where it was.
+// followEvents streams the log. The id of a server-sent event is its seq, so
+// that a client can continue after a lost connection.
 func (a *API) followEvents(w http.ResponseWriter, r *http.Request) error {
 	q := query{r: r}
 	in := sandbox.EventQuery{

@@ -19,8 +19,8 @@ import (
 
 const (
 	defaultOutput = 1 << 20
-	// linger is how long output is awaited after a command has ended:
-	// processes it left behind may hold it open for ever.
+	// linger is how long to wait for more output after a command has ended.
+	// Processes that it left behind may hold its streams open forever.
 	linger = time.Second
 )
 
@@ -46,7 +46,7 @@ type processesOutput struct {
 type killInput struct {
 	ProcessRef
 	Body struct {
-		Signal int `json:"signal" minimum:"1" maximum:"64" doc:"by its Linux number"`
+		Signal int `json:"signal" minimum:"1" maximum:"64" doc:"number of the signal on Linux"`
 	}
 }
 
@@ -64,7 +64,7 @@ func (a *API) processes() {
 			out.Body.Processes = append(out.Body.Processes, all...)
 			return out, a.problem(ctx, err)
 		})
-	kill := operation("signalProcess", http.MethodPost, "/v1/sandboxes/{ref}/processes/{id}/signal", "Commands", "Signal a command and all it started")
+	kill := operation("signalProcess", http.MethodPost, "/v1/sandboxes/{ref}/processes/{id}/signal", "Commands", "Send a signal to the process group of a command")
 	kill.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, kill, func(ctx context.Context, in *killInput) (*struct{}, error) {
 		box, err := a.services.Processes.Open(ctx, in.Ref)
@@ -73,7 +73,7 @@ func (a *API) processes() {
 		}
 		return nil, a.problem(ctx, box.Kill(ctx, in.ID, in.Body.Signal))
 	})
-	a.raw(operation("logs", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/logs", "Commands", "Read what a background command wrote, as JSON lines"),
+	a.raw(operation("logs", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/logs", "Commands", "Read the log of a background command, as JSON lines"),
 		map[string]string{"tail": "only the last so many lines", "follow": "true: go on until the command ends"}, "", "application/x-ndjson", a.logs)
 	a.raw(operation("execStream", http.MethodGet, "/v1/sandboxes/{ref}/exec", "Commands", "Run a command connected to the caller"), nil, "", "websocket", a.execStream)
 	a.raw(operation("attachStream", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/attach", "Commands", "Connect to a background command, or again to one with a hold"),
@@ -100,7 +100,8 @@ func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
 	}
 	defer p.Close()
 	if cmd.Background {
-		// What it does not read is dropped when the caller stops waiting.
+		// Input that the command does not read is dropped when the caller stops
+		// waiting.
 		defer context.AfterFunc(ctx, func() { _ = p.Close() })()
 		_, _ = p.Stdin().Write(input)
 		_ = p.Stdin().Close()
@@ -120,7 +121,7 @@ func collect(ctx context.Context, p driver.Process, input []byte, limit int64) (
 		_ = p.Stdin().Close()
 	} else {
 		go func() {
-			_, _ = p.Stdin().Write(input) // a command need not read all there is
+			_, _ = p.Stdin().Write(input) // a command may end before it has read all input
 			_ = p.Stdin().Close()
 		}()
 	}
@@ -138,9 +139,9 @@ func collect(ctx context.Context, p driver.Process, input []byte, limit int64) (
 	return &execOutput{ExecResult{Process: info, Exit: &e, Stdout: stdout.output(), Stderr: stderr.output()}}, nil
 }
 
-// readFinished reads what a command wrote that has ended. Most commands have by
-// now, and goroutines for their streams would have to be woken for nothing. Only
-// a quota may hold output back.
+// readFinished reads the output of a command that has already ended, as most
+// have at this point. It uses no goroutines, because only a quota can delay the
+// output.
 func readFinished(ctx context.Context, p driver.Process, stdout, stderr *capture) (sandbox.Exit, error) {
 	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
 	_, _ = io.Copy(stdout, p.Stdout())
@@ -151,7 +152,7 @@ func readFinished(ctx context.Context, p driver.Process, stdout, stderr *capture
 	return p.Wait(ctx)
 }
 
-// follow reads what a command writes until it ends.
+// follow reads the output of a command until the command ends.
 func follow(ctx context.Context, p driver.Process, stdout, stderr *capture) (sandbox.Exit, error) {
 	copied := make(chan struct{}, 2)
 	for to, from := range map[*capture]io.Reader{stdout: p.Stdout(), stderr: p.Stderr()} {
@@ -167,8 +168,8 @@ func follow(ctx context.Context, p driver.Process, stdout, stderr *capture) (san
 	return exit, settle(ctx, p, copied, stdout.alive, stderr.alive)
 }
 
-// settle waits until all output of both streams has come, or none came for a
-// while although nobody held it back.
+// settle waits until both streams have ended, or until no output has arrived
+// for a while although no quota delays it.
 func settle(ctx context.Context, p driver.Process, copied, alive1, alive2 <-chan struct{}) error {
 	open := 2
 	throttled := func() (now bool, changes int64) {
@@ -202,11 +203,11 @@ func settle(ctx context.Context, p driver.Process, copied, alive1, alive2 <-chan
 	}
 }
 
-// capture keeps the beginning of a stream and lets the rest go by, so that a
-// command never waits for us.
+// capture keeps the beginning of a stream and discards the rest, so that a
+// command never blocks.
 type capture struct {
 	limit int64
-	alive chan struct{} // told when something came
+	alive chan struct{} // receives a value when output arrives
 
 	mu      sync.Mutex
 	data    []byte
@@ -226,8 +227,8 @@ func (c *capture) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// buffers are what output is read into. io.Copy would make one for each stream
-// of each command, most of which write next to nothing.
+// buffers is a pool of read buffers. io.Copy would allocate one for each stream
+// of each command, though most commands write little.
 var buffers = sync.Pool{New: func() any { return new([32 << 10]byte) }}
 
 // ReadFrom implements io.ReaderFrom.
@@ -253,7 +254,7 @@ func (c *capture) output() *Output {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	data, dropped := c.data, c.dropped
-	if dropped > 0 { // do not let a character cut in two make text binary
+	if dropped > 0 { // a truncated UTF-8 character must not turn text into base64
 		for back := 1; back < utf8.UTFMax && back <= len(data); back++ {
 			if tail := data[len(data)-back:]; utf8.RuneStart(tail[0]) {
 				if !utf8.FullRune(tail) {
@@ -269,8 +270,8 @@ func (c *capture) output() *Output {
 	return &Output{Data: base64.StdEncoding.EncodeToString(c.data), Encoding: "base64", Truncated: c.dropped > 0, Dropped: c.dropped}
 }
 
-// logs streams a command's log. What goes wrong after the first line ends the
-// stream with a line that says so.
+// logs streams a command's log. An error after the first line is sent as the
+// last line.
 func (a *API) logs(w http.ResponseWriter, r *http.Request) error {
 	q := query{r: r}
 	opts := driver.LogOptions{Tail: int(q.int("tail", 10, 32)), Follow: q.bool("follow")}
@@ -286,7 +287,7 @@ func (a *API) logs(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer logs.Close()
-	// A reader that waits for more is woken by closing it.
+	// Closing the reader unblocks a Read that waits for more output.
 	defer context.AfterFunc(r.Context(), func() { _ = logs.Close() })()
 	out := newLines(w)
 	for {
@@ -306,13 +307,13 @@ func (a *API) logs(w http.ResponseWriter, r *http.Request) error {
 	}
 }
 
-// isWebSocket tells the streaming form of a path from a mistake.
+// isWebSocket refuses a GET request that does not upgrade to a WebSocket.
 func isWebSocket(r *http.Request) error {
 	if strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return nil
 	}
 	return &Problem{
 		Status: http.StatusUpgradeRequired, Title: http.StatusText(http.StatusUpgradeRequired), Code: sandbox.CodeInvalid,
-		Detail: "this is a WebSocket", Hint: "connect with one; POST runs a command in one call",
+		Detail: "this path is a WebSocket", Hint: "connect with a WebSocket, or use POST to run a command in one request",
 	}
 }

@@ -44,10 +44,10 @@ type moveInput struct {
 
 type removeInput struct {
 	FileRef
-	Recursive bool `query:"recursive" doc:"remove a directory with all below it"`
+	Recursive bool `query:"recursive" doc:"remove a directory with its content"`
 }
 
-// readFileID is the operation whose head can be asked for alone.
+// readFileID is the operation that also accepts HEAD.
 const readFileID = "readFile"
 
 func (a *API) files() {
@@ -63,8 +63,8 @@ func (a *API) files() {
 		}
 		return out
 	}
-	a.raw(operation(readFileID, http.MethodGet, base, "Files", "Read a file, or the part that a Range header names"), path, "", "application/octet-stream", a.readFile)
-	a.raw(operation("writeFile", http.MethodPut, base, "Files", "Make or replace a file, whole or not at all"), with(map[string]string{
+	a.raw(operation(readFileID, http.MethodGet, base, "Files", "Read a file, or the range in a Range header"), path, "", "application/octet-stream", a.readFile)
+	a.raw(operation("writeFile", http.MethodPut, base, "Files", "Create or replace a file atomically"), with(map[string]string{
 		"mode": "permission bits, in octal", "owner": "as user of a command", "noParents": "true: parents must exist", "noReplace": "true: the file must not exist",
 	}), "application/octet-stream", "application/json", a.writeFile)
 	remove := operation("removeFile", http.MethodDelete, base, "Files", "Remove a file or a tree")
@@ -72,7 +72,7 @@ func (a *API) files() {
 	huma.Register(a.huma, remove, func(ctx context.Context, in *removeInput) (*struct{}, error) {
 		return nil, a.withFiles(ctx, in.Ref, func(f Files) error { return f.Remove(ctx, in.Path, in.Recursive) })
 	})
-	huma.Register(a.huma, operation("statFile", http.MethodGet, base+"/stat", "Files", "Look at a file, not following a link"),
+	huma.Register(a.huma, operation("statFile", http.MethodGet, base+"/stat", "Files", "Describe a file, without following a symbolic link"),
 		func(ctx context.Context, in *FileRef) (*fileOutput, error) {
 			out := &fileOutput{}
 			return out, a.withFiles(ctx, in.Ref, func(f Files) error {
@@ -94,15 +94,15 @@ func (a *API) files() {
 	huma.Register(a.huma, move, func(ctx context.Context, in *moveInput) (*struct{}, error) {
 		return nil, a.withFiles(ctx, in.Ref, func(f Files) error { return f.Move(ctx, in.Body.From, in.Body.To, in.Body.Overwrite) })
 	})
-	a.raw(operation("exportFiles", http.MethodGet, base+"/archive", "Files", "Take a file or tree out as a tar stream"),
+	a.raw(operation("exportFiles", http.MethodGet, base+"/archive", "Files", "Export a file or tree as a tar stream"),
 		with(map[string]string{"exclude": "a pattern of what to leave out; may be repeated", "compress": "zstd, for a compressed stream"}), "", "application/x-tar", a.exportFiles)
-	a.raw(operation("importFiles", http.MethodPut, base+"/archive", "Files", "Unpack a tar stream, which may be compressed with zstd, into a directory, all of it or nothing"),
+	a.raw(operation("importFiles", http.MethodPut, base+"/archive", "Files", "Unpack a tar stream, which may be compressed with zstd, into a directory; on an error, nothing is unpacked"),
 		with(map[string]string{"owner": "whom the files belong to; as in the archive if it is left out"}), "application/x-tar", "", a.importFiles)
-	a.raw(operation("watchFiles", http.MethodGet, base+"/watch", "Files", "Be told about changes, as server-sent events"),
+	a.raw(operation("watchFiles", http.MethodGet, base+"/watch", "Files", "Follow changes, as server-sent events"),
 		with(map[string]string{"recursive": "true: also below"}), "", "text/event-stream", a.watchFiles)
 }
 
-// withFiles does something with the files of a sandbox.
+// withFiles calls a function with the files of a sandbox.
 func (a *API) withFiles(ctx context.Context, ref string, do func(Files) error) error {
 	box, err := a.services.Processes.Open(ctx, ref)
 	if err == nil {
@@ -111,11 +111,11 @@ func (a *API) withFiles(ctx context.Context, ref string, do func(Files) error) e
 	return a.problem(ctx, err)
 }
 
-// part is the part of a file that a Range header names.
+// part is the range of a file in a Range header.
 type part struct{ offset, length int64 } // length 0: to the end
 
-// parseRange understands one range from the beginning; anything else is
-// ignored, as RFC 9110 allows.
+// parseRange parses a single range that is counted from the beginning. Other
+// ranges are ignored, as RFC 9110 allows.
 func parseRange(header string) (s part, ok bool) {
 	text, isBytes := strings.CutPrefix(header, "bytes=")
 	first, last, two := strings.Cut(text, "-")
@@ -174,16 +174,16 @@ func (a *API) readFile(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusPartialContent)
 	}
 	if r.Method == http.MethodHead {
-		return nil // and reads nothing: there are files without an end
+		return nil // without reading the file: some have no end
 	}
 	return finish(w, content)
 }
 
-// maxUnsized bounds a part of a file whose size says nothing.
+// maxUnsized bounds a range of a file whose size is not known.
 const maxUnsized = 1 << 20
 
-// partOfUnsized answers with what was read of a file with the size 0. It is empty,
-// or a kernel makes it up when it is read, as in /proc.
+// partOfUnsized answers with a range of a file whose size is reported as 0.
+// Such a file is empty, or the kernel generates its content, as in /proc.
 func partOfUnsized(w http.ResponseWriter, r *http.Request, part part, content io.Reader) error {
 	if r.Method == http.MethodHead {
 		return nil
@@ -197,7 +197,7 @@ func partOfUnsized(w http.ResponseWriter, r *http.Request, part part, content io
 	case len(start) == 0 || len(start) > maxUnsized && part.offset == 0 && part.length == 0:
 		return finish(w, io.MultiReader(bytes.NewReader(start), content))
 	case len(start) > maxUnsized:
-		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "files.read", Message: "a file without a size is too large to be read in parts"}
+		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "files.read", Message: "the file reports no size and is too large to be read in ranges"}
 	}
 	w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/*", part.offset, part.offset+int64(len(start))-1))
 	w.WriteHeader(http.StatusPartialContent)
@@ -205,7 +205,7 @@ func partOfUnsized(w http.ResponseWriter, r *http.Request, part part, content io
 	return err
 }
 
-// beyond refuses a part that begins where the file has ended.
+// beyond refuses a range that begins after the end of the file.
 func beyond(w http.ResponseWriter, size int64) error {
 	w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", size))
 	return &Problem{
@@ -214,8 +214,8 @@ func beyond(w http.ResponseWriter, size int64) error {
 	}
 }
 
-// finish copies the rest of an answer. Should it fail, the connection is cut,
-// so that the reader does not take a part for the whole.
+// finish copies the rest of a response body. If that fails, it aborts the
+// connection, so that the client does not take a part for the whole.
 func finish(w http.ResponseWriter, content io.Reader) error {
 	if _, err := io.Copy(flusher{w, http.NewResponseController(w)}, content); err != nil {
 		panic(http.ErrAbortHandler)
@@ -223,7 +223,7 @@ func finish(w http.ResponseWriter, content io.Reader) error {
 	return nil
 }
 
-// flusher sends what is written at once.
+// flusher flushes after every write.
 type flusher struct {
 	w  io.Writer
 	rc *http.ResponseController
@@ -334,7 +334,7 @@ func (a *API) importFiles(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// watchFiles reports changes until the caller goes away.
+// watchFiles reports changes until the client disconnects.
 func (a *API) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	q := query{r: r}
 	recursive := q.bool("recursive")

@@ -12,14 +12,14 @@ import (
 type pauseInput struct {
 	SandboxRef
 	Body struct {
-		ToDisk bool `json:"toDisk,omitempty" doc:"leave neither memory nor processes; else it is frozen in memory"`
+		ToDisk bool `json:"toDisk,omitempty" doc:"pause on disk, without memory and processes; otherwise the processes are frozen in memory"`
 	}
 }
 
 type stopInput struct {
 	SandboxRef
 	Body struct {
-		GraceMS int64 `json:"graceMs,omitempty" minimum:"0" maximum:"600000" doc:"how long commands may take to end, in milliseconds"`
+		GraceMS int64 `json:"graceMs,omitempty" minimum:"0" maximum:"600000" doc:"how long commands may take to end after SIGTERM, in milliseconds"`
 	}
 }
 
@@ -30,7 +30,7 @@ type updateInput struct {
 
 type forkInput struct {
 	SandboxRef
-	IdempotencyKey string `header:"Idempotency-Key" maxLength:"240" doc:"a repetition with the same key returns the copies that the first request made"`
+	IdempotencyKey string `header:"Idempotency-Key" maxLength:"240" doc:"a repeated request with the same key returns the copies that the first request made"`
 	Body           sandbox.ForkRequest
 	RawBody        []byte
 }
@@ -41,7 +41,7 @@ type forkOutput struct {
 	}
 }
 
-// answer is a sandbox as it is after something was done to it.
+// answer is the sandbox after an operation.
 func (a *API) answer(ctx context.Context) func(sandbox.Sandbox, error) (*sandboxOutput, error) {
 	return func(s sandbox.Sandbox, err error) (*sandboxOutput, error) {
 		if err != nil {
@@ -51,33 +51,33 @@ func (a *API) answer(ctx context.Context) func(sandbox.Sandbox, error) (*sandbox
 	}
 }
 
-// lifecycle registers what changes the state of a sandbox.
+// lifecycle registers the operations that change the state of a sandbox.
 func (a *API) lifecycle() {
 	const base = "/v1/sandboxes/{ref}"
-	huma.Register(a.huma, operation("pauseSandbox", http.MethodPost, base+"/pause", "Sandboxes", "Make it stand still, in memory or on disk"),
+	huma.Register(a.huma, operation("pauseSandbox", http.MethodPost, base+"/pause", "Sandboxes", "Pause a sandbox in memory or on disk"),
 		func(ctx context.Context, in *pauseInput) (*sandboxOutput, error) {
 			return a.answer(ctx)(a.services.Sandboxes.Pause(ctx, in.Ref, in.Body.ToDisk))
 		})
-	resume := operation("resumeSandbox", http.MethodPost, base+"/resume", "Sandboxes", "Let a paused one go on")
+	resume := operation("resumeSandbox", http.MethodPost, base+"/resume", "Sandboxes", "Resume a paused sandbox")
 	resume.Errors = append(resume.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, resume, func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
 		return a.answer(ctx)(a.services.Sandboxes.Resume(ctx, in.Ref))
 	})
-	huma.Register(a.huma, operation("stopSandbox", http.MethodPost, base+"/stop", "Sandboxes", "Ask its commands to end, give them grace, and end it; its files are kept if its provider can, as the state in the answer says"),
+	huma.Register(a.huma, operation("stopSandbox", http.MethodPost, base+"/stop", "Sandboxes", "Stop a sandbox; its commands get SIGTERM and a grace period, and its files are kept if the provider can do that, as the state in the response says"),
 		func(ctx context.Context, in *stopInput) (*sandboxOutput, error) {
 			return a.answer(ctx)(a.services.Sandboxes.Stop(ctx, in.Ref, milliseconds(in.Body.GraceMS)))
 		})
-	start := operation("startSandbox", http.MethodPost, base+"/start", "Sandboxes", "Bring a stopped one back with its files")
+	start := operation("startSandbox", http.MethodPost, base+"/start", "Sandboxes", "Start a stopped sandbox with its files")
 	start.Errors = append(start.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, start, func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
 		return a.answer(ctx)(a.services.Sandboxes.Start(ctx, in.Ref))
 	})
-	update := operation("updateSandbox", http.MethodPatch, base, "Sandboxes", "Change its limits, labels, lifetime or idle policy")
+	update := operation("updateSandbox", http.MethodPatch, base, "Sandboxes", "Change limits, labels, lifetime or idle policy of a sandbox")
 	update.Errors = append(update.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, update, func(ctx context.Context, in *updateInput) (*sandboxOutput, error) {
 		return a.answer(ctx)(a.services.Sandboxes.Update(ctx, in.Ref, in.Body))
 	})
-	fork := operation("forkSandbox", http.MethodPost, base+"/fork", "Sandboxes", "Make copies of it, all or none")
+	fork := operation("forkSandbox", http.MethodPost, base+"/fork", "Sandboxes", "Make copies of a sandbox; on an error, there are no copies")
 	fork.DefaultStatus = http.StatusCreated
 	fork.Errors = append(fork.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, fork, func(ctx context.Context, in *forkInput) (*forkOutput, error) {
@@ -106,9 +106,9 @@ type snapshotInput struct {
 type snapshotOutput struct{ Body sandbox.Snapshot }
 
 type snapshotListInput struct {
-	Label  []string `query:"label,explode" maxItems:"64" doc:"with this label, KEY=VALUE; all of them"`
-	Cursor string   `query:"cursor" maxLength:"256" doc:"where to go on, as returned with the page before"`
-	Limit  int      `query:"limit" minimum:"0" maximum:"1000" doc:"at most so many"`
+	Label  []string `query:"label,explode" maxItems:"64" doc:"only those with this label, KEY=VALUE; with several, those that have all of them"`
+	Cursor string   `query:"cursor" maxLength:"256" doc:"cursor that was returned with the page before"`
+	Limit  int      `query:"limit" minimum:"0" maximum:"1000" doc:"maximum number of snapshots"`
 }
 
 type snapshotListOutput struct {
@@ -120,13 +120,13 @@ type snapshotListOutput struct {
 
 type pruneInput struct {
 	Body struct {
-		Labels map[string]string `json:"labels,omitempty" doc:"only those with all of these"`
+		Labels map[string]string `json:"labels,omitempty" doc:"only snapshots with all of these labels"`
 	}
 }
 
-// snapshots registers what is done to snapshots.
+// snapshots registers the operations on snapshots.
 func (a *API) snapshots() {
-	create := operation("createSnapshot", http.MethodPost, "/v1/sandboxes/{ref}/snapshots", "Snapshots", "Write the state of a sandbox down; it goes on")
+	create := operation("createSnapshot", http.MethodPost, "/v1/sandboxes/{ref}/snapshots", "Snapshots", "Take a snapshot of a sandbox, which continues")
 	create.DefaultStatus = http.StatusCreated
 	create.Errors = append(create.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, create, func(ctx context.Context, in *snapshotInput) (*snapshotOutput, error) {
@@ -137,7 +137,7 @@ func (a *API) snapshots() {
 		return &snapshotOutput{s}, nil
 	})
 	huma.Register(a.huma, operation("listSnapshots", http.MethodGet, "/v1/snapshots", "Snapshots", "List snapshots, newest first"), a.listSnapshots)
-	huma.Register(a.huma, operation("getSnapshot", http.MethodGet, "/v1/snapshots/{snapshot}", "Snapshots", "Look at a snapshot"),
+	huma.Register(a.huma, operation("getSnapshot", http.MethodGet, "/v1/snapshots/{snapshot}", "Snapshots", "Get a snapshot"),
 		func(ctx context.Context, in *SnapshotRef) (*snapshotOutput, error) {
 			s, err := a.services.Snapshots.GetSnapshot(ctx, in.Snapshot)
 			if err != nil {
@@ -145,12 +145,12 @@ func (a *API) snapshots() {
 			}
 			return &snapshotOutput{s}, nil
 		})
-	remove := operation("removeSnapshot", http.MethodDelete, "/v1/snapshots/{snapshot}", "Snapshots", "Remove a snapshot; sandboxes made from it live on")
+	remove := operation("removeSnapshot", http.MethodDelete, "/v1/snapshots/{snapshot}", "Snapshots", "Remove a snapshot; sandboxes made from it are not affected")
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *SnapshotRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Snapshots.RemoveSnapshot(ctx, in.Snapshot))
 	})
-	huma.Register(a.huma, operation("pruneSnapshots", http.MethodPost, "/v1/snapshots/prune", "Snapshots", "Remove the snapshots from which no living sandbox was made"),
+	huma.Register(a.huma, operation("pruneSnapshots", http.MethodPost, "/v1/snapshots/prune", "Snapshots", "Remove the snapshots from which no existing sandbox was made"),
 		func(ctx context.Context, in *pruneInput) (*snapshotListOutput, error) {
 			removed, err := a.services.Snapshots.PruneSnapshots(ctx, in.Body.Labels)
 			if err != nil {

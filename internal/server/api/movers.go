@@ -28,7 +28,7 @@ type swapOutput struct{ Body sandbox.Swapped }
 
 // RunOnRequest runs a command on another provider.
 type RunOnRequest struct {
-	Target  string      `json:"target" minLength:"1" maxLength:"63" doc:"a provider, or default for the one that the session began with"`
+	Target  string      `json:"target" minLength:"1" maxLength:"63" doc:"a provider, or default for the provider that the session was created with"`
 	Command ExecRequest `json:"command"`
 }
 
@@ -37,21 +37,21 @@ type runOnInput struct {
 	Body RunOnRequest
 }
 
-// movers registers what takes a session to other providers.
+// movers registers the operations that move a session to other providers.
 func (a *API) movers() {
-	huma.Register(a.huma, operation("sessionTargets", http.MethodGet, sessionBase+"/targets", "Sessions", "Which providers it can move to, and why others cannot serve it"),
+	huma.Register(a.huma, operation("sessionTargets", http.MethodGet, sessionBase+"/targets", "Sessions", "List the providers that a session can move to, and why it cannot move to others"),
 		func(ctx context.Context, in *SessionRef) (*targetsOutput, error) {
 			out := &targetsOutput{}
 			got, err := a.services.Movers.Targets(ctx, in.Ref)
 			out.Body.Targets = append([]sandbox.SessionTarget{}, got...)
 			return out, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("sessionCapabilities", http.MethodGet, sessionBase+"/capabilities", "Sessions", "What can be done with it now, and why other things cannot"),
+	huma.Register(a.huma, operation("sessionCapabilities", http.MethodGet, sessionBase+"/capabilities", "Sessions", "Get the capabilities that a session has now, and why others are missing"),
 		func(ctx context.Context, in *SessionRef) (*sessionCapabilitiesOutput, error) {
 			got, err := a.services.Sessions.Capabilities(ctx, in.Ref)
 			return &sessionCapabilitiesOutput{got}, a.problem(ctx, err)
 		})
-	swap := operation("swapSession", http.MethodPost, sessionBase+"/swap", "Sessions", "Move it to another provider with its workspaces, or the files below /workspace; a failure leaves it where it was")
+	swap := operation("swapSession", http.MethodPost, sessionBase+"/swap", "Sessions", "Move a session to another provider with its workspaces, or the files below /workspace; on an error, it stays where it is")
 	runOn := operation("runOnSession", http.MethodPost, sessionBase+"/run-on", "Sessions", "Run a command on another provider with a copy of the files below /workspace; the session stays where it is")
 	swap.Errors, runOn.Errors = append(swap.Errors, http.StatusTooManyRequests), append(runOn.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, swap, func(ctx context.Context, in *swapInput) (*swapOutput, error) {
@@ -65,7 +65,7 @@ func (a *API) runOn(ctx context.Context, in *runOnInput) (out *execOutput, err e
 	if in.Body.Command.Background {
 		return nil, a.problem(ctx, invalid("command", "cannot be in the background: its sandbox ends with it"))
 	}
-	var failed error // is a problem already
+	var failed error // a *Problem
 	err = a.services.Movers.Visit(ctx, in.Ref, in.Body.Target, func(ctx context.Context, id sandbox.ID) error {
 		out, failed = a.exec(ctx, &execInput{SandboxRef: SandboxRef{Ref: string(id)}, Body: in.Body.Command})
 		return nil

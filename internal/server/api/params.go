@@ -37,8 +37,8 @@ func invalid(subject, format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: subject, Message: fmt.Sprintf(format, args...)}
 }
 
-// query reads the parameters of a request, and remembers the first that is
-// wrong.
+// query parses the query parameters of a request, and remembers the first
+// error.
 type query struct {
 	r   *http.Request
 	err error

@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Policies tells what sandboxes of the caller's tenant may be.
+// Policies returns the policies that apply to the caller's tenant.
 type Policies interface {
 	Get(ctx context.Context) (sandbox.Policies, error)
 	// Reload is for the owner of the machine.
@@ -25,17 +25,17 @@ type (
 
 func (a *API) policies() {
 	const tag = "Policies"
-	huma.Register(a.huma, operation("listPolicies", http.MethodGet, "/v1/policies", tag, "List the policies of the machine that are about your sandboxes"),
+	huma.Register(a.huma, operation("listPolicies", http.MethodGet, "/v1/policies", tag, "List the policies that apply to your sandboxes"),
 		func(ctx context.Context, _ *none) (*policiesOutput, error) {
 			p, err := a.services.Policies.Get(ctx)
 			return &policiesOutput{p}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("reloadPolicies", http.MethodPost, "/v1/policies/reload", tag, "Read the policies of the machine anew"),
+	huma.Register(a.huma, operation("reloadPolicies", http.MethodPost, "/v1/policies/reload", tag, "Reload the policy files"),
 		func(ctx context.Context, _ *none) (*policiesOutput, error) {
 			p, err := a.services.Policies.Reload(ctx)
 			return &policiesOutput{p}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("explainPolicies", http.MethodPost, "/v1/policies/explain", tag, "Ask what the policies say about a sandbox, without making it"),
+	huma.Register(a.huma, operation("explainPolicies", http.MethodPost, "/v1/policies/explain", tag, "Check a sandbox against the policies, without making it"),
 		func(ctx context.Context, in *explainInput) (*answerOutput, error) {
 			p, err := a.services.Policies.Explain(ctx, in.Body.Spec)
 			return &answerOutput{p}, a.problem(ctx, err)

@@ -13,17 +13,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Ports reach what listens inside a sandbox.
+// Ports gives access to servers inside a sandbox.
 type Ports interface {
 	// DialPort connects to a port of a running sandbox. The caller closes the
 	// connection, which has a CloseWrite.
 	DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error)
-	// SharePorts makes a token for ports, all if none is given.
+	// SharePorts makes a token for ports. No ports means all.
 	SharePorts(ctx context.Context, ref string, ports []uint16, life time.Duration) (token string, expires time.Time, err error)
-	// Preview gives a port an address of the provider's, and Unpreview takes it away.
+	// Preview asks the provider for a URL of a port, and Unpreview removes it.
 	Preview(ctx context.Context, ref string, req sandbox.PreviewRequest) (sandbox.Preview, error)
 	Unpreview(ctx context.Context, ref string, port uint16) error
-	// Previews returns the ports with such an address, without tokens.
+	// Previews returns the ports that have such a URL, without tokens.
 	Previews(ctx context.Context, ref string) ([]sandbox.Preview, error)
 }
 
@@ -41,37 +41,37 @@ type unpreviewInput struct {
 
 type previewsOutput struct {
 	Body struct {
-		Previews []sandbox.Preview `json:"previews" doc:"in the order of ports, without tokens"`
+		Previews []sandbox.Preview `json:"previews" doc:"by port, without tokens"`
 	}
 }
 
-// previews registers addresses that providers give to ports.
+// previews registers the operations on the provider's URLs of ports.
 func (a *API) previews() {
-	create := operation("createPreview", http.MethodPost, "/v1/sandboxes/{ref}/previews", "Ports", "Have the provider of the sandbox show an HTTP server inside at an address of its own, to whoever has the token")
+	create := operation("createPreview", http.MethodPost, "/v1/sandboxes/{ref}/previews", "Ports", "Get a URL of the provider for an HTTP server inside; requests need the token")
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, create, func(ctx context.Context, in *previewInput) (*previewOutput, error) {
 		p, err := a.services.Ports.Preview(ctx, in.Ref, in.Body)
 		return &previewOutput{p}, a.problem(ctx, err)
 	})
-	huma.Register(a.huma, operation("listPreviews", http.MethodGet, "/v1/sandboxes/{ref}/previews", "Ports", "List the ports that its provider shows"),
+	huma.Register(a.huma, operation("listPreviews", http.MethodGet, "/v1/sandboxes/{ref}/previews", "Ports", "List the ports that have a URL of the provider"),
 		func(ctx context.Context, in *SandboxRef) (*previewsOutput, error) {
 			all, err := a.services.Ports.Previews(ctx, in.Ref)
 			out := &previewsOutput{}
 			out.Body.Previews = all
 			return out, a.problem(ctx, err)
 		})
-	remove := operation("removePreview", http.MethodDelete, "/v1/sandboxes/{ref}/previews/{port}", "Ports", "Have the provider no longer show a port")
+	remove := operation("removePreview", http.MethodDelete, "/v1/sandboxes/{ref}/previews/{port}", "Ports", "Remove the provider's URL of a port")
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *unpreviewInput) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Ports.Unpreview(ctx, in.Ref, in.Port))
 	})
 }
 
-// PublishedPorts are ports of the machine that lead to sandboxes.
+// PublishedPorts are ports of the machine that are forwarded to sandboxes.
 type PublishedPorts interface {
-	// Publish returns the port with what was left open.
+	// Publish returns the port with its defaults filled in.
 	Publish(ctx context.Context, ref string, p sandbox.PublishedPort) (sandbox.PublishedPort, error)
-	// Unpublish stops to listen; an empty address is any.
+	// Unpublish stops listening. An empty address means every address.
 	Unpublish(ctx context.Context, ref, address string, hostPort uint16) error
 	Published(ctx context.Context) ([]sandbox.Publication, error)
 }
@@ -86,31 +86,31 @@ type publishOutput struct{ Body sandbox.PublishedPort }
 type unpublishInput struct {
 	SandboxRef
 	HostPort uint16 `path:"hostPort" minimum:"1" doc:"port of the daemon's machine"`
-	Address  string `query:"address" maxLength:"45" doc:"only at this address of the machine; at any if left out"`
+	Address  string `query:"address" maxLength:"45" doc:"only this address of the machine; every address if left out"`
 }
 
 type publishedOutput struct {
 	Body struct {
-		Ports []sandbox.Publication `json:"ports" doc:"in the order of sandboxes' names"`
+		Ports []sandbox.Publication `json:"ports" doc:"by the names of the sandboxes"`
 	}
 }
 
-// published registers ports of the machine.
+// published registers the operations on published ports.
 func (a *API) published() {
-	huma.Register(a.huma, operation("listPublishedPorts", http.MethodGet, "/v1/published-ports", "Ports", "List the ports of the daemon's machine that lead to sandboxes"),
+	huma.Register(a.huma, operation("listPublishedPorts", http.MethodGet, "/v1/published-ports", "Ports", "List the published ports"),
 		func(ctx context.Context, _ *struct{}) (*publishedOutput, error) {
 			all, err := a.services.PublishedPorts.Published(ctx)
 			out := &publishedOutput{}
 			out.Body.Ports = all
 			return out, a.problem(ctx, err)
 		})
-	publish := operation("publishPort", http.MethodPost, "/v1/sandboxes/{ref}/published-ports", "Ports", "Have a port of the daemon's machine lead to one of the sandbox, for as long as the sandbox is there; only for the owner of the machine")
+	publish := operation("publishPort", http.MethodPost, "/v1/sandboxes/{ref}/published-ports", "Ports", "Publish a port of a sandbox on the daemon's machine, as long as the sandbox exists; only for the owner of the machine")
 	publish.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, publish, func(ctx context.Context, in *publishInput) (*publishOutput, error) {
 		p, err := a.services.PublishedPorts.Publish(ctx, in.Ref, in.Body)
 		return &publishOutput{p}, a.problem(ctx, err)
 	})
-	unpublish := operation("unpublishPort", http.MethodDelete, "/v1/sandboxes/{ref}/published-ports/{hostPort}", "Ports", "Stop to listen on a port of the daemon's machine")
+	unpublish := operation("unpublishPort", http.MethodDelete, "/v1/sandboxes/{ref}/published-ports/{hostPort}", "Ports", "Stop publishing a port")
 	unpublish.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, unpublish, func(ctx context.Context, in *unpublishInput) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.PublishedPorts.Unpublish(ctx, in.Ref, in.Address, in.HostPort))
@@ -119,11 +119,12 @@ func (a *API) published() {
 
 // NewPortToken asks for a token.
 type NewPortToken struct {
-	Ports     []uint16 `json:"ports,omitempty" maxItems:"64" doc:"which ports; all if none is named"`
-	ExpiresMS int64    `json:"expiresMs,omitempty" minimum:"0" doc:"from now, in milliseconds; a day if it is left out"`
+	Ports     []uint16 `json:"ports,omitempty" maxItems:"64" doc:"ports that the token is valid for; all if left out"`
+	ExpiresMS int64    `json:"expiresMs,omitempty" minimum:"0" doc:"lifetime of the token in milliseconds; a day if it is left out"`
 }
 
-// SandboxUsage is what a sandbox consumes. A figure that is not known is negative.
+// SandboxUsage is the resource usage of a sandbox. An unknown figure is
+// negative.
 type SandboxUsage struct {
 	CPUMS   int64     `json:"cpuMs" doc:"processor time since it was made, in milliseconds"`
 	Memory  int64     `json:"memory" doc:"bytes now, its kernel included"`
@@ -144,14 +145,14 @@ type usageOutput struct{ Body SandboxUsage }
 func (a *API) ports() {
 	a.published()
 	a.previews()
-	share := operation("createPortToken", http.MethodPost, "/v1/sandboxes/{ref}/port-tokens", "Ports", "Make a token with which anybody reaches ports of a sandbox; it is shown only now")
+	share := operation("createPortToken", http.MethodPost, "/v1/sandboxes/{ref}/port-tokens", "Ports", "Create a token that gives its bearer access to ports of a sandbox; it is only in this response")
 	share.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, share, func(ctx context.Context, in *portTokenInput) (*portTokenOutput, error) {
 		token, expires, err := a.services.Ports.SharePorts(ctx, in.Ref, in.Body.Ports, milliseconds(in.Body.ExpiresMS))
 		return &portTokenOutput{sandbox.PortToken{Token: token, Expires: expires}}, a.problem(ctx, err)
 	})
 	a.raw(operation("openPort", http.MethodGet, "/v1/sandboxes/{ref}/ports/{port}", "Ports", "Connect to a port over a WebSocket"), nil, "", "websocket", a.openPort)
-	huma.Register(a.huma, operation("usage", http.MethodGet, "/v1/sandboxes/{ref}/usage", "Sandboxes", "What it consumes"),
+	huma.Register(a.huma, operation("usage", http.MethodGet, "/v1/sandboxes/{ref}/usage", "Sandboxes", "Get the resource usage of a sandbox"),
 		func(ctx context.Context, in *SandboxRef) (*usageOutput, error) {
 			u, err := a.services.Sandboxes.Usage(ctx, in.Ref)
 			out := &usageOutput{SandboxUsage{CPUMS: u.CPU.Milliseconds(), Memory: u.Memory, Disk: u.Disk, PIDs: u.PIDs, Sampled: u.Sampled}}
@@ -162,8 +163,8 @@ func (a *API) ports() {
 		})
 }
 
-// openPort carries the bytes of one connection to a port. The connection is
-// made first, so that a port nobody listens on is an answer of HTTP.
+// openPort forwards one connection to a port. It dials before it upgrades to a
+// WebSocket, so that a port without a server gets an HTTP error.
 func (a *API) openPort(w http.ResponseWriter, r *http.Request) error {
 	if err := isWebSocket(r); err != nil {
 		return err

@@ -18,8 +18,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Problem is an error as it travels (RFC 9457), with the code of the
-// vocabulary.
+// Problem is an error response (RFC 9457) with a sandbox.Code.
 type Problem struct {
 	Title   string       `json:"title"`
 	Status  int          `json:"status"`
@@ -28,14 +27,14 @@ type Problem struct {
 	Op      string       `json:"op,omitempty"`
 	Subject string       `json:"subject,omitempty"`
 	Hint    string       `json:"hint,omitempty"`
-	Rule    string       `json:"rule,omitempty" doc:"of the policy that refused it, as POLICY.FIELD"`
+	Rule    string       `json:"rule,omitempty" doc:"policy rule that refused it, as POLICY.FIELD"`
 	Faults  []Fault      `json:"faults,omitempty" doc:"what is wrong with the fields of the request"`
-	Request string       `json:"request,omitempty" doc:"id under which the log of the daemon tells more, of an internal error"`
+	Request string       `json:"request,omitempty" doc:"for an internal error: id of the request in the log of the daemon"`
 
 	retryAfter time.Duration
 }
 
-// Fault is what is wrong with one field.
+// Fault is an error in one field.
 type Fault struct {
 	Field   string `json:"field"`
 	Message string `json:"message"`
@@ -43,13 +42,13 @@ type Fault struct {
 
 func (p *Problem) Error() string { return p.Detail }
 
-// GetStatus is for huma.
+// GetStatus implements huma.StatusError.
 func (p *Problem) GetStatus() int { return p.Status }
 
-// ContentType is for huma.
+// ContentType implements huma.ContentTypeFilter.
 func (p *Problem) ContentType(string) string { return "application/problem+json" }
 
-// GetHeaders is for huma: when to try again.
+// GetHeaders implements huma.HeadersError. It sets Retry-After.
 func (p *Problem) GetHeaders() http.Header {
 	h := http.Header{}
 	if p.retryAfter > 0 {
@@ -72,12 +71,12 @@ var statuses = map[sandbox.Code]int{
 	sandbox.CodeDenied:        http.StatusForbidden,
 	sandbox.CodeExhausted:     http.StatusTooManyRequests,
 	sandbox.CodeTimeout:       http.StatusGatewayTimeout,
-	sandbox.CodeCanceled:      499, // as nginx calls a caller that went away
+	sandbox.CodeCanceled:      499, // client closed request, as in nginx
 	sandbox.CodeUnsupported:   http.StatusNotImplemented,
 	sandbox.CodeStale:         http.StatusConflict,
 }
 
-// NewProblem returns the form in which err travels. What is not an
+// NewProblem converts err to a Problem. The text of an error that is not a
 // *sandbox.Error is not shown to the caller. retryAfter may be nil.
 func NewProblem(err error, retryAfter func(error) (time.Duration, bool)) *Problem {
 	var ready *Problem
@@ -99,8 +98,9 @@ func NewProblem(err error, retryAfter func(error) (time.Duration, bool)) *Proble
 	return p
 }
 
-// cutOff returns why a request was cut off, if it was, and by whom its caller
-// did not ask for it: the daemon ends, or the key does. Else it returns err.
+// cutOff returns why the server canceled a request: the daemon is shutting
+// down, or the key has expired. If the server did not cancel it, cutOff returns
+// err.
 func cutOff(ctx context.Context, err error) error {
 	if why, ok := errors.AsType[*sandbox.Error](context.Cause(ctx)); ok {
 		return why
@@ -108,7 +108,7 @@ func cutOff(ctx context.Context, err error) error {
 	return err
 }
 
-// sentBody is what a caller sends, and remembers what was wrong with it.
+// sentBody is a request body. It remembers the error of reading it.
 type sentBody struct {
 	io.ReadCloser
 	broken atomic.Bool
@@ -122,8 +122,8 @@ func (b *sentBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// blamed returns what to tell of an error that may be no fault of ours but one
-// of the body's.
+// blamed returns the error of reading the request body, if there was one,
+// instead of err.
 func (b *sentBody) blamed(err error) error {
 	if b.broken.Load() && sandbox.CodeOf(err) == sandbox.CodeInternal {
 		return invalid("body", "cannot be read: it breaks off, or is not framed as HTTP wants it")
@@ -149,8 +149,8 @@ func WriteProblem(w http.ResponseWriter, p *Problem) {
 	_ = json.NewEncoder(w).Encode(p) // the caller may be gone
 }
 
-// ownErrors makes huma report what it finds wrong with a request as a Problem.
-// It is a variable of that library, set once.
+// ownErrors makes huma report validation errors as a Problem. It sets a global
+// variable of huma, once.
 var ownErrors = sync.OnceFunc(func() {
 	huma.NewError = func(status int, message string, errs ...error) huma.StatusError {
 		p := &Problem{Status: status, Detail: message, Code: codeFor(status)}
@@ -171,12 +171,12 @@ var ownErrors = sync.OnceFunc(func() {
 	}
 })
 
-// maxKey is the longest key of a request that is named in an answer.
+// maxKey is the longest key of a request that is repeated in a response.
 const maxKey = 24
 
-// place is where a fault is. Keys that a caller made up may be what belongs
-// into a value, such as a token: only what looks like the name of a field is
-// repeated.
+// place returns the location of a fault. An unknown key in a request may be a
+// value in the wrong place, such as a token. So only keys that look like the
+// name of a field are repeated.
 func place(location string) string {
 	parts := strings.Split(location, ".")
 	for i, part := range parts {

@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// ProfileTest is a request that is not sent.
+// ProfileTest is a request to check against a profile. It is not sent.
 type ProfileTest struct {
 	Method string `json:"method,omitempty" maxLength:"64" doc:"GET if it is left out"`
 	URL    string `json:"url" maxLength:"8192" doc:"with the scheme https, http, wss, ws, or tcp for a bare connection" example:"https://api.example.com/v1"`
@@ -26,12 +26,12 @@ type profileName struct {
 // ProfileRef names a version of a profile. It is exported for huma.
 type ProfileRef struct {
 	Name    string `path:"name" maxLength:"63"`
-	Version int64  `query:"version" minimum:"0" doc:"as it was then; as it is now if it is left out"`
+	Version int64  `query:"version" minimum:"0" doc:"a version of the profile; the newest if it is left out"`
 }
 
 type profileApply struct {
 	Name      string `path:"name" maxLength:"63"`
-	IfVersion int64  `query:"ifVersion" minimum:"0" doc:"only if it is at this version"`
+	IfVersion int64  `query:"ifVersion" minimum:"0" doc:"fail with the code conflict unless the profile is at this version"`
 	Body      sandbox.Profile
 }
 
@@ -63,7 +63,7 @@ func (a *API) profiles() {
 			out.Body.Profiles = append([]sandbox.StoredProfile{}, all...)
 			return out, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("getProfile", http.MethodGet, "/v1/profiles/{name}", tag, "Look at an egress profile"),
+	huma.Register(a.huma, operation("getProfile", http.MethodGet, "/v1/profiles/{name}", tag, "Get an egress profile"),
 		func(ctx context.Context, in *ProfileRef) (*profileOutput, error) {
 			p, err := a.services.Profiles.Get(ctx, in.Name, in.Version)
 			return &profileOutput{p}, a.problem(ctx, err)
@@ -71,18 +71,18 @@ func (a *API) profiles() {
 	huma.Register(a.huma, operation("applyProfile", http.MethodPut, "/v1/profiles/{name}", tag, "Store a new version of an egress profile and apply it to running sandboxes"),
 		func(ctx context.Context, in *profileApply) (*profileOutput, error) {
 			if in.Body.Name != "" && in.Body.Name != in.Name {
-				return nil, a.problem(ctx, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "profile.apply", Subject: "name", Message: "the profile says another name than the address"})
+				return nil, a.problem(ctx, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "profile.apply", Subject: "name", Message: "the name in the profile differs from the name in the URL"})
 			}
 			in.Body.Name = in.Name
 			p, err := a.services.Profiles.Apply(ctx, in.IfVersion, in.Body)
 			return &profileOutput{p}, a.problem(ctx, err)
 		})
-	remove := operation("removeProfile", http.MethodDelete, "/v1/profiles/{name}", tag, "Remove an egress profile that no sandbox works by")
+	remove := operation("removeProfile", http.MethodDelete, "/v1/profiles/{name}", tag, "Remove an egress profile that no sandbox uses")
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *profileName) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Profiles.Remove(ctx, in.Name))
 	})
-	huma.Register(a.huma, operation("testProfile", http.MethodPost, "/v1/profiles/{name}/test", tag, "Ask what would become of a request, without sending it"),
+	huma.Register(a.huma, operation("testProfile", http.MethodPost, "/v1/profiles/{name}/test", tag, "Check a request against an egress profile, without sending it"),
 		func(ctx context.Context, in *profileTestInput) (*explanationOutput, error) {
 			e, err := a.services.Profiles.Test(ctx, in.Name, in.Body.Method, in.Body.URL)
 			return &explanationOutput{e}, a.problem(ctx, err)

@@ -9,14 +9,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// SandboxRef names a sandbox in a path. It is exported for huma, which looks
-// into nothing else.
+// SandboxRef names a sandbox in a path. It is exported because huma ignores
+// unexported types.
 type SandboxRef struct {
 	Ref string `path:"ref" maxLength:"63" doc:"id or name of the sandbox"`
 }
 
 type createInput struct {
-	IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"a repetition with the same key returns what the first request made"`
+	IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"a repeated request with the same key returns the sandbox that the first request made"`
 	Body           sandbox.CreateRequest
 	RawBody        []byte
 }
@@ -28,10 +28,10 @@ type sandboxOutput struct {
 }
 
 type listInput struct {
-	State  []string `query:"state" maxItems:"16" enum:"creating,running,pausing,paused,resuming,stopped,lost,failed,gone" doc:"in one of these states; any but gone if it is left out"`
-	Label  []string `query:"label,explode" maxItems:"64" doc:"with this label, KEY=VALUE; all of them"`
-	Cursor string   `query:"cursor" maxLength:"256" doc:"where to go on, as returned with the page before"`
-	Limit  int      `query:"limit" minimum:"0" maximum:"1000" doc:"at most so many"`
+	State  []string `query:"state" maxItems:"16" enum:"creating,running,pausing,paused,resuming,stopped,lost,failed,gone" doc:"only sandboxes in these states; all but gone if it is left out"`
+	Label  []string `query:"label,explode" maxItems:"64" doc:"only those with this label, KEY=VALUE; with several, those that have all of them"`
+	Cursor string   `query:"cursor" maxLength:"256" doc:"cursor that was returned with the page before"`
+	Limit  int      `query:"limit" minimum:"0" maximum:"1000" doc:"maximum number of sandboxes"`
 }
 
 type listOutput struct{ Body listOutputBody }
@@ -44,12 +44,12 @@ type listOutputBody struct {
 type exitOutput struct{ Body sandbox.Exit }
 
 func (a *API) sandboxes() {
-	create := operation("createSandbox", http.MethodPost, "/v1/sandboxes", "Sandboxes", "Make a sandbox")
+	create := operation("createSandbox", http.MethodPost, "/v1/sandboxes", "Sandboxes", "Create a sandbox")
 	create.DefaultStatus = http.StatusCreated
 	create.Errors = append(create.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, create, a.create)
 	huma.Register(a.huma, operation("listSandboxes", http.MethodGet, "/v1/sandboxes", "Sandboxes", "List sandboxes"), a.list)
-	huma.Register(a.huma, operation("getSandbox", http.MethodGet, "/v1/sandboxes/{ref}", "Sandboxes", "Look at a sandbox"),
+	huma.Register(a.huma, operation("getSandbox", http.MethodGet, "/v1/sandboxes/{ref}", "Sandboxes", "Get a sandbox"),
 		func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
 			s, err := a.services.Sandboxes.Get(ctx, in.Ref)
 			return &sandboxOutput{Status: http.StatusOK, Body: s}, a.problem(ctx, err)

@@ -26,12 +26,12 @@ type rotateInput struct {
 
 type removeSecretInput struct {
 	Name  string `path:"name" maxLength:"63"`
-	Force bool   `query:"force" doc:"even if sandboxes or profiles work with it; they go on without it"`
+	Force bool   `query:"force" doc:"even if sandboxes or profiles use it; they continue without it"`
 }
 
 func (a *API) secrets() {
 	const tag = "Secrets"
-	create := operation("createSecret", http.MethodPost, "/v1/secrets", tag, "Store a secret; its value is never shown again")
+	create := operation("createSecret", http.MethodPost, "/v1/secrets", tag, "Store a secret; no response contains its value")
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, create, func(ctx context.Context, in *newSecretInput) (*secretOutput, error) {
 		s, err := a.services.Secrets.Create(ctx, in.Body)
@@ -44,7 +44,7 @@ func (a *API) secrets() {
 			out.Body.Secrets = append([]sandbox.StoredSecret{}, all...)
 			return out, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("rotateSecret", http.MethodPut, "/v1/secrets/{name}/value", tag, "Give a secret a new value, from the next request on"),
+	huma.Register(a.huma, operation("rotateSecret", http.MethodPut, "/v1/secrets/{name}/value", tag, "Give a secret a new value, which is used from the next request on"),
 		func(ctx context.Context, in *rotateInput) (*secretOutput, error) {
 			s, err := a.services.Secrets.Rotate(ctx, in.Name, in.Body)
 			return &secretOutput{s}, a.problem(ctx, err)

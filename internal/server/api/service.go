@@ -1,11 +1,11 @@
-// Package api is Atoll's native HTTP API: typed requests and answers in JSON,
-// described by an OpenAPI 3.1 document that is made from the same code, byte
-// streams for files and archives, WebSockets for commands and server-sent
-// events for what happens.
+// Package api is Atoll's native HTTP API. It has JSON requests and responses,
+// described by an OpenAPI 3.1 document that is generated from the same code,
+// byte streams for files and archives, WebSockets for commands, and server-sent
+// events for the event log.
 //
-// It knows nothing of how things are done: [Services] is what it needs of the
-// control plane. Who is asking is part of the context of a request, and is the
-// business of who serves the handler.
+// It has no logic of its own: it calls the control plane through [Services].
+// Package server authenticates the caller and puts the identity into the
+// context of the request.
 package api
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Services is what requests are carried out by. The methods of all of them may be
-// called concurrently; their errors are *sandbox.Error or are classified by
+// Services are the control services that carry out requests. All methods may be
+// called concurrently. Their errors are *sandbox.Error or are classified by
 // sandbox.CodeOf. A ref is the name or the id of a sandbox.
 type Services struct {
 	Sandboxes      Sandboxes
@@ -42,7 +42,7 @@ type Services struct {
 	Movers         Movers
 }
 
-// Sandboxes makes sandboxes and changes what becomes of them.
+// Sandboxes creates, changes and removes sandboxes.
 type Sandboxes interface {
 	// Create makes a sandbox. replayed says that an earlier request with the
 	// same idempotency key made it.
@@ -50,8 +50,9 @@ type Sandboxes interface {
 	Get(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	List(ctx context.Context, q sandbox.ListQuery) (page []sandbox.Sandbox, next string, err error)
 	Destroy(ctx context.Context, ref string) error
-	// Stop asks commands to end, gives them grace, and ends the sandbox. Its
-	// files are kept if its provider can: the state that is returned says so.
+	// Stop sends SIGTERM to the commands, waits for at most grace, and stops the
+	// sandbox. Its files are kept if the provider can do that: the returned state
+	// is then Stopped.
 	Stop(ctx context.Context, ref string, grace time.Duration) (sandbox.Sandbox, error)
 	Start(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	Pause(ctx context.Context, ref string, toDisk bool) (sandbox.Sandbox, error)
@@ -62,13 +63,13 @@ type Sandboxes interface {
 	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
 }
 
-// Processes reach into running sandboxes.
+// Processes opens running sandboxes.
 type Processes interface {
 	// Open returns a running sandbox.
 	Open(ctx context.Context, ref string) (Box, error)
 }
 
-// Snapshots keeps the state of sandboxes under names.
+// Snapshots manages snapshots.
 type Snapshots interface {
 	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
 	GetSnapshot(ctx context.Context, ref string) (sandbox.Snapshot, error)
@@ -77,48 +78,49 @@ type Snapshots interface {
 	PruneSnapshots(ctx context.Context, labels map[string]string) ([]sandbox.Snapshot, error)
 }
 
-// Keys keeps the API keys of a tenant.
+// Keys manages the API keys of a tenant.
 type Keys interface {
 	CreateKey(ctx context.Context, k sandbox.NewKey) (sandbox.Key, error)
 	Keys(ctx context.Context) ([]sandbox.Key, error)
 	RevokeKey(ctx context.Context, id string) error
 }
 
-// Profiles keeps egress profiles.
+// Profiles manages egress profiles.
 type Profiles interface {
 	Create(ctx context.Context, p sandbox.Profile) (sandbox.StoredProfile, error)
-	// Apply stores a version and applies it to running sandboxes; with a
-	// version, only if that is the present one.
+	// Apply stores a new version and applies it to running sandboxes. If ifVersion
+	// is not 0, it must be the present version.
 	Apply(ctx context.Context, ifVersion int64, p sandbox.Profile) (sandbox.StoredProfile, error)
 	Get(ctx context.Context, name string, version int64) (sandbox.StoredProfile, error)
 	List(ctx context.Context) ([]sandbox.StoredProfile, error)
 	Remove(ctx context.Context, name string) error
-	// Test says what would happen to a request. An empty method is GET.
+	// Test checks a request against a profile. An empty method is GET.
 	Test(ctx context.Context, name, method, url string) (sandbox.Explanation, error)
 }
 
-// Secrets keeps secrets. No method returns a value.
+// Secrets manages secrets. No method returns a value.
 type Secrets interface {
-	// Create and Rotate clear the value they are given.
+	// Create and Rotate overwrite the value in their argument with zeros.
 	Create(ctx context.Context, s sandbox.NewSecret) (sandbox.StoredSecret, error)
 	Rotate(ctx context.Context, name string, v sandbox.SecretValue) (sandbox.StoredSecret, error)
 	List(ctx context.Context) ([]sandbox.StoredSecret, error)
 	Remove(ctx context.Context, name string, force bool) error
 }
 
-// Events reads the log of what was done.
+// Events reads the event log.
 type Events interface {
 	Events(ctx context.Context, q sandbox.EventQuery) ([]sandbox.Event, error)
 	FollowEvents(ctx context.Context, q sandbox.EventQuery) (iter.Seq2[sandbox.Event, error], error)
-	// ExportEvents writes what matches as JSON lines, to the end of the log;
-	// ExportOTLP writes it as OpenTelemetry's collectors read it.
+	// ExportEvents writes the matching events as JSON lines, up to the end of the
+	// log. ExportOTLP writes them in OTLP, for OpenTelemetry collectors.
 	ExportEvents(ctx context.Context, q sandbox.EventQuery, w io.Writer) error
 	ExportOTLP(ctx context.Context, q sandbox.EventQuery, w io.Writer) error
 	VerifyAudit(ctx context.Context) (sandbox.AuditReport, error)
 	PruneAudit(ctx context.Context, in sandbox.AuditPrune) (sandbox.AuditPruned, error)
 }
 
-// Workspaces keeps durable directories, which are named within the tenant.
+// Workspaces manages durable directories. Their names are unique within the
+// tenant.
 type Workspaces interface {
 	CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (sandbox.Workspace, error)
 	Workspaces(ctx context.Context) ([]sandbox.Workspace, error)
@@ -132,7 +134,7 @@ type Workspaces interface {
 	VerifyWorkspace(ctx context.Context, name string, deep bool) (sandbox.WorkspaceReport, error)
 }
 
-// Tenants keeps tenants and what they may use.
+// Tenants manages tenants and their limits.
 type Tenants interface {
 	// OwnTenant returns the caller's tenant. The other methods are for the owner of
 	// the machine.
@@ -143,15 +145,15 @@ type Tenants interface {
 	UpdateTenant(ctx context.Context, id string, c sandbox.TenantChange) (sandbox.Tenant, error)
 }
 
-// Providers describes what can make sandboxes, and selects one.
+// Providers describes and selects providers.
 type Providers interface {
-	// Providers describes what can make sandboxes.
+	// Providers describes all providers.
 	Providers(ctx context.Context) ([]sandbox.Provider, error)
-	// ChooseProvider selects a provider for what a sandbox needs.
+	// ChooseProvider selects a provider for the needs of a sandbox.
 	ChooseProvider(ctx context.Context, n sandbox.Needs) (sandbox.Choice, error)
 }
 
-// Machine answers questions of the owner of the machine.
+// Machine has operations for the owner of the machine.
 type Machine interface {
 	// Backup returns a copy of the database, which the caller closes.
 	Backup(ctx context.Context) (io.ReadCloser, error)
@@ -159,14 +161,14 @@ type Machine interface {
 	ImageUses(ctx context.Context) ([]sandbox.ImageUse, error)
 	// Diagnose is for the owner of the machine.
 	Diagnose(ctx context.Context) (sandbox.Diagnosis, error)
-	// EnableE2B has the daemon serve the API of E2B, now and after later starts. It
-	// is for the owner of the machine, as is DisableE2B, which ends that.
+	// EnableE2B makes the daemon serve the E2B API, now and after later starts.
+	// DisableE2B ends that. Both are for the owner of the machine.
 	EnableE2B(ctx context.Context, s sandbox.E2BSettings) (sandbox.E2BPlace, error)
 	DisableE2B(ctx context.Context) error
-	// EgressSettings are fingerprints of what the owner decides about all
-	// networks, for the owner.
+	// EgressSettings returns fingerprints of the owner's settings for all networks.
+	// It is for the owner of the machine.
 	EgressSettings(ctx context.Context) (map[string]string, error)
-	// Ready says what keeps the daemon from making sandboxes, if anything.
+	// Ready returns an error if the daemon cannot make sandboxes.
 	Ready(ctx context.Context) error
 }
 

@@ -13,16 +13,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// EpochHeader says which sandbox of a session a request is meant for. With
-// another one it fails with the code stale and has no effect.
+// EpochHeader is the epoch that the caller expects. If another sandbox serves
+// the session now, the request fails with the code stale and has no effect.
 const EpochHeader = "Atoll-Epoch"
 
-// FollowHeader, with the value "true", lets a request that was meant for an
-// earlier sandbox go to the present one if the session moved there with its
-// files.
+// FollowHeader, with the value "true", accepts an earlier epoch if the session
+// moved to its present sandbox with its files.
 const FollowHeader = "Atoll-Follow"
 
-// Sessions keeps sessions.
+// Sessions manages sessions.
 type Sessions interface {
 	Create(ctx context.Context, n sandbox.NewSession) (sandbox.Opened, error)
 	Resume(ctx context.Context, r sandbox.ResumeRequest) (sandbox.Opened, error)
@@ -34,7 +33,7 @@ type Sessions interface {
 	Usage(ctx context.Context, by string, from, to time.Time) ([]sandbox.SessionUsage, error)
 }
 
-// Holders hold the sandboxes of sessions.
+// Holders manages the holders of sessions' sandboxes.
 type Holders interface {
 	Acquire(ctx context.Context, ref string, h sandbox.HolderRef) (sandbox.Acquired, error)
 	Heartbeat(ctx context.Context, ref string, h sandbox.HolderRef) error
@@ -42,7 +41,8 @@ type Holders interface {
 	Save(ctx context.Context, ref string, epoch int64, follow bool) (sandbox.Saved, error)
 	Envelope(ctx context.Context, ref string) (sandbox.Envelope, error)
 	// Route returns the sandbox that serves a session, which is kept until done is
-	// called. With follow, an epoch whose files went along is no earlier one.
+	// called. With follow, an earlier epoch is accepted if its files moved to the
+	// present sandbox.
 	Route(ctx context.Context, ref string, epoch int64, follow bool) (id sandbox.ID, now int64, done func(), err error)
 }
 
@@ -50,7 +50,7 @@ type Holders interface {
 type Movers interface {
 	Targets(ctx context.Context, ref string) ([]sandbox.SessionTarget, error)
 	Swap(ctx context.Context, ref string, req sandbox.SwapRequest) (sandbox.Swapped, error)
-	// Visit has use work in a sandbox that another provider makes for it.
+	// Visit makes a sandbox on another provider and calls use with it.
 	Visit(ctx context.Context, ref, target string, use func(context.Context, sandbox.ID) error) error
 }
 
@@ -71,7 +71,7 @@ type openedOutput struct {
 type sessionOutput struct{ Body sandbox.Session }
 
 type sessionsInput struct {
-	Label []string `query:"label,explode" maxItems:"64" doc:"with this label, KEY=VALUE; all of them"`
+	Label []string `query:"label,explode" maxItems:"64" doc:"only those with this label, KEY=VALUE; with several, those that have all of them"`
 }
 
 type sessionsOutput struct {
@@ -95,7 +95,7 @@ type acquiredOutput struct{ Body sandbox.Acquired }
 type saveInput struct {
 	SessionRef
 	Epoch  int64 `header:"Atoll-Epoch" minimum:"0" doc:"fail with the code stale if the sandbox is at another epoch"`
-	Follow bool  `header:"Atoll-Follow" doc:"another epoch will do, if the session moved there with its files"`
+	Follow bool  `header:"Atoll-Follow" doc:"accept an earlier epoch if the session moved to its present sandbox with its files"`
 }
 
 type savedOutput struct{ Body sandbox.Saved }
@@ -104,8 +104,8 @@ type envelopeOutput struct{ Body sandbox.Envelope }
 
 type usageInput struct {
 	By   string    `query:"by" required:"true" maxLength:"200" doc:"label:KEY, group or provider" example:"label:team"`
-	From time.Time `query:"from" doc:"not before; whole hours count"`
-	To   time.Time `query:"to" doc:"before; now if it is left out"`
+	From time.Time `query:"from" doc:"start of the time; counted in whole hours"`
+	To   time.Time `query:"to" doc:"end of the time; now if it is left out"`
 }
 
 type sessionUsageOutput struct {
@@ -117,33 +117,33 @@ type sessionUsageOutput struct {
 const sessionBase = "/v1/sessions/{ref}"
 
 func (a *API) sessions() {
-	create := operation("createSession", http.MethodPost, "/v1/sessions", "Sessions", "Make a session, or return the one of that name")
+	create := operation("createSession", http.MethodPost, "/v1/sessions", "Sessions", "Create a session, or return the session of that name")
 	create.Errors = append(create.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, create, func(ctx context.Context, in *newSessionInput) (*openedOutput, error) {
 		return a.openedSession(ctx)(a.services.Sessions.Create(ctx, in.Body))
 	})
-	resume := operation("resumeSession", http.MethodPost, "/v1/sessions/resume", "Sessions", "Return the session of an envelope, or make one that finds or rebuilds its sandbox")
+	resume := operation("resumeSession", http.MethodPost, "/v1/sessions/resume", "Sessions", "Return the session of an envelope, or create one that finds or rebuilds its sandbox")
 	resume.Errors = append(resume.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, resume, func(ctx context.Context, in *resumeSessionInput) (*openedOutput, error) {
 		return a.openedSession(ctx)(a.services.Sessions.Resume(ctx, in.Body))
 	})
 	huma.Register(a.huma, operation("listSessions", http.MethodGet, "/v1/sessions", "Sessions", "List sessions"), a.listSessions)
-	huma.Register(a.huma, operation("getSession", http.MethodGet, sessionBase, "Sessions", "Look at a session, its holders and its last receipt"),
+	huma.Register(a.huma, operation("getSession", http.MethodGet, sessionBase, "Sessions", "Get a session, its holders and its last receipt"),
 		func(ctx context.Context, in *SessionRef) (*sessionOutput, error) {
 			s, err := a.services.Sessions.Get(ctx, in.Ref)
 			return &sessionOutput{s}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("updateSession", http.MethodPatch, sessionBase, "Sessions", "Change its labels, or whether its sandbox is paused"),
+	huma.Register(a.huma, operation("updateSession", http.MethodPatch, sessionBase, "Sessions", "Change the labels of a session, or whether its sandbox is paused when no holder is left"),
 		func(ctx context.Context, in *sessionChangeInput) (*sessionOutput, error) {
 			s, err := a.services.Sessions.Update(ctx, in.Ref, in.Body)
 			return &sessionOutput{s}, a.problem(ctx, err)
 		})
-	remove := operation("removeSession", http.MethodDelete, sessionBase, "Sessions", "Remove a session, its sandbox and what was saved of it; workspaces stay")
+	remove := operation("removeSession", http.MethodDelete, sessionBase, "Sessions", "Remove a session, its sandbox and its saved files; workspaces are kept")
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *SessionRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Sessions.Remove(ctx, in.Ref))
 	})
-	huma.Register(a.huma, operation("sessionUsage", http.MethodGet, "/v1/usage", "Sessions", "For how long the sandboxes of sessions were there"),
+	huma.Register(a.huma, operation("sessionUsage", http.MethodGet, "/v1/usage", "Sessions", "Get how long the sandboxes of sessions existed"),
 		func(ctx context.Context, in *usageInput) (*sessionUsageOutput, error) {
 			out := &sessionUsageOutput{}
 			got, err := a.services.Sessions.Usage(ctx, in.By, in.From, in.To)
@@ -179,16 +179,16 @@ func (a *API) listSessions(ctx context.Context, in *sessionsInput) (*sessionsOut
 	return out, a.problem(ctx, err)
 }
 
-// holders registers what is done to the sandbox of a session as a whole.
+// holders registers the operations on the sandbox of a session as a whole.
 func (a *API) holders() {
-	acquire := operation("acquireSession", http.MethodPost, sessionBase+"/acquire", "Sessions", "Hold its sandbox, which is made, woken or rebuilt if need be; again counts as a heartbeat")
+	acquire := operation("acquireSession", http.MethodPost, sessionBase+"/acquire", "Sessions", "Hold the sandbox of a session, which is made, resumed or rebuilt if necessary; repeating it counts as a heartbeat")
 	acquire.Errors = append(acquire.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, acquire, func(ctx context.Context, in *holderInput) (*acquiredOutput, error) {
 		got, err := a.services.Holders.Acquire(ctx, in.Ref, in.Body)
 		return &acquiredOutput{got}, a.problem(ctx, err)
 	})
-	beat := operation("heartbeatSession", http.MethodPost, sessionBase+"/heartbeat", "Sessions", "Keep a holder; one that is not current any more is stale")
-	release := operation("releaseSession", http.MethodPost, sessionBase+"/release", "Sessions", "Remove a holder; after the last one the sandbox is saved and ended, in a while")
+	beat := operation("heartbeatSession", http.MethodPost, sessionBase+"/heartbeat", "Sessions", "Send a heartbeat of a holder; a holder of an earlier epoch gets the code stale")
+	release := operation("releaseSession", http.MethodPost, sessionBase+"/release", "Sessions", "Remove a holder; after the last one, the sandbox is saved and ended after a grace period")
 	beat.DefaultStatus, release.DefaultStatus = http.StatusNoContent, http.StatusNoContent
 	huma.Register(a.huma, beat, func(ctx context.Context, in *holderInput) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Holders.Heartbeat(ctx, in.Ref, in.Body))
@@ -196,25 +196,25 @@ func (a *API) holders() {
 	huma.Register(a.huma, release, func(ctx context.Context, in *holderInput) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Holders.Release(ctx, in.Ref, in.Body))
 	})
-	huma.Register(a.huma, operation("saveSession", http.MethodPost, sessionBase+"/save", "Sessions", "Save its workspaces, or the files of a sandbox without any; it goes on"),
+	huma.Register(a.huma, operation("saveSession", http.MethodPost, sessionBase+"/save", "Sessions", "Save the workspaces of a session or, without workspaces, the files of its sandbox, which continues"),
 		func(ctx context.Context, in *saveInput) (*savedOutput, error) {
 			s, err := a.services.Holders.Save(ctx, in.Ref, in.Epoch, in.Follow)
 			return &savedOutput{s}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("getEnvelope", http.MethodGet, sessionBase+"/envelope", "Sessions", "JSON without secrets from which its sandbox is found again or rebuilt"),
+	huma.Register(a.huma, operation("getEnvelope", http.MethodGet, sessionBase+"/envelope", "Sessions", "Get a description of a session without secrets, from which its sandbox can be found again or rebuilt"),
 		func(ctx context.Context, in *SessionRef) (*envelopeOutput, error) {
 			e, err := a.services.Holders.Envelope(ctx, in.Ref)
 			return &envelopeOutput{e}, a.problem(ctx, err)
 		})
 }
 
-// routed are the resources that a session has as its sandbox does.
+// routed are the resources of a sandbox that a session has too.
 var routed = []string{
 	"exec", "processes", "files", "ports", "port-tokens", "usage", "wait", "fork", "snapshots", "pause", "resume", "stop", "start",
 }
 
-// routes registers them: each request is one for the sandbox that serves the
-// session now.
+// routes registers the routed resources. Each request goes to the sandbox that
+// serves the session now.
 func (a *API) routes() {
 	for _, name := range routed {
 		for _, path := range []string{"/v1/sessions/{ref}/" + name, "/v1/sessions/{ref}/" + name + "/{rest...}"} {
@@ -257,7 +257,7 @@ func requestEpoch(r *http.Request) (int64, error) {
 	return n, nil
 }
 
-// rewritten returns a request for a resource of a sandbox.
+// rewritten returns the request for the same resource of the sandbox.
 func rewritten(r *http.Request, id, rest string) *http.Request {
 	out := r.Clone(r.Context())
 	out.Pattern = ""

@@ -15,11 +15,12 @@ import (
 )
 
 const (
-	// startTimeout bounds the wait for the message that says what to run.
+	// startTimeout bounds the wait for the start message.
 	startTimeout = 10 * time.Second
-	// requests is how many signals and sizes may wait to be passed on.
+	// requests is the length of the queue of signals and window sizes.
 	requests = 256
-	// lastWord is how long a caller that is cut off has to read why.
+	// lastWord bounds the time for sending the error to a caller that is
+	// disconnected.
 	lastWord = time.Second
 )
 
@@ -49,7 +50,7 @@ func (a *API) execStream(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// attachStream connects to a background command, which does not notice.
+// attachStream connects to a running background command.
 func (a *API) attachStream(w http.ResponseWriter, r *http.Request) error {
 	if err := isWebSocket(r); err != nil {
 		return err
@@ -78,8 +79,8 @@ func (a *API) attachStream(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// connect makes the connection a WebSocket and carries a process over it until
-// both are done.
+// connect upgrades the connection to a WebSocket and connects a process to it
+// until both have ended.
 func (a *API) connect(w http.ResponseWriter, r *http.Request, open func(context.Context, *stream.Link) (driver.Process, *stream.Position, error)) error {
 	ws, err := upgrade(w, r)
 	if err != nil || ws == nil {
@@ -107,8 +108,9 @@ func (a *API) connect(w http.ResponseWriter, r *http.Request, open func(context.
 	return nil
 }
 
-// tellCut tells a caller whose key has ended why the stream ends. A daemon that
-// ends says nothing: the caller finds the next one.
+// tellCut sends an error to a caller whose key has expired. When the daemon
+// shuts down, it sends nothing, so that the caller reconnects to the next
+// daemon.
 func (a *API) tellCut(ctx context.Context, link *stream.Link) {
 	if why := cutOff(ctx, nil); sandbox.CodeOf(why) == sandbox.CodeUnauthorized {
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
@@ -118,7 +120,7 @@ func (a *API) tellCut(ctx context.Context, link *stream.Link) {
 	}
 }
 
-// detach lets go of a process whose caller was cut off and may come back.
+// detach releases a process whose caller lost its connection and may reconnect.
 func detach(p driver.Process) {
 	if d, ok := driver.As[driver.Detacher](p); ok {
 		_ = d.Detach()
@@ -127,7 +129,7 @@ func detach(p driver.Process) {
 	_ = p.Close()
 }
 
-// refuse tells the other side that there is no process, and why.
+// refuse sends the error that prevented the process from starting.
 func (a *API) refuse(ctx context.Context, link *stream.Link, err error) {
 	text, _ := json.Marshal(a.problem(ctx, err))
 	if link.Send(ctx, stream.Message{Type: "error", Error: text}) == nil {
@@ -135,32 +137,33 @@ func (a *API) refuse(ctx context.Context, link *stream.Link, err error) {
 	}
 }
 
-// carry connects a process to a link until the other side lets go or the
+// carry connects a process to a link until the client closes the link, or the
 // process and its output have ended.
 func (a *API) carry(ctx context.Context, link *stream.Link, p driver.Process) {
 	ctx, cancel := context.WithCancel(ctx)
 	asked := make(chan stream.Message, requests)
 	var tasks sync.WaitGroup
-	var goodbye atomic.Bool // the other side closed the link in good order
+	var goodbye atomic.Bool // the client closed the link properly
 	tasks.Go(func() {
 		defer cancel()
 		err := link.Run(func(m stream.Message) {
 			select {
 			case asked <- m:
-			default: // a flood: what does not fit is dropped
+			default: // the queue is full: drop it
 			}
 		})
 		goodbye.Store(err == nil)
 	})
 	tasks.Go(func() { obey(ctx, p, asked) })
 	tasks.Go(func() {
-		// A caller that goes away without a word has not ended the input of a
-		// background command: it may come back. A command need not read all.
+		// If the connection is lost, the input of a background command stays open,
+		// because the caller may reconnect. Errors are ignored: a command need not read
+		// all input.
 		if feed(p.Stdin(), link.Reader(stream.Stdin)) {
 			_ = p.Stdin().Close()
 		}
-		// What still comes is read and dropped, so that the other side's
-		// writer does not wait for nothing.
+		// The rest of the input is read and dropped, so that the client's writer does
+		// not block.
 		_, _ = io.Copy(io.Discard, link.Reader(stream.Stdin))
 	})
 	var output sync.WaitGroup
@@ -168,7 +171,7 @@ func (a *API) carry(ctx context.Context, link *stream.Link, p driver.Process) {
 		output.Go(func() {
 			to := link.Writer(channel)
 			if _, err := io.Copy(to, from); err == nil {
-				_ = to.Close() // else more may come over another connection
+				_ = to.Close() // otherwise more may arrive over another connection
 			}
 		})
 	}
@@ -182,14 +185,14 @@ func (a *API) carry(ctx context.Context, link *stream.Link, p driver.Process) {
 		select {
 		case <-finished:
 			if link.Close() == nil {
-				goodbye.Store(true) // the other side has all
+				goodbye.Store(true) // the client has received everything
 			}
 		case <-ctx.Done():
 		}
 	}
 	link.Abort()
 	cancel()
-	if goodbye.Load() { // either ends reads of its output
+	if goodbye.Load() { // both end the reads of its output
 		_ = p.Close()
 	} else {
 		detach(p)
@@ -198,13 +201,13 @@ func (a *API) carry(ctx context.Context, link *stream.Link, p driver.Process) {
 	tasks.Wait()
 }
 
-// feed passes input on and reports whether it came to its end.
+// feed copies input to the process and reports whether it reached the end.
 func feed(to io.Writer, from io.Reader) (end bool) {
 	_, err := io.Copy(to, from)
 	return err == nil
 }
 
-// tellExit waits for the end of a process and reports it.
+// tellExit waits for the end of a process and sends it to the client.
 func (a *API) tellExit(ctx context.Context, link *stream.Link, p driver.Process) bool {
 	exit, err := p.Wait(ctx)
 	if ctx.Err() != nil {
@@ -218,7 +221,7 @@ func (a *API) tellExit(ctx context.Context, link *stream.Link, p driver.Process)
 	return link.Send(ctx, m) == nil
 }
 
-// obey passes signals and sizes on, in their order.
+// obey forwards signals and window sizes in order.
 func obey(ctx context.Context, p driver.Process, asked <-chan stream.Message) {
 	for {
 		select {

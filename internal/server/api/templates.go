@@ -16,9 +16,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Templates builds templates and keeps their names.
+// Templates builds and manages templates.
 type Templates interface {
-	// BuildFromTar builds a template and tells how it goes, by one goroutine at a
+	// BuildFromTar builds a template and reports progress, from one goroutine at a
 	// time.
 	BuildFromTar(ctx context.Context, req template.TarRequest, tell func(sandbox.BuildEvent)) (sandbox.Template, error)
 	Templates(ctx context.Context) ([]sandbox.Template, error)
@@ -29,7 +29,7 @@ type Templates interface {
 	PruneTemplates(ctx context.Context, unused time.Duration) (int64, error)
 }
 
-// buildLine is one line of the answer to a build; exactly one field is set.
+// buildLine is one line of the response to a build. Exactly one field is set.
 type buildLine struct {
 	Event    *sandbox.BuildEvent `json:"event,omitempty"`
 	Template *sandbox.Template   `json:"template,omitempty"`
@@ -58,7 +58,7 @@ type templatesOutput struct {
 
 type pruneBuildsInput struct {
 	Body struct {
-		UnusedMS int64 `json:"unusedMs,omitempty" minimum:"0" doc:"only what no build has used for so long, in milliseconds"`
+		UnusedMS int64 `json:"unusedMs,omitempty" minimum:"0" doc:"only entries that no build has used for this time, in milliseconds"`
 	}
 }
 
@@ -70,8 +70,8 @@ type pruneBuildsOutput struct {
 
 func (a *API) templates() {
 	const base = "/v1/templates"
-	a.raw(operation("buildTemplate", http.MethodPost, base, "Templates", "Build a template from a tar of files; the answer is JSON lines, the last one the template or a problem"), map[string]string{
-		"name": "the name to give it, NAME or NAME:TAG", "file": "the Dockerfile among the files, or a description that ends in .json",
+	a.raw(operation("buildTemplate", http.MethodPost, base, "Templates", "Build a template from a tar of files; the response is JSON lines, of which the last is the template or a problem"), map[string]string{
+		"name": "the name to give it, NAME or NAME:TAG", "file": "path of the Dockerfile in the tar, or of a description that ends in .json",
 		"arg": "NAME=VALUE of an ARG; may be repeated, and is no place for a secret", "noCache": "true: carry every step out",
 		"egress": "a host that RUN steps may reach, as in the network of a sandbox; may be repeated; without one there is no network",
 		"start":  "a script that runs in every sandbox of it, whose memory is kept", "ready": "a script that succeeds when that is ready",
@@ -82,7 +82,7 @@ func (a *API) templates() {
 		out.Body.Templates = append([]sandbox.Template{}, all...)
 		return out, a.problem(ctx, err)
 	})
-	huma.Register(a.huma, operation("getTemplate", http.MethodGet, base+"/{name}", "Templates", "Look at a template"), func(ctx context.Context, in *TemplateRef) (*templateOutput, error) {
+	huma.Register(a.huma, operation("getTemplate", http.MethodGet, base+"/{name}", "Templates", "Get a template"), func(ctx context.Context, in *TemplateRef) (*templateOutput, error) {
 		t, err := a.services.Templates.Template(ctx, in.Name)
 		return &templateOutput{t}, a.problem(ctx, err)
 	})
@@ -90,12 +90,12 @@ func (a *API) templates() {
 		t, err := a.services.Templates.TagTemplate(ctx, in.Name, in.Body.As)
 		return &templateOutput{t}, a.problem(ctx, err)
 	})
-	remove := operation("removeTemplate", http.MethodDelete, base+"/{name}", "Templates", "Forget a name; sandboxes made of it live on")
+	remove := operation("removeTemplate", http.MethodDelete, base+"/{name}", "Templates", "Remove a name of a template; sandboxes made from it are not affected")
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *TemplateRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Templates.RemoveTemplate(ctx, in.Name))
 	})
-	huma.Register(a.huma, operation("pruneTemplates", http.MethodPost, "/v1/templates:prune", "Templates", "Remove what builds left behind"), func(ctx context.Context, in *pruneBuildsInput) (*pruneBuildsOutput, error) {
+	huma.Register(a.huma, operation("pruneTemplates", http.MethodPost, "/v1/templates:prune", "Templates", "Remove unused entries of the build cache"), func(ctx context.Context, in *pruneBuildsInput) (*pruneBuildsOutput, error) {
 		freed, err := a.services.Templates.PruneTemplates(ctx, milliseconds(in.Body.UnusedMS))
 		out := &pruneBuildsOutput{}
 		out.Body.Freed = freed
@@ -103,20 +103,20 @@ func (a *API) templates() {
 	})
 }
 
-// archivePadding bounds what programs write after the end of a tar archive: tar
-// fills up a block of at most this size.
+// archivePadding bounds the padding after the end of a tar archive: tar fills
+// up a block of at most this size.
 const archivePadding = 1 << 20
 
-// buildTemplate answers a build. What goes wrong before the build begins has a
-// status of its own.
+// buildTemplate answers a build. Errors before the build begins have their own
+// HTTP status.
 func (a *API) buildTemplate(w http.ResponseWriter, r *http.Request) error {
 	req, err := buildRequest(r)
 	if err != nil {
 		return err
 	}
-	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/1.1: answer while files still come
-	// What is left of the archive is its padding. Unread, it would have the
-	// connection reset, and the answer might not arrive.
+	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/1.1: respond while the request body is still being sent
+	// Read the padding of the archive. If it stays unread, the connection is reset
+	// and the client may not get the response.
 	defer func() { _, _ = io.CopyN(io.Discard, r.Body, archivePadding) }()
 	var mu sync.Mutex
 	var out *lines

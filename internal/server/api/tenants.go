@@ -38,7 +38,7 @@ func (a *API) tenants() {
 			return &tenantOutput{t}, nil
 		}
 	}
-	huma.Register(a.huma, operation("ownTenant", http.MethodGet, "/v1/tenant", "Tenants", "What you may use, and what you use"),
+	huma.Register(a.huma, operation("ownTenant", http.MethodGet, "/v1/tenant", "Tenants", "Get your tenant, with its limits and usage"),
 		func(ctx context.Context, _ *none) (*tenantOutput, error) {
 			return one(ctx)(a.services.Tenants.OwnTenant(ctx))
 		})
@@ -49,20 +49,20 @@ func (a *API) tenants() {
 			out.Body.Tenants = append([]sandbox.Tenant{}, all...)
 			return out, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("getTenant", http.MethodGet, "/v1/tenants/{id}", "Tenants", "What a tenant may use, and what it uses; only for the owner of the machine"),
+	huma.Register(a.huma, operation("getTenant", http.MethodGet, "/v1/tenants/{id}", "Tenants", "Get a tenant, with its limits and usage; only for the owner of the machine"),
 		func(ctx context.Context, in *TenantRef) (*tenantOutput, error) {
 			return one(ctx)(a.services.Tenants.Tenant(ctx, in.ID))
 		})
-	create := operation("createTenant", http.MethodPost, "/v1/tenants", "Tenants", "Make a tenant; only for the owner of the machine")
+	create := operation("createTenant", http.MethodPost, "/v1/tenants", "Tenants", "Create a tenant; only for the owner of the machine")
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, create, func(ctx context.Context, in *newTenantInput) (*tenantOutput, error) {
 		return one(ctx)(a.services.Tenants.CreateTenant(ctx, in.Body))
 	})
-	huma.Register(a.huma, operation("updateTenant", http.MethodPatch, "/v1/tenants/{id}", "Tenants", "Change limits, disable or enable; only for the owner of the machine"),
+	huma.Register(a.huma, operation("updateTenant", http.MethodPatch, "/v1/tenants/{id}", "Tenants", "Change the limits of a tenant, or disable or enable it; only for the owner of the machine"),
 		func(ctx context.Context, in *changeTenantInput) (*tenantOutput, error) {
 			return one(ctx)(a.services.Tenants.UpdateTenant(ctx, in.ID, in.Body))
 		})
-	a.raw(operation("backupState", http.MethodGet, "/v1/state/backup", "State", "A consistent copy of the database; only for the owner of the machine"),
+	a.raw(operation("backupState", http.MethodGet, "/v1/state/backup", "State", "Get a consistent copy of the database; only for the owner of the machine"),
 		nil, "", "application/vnd.sqlite3", a.backup)
 }
 

@@ -6,7 +6,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Command is what to run.
+// Command is a sandbox.Command in a request.
 type Command struct {
 	Args       []string            `json:"args,omitempty" doc:"the program and its arguments"`
 	ArgsBase64 [][]byte            `json:"argsBase64,omitempty" doc:"instead of args, when they are not UTF-8"`
@@ -17,11 +17,11 @@ type Command struct {
 	TTY        *sandbox.WindowSize `json:"tty,omitempty" doc:"run on a terminal of this size; only over a WebSocket"`
 	Stdin      bool                `json:"stdin,omitempty" doc:"standard input will be sent; only over a WebSocket"`
 	TimeoutMS  int64               `json:"timeoutMs,omitempty" minimum:"0"`
-	Background bool                `json:"background,omitempty" doc:"run on when the caller goes away"`
-	HoldMS     int64               `json:"holdMs,omitempty" minimum:"0" maximum:"86400000" doc:"when the connection is cut, wait so long for the caller to attach again, and lose no output; only over a WebSocket"`
+	Background bool                `json:"background,omitempty" doc:"keep running when the caller disconnects"`
+	HoldMS     int64               `json:"holdMs,omitempty" minimum:"0" maximum:"86400000" doc:"how long the command waits for its caller to attach again after a lost connection, without losing output; only over a WebSocket"`
 }
 
-// command returns the vocabulary's form.
+// command converts it to a sandbox.Command.
 func (c *Command) command() sandbox.Command {
 	out := sandbox.Command{
 		Args: c.Args, Shell: c.Shell, Env: c.Env, Dir: c.Dir, User: c.User, Stdin: c.Stdin,
@@ -39,7 +39,8 @@ func (c *Command) command() sandbox.Command {
 	return out
 }
 
-// Milliseconds is ms as a duration; what does not fit is as long as can be.
+// Milliseconds converts ms to a duration. A number that does not fit becomes
+// the longest duration.
 func milliseconds(ms int64) time.Duration {
 	const longest = int64(1<<63-1) / int64(time.Millisecond)
 	return time.Duration(min(ms, longest)) * time.Millisecond
@@ -48,13 +49,13 @@ func milliseconds(ms int64) time.Duration {
 // ExecRequest runs a command and waits for its end.
 type ExecRequest struct {
 	Command
-	Input       string `json:"input,omitempty" doc:"what the command reads"`
+	Input       string `json:"input,omitempty" doc:"standard input of the command"`
 	InputBase64 []byte `json:"inputBase64,omitempty" doc:"instead of input, when it is not UTF-8"`
 	OutputLimit int64  `json:"outputLimit,omitempty" minimum:"0" maximum:"16777216" doc:"bytes of each stream to return, 1 MiB if it is left out"`
 }
 
-// ExecResult is how a command ended and what it wrote. Of one that was started
-// in the background only the process is known.
+// ExecResult is the exit and the output of a command. For a background command,
+// only Process is set.
 type ExecResult struct {
 	Process sandbox.ProcessInfo `json:"process"`
 	Exit    *sandbox.Exit       `json:"exit,omitempty"`
@@ -62,7 +63,7 @@ type ExecResult struct {
 	Stderr  *Output             `json:"stderr,omitempty"`
 }
 
-// Output is the beginning of what was written to a stream.
+// Output is the beginning of an output stream.
 type Output struct {
 	Data      string `json:"data"`
 	Encoding  string `json:"encoding" enum:"utf-8,base64"`

@@ -9,9 +9,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// upgrade makes the connection of a request a WebSocket. Whoever serves the
-// request has checked where it comes from. A nil WebSocket without an error is
-// a connection that was lost meanwhile.
+// upgrade upgrades the connection of a request to a WebSocket. Package server
+// has checked the Origin header already. A nil WebSocket without an error means
+// that the connection was lost.
 func upgrade(w http.ResponseWriter, r *http.Request) (*websocket.Conn, error) {
 	answer := &handshake{ResponseWriter: w}
 	ws, err := websocket.Accept(answer, r, &websocket.AcceptOptions{InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
@@ -24,11 +24,11 @@ func upgrade(w http.ResponseWriter, r *http.Request) (*websocket.Conn, error) {
 	return ws, nil
 }
 
-// handshake keeps what the library has to say about a handshake that it
-// refuses, which would be plain text, so that it travels like any other error.
+// handshake captures the plain text with which the library refuses a handshake,
+// so that it can be sent as a Problem.
 type handshake struct {
 	http.ResponseWriter
-	status int // of a refusal
+	status int // HTTP status of a refusal
 	text   strings.Builder
 }
 

@@ -34,14 +34,14 @@ type versionsOutput struct {
 
 type diffInput struct {
 	WorkspaceRef
-	From int `query:"from" minimum:"0" doc:"a version; 0 is empty"`
+	From int `query:"from" minimum:"0" doc:"a version; 0 is the empty workspace"`
 	To   int `query:"to" minimum:"0" doc:"a version; 0 is the newest"`
 }
 
 type diffOutput struct {
 	Body struct {
 		Changes []sandbox.WorkspaceChange `json:"changes" doc:"by path"`
-		More    bool                      `json:"more,omitempty" doc:"there are more than are listed"`
+		More    bool                      `json:"more,omitempty" doc:"there are more changes than are listed"`
 	}
 }
 
@@ -63,8 +63,8 @@ type restoreInput struct {
 type pruneWorkspaceInput struct {
 	WorkspaceRef
 	Body struct {
-		KeepLast     int   `json:"keepLast,omitempty" minimum:"0" doc:"so many of the newest"`
-		KeepWithinMS int64 `json:"keepWithinMs,omitempty" minimum:"0" doc:"all that are younger, in milliseconds"`
+		KeepLast     int   `json:"keepLast,omitempty" minimum:"0" doc:"number of newest versions to keep"`
+		KeepWithinMS int64 `json:"keepWithinMs,omitempty" minimum:"0" doc:"keep all versions younger than this, in milliseconds"`
 	}
 }
 
@@ -79,7 +79,7 @@ type workspaceReportOutput struct{ Body sandbox.WorkspaceReport }
 
 func (a *API) workspaces() {
 	const tag = "Workspaces"
-	create := operation("createWorkspace", http.MethodPost, "/v1/workspaces", tag, "Make an empty workspace")
+	create := operation("createWorkspace", http.MethodPost, "/v1/workspaces", tag, "Create an empty workspace")
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, create, func(ctx context.Context, in *newWorkspaceInput) (*workspaceOutput, error) {
 		w, err := a.services.Workspaces.CreateWorkspace(ctx, in.Body)
@@ -92,7 +92,7 @@ func (a *API) workspaces() {
 			out.Body.Workspaces = append([]sandbox.Workspace{}, all...)
 			return out, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("getWorkspace", http.MethodGet, "/v1/workspaces/{name}", tag, "Look at a workspace"),
+	huma.Register(a.huma, operation("getWorkspace", http.MethodGet, "/v1/workspaces/{name}", tag, "Get a workspace"),
 		func(ctx context.Context, in *WorkspaceRef) (*workspaceOutput, error) {
 			w, err := a.services.Workspaces.Workspace(ctx, in.Name)
 			return &workspaceOutput{w}, a.problem(ctx, err)
@@ -102,7 +102,7 @@ func (a *API) workspaces() {
 	huma.Register(a.huma, remove, func(ctx context.Context, in *WorkspaceRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Workspaces.RemoveWorkspace(ctx, in.Name))
 	})
-	huma.Register(a.huma, operation("listVersions", http.MethodGet, "/v1/workspaces/{name}/versions", tag, "List its versions"),
+	huma.Register(a.huma, operation("listVersions", http.MethodGet, "/v1/workspaces/{name}/versions", tag, "List the versions of a workspace"),
 		func(ctx context.Context, in *WorkspaceRef) (*versionsOutput, error) {
 			all, err := a.services.Workspaces.WorkspaceHistory(ctx, in.Name)
 			out := &versionsOutput{}
@@ -120,23 +120,23 @@ func (a *API) workspaces() {
 }
 
 func (a *API) workspaceActions(tag string) {
-	huma.Register(a.huma, operation("persistWorkspace", http.MethodPost, "/v1/workspaces/{name}/persist", tag, "Make a version of what it holds by now"),
+	huma.Register(a.huma, operation("persistWorkspace", http.MethodPost, "/v1/workspaces/{name}/persist", tag, "Save the current content of a workspace as a new version"),
 		func(ctx context.Context, in *noteInput) (*versionOutput, error) {
 			v, err := a.services.Workspaces.PersistWorkspace(ctx, in.Name, in.Body.Note)
 			return &versionOutput{v}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("restoreVersion", http.MethodPost, "/v1/workspaces/{name}/restore", tag, "Make an older version the newest"),
+	huma.Register(a.huma, operation("restoreVersion", http.MethodPost, "/v1/workspaces/{name}/restore", tag, "Make a new version with the content of an older one"),
 		func(ctx context.Context, in *restoreInput) (*versionOutput, error) {
 			v, err := a.services.Workspaces.RestoreWorkspace(ctx, in.Name, in.Body.Version, in.Body.Note)
 			return &versionOutput{v}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("pruneWorkspace", http.MethodPost, "/v1/workspaces/{name}/prune", tag, "Forget versions and free what they took"),
+	huma.Register(a.huma, operation("pruneWorkspace", http.MethodPost, "/v1/workspaces/{name}/prune", tag, "Remove versions and free their storage"),
 		func(ctx context.Context, in *pruneWorkspaceInput) (*prunedOutput, error) {
 			done, err := a.services.Workspaces.PruneWorkspace(ctx, in.Name, in.Body.KeepLast, milliseconds(in.Body.KeepWithinMS))
 			done.Versions = append([]int{}, done.Versions...)
 			return &prunedOutput{done}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("verifyWorkspace", http.MethodGet, "/v1/workspaces/{name}/verify", tag, "Make sure that every version can be restored"),
+	huma.Register(a.huma, operation("verifyWorkspace", http.MethodGet, "/v1/workspaces/{name}/verify", tag, "Check that every version can be restored"),
 		func(ctx context.Context, in *verifyInput) (*workspaceReportOutput, error) {
 			report, err := a.services.Workspaces.VerifyWorkspace(ctx, in.Name, in.Deep)
 			return &workspaceReportOutput{report}, a.problem(ctx, err)

@@ -30,15 +30,15 @@ class Attachment(Model):
 class AuditPrune(Model):
     before: AwareDatetime | None = None
     """
-    older than this
+    only records older than this
     """
     tenant: str | None = None
     """
-    whose log; your own if left out
+    tenant of the log; your own if left out
     """
     up_to: int | None = None
     """
-    with at most this number
+    only records up to this number
     """
 
 
@@ -56,7 +56,7 @@ class AuditPruned(Model):
 class AuditReport(Model):
     anchored: int
     """
-    the record up to which a head kept elsewhere vouches for the log
+    last record that is covered by a head stored outside the log
     """
     fault: str | None = None
     fault_seq: int | None = None
@@ -70,7 +70,7 @@ class AuditReport(Model):
     """
     records: int
     """
-    number of sound records, from the first that is there
+    number of valid records, from the first that still exists
     """
     sound: bool
 
@@ -139,7 +139,7 @@ class Epoch(Model):
     epoch: int
     holders: list[str] | None = None
     """
-    kinds and ids of who held it when it began and when it ended
+    kinds and ids of the holders when it began and when it ended
     """
     provider: str
     sandbox: str
@@ -168,11 +168,11 @@ class Event(Model):
     exit: int | None = None
     key: str | None = None
     """
-    public part of the API key of who did it
+    public part of the caller's API key
     """
     labels: dict[str, str] | None = None
     """
-    those that the sandbox had then
+    labels that the sandbox had then
     """
     name: str | None = None
     """
@@ -180,11 +180,11 @@ class Event(Model):
     """
     node: str | None = None
     """
-    the daemon that did it
+    the daemon that recorded it
     """
     op: str
     """
-    what was done
+    the operation
     """
     policy: str | None = None
     """
@@ -194,11 +194,11 @@ class Event(Model):
     reason: str | None = None
     ref: int | None = None
     """
-    the attempt that this is the outcome of
+    seq of the attempted event that this is the outcome of
     """
     request: str | None = None
     """
-    id of the request that it was done for
+    id of the request
     """
     sandbox: str | None = None
     seq: int
@@ -207,17 +207,17 @@ class Event(Model):
     """
     subject: str | None = None
     """
-    what was touched
+    object of the operation, such as a path
     """
     time: AwareDatetime
     trace: str | None = None
     """
-    id of the trace that request is part of
+    id of the request's trace
     """
     type: str
     uid: int | None = None
     """
-    of the local user who did it
+    user id of the caller on the local socket
     """
 
 
@@ -244,7 +244,7 @@ class ExplainStep(Model):
     rule: str
     why: str | None = None
     """
-    it does not match
+    why it does not match
     """
 
 
@@ -283,7 +283,7 @@ class FileSystemSupport(Model):
 class Filter(Model):
     bytes: int | None = None
     """
-    for size: the most that is allowed; for regex: how much of a body is held to search it, 1 MiB if left out
+    for size: the maximum; for regex: how much of a body is buffered and searched, 1 MiB if left out
     """
     direction: Literal["request", "response", "both"] | None = None
     """
@@ -296,7 +296,7 @@ class Filter(Model):
     type: Literal["regex", "size", "content_type"]
     types: list[str] | None = None
     """
-    for content_type: those that are allowed, such as application/json or text/*
+    for content_type: the allowed types, such as application/json or text/*
     """
 
 
@@ -318,7 +318,7 @@ class ForkRequest(Model):
     """
     prefix: str | None = None
     """
-    of their names, PREFIX-1 and so on; their ids if it is left out
+    prefix of their names, PREFIX-1 and so on; their ids if it is left out
     """
 
 
@@ -346,14 +346,14 @@ class HolderRef(Model):
     """
     kind: Literal["turn", "viewer", "operator"] | None = None
     """
-    viewers and operators end without a heartbeat; operator if it is left out
+    viewers and operators expire without heartbeats; operator if it is left out
     """
 
 
 class ImageUse(Model):
     by: str
     """
-    what needs it, for people
+    description of the sandbox, snapshot or template that needs it
     """
     image: str
     """
@@ -368,7 +368,7 @@ class ImageUsesOutputBody(Model):
 class InjectPart(Model):
     secret: str | None = None
     """
-    name of the secret whose value stands here
+    name of the secret whose value goes here
     """
     text: str | None = None
     """
@@ -392,7 +392,7 @@ class Injection(Model):
     """
     parts: list[InjectPart] | None = None
     """
-    for parts: what the header's value is made of, in order; any number of them, none included, are secrets
+    for parts: texts and secrets that make up the header's value, in order
     """
     region: str | None = None
     """
@@ -430,11 +430,11 @@ class Key(Model):
     revoked: AwareDatetime | None = None
     token: str | None = None
     """
-    the key itself, only in the answer that makes it
+    the key itself; only in the response that creates it
     """
     verbs: list[str] | None
     """
-    what it allows: read, exec, write, admin
+    permissions: read, exec, write, admin
     """
 
 
@@ -448,7 +448,7 @@ class KeysOutputBody(Model):
 class KillInputBody(Model):
     signal: int
     """
-    by its Linux number
+    number of the signal on Linux
     """
 
 
@@ -457,7 +457,7 @@ class LeaseInfo(Model):
     expires: AwareDatetime | None = None
     history: list[Epoch] | None = None
     """
-    the latest epochs, the present first; of one session, not in lists
+    the latest epochs, the present one first; not in lists
     """
     holders: list[Holder] | None
     idle: AwareDatetime | None = None
@@ -473,7 +473,7 @@ class Lifetime(Model):
     """
     idle_ms: int | None = None
     """
-    how long nobody may use it before idleAction, in milliseconds; never if it is left out
+    how long it may be unused before idleAction, in milliseconds; no limit if it is left out
     """
     timeout_action: Literal["sleep", "stop", "delete"] | None = None
     """
@@ -485,7 +485,7 @@ class Lifetime(Model):
     """
     wakes: bool | None = None
     """
-    resume a paused sandbox when it is used, whoever paused it
+    resume a paused sandbox when it is used, even if a caller paused it
     """
 
 
@@ -522,7 +522,7 @@ class Limits(Model):
     """
     disk: int | None = None
     """
-    bytes of the writable layers of all that are not gone
+    bytes of the writable layers of all sandboxes that are not gone
     """
     exec_burst: int | None = None
     """
@@ -554,7 +554,7 @@ class Limits(Model):
     """
     warm_hours: float | None = None
     """
-    hours per calendar month (UTC) that sessions may have a sandbox, over all sandboxes; turns that run go on
+    hours per calendar month (UTC) that sandboxes of sessions may exist, in total; running turns continue
     """
 
 
@@ -618,26 +618,26 @@ class NewKey(Model):
     """
     name: str | None = None
     """
-    for people
+    a description for people
     """
     tenant: str | None = None
     """
-    whose key it is; others than your own only for the owner of the machine
+    tenant of the key; a tenant other than your own only for the owner of the machine
     """
     verbs: list[str] | None
     """
-    what it allows: read, exec, write, admin
+    permissions: read, exec, write, admin
     """
 
 
 class NewPortToken(Model):
     expires_ms: int | None = None
     """
-    from now, in milliseconds; a day if it is left out
+    lifetime of the token in milliseconds; a day if it is left out
     """
     ports: list[int] | None = None
     """
-    which ports; all if none is named
+    ports that the token is valid for; all if left out
     """
 
 
@@ -649,13 +649,13 @@ class NewSecret(Model):
     description: str | None = None
     hosts: list[str] | None = None
     """
-    hosts that it may be sent to, such as api.example.com; if left out, only stored profiles may send it, to the hosts that they name
+    hosts that it may be sent to, such as api.example.com; if left out, only stored profiles may send it, to the hosts in their rules
     """
     labels: dict[str, str] | None = None
     name: str
     source: str | None = None
     """
-    where the daemon finds the value instead, such as env:NAME or file:/PATH; only for the owner of the machine
+    where the daemon reads the value from instead: env:NAME or file:/PATH; only for the owner of the machine
     """
     value: str | None = None
     """
@@ -675,7 +675,7 @@ class NewTenant(Model):
 class NewWorkspace(Model):
     bucket: str | None = None
     """
-    the workspace is this bucket of an S3 service, which the owner of the machine has named; without versions
+    S3 bucket that holds the workspace, one that the owner of the machine has configured; without versions
     """
     encrypted: bool | None = None
     """
@@ -713,7 +713,7 @@ class Output(Model):
 class PauseInputBody(Model):
     to_disk: bool | None = None
     """
-    leave neither memory nor processes; else it is frozen in memory
+    pause on disk, without memory and processes; otherwise the processes are frozen in memory
     """
 
 
@@ -745,11 +745,11 @@ class PortToken(Model):
 class Preview(Model):
     expires: AwareDatetime | None = None
     """
-    when the token ends
+    when the token expires
     """
     header: str | None = None
     """
-    header in which requests carry the token
+    request header for the token
     """
     port: int
     """
@@ -757,11 +757,11 @@ class Preview(Model):
     """
     public: bool
     """
-    whoever knows the address reaches the port; without it requests need the token
+    requests need no token
     """
     token: str | None = None
     """
-    only in the answer to the request for the address
+    only in the response that creates the preview
     """
     url: str
 
@@ -773,14 +773,14 @@ class PreviewRequest(Model):
     """
     public: bool | None = None
     """
-    show it without a token; needs the permission admin
+    the URL works without a token; needs the permission admin
     """
 
 
 class PreviewsOutputBody(Model):
     previews: list[Preview] | None
     """
-    in the order of ports, without tokens
+    by port, without tokens
     """
 
 
@@ -795,11 +795,11 @@ class Problem(Model):
     op: str | None = None
     request: str | None = None
     """
-    id under which the log of the daemon tells more, of an internal error
+    for an internal error: id of the request in the log of the daemon
     """
     rule: str | None = None
     """
-    of the policy that refused it, as POLICY.FIELD
+    policy rule that refused it, as POLICY.FIELD
     """
     status: int
     subject: str | None = None
@@ -849,7 +849,7 @@ class ProxyTLS(Model):
 class PruneBuildsInputBody(Model):
     unused_ms: int | None = None
     """
-    only what no build has used for so long, in milliseconds
+    only entries that no build has used for this time, in milliseconds
     """
 
 
@@ -863,18 +863,18 @@ class PruneBuildsOutputBody(Model):
 class PruneInputBody(Model):
     labels: dict[str, str] | None = None
     """
-    only those with all of these
+    only snapshots with all of these labels
     """
 
 
 class PruneWorkspaceInputBody(Model):
     keep_last: int | None = None
     """
-    so many of the newest
+    number of newest versions to keep
     """
     keep_within_ms: int | None = None
     """
-    all that are younger, in milliseconds
+    keep all versions younger than this, in milliseconds
     """
 
 
@@ -889,7 +889,7 @@ class Publication(Model):
     """
     host_port: int | None = None
     """
-    port there; any that is free if left out
+    port there; a free port if left out
     """
     name: str
     """
@@ -905,7 +905,7 @@ class Publication(Model):
 class PublishedOutputBody(Model):
     ports: list[Publication] | None
     """
-    in the order of sandboxes' names
+    by the names of the sandboxes
     """
 
 
@@ -916,7 +916,7 @@ class PublishedPort(Model):
     """
     host_port: int | None = None
     """
-    port there; any that is free if left out
+    port there; a free port if left out
     """
     port: int
     """
@@ -970,7 +970,7 @@ class RestoreInputBody(Model):
 class RuleLimits(Model):
     burst: int | None = None
     """
-    how many may come at once; a sixth of perMinute if left out
+    how many may come at the same time; a sixth of perMinute if left out
     """
     connections: int | None = None
     """
@@ -1013,11 +1013,11 @@ class SandboxUsage(Model):
 class SecretRef(Model):
     env: str | None = None
     """
-    variable that holds the placeholder, or the value; the name if left out
+    environment variable for the placeholder or the value; the name if left out
     """
     hosts: list[str] | None = None
     """
-    to whom the value is sent; those of the secret if left out
+    hosts that the value is sent to; those of the secret if left out
     """
     in_: list[str] | None = None
     """
@@ -1033,7 +1033,7 @@ class SecretRef(Model):
 class SecretValue(Model):
     labels: dict[str, str] | None = None
     """
-    labels from now on; they stay if left out
+    new labels; if left out, the labels do not change
     """
     value: str | None = None
     """
@@ -1048,7 +1048,7 @@ class SecretValue(Model):
 class SessionChange(Model):
     labels: dict[str, str | None] | None = None
     """
-    labels to set; null removes one. Its present sandbox keeps those it has
+    labels to set; null removes one. The present sandbox keeps its labels
     """
     pause_on_exit: bool | None = None
 
@@ -1056,24 +1056,24 @@ class SessionChange(Model):
 class SessionTarget(Model):
     carries: Literal["workspaces", "/workspace"] | None = None
     """
-    what goes along: the session's workspaces, or the files below /workspace
+    what moves with the session: its workspaces, or the files below /workspace
     """
     current: bool
     """
-    it serves the session now
+    whether it serves the session now
     """
     fits: bool
     provider: str
     reasons: list[str] | None
     """
-    why it does not fit, or what speaks for it
+    why it does not fit, or its advantages
     """
 
 
 class SessionUsage(Model):
     value: str
     """
-    of the label, or the group or provider; empty: sessions without that label
+    value of the label, or the group or provider; empty: sessions without that label
     """
     warm_ms: int
     """
@@ -1095,7 +1095,7 @@ class SignedImage(Model):
     """
     signed_by: list[str] | None
     """
-    files with public keys, one of which suffices
+    files with public keys; a signature of one of them is enough
     """
 
 
@@ -1111,7 +1111,7 @@ class Snapshot(Model):
     """
     engine: str | None = None
     """
-    the engine that wrote it; only that one restores memory
+    the engine that wrote it; only the same engine restores memory
     """
     id: str
     image: str
@@ -1128,7 +1128,7 @@ class Snapshot(Model):
     parent_name: str
     problem: str | None = None
     """
-    what keeps it from being saved
+    why it could not be saved
     """
     provider: str | None = None
     ready: bool
@@ -1138,7 +1138,7 @@ class Snapshot(Model):
     resources: Resources
     saved: bool
     """
-    it is in the blob store, from which any daemon that shares it makes sandboxes
+    it is in the blob store; daemons that share the store can make sandboxes from it
     """
     size: int
     """
@@ -1170,7 +1170,7 @@ class SnapshotRequest(Model):
     """
     save: bool | None = None
     """
-    answer when it is in the blob store too; otherwise it is saved after the answer
+    respond when it is in the blob store; otherwise it is saved after the response
     """
 
 
@@ -1182,7 +1182,7 @@ class SnapshotSupport(Model):
 class StopInputBody(Model):
     grace_ms: int | None = None
     """
-    how long commands may take to end, in milliseconds
+    how long commands may take to end after SIGTERM, in milliseconds
     """
 
 
@@ -1201,7 +1201,7 @@ class StoredSecret(Model):
     name: str
     source: str | None = None
     """
-    where the daemon finds the value: env:NAME or file:/PATH
+    where the daemon reads the value from: env:NAME or file:/PATH
     """
     updated: AwareDatetime
     uses: int | None = None
@@ -1217,7 +1217,7 @@ class StoredSecret(Model):
 class SwapRequest(Model):
     target: str
     """
-    a provider, or default for the one that the session began with
+    a provider, or default for the provider that the session was created with
     """
 
 
@@ -1246,7 +1246,7 @@ class Template(Model):
     """
     cpus: float | None = None
     """
-    CPUs of sandboxes created from it that ask for none
+    default CPUs of sandboxes made from it
     """
     created: AwareDatetime
     image: str
@@ -1255,7 +1255,7 @@ class Template(Model):
     """
     memory: int | None = None
     """
-    bytes of memory of sandboxes created from it that ask for none
+    default memory of sandboxes made from it, in bytes
     """
     name: str
     size: int
@@ -1268,7 +1268,7 @@ class Template(Model):
     """
     start: str | None = None
     """
-    script that runs in every sandbox of it
+    script that runs in every sandbox made from it
     """
     steps: int
     tag: str
@@ -1310,7 +1310,7 @@ class TenantUsage(Model):
     """
     warm_hours: float | None = None
     """
-    hours of this calendar month (UTC) that sessions had a sandbox
+    hours of this calendar month (UTC) that sandboxes of sessions existed
     """
 
 
@@ -1342,11 +1342,11 @@ class UpstreamProxy(Model):
     """
     password: str | None = None
     """
-    write-only: it is stored sealed
+    write-only: it is stored encrypted
     """
     sealed: str | None = None
     """
-    the password, sealed by the daemon
+    the password, encrypted by the daemon
     """
     tls: ProxyTLS | None = None
     username: str | None = None
@@ -1366,7 +1366,7 @@ class WorkspaceChange(Model):
     """
     size: int
     """
-    bytes of what is there afterwards
+    size in bytes after the change
     """
 
 
@@ -1377,7 +1377,7 @@ class WorkspaceMount(Model):
     """
     mode: Literal["exclusive", "shared", "read"] | None = None
     """
-    who else may have it: nobody, who shares it too, or who reads too
+    exclusive: no other sandbox may have it attached; shared or read: others may, in the same mode
     """
     name: str
     path: str | None = None
@@ -1423,7 +1423,7 @@ class WorkspaceVersion(Model):
     """
     bytes: int
     """
-    of contents, holes not counted
+    of file contents, without holes
     """
     created: AwareDatetime
     dirs: int
@@ -1486,7 +1486,7 @@ class Diagnosis(Model):
     findings: list[Finding] | None
     healthy: bool
     """
-    nothing is broken
+    no finding is a blocker
     """
     node: str
     version: str | None = None
@@ -1502,7 +1502,7 @@ class DiffOutputBody(Model):
     """
     more: bool | None = None
     """
-    there are more than are listed
+    there are more changes than are listed
     """
 
 
@@ -1517,17 +1517,17 @@ class ExecRequest(Model):
     """
     background: bool | None = None
     """
-    run on when the caller goes away
+    keep running when the caller disconnects
     """
     dir: str | None = None
     env: dict[str, str] | None = None
     hold_ms: int | None = None
     """
-    when the connection is cut, wait so long for the caller to attach again, and lose no output; only over a WebSocket
+    how long the command waits for its caller to attach again after a lost connection, without losing output; only over a WebSocket
     """
     input: str | None = None
     """
-    what the command reads
+    standard input of the command
     """
     input_base64: str | None = None
     """
@@ -1564,7 +1564,7 @@ class Explanation(Model):
     allow: bool
     host_only: bool
     """
-    whether the host alone decides, so that anything behind its name can be reached
+    whether only the host name is checked, so that everything the host serves can be reached
     """
     inject: list[str] | None = None
     """
@@ -1572,17 +1572,17 @@ class Explanation(Model):
     """
     inspect: bool
     """
-    whether TLS is terminated and every request decided
+    whether TLS is terminated and every request is checked
     """
     limits: RuleLimits | None = None
     message: str
     operator: list[str] | None = None
     """
-    what the owner of the machine decides about it
+    what the policies of the machine decide
     """
     path: str | None = None
     """
-    that is forwarded
+    the path that is forwarded
     """
     reason: str
     resolves: bool
@@ -1595,7 +1595,7 @@ class Explanation(Model):
     """
     steps: list[ExplainStep] | None
     """
-    the rules about the host, in order, up to the one that decides
+    the rules for the host, in order, up to the one that decides
     """
 
 
@@ -1610,11 +1610,11 @@ class MainCommand(Model):
     """
     max_restarts: int | None = None
     """
-    at most so many restarts; no bound if left out
+    maximum number of restarts; no maximum if left out
     """
     process: str | None = None
     """
-    id of the command that runs, or ran last
+    id of the running command, or of the last one
     """
     remove: bool | None = None
     """
@@ -1630,7 +1630,7 @@ class MainCommand(Model):
     """
     stdin: bool | None = None
     """
-    keep its input open for whoever attaches
+    keep its standard input open for clients that attach
     """
     tty: WindowSize | None = None
 
@@ -1665,7 +1665,7 @@ class Rule(Model):
     action: Literal["allow", "deny"]
     filters: list[Filter] | None = None
     """
-    of what allowed requests and their answers hold
+    checks of the bodies of allowed requests and their responses
     """
     hosts: list[str] | None
     """
@@ -1688,7 +1688,7 @@ class Rule(Model):
     tls: Literal["terminate", "passthrough"] | None = None
     web_socket: bool | None = None
     """
-    allowed requests may become WebSockets
+    allowed requests may upgrade to WebSockets
     """
 
 
@@ -1696,7 +1696,7 @@ class RunOnRequest(Model):
     command: ExecRequest
     target: str
     """
-    a provider, or default for the one that the session began with
+    a provider, or default for the provider that the session was created with
     """
 
 
@@ -1707,31 +1707,31 @@ class Sandbox(Model):
     """
     cmd: list[str] | None = None
     """
-    arguments of the entrypoint; only in the answer that creates the sandbox
+    command of the image; only in the response that creates the sandbox
     """
     created: AwareDatetime
     entrypoint: list[str] | None = None
     """
-    what the image wants to run; only in the answer that creates the sandbox
+    entrypoint of the image; only in the response that creates the sandbox
     """
     exit: Exit | None = None
     """
-    how it ended; how its main command ended, if it has exited
+    how it ended; in the state exited, how its main command ended
     """
     expires: AwareDatetime | None = None
     """
-    when its lifetime ends; left out while that stands still
+    when its lifetime ends; left out while it is stopped or paused
     """
     id: str
     image: str
     labels: dict[str, str] | None = None
     left_ms: int | None = None
     """
-    what is left of its lifetime while that stands still, in milliseconds; not in listings
+    rest of its lifetime while it is stopped or paused, in milliseconds; not in listings
     """
     lifetime: Lifetime | None = None
     """
-    what was asked for; not in listings
+    as requested; not in listings
     """
     limits: dict[str, Enforcement] | None = None
     """
@@ -1739,7 +1739,7 @@ class Sandbox(Model):
     """
     main: MainCommand | None = None
     """
-    the command that it exists for; not in listings
+    the main command; not in listings
     """
     name: str
     """
@@ -1747,7 +1747,7 @@ class Sandbox(Model):
     """
     node: str | None = None
     """
-    the daemon that has it, if several share a store
+    the daemon that runs it, if several share a store
     """
     origin: str | None = None
     """
@@ -1829,11 +1829,11 @@ class VersionsOutputBody(Model):
 class Workspace(Model):
     attached: list[Attachment] | None
     """
-    the sandboxes that have it
+    the sandboxes that it is attached to
     """
     bucket: str | None = None
     """
-    the bucket that it is, if any
+    S3 bucket that holds the workspace, if any
     """
     created: AwareDatetime
     encrypted: bool | None = None
@@ -1852,7 +1852,7 @@ class Workspace(Model):
     name: str
     problem: str | None = None
     """
-    what kept the last state from being persisted; it is kept where it was
+    why the last state could not be persisted; it is kept on the machine
     """
 
 
@@ -1902,7 +1902,7 @@ class Profile(Model):
     description: str | None = None
     dns_servers: list[str] | None = None
     """
-    asked for the addresses of names: ADDRESS or ADDRESS:PORT; those of the machine if left out
+    name servers, as ADDRESS or ADDRESS:PORT; those of the machine if left out
     """
     internet: bool | None = None
     """
@@ -1910,11 +1910,11 @@ class Profile(Model):
     """
     name: str | None = None
     """
-    names the profile among those of the tenant; empty for one of a single sandbox
+    unique among the profiles of the tenant; empty for an inline profile
     """
     proxy: UpstreamProxy | None = None
     """
-    SOCKS5 proxy that all connections go through
+    SOCKS5 proxy for all connections
     """
     rules: list[Rule] | None = None
     """
@@ -1959,7 +1959,7 @@ class Acquired(Model):
     receipt: Receipt
     role: str
     """
-    spawner: this request made the sandbox; attached or rearmed: it was there
+    spawner: this request made the sandbox; attached or rearmed: it existed already
     """
     sandbox: str
 
@@ -1979,13 +1979,13 @@ class Policy(Model):
     """
     egress: Profile | None = None
     """
-    a ceiling over what may be reached
+    profile that must allow every connection as well
     """
     file: str
     images: list[str] | None = None
     labels: dict[str, list[str] | None] | None = None
     """
-    patterns of the labels of the sandboxes that it is about; a missing label is empty
+    patterns of the labels of the sandboxes that it applies to; a missing label is empty
     """
     lifetime_ms: int | None = None
     """
@@ -1993,7 +1993,7 @@ class Policy(Model):
     """
     lines: dict[str, int]
     """
-    of its fields in the file
+    line numbers of its fields in the file
     """
     memory: int | None = None
     """
@@ -2006,7 +2006,7 @@ class Policy(Model):
     pids: int | None = None
     redact: bool | None = None
     """
-    values of secrets are taken out of what commands write
+    values of secrets are removed from the output of commands
     """
     secret_modes: list[str] | None = None
     secrets: list[str] | None = None
@@ -2016,7 +2016,7 @@ class Policy(Model):
     """
     tenants: list[str] | None = None
     """
-    patterns of the tenants that it is about; all if left out
+    patterns of the tenants that it applies to; all if left out
     """
 
 
@@ -2044,13 +2044,13 @@ class Spec(Model):
     """
     image: str | None = None
     """
-    where the file system comes from; the machine's own programs if it is left out
+    source of the root file system; the machine's own programs if it is left out
     """
     labels: dict[str, str] | None = None
     lifetime: Lifetime | None = None
     main: MainCommand | None = None
     """
-    the command that the sandbox exists for; none if left out
+    the main command, as of a container; none if left out
     """
     mounts: list[Mount] | None = None
     """
@@ -2062,7 +2062,7 @@ class Spec(Model):
     """
     network: Network | None = None
     """
-    what the sandbox may reach; nothing if it is left out
+    hosts that the sandbox may reach; none if it is left out
     """
     ports: list[PublishedPort] | None = None
     """
@@ -2070,20 +2070,20 @@ class Spec(Model):
     """
     provider: str | None = None
     """
-    what makes it; the default of the daemon if it is left out
+    name of the provider; the daemon's default if it is left out
     """
     redact: bool | None = None
     """
-    replace values of secrets of mode env by asterisks in what commands write
+    replace values of secrets of mode env by asterisks in the output of commands
     """
     require_limits: bool | None = None
     """
-    refuse to make the sandbox if a limit that resources asks for is not enforced
+    fail if the provider does not enforce a limit in resources
     """
     resources: Resources | None = None
     secrets: list[SecretRef] | None = None
     """
-    stored secrets the sandbox works with
+    stored secrets that the sandbox uses
     """
     snapshot: str | None = None
     """
@@ -2099,7 +2099,7 @@ class Spec(Model):
     """
     workspaces: list[WorkspaceMount] | None = None
     """
-    durable directories, each at a path of its own
+    durable directories, each at its own path
     """
 
 
@@ -2111,7 +2111,7 @@ class Change(Model):
     lifetime: LifetimeChange | None = None
     network: Network | None = None
     """
-    other rules of its own, for a sandbox that has some; not together with other changes
+    new egress or inline rules, for a sandbox that has such rules; not together with other changes
     """
     require_limits: bool | None = None
     """
@@ -2119,7 +2119,7 @@ class Change(Model):
     """
     resources: Resources | None = None
     """
-    limits that are left out stay
+    limits that are left out do not change
     """
 
 
@@ -2135,13 +2135,13 @@ class CreateRequest(Model):
     """
     image: str | None = None
     """
-    where the file system comes from; the machine's own programs if it is left out
+    source of the root file system; the machine's own programs if it is left out
     """
     labels: dict[str, str] | None = None
     lifetime: Lifetime | None = None
     main: MainCommand | None = None
     """
-    the command that the sandbox exists for; none if left out
+    the main command, as of a container; none if left out
     """
     mounts: list[Mount] | None = None
     """
@@ -2153,7 +2153,7 @@ class CreateRequest(Model):
     """
     network: Network | None = None
     """
-    what the sandbox may reach; nothing if it is left out
+    hosts that the sandbox may reach; none if it is left out
     """
     platform: str | None = None
     ports: list[PublishedPort] | None = None
@@ -2162,7 +2162,7 @@ class CreateRequest(Model):
     """
     provider: str | None = None
     """
-    what makes it; the default of the daemon if it is left out
+    name of the provider; the daemon's default if it is left out
     """
     pull: Literal["missing", "always", "never"] | None = None
     """
@@ -2170,16 +2170,16 @@ class CreateRequest(Model):
     """
     redact: bool | None = None
     """
-    replace values of secrets of mode env by asterisks in what commands write
+    replace values of secrets of mode env by asterisks in the output of commands
     """
     require_limits: bool | None = None
     """
-    refuse to make the sandbox if a limit that resources asks for is not enforced
+    fail if the provider does not enforce a limit in resources
     """
     resources: Resources | None = None
     secrets: list[SecretRef] | None = None
     """
-    stored secrets the sandbox works with
+    stored secrets that the sandbox uses
     """
     snapshot: str | None = None
     """
@@ -2195,7 +2195,7 @@ class CreateRequest(Model):
     """
     workspaces: list[WorkspaceMount] | None = None
     """
-    durable directories, each at a path of its own
+    durable directories, each at its own path
     """
 
 
@@ -2214,11 +2214,11 @@ class Envelope(Model):
 class NewSession(Model):
     group: str | None = None
     """
-    sessions with the same group share one sandbox; a group of its own if it is left out
+    sessions with the same group share one sandbox; not shared if it is left out
     """
     holder: HolderRef | None = None
     """
-    acquire the sandbox for this holder; without one it is made when it is first used
+    acquire the sandbox for this holder; without a holder, the sandbox is made when it is first used
     """
     if_exists: Literal["fail", "attach"] | None = None
     """
@@ -2226,7 +2226,7 @@ class NewSession(Model):
     """
     labels: dict[str, str] | None = None
     """
-    added to those of the spec; the sandboxes and the usage of the session have them
+    added to the labels of the spec; they apply to the sandboxes and the usage of the session
     """
     name: str | None = None
     """
@@ -2234,7 +2234,7 @@ class NewSession(Model):
     """
     pause_on_exit: bool | None = None
     """
-    pause the sandbox instead of ending it when nobody needs it, where the provider can
+    pause the sandbox, instead of ending it, when no holder is left, if the provider can do that
     """
     spec: Spec | None = None
 
@@ -2242,13 +2242,13 @@ class NewSession(Model):
 class Policies(Model):
     digest: str | None = None
     """
-    of the texts that hold; left out if there are no policies
+    of the files that apply; left out if there are no policies
     """
     loaded: AwareDatetime | None = None
     policies: list[Policy] | None
     problem: str | None = None
     """
-    why what is in the files now does not hold; only for the owner of the machine
+    why the present files are not valid, so that the policies from before still apply; only for the owner of the machine
     """
     source: str | None = None
     """
@@ -2260,19 +2260,19 @@ class PolicyAnswer(Model):
     allow: bool
     ceilings: list[PolicyCeiling] | None
     """
-    over what it may reach
+    profiles that must allow its connections as well
     """
     findings: list[PolicyFinding] | None
     """
-    what every rule that is about it says
+    result of every rule that applies to it
     """
     lifetime_ms: int | None = None
     """
-    the longest that it may live, in milliseconds
+    its longest lifetime, in milliseconds
     """
     limits: Resources
     """
-    the lowest that hold for it; zero sets none
+    the lowest limits that apply to it; zero: none
     """
     message: str | None = None
     """
@@ -2280,7 +2280,7 @@ class PolicyAnswer(Model):
     """
     rule: str | None = None
     """
-    that would refuse it, as POLICY.FIELD
+    rule that would refuse it, as POLICY.FIELD
     """
 
 
@@ -2288,11 +2288,11 @@ class ResumeRequest(Model):
     envelope: Envelope
     holder: HolderRef | None = None
     """
-    acquire the sandbox for this holder; without one it is found or made when it is first used
+    acquire the sandbox for this holder; without a holder, the sandbox is found or made when it is first used
     """
     name: str | None = None
     """
-    of the session if it is a new one; its id if it is left out
+    name of the session if it is a new one; its id if it is left out
     """
 
 
