@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Config is what an image says about how to run it.
+// Config is an image's configuration.
 type Config struct {
 	Entrypoint   []string
 	Cmd          []string
@@ -30,74 +30,74 @@ type Config struct {
 	Volumes      []string
 }
 
-// Image is a root file system that sandboxes can be made of.
+// Image is a root file system for sandboxes.
 type Image struct {
 	Digest string
 	Size   int64 // bytes on disk
 	Config Config
 }
 
-// Layer is a difference between two root file systems, a tar that may be
+// Layer is the difference between two root file systems, as a tar that may be
 // compressed.
 type Layer struct {
 	Name string
 	Open func() (io.ReadCloser, error)
 }
 
-// Images keeps images. Its methods may be called concurrently.
+// Images stores images. It must be safe for concurrent use.
 type Images interface {
-	// Get fetches an image by a reference or a digest.
+	// Get pulls an image by reference or digest.
 	Get(ctx context.Context, ref string) (Image, error)
-	// Private fetches an image of a registry with a login, under a name by which
-	// nobody else gets it.
+	// Private pulls an image from a registry with a login, and stores it under a
+	// name that other tenants cannot use.
 	Private(ctx context.Context, name, ref string, login Login) (Image, error)
-	// Derive makes an image of layers over another, and names it.
+	// Derive creates an image by adding layers to another, and names it.
 	Derive(ctx context.Context, name, base string, layers []Layer, cfg Config) (Image, error)
 	// Derived returns the image of that name; found is false if there is none.
 	Derived(name string) (img Image, found bool, err error)
 }
 
-// Login tells a registry who asks. It is a function so that nothing that is
-// written down can hold what it says.
+// Login returns the credentials for a registry. It is a function, so that the
+// password cannot be serialized.
 type Login func() (username, password string)
 
-// Boxes makes the sandboxes that steps run in. Its methods may be called
-// concurrently.
+// Boxes creates the sandboxes of build steps. It must be safe for concurrent
+// use.
 type Boxes interface {
-	// Open makes a sandbox of an image, by its digest, with that network. The
-	// caller closes it.
+	// Open creates a sandbox from an image digest, with that network. The caller
+	// closes it.
 	Open(ctx context.Context, digest string, network sandbox.Network) (Box, error)
 }
 
-// Box is a sandbox of a build.
+// Box is a build sandbox.
 type Box interface {
-	// Exec runs a command to its end and copies its output, both streams, to
-	// out as it comes.
+	// Exec runs a command to its end and copies its standard output and error to
+	// out.
 	Exec(ctx context.Context, cmd sandbox.Command, out io.Writer) (sandbox.Exit, error)
 	// ReadFile returns a file of at most max bytes.
 	ReadFile(ctx context.Context, name string, max int64) ([]byte, error)
-	// Diff writes what the sandbox changed of its image, as an image layer.
+	// Diff writes the changes of the sandbox relative to its image, as an image
+	// layer.
 	Diff(ctx context.Context, w io.Writer) error
 	// Close destroys the sandbox, even when ctx has ended.
 	Close(ctx context.Context) error
 }
 
-// Request asks for a build.
+// Request is a build request.
 type Request struct {
 	Tenant      string
 	Description *Description
 	Files       *Files // nil: none
 	NoCache     bool
-	Login       Login // for the registry of Description.From; nil: what everybody has
-	// Network lists the hosts that run steps may reach. It is no part of the
-	// key of a step: it says where files may come from, not which ones a step
-	// makes.
+	Login       Login // for the registry of Description.From; nil: the shared credentials
+	// Network lists the hosts that run steps may reach. It is not part of a step's
+	// cache key.
 	Network sandbox.Network
-	// Log is told what goes on, by one goroutine at a time. It may be nil.
+	// Log is called with the progress, by one goroutine at a time. It may be nil.
 	Log func(sandbox.BuildEvent)
 }
 
-// NamedRequest asks for a template with a name.
+// NamedRequest is a request to build a template with a name.
 type NamedRequest struct {
 	Name        string // NAME[:TAG]
 	Description *Description
@@ -105,26 +105,27 @@ type NamedRequest struct {
 	NoCache     bool
 	Login       Login           // see Request
 	Network     sandbox.Network // of run steps
-	Build       string          // id of the build, for clients that gave it one
+	Build       string          // id of the build, if the client chose one
 	CPUs        float64         // of sandboxes created from it; 0: the default
-	Memory      int64           // the same, in bytes
+	Memory      int64           // likewise, in bytes
 	Log         func(sandbox.BuildEvent)
 }
 
-// TarRequest asks for a template that is described by one of the files of a tar.
+// TarRequest is a request to build a template from a tar that contains its
+// description.
 type TarRequest struct {
 	Name    string            // NAME[:TAG]
-	File    string            // of Files, with the description; empty: Dockerfile
-	Args    map[string]string // of the build
+	File    string            // name of the description in Files; empty: Dockerfile
+	Args    map[string]string // build arguments
 	NoCache bool
 	Egress  []string  // hosts that RUN steps may reach; nil: no network
-	Start   string    // script that runs in every sandbox of it; empty: what the description says
-	Ready   string    // script that succeeds when that is ready
-	Files   io.Reader // a tar of the files of the build
+	Start   string    // script to run in every sandbox of it; empty: as in the description
+	Ready   string    // script that succeeds when the start script is ready
+	Files   io.Reader // a tar of the build files
 }
 
-// Builder builds templates. Its methods may be called concurrently; two builds
-// of the same steps do the work twice and keep it once.
+// Builder builds templates. It is safe for concurrent use. Concurrent builds of
+// the same steps run them twice and store the result once.
 type Builder struct {
 	Images Images
 	Boxes  Boxes
@@ -134,12 +135,12 @@ type Builder struct {
 // Result is a built template.
 type Result struct {
 	Image  Image
-	Base   string // digest of what it began with
-	Cached int    // steps that were not carried out
+	Base   string // digest of the base image
+	Cached int    // number of steps taken from the cache
 }
 
-// Build carries the steps out and returns the image they make. When it fails,
-// the steps that were finished stay cached, and nothing else remains.
+// Build runs the steps and returns the resulting image. On an error, completed
+// steps stay in the cache, and nothing else remains.
 func (b *Builder) Build(ctx context.Context, req Request) (*Result, error) {
 	if err := req.Description.Validate(); err != nil {
 		return nil, err
@@ -167,8 +168,8 @@ func (b *Builder) Build(ctx context.Context, req Request) (*Result, error) {
 	return &Result{Image: img, Base: base.Digest, Cached: w.cached}, nil
 }
 
-// base fetches the image that a build begins with. One that took a login is the
-// tenant's, like all that is made of it.
+// base pulls the base image. If the pull used a login, the image and everything
+// built from it belong to the tenant.
 func (b *Builder) base(ctx context.Context, req *Request) (Image, error) {
 	from := req.Description.From
 	if req.Login == nil {
@@ -177,18 +178,18 @@ func (b *Builder) base(ctx context.Context, req *Request) (Image, error) {
 	return b.Images.Private(ctx, imageName(req.Tenant, hash("from", from)), from, req.Login)
 }
 
-// work is one build under way.
+// work is a build in progress.
 type work struct {
 	b     *Builder
 	req   Request
 	files *Files
 
 	step   int    // from 1
-	key    key    // of the state reached
-	at     Image  // the last state that is an image
-	above  []key  // layers of the cache that lie over it
-	cfg    Config // what the image is to want
-	moved  bool   // cfg is not what at says any more
+	key    key    // of the current state
+	at     Image  // the last state that is stored as an image
+	above  []key  // cached layers on top of it
+	cfg    Config // the configuration of the result
+	moved  bool   // cfg differs from that of at
 	cached int
 }
 
@@ -200,7 +201,7 @@ func (w *work) tell(e sandbox.BuildEvent) {
 	w.req.Log(e)
 }
 
-// do carries out one step, or finds it in the cache.
+// do runs one step, or takes it from the cache.
 func (w *work) do(ctx context.Context, s *Step) error {
 	content := ""
 	if s.Op == OpCopy {
@@ -210,7 +211,7 @@ func (w *work) do(ctx context.Context, s *Step) error {
 		}
 	}
 	if s.Force || w.req.NoCache && (s.Op == OpRun || s.Op == OpCopy) {
-		content += rand.Text() // and nothing after it is cached either
+		content += rand.Text() // so that no later step is taken from the cache either
 	}
 	next, err := w.key.next(s, content)
 	if err != nil {
@@ -238,7 +239,7 @@ func (w *work) do(ctx context.Context, s *Step) error {
 	return nil
 }
 
-// configure carries out a step that changes only what the image wants.
+// configure runs a step that changes only the configuration.
 func (w *work) configure(s *Step) error {
 	w.moved = true
 	c := &w.cfg
@@ -298,8 +299,8 @@ func absolute(workdir, name string) string {
 	return path.Join("/", workdir, name)
 }
 
-// destination is where a copy step copies to, without the slash at the
-// beginning; a slash at the end says that it is a directory.
+// destination returns the destination of a copy step, without a leading slash.
+// A trailing slash means a directory.
 func destination(workdir string, s *Step) string {
 	dest := s.Args[len(s.Args)-1]
 	abs := strings.TrimPrefix(absolute(workdir, dest), "/")
@@ -309,8 +310,8 @@ func destination(workdir string, s *Step) string {
 	return abs
 }
 
-// copy writes the layer of a copy step. It needs no sandbox: what the names
-// mean in the image is decided when the layer is applied.
+// copy writes the layer of a copy step. It needs no sandbox: names are resolved
+// when the layer is applied.
 func (w *work) copy(ctx context.Context, s *Step, as key) error {
 	own, err := w.owner(ctx, s)
 	if err != nil {
@@ -325,7 +326,7 @@ func (w *work) copy(ctx context.Context, s *Step, as key) error {
 	})
 }
 
-// owner finds out what --chown means in the image.
+// owner resolves --chown in the image.
 func (w *work) owner(ctx context.Context, s *Step) (owner, error) {
 	chown := s.Chown
 	if chown == "" && s.AsUser {
@@ -378,7 +379,7 @@ func (w *work) owner(ctx context.Context, s *Step) (owner, error) {
 	return owner{int(uid), int(gid)}, nil
 }
 
-// find returns the fields of a line of passwd or group that begins with name.
+// find returns the fields of the line of passwd or group that begins with name.
 func find(file []byte, name string, fields int) []string {
 	for line := range strings.Lines(string(file)) {
 		f := strings.Split(strings.TrimSpace(line), ":")
@@ -389,8 +390,7 @@ func find(file []byte, name string, fields int) []string {
 	return nil
 }
 
-// run carries out a command in a sandbox of the state reached so far, and keeps
-// what it changed.
+// run runs a command in a sandbox of the current state, and stores its changes.
 func (w *work) run(ctx context.Context, s *Step, as key) (err error) {
 	img, err := w.materialise(ctx)
 	if err != nil {
@@ -425,29 +425,30 @@ func (w *work) run(ctx context.Context, s *Step, as key) (err error) {
 		return &sandbox.Error{
 			Code: sandbox.CodeConflict, Op: "template.build", Subject: fmt.Sprintf("step %d", w.step),
 			Message: fmt.Sprintf("%q ended with code %d (%s)", clip(s.String()), exit.Code, exit.Reason),
-			Hint:    "its output is in the log of the build",
+			Hint:    "its output is in the build log",
 		}
 	}
 	return w.b.Cache.put(w.req.Tenant, as, func(out io.Writer) error { return box.Diff(ctx, out) })
 }
 
-// notStarted is the code of commands that cannot be started.
+// notStarted is the exit code of commands that cannot be started.
 const notStarted = 126
 
-// UnknownUserError is the cause of an error of a build whose image has no such user.
+// UnknownUserError is the cause of a build error: the image does not have this
+// user.
 type UnknownUserError struct{ User string }
 
 func (e *UnknownUserError) Error() string {
 	return fmt.Sprintf("the image has no user %q", clip(e.User))
 }
 
-// unknown is an error of the present step.
+// unknown returns an error of the current step.
 func (w *work) unknown(user string) error {
 	cause := &UnknownUserError{User: user}
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: fmt.Sprintf("step %d", w.step), Message: cause.Error(), Cause: cause}
 }
 
-// logWriter tells output as it comes.
+// logWriter reports output as it arrives.
 type logWriter struct{ w *work }
 
 func (l logWriter) Write(b []byte) (int, error) {
@@ -455,7 +456,7 @@ func (l logWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// materialise makes the state reached so far an image.
+// materialise creates an image of the current state.
 func (w *work) materialise(ctx context.Context) (Image, error) {
 	if len(w.above) == 0 && !w.moved {
 		return w.at, nil
@@ -476,14 +477,14 @@ func (w *work) materialise(ctx context.Context) (Image, error) {
 	return img, nil
 }
 
-// NamePrefix begins the names of all images of builds.
+// NamePrefix is the prefix of the names of all images of builds.
 const NamePrefix = "template/"
 
-// imageName is the name of the image of a state in the image store. It is no
-// reference, so that nobody can ask for it.
+// imageName returns the name of a state's image in the image store. It is not a
+// valid reference, so it cannot be requested.
 func imageName(tenant string, k key) string { return ImagePrefix(tenant) + string(k) }
 
-// ImagePrefix begins the names of all images of a tenant's builds.
+// ImagePrefix is the prefix of the names of all images of a tenant's builds.
 func ImagePrefix(tenant string) string { return NamePrefix + string(hash(tenant))[:32] + "/" }
 
 func cloneConfig(c Config) Config {

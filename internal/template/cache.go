@@ -14,14 +14,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Cache keeps the layers of steps in a directory, compressed: for each tenant
-// a directory, in it a file for each key. A file is there when it is complete
-// and synced, so that a crash leaves nothing but temporary files, which the next
-// who opens the cache removes. Its methods may be called concurrently, and in
-// several processes.
+// Cache stores the layers of steps in a directory, compressed. There is a
+// subdirectory for each tenant, with a file for each key. A file appears only
+// when it is complete and synced, so a crash leaves only temporary files, which
+// the next OpenCache removes. It is safe for concurrent use, also by several
+// processes.
 type Cache struct{ root *os.Root }
 
-// OpenCache opens the cache in dir, making it if it is missing. The caller
+// OpenCache opens the cache in dir, which is created if missing. The caller
 // closes it.
 func OpenCache(dir string) (*Cache, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -38,39 +38,39 @@ func OpenCache(dir string) (*Cache, error) {
 	return c, nil
 }
 
-// Close releases the directory.
+// Close closes the directory.
 func (c *Cache) Close() error { return c.root.Close() }
 
 const layerExt = ".tar.zst"
 
-// pending begins the names of layers that are being written. The writer holds a
-// lock on it.
+// pending is the prefix of the names of layers being written. The writer holds
+// a lock on the file.
 const pending = ".pending-"
 
-// dir is where the layers of a tenant are. It is a hash, so that no name of a
-// tenant can be a path.
+// dir returns the directory of a tenant. It is a hash, because tenant names
+// must not be used as paths.
 func dir(tenant string) string { return string(hash(tenant))[:32] }
 
 func layerPath(tenant string, k key) string { return filepath.Join(dir(tenant), string(k)+layerExt) }
 
-// has reports whether the layer is there, and marks it as used.
+// has reports whether the cache has the layer, and updates its time of use.
 func (c *Cache) has(tenant string, k key) bool {
 	now := time.Now()
 	return c.root.Chtimes(layerPath(tenant, k), now, now) == nil
 }
 
-// open returns the layer as it is stored, compressed. The caller closes it.
+// open returns the stored, compressed layer. The caller closes it.
 func (c *Cache) open(tenant string, k key) (io.ReadCloser, error) {
 	f, err := c.root.Open(layerPath(tenant, k))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, &sandbox.Error{
-			Code: sandbox.CodeConflict, Op: "template.build", Message: "a cached step was removed meanwhile", Hint: "build again",
+			Code: sandbox.CodeConflict, Op: "template.build", Message: "a cached step was removed during the build", Hint: "build again",
 		}
 	}
 	return f, err
 }
 
-// put stores what write writes.
+// put stores the output of write.
 func (c *Cache) put(tenant string, k key, write func(io.Writer) error) (err error) {
 	if err := c.root.MkdirAll(dir(tenant), 0o700); err != nil {
 		return err
@@ -99,7 +99,7 @@ func (c *Cache) put(tenant string, k key, write func(io.Writer) error) (err erro
 	return c.root.Rename(tmp, layerPath(tenant, k))
 }
 
-// create makes a file that only its writer has, and locks it.
+// create creates and locks a temporary file.
 func (c *Cache) create(tenant string) (*os.File, string, error) {
 	for {
 		name := filepath.Join(dir(tenant), pending+rand.Text())
@@ -107,7 +107,7 @@ func (c *Cache) create(tenant string) (*os.File, string, error) {
 		if err != nil {
 			return nil, "", err
 		}
-		// Between the two calls a sweep may have taken it for abandoned.
+		// A sweep may have removed it between creation and lock.
 		if lock(f) {
 			own, err := f.Stat()
 			now, gone := c.root.Lstat(name)
@@ -115,11 +115,11 @@ func (c *Cache) create(tenant string) (*os.File, string, error) {
 				return f, name, nil
 			}
 		}
-		_ = f.Close() // it has no name and no content
+		_ = f.Close() // it was removed and is empty
 	}
 }
 
-// sweep removes what killed writers left.
+// sweep removes files of killed writers.
 func (c *Cache) sweep() error {
 	return fs.WalkDir(c.root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -130,17 +130,17 @@ func (c *Cache) sweep() error {
 		}
 		f, err := c.root.Open(name)
 		if err != nil {
-			return nil //nolint:nilerr // it was finished meanwhile
+			return nil //nolint:nilerr // completed meanwhile
 		}
 		if lock(f) {
-			_ = c.root.Remove(name) // whoever swept it too was faster
+			_ = c.root.Remove(name) // another sweep may have removed it
 		}
 		return f.Close()
 	})
 }
 
-// Prune removes the layers that no build has used since then, and returns how
-// many bytes that freed.
+// Prune removes the layers that no build has used since the given time, and
+// returns the number of bytes freed.
 func (c *Cache) Prune(tenant string, since time.Time) (freed int64, err error) {
 	entries, err := fs.ReadDir(c.root.FS(), dir(tenant))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -152,7 +152,7 @@ func (c *Cache) Prune(tenant string, since time.Time) (freed int64, err error) {
 	for _, e := range entries {
 		fi, err := e.Info()
 		if err != nil {
-			continue // somebody else removed it
+			continue // another process removed it
 		}
 		if filepath.Ext(e.Name()) == ".zst" && fi.ModTime().Before(since) && c.root.Remove(filepath.Join(dir(tenant), e.Name())) == nil {
 			freed += fi.Size()

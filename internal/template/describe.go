@@ -1,12 +1,10 @@
-// Package template builds templates: images made step by step from a
-// description, in ordinary sandboxes, with every step cached by what goes into
-// it.
+// Package template builds templates: images built step by step from a
+// description, in ordinary sandboxes. Every step is cached by its inputs.
 //
-// A step is named by a key: the hash of the step before it, of what it says,
-// and of the files it copies. A step whose key has a layer in the cache is not
-// carried out again, so that a build does only what changed, and everything
-// after it. Keys begin with the tenant: what one tenant's build left behind is
-// never part of another's.
+// A step is identified by a key: the hash of the previous step's key, of the
+// step itself, and of the files it copies. A step whose key is in the cache is
+// not run again, so a build runs only the first changed step and those after
+// it. Keys include the tenant: cached steps are not shared between tenants.
 package template
 
 import (
@@ -23,10 +21,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Op is what a step does.
+// Op is the operation of a step.
 type Op string
 
-// The operations, named as in a Dockerfile.
+// The operations, with their names in a Dockerfile.
 const (
 	OpRun        Op = "run"
 	OpCopy       Op = "copy"
@@ -43,34 +41,33 @@ const (
 // Step is one step of a build. Which fields it uses depends on its operation.
 type Step struct {
 	Op Op `json:"op"`
-	// Args are the argument vector of run, cmd and entrypoint; the sources and
-	// then the destination of copy; the ports of expose; one value of user,
-	// workdir and stopsignal.
+	// Args are: the arguments of run, cmd and entrypoint; the sources and the
+	// destination of copy; the ports of expose; the value of user, workdir and
+	// stopsignal.
 	Args []string `json:"args,omitempty"`
 	// Shell is the script of run, cmd and entrypoint, instead of Args.
 	Shell string `json:"shell,omitempty"`
-	// User carries run out, instead of the user of the image.
+	// User is the user of run, instead of the image's.
 	User string `json:"user,omitempty"`
-	// Vars are what env and label set, in order.
+	// Vars are the variables of env and label, in order.
 	Vars []Var `json:"vars,omitempty"`
-	// Args and defaults that run sees in its environment, and that stay out of
-	// the image.
+	// BuildEnv are build arguments, which run sees in its environment but which
+	// are not stored in the image.
 	BuildEnv []Var `json:"buildEnv,omitempty"`
-	// Chown is the owner of what copy copies, "user[:group]"; empty: root.
+	// Chown is the owner of copied files, "user[:group]"; empty: root.
 	Chown string `json:"chown,omitempty"`
-	// AsUser gives what copy copies to the user of the image, where Chown names
-	// nobody.
+	// AsUser makes the image's user the owner of copied files, if Chown is empty.
 	AsUser bool `json:"asUser,omitempty"`
-	// Keep makes copy take what it finds as it is, as mv would: several files, or
-	// directories, that a pattern means go into the destination, and links stay links.
+	// Keep makes copy work like mv: files and directories that match a pattern are
+	// placed in the destination, and symbolic links are kept.
 	Keep bool `json:"keep,omitempty"`
-	// Chmod are the permission bits of what copy copies; 0: those of the files.
+	// Chmod are the permission bits of copied files; 0: as in the source.
 	Chmod uint32 `json:"chmod,omitempty"`
-	// Force carries the step out even if it is cached.
+	// Force runs the step even if it is cached.
 	Force bool `json:"force,omitempty"`
-	// Line is where the step begins in a Dockerfile.
+	// Line is the first line of the step in a Dockerfile.
 	Line int `json:"line,omitempty"`
-	// Text is the step as a person wrote it.
+	// Text is the step as written.
 	Text string `json:"text,omitempty"`
 }
 
@@ -85,20 +82,19 @@ type Description struct {
 	// From is the image or template the build begins with; as sandbox.Spec.Image.
 	From  string `json:"from"`
 	Steps []Step `json:"steps,omitempty"`
-	// Start is a script that is started in the background before the memory of
-	// the template is kept, and Ready one that is run until it succeeds.
+	// Start is a script that is started in the background before the memory
+	// snapshot, and Ready a script that is run until it succeeds.
 	Start string `json:"start,omitempty"`
 	Ready string `json:"ready,omitempty"`
 }
 
-// Bounds of a description.
+// Limits of a description.
 const (
 	MaxSteps       = 500
 	MaxDescription = 1 << 20 // bytes of a Dockerfile or of the JSON form
 )
 
-// nameRE is compiled when it is first used, as every process starts with this
-// package.
+// nameRE is compiled on first use, because every process loads this package.
 var nameRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?$`) })
 
 // ParseName splits "name[:tag]"; without a tag it is "latest".
@@ -108,12 +104,12 @@ func ParseName(s string) (name, tag string, err error) {
 		tag = "latest"
 	}
 	if !nameRE().MatchString(name) || !nameRE().MatchString(tag) {
-		return "", "", invalid("name", "%q is not NAME or NAME:TAG, of a-z, 0-9, '.', '_' and '-'", clip(s))
+		return "", "", invalid("name", "%q is not NAME or NAME:TAG with the characters a-z, 0-9, '.', '_' and '-'", clip(s))
 	}
 	return name, tag, nil
 }
 
-// ParseJSON reads the JSON form of a description.
+// ParseJSON parses the JSON form of a description.
 func ParseJSON(r io.Reader) (*Description, error) {
 	raw, err := io.ReadAll(io.LimitReader(r, MaxDescription+1))
 	if err != nil {
@@ -131,13 +127,13 @@ func ParseJSON(r io.Reader) (*Description, error) {
 	return d, d.Validate()
 }
 
-// Validate reports the first thing that can never be built.
+// Validate returns the first error of a description.
 func (d *Description) Validate() error {
 	if d.From == "" {
-		return invalid("from", "there is no image to begin with")
+		return invalid("from", "no base image is given")
 	}
 	if strings.IndexByte(d.From, 0) >= 0 {
-		return invalid("from", "holds a NUL byte")
+		return invalid("from", "contains a NUL byte")
 	}
 	if len(d.Steps) > MaxSteps {
 		return invalid("steps", "%d steps, at most %d", len(d.Steps), MaxSteps)
@@ -150,7 +146,7 @@ func (d *Description) Validate() error {
 	return nil
 }
 
-// arity is how many arguments an operation takes at least and at most.
+// arity is the minimum and maximum number of arguments of an operation.
 var arity = map[Op][2]int{
 	OpCopy: {2, 1000}, OpUser: {1, 1}, OpWorkdir: {1, 1}, OpExpose: {1, 1000}, OpStopSignal: {1, 1},
 	OpEnv: {0, 0}, OpLabel: {0, 0}, OpRun: {0, 1000}, OpCmd: {0, 1000}, OpEntrypoint: {0, 1000},
@@ -192,14 +188,14 @@ func (s *Step) validateCopy() error {
 	}
 	for _, src := range sources {
 		if _, err := inContext(src); err != nil {
-			return s.invalid("%q leads out of the build's files", clip(src))
+			return s.invalid("%q is outside the build files", clip(src))
 		}
 	}
 	return nil
 }
 
-// inContext returns the clean relative form of a name within the build's
-// files; "/" is their root.
+// inContext returns the clean relative form of a name in the build files; "/"
+// is their root.
 func inContext(name string) (string, error) {
 	clean := path.Clean(strings.TrimLeft(name, "/"))
 	if clean == ".." || strings.HasPrefix(clean, "../") {
@@ -220,7 +216,7 @@ func invalid(subject, format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: subject, Message: fmt.Sprintf(format, args...)}
 }
 
-// clip shortens what somebody else wrote, for messages.
+// clip shortens user input in messages.
 func clip(s string) string {
 	if len(s) > 120 {
 		return s[:120] + "…"
@@ -228,7 +224,7 @@ func clip(s string) string {
 	return s
 }
 
-// String is the step as a line for a person.
+// String describes the step in one line.
 func (s *Step) String() string {
 	if s.Text != "" {
 		return s.Text

@@ -13,14 +13,14 @@ import (
 	"unicode/utf8"
 )
 
-// ParseDockerfile reads the common subset of a Dockerfile: one FROM, then RUN
-// and CMD and ENTRYPOINT in both forms, COPY and ADD of files of the build with
-// --chown and --chmod, ENV, ARG, WORKDIR, USER, LABEL, EXPOSE and STOPSIGNAL;
-// comments, continued lines, here-documents of RUN, and variables in what
-// Docker expands them in. Anything else is CodeInvalid and names its line:
-// nothing is ignored that would change the image.
+// ParseDockerfile parses the common subset of a Dockerfile: one FROM, then RUN,
+// CMD and ENTRYPOINT in both forms, COPY and ADD of build files with --chown
+// and --chmod, ENV, ARG, WORKDIR, USER, LABEL, EXPOSE and STOPSIGNAL; comments,
+// continued lines, here-documents of RUN, and variables where Docker expands
+// them. Anything else is CodeInvalid with the line number: nothing that would
+// change the image is ignored.
 //
-// Args replace the defaults of ARG; one that no ARG declares is CodeInvalid.
+// args replace the defaults of ARG. An argument without an ARG is CodeInvalid.
 func ParseDockerfile(r io.Reader, args map[string]string) (*Description, error) {
 	lines, err := readLines(r)
 	if err != nil {
@@ -56,15 +56,15 @@ func readLines(r io.Reader) ([]string, error) {
 	return lines, nil
 }
 
-// dockerfile is a Dockerfile on its way into a Description.
+// dockerfile is the state of the parser.
 type dockerfile struct {
 	lines  []string
-	next   int // the line to be read next
+	next   int // index of the next line
 	escape byte
-	given  map[string]string // what replaces the defaults of ARG
-	taken  map[string]bool   // names of given that an ARG declared
-	vars   map[string]string // what variables are replaced by
-	args   []Var             // what RUN gets beside the image's environment
+	given  map[string]string // replaces the defaults of ARG
+	taken  map[string]bool   // names in given that have an ARG
+	vars   map[string]string // values of variables
+	args   []Var             // build arguments in the environment of RUN
 	out    Description
 }
 
@@ -91,7 +91,7 @@ func (p *dockerfile) run() error {
 	return nil
 }
 
-// directives reads the comments of the form "# name=value" at the beginning.
+// directives parses the leading comments of the form "# name=value".
 func (p *dockerfile) directives() {
 	for _, line := range p.lines {
 		body, ok := strings.CutPrefix(strings.TrimSpace(line), "#")
@@ -105,8 +105,8 @@ func (p *dockerfile) directives() {
 	}
 }
 
-// instruction reads one instruction, joining continued lines and leaving out
-// comments and, among continued lines, empty ones.
+// instruction returns the next instruction, with continued lines joined and
+// comments removed. Empty lines within an instruction are removed, too.
 func (p *dockerfile) instruction() string {
 	var b strings.Builder
 	for p.next < len(p.lines) {
@@ -166,14 +166,14 @@ func (p *dockerfile) step(word, rest string, s Step) error {
 
 func (p *dockerfile) from(rest string, s Step) error {
 	if p.out.From != "" {
-		return s.invalid("builds of several stages are not supported")
+		return s.invalid("multi-stage builds are not supported")
 	}
 	f := strings.Fields(p.expand(rest))
 	if len(f) != 1 && (len(f) != 3 || !strings.EqualFold(f[1], "as")) || strings.HasPrefix(f[0], "--") {
 		return s.invalid("FROM takes an image, and no flags")
 	}
 	p.out.From = f[0]
-	// An ARG before FROM holds for FROM only.
+	// An ARG before FROM applies to FROM only.
 	p.vars, p.args = map[string]string{}, nil
 	return nil
 }
@@ -220,8 +220,8 @@ func (p *dockerfile) runStep(rest string, s Step) error {
 	return nil
 }
 
-// hereDocs appends the here-documents that a script begins, for the shell to
-// read; "RUN <<EOF" alone is the script itself.
+// hereDocs appends the here-documents of a script, for the shell; for "RUN
+// <<EOF" alone, the document is the script.
 func (p *dockerfile) hereDocs(script string) (string, error) {
 	marks := hereMarks(script)
 	if len(marks) == 0 {
@@ -251,8 +251,8 @@ func (p *dockerfile) hereDocs(script string) (string, error) {
 // hereMark is "<<WORD", "<<-WORD" or either with quotes.
 type hereMark struct {
 	word  string
-	tabs  bool // leading tabs are taken off
-	whole bool // nothing else is on the line
+	tabs  bool // leading tabs are removed
+	whole bool // the line contains nothing else
 }
 
 func hereMarks(script string) (marks []hereMark) {
@@ -271,7 +271,7 @@ func hereMarks(script string) (marks []hereMark) {
 	return marks
 }
 
-// command tells the exec form, a JSON array of strings, from a script.
+// command distinguishes the exec form, a JSON array of strings, from a script.
 func command(rest string) (args []string, script string) {
 	if strings.HasPrefix(rest, "[") {
 		if err := json.Unmarshal([]byte(rest), &args); err == nil && len(args) > 0 {
@@ -322,7 +322,7 @@ func (p *dockerfile) copyStep(word, rest string, s Step) error {
 	return nil
 }
 
-// remoteOrArchive reports whether ADD would do more with a source than copy it.
+// remoteOrArchive reports whether ADD would download or unpack a source.
 func remoteOrArchive(name string) bool {
 	if strings.Contains(name, "://") || strings.HasPrefix(name, "git@") {
 		return true
@@ -365,12 +365,11 @@ func (p *dockerfile) varsStep(word, rest string, s Step) error {
 	return nil
 }
 
-// quotedDollar stands for a '$' that no variable begins with, between words
-// and expand. It cannot be in a Dockerfile: it is not valid UTF-8.
+// quotedDollar represents a '$' that does not begin a variable, between words
+// and expand. It cannot occur in a Dockerfile, because it is not valid UTF-8.
 const quotedDollar = "\xff"
 
-// words splits a line at spaces as a shell does, minding quotes, and takes the
-// quotes off.
+// words splits a line at spaces like a shell, and removes quotes.
 func (p *dockerfile) words(line string) ([]string, error) {
 	var out []string
 	var b strings.Builder

@@ -13,21 +13,20 @@ import (
 	"time"
 )
 
-// epoch is the time of every copied file, so that a layer depends on what it
-// holds and not on when it was copied.
+// epoch is the modification time of all copied files, so that a layer depends
+// only on their content.
 var epoch = time.Unix(0, 0).UTC()
 
-// ignoreFile lists, in the root of a build's files, which are not part of it.
+// ignoreFile lists, in the root of the build files, which files to ignore.
 const ignoreFile = ".dockerignore"
 
-// Files are what a build may copy: a directory that cannot be left. The caller
-// closes the root.
+// Files are the files of a build, in a directory. The caller closes the root.
 type Files struct {
 	root   *os.Root
 	ignore []ignoreRule
 }
 
-// NewFiles reads the ignore file of a directory. A nil root has no files.
+// NewFiles reads the ignore file of a directory. A nil root means no files.
 func NewFiles(root *os.Root) (*Files, error) {
 	f := &Files{root: root}
 	if root == nil {
@@ -54,11 +53,11 @@ func NewFiles(root *os.Root) (*Files, error) {
 	return f, lines.Err()
 }
 
-// ignoreRule is one line of the ignore file. The last rule that matches a file,
-// or a directory above it, decides.
+// ignoreRule is a line of the ignore file. The last rule that matches a file or
+// one of its parent directories decides.
 type ignoreRule struct {
 	pattern string
-	keep    bool // the line began with '!'
+	keep    bool // the line begins with '!'
 }
 
 func parseIgnore(line string) (ignoreRule, error) {
@@ -77,7 +76,7 @@ func parseIgnore(line string) (ignoreRule, error) {
 	return ignoreRule{pattern, keep}, nil
 }
 
-// Ignored reports whether name, clean and relative, is not part of the files.
+// Ignored reports whether a clean relative name is ignored.
 func (f *Files) Ignored(name string) bool {
 	ignored := false
 	for _, r := range f.ignore {
@@ -91,8 +90,8 @@ func (f *Files) Ignored(name string) bool {
 	return ignored
 }
 
-// match compares a pattern with a name, element by element; "**" stands for
-// any number of elements.
+// match compares a pattern with a name element by element; "**" matches any
+// number of elements.
 func match(pattern, name []string) bool {
 	for len(pattern) > 0 {
 		if pattern[0] == "**" {
@@ -114,17 +113,17 @@ func match(pattern, name []string) bool {
 	return len(name) == 0
 }
 
-// source is one file or directory that a copy step names.
+// source is a file or directory that a copy step names.
 type source struct {
 	name string
 	dir  bool
 }
 
-// sources finds what a source of a copy step means: a name, or a pattern.
+// sources resolves a source of a copy step, which is a name or a pattern.
 func (f *Files) sources(s *Step, pattern string) ([]source, error) {
 	clean, _ := inContext(pattern) // the step was validated
 	if f.root == nil {
-		return nil, s.invalid("%q: the build came without files", clip(pattern))
+		return nil, s.invalid("%q: the build has no files", clip(pattern))
 	}
 	names := []string{clean}
 	if strings.ContainsAny(clean, `*?[\`) {
@@ -157,8 +156,7 @@ func (f *Files) sources(s *Step, pattern string) ([]source, error) {
 	return found, nil
 }
 
-// pathError returns the error without the name of the directory on this
-// machine.
+// pathError returns the error without the directory on this machine.
 func pathError(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {
@@ -167,11 +165,11 @@ func pathError(err error) error {
 	return err
 }
 
-// owner is who copied files belong to.
+// owner is the owner of copied files.
 type owner struct{ uid, gid int }
 
-// writeCopy writes what a copy step copies as an image layer. Dest is absolute;
-// with a slash at its end it is a directory.
+// writeCopy writes the files of a copy step as an image layer. dest is
+// absolute; with a trailing slash it is a directory.
 func (f *Files) writeCopy(w *tar.Writer, s *Step, dest string, own owner) error {
 	dir := strings.HasSuffix(dest, "/")
 	c := &copier{files: f, w: w, step: s, own: own}
@@ -203,18 +201,17 @@ func (f *Files) writeCopy(w *tar.Writer, s *Step, dest string, own owner) error 
 	return nil
 }
 
-// copier writes files of a build into a layer.
+// copier copies build files to a layer.
 type copier struct {
 	files *Files
 	w     *tar.Writer
 	step  *Step
 	own   owner
-	count int // members written
+	count int // number of members written
 }
 
-// tree copies what is in a directory. Directories above the members are made
-// by whoever applies the layer, unless the image has them; one that would have
-// no member is a member itself.
+// tree copies the content of a directory. Parent directories are created when
+// the layer is applied; an empty directory is written as a member.
 func (c *copier) tree(from, to string) error {
 	before := c.count
 	if err := c.below(from, to); err != nil || c.count > before || path.Clean(to) == "/" {
@@ -232,7 +229,7 @@ func (c *copier) below(from, to string) error {
 			return nil
 		}
 		if c.files.Ignored(name) {
-			// Something below a directory may be kept by a later rule.
+			// A later rule may keep something below this directory.
 			return nil
 		}
 		rel := strings.TrimPrefix(name, from+"/")
@@ -243,8 +240,8 @@ func (c *copier) below(from, to string) error {
 	})
 }
 
-// one copies a file, an empty directory or a link. Follow follows a link in
-// the last element, which a source that is named may be.
+// one copies a file, an empty directory or a symbolic link. follow follows a
+// link in the last element, for named sources.
 func (c *copier) one(from, to string, follow bool) error {
 	stat := c.files.root.Lstat
 	if follow {
@@ -268,7 +265,7 @@ func (c *copier) one(from, to string, follow bool) error {
 	case fs.ModeDir:
 		h.Typeflag, h.Name = tar.TypeDir, h.Name+"/"
 		if c.step.Chmod != 0 {
-			h.Mode = int64(c.step.Chmod | c.step.Chmod&0o444>>2) // to be entered by who may read
+			h.Mode = int64(c.step.Chmod | c.step.Chmod&0o444>>2) // readable means enterable
 		}
 		return c.w.WriteHeader(h)
 	case fs.ModeSymlink:

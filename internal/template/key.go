@@ -9,19 +9,20 @@ import (
 	"io"
 )
 
-// version is part of every key: raise it when the same description comes to
-// mean something else.
+// version is part of every key. Increment it when the meaning of a description
+// changes.
 const version = 1
 
-// key names the state of a build after a step.
+// key identifies the state of a build after a step.
 type key string
 
-// firstKey is the key before the first step.
+// firstKey returns the key before the first step.
 func firstKey(tenant, baseDigest string) key {
 	return hash("atoll template", fmt.Sprint(version), tenant, baseDigest)
 }
 
-// next is the key after a step. Content is a hash of what the step copies.
+// next returns the key after a step. content is a hash of the files that it
+// copies.
 func (k key) next(s *Step, content string) (key, error) {
 	said := *s
 	said.Line, said.Text, said.Force = 0, "", false
@@ -32,7 +33,7 @@ func (k key) next(s *Step, content string) (key, error) {
 	return hash(string(k), string(doc), content), nil
 }
 
-// hash is the hash of a list of strings, none of which can be mistaken for two.
+// hash returns the hash of a list of strings, with unambiguous separators.
 func hash(parts ...string) key {
 	h := sha256.New()
 	for _, p := range parts {
@@ -41,8 +42,8 @@ func hash(parts ...string) key {
 	return key(hex.EncodeToString(h.Sum(nil)))
 }
 
-// contentHash is the hash of what a copy step copies, owners left out: those
-// are part of the step.
+// contentHash returns the hash of the files that a copy step copies, without
+// owners, which are part of the step.
 func (f *Files) contentHash(s *Step) (string, error) {
 	h := sha256.New()
 	w := tar.NewWriter(h)

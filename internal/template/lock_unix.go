@@ -7,5 +7,5 @@ import (
 	"syscall"
 )
 
-// lock locks a file until it is closed, and reports whether nobody else has.
+// lock locks a file until it is closed, and reports whether it succeeded.
 func lock(f *os.File) bool { return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil }

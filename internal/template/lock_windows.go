@@ -2,5 +2,5 @@ package template
 
 import "os"
 
-// lock refuses: nothing is built on Windows, which only sends what is to be.
+// lock always fails: builds do not run on Windows.
 func lock(*os.File) bool { return false }

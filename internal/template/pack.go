@@ -9,7 +9,7 @@ import (
 	"path"
 )
 
-// packer writes the files of a build as a tar.
+// packer writes build files as a tar.
 type packer struct {
 	ctx   context.Context
 	files *Files
@@ -57,7 +57,7 @@ func (p *packer) entry(name string, e fs.DirEntry) error {
 	case e.Type().IsRegular():
 		return p.file(name)
 	}
-	return nil // sockets and devices are no files of a build
+	return nil // ignore sockets and devices
 }
 
 func (p *packer) header(name string, e fs.DirEntry, kind byte, target string) error {
@@ -88,8 +88,8 @@ func (p *packer) file(name string) error {
 	return nil
 }
 
-// keepsBelow reports whether a rule brings something back that another left
-// out, so that directories that are left out must be looked into.
+// keepsBelow reports whether a rule keeps something that another rule ignores,
+// so that ignored directories have to be searched.
 func (f *Files) keepsBelow() bool {
 	for _, r := range f.ignore {
 		if r.keep {

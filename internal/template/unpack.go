@@ -12,19 +12,18 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Bounds of the files of a build.
+// Limits of the build files.
 const (
 	maxFiles = 1 << 20
 	maxBytes = 16 << 30
-	// maxDepth is how many directories a name may lead through. Time and open
-	// files to make and remove them grow with it.
+	// maxDepth is the maximum nesting of directories. The time and open files to
+	// create and remove them grow with it.
 	maxDepth = 256
 )
 
-// Unpack writes the files of a build, which come as a tar, into a directory.
-// Only files, directories and symbolic links are taken; a name that leads out
-// of the directory, by itself or through a link, is CodeInvalid. The caller
-// removes the files that were written.
+// Unpack unpacks a tar of build files into a directory. It accepts only files,
+// directories and symbolic links. A name outside the directory, directly or
+// through a link, is CodeInvalid. The caller removes the files.
 func Unpack(ctx context.Context, r io.Reader, root *os.Root) error {
 	tr := tar.NewReader(r)
 	var bytes int64
@@ -40,7 +39,7 @@ func Unpack(ctx context.Context, r io.Reader, root *os.Root) error {
 			return broken(err)
 		}
 		if n >= maxFiles || h.Size > maxBytes-bytes { // a sum could overflow
-			return &sandbox.Error{Code: sandbox.CodeExhausted, Op: "template.build", Message: "the build has too many files", Hint: "name what is not needed in " + ignoreFile}
+			return &sandbox.Error{Code: sandbox.CodeExhausted, Op: "template.build", Message: "the build has too many files", Hint: "list unneeded files in " + ignoreFile}
 		}
 		bytes += h.Size
 		if err := unpackOne(tr, h, root); err != nil {
@@ -63,13 +62,13 @@ func unpackOne(r io.Reader, h *tar.Header, root *os.Root) error {
 	}
 	name, err := inContext(h.Name)
 	if err != nil {
-		return invalid("files", "%q leads out of the build's files", clip(h.Name))
+		return invalid("files", "%q is outside the build files", clip(h.Name))
 	}
 	switch {
 	case name == ".":
 		return nil
 	case strings.Count(name, "/") > maxDepth:
-		return invalid("files", "%q leads through more than %d directories", clip(h.Name), maxDepth)
+		return invalid("files", "%q has more than %d parent directories", clip(h.Name), maxDepth)
 	}
 	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
 		return invalid("files", "%q: %v", clip(h.Name), pathError(err))
@@ -112,11 +111,10 @@ func unpackFile(r io.Reader, h *tar.Header, root *os.Root, name string) error {
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, tar.ErrHeader):
 		return broken(err)
 	}
-	return &sandbox.Error{Code: sandbox.CodeExhausted, Op: "template.build", Subject: clip(h.Name), Message: "cannot be kept: " + pathError(err).Error(), Cause: err}
+	return &sandbox.Error{Code: sandbox.CodeExhausted, Op: "template.build", Subject: clip(h.Name), Message: "cannot be stored: " + pathError(err).Error(), Cause: err}
 }
 
-// Pack writes the files of a directory as a tar, leaving out what its ignore
-// file names.
+// Pack writes the files of a directory as a tar, without ignored files.
 func Pack(ctx context.Context, root *os.Root, w io.Writer) error {
 	f, err := NewFiles(root)
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"os"
 )
 
-// cache is what is known of the files of a directory from the last time it was
-// persisted, by path. It is a file beside the directory, and only saves work: a
-// missing, broken or foreign one is an empty one.
+// cache stores what is known about a directory's files from the last Persist,
+// by path. It is a file next to the directory that saves work: a missing or
+// invalid cache counts as empty.
 type cache map[string]cached
 
 type cached struct {
@@ -59,7 +59,8 @@ func loadCache(name, id string) cache {
 	return c
 }
 
-// saveCache replaces the cache. If that fails, the next run works more.
+// saveCache replaces the cache. If that fails, the next Persist reads more
+// files.
 func saveCache(name, id string, c cache) {
 	if name == "" {
 		return

@@ -12,25 +12,25 @@ import (
 const (
 	Added    = "added"
 	Removed  = "removed"
-	Modified = "modified" // another content, link or kind
-	Touched  = "touched"  // the same content with another mode, owner or attribute
+	Modified = "modified" // different content, link target or type
+	Touched  = "touched"  // same content, different mode, owner or attributes
 )
 
 // Change is one difference between two versions.
 type Change struct {
 	Path string `json:"path"` // relative; any bytes but NUL
 	Kind string `json:"kind"`
-	Size int64  `json:"size"` // bytes, of what is there afterwards
+	Size int64  `json:"size"` // size in bytes in the newer version
 	Dir  bool   `json:"dir,omitempty"`
 }
 
-// MaxChanges is how many changes Diff returns.
+// MaxChanges is the maximum number of changes that Diff returns.
 const MaxChanges = 100_000
 
-// Diff returns what changed from one version to another, ordered by path, and
-// whether there was more than MaxChanges. Version 0 is empty as from, and the
-// newest as to. If a directory was added or removed, everything in it is
-// listed. Unchanged files are not read.
+// Diff returns the changes between two versions, ordered by path, and whether
+// there were more than MaxChanges. As from, 0 means an empty version; as to,
+// the newest. If a directory was added or removed, its content is listed.
+// Unchanged files are not read.
 func (w *Workspace) Diff(ctx context.Context, from, to int) ([]Change, bool, error) {
 	head, err := w.head(ctx)
 	if err != nil {
@@ -70,7 +70,7 @@ type differ struct {
 // errEnough ends a comparison early.
 var errEnough = damaged("too many changes")
 
-// dirs compares two directories, of which one may be missing.
+// dirs compares two directories, one of which may be missing.
 func (d *differ) dirs(at string, a, b *node, depth int) error {
 	if depth > maxDepth {
 		return damaged("directories are nested too deep")
@@ -110,7 +110,7 @@ func (d *differ) list(n *node) ([]*node, error) {
 	return listing(d.ctx, d.from, n)
 }
 
-// nodes compares what has one name, of which one may be missing.
+// nodes compares two nodes with the same name, one of which may be missing.
 func (d *differ) nodes(at string, x, y *node, depth int) error {
 	name, kind := "", ""
 	switch {
@@ -143,8 +143,8 @@ func (d *differ) nodes(at string, x, y *node, depth int) error {
 	return d.dirs(name, x, y, depth+1)
 }
 
-// compare says what is different about a file itself. A directory's times and
-// content are not: they follow from what is in it.
+// compare returns how a file differs. Times and content of a directory are
+// ignored: they follow from its entries.
 func compare(x, y *node) string {
 	switch {
 	case x.kind != y.kind, x.target != y.target, x.kind == file && !slices.Equal(x.content, y.content):
@@ -156,7 +156,7 @@ func compare(x, y *node) string {
 	return ""
 }
 
-// chunkIDs yields the names of a content's chunks.
+// chunkIDs yields the ids of a content's chunks.
 func chunkIDs(content []piece, yield func(chunk.ID)) {
 	for _, p := range content {
 		if !p.hole() {

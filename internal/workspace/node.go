@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// kind is what a node is. The values are part of the format.
+// kind is the type of a node. The values are part of the format.
 type kind byte
 
 const (
@@ -18,11 +18,11 @@ const (
 	dir     kind = 'd'
 	symlink kind = 'l'
 	fifo    kind = 'p'
-	same    kind = 'h' // another name of a file, whose path is the target
+	same    kind = 'h' // hard link; the target is the path of the file
 )
 
-// node is one entry of a directory. A directory's content is the encoding of
-// its entries, so that a tree that did not change is not stored again.
+// node is a directory entry. The content of a directory is the encoding of its
+// entries, so unchanged trees are not stored again.
 type node struct {
 	name     string // any bytes but NUL and '/'
 	kind     kind
@@ -42,7 +42,7 @@ type piece struct {
 
 func (p piece) hole() bool { return p.id == chunk.ID{} }
 
-// size is the length of a node's content in bytes.
+// size returns the size of a node's content in bytes.
 func (n *node) size() (total int64) {
 	for _, p := range n.content {
 		total += p.length
@@ -55,18 +55,18 @@ type xattr struct {
 	value []byte
 }
 
-// Limits of one node and one tree. A store that says otherwise is damaged.
+// Limits of one node and one tree. A store that exceeds them is damaged.
 const (
 	maxName    = 255
-	maxTarget  = 64 << 10 // the path of a hard link may be longer than any system call takes
-	maxXattrs  = 64 << 10 // bytes of one node's
+	maxTarget  = 64 << 10 // the path of a hard link may be longer than system calls accept
+	maxXattrs  = 64 << 10 // bytes per node
 	maxDepth   = 1000
-	maxListing = 256 << 20 // bytes of one directory's encoding
+	maxListing = 256 << 20 // bytes of a directory's encoding
 )
 
 const format = 1 // of a directory's encoding, its first byte
 
-// encode writes the entries of a directory, which are ordered by name.
+// encode encodes the entries of a directory, ordered by name.
 func encode(nodes []*node) []byte {
 	out := []byte{format}
 	for _, n := range nodes {
@@ -99,7 +99,7 @@ func appendString(out []byte, s string) []byte {
 func appendPieces(out []byte, pieces []piece) []byte {
 	out = binary.AppendUvarint(out, uint64(len(pieces)))
 	for _, p := range pieces {
-		// The lowest bit tells holes, which have no name.
+		// The lowest bit marks holes, which have no chunk.
 		if p.hole() {
 			out = binary.AppendUvarint(out, uint64(p.length)<<1|1)
 			continue
@@ -109,8 +109,8 @@ func appendPieces(out []byte, pieces []piece) []byte {
 	return out
 }
 
-// parser takes an encoding apart. After the first thing that cannot be, all
-// it returns is zero.
+// parser parses an encoding. After the first error, its methods return zero
+// values.
 type parser struct {
 	rest []byte
 	bad  error
@@ -196,7 +196,7 @@ func (p *parser) node() *node {
 	return n
 }
 
-// parse reads what encode wrote, and believes none of it.
+// parse parses and validates the output of encode.
 func parse(encoded []byte) ([]*node, error) {
 	if len(encoded) == 0 || encoded[0] != format {
 		return nil, damaged("a directory is of an unknown format")
@@ -216,7 +216,7 @@ func parse(encoded []byte) ([]*node, error) {
 	return nodes, p.bad
 }
 
-// check refuses a node that could do harm or means nothing.
+// check refuses an invalid or harmful node.
 func (n *node) check(p *parser) {
 	if n.name == "" || n.name == "." || n.name == ".." || strings.ContainsAny(n.name, "/\x00") {
 		p.fail("%.80q cannot be the name of a file", n.name)
@@ -232,7 +232,7 @@ func (n *node) check(p *parser) {
 	}
 }
 
-// damaged says what is wrong with what a store holds.
+// damaged returns an error that describes damaged data in a store.
 func damaged(format string, args ...any) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeInvalid, Op: "workspace", Message: "the store is damaged: " + fmt.Sprintf(format, args...),

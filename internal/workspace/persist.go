@@ -15,41 +15,40 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// PersistOptions say how to persist a directory.
+// PersistOptions are the options of Persist.
 type PersistOptions struct {
-	// Base is the version the directory was derived from, 0 if from none.
-	// Unless that is still the newest one, nothing is persisted, and the error
-	// is CodeConflict.
+	// Base is the version from which the directory was created, 0 for none. If it
+	// is not the newest version, Persist returns CodeConflict.
 	Base int
-	// Note is kept with the version.
+	// Note is stored with the version.
 	Note string
-	// Unchanged makes it CodeConflict if there is anything to persist.
+	// Unchanged makes Persist return CodeConflict if anything has changed.
 	Unchanged bool
-	// Cache is the path of a file, outside the directory, that remembers what
-	// was persisted from it, so that only what changed is read the next time.
-	// It is made, replaced, and ignored if it does not fit. Empty: none.
+	// Cache is the path of a file, outside the directory, that stores the state of
+	// the directory, so that the next Persist reads only changed files. It is
+	// created or replaced, and ignored if it is invalid. Empty: none.
 	Cache  string
 	Limits Limits
 
-	always bool // a new version, even if nothing has changed
+	always bool // create a version even if nothing has changed
 }
 
-// Persist makes the state of a directory the newest version, and returns it. If
-// nothing has changed it returns the version there is. The directory may be in
-// use: every file is then kept as it was at one moment, as far as it holds still
-// for one, but not all at the same.
+// Persist stores the state of a directory as the newest version, and returns
+// it. If nothing has changed, it returns the existing version. The directory
+// may be in use: every file is stored in a consistent state if it is not
+// written continuously, but different files may be from different times.
 func (w *Workspace) Persist(ctx context.Context, root *os.Root, opts PersistOptions) (Version, error) {
 	head, err := w.head(ctx)
 	if err != nil {
 		return Version{}, err
 	}
 	if latest := head.latest(); latest.Number != opts.Base {
-		return Version{}, errStale("the workspace has a newer version than the one this directory was made from")
+		return Version{}, errStale("the workspace has a newer version than the one this directory is based on")
 	}
 	v, err := w.persist(ctx, root, head, opts)
 	if sandbox.CodeOf(err) == sandbox.CodeConflict {
-		// It may have been pruned meanwhile, which is no conflict for the
-		// caller, but our packs may be gone.
+		// Our packs may have been pruned meanwhile. That is no conflict for the
+		// caller: try again.
 		if head, err := w.head(ctx); err == nil && head.latest().Number == opts.Base {
 			return w.persist(ctx, root, head, opts)
 		}
@@ -57,9 +56,8 @@ func (w *Workspace) Persist(ctx context.Context, root *os.Root, opts PersistOpti
 	return v, err
 }
 
-// Append keeps a directory that has nothing to do with the versions that there
-// are as a version of its own, whoever else adds some at the same time. Equal
-// content is stored once all the same.
+// Append stores a directory that is unrelated to existing versions as a new
+// version, concurrently with other writers. Equal content is still stored once.
 func (w *Workspace) Append(ctx context.Context, root *os.Root, note string) (Version, error) {
 	for {
 		head, err := w.head(ctx)
@@ -70,8 +68,8 @@ func (w *Workspace) Append(ctx context.Context, root *os.Root, note string) (Ver
 		if sandbox.CodeOf(err) != sandbox.CodeConflict {
 			return v, err
 		}
-		// Another writer was faster. Each retry means progress, so this loop
-		// ends.
+		// Another writer was faster. Each retry means that another writer made
+		// progress.
 	}
 }
 
@@ -95,7 +93,7 @@ func (w *Workspace) persist(ctx context.Context, root *os.Root, head *record, op
 		return latest, nil
 	}
 	if opts.Unchanged {
-		return Version{}, errStale("the directory is not what the newest version holds")
+		return Version{}, errStale("the directory differs from the newest version")
 	}
 	v := Version{WorkspaceVersion: sandbox.WorkspaceVersion{Number: next.Number, Created: now(), Note: opts.Note, Files: p.kept, Dirs: p.dirs, Bytes: p.stored.Load(), Skipped: p.skipped}, Root: encoded}
 	for _, pack := range packs {
@@ -105,8 +103,8 @@ func (w *Workspace) persist(ctx context.Context, root *os.Root, head *record, op
 	return v, w.commit(ctx, next)
 }
 
-// firstKnown prefers the error that says something to a caller: when a pack
-// cannot be written, all else is canceled.
+// firstKnown returns the most useful error: if writing a pack fails, other
+// operations only report cancellation.
 func firstKnown(errs ...error) error {
 	var fallback error
 	for _, err := range errs {
@@ -121,19 +119,19 @@ func firstKnown(errs ...error) error {
 	return fallback
 }
 
-// persisting is one run.
+// persisting is the state of one Persist.
 type persisting struct {
 	scanner
 	w      *Workspace
 	root   *os.Root
 	writer *chunk.Writer
 	begin  time.Time
-	stored atomic.Int64 // bytes of contents
-	kept   int64        // files of every kind but directories
+	stored atomic.Int64 // bytes of content
+	kept   int64        // number of files, except directories
 	dirs   int64
 }
 
-// run keeps everything and returns the encoding of the top.
+// run stores everything and returns the encoding of the top directory.
 func (p *persisting) run(ctx context.Context, old cache) ([]byte, error) {
 	top, err := p.scan(p.root)
 	if err != nil {
@@ -152,14 +150,14 @@ func (p *persisting) run(ctx context.Context, old cache) ([]byte, error) {
 	return encode([]*node{&top.node}), nil
 }
 
-// topName stands for the directory itself, which has no name.
+// topName is the name of the top directory.
 const topName = "top"
 
 func (p *persisting) keeper() *keeper {
 	return &keeper{root: p.root, codec: p.w.codec, keep: p.writer.Add}
 }
 
-// read completes the entries of regular files, several at a time.
+// read completes the entries of regular files, several at once.
 func (p *persisting) read(ctx context.Context, files []*entry, old cache) error {
 	group, ctx := errgroup.WithContext(ctx)
 	var next atomic.Int64
@@ -192,7 +190,7 @@ func (p *persisting) one(ctx context.Context, k *keeper, e *entry, old cache) er
 		case err != nil:
 			return err
 		case !settled:
-			e.state = state{} // never equal to a real one
+			e.state = state{} // never equal to a real state
 		}
 	}
 	for _, piece := range e.content {
@@ -203,7 +201,7 @@ func (p *persisting) one(ctx context.Context, k *keeper, e *entry, old cache) er
 	return nil
 }
 
-// has reports whether all of a content is still in the store.
+// has reports whether the store still has all of a content.
 func (p *persisting) has(content []piece) bool {
 	for _, piece := range content {
 		if !piece.hole() && !p.w.chunks.Has(piece.id) {
@@ -213,7 +211,8 @@ func (p *persisting) has(content []piece) bool {
 	return true
 }
 
-// rescue reads files whose first name vanished meanwhile under another name.
+// rescue reads files whose first name was removed meanwhile, using another
+// name.
 func (p *persisting) rescue(ctx context.Context) error {
 	gone := map[string]bool{}
 	for _, e := range p.files {
@@ -234,14 +233,14 @@ func (p *persisting) rescue(ctx context.Context) error {
 	return p.read(ctx, orphans, nil)
 }
 
-// list keeps the listings of a directory and of all below.
+// list stores the listings of a directory and all its subdirectories.
 func (p *persisting) list(ctx context.Context, k *keeper, d *entry) error {
 	p.dirs++
 	nodes := make([]*node, 0, len(d.children))
 	for _, e := range d.children {
 		switch e.kind {
 		case 0:
-			continue // it is gone
+			continue // it was removed
 		case dir:
 			if err := p.list(ctx, k, e); err != nil {
 				return err
@@ -260,11 +259,11 @@ func (p *persisting) list(ctx context.Context, k *keeper, d *entry) error {
 	return err
 }
 
-// coarse is more than the resolution of the clock that stamps files: a file
-// that changed as late as that may change again without another time.
+// coarse is more than the resolution of file timestamps: a file that changed
+// this recently may change again without a new timestamp.
 const coarse = 20 * time.Millisecond
 
-// remember returns what the next run need not read again.
+// remember returns the cache for the next Persist.
 func (p *persisting) remember() cache {
 	c := make(cache, len(p.files))
 	trusted := p.begin.Add(-coarse).UnixNano()

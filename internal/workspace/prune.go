@@ -9,36 +9,37 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Keep says which versions a Prune keeps: all that one of the rules wants, and
-// always the newest. Its zero value keeps all, so that only rubbish goes.
+// Keep selects the versions that a Prune keeps: those that match one of the
+// rules, and always the newest. The zero value keeps all versions and only
+// removes garbage.
 type Keep struct {
-	Last   int           // so many of the newest
-	Within time.Duration // all that are younger
+	Last   int           // the newest versions, this many
+	Within time.Duration // all younger versions
 }
 
-// Pruned tells what a Prune did.
+// Pruned is the result of a Prune.
 type Pruned struct {
-	Versions []int `json:"versions"` // that are gone
-	Freed    int64 `json:"freed"`    // bytes by which the store shrank
+	Versions []int `json:"versions"` // the removed versions
+	Freed    int64 `json:"freed"`    // freed bytes
 }
 
-// A pack is written anew without its dead chunks when less than half of it
-// lives; and small packs are put together when there are several.
+// A pack is rewritten without garbage if less than half of it is in use. Small
+// packs are combined if there are several.
 const (
 	smallPack  = 4 << 20
 	manySmalls = 8
 )
 
-// Prune forgets versions, and removes from the blob store what no version
-// needs, what killed writers left included. Concurrent operations are safe: a
-// Persist that began earlier starts again. A Prune that was killed is finished
-// by the next one.
+// Prune removes versions, and removes from the blob store what no version
+// needs, including remains of killed writers. Concurrent operations are safe: a
+// Persist that started earlier starts again. A killed Prune is completed by the
+// next one.
 func (w *Workspace) Prune(ctx context.Context, keep Keep) (Pruned, error) {
 	return w.prune(ctx, keep.split)
 }
 
-// Forget is Prune for versions that are told apart by what they are, the newest
-// among them. Those that keep returns true of stay.
+// Forget is Prune with a function that selects versions, including the newest.
+// It keeps the versions for which keep returns true.
 func (w *Workspace) Forget(ctx context.Context, keep func(Version) bool) (Pruned, error) {
 	return w.prune(ctx, func(all []Version) (kept []Version, dropped []int) {
 		for _, v := range all {
@@ -75,7 +76,7 @@ func (w *Workspace) prune(ctx context.Context, split func([]Version) (kept []Ver
 		return Pruned{}, err
 	}
 	if len(dropped) == 0 && len(rubbish) == 0 && slices.Equal(next.Packs, head.Packs) {
-		return w.sweep(ctx, head) // old records
+		return w.sweep(ctx, head) // records of earlier versions
 	}
 	if err := w.commit(ctx, next); err != nil {
 		return Pruned{}, err
@@ -106,8 +107,7 @@ func (k Keep) split(all []Version) (kept []Version, dropped []int) {
 	return kept, dropped
 }
 
-// live finds every chunk that versions need. Listings that versions share are
-// read once.
+// live returns all chunks that versions need. It reads shared listings once.
 func (w *Workspace) live(ctx context.Context, versions []Version) (map[chunk.ID]bool, error) {
 	live, from := map[chunk.ID]bool{}, w.direct()
 	mark := func(n *node) (fresh bool) {
@@ -138,7 +138,7 @@ func (w *Workspace) live(ctx context.Context, versions []Version) (map[chunk.ID]
 	return live, nil
 }
 
-// repack returns the packs that hold what is live, writing some of them anew.
+// repack returns the packs with all live chunks. It rewrites some of them.
 func (w *Workspace) repack(ctx context.Context, target int, packs []chunk.Pack, live map[chunk.ID]bool) ([]chunk.Pack, error) {
 	used := map[string]int64{}
 	homes := map[string][]chunk.ID{}
@@ -179,8 +179,8 @@ func (w *Workspace) repack(ctx context.Context, target int, packs []chunk.Pack, 
 	return append(kept, fresh...), firstKnown(closeErr, err)
 }
 
-// unlisted returns the packs that no record names and no writer can want any
-// more: those for a later number may be about to be.
+// unlisted returns the packs that no record refers to and no writer may still
+// need. Packs for a later number may belong to a running writer.
 func (w *Workspace) unlisted(ctx context.Context, head *record) ([]string, error) {
 	listed := map[string]bool{}
 	for _, p := range head.Packs {
@@ -192,8 +192,8 @@ func (w *Workspace) unlisted(ctx context.Context, head *record) ([]string, error
 			return nil, err
 		}
 		p, ok := chunk.ParseKey(info.Key)
-		// Those for the next number are rubbish too as soon as a Prune has
-		// taken that number.
+		// Packs for the next number are garbage, too, once a Prune has used that
+		// number.
 		if ok && p.Target <= head.Number+1 && !listed[info.Key] {
 			found = append(found, info.Key)
 		}
@@ -201,7 +201,7 @@ func (w *Workspace) unlisted(ctx context.Context, head *record) ([]string, error
 	return found, nil
 }
 
-// sweep removes what a record that was committed does not name.
+// sweep removes what a committed record does not refer to.
 func (w *Workspace) sweep(ctx context.Context, head *record) (Pruned, error) {
 	var done Pruned
 	listed := map[string]bool{}
@@ -234,16 +234,16 @@ func (w *Workspace) sweep(ctx context.Context, head *record) (Pruned, error) {
 	return done, nil
 }
 
-// Report tells what a Verify looked at.
+// Report is the result of a Verify.
 type Report struct {
 	Versions int   `json:"versions"`
 	Chunks   int   `json:"chunks"`
 	Bytes    int64 `json:"bytes"` // of packs
 }
 
-// Verify makes sure that every version can be restored: that all its listings
-// can be read and all its chunks are where they should be. If deep is set, every
-// byte of every pack is read and compared with its digest.
+// Verify checks that every version can be restored: all listings can be read
+// and all chunks exist. With deep, it reads all packs and verifies their
+// digests.
 func (w *Workspace) Verify(ctx context.Context, deep bool) (Report, error) {
 	head, err := w.head(ctx)
 	if err != nil {

@@ -9,15 +9,15 @@ import (
 	"syscall"
 
 	chunkers "github.com/PlakarKorp/go-cdc-chunkers"
-	_ "github.com/PlakarKorp/go-cdc-chunkers/chunkers/fastcdc" // the algorithm that cut names
+	_ "github.com/PlakarKorp/go-cdc-chunkers/chunkers/fastcdc" // the algorithm used by cut
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/internal/workspace/chunk"
 )
 
-// Files up to whole bytes are one chunk. Larger ones are cut where their
-// content says so, into pieces of these sizes: an insertion moves no border but
-// the next.
+// Files up to whole bytes are one chunk. Larger files are cut at
+// content-defined borders into pieces of these sizes, so that an insertion
+// changes only nearby pieces.
 const (
 	whole     = 1 << 20
 	leastCut  = 256 << 10
@@ -25,7 +25,7 @@ const (
 	mostCut   = 4 << 20
 )
 
-// keeper keeps contents. It belongs to one goroutine at a time.
+// keeper stores contents. It is used by one goroutine at a time.
 type keeper struct {
 	root   *os.Root
 	codec  *chunk.Codec
@@ -34,14 +34,13 @@ type keeper struct {
 	cutter *chunkers.Chunker
 }
 
-// attempts is how often a file is read that changes while it is read. After
-// that it is kept as it was read last, as a copy by anybody would be, and is
-// read again by the next persist.
+// attempts is how often a file is read that changes during reading. After that,
+// the last read is stored, and the next Persist reads the file again.
 const attempts = 3
 
-// read keeps a regular file and completes its entry. It reports whether the
-// entry can be relied on later: false if the file was never at rest. A file
-// that is no longer there, or is no longer a file, is errVanished.
+// read stores a regular file and completes its entry. It reports whether the
+// file was unchanged during reading. If the file was removed or replaced by
+// something else, it returns errVanished.
 func (k *keeper) read(ctx context.Context, e *entry) (settled bool, err error) {
 	for range attempts {
 		if settled, err = k.try(ctx, e); settled || err != nil && !errors.Is(err, errVanished) {
@@ -58,7 +57,7 @@ func (k *keeper) try(ctx context.Context, e *entry) (settled bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	defer func() { _ = f.Close() }() // it was only read
+	defer func() { _ = f.Close() }() // errors of closing a read file do not matter
 	stat := before.Sys().(*syscall.Stat_t)
 	fresh := newEntry("", e.name, before)
 	e.mode, e.uid, e.gid, e.modified, e.state = fresh.mode, fresh.uid, fresh.gid, fresh.modified, fresh.state
@@ -75,8 +74,8 @@ func (k *keeper) try(ctx context.Context, e *entry) (settled bool, err error) {
 	return stateOf(after.Sys().(*syscall.Stat_t)) == e.state, nil
 }
 
-// open opens a regular file that has this very name. Something else that took
-// its place meanwhile must neither block us nor lead us to another file.
+// open opens a regular file by name. If it was replaced, open must neither
+// block (FIFO) nor follow a link.
 func (k *keeper) open(name string) (*os.File, fs.FileInfo, error) {
 	f, err := k.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	named, lookErr := k.root.Lstat(name)
@@ -97,10 +96,9 @@ func (k *keeper) open(name string) (*os.File, fs.FileInfo, error) {
 	return f, info, nil
 }
 
-// displaced reports whether an error of opening a name below a root says that
-// something else was there: nothing, a link, a FIFO, a file for a directory. What
-// was meant may be there again by now, and what counts is that it was not. A link
-// that leads outside is the one error of a root that comes without a number.
+// displaced reports whether opening a name failed because it was removed or
+// replaced by another type of file. The file may exist again by now. A link
+// that leads outside is the only error of an os.Root without an errno.
 func displaced(err error) bool {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
@@ -113,7 +111,7 @@ func displaced(err error) bool {
 	return false
 }
 
-// content keeps what is in an open file. Holes are found, not read.
+// content stores the content of an open file. Holes are detected and not read.
 func (k *keeper) content(ctx context.Context, f *os.File, stat *syscall.Stat_t) (pieces []piece, err error) {
 	if stat.Size == 0 {
 		return nil, nil
@@ -124,7 +122,7 @@ func (k *keeper) content(ctx context.Context, f *os.File, stat *syscall.Stat_t) 
 	for at := int64(0); at < stat.Size; {
 		start, err := f.Seek(at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
-			start = stat.Size // nothing but a hole
+			start = stat.Size // the rest is a hole
 		} else if err != nil {
 			return nil, unreadable(f.Name(), err)
 		}
@@ -139,7 +137,7 @@ func (k *keeper) content(ctx context.Context, f *os.File, stat *syscall.Stat_t) 
 			return nil, unreadable(f.Name(), err)
 		}
 		if end = min(end, stat.Size); end <= start {
-			break // it was cut off meanwhile
+			break // truncated meanwhile
 		}
 		if pieces, err = k.extent(ctx, f, pieces, start, end-start); err != nil {
 			return nil, err
@@ -149,7 +147,7 @@ func (k *keeper) content(ctx context.Context, f *os.File, stat *syscall.Stat_t) 
 	return pieces, nil
 }
 
-// extent keeps a part of a file, or what is left of it by now.
+// extent stores a part of a file, or what still exists of it.
 func (k *keeper) extent(ctx context.Context, f *os.File, pieces []piece, offset, length int64) ([]piece, error) {
 	more, err := k.stream(ctx, io.NewSectionReader(f, offset, length), length)
 	var errno syscall.Errno
@@ -159,7 +157,7 @@ func (k *keeper) extent(ctx context.Context, f *os.File, pieces []piece, offset,
 	return append(pieces, more...), err
 }
 
-// stream keeps at most length bytes.
+// stream stores at most length bytes.
 func (k *keeper) stream(ctx context.Context, source io.Reader, length int64) (pieces []piece, err error) {
 	next := k.whole(source)
 	if length > whole {
@@ -187,7 +185,7 @@ func (k *keeper) stream(ctx context.Context, source io.Reader, length int64) (pi
 	return nil, ctx.Err()
 }
 
-// whole reads what is not cut.
+// whole reads a file that is not cut.
 func (k *keeper) whole(source io.Reader) func() ([]byte, error) {
 	return func() ([]byte, error) {
 		if k.buffer == nil {
@@ -201,7 +199,7 @@ func (k *keeper) whole(source io.Reader) func() ([]byte, error) {
 	}
 }
 
-// cut points the cutter at a new source. Its buffers are large and used again.
+// cut resets the cutter to a new source, reusing its large buffers.
 func (k *keeper) cut(source io.Reader) (err error) {
 	if k.cutter != nil {
 		k.cutter.Reset(source)

@@ -23,30 +23,30 @@ import (
 // Version is one state of a workspace.
 type Version struct {
 	sandbox.WorkspaceVersion
-	Root []byte `json:"root"` // the encoding of a directory whose only entry is the top
+	Root []byte `json:"root"` // the encoding of a directory whose only entry is the top directory
 }
 
-// Digest names the content of the version, in hexadecimal: all files with their
-// names and attributes. Restoring it elsewhere changes none of that.
+// Digest returns a hexadecimal digest of the version's content: all files with
+// names and attributes. Restoring the version elsewhere does not change it.
 func (v Version) Digest() string {
 	sum := sha256.Sum256(v.Root)
 	return hex.EncodeToString(sum[:])
 }
 
-// record is the whole state of a workspace after one change: which versions
-// there are, and which packs count. Records are numbered, and a number is given
-// to the first who asks: that is the commit, and all the locking there is. The
-// highest number is the truth.
+// record is the state of a workspace after one change: its versions and its
+// valid packs. Records are numbered, and a number can be used only once.
+// Creating the record with the next number is the commit and needs no other
+// lock. The record with the highest number is valid.
 type record struct {
 	Format   int          `json:"format"`
 	Number   int          `json:"number"`
-	Claim    string       `json:"claim"`            // made up by who wrote it
-	Before   []string     `json:"before,omitempty"` // the claims of the last records it continues
+	Claim    string       `json:"claim"`            // random id of the writer
+	Before   []string     `json:"before,omitempty"` // the claims of the preceding records
 	Versions []Version    `json:"versions"`
 	Packs    []chunk.Pack `json:"packs"`
 }
 
-// latest returns the newest version; a workspace without one has a zero one.
+// latest returns the newest version, or a zero Version if there is none.
 func (r *record) latest() Version {
 	if len(r.Versions) == 0 {
 		return Version{}
@@ -54,7 +54,7 @@ func (r *record) latest() Version {
 	return r.Versions[len(r.Versions)-1]
 }
 
-// find returns a version, 0 meaning the newest.
+// find returns a version; 0 means the newest.
 func (r *record) find(number int) (Version, error) {
 	if number == 0 && len(r.Versions) > 0 {
 		return r.latest(), nil
@@ -63,7 +63,7 @@ func (r *record) find(number int) (Version, error) {
 	if !ok {
 		return Version{}, &sandbox.Error{
 			Code: sandbox.CodeNotFound, Op: "workspace", Message: fmt.Sprintf("there is no version %d", number),
-			Hint: "see the history for the versions that exist",
+			Hint: "list the versions with: atoll workspace history",
 		}
 	}
 	return r.Versions[i], nil
@@ -73,11 +73,11 @@ const recordPrefix = "versions/"
 
 func recordKey(number int) string { return fmt.Sprintf("%s%010d", recordPrefix, number) }
 
-// MaxVersions is how many versions a workspace can have. All of them are
-// described in each record.
+// MaxVersions is the maximum number of versions of a workspace. Each record
+// lists all of them.
 const MaxVersions = 10_000
 
-// head reads the newest record. Without any it is a zero one.
+// head reads the newest record. If there is none, it returns a zero record.
 func (w *Workspace) head(ctx context.Context) (*record, error) {
 	for {
 		number, err := w.newest(ctx)
@@ -86,7 +86,7 @@ func (w *Workspace) head(ctx context.Context) (*record, error) {
 		}
 		r, err := w.record(ctx, number)
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-			continue // a prune was faster; there is a newer one
+			continue // pruned meanwhile; there is a newer one
 		}
 		return r, err
 	}
@@ -111,10 +111,10 @@ func (w *Workspace) record(ctx context.Context, number int) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = body.Close() }() // it was only read
+	defer func() { _ = body.Close() }() // errors after reading do not matter
 	sealed, err := io.ReadAll(io.LimitReader(body, chunk.MaxState))
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "workspace", Message: "the blob store stopped in the middle of an answer", Cause: err}
+		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "workspace", Message: "the response of the blob store is incomplete", Cause: err}
 	}
 	opened, err := w.codec.Open(sealed, []byte(key))
 	if err != nil {
@@ -130,12 +130,12 @@ func (w *Workspace) record(ctx context.Context, number int) (*record, error) {
 			Code: sandbox.CodeUnsupported, Op: "workspace", Message: "the workspace was written by a newer Atoll", Hint: "upgrade this one",
 		}
 	case r.Number != number || r.Claim == "" || !slices.IsSortedFunc(r.Versions, func(a, b Version) int { return cmp.Compare(a.Number, b.Number) }):
-		return nil, damaged("the record %d is not one", number)
+		return nil, damaged("the record %d is invalid", number)
 	}
 	return &r, nil
 }
 
-// errStale says that somebody else changed the workspace first.
+// errStale returns the error for a concurrent change.
 func errStale(message string) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeConflict, Op: "workspace", Message: message,
@@ -143,8 +143,8 @@ func errStale(message string) error {
 	}
 }
 
-// commit makes next the newest record, or says errStale: next's number must be
-// that of the record it was derived from, plus one.
+// commit stores next as the newest record, or returns errStale. next's number
+// must be one higher than that of the record it is derived from.
 func (w *Workspace) commit(ctx context.Context, next *record) error {
 	if len(next.Versions) > MaxVersions {
 		return &sandbox.Error{
@@ -164,7 +164,7 @@ func (w *Workspace) commit(ctx context.Context, next *record) error {
 	}
 	err = w.blobs.Put(ctx, key, bytes.NewReader(sealed), blob.PutOptions{IfAbsent: true, Size: int64(len(sealed))})
 	if sandbox.CodeOf(err) == sandbox.CodeAlreadyExists {
-		return errStale("somebody else changed the workspace meanwhile")
+		return errStale("the workspace was changed at the same time")
 	}
 	if err != nil {
 		return err
@@ -172,8 +172,9 @@ func (w *Workspace) commit(ctx context.Context, next *record) error {
 	return w.confirm(ctx, next)
 }
 
-// confirm finds out if a record that was just written counts. A writer that
-// slept so long that its number was used, and pruned away, could take it again.
+// confirm checks that a record just written is valid. If the writer was
+// suspended for long, its number may have been used and pruned, so that it
+// could be created again.
 func (w *Workspace) confirm(ctx context.Context, own *record) error {
 	newest, err := w.newest(ctx)
 	if err != nil || newest == own.Number {
@@ -184,15 +185,15 @@ func (w *Workspace) confirm(ctx context.Context, own *record) error {
 		return err
 	}
 	if later.Number == own.Number || slices.Contains(later.Before, own.Claim) {
-		return nil // somebody went on from here
+		return nil // later records continue from it
 	}
 	if err := w.blobs.Delete(ctx, recordKey(own.Number)); err != nil {
 		return err
 	}
-	return errStale("somebody else changed the workspace long ago")
+	return errStale("the workspace has been changed since")
 }
 
-// remembered is how many records a later one names.
+// remembered is the number of preceding records that a record refers to.
 const remembered = 256
 
 // next returns a record that continues r.

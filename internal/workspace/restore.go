@@ -19,10 +19,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Restore writes a version, 0 meaning the newest, into an empty directory, and
-// returns it. Owners are restored if the process may. Nothing but that
-// directory is touched, whatever the store says. On an error the directory
-// holds rubbish.
+// Restore writes a version into an empty directory, and returns it. Number 0
+// means the newest version. Owners are restored if the process may change them.
+// Nothing outside the directory is changed, even if the store is malicious. On
+// an error the directory is left incomplete.
 func (w *Workspace) Restore(ctx context.Context, number int, root *os.Root) (Version, error) {
 	head, err := w.head(ctx)
 	if err != nil {
@@ -46,13 +46,13 @@ func (w *Workspace) Restore(ctx context.Context, number int, root *os.Root) (Ver
 	return v, r.run(ctx, w, top)
 }
 
-// restoring is one run.
+// restoring is the state of one Restore.
 type restoring struct {
 	root  *os.Root
-	owner bool // may give files away
+	owner bool // may change owners
 
-	// What the version has said of itself and has not come yet. A few chunks can
-	// be the content of any number of files and directories.
+	// Number of files and bytes that the version still claims to have. They limit
+	// the restore, because few chunks can be the content of any number of files.
 	entries, bytes int64
 
 	dirs  []placed // parents first
@@ -66,14 +66,14 @@ type placed struct {
 	node *node
 }
 
-// task is some files of one directory, made by one goroutine.
+// task is a group of files in one directory, created by one goroutine.
 type task struct {
 	dir   string
 	nodes []*node
 }
 
-// taskFiles and taskBytes bound a task, so that a large directory is made by
-// several.
+// taskFiles and taskBytes limit a task, so that several goroutines work on a
+// large directory.
 const (
 	taskFiles = 128
 	taskBytes = 16 << 20
@@ -91,7 +91,7 @@ func (r *restoring) run(ctx context.Context, w *Workspace, top *node) error {
 			return err
 		}
 	}
-	// The deepest first, because making something changes the directory above.
+	// Deepest first, because creating files changes the parent directory's time.
 	for _, d := range slices.Backward(r.dirs) {
 		if err := r.finish(d); err != nil {
 			return err
@@ -100,7 +100,7 @@ func (r *restoring) run(ctx context.Context, w *Workspace, top *node) error {
 	return nil
 }
 
-// prepare makes all directories and finds out what is to be done.
+// prepare creates all directories and collects the tasks.
 func (r *restoring) prepare(ctx context.Context, w *Workspace, top *node) error {
 	entries, err := fs.ReadDir(r.root.FS(), ".")
 	if err != nil {
@@ -132,7 +132,7 @@ func (r *restoring) prepare(ctx context.Context, w *Workspace, top *node) error 
 	return err
 }
 
-// count refuses a node that is one more, or is larger, than the version says.
+// count fails if the version has more files or bytes than it claims.
 func (r *restoring) count(n *node) error {
 	r.entries--
 	if n.kind == file {
@@ -167,7 +167,7 @@ func (r *restoring) assign(open map[string]*task, dir string, n *node) {
 	}
 }
 
-// files makes everything but directories and further names.
+// files creates everything except directories and hard links.
 func (r *restoring) files(ctx context.Context, from source) error {
 	group, ctx := errgroup.WithContext(ctx)
 	var next atomic.Int64
@@ -192,12 +192,12 @@ func (r *restoring) task(ctx context.Context, from source, t task) error {
 	if err != nil {
 		return unwritable(t.dir, err)
 	}
-	defer func() { _ = below.Close() }() // what was written is checked
+	defer func() { _ = below.Close() }() // errors of closing a directory do not matter
 	self, err := below.Open(".")
 	if err != nil {
 		return unwritable(t.dir, err)
 	}
-	defer func() { _ = self.Close() }() // as above
+	defer func() { _ = self.Close() }() // likewise
 	for _, n := range t.nodes {
 		name := join(t.dir, n.name)
 		switch n.kind {
@@ -262,9 +262,9 @@ func setXattrs(f *os.File, xattrs []xattr) error {
 	return nil
 }
 
-// attributes sets owner, mode and time of what has just been made in an open
-// directory. Links are not followed. The owner comes first, because changing it
-// drops set-id bits.
+// attributes sets owner, mode and time of a new file in an open directory.
+// Symbolic links are not followed. The owner is set first, because that clears
+// set-id bits.
 func (r *restoring) attributes(dirfd int, n *node) error {
 	if r.owner {
 		if err := unix.Fchownat(dirfd, n.name, int(n.uid), int(n.gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -272,7 +272,7 @@ func (r *restoring) attributes(dirfd int, n *node) error {
 		}
 	}
 	if n.kind != symlink {
-		// It is no link, and nobody else can reach the directory.
+		// It is not a symbolic link, and no other process can access the directory.
 		if err := unix.Fchmodat(dirfd, n.name, n.mode, 0); err != nil {
 			return err
 		}
@@ -285,26 +285,26 @@ func times(n *node) []unix.Timespec {
 	return []unix.Timespec{at, at}
 }
 
-// link makes a further name of a file. Its target is a path that the store
-// named, and os.Root keeps it inside.
+// link creates a hard link. Its target is a path from the store, which os.Root
+// keeps inside the directory.
 func (r *restoring) link(l placed) error {
 	info, err := r.root.Lstat(l.node.target)
 	if err != nil {
 		return unwritable(l.path, err)
 	}
 	if !info.Mode().IsRegular() {
-		return damaged("%.80q is a name of what is no file", l.path)
+		return damaged("%.80q is a hard link to something that is not a file", l.path)
 	}
 	return unwritable(l.path, r.root.Link(l.node.target, l.path))
 }
 
-// finish gives a directory its attributes.
+// finish sets the attributes of a directory.
 func (r *restoring) finish(d placed) error {
 	self, err := r.root.Open(d.path)
 	if err != nil {
 		return unwritable(d.path, err)
 	}
-	defer func() { _ = self.Close() }() // it was not written to
+	defer func() { _ = self.Close() }() // nothing was written to it
 	if err := setXattrs(self, d.node.xattrs); err != nil {
 		return unwritable(d.path, err)
 	}
@@ -320,7 +320,7 @@ func unwritable(name string, err error) error {
 	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	case errors.As(err, &known):
-		return known // it may be joined with that of closing
+		return known // it may be joined with a close error
 	}
 	code := sandbox.CodeUnavailable
 	switch {
@@ -330,6 +330,6 @@ func unwritable(name string, err error) error {
 		code = sandbox.CodeInvalid // the store is damaged
 	}
 	return &sandbox.Error{
-		Code: code, Op: "workspace.restore", Subject: fmt.Sprintf("%.200q", name), Message: "cannot be made: " + cause(err), Cause: err,
+		Code: code, Op: "workspace.restore", Subject: fmt.Sprintf("%.200q", name), Message: "cannot be created: " + cause(err), Cause: err,
 	}
 }

@@ -25,8 +25,9 @@ type entry struct {
 	children []*entry
 }
 
-// state tells if a file changed. Whatever changes a file or its attributes sets
-// the time of change, and nobody inside a sandbox can set that back.
+// state shows whether a file has changed. Every change of a file or its
+// attributes sets the change time (ctime), which code in a sandbox cannot set
+// back.
 type state struct {
 	dev, ino uint64
 	size     int64
@@ -34,20 +35,20 @@ type state struct {
 	changed  int64 // nanoseconds
 }
 
-// Limits bound what one version may hold. Zero means no limit of this kind.
+// Limits are the limits of one version. Zero means no limit.
 type Limits struct {
-	Bytes int64 // of contents, holes not counted
-	Files int64 // of every kind
+	Bytes int64 // of content, without holes
+	Files int64 // of all types
 }
 
-// scanner walks a directory that changes under its hands.
+// scanner walks a directory that may change during the walk.
 type scanner struct {
 	ctx     context.Context
 	limits  Limits
 	dev     uint64
-	links   map[uint64]string // inodes with several names → the first of them
+	links   map[uint64]string // inodes with several names → the first name
 	files   []*entry          // regular files, in the order found
-	names   []*entry          // further names of them
+	names   []*entry          // further names (hard links) of them
 	total   int64             // entries
 	bytes   int64
 	skipped int64
@@ -80,7 +81,7 @@ func stateOf(stat *syscall.Stat_t) state {
 	}
 }
 
-// walk reads one directory, of which d is the entry.
+// walk reads one directory; d is its entry.
 func (s *scanner) walk(root *os.Root, d *entry, depth int) error {
 	d.kind = dir
 	if depth > maxDepth {
@@ -90,7 +91,7 @@ func (s *scanner) walk(root *os.Root, d *entry, depth int) error {
 	if err != nil {
 		return unreadable(d.path, err)
 	}
-	defer func() { _ = self.Close() }() // it was only read
+	defer func() { _ = self.Close() }() // errors of closing a directory do not matter
 	if d.xattrs, err = readXattrs(self); err != nil {
 		return unreadable(d.path, err)
 	}
@@ -116,7 +117,7 @@ func (s *scanner) walk(root *os.Root, d *entry, depth int) error {
 	return s.ctx.Err()
 }
 
-// look describes one file. It returns nil for what is not kept.
+// look describes one file. It returns nil for files that are not stored.
 func (s *scanner) look(root *os.Root, parent, name string, depth int) (*entry, error) {
 	info, err := root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -137,14 +138,14 @@ func (s *scanner) look(root *os.Root, parent, name string, depth int) (*entry, e
 	case fs.ModeSymlink:
 		e.kind = symlink
 		if e.target, err = root.Readlink(name); err != nil {
-			return nil, nil // something else took its place
+			return nil, nil // replaced meanwhile
 		}
 		return e, nil
 	case fs.ModeNamedPipe:
 		e.kind = fifo
 		return e, nil
 	}
-	s.skipped++ // sockets and device nodes mean something to a running kernel only
+	s.skipped++ // sockets and device nodes only make sense for a running kernel
 	return nil, nil
 }
 
@@ -165,8 +166,8 @@ func (s *scanner) regular(e *entry, stat *syscall.Stat_t) error {
 	return nil
 }
 
-// enter walks a directory. If it was replaced meanwhile, or another file system
-// is mounted there, it is not followed.
+// enter walks a directory. If it was replaced, or is a mount point of another
+// file system, it is skipped.
 func (s *scanner) enter(root *os.Root, e *entry, depth int) (*entry, error) {
 	if e.state.dev != s.dev {
 		s.skipped++
@@ -175,17 +176,17 @@ func (s *scanner) enter(root *os.Root, e *entry, depth int) (*entry, error) {
 	below, err := root.OpenRoot(e.name)
 	if err != nil {
 		if now, lookErr := root.Lstat(e.name); displaced(err) || lookErr != nil || !now.IsDir() {
-			return nil, nil // something else took its place
+			return nil, nil // replaced meanwhile
 		}
 		return nil, unreadable(e.path, err)
 	}
-	defer func() { _ = below.Close() }() // it was only read
+	defer func() { _ = below.Close() }() // errors of closing a directory do not matter
 	now, err := below.Lstat(".")
 	if err != nil {
 		return nil, unreadable(e.path, err)
 	}
 	if st := stateOf(now.Sys().(*syscall.Stat_t)); st.dev != e.state.dev || st.ino != e.state.ino {
-		return nil, nil // it is another one now, and was never there for us
+		return nil, nil // replaced, or another file system is mounted here
 	}
 	return e, s.walk(below, e, depth+1)
 }
@@ -197,29 +198,29 @@ func unreadable(name string, err error) error {
 	}
 }
 
-// cause names a system error without the path, which it would repeat.
+// cause describes a system error without the path.
 func cause(err error) string {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
 		return errno.Error()
 	}
-	return "see the log for the cause"
+	return "see the daemon's log for the cause"
 }
 
 func tooMuch(format string, args ...any) error {
 	return &sandbox.Error{
-		Code: sandbox.CodeExhausted, Op: "workspace.persist", Message: "the directory holds too much: " + fmt.Sprintf(format, args...),
+		Code: sandbox.CodeExhausted, Op: "workspace.persist", Message: "the directory is too large: " + fmt.Sprintf(format, args...),
 		Hint: "remove something from it, or raise the limit",
 	}
 }
 
-// keptXattr reports whether an extended attribute is kept: those that a program
-// inside sets for itself. Others mean something to a kernel's security.
+// keptXattr reports whether an extended attribute is stored: only those that
+// programs set for themselves. Others concern the kernel's security.
 func keptXattr(name string) bool {
 	return strings.HasPrefix(name, "user.") && len(name) <= maxName && !strings.ContainsRune(name, 0)
 }
 
-// readXattrs reads what is kept of an open file's extended attributes.
+// readXattrs reads the stored extended attributes of an open file.
 func readXattrs(f *os.File) ([]xattr, error) {
 	fd := int(f.Fd())
 	list := make([]byte, 4<<10)

@@ -6,15 +6,15 @@ import (
 	"github.com/atoll-run/atoll/internal/workspace/chunk"
 )
 
-// source reads the contents of one version.
+// source reads the content of one version.
 type source interface {
 	Get(ctx context.Context, id chunk.ID) ([]byte, error)
 }
 
-// direct reads chunks one by one, for listings.
+// direct returns a source that reads chunks one by one, for listings.
 func (w *Workspace) direct() source { return w.chunks.Reader(nil) }
 
-// top returns the directory that a version is.
+// top returns the top directory of a version.
 func (v Version) top() (*node, error) {
 	nodes, err := parse(v.Root)
 	if err != nil {
@@ -49,7 +49,7 @@ func listing(ctx context.Context, from source, d *node) ([]*node, error) {
 	return parse(encoded)
 }
 
-// piecesContent reads a piece and makes sure of its length.
+// piecesContent reads a piece and verifies its length.
 func piecesContent(ctx context.Context, from source, p piece) ([]byte, error) {
 	content, err := from.Get(ctx, p.id)
 	if err == nil && int64(len(content)) != p.length {
@@ -58,8 +58,8 @@ func piecesContent(ctx context.Context, from source, p piece) ([]byte, error) {
 	return content, err
 }
 
-// walk visits every node below d, parents first. Directories whose visit
-// returns false are not entered.
+// walk visits every node below d, parents first. It skips the content of
+// directories for which visit returns false.
 func walk(ctx context.Context, from source, d *node, at string, depth int, visit func(path string, n *node) (bool, error)) error {
 	if depth > maxDepth {
 		return damaged("directories are nested too deep")
@@ -86,7 +86,7 @@ func walk(ctx context.Context, from source, d *node, at string, depth int, visit
 	return nil
 }
 
-// join makes a relative path. Names hold no slash and are not cleaned.
+// join joins relative paths. Names contain no slash and are not cleaned.
 func join(dir, name string) string {
 	if dir == "" {
 		return name

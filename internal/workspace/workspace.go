@@ -1,23 +1,22 @@
-// Package workspace keeps directories through time: every state that was
-// persisted is a [Version], which can be listed, compared and restored. What is
-// kept is cut into chunks, each kept once, compressed and perhaps encrypted, in
-// any blob store; see package chunk. Persisting again reads and moves only what
+// Package workspace stores versions of directories: every persisted state is a
+// [Version], which can be listed, compared and restored. Content is cut into
+// chunks that are stored once, compressed and optionally encrypted, in a blob
+// store; see package chunk. Persisting again reads and uploads only what
 // changed.
 //
-// In a blob store a workspace is
+// In a blob store, a workspace consists of
 //
-//	config               what it is, and its key, sealed with another
-//	versions/NUMBER      the whole state after a change; the highest number counts
+//	config               its properties, and its key, sealed with another key
+//	versions/NUMBER      the whole state after a change; the highest number is valid
 //	packs/NUMBER/DIGEST  chunks, written for the record with that number
 //
-// A change writes packs and then takes the next number for its record, which
-// only one can. Whatever is killed before that leaves packs that no record
-// names and the next [Workspace.Prune] removes: those written for its own
-// number or an earlier one. So nothing here has locks, leases or clocks to
-// agree on, on one machine or on many.
+// A change writes packs and then the record with the next number. Only one
+// writer can create that record. If a writer is killed before that, its packs
+// have no record, and the next [Workspace.Prune] removes them. So workspaces
+// need no locks, leases or synchronized clocks, on one machine or several.
 //
-// Neither the directories, where code in sandboxes changes files under our
-// hands, nor the blob stores are trusted. Files are reached through [os.Root].
+// Neither directories, which code in sandboxes may change at any time, nor blob
+// stores are trusted. Files are accessed through [os.Root].
 package workspace
 
 import (
@@ -34,8 +33,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Workspace is an open workspace. Its methods may be called concurrently, by
-// any number of processes. It holds nothing that has to be closed.
+// Workspace is an open workspace. It is safe for concurrent use, also by
+// several processes. It need not be closed.
 type Workspace struct {
 	blobs  blob.Store
 	codec  *chunk.Codec
@@ -51,18 +50,19 @@ type config struct {
 
 const configKey = "config"
 
-// CreateOptions say what a new workspace is like.
+// CreateOptions are the properties of a new workspace.
 type CreateOptions struct {
-	// ID names it. If blobs are encrypted, swapping them with those of another
-	// workspace is detected.
+	// ID identifies the workspace. If blobs are encrypted, exchanging them with
+	// those of another workspace is detected.
 	ID string
-	// Key of 32 bytes encrypts the workspace's own key, which is made up. Nil:
-	// nothing is encrypted.
+	// Key, of 32 bytes, encrypts the workspace's own random key. Nil: the
+	// workspace is not encrypted.
 	Key []byte
 }
 
-// Create makes an empty workspace, which has the blob store, or the part of it
-// that blob.Below returns, for itself. An existing one is CodeAlreadyExists.
+// Create creates an empty workspace. The blob store, or the part of it that
+// blob.Below returns, must be for this workspace alone. If it already has one,
+// Create returns CodeAlreadyExists.
 func Create(ctx context.Context, blobs blob.Store, opts CreateOptions) (*Workspace, error) {
 	c := config{Format: format, ID: opts.ID}
 	if opts.Key != nil {
@@ -71,7 +71,7 @@ func Create(ctx context.Context, blobs blob.Store, opts CreateOptions) (*Workspa
 			return nil, err
 		}
 		own := make([]byte, chunk.KeySize)
-		_, _ = rand.Read(own) // it does not fail
+		_, _ = rand.Read(own) // never fails
 		c.Key = aead.Seal(nil, nil, own, []byte(opts.ID))
 	}
 	encoded, err := json.Marshal(c)
@@ -82,10 +82,10 @@ func Create(ctx context.Context, blobs blob.Store, opts CreateOptions) (*Workspa
 	if err := blobs.Put(ctx, configKey, bytes.NewReader(encoded), once); err != nil {
 		return nil, err
 	}
-	// A service that does not know conditions would let writers overwrite each
-	// other.
+	// With a service that ignores conditions, writers could overwrite each other's
+	// records.
 	if err := blobs.Put(ctx, configKey, bytes.NewReader(encoded), once); sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
-		_ = blobs.Delete(ctx, configKey) // the other error is the news
+		_ = blobs.Delete(ctx, configKey) // report the other error
 		if err != nil {
 			return nil, err
 		}
@@ -97,14 +97,14 @@ func Create(ctx context.Context, blobs blob.Store, opts CreateOptions) (*Workspa
 	return Open(ctx, blobs, opts.Key)
 }
 
-// Open opens a workspace. Key is the key that it was created with. A wrong or
-// missing one is CodeDenied.
+// Open opens a workspace. key is the key that it was created with. A wrong or
+// missing key is CodeDenied.
 func Open(ctx context.Context, blobs blob.Store, key []byte) (*Workspace, error) {
 	body, err := blobs.Get(ctx, configKey, 0, 64<<10)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = body.Close() }() // it was only read
+	defer func() { _ = body.Close() }() // errors after reading do not matter
 	encoded, err := io.ReadAll(body)
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "workspace.open", Message: "its description cannot be read", Cause: err}
@@ -118,23 +118,23 @@ func Open(ctx context.Context, blobs blob.Store, key []byte) (*Workspace, error)
 		return nil, err
 	}
 	if w.codec, err = chunk.NewCodec(own); err != nil {
-		return nil, damaged("its key is not one")
+		return nil, damaged("its key is invalid")
 	}
 	w.chunks = chunk.NewStore(blobs, w.codec)
 	return w, nil
 }
 
-// open returns the workspace's own key, nil if there is none.
+// open returns the workspace's own key, nil if it is not encrypted.
 func (c config) open(key []byte) ([]byte, error) {
 	if len(c.Key) == 0 {
 		if key != nil {
-			// It may have been replaced by a workspace without encryption.
-			return nil, denied("the workspace is not encrypted, and was opened with a key")
+			// An attacker may have replaced it by a workspace without encryption.
+			return nil, denied("the workspace is not encrypted, but was opened with a key")
 		}
 		return nil, nil
 	}
 	if key == nil {
-		return nil, denied("the workspace is encrypted, and was opened without a key")
+		return nil, denied("the workspace is encrypted, but was opened without a key")
 	}
 	aead, err := sealer(key)
 	if err != nil {
@@ -142,7 +142,7 @@ func (c config) open(key []byte) ([]byte, error) {
 	}
 	own, err := aead.Open(nil, nil, c.Key, []byte(c.ID))
 	if err != nil {
-		return nil, denied("the key is not this workspace's")
+		return nil, denied("the key is not for this workspace")
 	}
 	return own, nil
 }
@@ -162,10 +162,10 @@ func sealer(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCMWithRandomNonce(block)
 }
 
-// ID is the id that the workspace was created with.
+// ID returns the id that the workspace was created with.
 func (w *Workspace) ID() string { return w.config.ID }
 
-// Encrypted reports whether its contents are.
+// Encrypted reports whether the workspace is encrypted.
 func (w *Workspace) Encrypted() bool { return len(w.config.Key) > 0 }
 
 // History returns all versions, oldest first.
@@ -177,7 +177,7 @@ func (w *Workspace) History(ctx context.Context) ([]Version, error) {
 	return r.Versions, nil
 }
 
-// Latest returns the newest version. It has the number 0 if there is none yet.
+// Latest returns the newest version. Its number is 0 if there is none.
 func (w *Workspace) Latest(ctx context.Context) (Version, error) {
 	r, err := w.head(ctx)
 	if err != nil {
@@ -186,8 +186,8 @@ func (w *Workspace) Latest(ctx context.Context) (Version, error) {
 	return r.latest(), nil
 }
 
-// Revert makes an older state the newest: a new version with its content.
-// Nothing is moved. The note of the new version says where it is from.
+// Revert creates a new version with the content of an older one. No content is
+// copied. The note of the new version names the older one.
 func (w *Workspace) Revert(ctx context.Context, number int, note string) (Version, error) {
 	head, err := w.head(ctx)
 	if err != nil {
@@ -203,8 +203,8 @@ func (w *Workspace) Revert(ctx context.Context, number int, note string) (Versio
 	return v, w.commit(ctx, next)
 }
 
-// Delete removes a workspace with all of its versions. It may be repeated until
-// it succeeds; in between the workspace is damaged.
+// Delete removes a workspace with all versions. Repeat it until it succeeds;
+// after a failure the workspace is damaged.
 func Delete(ctx context.Context, blobs blob.Store) error {
 	for _, prefix := range []string{recordPrefix, chunk.Prefix, configKey} {
 		for info, err := range blobs.List(ctx, prefix) {

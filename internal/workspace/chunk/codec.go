@@ -1,11 +1,11 @@
-// Package chunk keeps pieces of content under names made from the content, so
-// that each is kept once. Chunks are compressed, encrypted if there is a key,
-// and written together into packs, which are blobs of some 16 MiB.
+// Package chunk stores pieces of content under names derived from the content,
+// so that equal pieces are stored once. Chunks are compressed, encrypted if
+// there is a key, and combined to packs: blobs of about 16 MiB.
 //
-// A pack is its chunks, one after the other, then their index, then the
-// index's length and a magic number, eight bytes together. It is never changed.
-// Its name is the digest of its bytes, and names the version of the workspace
-// it was written for. Which packs count is decided above.
+// A pack consists of its chunks, their index, and eight bytes with the length
+// of the index and a magic number. It is immutable. Its name consists of the
+// digest of its bytes and the version of the workspace that it was written for.
+// The workspace's records determine which packs are valid.
 //
 // Data from a blob store is not trusted: reading returns the requested chunk,
 // verified by its digest, or an error.
@@ -26,8 +26,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// ID names a chunk: the SHA-256 of its content, or its HMAC under the
-// workspace's key, so that without the key nobody can tell what is in a store.
+// ID names a chunk: the SHA-256 of its content, or its HMAC with the
+// workspace's key, so that without the key names reveal nothing about the
+// content.
 type ID [sha256.Size]byte
 
 func (id ID) String() string { return hex.EncodeToString(id[:]) }
@@ -38,7 +39,7 @@ const KeySize = 32
 // MaxSize is the largest content of a chunk in bytes.
 const MaxSize = 8 << 20
 
-// Codec names, compresses and encrypts. It may be used concurrently.
+// Codec names, compresses and encrypts chunks. It is safe for concurrent use.
 type Codec struct {
 	aead   cipher.AEAD // nil: no encryption
 	naming []byte
@@ -80,11 +81,12 @@ func (c *Codec) ID(content []byte) (id ID) {
 	return id
 }
 
-// Borders is the key that decides where large files are cut, nil without
-// encryption: sizes of chunks tell something about content that is known.
+// Borders returns the key that determines where large files are cut, nil
+// without encryption. Without a secret key, chunk sizes could identify known
+// content.
 func (c *Codec) Borders() []byte { return c.gear }
 
-// What the first byte of a sealed content says about the rest.
+// The first byte of sealed content says how the rest is encoded.
 const (
 	plain      = 0
 	compressed = 1
@@ -98,11 +100,11 @@ var decoder = sync.OnceValues(func() (*zstd.Decoder, error) {
 	return zstd.NewReader(nil, zstd.WithDecoderMaxMemory(MaxState), zstd.WithDecoderConcurrency(0))
 })
 
-// MaxState is the largest content that Open returns, in bytes: a chunk, an
-// index or a record.
+// MaxState is the maximum size of content returned by Open, in bytes: a chunk,
+// an index or a record.
 const MaxState = 64 << 20
 
-// Seal compresses and encrypts content. Open needs the same binding again.
+// Seal compresses and encrypts content. Open needs the same boundTo.
 func (c *Codec) Seal(content, boundTo []byte) ([]byte, error) {
 	enc, err := encoder()
 	if err != nil {
@@ -119,14 +121,14 @@ func (c *Codec) Seal(content, boundTo []byte) ([]byte, error) {
 	return sealed, nil
 }
 
-// Open is the reverse of Seal. Modified content, or another binding, is
-// CodeInvalid. Without a key it notices that only if what is inside cannot be
-// read.
+// Open decrypts and decompresses content. Modified content or another boundTo
+// is CodeInvalid. Without a key, modifications are detected only if they make
+// the content unreadable.
 func (c *Codec) Open(sealed, boundTo []byte) ([]byte, error) {
 	if c.aead != nil {
 		opened, err := c.aead.Open(nil, nil, sealed, boundTo)
 		if err != nil {
-			return nil, damaged("it was not written with this workspace's key, or was changed since")
+			return nil, damaged("it was not written with this workspace's key, or has been modified")
 		}
 		sealed = opened
 	}
@@ -150,7 +152,7 @@ func (c *Codec) Open(sealed, boundTo []byte) ([]byte, error) {
 	return nil, damaged("it is of an unknown kind")
 }
 
-// OpenID opens a chunk, and makes sure that it is that one.
+// OpenID opens a chunk and verifies its ID.
 func (c *Codec) OpenID(sealed []byte, id ID) ([]byte, error) {
 	content, err := c.Open(sealed, id[:])
 	if err != nil {
@@ -162,7 +164,7 @@ func (c *Codec) OpenID(sealed []byte, id ID) ([]byte, error) {
 	return content, nil
 }
 
-// damaged says what is wrong with something in a store.
+// damaged returns an error that describes damaged data in a store.
 func damaged(format string, args ...any) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeInvalid, Op: "workspace", Message: "the store is damaged: " + fmt.Sprintf(format, args...),

@@ -21,19 +21,19 @@ type Pack struct {
 	Index  int64  `json:"index"`  // bytes of its sealed index
 }
 
-// Prefix is what the keys of all packs begin with.
+// Prefix is the prefix of the keys of all packs.
 const Prefix = "packs/"
 
-// Key is where the pack is in its blob store.
+// Key returns the key of the pack in its blob store.
 func (p Pack) Key() string { return fmt.Sprintf("%s%010d/%s", Prefix, p.Target, p.Name) }
 
-// ParseKey tells which pack a key names.
+// ParseKey parses the key of a pack.
 func ParseKey(key string) (p Pack, ok bool) {
 	n, err := fmt.Sscanf(key, Prefix+"%010d/%64s", &p.Target, &p.Name)
 	return p, err == nil && n == 2 && p.Key() == key
 }
 
-// valid reports whether a description could be true.
+// valid reports whether a description is plausible.
 func (p Pack) valid() bool {
 	sum, err := hex.DecodeString(p.Name)
 	return err == nil && len(sum) == sha256.Size && p.Target >= 0 && p.Index > 0 && p.Index <= MaxState &&
@@ -41,20 +41,20 @@ func (p Pack) valid() bool {
 }
 
 const (
-	packSize   = 16 << 20                   // a pack is finished when it holds so much
-	maxPack    = packSize + MaxSize + 8<<20 // the largest that a writer makes, with its index
+	packSize   = 16 << 20                   // a pack is complete when it has this many bytes
+	maxPack    = packSize + MaxSize + 8<<20 // the maximum size of a pack with its index
 	footerSize = 8
 	magic      = "ATP1"
 )
 
-// slot is where in a pack a chunk is.
+// slot is the position of a chunk in a pack.
 type slot struct {
 	id     ID
 	offset int64
 	length int64
 }
 
-// builder collects chunks for one pack.
+// builder collects chunks of one pack.
 type builder struct {
 	bytes.Buffer
 	slots []slot
@@ -122,13 +122,13 @@ func parseIndex(c *Codec, p Pack, tail []byte) ([]slot, error) {
 	return slots, nil
 }
 
-// read fetches exactly length bytes of a blob.
+// read reads exactly length bytes of a blob.
 func read(ctx context.Context, blobs blob.Store, key string, offset, length int64) ([]byte, error) {
 	r, err := blobs.Get(ctx, key, offset, length)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = r.Close() }() // all of it was read, or it does not matter
+	defer func() { _ = r.Close() }() // errors after reading do not matter
 	out := make([]byte, length)
 	switch _, err := io.ReadFull(r, out); {
 	case err == io.EOF || err == io.ErrUnexpectedEOF:
@@ -139,7 +139,7 @@ func read(ctx context.Context, blobs blob.Store, key string, offset, length int6
 	return out, nil
 }
 
-// shown classifies an error of a transfer.
+// shown classifies a transfer error.
 func shown(ctx context.Context, err error) error {
 	code := sandbox.CodeOf(err)
 	if ctx.Err() != nil {
@@ -147,5 +147,5 @@ func shown(ctx context.Context, err error) error {
 	} else if code == sandbox.CodeInternal {
 		code = sandbox.CodeUnavailable
 	}
-	return &sandbox.Error{Code: code, Op: "workspace", Message: "the blob store stopped in the middle of an answer", Cause: err}
+	return &sandbox.Error{Code: code, Op: "workspace", Message: "the response of the blob store is incomplete", Cause: err}
 }

@@ -8,12 +8,12 @@ import (
 	"github.com/atoll-run/atoll/internal/blob"
 )
 
-// Reader reads many chunks. It fetches a pack whole if much of it is wanted,
-// and keeps the last few. It may be used concurrently, and holds nothing that
-// has to be closed.
+// Reader reads many chunks. It reads whole packs if many of their chunks are
+// needed, and caches the last ones. It is safe for concurrent use and need not
+// be closed.
 type Reader struct {
 	store  *Store
-	wanted map[string]int64 // bytes of each pack that somebody will ask for
+	wanted map[string]int64 // needed bytes of each pack
 
 	mu   sync.Mutex
 	kept []*fetched // most recently used last
@@ -26,11 +26,10 @@ type fetched struct {
 	err     error
 }
 
-// keptPacks bounds the memory of a Reader: so many packs of some 16 MiB.
+// keptPacks is the number of packs, of about 16 MiB, that a Reader caches.
 const keptPacks = 4
 
-// Reader returns a Reader for the chunks that are going to be read. Others can
-// be read too.
+// Reader returns a Reader for the chunks in plan. It can read others, too.
 func (s *Store) Reader(plan []ID) *Reader {
 	r := &Reader{store: s, wanted: map[string]int64{}}
 	s.mu.RLock()
@@ -42,7 +41,7 @@ func (s *Store) Reader(plan []ID) *Reader {
 	return r
 }
 
-// Get returns the content of a chunk, which is the caller's.
+// Get returns the content of a chunk. The caller owns it.
 func (r *Reader) Get(ctx context.Context, id ID) ([]byte, error) {
 	sealed, err := r.sealed(ctx, id)
 	if err != nil {
@@ -87,7 +86,7 @@ func (r *Reader) pack(ctx context.Context, p Pack) ([]byte, error) {
 	return f.content, f.err
 }
 
-// readPack fetches a whole pack. Its chunks are checked when they are opened.
+// readPack reads a whole pack. Its chunks are verified when they are opened.
 func readPack(ctx context.Context, blobs blob.Store, p Pack) ([]byte, error) {
 	if !p.valid() {
 		return nil, damaged("the description of a pack is invalid")

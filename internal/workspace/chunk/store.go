@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Store finds chunks in the packs it was told of. It may be used concurrently.
+// Store finds chunks in a set of packs. It is safe for concurrent use.
 type Store struct {
 	blobs blob.Store
 	codec *Codec
@@ -31,16 +31,15 @@ type location struct {
 	length int64
 }
 
-// NewStore returns a Store that knows of no pack yet.
+// NewStore returns a Store without packs.
 func NewStore(blobs blob.Store, codec *Codec) *Store {
 	return &Store{blobs: blobs, codec: codec, packs: map[string]Pack{}, where: map[ID]location{}}
 }
 
-// parallel is how many requests one operation has under way.
+// parallel is the number of concurrent requests of one operation.
 const parallel = 8
 
-// Load makes the Store know these packs, and no others. Indexes of packs that
-// it knew before are not read again.
+// Load sets the packs of the Store. It does not read known indexes again.
 func (s *Store) Load(ctx context.Context, packs []Pack) error {
 	wanted := make(map[string]Pack, len(packs))
 	var missing []Pack
@@ -82,7 +81,7 @@ func (s *Store) Load(ctx context.Context, packs []Pack) error {
 	return nil
 }
 
-// enter adds what is in a pack; s.mu is held.
+// enter adds the chunks of a pack. The caller holds s.mu.
 func (s *Store) enter(p Pack, slots []slot) {
 	key := p.Key()
 	for _, sl := range slots {
@@ -90,7 +89,7 @@ func (s *Store) enter(p Pack, slots []slot) {
 	}
 }
 
-// gone says of a pack that should be there and is not what that means.
+// gone converts the error for a missing pack.
 func gone(err error, p Pack) error {
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		return damaged("the pack %s is missing", p.Name)
@@ -98,7 +97,7 @@ func gone(err error, p Pack) error {
 	return err
 }
 
-// Has reports whether a chunk is in one of the packs.
+// Has reports whether one of the packs contains a chunk.
 func (s *Store) Has(id ID) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -106,8 +105,8 @@ func (s *Store) Has(id ID) bool {
 	return ok
 }
 
-// Home returns the key of the pack that a chunk is in, and how many bytes it
-// takes there.
+// Home returns the key of the pack that contains a chunk, and the stored size
+// of the chunk.
 func (s *Store) Home(id ID) (pack string, stored int64) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -115,7 +114,7 @@ func (s *Store) Home(id ID) (pack string, stored int64) {
 	return l.pack, l.length
 }
 
-// SortByPlace orders chunks so that those of one pack are together.
+// SortByPlace sorts chunks by pack and position.
 func (s *Store) SortByPlace(ids []ID) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -125,7 +124,7 @@ func (s *Store) SortByPlace(ids []ID) {
 	})
 }
 
-// Size returns how many chunks there are in how many bytes of packs.
+// Size returns the number of chunks and the bytes of all packs.
 func (s *Store) Size() (chunks int, bytes int64) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

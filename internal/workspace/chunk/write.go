@@ -11,9 +11,9 @@ import (
 	"github.com/atoll-run/atoll/internal/blob"
 )
 
-// Writer adds chunks to a Store. Its methods may be called concurrently, but
-// Close only after the others. Its data is invisible until its packs are
-// recorded somewhere. If the writer is dropped, its packs are garbage.
+// Writer adds chunks to a Store. It is safe for concurrent use; Close must be
+// called last. Its packs are only used once a record refers to them. If the
+// writer is dropped, its packs are garbage.
 type Writer struct {
 	store  *Store
 	target int
@@ -27,10 +27,10 @@ type Writer struct {
 	slots   [][]slot
 }
 
-// uploads is how many packs of a writer are on their way at once.
+// uploads is the number of concurrent uploads of a writer.
 const uploads = 2
 
-// Writer returns a Writer of packs for a version. The context ends it.
+// Writer returns a Writer of packs for a version. Uploads stop when ctx ends.
 func (s *Store) Writer(ctx context.Context, target int) *Writer {
 	w := &Writer{store: s, target: target, known: map[ID]bool{}, current: &builder{}}
 	w.group, w.ctx = errgroup.WithContext(ctx)
@@ -38,7 +38,7 @@ func (s *Store) Writer(ctx context.Context, target int) *Writer {
 	return w
 }
 
-// Add keeps a content of at most MaxSize bytes, unless it is kept already.
+// Add stores content of at most MaxSize bytes, unless it is stored already.
 func (w *Writer) Add(content []byte) (ID, error) {
 	if len(content) > MaxSize {
 		return ID{}, fmt.Errorf("a chunk of %d bytes, at most %d", len(content), MaxSize)
@@ -54,7 +54,7 @@ func (w *Writer) Add(content []byte) (ID, error) {
 	return id, w.append(id, sealed)
 }
 
-// Move keeps a chunk that r can read as it is, in a new pack.
+// Move copies a chunk that r can read to a new pack, without re-encoding.
 func (w *Writer) Move(ctx context.Context, r *Reader, id ID) error {
 	sealed, err := r.sealed(ctx, id)
 	if err != nil {
@@ -63,7 +63,7 @@ func (w *Writer) Move(ctx context.Context, r *Reader, id ID) error {
 	return w.append(id, sealed)
 }
 
-// claim reports whether the caller is the one to write a chunk.
+// claim reports whether the caller has to write a chunk.
 func (w *Writer) claim(id ID) bool {
 	if w.store.Has(id) {
 		return false
@@ -87,7 +87,7 @@ func (w *Writer) append(id ID, sealed []byte) error {
 	}
 	w.current = &builder{}
 	w.mu.Unlock()
-	w.group.Go(func() error { return w.upload(full) }) // waits while others are on their way
+	w.group.Go(func() error { return w.upload(full) }) // blocks while the maximum number of uploads is running
 	return context.Cause(w.ctx)
 }
 
@@ -105,8 +105,8 @@ func (w *Writer) upload(b *builder) error {
 	return nil
 }
 
-// Close writes what is left and returns all packs that were written. The Store
-// knows them from now on.
+// Close writes the remaining chunks and returns all packs of the writer. The
+// Store knows them from now on.
 func (w *Writer) Close() ([]Pack, error) {
 	last := w.current
 	if len(last.slots) > 0 {

@@ -1,20 +1,20 @@
-// Package worktree keeps the directories of a machine in which sandboxes see their
-// workspaces.
+// Package worktree manages the working directories of workspaces on this
+// machine.
 //
-// Each workspace has a directory of its own:
+// Each workspace has its own directory:
 //
-//	tree       what the exclusive sandbox works in, once it is whole
-//	base       the number of the version that tree was made from, or became last
-//	dirty      exists while tree may hold what no version has
-//	cache      what the last persist learned about tree
-//	read/N     version N, for sandboxes that only read
-//	new-*      rubbish: what was being made when somebody was killed
-//	unsaved-N  a tree made from version N that nobody persisted and that another
-//	           machine has overtaken; kept for a person to look at
+//	tree       the working directory of the exclusive sandbox, once it is complete
+//	base       the number of the version that tree was created from or last persisted as
+//	dirty      exists while tree may contain unsaved changes
+//	cache      the cache of the last persist
+//	read/N     version N, for read-only sandboxes
+//	new-*      incomplete directories of killed processes
+//	unsaved-N  a tree created from version N with unsaved changes, while another machine
+//	           has persisted a newer version; kept for a person to inspect
 //
 // New directories get their name when they are complete. The caller decides who
-// may use a workspace, and never uses one workspace from two goroutines at the
-// same time.
+// may use a workspace, and must not use one workspace from two goroutines at
+// once.
 package worktree
 
 import (
@@ -34,16 +34,16 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Store is a directory with the workspaces that are used on this machine, and
-// the blob store that has all of them.
+// Store is a directory with the workspaces in use on this machine, and the blob
+// store with all workspaces.
 type Store struct {
 	dir   string
 	blobs blob.Store
 	key   []byte
 }
 
-// Open opens the directory, making it if it is missing. Key encrypts the
-// encrypted workspaces; see [Key].
+// Open opens the directory, and creates it if missing. key encrypts encrypted
+// workspaces; see [Key].
 func Open(dir string, blobs blob.Store, key []byte) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, failed("open", err)
@@ -51,7 +51,7 @@ func Open(dir string, blobs blob.Store, key []byte) (*Store, error) {
 	return &Store{dir: dir, blobs: blobs, key: key}, nil
 }
 
-// Key reads a key from a file that only its owner may read, and makes both if
+// Key reads a key from a file that only its owner can read, and creates both if
 // the file is missing. The key decrypts all encrypted workspaces; without it
 // they are lost.
 func Key(name string) ([]byte, error) {
@@ -75,10 +75,10 @@ func Key(name string) ([]byte, error) {
 	return key, nil
 }
 
-// makeKey writes a key so that the file is there whole or not at all.
+// makeKey creates the key file atomically.
 func makeKey(name string) ([]byte, error) {
 	key := make([]byte, 32)
-	_, _ = rand.Read(key) // it does not fail
+	_, _ = rand.Read(key) // never fails
 	tmp := name + ".new"
 	if err := os.WriteFile(tmp, key, 0o600); err != nil {
 		return nil, failed("key", err)
@@ -97,7 +97,7 @@ func syncFile(name string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Create makes a workspace in the blob store.
+// Create creates a workspace in the blob store.
 func (s *Store) Create(ctx context.Context, id string, encrypted bool) error {
 	opts := workspace.CreateOptions{ID: id}
 	if encrypted {
@@ -107,8 +107,7 @@ func (s *Store) Create(ctx context.Context, id string, encrypted bool) error {
 	return err
 }
 
-// begin finishes a Create that somebody was killed in, before anything was
-// persisted.
+// begin completes a Create that was killed before anything was persisted.
 func (s *Store) begin(ctx context.Context, id string, encrypted bool, lost error) (*workspace.Workspace, error) {
 	for _, err := range s.part(id).List(ctx, "") {
 		if err != nil {
@@ -140,7 +139,7 @@ func (s *Store) Open(ctx context.Context, id string, encrypted bool) (*workspace
 	return w, err
 }
 
-// Remove removes a workspace, here and in the blob store. It may be repeated.
+// Remove removes a workspace, here and from the blob store. It may be repeated.
 func (s *Store) Remove(ctx context.Context, id string) error {
 	if err := workspace.Delete(ctx, s.part(id)); err != nil {
 		return err
@@ -152,8 +151,8 @@ func (s *Store) path(id string, elements ...string) string {
 	return filepath.Join(append([]string{s.dir, id}, elements...)...)
 }
 
-// Checkout returns the directory for an exclusive sandbox, with what the last
-// one left there, or the newest version if that is newer.
+// Checkout returns the working directory for an exclusive sandbox, with the
+// content left by the last one, or the newest version if that is newer.
 func (s *Store) Checkout(ctx context.Context, w *workspace.Workspace) (string, error) {
 	id := w.ID()
 	if err := s.sweep(id); err != nil {
@@ -182,7 +181,8 @@ func (s *Store) Checkout(ctx context.Context, w *workspace.Workspace) (string, e
 	return tree, s.mark(id)
 }
 
-// base returns what the tree was made from, and whether there is a whole one.
+// base returns the version that the tree was created from, and whether a
+// complete tree exists.
 func (s *Store) base(id string) (int, bool) {
 	text, err := os.ReadFile(s.path(id, "base"))
 	if err != nil {
@@ -206,8 +206,8 @@ func (s *Store) mark(id string) error {
 	return failed("checkout", os.WriteFile(s.path(id, "dirty"), nil, 0o600))
 }
 
-// setAside makes room for a newer tree. One that may hold what no version has
-// is kept.
+// setAside moves or removes the tree to make room for a newer one. A tree with
+// unsaved changes is kept.
 func (s *Store) setAside(id string, base int) error {
 	if _, err := os.Lstat(s.path(id, "dirty")); err == nil {
 		kept := s.path(id, "unsaved-"+strconv.Itoa(base)+"-"+rand.Text()[:6])
@@ -220,13 +220,13 @@ func (s *Store) setAside(id string, base int) error {
 	))
 }
 
-// restore makes a directory with a version, whole or not at all.
+// restore creates a directory with a version, atomically.
 func (s *Store) restore(ctx context.Context, w *workspace.Workspace, number int, at string) error {
 	tmp := s.path(w.ID(), "new-"+rand.Text())
 	if err := os.RemoveAll(at); err != nil {
 		return failed("checkout", err)
 	}
-	// Any user of the sandbox may write there; only sandboxes can reach it.
+	// Any user of the sandbox may write there. Only sandboxes can access it.
 	if err := errors.Join(os.MkdirAll(tmp, 0o700), os.MkdirAll(filepath.Dir(at), 0o700)); err != nil {
 		return failed("checkout", err)
 	}
@@ -245,12 +245,12 @@ func (s *Store) restore(ctx context.Context, w *workspace.Workspace, number int,
 		err = os.Rename(tmp, at)
 	}
 	if err != nil {
-		_ = os.RemoveAll(tmp) // or the next sweep does
+		_ = os.RemoveAll(tmp) // otherwise the next sweep removes it
 	}
 	return failed("checkout", err)
 }
 
-// sweep removes what somebody who was killed has left.
+// sweep removes what killed processes left.
 func (s *Store) sweep(id string) error {
 	if err := os.MkdirAll(s.path(id), 0o700); err != nil {
 		return failed("checkout", err)
@@ -264,15 +264,15 @@ func (s *Store) sweep(id string) error {
 	return failed("checkout", err)
 }
 
-// Subdirs makes sure that paths below a tree are real directories: not links,
-// which could lead a mount anywhere. Those that are missing are made if make is
-// set.
+// Subdirs checks that paths below a tree are real directories and not symbolic
+// links, which could make a mount lead anywhere. It creates missing ones if mk
+// is set.
 func Subdirs(tree string, paths []string, mk bool) error {
 	root, err := os.OpenRoot(tree)
 	if err != nil {
 		return failed("checkout", err)
 	}
-	defer func() { _ = root.Close() }() // it was not written to
+	defer func() { _ = root.Close() }() // nothing was written to it
 	for _, p := range paths {
 		at := ""
 		for element := range strings.SplitSeq(p, "/") {
@@ -280,7 +280,7 @@ func Subdirs(tree string, paths []string, mk bool) error {
 			info, err := root.Lstat(at)
 			if errors.Is(err, fs.ErrNotExist) && mk {
 				if err = root.Mkdir(at, 0o777); err == nil {
-					err = root.Chmod(at, 0o777) // whatever the umask is
+					err = root.Chmod(at, 0o777) // regardless of the umask
 				}
 				if err == nil {
 					info, err = root.Lstat(at)
@@ -296,8 +296,7 @@ func Subdirs(tree string, paths []string, mk bool) error {
 	return nil
 }
 
-// Reading returns a directory with the newest version, for sandboxes that only
-// read.
+// Reading returns a directory with the newest version, for read-only sandboxes.
 func (s *Store) Reading(ctx context.Context, w *workspace.Workspace) (string, error) {
 	if err := s.sweep(w.ID()); err != nil {
 		return "", err
@@ -313,14 +312,14 @@ func (s *Store) Reading(ctx context.Context, w *workspace.Workspace) (string, er
 	return at, s.restore(ctx, w, latest.Number, at)
 }
 
-// Unread removes what Reading returned. There must be no readers left.
+// Unread removes the directory of Reading. No sandbox may be using it.
 func (s *Store) Unread(id string) error {
 	return failed("detach", os.RemoveAll(s.path(id, "read")))
 }
 
-// Persist makes the tree the newest version. Without a tree there is nothing
-// to persist, and the newest version is returned. rest says that nobody uses
-// the tree any more.
+// Persist stores the tree as the newest version. If there is no tree, it
+// returns the newest version. rest means that no sandbox uses the tree any
+// more.
 func (s *Store) Persist(ctx context.Context, w *workspace.Workspace, opts workspace.PersistOptions, rest bool) (workspace.Version, error) {
 	id := w.ID()
 	base, there := s.base(id)
@@ -331,12 +330,12 @@ func (s *Store) Persist(ctx context.Context, w *workspace.Workspace, opts worksp
 	if err != nil {
 		return workspace.Version{}, failed("persist", err)
 	}
-	defer func() { _ = root.Close() }() // it was only read
+	defer func() { _ = root.Close() }() // errors after reading do not matter
 	opts.Base, opts.Cache = base, s.path(id, "cache")
 	v, err := w.Persist(ctx, root, opts)
 	if sandbox.CodeOf(err) == sandbox.CodeConflict {
-		// Killed between the commit and writing it down here, we are the
-		// newest version ourselves.
+		// If we were killed after the commit and before recording it here, the newest
+		// version is our own.
 		if same, sameErr := s.become(ctx, w, root, opts); sameErr == nil {
 			v, err = same, nil
 		}
@@ -368,7 +367,8 @@ func (s *Store) become(ctx context.Context, w *workspace.Workspace, root *os.Roo
 	return w.Persist(ctx, root, opts)
 }
 
-// failed classifies an error of this machine's files, leaving others alone.
+// failed classifies errors of this machine's files; it returns other errors
+// unchanged.
 func failed(op string, err error) error {
 	var known *sandbox.Error
 	switch {
@@ -379,14 +379,13 @@ func failed(op string, err error) error {
 	}
 	return &sandbox.Error{
 		Code: sandbox.CodeUnavailable, Op: "workspace." + op, Message: "the directories of workspaces cannot be used", Cause: err,
-		Hint: "see the log of the daemon for the cause",
+		Hint: "see the daemon's log for the cause",
 	}
 }
 
-// Replace makes the directory that fill makes, as the name "tree" in the directory
-// that it is given, the tree of a workspace, whole or not at all. The version that
-// the present tree was made from stays the one that the next is derived from.
-// There must be a tree, and nobody may use it.
+// Replace atomically replaces the tree of a workspace by the directory "tree"
+// that fill creates in dir. The next version is still derived from the base of
+// the old tree. There must be a tree, and no sandbox may be using it.
 func (s *Store) Replace(id string, fill func(dir string) error) error {
 	if _, there := s.base(id); !there {
 		return &sandbox.Error{Code: sandbox.CodeConflict, Op: "workspace.replace", Subject: id, Message: "the workspace has no working directory here"}
@@ -395,7 +394,7 @@ func (s *Store) Replace(id string, fill func(dir string) error) error {
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		return failed("replace", err)
 	}
-	defer func() { _ = os.RemoveAll(tmp) }() // or the next sweep does
+	defer func() { _ = os.RemoveAll(tmp) }() // otherwise the next sweep removes it
 	if err := fill(tmp); err != nil {
 		return failed("replace", err)
 	}
