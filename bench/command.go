@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// program is a command line with what it needs of its environment.
+// program is a command line with its additional environment.
 type program struct {
 	args []string
-	env  []string // added to ours
+	env  []string // added to this process's
 }
 
 // with returns the program with more arguments.
@@ -30,7 +30,7 @@ func (p program) command(ctx context.Context) *exec.Cmd {
 	return cmd
 }
 
-// output runs the program and returns what it wrote, without the last newline.
+// output runs the program and returns its output without the last newline.
 func (p program) output(ctx context.Context) (string, error) {
 	cmd := p.command(ctx)
 	var errs bytes.Buffer
@@ -45,8 +45,8 @@ func (p program) run(ctx context.Context) error {
 	return err
 }
 
-// time measures a run of the program. Where it writes something, the first of
-// it is waited for and measured too.
+// time measures a run of the program and, if it writes something, the time to
+// its first output.
 func (p program) time(ctx context.Context) (timing, error) {
 	var t timing
 	cmd := p.command(ctx)
@@ -71,10 +71,10 @@ func (p program) time(ctx context.Context) (timing, error) {
 	return t, p.explain(err, &errs)
 }
 
-// as makes a contestant of the program.
+// as returns the program as a contestant.
 func (p program) as(name string) contestant { return contestant{name, p.time} }
 
-// explain says which program failed, and what it said.
+// explain adds the program's name and its error output to an error.
 func (p program) explain(err error, said *bytes.Buffer) error {
 	if err == nil {
 		return nil

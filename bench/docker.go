@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// docker is a Docker daemon of our own, which nothing on this machine knows of.
+// docker is a private Docker daemon, separate from any other on this machine.
 type docker struct {
 	dir    string
 	cli    program
@@ -21,8 +21,8 @@ type docker struct {
 	api    *dockerAPI
 }
 
-// startDocker starts a daemon whose everything is below dir. It neither makes
-// a bridge nor touches the firewall. The caller stops it.
+// startDocker starts a daemon with all its files below dir. It neither creates
+// a bridge nor changes the firewall. The caller stops it.
 func startDocker(ctx context.Context, dir string) (*docker, error) {
 	for _, name := range []string{"docker", "dockerd"} {
 		if _, err := exec.LookPath(name); err != nil {
@@ -87,7 +87,7 @@ func (d *docker) lastLine() string {
 	return lines[len(lines)-1]
 }
 
-// stop removes all containers, ends the daemon and removes what it kept.
+// stop removes all containers, ends the daemon and removes its files.
 func (d *docker) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -96,12 +96,13 @@ func (d *docker) stop() error {
 	}
 	_ = d.daemon.Process.Signal(syscall.SIGTERM)
 	select {
-	case <-d.ended: //nolint:errcheck // its status tells nothing
+	case <-d.ended: //nolint:errcheck // its status does not matter
 	case <-time.After(30 * time.Second):
 		_ = d.daemon.Process.Kill()
 		<-d.ended //nolint:errcheck // as above
 	}
-	// What the daemon could not unmount would keep its directory alive.
+	// Mounts that the daemon could not unmount would prevent removing its
+	// directory.
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	for line := range strings.Lines(string(mounts)) {
 		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], d.dir+"/") {
@@ -111,8 +112,8 @@ func (d *docker) stop() error {
 	return os.RemoveAll(d.dir)
 }
 
-// belongs tells the daemon's processes, whose command lines name its
-// directory, from others.
+// belongs reports whether a process is the daemon's: its command line contains
+// the daemon's directory.
 func (d *docker) belongs(_ int, cmdline string) bool {
 	return strings.Contains(cmdline, d.dir+"/")
 }

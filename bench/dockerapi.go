@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// dockerAPI speaks to a Docker daemon as a program does that embeds its client:
-// the fair comparison for a library.
+// dockerAPI uses the API of a Docker daemon, like a program that embeds
+// Docker's client. It is the fair comparison with a library.
 type dockerAPI struct {
 	socket string
 	client *http.Client
@@ -30,7 +30,7 @@ func newDockerAPI(socket string) *dockerAPI {
 
 func (a *dockerAPI) ping(ctx context.Context) error { return a.call(ctx, "GET", "/_ping", nil, nil) }
 
-// call makes one request with in as JSON, and puts the answer into out.
+// call makes one request with in as JSON, and decodes the answer into out.
 func (a *dockerAPI) call(ctx context.Context, method, path string, in, out any) error {
 	req, err := newRequest(ctx, method, path, in)
 	if err != nil {
@@ -73,8 +73,8 @@ func refused(resp *http.Response) error {
 	return fmt.Errorf("%s: %s", resp.Status, said.Message)
 }
 
-// stream makes a request whose answer is a raw stream, on a connection of its
-// own, which the caller closes.
+// stream makes a request whose answer is a raw stream, on a separate connection
+// that the caller closes.
 func (a *dockerAPI) stream(ctx context.Context, path string, in any) (io.Reader, net.Conn, error) {
 	req, err := newRequest(ctx, "POST", path, in)
 	if err != nil {
@@ -105,10 +105,10 @@ func (a *dockerAPI) stream(ctx context.Context, path string, in any) (io.Reader,
 	return r, conn, nil
 }
 
-// streamHeader precedes every piece of output.
+// streamHeader is the size of the header of every piece of output.
 const streamHeader = 8
 
-// first reads the first byte of output, and rest all others.
+// first reads the first byte of output, and rest the others.
 func first(r io.Reader) error {
 	_, err := io.ReadFull(r, make([]byte, streamHeader+1))
 	return err
@@ -121,8 +121,8 @@ func rest(r io.Reader) error {
 
 type dockerID struct{ ID string }
 
-// run makes a container, starts it, waits for its first output, its end and
-// its removal.
+// run creates and starts a container, and waits for its first output, its end
+// and its removal.
 func (a *dockerAPI) run(image string, argv []string) func(context.Context) (timing, error) {
 	return func(ctx context.Context) (t timing, err error) {
 		began := time.Now()
@@ -156,7 +156,7 @@ func (a *dockerAPI) run(image string, argv []string) func(context.Context) (timi
 	}
 }
 
-// exec runs a command in a container that runs, and learns how it ended.
+// exec runs a command in a running container and waits for its exit status.
 func (a *dockerAPI) exec(container string, argv []string) func(context.Context) (timing, error) {
 	return func(ctx context.Context) (t timing, err error) {
 		began := time.Now()

@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// library is Atoll used from a Go program. It shares the state directory of
-// the command line and starts its kernels from the same executable.
+// library uses Atoll from a Go program. It shares the state directory of the
+// command line and starts its kernels from the same executable.
 type library struct {
 	image    string
 	images   *image.Store
@@ -49,7 +49,7 @@ func (l *library) create(ctx context.Context) (driver.Instance, error) {
 	return l.provider.Create(ctx, l.spec(l.image))
 }
 
-// run makes a sandbox, runs a command that writes something, and destroys it.
+// run creates a sandbox, runs a command that writes something, and destroys it.
 func (l *library) run(img string, argv []string) func(context.Context) (timing, error) {
 	return func(ctx context.Context) (t timing, err error) {
 		began := time.Now()
@@ -69,7 +69,7 @@ func (l *library) run(img string, argv []string) func(context.Context) (timing, 
 	}
 }
 
-// succeeded waits for the end of a command that is to exit with 0.
+// succeeded waits for a command that must exit with 0.
 func succeeded(ctx context.Context, p driver.Process) error {
 	defer p.Close()
 	if _, err := io.Copy(io.Discard, p.Stdout()); err != nil {
@@ -82,7 +82,7 @@ func succeeded(ctx context.Context, p driver.Process) error {
 	return err
 }
 
-// execIn runs a command in a sandbox that runs.
+// execIn runs a command in a running sandbox.
 func execIn(in driver.Instance, argv []string) func(context.Context) (timing, error) {
 	return func(ctx context.Context) (t timing, err error) {
 		began := time.Now()
@@ -96,7 +96,7 @@ func execIn(in driver.Instance, argv []string) func(context.Context) (timing, er
 	}
 }
 
-// answers checks that a sandbox still runs commands, each its own.
+// answers checks that a sandbox runs commands and is not mistaken for another.
 func answers(ctx context.Context, in driver.Instance) error {
 	p, err := in.Exec(ctx, &sandbox.Command{Args: []string{"hostname"}})
 	if err != nil {
@@ -110,8 +110,8 @@ func answers(ctx context.Context, in driver.Instance) error {
 	return err
 }
 
-// writeFile sends so many bytes into a file of the sandbox, and readFile gets
-// them back.
+// writeFile writes size bytes into a file of the sandbox, and readFile reads
+// them.
 func writeFile(in driver.Instance, size int64) func(context.Context) (timing, error) {
 	return func(ctx context.Context) (t timing, err error) {
 		files, _ := driver.As[driver.FileSystem](in)
@@ -144,7 +144,7 @@ func readFile(in driver.Instance, size int64) func(context.Context) (timing, err
 
 const bigFile = "/root/big"
 
-// pattern is an endless reader of bytes that are not all the same.
+// pattern is an endless reader of varying bytes.
 type pattern struct{ next byte }
 
 func (p *pattern) Read(b []byte) (int, error) {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// machine describes where the figures come from, as far as it matters to them,
-// and nothing that would identify the machine.
+// machine describes the hardware as far as it affects the results, without
+// anything that identifies the machine.
 func machine() string {
 	cpu, _ := os.ReadFile("/proc/cpuinfo")
 	mem, _ := os.ReadFile("/proc/meminfo")
@@ -52,7 +52,7 @@ func kernelRelease() string {
 		}
 		b = append(b, byte(c))
 	}
-	// What vendors append may name them.
+	// Remove the vendor's suffix, which could identify the machine.
 	version, _, _ := strings.Cut(string(b), "-")
 	return version
 }
@@ -64,14 +64,14 @@ func cgroupVersion() string {
 	return "v1"
 }
 
-// load is how many processes wanted a processor during the last minute.
+// load returns the average number of runnable processes in the last minute.
 func load() string {
 	text, _ := os.ReadFile("/proc/loadavg")
 	one, _, _ := strings.Cut(string(text), " ")
 	return one
 }
 
-// versions lists what took part.
+// versions lists the versions of the compared programs.
 func versions(ctx context.Context, b *bench) string {
 	list := []string{b.atollVersion(ctx)}
 	if b.docker != nil {
@@ -88,7 +88,7 @@ func versions(ctx context.Context, b *bench) string {
 	return strings.Join(list, "; ")
 }
 
-// heading says when, where and with what.
+// heading returns the date, the machine and the versions.
 func (b *bench) heading(ctx context.Context, began time.Time, loadBefore string) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "* %s, taken in %s\n", began.UTC().Format("2 January 2006, 15:04 UTC"), time.Since(began).Round(time.Second))

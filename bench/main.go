@@ -1,7 +1,7 @@
-// Command bench measures Atoll and what people use otherwise, side by side
-// in one run on one machine, and writes a document with the results. What it
-// compares with is Docker, whose daemon it starts for itself, and runc and
-// bubblewrap; what is not installed is left out.
+// Command bench measures Atoll and its alternatives side by side on one
+// machine, and writes a document with the results. It compares with Docker,
+// whose daemon it starts, with runc and with bubblewrap. It leaves out programs
+// that are not installed.
 //
 //	bench -atoll bin/atoll -doc docs/BENCHMARKS.md
 package main
@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// config is what the command line says.
+// config is the configuration from the command line.
 type config struct {
 	atoll   string
 	doc     string
@@ -32,7 +32,7 @@ type config struct {
 }
 
 func main() {
-	// The thread that starts the Docker daemon must not end before it.
+	// The Docker daemon ends with the thread that started it.
 	runtime.LockOSThread()
 	var c config
 	flag.StringVar(&c.atoll, "atoll", "bin/atoll", "the executable to measure; everybody must be able to reach it")
@@ -86,8 +86,8 @@ func run(ctx context.Context, c config) (err error) {
 	return write(c.doc, c.results, began, heading, b.rows)
 }
 
-// prepare starts and installs what is measured. What it returns must be closed
-// even when it fails.
+// prepare starts and installs the measured programs. The caller closes the
+// result even if prepare fails.
 func prepare(ctx context.Context, c config) (*bench, error) {
 	for _, file := range []*string{&c.atoll, &c.tar} {
 		abs, err := filepath.Abs(*file)
@@ -121,7 +121,7 @@ func prepare(ctx context.Context, c config) (*bench, error) {
 	return b, b.findPeers(ctx, rootfs)
 }
 
-// findPeers starts and installs what Atoll is compared with.
+// findPeers starts and installs the alternatives to Atoll.
 func (b *bench) findPeers(ctx context.Context, rootfs string) error {
 	var err error
 	if b.docker, err = startDocker(ctx, filepath.Join(b.dir, "docker")); err != nil {
@@ -138,7 +138,7 @@ func (b *bench) findPeers(ctx context.Context, rootfs string) error {
 	return nil
 }
 
-// makeRootfs makes the root file system that everything runs in, once.
+// makeRootfs creates the root file system for all programs, once.
 func makeRootfs(ctx context.Context, tar string) error {
 	if _, err := os.Stat(tar); err == nil {
 		return nil
@@ -146,7 +146,7 @@ func makeRootfs(ctx context.Context, tar string) error {
 	fmt.Fprintln(os.Stderr, "making a root file system, once")
 	tmp := tar + ".new.tar"
 	defer os.Remove(tmp)
-	// Of its own release, mmdebstrap asks the mirror that this machine uses.
+	// For the machine's own release, mmdebstrap uses the configured mirror.
 	release, _ := os.ReadFile("/etc/os-release")
 	suite := cmp.Or(value(string(release), "VERSION_CODENAME", "="), "stable")
 	build := program{args: []string{"mmdebstrap", "--quiet", "--variant=essential", "--include=python3-minimal", suite, tmp}}
@@ -156,14 +156,14 @@ func makeRootfs(ctx context.Context, tar string) error {
 	return os.Rename(tmp, tar)
 }
 
-// close ends and removes everything.
+// close ends all programs and removes all files.
 func (b *bench) close() error {
 	var failed []error
 	if b.lib != nil {
 		failed = append(failed, b.lib.close())
 	}
-	// What the command line made lives until it is removed, and so does the
-	// daemon that it has started for that.
+	// The command line's sandboxes, and the daemon that it started for them, live
+	// until they are removed.
 	failed = append(failed, b.cli.with("rm", "--force", "--all").run(context.Background()),
 		b.cli.with("down").run(context.Background()))
 	if b.docker != nil {

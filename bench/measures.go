@@ -26,11 +26,11 @@ var (
 	idle    = []string{"sleep", "infinity"}
 )
 
-// bench measures. What is nil of its peers is not there.
+// bench measures. A peer that is not available is nil.
 type bench struct {
 	config
-	dir      string  // everything is below it
-	state    string  // of Atoll
+	dir      string  // contains all files
+	state    string  // Atoll's state directory
 	cli      program // atoll
 	lib      *library
 	docker   *docker
@@ -50,8 +50,8 @@ func (b *bench) atollVersion(ctx context.Context) string {
 	return v
 }
 
-// compare adds a row about ours, if it was measured, and what is left of it
-// without a peer that was not.
+// compare adds a row about Atoll, if it was measured. A missing peer is left
+// out.
 func (b *bench) compare(what string, ours figure, peer string, theirs figure, targets ...target) {
 	if len(theirs.sample) == 0 {
 		peer = ""
@@ -62,7 +62,7 @@ func (b *bench) compare(what string, ours figure, peer string, theirs figure, ta
 	b.rows = append(b.rows, row{what, ours, peer, theirs, targets})
 }
 
-// firsts and wholes pick what was measured of a contestant, if anything.
+// firsts and wholes return the measurements of a contestant, if any.
 func firsts(m map[string]*outcome, name string) figure {
 	if o := m[name]; o != nil {
 		return inMilliseconds(o.first)
@@ -77,7 +77,7 @@ func wholes(m map[string]*outcome, name string) figure {
 	return figure{}
 }
 
-// create measures from nothing to the first output of a first command.
+// create measures the time from nothing to the first output of a first command.
 func (b *bench) create(ctx context.Context) (err error) {
 	pool, err := openLibrary(b.state, b.atoll, imageName)
 	if err != nil {
@@ -126,7 +126,7 @@ func (b *bench) create(ctx context.Context) (err error) {
 	return nil
 }
 
-// exec measures a further command in what runs already.
+// exec measures a further command in running sandboxes and containers.
 func (b *bench) exec(ctx context.Context) (err error) {
 	in, err := b.lib.create(ctx)
 	if err != nil {
@@ -176,12 +176,12 @@ func (b *bench) exec(ctx context.Context) (err error) {
 	return nil
 }
 
-// startContainer starts an idle Docker container. It ends with the daemon.
+// startContainer starts an idle Docker container, which ends with the daemon.
 func (b *bench) startContainer(ctx context.Context) (string, error) {
 	return b.docker.cli.with(append([]string{"run", "-d", "--network", "none", imageName}, idle...)...).output(ctx)
 }
 
-// help measures what every call of the command line costs.
+// help measures the fixed cost of every call of the command line.
 func (b *bench) help(ctx context.Context) error {
 	cs := []contestant{program{args: []string{b.atoll, "--help"}}.as("atoll")}
 	if b.docker != nil {
@@ -195,7 +195,7 @@ func (b *bench) help(ctx context.Context) error {
 	return nil
 }
 
-// scripts are what a kernel of one's own is slow at, and what it is not.
+// scripts are workloads that are slow on gVisor, and some that are not.
 var scripts = []struct{ what, script string }{
 	{"inside: 200 processes, one after the other", "i=0; while [ $i -lt 200 ]; do /bin/true; i=$((i+1)); done"},
 	{"inside: 50,000 small reads and writes", "dd if=/dev/zero of=/dev/null bs=1 count=25000 2>/dev/null"},
@@ -203,7 +203,7 @@ var scripts = []struct{ what, script string }{
 	{"inside: arithmetic in a shell", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"},
 }
 
-// inside measures what programs feel of the sandbox they run in.
+// inside measures programs inside a sandbox.
 func (b *bench) inside(ctx context.Context) (err error) {
 	in, err := b.lib.create(ctx)
 	if err != nil {
@@ -235,7 +235,7 @@ func (b *bench) inside(ctx context.Context) (err error) {
 	return nil
 }
 
-// files measures large files in and out.
+// files measures writing and reading large files.
 func (b *bench) files(ctx context.Context) (err error) {
 	in, err := b.lib.create(ctx)
 	if err != nil {
@@ -260,7 +260,7 @@ func (b *bench) files(ctx context.Context) (err error) {
 	return nil
 }
 
-// copies measures the commands that copy.
+// copies measures the copy commands.
 func (b *bench) copies(ctx context.Context) (map[string]*outcome, error) {
 	local, back := filepath.Join(b.dir, "big"), filepath.Join(b.dir, "back")
 	if err := os.WriteFile(local, make([]byte, gigabyte/4), 0o600); err != nil {
@@ -286,7 +286,7 @@ func (b *bench) copies(ctx context.Context) (map[string]*outcome, error) {
 	return race(ctx, 5, cs)
 }
 
-// memory measures what one more idle sandbox costs.
+// memory measures the memory of one more idle sandbox.
 func (b *bench) memory(ctx context.Context) error {
 	// The command line of each of our kernels names its state directory.
 	kernels := func(_ int, cmdline string) bool { return strings.Contains(cmdline, b.state+"/") }
@@ -316,7 +316,7 @@ func (b *bench) memory(ctx context.Context) error {
 	return nil
 }
 
-// growth measures memory per sandbox around the making of many.
+// growth measures the memory per sandbox before and after creating many.
 func (b *bench) growth(is func(int, string) bool, start func() error) (figure, error) {
 	before, err := memoryOf(is)
 	if err != nil {
@@ -329,7 +329,7 @@ func (b *bench) growth(is func(int, string) bool, start func() error) (figure, e
 	return inMegabytes(sample{float64(after-before) / float64(b.boxes) / 1e6}), err
 }
 
-// fill makes many sandboxes, some at a time. They end with this process.
+// fill creates n sandboxes, several at a time. They end with this process.
 func (b *bench) fill(ctx context.Context, n int) ([]driver.Instance, error) {
 	boxes := make([]driver.Instance, n)
 	g, ctx := errgroup.WithContext(ctx)
@@ -355,8 +355,8 @@ func (b *bench) empty(boxes []driver.Instance) error {
 	return g.Wait()
 }
 
-// density makes as many sandboxes as are asked for and checks that all of them
-// run commands while all are there.
+// density creates the requested number of sandboxes and checks that each of
+// them runs commands while all exist.
 func (b *bench) density(ctx context.Context) error {
 	free := available()
 	began := time.Now()

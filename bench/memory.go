@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// memoryOf returns the proportional set size in bytes of the processes whose
-// command line is, and of all their descendants: memory shared between
-// processes counts once, in equal parts.
+// memoryOf returns the proportional set size in bytes of the processes for
+// which is returns true, and of all their descendants. Shared memory is divided
+// equally among the processes that share it.
 func memoryOf(is func(pid int, cmdline string) bool) (int64, error) {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -23,7 +23,7 @@ func memoryOf(is func(pid int, cmdline string) bool) (int64, error) {
 		pid, _ := strconv.Atoi(filepath.Base(dir))
 		stat, err := os.ReadFile(filepath.Join(dir, "stat"))
 		if err != nil {
-			continue // it has ended meanwhile
+			continue // it has ended
 		}
 		parent[pid] = parentIn(string(stat))
 		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
@@ -41,7 +41,7 @@ func memoryOf(is func(pid int, cmdline string) bool) (int64, error) {
 	return total, nil
 }
 
-// descends reports whether the process is a root or descends from one.
+// descends reports whether a process is one of roots or descends from one.
 func descends(pid int, parent map[int]int, roots map[int]bool) bool {
 	for range len(parent) + 1 {
 		if roots[pid] {
@@ -56,8 +56,8 @@ func descends(pid int, parent map[int]int, roots map[int]bool) bool {
 	return false
 }
 
-// parentIn returns the parent's number from /proc/PID/stat, whose second
-// element is in parentheses and may hold anything.
+// parentIn returns the parent's number from /proc/PID/stat. The second field is
+// in parentheses and may contain any bytes.
 func parentIn(stat string) int {
 	f := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	if len(f) < 3 {
@@ -81,7 +81,7 @@ func field(text, name string) int64 {
 	return 0
 }
 
-// available is what the machine could still give to programs, in bytes.
+// available returns the available memory of the machine in bytes.
 func available() int64 {
 	info, _ := os.ReadFile("/proc/meminfo")
 	return field(string(info), "MemAvailable:")

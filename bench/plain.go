@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 )
 
-// bubblewrap returns what runs a command in the root file system with every
-// namespace of its own, false if it is not installed. It isolates less: the
-// host's kernel answers every system call.
+// bubblewrap returns a program that runs a command in the root file system with
+// all namespaces, or false if it is not installed. It isolates less, because
+// the host's kernel handles every system call.
 func bubblewrap(rootfs string) (program, bool) {
 	if _, err := exec.LookPath("bwrap"); err != nil {
 		return program{}, false
@@ -23,7 +23,7 @@ func bubblewrap(rootfs string) (program, bool) {
 	}}, true
 }
 
-// runc is the program below Docker, used directly.
+// runc is the runtime that Docker uses, run directly.
 type runc struct {
 	cli    program
 	dir    string
@@ -39,7 +39,7 @@ func newRunc(dir, rootfs string) (*runc, bool) {
 }
 
 // bundle writes a bundle that runs the command. Its specification is runc's
-// own, but for what is said here.
+// default with a few changes.
 func (r *runc) bundle(ctx context.Context, argv []string) (string, error) {
 	dir := filepath.Join(r.dir, fmt.Sprintf("bundle-%d", r.count.Add(1)))
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -69,7 +69,7 @@ func (r *runc) bundle(ctx context.Context, argv []string) (string, error) {
 	return dir, os.WriteFile(file, js, 0o600)
 }
 
-// run returns what runs the bundle in a container of a new name each time.
+// run runs the bundle in a container with a new name each time.
 func (r *runc) run(bundle string) func(context.Context) (timing, error) {
 	return func(ctx context.Context) (timing, error) {
 		id := fmt.Sprintf("run-%d", r.count.Add(1))
@@ -85,7 +85,8 @@ func (r *runc) start(ctx context.Context) (string, error) {
 	}
 	id := fmt.Sprintf("idle-%d", r.count.Add(1))
 	cmd := r.cli.with("run", "--detach", "--bundle", bundle, id).command(ctx)
-	// The container inherits these, so that they must not be pipes to wait for.
+	// The container inherits these, so they must not be pipes, which Run would
+	// wait for.
 	return id, cmd.Run()
 }
 

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// figure is a sample with its unit and the number of decimals worth showing.
+// figure is a sample with its unit and the number of decimals to show.
 type figure struct {
 	sample   sample
 	unit     string
@@ -24,7 +24,7 @@ func megabytesPerSecond(s sample) figure {
 	return figure{s, "MB/s", 0}
 }
 
-// String shows the median, and what is between it and the extremes.
+// String returns the median and the interquartile range.
 func (f figure) String() string {
 	if len(f.sample) == 0 {
 		return "–"
@@ -41,23 +41,23 @@ func (f figure) String() string {
 	return s
 }
 
-// row compares one thing.
+// row compares one property.
 type row struct {
 	what    string
 	atoll   figure
-	peer    string // what it is compared with; empty for nothing
+	peer    string // the alternative; empty: none
 	theirs  figure
 	targets []target
 }
 
-// target is what a row has to reach.
+// target is a goal for a row.
 type target struct {
 	text     string
-	relative bool // to the peer
+	relative bool // relative to the peer
 	met      func(row) bool
 }
 
-// ratio is ours by theirs.
+// ratio returns Atoll's value divided by the peer's.
 func (r row) ratio() float64 { return r.atoll.sample.median() / r.theirs.sample.median() }
 
 func atMostOneIn(n float64) target {
@@ -72,7 +72,7 @@ func atLeast(v float64, unit string) target {
 	return target{fmt.Sprintf("≥ %g %s", v, unit), false, func(r row) bool { return r.atoll.sample.median() >= v }}
 }
 
-// showRatio writes a ratio as people say it: a fifth is "1/5.0".
+// showRatio formats a ratio; a fifth is "1/5.0".
 func showRatio(ratio float64) string {
 	switch {
 	case math.IsNaN(ratio) || math.IsInf(ratio, 0):
@@ -83,7 +83,7 @@ func showRatio(ratio float64) string {
 	return fmt.Sprintf("%.1f×", ratio)
 }
 
-// cells are the columns of the table.
+// cells returns the columns of the table.
 func (r row) cells() []string {
 	texts := []string{"–"}
 	if r.targets != nil {
@@ -99,7 +99,7 @@ func (r row) cells() []string {
 	return []string{r.what, r.atoll.String(), peer, ratio, strings.Join(texts, " and "), r.verdict()}
 }
 
-// verdict tells whether all targets are met.
+// verdict reports whether all targets are met.
 func (r row) verdict() string {
 	verdict := "–"
 	for _, t := range r.targets {
@@ -114,7 +114,7 @@ func (r row) verdict() string {
 	return verdict
 }
 
-// table writes rows as Markdown.
+// table formats rows as Markdown.
 func table(rows []row) string {
 	var b strings.Builder
 	b.WriteString("| what | Atoll | compared with | ratio | target | met |\n|---|---|---|---|---|---|\n")
@@ -124,7 +124,7 @@ func table(rows []row) string {
 	return b.String()
 }
 
-// intro begins the document with the results.
+// intro is the beginning of the document.
 const intro = `# Benchmarks
 
 ` + "`make bench` writes this file and the samples behind it, `bench/results/DATE.json`." + ` It measures Atoll and what it is compared with in turns, in one run
@@ -132,8 +132,8 @@ on one machine. Ratios travel between machines, milliseconds do not. What follow
 
 `
 
-// kept is what a document has below the results: all from its first heading of the
-// second level on.
+// kept returns the hand-written part of a document: everything from its first
+// second-level heading on.
 func kept(doc string) (string, error) {
 	text, err := os.ReadFile(doc)
 	if err != nil && !os.IsNotExist(err) {
@@ -146,8 +146,8 @@ func kept(doc string) (string, error) {
 	return "\n## " + rest, nil
 }
 
-// write makes the document and, in the directory named results, the file with
-// the samples.
+// write writes the document and, in the directory results, the file with the
+// samples.
 func write(doc, results string, at time.Time, heading string, rows []row) error {
 	below, err := kept(doc)
 	if err != nil {
@@ -166,7 +166,7 @@ func write(doc, results string, at time.Time, heading string, rows []row) error 
 	return os.WriteFile(filepath.Join(results, at.UTC().Format("2006-01-02T1504")+".json"), raw, 0o644)
 }
 
-// samples are all measurements of the rows, as JSON.
+// samples returns all measurements of the rows as JSON.
 func samples(rows []row) ([]byte, error) {
 	type measured struct {
 		What   string    `json:"what"`

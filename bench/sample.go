@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// sample is what repeated measurements of one thing gave.
+// sample contains repeated measurements of one property.
 type sample []float64
 
 func (s sample) median() float64 {
@@ -24,24 +24,24 @@ func (s sample) median() float64 {
 	return (sorted[n/2-1] + sorted[n/2]) / 2
 }
 
-// timing is how long one run of something took.
+// timing is the duration of one run.
 type timing struct {
 	first time.Duration // to its first output; 0 if it writes nothing
-	whole time.Duration // until it had ended and was cleaned up
+	whole time.Duration // to its end, including the cleanup
 }
 
-// contestant is one way to do what several can do.
+// contestant is one of several ways to do the same thing.
 type contestant struct {
 	name string
 	run  func(context.Context) (timing, error)
 }
 
-// outcome is what a contestant needed, in milliseconds.
+// outcome contains a contestant's times in milliseconds.
 type outcome struct{ first, whole sample }
 
-// race lets the contestants run in turn, round after round, so that what else
-// the machine does meets all of them alike. Each round begins with the next
-// one, so that none always follows the same. The first round does not count.
+// race runs the contestants in turn, round after round, so that other load on
+// the machine affects all alike. Each round starts with the next contestant, so
+// that none always follows the same one. The first round does not count.
 func race(ctx context.Context, rounds int, cs []contestant) (map[string]*outcome, error) {
 	out := map[string]*outcome{}
 	for _, c := range cs {
@@ -68,8 +68,8 @@ func race(ctx context.Context, rounds int, cs []contestant) (map[string]*outcome
 	return out, nil
 }
 
-// inARow makes each contestant do n rounds at a time, and tells how long one of
-// them took in the middle: what only just ran is quicker than what has rested.
+// inARow makes each contestant run n times per round and reports the time in
+// the middle, because consecutive runs are faster than the first.
 func inARow(n int, cs []contestant) []contestant {
 	out := make([]contestant, len(cs))
 	for i, c := range cs {
@@ -90,7 +90,8 @@ func inARow(n int, cs []contestant) []contestant {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// throughput turns milliseconds per so many bytes into megabytes per second.
+// throughput converts milliseconds per this number of bytes to megabytes per
+// second.
 func throughput(ms sample, bytes int64) sample {
 	out := make(sample, len(ms))
 	for i, t := range ms {

@@ -52,7 +52,7 @@ func (b *box) export(p string, opts driver.ExportOptions) []member {
 	}
 }
 
-// tarball makes a tar stream; sizes are filled in.
+// tarball creates a tar stream and sets the sizes of its members.
 func (t *caseT) tarball(members ...member) []byte {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
@@ -87,7 +87,7 @@ func (b *box) importTo(p string, stream []byte) error {
 	return b.archiver().Import(b.ctx, p, bytes.NewReader(stream), driver.ImportOptions{})
 }
 
-// needFiles ends a case of archives that has to look at files.
+// needFiles ends an archive case that needs the file system if there is none.
 func (t *caseT) needFiles() bool {
 	if !t.declared(capFiles) {
 		t.Errorf("%s is declared without %s", capArchive, capFiles)
@@ -143,7 +143,7 @@ var archiveCases = []testCase{
 		b := t.box()
 		b.mustSh("dd if=/dev/zero of=f bs=65536 count=32 2>/dev/null")
 		if err := b.archiver().Export(t.ctx, b.path("f"), failingWriter{}, driver.ExportOptions{}); err == nil {
-			t.Errorf("Export to a writer that fails succeeds")
+			t.Errorf("Export to a failing writer succeeds")
 		}
 	}},
 	{"archive/exclude", capArchive, func(t *caseT) {
@@ -199,7 +199,7 @@ var archiveCases = []testCase{
 		b := t.box()
 		modes := []int64{0o400, 0o444, 0o600, 0o644, 0o666, 0o755, 0o777, 0o4755}
 		var all []member
-		for _, dir := range []string{"", "new/"} { // what is new is made otherwise than beside what is there
+		for _, dir := range []string{"", "new/"} { // new directories and existing ones take different paths
 			for _, mode := range modes {
 				all = append(all, member{tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf("%sf%o", dir, mode), Mode: mode}, "x"})
 			}
@@ -225,7 +225,7 @@ var archiveCases = []testCase{
 	{"archive/all-or-nothing", capArchive, archiveAllOrNothing},
 	{"archive/sparse", capArchive, func(t *caseT) {
 		b := t.box()
-		const size, zeros = 24 << 20, 3 << 20 // h may be written as it was: its zeros are no holes
+		const size, zeros = 24 << 20, 3 << 20 // h has zeros, but no holes
 		b.mustSh("printf start >f; printf end | dd of=f bs=1 seek=25165821 2>/dev/null; : >g; dd if=/dev/zero of=h bs=1048576 count=3 2>/dev/null")
 		var buf bytes.Buffer
 		t.ok("Export", b.archiver().Export(t.ctx, b.dir, &buf, driver.ExportOptions{}))
@@ -259,11 +259,11 @@ var archiveCases = []testCase{
 		t.want(b.sh("cat tree/d6/e12/f1000 again/tree/d6/e12/f1000 again/tree/d2/e11/f1675"), "100010001675")
 	}},
 	{"archive/odd-names", capArchive, func(t *caseT) {
-		// A name of ours, or one that leaves no room for it, is a name like any
-		// other.
+		// A name like those of the guest's temporary files, or one that leaves no
+		// room for such a suffix, is valid.
 		b := t.box()
 		names := []string{strings.Repeat("n", 255), ".atoll-tmp-0123456789abcdef01234567", ".atoll-tmp-", ".wh.f", "GNUSparseFile.0", "-rf", "a\\b", "\u00e9"}
-		for range 2 { // beside what is there, and in its place
+		for range 2 { // as new files, and replacing them
 			var members []member
 			for _, name := range names {
 				members = append(members, file("odd/"+name, name), file("odd/deep/"+name, name))
@@ -320,8 +320,8 @@ var archiveCases = []testCase{
 	}},
 }
 
-// archiveAllOrNothing imports streams that are good for a long time and then are
-// not, over a tree, and wants no trace of them.
+// archiveAllOrNothing imports streams that fail late over a tree, and checks
+// that they leave no trace.
 func archiveAllOrNothing(t *caseT) {
 	b := t.box()
 	b.mustSh("mkdir -p t/d t/real; echo old >t/f; echo stays >t/d/stays; chmod 700 t/d; ln -s real t/link; ln t/f t/hard")
@@ -359,7 +359,7 @@ func archiveAllOrNothing(t *caseT) {
 	if err := b.archiver().Import(t.ctx, b.path("t"), broken, driver.ImportOptions{}); !errors.Is(err, errReader) {
 		t.Errorf("error %v, want that of the reader", err)
 	}
-	// Another reader of the stream may see its end later than the caller does.
+	// The provider may see the end of the stream later than the caller.
 	t.eventually("the files as they were", func() bool { return slices.Equal(b.untouched(), before) })
 	inTheWay := t.tarball(append(slices.Clone(good), file("d", "a file"))...)
 	if err := b.importTo(b.path("t"), inTheWay); err == nil {
@@ -396,7 +396,7 @@ line'; : >"deep/$1"; printf end | dd of=sparse bs=1 seek=4194304 2>/dev/null`, s
 	}
 }
 
-// entry is a file of a tree with what must survive a journey.
+// entry is a file of a tree with the properties that an archive must keep.
 type entry struct {
 	path string
 	what string
@@ -405,7 +405,7 @@ type entry struct {
 }
 
 // untouched describes all files of the box, without the times of directories:
-// names that come and go in one change them, whatever becomes of the import.
+// temporary names change these even if the import fails.
 func (b *box) untouched() []entry {
 	all := b.tree(".")
 	for i := range all {
@@ -431,8 +431,8 @@ func (b *box) tree(root string) []entry {
 	return all
 }
 
-// sameTrees compares descriptions. Times may be off by a second, which is the
-// precision of the oldest tar format.
+// sameTrees compares descriptions. Times may differ by a second, the precision
+// of the oldest tar format.
 func (t *caseT) sameTrees(got, want []entry) {
 	if len(got) != len(want) {
 		t.Fatalf("%d files, want %d", len(got), len(want))
@@ -463,7 +463,7 @@ var hostileArchiveCases = []testCase{
 	hostile("char-device", "dev", member{tar.Header{Typeflag: tar.TypeChar, Name: "dev", Devmajor: 1, Devminor: 3}, ""}),
 	hostile("block-device", "dev", member{tar.Header{Typeflag: tar.TypeBlock, Name: "dev", Devmajor: 8}, ""}),
 	{"archive/hostile/file-over-link", capArchive, func(t *caseT) {
-		// A link that is the last element is replaced, not written through.
+		// A link as the last element is replaced, not followed.
 		b := t.box()
 		b.mustSh("mkdir outside in; echo victim >outside/victim; ln -s ../outside/victim in/l")
 		_ = b.importTo(b.path("in"), t.tarball(file("l", "evil\n")))
@@ -477,9 +477,10 @@ var hostileArchiveCases = []testCase{
 	}},
 }
 
-// hostile makes a case that imports members next to a directory that they try
+// hostile returns a case that imports members next to a directory that they try
 // to reach. OUTSIDE in a name stands for that directory's absolute path. The
-// import must fail, name the culprit, and leave everything outside unchanged.
+// import must fail with an error that names the culprit, and must leave
+// everything outside unchanged.
 func hostile(name, culprit string, members ...member) testCase {
 	return testCase{"archive/hostile/" + name, capArchive, func(t *caseT) {
 		b := t.box()

@@ -21,7 +21,7 @@ func (b *box) manager() driver.ProcessManager {
 	return pm
 }
 
-// background starts a background command and lets go of it; the command is
+// background starts a background command and closes the process; the command is
 // killed after the case.
 func (b *box) background(script string) string {
 	p := b.start(sandbox.Command{Args: []string{"sh", "-c", script}, Dir: b.dir, Background: true})
@@ -57,7 +57,7 @@ func (b *box) ended(id string) *sandbox.Exit {
 	return info.Exit
 }
 
-// logged is a log that was read to its end.
+// logged is a log read to its end.
 type logged struct {
 	out, err []byte
 	dropped  int64
@@ -127,7 +127,7 @@ var backgroundCases = []testCase{
 		b := t.box()
 		id := b.background("dd if=/dev/zero bs=65536 count=64 2>/dev/null; exit 6")
 		if exit := b.ended(id); exit.Code != 6 {
-			t.Errorf("a command that nobody reads: %+v, want code 6", *exit)
+			t.Errorf("a command whose output is not read: %+v, want code 6", *exit)
 		}
 	}},
 	{"background/list-order", capProcesses, func(t *caseT) {
@@ -269,13 +269,13 @@ var backgroundCases = []testCase{
 		const total = 8 << 20 // far more than any sensible log keeps
 		p := b.start(sandbox.Command{Shell: fmt.Sprintf("echo begun; dd if=/dev/zero bs=65536 count=%d 2>/dev/null; echo the end", total/65536), Background: true})
 		defer p.Close()
-		for range 20 { // time to write all, were it not for the reader
+		for range 20 { // enough time to write everything if the reader did not matter
 			b.mustSh("true")
 		}
 		out, err := io.ReadAll(p.Stdout())
 		t.ok("reading", err)
 		if want := total + len("begun\nthe end\n"); len(out) != want {
-			t.Errorf("who started it reads %d bytes of %d", len(out), want)
+			t.Errorf("its starter reads %d bytes of %d", len(out), want)
 		}
 	}},
 	{"reconnect/log-and-live", capProcesses, func(t *caseT) {
@@ -351,8 +351,8 @@ var backgroundCases = []testCase{
 	}},
 }
 
-// logsBounded writes far more than any sensible log keeps: what is kept is the
-// end, what is lost is counted.
+// logsBounded writes far more than any sensible log keeps. The log must keep
+// the end of the output and count the lost bytes.
 func logsBounded(t *caseT) {
 	b := t.box()
 	total := size[int64](t.suite, 32<<20, 32<<20)

@@ -14,15 +14,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// box is a sandbox as a case uses it, with a directory for the case alone.
+// box is a sandbox and a directory in it for one case.
 type box struct {
 	*caseT
 	inst driver.Instance
 	dir  string
-	spec *sandbox.Spec // what it was made with, if that is known
+	spec *sandbox.Spec // the spec it was created with, if known
 }
 
-// fresh makes a sandbox for this case alone and destroys it afterwards.
+// fresh creates a sandbox for this case alone and destroys it afterwards.
 func (t *caseT) fresh(change ...func(*sandbox.Spec)) *box {
 	return t.create(t.provider, t.spec(change...))
 }
@@ -47,7 +47,7 @@ func (t *caseT) own(inst driver.Instance) *box {
 	return t.attach(inst)
 }
 
-// attach wraps an instance that somebody else destroys.
+// attach wraps an instance that the case does not destroy.
 func (t *caseT) attach(inst driver.Instance) *box {
 	dir := "/tmp"
 	if t.h.Dir != nil {
@@ -56,8 +56,8 @@ func (t *caseT) attach(inst driver.Instance) *box {
 	return &box{caseT: t, inst: inst, dir: dir}
 }
 
-// box returns the sandbox that harmless cases share, with a new empty
-// directory in it.
+// box returns the sandbox shared by harmless cases, with a new empty directory
+// in it.
 func (t *caseT) box() *box {
 	if t.shared == nil {
 		inst, err := t.provider.Create(t.ctx, t.spec())
@@ -77,7 +77,7 @@ func (t *caseT) box() *box {
 // path names a file in the case's directory.
 func (b *box) path(name string) string { return b.dir + "/" + name }
 
-// result is the result of a finished command.
+// result is the output and exit of a finished command.
 type result struct {
 	stdout, stderr string
 	exit           sandbox.Exit
@@ -87,7 +87,7 @@ func (r result) String() string {
 	return fmt.Sprintf("%+v, stdout %s, stderr %s", r.exit, clip(r.stdout), clip(r.stderr))
 }
 
-// clip quotes what may be long.
+// clip quotes a text and shortens it if it is long.
 func clip(s string) string {
 	if len(s) > 400 {
 		return fmt.Sprintf("%q… (%d bytes)", s[:400], len(s))
@@ -95,7 +95,7 @@ func clip(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// start starts a command that goes with the case.
+// start starts a command that is closed at the end of the case.
 func (b *box) start(cmd sandbox.Command) driver.Process {
 	p, err := b.inst.Exec(b.ctx, &cmd)
 	if err != nil {
@@ -120,7 +120,7 @@ func (b *box) sh(script string, args ...string) result {
 	return b.run(sandbox.Command{Args: append([]string{"sh", "-c", script, "sh"}, args...), Dir: b.dir})
 }
 
-// mustSh runs a script that prepares a case and has to succeed.
+// mustSh runs a script that must succeed.
 func (b *box) mustSh(script string, args ...string) string {
 	r := b.sh(script, args...)
 	if r.exit.Code != 0 {
@@ -138,7 +138,7 @@ func (b *box) finish(p driver.Process) result {
 	return r
 }
 
-// collect reads both outputs to their end and waits. It is for any goroutine.
+// collect reads both outputs to their end and waits. Any goroutine may call it.
 func collect(ctx context.Context, p driver.Process) (result, error) {
 	type output struct {
 		data []byte
@@ -155,7 +155,7 @@ func collect(ctx context.Context, p driver.Process) (result, error) {
 	outc, errc := read(p.Stdout()), read(p.Stderr())
 	exit, err := p.Wait(ctx)
 	if err != nil {
-		_ = p.Close() // Lets the readers go.
+		_ = p.Close() // Unblocks the readers.
 		return result{}, fmt.Errorf("wait: %w", err)
 	}
 	r := result{exit: exit}
@@ -178,18 +178,18 @@ func collect(ctx context.Context, p driver.Process) (result, error) {
 	return r, nil
 }
 
-// readAll reads to the end. A broken provider must not fill this process's
-// memory, and no case reads as much as the bound.
+// readAll reads r to the end, up to a limit: a broken provider must not fill
+// this process's memory, and no case reads as much.
 func readAll(r io.Reader) ([]byte, error) {
 	const bound = 128 << 20
 	data, err := io.ReadAll(io.LimitReader(r, bound))
 	if len(data) == bound {
-		err = errors.New("there is no end to it")
+		err = errors.New("the output does not end")
 	}
 	return data, err
 }
 
-// wait waits for a command whose output is not of interest.
+// wait waits for a command and ignores its output.
 func (b *box) wait(p driver.Process) sandbox.Exit {
 	exit, err := p.Wait(b.ctx)
 	if err != nil {
@@ -218,7 +218,7 @@ type lines struct {
 	c chan string
 }
 
-// readLines begins to read r; nothing else may read it then.
+// readLines starts to read r. Nothing else may read r afterwards.
 func (t *caseT) readLines(r io.Reader) *lines {
 	l := &lines{t, make(chan string, 1024)}
 	go func() {
@@ -273,7 +273,7 @@ func (l *lines) await(want string) {
 	}
 }
 
-// rest returns what is left when the output has ended.
+// rest returns the remaining lines after the output has ended.
 func (l *lines) rest() []string {
 	var rest []string
 	for {
@@ -289,18 +289,18 @@ func (l *lines) rest() []string {
 	}
 }
 
-// eventually polls until cond holds; the case fails when its time is over.
+// eventually polls until cond holds; the case fails when its time has passed.
 func (t *caseT) eventually(what string, cond func() bool) {
 	for delay := 5 * time.Millisecond; !cond(); delay = min(2*delay, time.Second) {
 		select {
 		case <-t.ctx.Done():
-			t.Fatalf("%s: not before the case's time was over", what)
+			t.Fatalf("%s: not before the case's timeout", what)
 		case <-time.After(delay):
 		}
 	}
 }
 
-// alive reports whether a process of the sandbox runs. A zombie does not.
+// alive reports whether a process of the sandbox runs. A zombie does not count.
 func (b *box) alive(pid string) bool {
 	r := b.sh(`kill -0 "$1" 2>/dev/null || exit 1
 if [ -r "/proc/$1/stat" ]; then read -r a b c d <"/proc/$1/stat"; [ "$c" != Z ]; fi`, pid)
@@ -314,7 +314,7 @@ func (b *box) send(p driver.Process, s string) {
 	}
 }
 
-// pattern returns n bytes in which no place looks like another, cheaply.
+// pattern returns n bytes without repetitions, cheaply.
 func pattern(n int) []byte {
 	p := make([]byte, n)
 	x := uint32(2463534242)

@@ -98,7 +98,7 @@ var brokenManagers = []sabotage{
 	}, []string{"aliasing/logs"}},
 }
 
-// naiveFiles is a file system with one fault after another.
+// naiveFiles is a file system with several faults.
 type naiveFiles struct {
 	driver.FileSystem
 	write  func(ctx context.Context, p string, r io.Reader, opts driver.WriteOptions) (sandbox.FileInfo, error)
@@ -175,7 +175,7 @@ func naive(change func(sound driver.FileSystem, f *naiveFiles)) func(driver.Prov
 	})
 }
 
-// naiveArchiver unpacks without looking.
+// naiveArchiver unpacks without checks.
 type naiveArchiver struct {
 	driver.Instance
 	driver.Archiver
@@ -212,8 +212,8 @@ func (i naiveArchiver) Import(ctx context.Context, p string, r io.Reader, _ driv
 	}
 }
 
-// plainExporter exports with a writer that knows no holes, and keeps what it is
-// told to keep.
+// plainExporter exports without support for holes, and records what it is told
+// to record.
 type plainExporter struct {
 	driver.Instance
 	driver.Archiver
@@ -245,7 +245,7 @@ func (i plainExporter) Export(ctx context.Context, p string, w io.Writer, opts d
 			return err
 		}
 	}
-	_, _ = io.Copy(io.Discard, r) // what follows the archive
+	_, _ = io.Copy(io.Discard, r) // the data after the archive
 	return tw.Close()
 }
 

@@ -38,7 +38,7 @@ func withConn(wrap func(net.Conn) net.Conn) func(driver.Provider) driver.Provide
 	})
 }
 
-// hookedConn replaces methods of a connection, where not nil.
+// hookedConn replaces the methods of a connection that are set.
 type hookedConn struct {
 	*net.UnixConn
 	read       func(p []byte) (int, error)
@@ -145,7 +145,7 @@ var brokenPorts = []sabotage{
 	{"does not let a writer go", false, hook(func(c *hookedConn) { c.close = func() error { return nil } }), []string{"ports/stalled"}},
 }
 
-// limitsInstance replaces what changes or tells limits, where not nil.
+// limitsInstance replaces the methods for limits that are set.
 type limitsInstance struct {
 	driver.Instance
 	resize   func(ctx context.Context, limits sandbox.Resources, next driver.Resizer) error

@@ -8,7 +8,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// stateInstance replaces what pauses and saves, where not nil.
+// stateInstance replaces the methods for pauses and snapshots that are set.
 type stateInstance struct {
 	driver.Instance
 	pause    func(ctx context.Context, next driver.Pauser) error

@@ -24,8 +24,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// sabotage breaks a sound provider in one way, and names the cases that must
-// notice. A suite that cannot fail is worth nothing.
+// sabotage breaks a correct provider in one way, and names the cases that must
+// fail. It shows that the suite can fail.
 type sabotage struct {
 	name  string
 	bare  bool
@@ -33,12 +33,12 @@ type sabotage struct {
 	cases []string
 }
 
-// wholeProcess are the cases that look at all of this process: what it holds, its
-// environment, and its loggers. They need it for themselves.
+// wholeProcess are the cases that examine the whole process: its descriptors,
+// goroutines, environment and loggers. They run alone.
 var wholeProcess = []string{"leaks/", "secrets/", "exec/env-does-not-leak"}
 
-// TestSabotage shows for every way to break a provider that the right cases
-// fail, and that they pass without the sabotage.
+// TestSabotage checks for every sabotage that the right cases fail, and that
+// they pass without it.
 func TestSabotage(t *testing.T) {
 	for _, s := range slices.Concat(brokenFacts, brokenLifecycles, brokenExecs, brokenStreams, brokenManagers, brokenFiles, brokenPorts, brokenLimits, brokenStates, leaky) {
 		t.Run(s.name, func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestSabotage(t *testing.T) {
 				h := s.harness(t, nil)
 				if broken {
 					h = s.harness(t, s.wrap)
-					h.patience = 3 * time.Second // Some sabotage makes a case hang.
+					h.patience = 3 * time.Second // Some sabotages make a case hang.
 				}
 				h.Only, h.beside = s.cases, beside
 				found := map[string]bool{}
@@ -70,8 +70,8 @@ func TestSabotage(t *testing.T) {
 	}
 }
 
-// realOnly are the cases that the fake cannot pass; what must notice there is
-// shown with real processes.
+// realOnly are the cases that the fake cannot pass; they are tested with real
+// processes.
 var realOnly = []string{"terminal/", "capabilities/terminal", "capabilities/users", "exec/user", "exec/spec-user", "signal/trap", "signal/ignored"}
 
 // has reports whether the name of a case begins with one of the prefixes.
@@ -81,7 +81,7 @@ func (s sabotage) has(prefixes []string) bool {
 	})
 }
 
-// harness returns a harness for a sound provider that wrap may change.
+// harness returns a harness for a correct provider that wrap may change.
 func (s sabotage) harness(t *testing.T, wrap func(driver.Provider) driver.Provider) Harness {
 	if s.bare || !s.has(realOnly) {
 		return fakeHarness(t, fake.Options{Bare: s.bare}, wrap)
@@ -89,7 +89,7 @@ func (s sabotage) harness(t *testing.T, wrap func(driver.Provider) driver.Provid
 	if os.Geteuid() != 0 && strings.Contains(s.name, "user") {
 		t.Skip("only root has users to run commands as")
 	}
-	dir, err := os.MkdirTemp("", "atoll-drivertest") //nolint:usetesting // other users cannot pass t.TempDir
+	dir, err := os.MkdirTemp("", "atoll-drivertest") //nolint:usetesting // other users cannot traverse t.TempDir
 	if err == nil {
 		err = os.Chmod(dir, 0o711)
 	}
@@ -402,7 +402,7 @@ var brokenExecs = []sabotage{
 	}), []string{"secrets/stdin"}},
 }
 
-// hookedWriter changes what is written.
+// hookedWriter changes the written data.
 type hookedWriter struct {
 	io.WriteCloser
 	change func([]byte) []byte
@@ -420,7 +420,7 @@ type unclosed struct{ io.WriteCloser }
 
 func (unclosed) Close() error { return nil }
 
-// shortReader ends early.
+// shortReader returns a reader that ends after n bytes.
 func shortReader(r io.Reader, n int64) io.Reader { return io.LimitReader(r, n) }
 
 var brokenStreams = []sabotage{
@@ -474,7 +474,7 @@ type nopCloser struct{ io.Writer }
 
 func (nopCloser) Close() error { return nil }
 
-// translating replaces what a text mode would replace.
+// translating changes bytes as a text mode would.
 type translating struct{ r io.Reader }
 
 func (r *translating) Read(b []byte) (int, error) {
@@ -499,7 +499,7 @@ func (l *lateWriter) Close() error {
 	return l.w.Close()
 }
 
-// leaky providers work, and leave something behind in this process.
+// leaky providers work, but leave something behind in this process.
 var leaky = []sabotage{
 	{"leaks goroutines", false, leaksGoroutines, []string{"leaks/exec"}},
 	{"leaks descriptors", false, withExec(func(ctx context.Context, cmd *sandbox.Command, next driver.Instance) (driver.Process, error) {
@@ -518,7 +518,7 @@ var leaky = []sabotage{
 	}), []string{"leaks/exec"}},
 }
 
-// What the leaky providers hold, so that the test can release it.
+// The leaked objects, so that the test can release them.
 var (
 	leaked   []*os.File
 	orphans  []*exec.Cmd

@@ -75,8 +75,8 @@ func implemented(inst driver.Instance, capability string) (has, known bool) {
 	return has, true
 }
 
-// assertAbsent checks that a capability which is not declared is not there
-// either: its interface is missing, and asking for it is CodeUnsupported.
+// assertAbsent checks that a capability that is not declared is absent: its
+// interface is missing, and using it is CodeUnsupported.
 func (t *caseT) assertAbsent(capability string) {
 	if capability == capReattach {
 		t.assertNoReattach()
@@ -115,7 +115,7 @@ func (t *caseT) assertAbsent(capability string) {
 	t.wantCode("Exec that needs "+capability+", which is not declared", err, sandbox.CodeUnsupported)
 }
 
-// refusesSpec checks that Create refuses a spec with something it cannot do.
+// refusesSpec checks that Create refuses a spec that needs the capability.
 func (t *caseT) refusesSpec(capability string) {
 	spec := t.spec(func(s *sandbox.Spec) {
 		switch capability {
@@ -135,8 +135,8 @@ func (t *caseT) refusesSpec(capability string) {
 	t.notListed(t.provider, spec.ID)
 }
 
-// assertNoReattach checks that a provider without reattachment does not find
-// a living sandbox of another process, and does not call it gone either.
+// assertNoReattach checks that a provider without reattachment does not find a
+// running sandbox of another process, and does not report it as gone.
 func (t *caseT) assertNoReattach() {
 	b := t.fresh()
 	_, err := t.connect().Attach(t.ctx, b.inst.ID())
@@ -179,7 +179,7 @@ var capabilityCases = []testCase{
 	{"probe/binding", "", func(t *caseT) {
 		b, ok := driver.As[driver.Binder](t.provider)
 		if !ok {
-			return // sandboxes cannot be elsewhere
+			return // sandboxes cannot belong to another account
 		}
 		binding, err := b.Binding(t.ctx)
 		t.ok("Binding", err)

@@ -1,16 +1,16 @@
-// Package drivertest is the conformance suite of package driver: the promises
-// written there, in executable form. It has two faces over one list of cases:
-// [Run] for the tests of a provider and [Check] for operators who want to know
+// Package drivertest is the conformance suite of package driver: it tests the
+// promises documented there. It has two entry points with the same cases: [Run]
+// for the tests of a provider, and [Check] for operators who want to know
 // whether a provider works on their machine or with their account.
 //
-// The suite applies a three-way rule to every capability: what a provider
-// declares, what its instances implement and what works must be the same. A
-// case that needs a capability which is not declared does not skip; it asserts
-// that the capability is really absent.
+// The suite applies one rule to every capability: what a provider declares,
+// what its instances implement and what works must be the same. A case that
+// needs an undeclared capability does not skip; it checks that the capability
+// is absent.
 //
 // The commands that the cases run inside a sandbox are a POSIX sh and a few
 // coreutils: cat chmod dd echo env false head id ln ls mkdir mkfifo mv printf
-// pwd rm sleep stty true wc. Nothing else is asked of an image.
+// pwd rm sleep stty true wc. An image needs nothing else.
 //
 // A provider's test is short:
 //
@@ -37,14 +37,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// IDPrefix begins the IDs of all sandboxes and snapshots that the suite makes.
+// IDPrefix is the prefix of the IDs of all sandboxes and snapshots of the
+// suite.
 const IDPrefix = "dt-"
 
-// Harness tells the suite how to reach a provider. New and Spec must be set.
+// Harness configures the suite for a provider. New and Spec must be set.
 type Harness struct {
-	// New connects to the provider. The suite calls it several times and uses
-	// the results at the same time, each standing for another process on the
-	// same machine or account. The suite closes what New returns.
+	// New connects to the provider. The suite calls it several times and uses the
+	// results concurrently, each as another process on the same machine or account
+	// would. The suite closes the results.
 	New func(ctx context.Context) (driver.Provider, error)
 
 	// Spec returns the smallest useful spec for this provider: an image with
@@ -57,48 +58,47 @@ type Harness struct {
 	Dir func(driver.Instance) string
 
 	// SnapshotFiles returns the directory with the files of a snapshot, for cases
-	// that damage them. Nil: the provider has no such files, or they cannot be
-	// reached.
+	// that damage them. Nil: there are no such files, or they are not accessible.
 	SnapshotFiles func(driver.SnapshotRef) string
 
 	// Echo is a program inside the sandbox that listens on any TCP port of
-	// 127.0.0.1, prints the port's number and a newline, and sends back what
-	// comes on any number of connections, ending each when its other side has.
-	// Nil means a few lines for python3, which the image must have then.
+	// 127.0.0.1, prints the port's number and a newline, and echoes the data of
+	// any number of connections. It closes a connection when the other side does.
+	// Nil: a short program for python3, which the image must contain.
 	Echo []string
 
-	// Host is what sandboxes call this machine's 127.0.0.1, whose ports they
-	// reach where a rule allows it. Empty means that none of them ever does:
-	// then the suite tries refusals only.
+	// Host is the name by which sandboxes reach the ports of this machine's
+	// 127.0.0.1 if a rule allows it. Empty: they cannot, and the suite tests only
+	// refusals.
 	Host string
 
-	// Connect is a program inside the sandbox that is given a host and a port,
-	// connects, and prints what it is told, "refused" if it was turned away, or
-	// "late" if there was no answer for many seconds. Nil means a few lines for
-	// python3, which the image must have then.
+	// Connect is a program inside the sandbox that gets a host and a port as
+	// arguments and connects. It prints the received data, "refused" if the
+	// connection was rejected, or "late" if there was no answer for many seconds.
+	// Nil: a short program for python3, which the image must contain.
 	Connect []string
 
-	// Close ends what providers share on this side, such as a gateway. The suite
-	// calls it after the last of them was closed, and before it looks what is
-	// left. Nil means that they share nothing.
+	// Close releases what the providers share in this process, such as a gateway.
+	// The suite calls it after it has closed the last provider and before it
+	// checks for leaks. Nil: they share nothing.
 	Close func() error
 
-	// Slow is for providers where a sandbox takes seconds and bytes cross a
-	// network: sizes and counts shrink, and deadlines grow.
+	// Slow is for providers whose sandboxes take seconds to start and whose data
+	// crosses a network: sizes and counts are smaller, and timeouts longer.
 	Slow bool
 
-	// Only restricts the suite to cases whose name begins with one of these
-	// prefixes. Empty means all.
+	// Only restricts the suite to cases whose name starts with one of these
+	// prefixes. Empty: all.
 	Only []string
 
-	// Parallel runs the cases of a group side by side, except those that look for
+	// Parallel runs the cases of a group concurrently, except those that check for
 	// leaks: in [Run] as many as go test's -parallel allows, in [Check] up to 8.
 	Parallel bool
 
-	// Observe, if not nil, is called after every case, once at a time.
+	// Observe, if not nil, is called after every case, never concurrently.
 	Observe func(Result)
 
-	patience time.Duration // of the suite's own tests; 0 means the usual
+	patience time.Duration // for the suite's own tests; 0 means the default
 	beside   bool          // another suite runs in this process: leave its loggers and environment alone
 }
 
@@ -109,8 +109,8 @@ type Status string
 const (
 	Pass Status = "pass"
 	Fail Status = "fail"
-	// NotApplicable means that the case needs a capability which the provider
-	// does not declare, and that the capability was found to be absent.
+	// NotApplicable means that the case needs a capability that the provider does
+	// not declare, and that the capability is absent.
 	NotApplicable Status = "not_applicable"
 )
 
@@ -118,8 +118,8 @@ const (
 type Result struct {
 	Name       string        `json:"name"`
 	Status     Status        `json:"status"`
-	Capability string        `json:"capability,omitempty"` // what the case needs
-	Messages   []string      `json:"messages,omitempty"`   // why it failed, and notes
+	Capability string        `json:"capability,omitempty"` // the capability that the case needs
+	Messages   []string      `json:"messages,omitempty"`   // reasons of the failure, and notes
 	Duration   time.Duration `json:"duration"`             // nanoseconds
 }
 
@@ -130,7 +130,7 @@ type Report struct {
 	Results  []Result `json:"results"`
 }
 
-// Failed returns the results of the cases that failed.
+// Failed returns the results of the failed cases.
 func (r Report) Failed() []Result {
 	var failed []Result
 	for _, res := range r.Results {
@@ -141,7 +141,7 @@ func (r Report) Failed() []Result {
 	return failed
 }
 
-// Err is nil if no case failed, and else says how many did.
+// Err returns nil if no case failed, else an error with their number.
 func (r Report) Err() error {
 	failed := r.Failed()
 	if len(failed) == 0 {
@@ -150,8 +150,8 @@ func (r Report) Err() error {
 	return fmt.Errorf("%d of %d conformance cases failed, first %s", len(failed), len(r.Results), failed[0].Name)
 }
 
-// WriteText writes the report for a person: a line for every case, the reasons
-// of every failure, and a summary.
+// WriteText writes the report as text: a line for every case, the reasons of
+// every failure, and a summary.
 func (r Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	count := map[Status]int{}
@@ -180,9 +180,10 @@ func (r Report) WriteJSON(w io.Writer) error {
 	return enc.Encode(r)
 }
 
-// Run runs the suite as subtests of t, one group of cases after another. It must
-// not run in parallel with other tests of the same binary: it looks for leaked
-// goroutines and descriptors of this process, and captures the default loggers.
+// Run runs the suite as subtests of t, one group of cases after another. It
+// must not run in parallel with other tests of the same binary, because it
+// checks this process for leaked goroutines and descriptors and captures the
+// default loggers.
 func Run(t *testing.T, h Harness) {
 	s, err := newSuite(t.Context(), h)
 	if err != nil {
@@ -203,7 +204,7 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// report makes a result that of a test.
+// report reports a result to a test.
 func (r Result) report(t *testing.T) {
 	for _, m := range r.Messages {
 		t.Log(m)
@@ -216,9 +217,9 @@ func (r Result) report(t *testing.T) {
 	}
 }
 
-// Check runs the suite without a test and reports the outcome. When ctx ends,
-// the cases at hand fail and the rest is not run. The restriction on parallel
-// use of [Run] holds here too.
+// Check runs the suite without a test and returns the report. When ctx ends,
+// the running cases fail and the rest does not run. Like [Run], it must not run
+// in parallel with other work in this process.
 func Check(ctx context.Context, h Harness) Report {
 	s, err := newSuite(ctx, h)
 	if err != nil {

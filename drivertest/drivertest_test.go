@@ -33,8 +33,8 @@ func fakeHarness(t *testing.T, opts fake.Options, wrap func(driver.Provider) dri
 	}
 }
 
-// passProvider and passInstance change nothing; they hide the optional
-// interfaces of what they wrap from a type assertion, as any wrapper does.
+// passProvider and passInstance change nothing. Like any wrapper, they hide the
+// optional interfaces of the wrapped value from a type assertion.
 type passProvider struct{ driver.Provider }
 
 func (p passProvider) Unwrap() any { return p.Provider }
@@ -90,8 +90,8 @@ func capabilityNames(t *testing.T) string {
 	return string(names)
 }
 
-// TestDeclaredKnowsAll: a capability that is added to the contract must be
-// added to the suite.
+// TestDeclaredKnowsAll checks that the suite knows every capability of the
+// contract.
 func TestDeclaredKnowsAll(t *testing.T) {
 	var names map[string]bool
 	if err := json.Unmarshal([]byte(capabilityNames(t)), &names); err != nil {
@@ -173,8 +173,8 @@ func TestCheckStops(t *testing.T) {
 	}
 }
 
-// TestHang: a call that ignores its context fails its case, and the suite goes
-// on with the next.
+// TestHang checks that a call that ignores its context fails its case, and that
+// the suite continues.
 func TestHang(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)

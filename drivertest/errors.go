@@ -17,8 +17,8 @@ var knownCodes = []sandbox.Code{
 	sandbox.CodeCanceled, sandbox.CodeUnsupported, sandbox.CodeStale, sandbox.CodeInternal,
 }
 
-// vet checks what holds for every error that a driver ever returns: its code
-// is one of the known ones and its text holds no secret. It returns err.
+// vet checks every error of a driver: its code is a known one and its text
+// contains no secret. It returns err.
 func (t *caseT) vet(err error) error {
 	if err == nil {
 		return nil
@@ -44,7 +44,7 @@ func (t *caseT) wantCode(what string, err error, want ...sandbox.Code) {
 	}
 }
 
-// ok ends the case unless err is nil.
+// ok ends the case if err is not nil.
 func (t *caseT) ok(what string, err error) {
 	if err != nil {
 		t.Fatalf("%s: %v (code %q)", what, t.vet(err), t.provider.ErrorCode(err))
@@ -53,7 +53,7 @@ func (t *caseT) ok(what string, err error) {
 
 var errorCases = []testCase{
 	{"errors/unknown", "", func(t *caseT) {
-		if code := t.provider.ErrorCode(errors.New("an error of somebody else")); code != "" && code != sandbox.CodeInternal {
+		if code := t.provider.ErrorCode(errors.New("an error of another package")); code != "" && code != sandbox.CodeInternal {
 			t.Errorf("a foreign error has code %q, want none", code)
 		}
 		if code := t.provider.ErrorCode(nil); code != "" {

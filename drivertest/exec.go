@@ -173,7 +173,7 @@ var execCases = []testCase{
 		p, err := b.inst.Exec(ctx, &sandbox.Command{Args: []string{"cat"}, Stdin: true})
 		t.ok("Exec", err)
 		cancel()
-		b.argv("sleep", "1") // Whoever kills it, now is the time.
+		b.argv("sleep", "1") // Time for a wrong kill to happen.
 		b.send(p, "still here")
 		t.ok("closing stdin", p.Stdin().Close())
 		t.want(b.finish(p), "still here")
@@ -279,7 +279,7 @@ func execUser(t *caseT) {
 	}
 }
 
-// execParallel runs many commands at once, each with its own input.
+// execParallel runs many commands concurrently, each with its own input.
 func execParallel(t *caseT) {
 	b := t.box()
 	n := size(t.suite, 50, 5)

@@ -77,7 +77,7 @@ func (b *box) listError(p string) error {
 	return nil
 }
 
-// oddNames are names that every file system takes and some programs do not.
+// oddNames are names that every file system supports but some programs do not.
 var oddNames = []string{
 	"two words", " lead", "trail ", "new\nline", "tab\t", "grüße", "世界", "\xff\xfe", "-rf", "*", "a'b\"c", `back\slash`,
 	"$HOME", "...", "..x", ".hidden", "%00", "\x01\x1b", strings.Repeat("n", 255),
@@ -185,8 +185,9 @@ var fileReadCases = []testCase{
 		all := []string{".h", "a", "a.d", "b", "b/1", "b/2", "b/c", "b/c/d", "b/c/d/y", "b/c/x", "link", "z"}
 		for depth, want := range map[int][]string{0: one, 1: one, -1: all, 9: all, 2: {".h", "a", "a.d", "b", "b/1", "b/2", "b/c", "link", "z"}} {
 			got := b.list("", depth)
-			// Lexical order of the whole path or of its elements: both are
-			// parents first; "a.d" and "a/…" tell them apart and are not mixed here.
+			// Paths may be ordered as whole strings or by their elements. Both put
+			// parents first; "a.d" and "a/…" would tell them apart and are not mixed
+			// here.
 			if !slices.Equal(got, want) {
 				t.Errorf("depth %d: %q, want %q", depth, got, want)
 			}
@@ -211,7 +212,7 @@ var fileReadCases = []testCase{
 			}
 		}
 		if seen != 3 {
-			t.Errorf("a listing that is broken off: %d entries", seen)
+			t.Errorf("an interrupted listing: %d entries", seen)
 		}
 	}},
 	{"files/list-deep", capFiles, func(t *caseT) {
@@ -258,7 +259,7 @@ var fileReadCases = []testCase{
 	}},
 }
 
-// notRegular uses what is not a regular file as one: no call may block.
+// notRegular reads and writes files that are not regular. No call may block.
 func notRegular(t *caseT) {
 	b := t.box()
 	b.mustSh("mkfifo fifo; mkdir dir; ln -s fifo link")
@@ -269,7 +270,7 @@ func notRegular(t *caseT) {
 		}
 		t.wantCode("Read "+p, err, sandbox.CodeInvalid)
 		if p == b.path("link") {
-			continue // Writing may replace the link, or refuse what it leads to.
+			continue // Writing may replace the link, or refuse its target.
 		}
 		_, err = b.files().Write(t.ctx, p, strings.NewReader("x"), driver.WriteOptions{})
 		t.wantCode("Write "+p, err, sandbox.CodeInvalid)
@@ -279,7 +280,7 @@ func notRegular(t *caseT) {
 	}
 }
 
-// badPaths hands the driver what the control plane should have refused.
+// badPaths passes paths to the driver that the control services reject.
 func badPaths(t *caseT) {
 	b := t.box()
 	fs := b.files()
@@ -301,7 +302,7 @@ func badPaths(t *caseT) {
 
 var errReader = errors.New("the reader failed")
 
-// brokenReader yields some bytes and then fails.
+// brokenReader returns n bytes and then fails.
 func brokenReader(n int) io.Reader {
 	return io.MultiReader(bytes.NewReader(pattern(n)), failing{})
 }

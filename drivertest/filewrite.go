@@ -233,7 +233,7 @@ var fileWriteCases = []testCase{
 	}},
 }
 
-// cancelingReader cancels the call that reads it, and would never end.
+// cancelingReader cancels the call that reads it. It has no end.
 type cancelingReader struct {
 	n      int
 	cancel func()
@@ -249,7 +249,7 @@ func (c *cancelingReader) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// dribble yields a few bytes at a time.
+// dribble returns a few bytes per Read.
 type dribble struct{ rest []byte }
 
 func (d *dribble) Read(p []byte) (int, error) {

@@ -14,9 +14,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// leakBaseline is what this process held at a moment.
+// leakBaseline is what this process holds at one time.
 type leakBaseline struct {
-	goroutines map[string]string // stacks by id
+	goroutines map[string]string // stacks by goroutine ID
 	fds        int
 	children   []string
 }
@@ -25,8 +25,8 @@ func takeBaseline() leakBaseline {
 	return leakBaseline{goroutines(), countFDs(), children()}
 }
 
-// countFDs returns the number of open descriptors of this process, 0 where
-// that cannot be found out.
+// countFDs returns the number of open descriptors of this process, or 0 if it
+// cannot be determined.
 func countFDs() int {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -35,7 +35,7 @@ func countFDs() int {
 	return len(entries)
 }
 
-// children returns the processes that this process started and that exist.
+// children returns the running processes that this process started.
 func children() []string {
 	var pids []string
 	lists, _ := filepath.Glob("/proc/self/task/*/children") // The pattern is valid.
@@ -48,8 +48,8 @@ func children() []string {
 	return pids
 }
 
-// goroutines returns the stacks of all goroutines but the suite's own and
-// those that belong to package testing or the runtime, by their id.
+// goroutines returns the stacks of all goroutines by ID, except the suite's own
+// and those of package testing or the runtime.
 func goroutines() map[string]string {
 	buf := make([]byte, 1<<20)
 	for {
@@ -71,7 +71,7 @@ func goroutines() map[string]string {
 	return all
 }
 
-// leaked says what is there beyond the baseline, "" if nothing is.
+// leaked describes what exists beyond the baseline, or returns "".
 func (base leakBaseline) leaked() string {
 	const spareFDs = 4 // The Go runtime opens some late.
 	var found []string
@@ -117,9 +117,9 @@ func describeProcess(pid string) string {
 	return pid + " " + strings.TrimSpace(string(name))
 }
 
-// settle waits until nothing is held beyond the baseline, and fails the case
-// with what is. It takes its time, because the end of a goroutine or of a
-// process is not always awaited by those who caused it.
+// settle waits until nothing is held beyond the baseline, and otherwise fails
+// the case. It waits for a while, because goroutines and processes may end
+// after the call that ended them.
 func (t *caseT) settle(base leakBaseline) {
 	deadline := time.Now().Add(t.patience() / 4)
 	for ; ; time.Sleep(10 * time.Millisecond) {
@@ -134,7 +134,7 @@ func (t *caseT) settle(base leakBaseline) {
 	}
 }
 
-// leaksGroup is the group of the cases that need this process for themselves.
+// leaksGroup is the group of the cases that must run alone in this process.
 const leaksGroup = "leaks"
 
 var leakCases = []testCase{
@@ -216,7 +216,7 @@ var leakCases = []testCase{
 	{"leaks/suite", "", func(t *caseT) {
 		t.dropShared(t.ctx)
 		t.dropIdle(t.ctx)
-		// Nothing that the suite made may exist any more.
+		// Nothing that the suite created may still exist.
 		for f, err := range t.provider.List(t.ctx) {
 			t.ok("List", err)
 			if strings.HasPrefix(string(f.ID), t.prefix) {

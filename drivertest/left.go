@@ -10,15 +10,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// leaves runs a command to its end that has first said the number of a process
-// that it leaves behind, and lets go of it.
+// leaves runs a command that prints the number of a process that outlives it,
+// and closes it.
 func (b *box) leaves(cmd sandbox.Command) (pid string) {
 	cmd.Dir = b.dir
 	p := b.start(cmd)
 	pid = b.readLines(p.Stdout()).next()
 	b.wantExit(b.wait(p), 0, 0, sandbox.ReasonExited)
 	b.ok("Close", p.Close())
-	b.argv("true") // whoever ends processes late has had an opportunity
+	b.argv("true") // gives a late kill time to happen
 	if !b.alive(pid) {
 		b.Fatalf("process %s died with the command that started it", pid)
 	}
@@ -26,7 +26,7 @@ func (b *box) leaves(cmd sandbox.Command) (pid string) {
 	return pid
 }
 
-// left returns what the list says of a process that outlived its command.
+// left returns the list's entry of a process that outlived its command.
 func (b *box) left(pid string) (info sandbox.ProcessInfo, ok bool) {
 	list, err := b.manager().Processes(b.ctx)
 	b.ok("Processes", err)
@@ -53,7 +53,7 @@ var leftCases = []testCase{
 		}
 	}},
 	{"left/late", "", func(t *caseT) {
-		t.box().leaves(sandbox.Command{Shell: "sleep 1000 & echo $!; sleep 1"}) // no longer in its first moments
+		t.box().leaves(sandbox.Command{Shell: "sleep 1000 & echo $!; sleep 1"}) // beyond the fast path
 	}},
 	{"left/by-terminal", capTerminal, func(t *caseT) {
 		t.box().leaves(sandbox.Command{Shell: "trap '' HUP; sleep 1000 & echo $!", TTY: &sandbox.WindowSize{Cols: 80, Rows: 24}})
@@ -68,7 +68,7 @@ var leftCases = []testCase{
 		b := t.box()
 		b.leaves(sandbox.Command{Shell: "(while [ ! -e go ]; do sleep 0.1; done; dd if=/dev/zero bs=65536 count=32 2>/dev/null && echo x >done; sleep 1000) & echo $!"})
 		b.mustSh("echo x >go")
-		b.eventually("the end of output that nobody reads", func() bool { return b.sh("[ -e done ]").exit.Code == 0 })
+		b.eventually("the end of output that is not read", func() bool { return b.sh("[ -e done ]").exit.Code == 0 })
 	}},
 	{"left/listed", capProcesses, func(t *caseT) {
 		b := t.box()

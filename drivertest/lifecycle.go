@@ -26,7 +26,7 @@ func (t *caseT) notListed(p driver.Provider, id sandbox.ID) {
 	}
 }
 
-// destroyLater destroys a sandbox whose maker may be closed by then.
+// destroyLater destroys a sandbox at the end, even if its provider was closed.
 func (t *caseT) destroyLater(id sandbox.ID) {
 	t.Cleanup(func(ctx context.Context) {
 		if inst, err := t.provider.Attach(ctx, id); err == nil {
@@ -35,9 +35,9 @@ func (t *caseT) destroyLater(id sandbox.ID) {
 	})
 }
 
-// evidence returns the codes with which Attach may answer for a sandbox that
-// the provider never heard of. Only a provider that can see the sandboxes of
-// every process knows that it does not exist.
+// evidence returns the codes that Attach may return for an unknown sandbox.
+// Only a provider that sees the sandboxes of every process knows that it does
+// not exist.
 func (t *caseT) evidence() []sandbox.Code {
 	if t.declared(capReattach) {
 		return []sandbox.Code{sandbox.CodeGone}
@@ -241,8 +241,8 @@ var lifecycleCases = []testCase{
 	}},
 }
 
-// createCanceled cancels Create at several moments: it returns soon, and what
-// it did not return does not exist.
+// createCanceled cancels Create at several times: it must return soon, and a
+// sandbox that it does not return must not exist.
 func createCanceled(t *caseT) {
 	for _, delay := range []time.Duration{-1, 0, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond, 60 * time.Millisecond} {
 		ctx, cancel := context.WithCancel(t.ctx)
@@ -270,7 +270,7 @@ func createCanceled(t *caseT) {
 	}
 }
 
-// callsAfterDestroy makes every kind of call on what is gone.
+// callsAfterDestroy makes every kind of call on a destroyed sandbox.
 func callsAfterDestroy(t *caseT) {
 	b := t.fresh()
 	p := b.start(sandbox.Command{Args: []string{"sleep", "1000"}})

@@ -21,11 +21,11 @@ func (b *box) resize(limits sandbox.Resources) error {
 // holds reports whether the provider enforces a limit.
 func (t *caseT) holds(limit string) bool { return t.facts.Limits[limit].Holds }
 
-// nest runs itself in another shell as often as its argument says. What follows
-// the shell keeps the outer one alive.
+// nest runs itself in nested shells, as many as its argument says. The command
+// after the inner shell keeps the outer one alive.
 const nest = `[ "$1" -gt 0 ] || { echo enough; exit; }; sh -c "$0" "$0" $(($1 - 1)); exit $?`
 
-// crowd reports whether n processes can live at once.
+// crowd reports whether n processes can run at once.
 func (b *box) crowd(n int) bool {
 	return b.argv("sh", "-c", nest, nest, strconv.Itoa(n)).stdout == "enough\n"
 }
@@ -73,7 +73,7 @@ var resizeCases = []testCase{
 		if r := b.argv(fill...); r.exit.Code != 0 {
 			t.Errorf("200 MB do not fit into a limit that was raised to 512 MiB: %v", r)
 		}
-		// What the command had is given back soon, and not at once.
+		// The command's memory is freed soon, but not at once.
 		t.eventually("the limit can be lowered", func() bool {
 			err := b.resize(sandbox.Resources{Memory: small})
 			if sandbox.CodeOf(err) == sandbox.CodeConflict || t.provider.ErrorCode(err) == sandbox.CodeConflict {
@@ -96,7 +96,7 @@ var resizeCases = []testCase{
 		b := t.fresh(func(s *sandbox.Spec) { s.Resources.PIDs = manyProcesses })
 		err := b.resize(sandbox.Resources{PIDs: fewProcesses, Disk: 1 << 30})
 		if err == nil {
-			return // it can change everything
+			return // it can change all limits
 		}
 		t.wantCode("Resize of a limit that cannot change", err, sandbox.CodeUnsupported)
 		if !b.crowd(crowdSize) {
@@ -127,8 +127,8 @@ func (b *box) endsByLifetime() {
 	}
 }
 
-// livesFor checks that the sandbox does not end for a while, which is longer
-// than a deadline that it had before.
+// livesFor checks that the sandbox does not end for d, which is longer than its
+// earlier deadline.
 func (b *box) livesFor(d time.Duration) {
 	ctx, cancel := context.WithTimeout(b.ctx, d)
 	defer cancel()
@@ -138,21 +138,21 @@ func (b *box) livesFor(d time.Duration) {
 	b.want(b.argv("echo", "alive"), "alive\n")
 }
 
-// short is a lifetime that is over soon.
+// short is a lifetime that ends soon.
 func (t *caseT) short() time.Duration {
 	return time.Duration(size(t.suite, int64(2*time.Second), int64(15*time.Second)))
 }
 
-// shortLived makes a sandbox that does not live long, and does something with
-// it while it lives. It returns the lifetime that was long enough for that: on a
-// machine that is busy with other things, a sandbox can be over before its
-// first call is through, which says nothing of its provider.
+// shortLived creates a sandbox with a short lifetime and calls do while it
+// lives. It returns a lifetime that was long enough for that: on a busy machine
+// the sandbox may end before the first call returns, which is not the
+// provider's fault.
 func (t *caseT) shortLived(do func(*box) error) (*box, time.Duration) {
 	return t.shortLivedAt(t.provider, t.own, do)
 }
 
-// shortLivedAt is shortLived with another connection to the provider, and a
-// function that sees to the end of the sandbox.
+// shortLivedAt is shortLived for another connection to the provider; own
+// destroys the sandbox at the end.
 func (t *caseT) shortLivedAt(p driver.Provider, own func(driver.Instance) *box, do func(*box) error) (*box, time.Duration) {
 	for life := t.short(); ; life *= 2 {
 		before := time.Now()
@@ -195,7 +195,7 @@ var deadlineCases = []testCase{
 	}},
 	{"deadline/elsewhere", capDeadline, func(t *caseT) {
 		if !t.declared(capReattach) {
-			return // nobody else can reach the sandbox
+			return // no other process can reach the sandbox
 		}
 		elsewhere := t.connect()
 		extend := func(b *box, by time.Duration) error {

@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// connector is what Harness.Connect describes, for images with python3.
+// connector implements Harness.Connect for images with python3.
 const connector = `import socket, sys
 try:
     s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 20)
@@ -18,11 +18,11 @@ except TimeoutError: print("late")
 except OSError: print("refused")
 `
 
-// nowhere is an address that documents use and nobody has: a connection to it
-// fails at once only where somebody refuses it.
+// nowhere is an address reserved for documentation: a connection to it fails at
+// once only if it is refused.
 const nowhere = "192.0.2.1"
 
-// server says hello to whoever connects, and counts them. It ends with the case.
+// server says hello to every client and counts them. It ends with the case.
 func (t *caseT) server() (port string, met *atomic.Int64) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	t.ok("listening on this machine", err)
@@ -43,7 +43,7 @@ func (t *caseT) server() (port string, met *atomic.Int64) {
 	return port, met
 }
 
-// reach has a program inside connect, and returns what came of it: "hello",
+// reach connects from a program inside and returns the outcome: "hello",
 // "refused" or, after a while, "late".
 func (b *box) reach(host, port string) string {
 	args := b.h.Connect
@@ -54,7 +54,7 @@ func (b *box) reach(host, port string) string {
 	return strings.TrimSpace(got.stdout)
 }
 
-// online creates a sandbox that may reach hosts and nothing else.
+// online creates a sandbox that may reach only these hosts.
 func (t *caseT) online(hosts ...string) *box {
 	return t.fresh(func(s *sandbox.Spec) { s.Network.Egress = hosts })
 }

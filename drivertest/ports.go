@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// echoServer is what Harness.Echo describes, for images with python3.
+// echoServer implements Harness.Echo for images with python3.
 const echoServer = `import socket, threading
 s = socket.create_server(("127.0.0.1", 0), backlog=128)
 print(s.getsockname()[1], flush=True)
@@ -36,7 +36,7 @@ func (b *box) dialer() driver.Dialer {
 	return d
 }
 
-// echo starts a server that goes with the case, and returns its port.
+// echo starts a server that ends with the case, and returns its port.
 func (b *box) echo() (uint16, driver.Process) {
 	args := b.h.Echo
 	if args == nil {
@@ -50,7 +50,7 @@ func (b *box) echo() (uint16, driver.Process) {
 	return uint16(port), p
 }
 
-// dial connects to a port; the connection goes with the case.
+// dial connects to a port; the connection is closed with the case.
 func (b *box) dial(port uint16) net.Conn {
 	conn, err := b.dialer().Dial(b.ctx, port)
 	if err != nil {
@@ -60,7 +60,7 @@ func (b *box) dial(port uint16) net.Conn {
 	return conn
 }
 
-// roundTrip sends data, ends the sending side, and reads what comes back.
+// roundTrip sends data, closes the sending side, and reads the answer.
 func roundTrip(ctx context.Context, conn net.Conn, data []byte) ([]byte, error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
@@ -99,7 +99,7 @@ var portCases = []testCase{
 		if err == nil {
 			conn.Close()
 		}
-		t.wantCode("Dial where nobody listens", err, sandbox.CodeUnavailable)
+		t.wantCode("Dial to a port without a listener", err, sandbox.CodeUnavailable)
 	}},
 	{"ports/canceled", capPorts, func(t *caseT) {
 		b := t.box()
@@ -163,15 +163,15 @@ var portCases = []testCase{
 		conn := b.dial(port)
 		t.ok("Destroy", b.inst.Destroy(t.ctx))
 		if n, _ := conn.Read(make([]byte, 1)); n != 0 {
-			t.Errorf("a destroyed sandbox says something")
+			t.Errorf("a destroyed sandbox sends data")
 		}
 		_, err := b.dialer().Dial(t.ctx, port)
 		t.wantCode("Dial into a destroyed sandbox", err, sandbox.CodeGone)
 	}},
 }
 
-// stalledConnection: when nobody reads, the writer stops, others go on, and
-// closing lets the writer go.
+// stalledConnection checks that without a reader the writer blocks, other
+// connections work, and Close unblocks the writer.
 func stalledConnection(t *caseT) {
 	b := t.box()
 	port, _ := b.echo()
@@ -191,14 +191,14 @@ func stalledConnection(t *caseT) {
 	select {
 	case n := <-wrote:
 		if n >= 1<<30 {
-			t.Errorf("%d bytes were taken although nobody reads what comes back", n)
+			t.Errorf("%d bytes were taken although the answer is not read", n)
 		}
 	case <-t.ctx.Done():
-		t.Errorf("the writer of a closed connection waits on")
+		t.Errorf("the writer of a closed connection still blocks")
 	}
 }
 
-// endless yields zeros.
+// endless reads as zeros.
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) {

@@ -13,10 +13,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// previewed is what the server of these cases answers.
+// previewed is the answer of the server in these cases.
 const previewed = "shown by a preview"
 
-// previewServer is an HTTP server on a port that no service keeps for itself.
+// previewServer is an HTTP server on a port that services do not reserve.
 const previewServer = `import http.server
 class H(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -38,7 +38,7 @@ func (b *box) previewer() driver.Previewer {
 	return p
 }
 
-// web starts an HTTP server that goes with the case, and returns its port.
+// web starts an HTTP server that ends with the case, and returns its port.
 func (b *box) web() uint16 {
 	p := b.start(sandbox.Command{Args: []string{"python3", "-c", previewServer}})
 	port, err := strconv.ParseUint(strings.TrimSpace(b.readLines(p.Stdout()).next()), 10, 16)
@@ -48,7 +48,7 @@ func (b *box) web() uint16 {
 	return uint16(port)
 }
 
-// preview asks for an address that is what was asked for.
+// preview requests a preview and checks that it has the requested properties.
 func (b *box) preview(port uint16, public bool) sandbox.Preview {
 	p, err := b.previewer().Preview(b.ctx, sandbox.PreviewRequest{Port: port, Public: public})
 	if err != nil {
@@ -60,7 +60,7 @@ func (b *box) preview(port uint16, public bool) sandbox.Preview {
 	return p
 }
 
-// visitor resolves names below localhost as browsers do.
+// visitor resolves names below localhost like browsers.
 var visitor = func() *http.Client {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.DisableKeepAlives = true
@@ -98,7 +98,7 @@ func (t *caseT) wantShown(when string, want bool, p sandbox.Preview, token strin
 	}
 }
 
-// wantPreviews checks what is listed.
+// wantPreviews checks the list of previews.
 func (b *box) wantPreviews(want ...sandbox.Preview) {
 	all, err := b.previewer().Previews(b.ctx)
 	if err != nil {

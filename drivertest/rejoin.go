@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// cut lets go of a command as a lost connection does.
+// cut disconnects from a command as a lost connection does.
 func (b *box) cut(p driver.Process) {
 	d, ok := driver.As[driver.Detacher](p)
 	if !ok {
@@ -19,7 +19,7 @@ func (b *box) cut(p driver.Process) {
 	b.ok("Detach", d.Detach())
 }
 
-// rejoin connects to a command again.
+// rejoin reconnects to a command.
 func (b *box) rejoin(id string, from driver.Cursor) (driver.Process, driver.Cursor) {
 	p, at, err := b.tryRejoin(id, from, false)
 	b.ok("Rejoin", err)
@@ -34,12 +34,12 @@ func (b *box) tryRejoin(id string, from driver.Cursor, skip bool) (driver.Proces
 	return r.Rejoin(b.ctx, id, from, skip)
 }
 
-// held starts a command that waits for a caller who was cut off.
+// held starts a command that waits for its disconnected caller.
 func (b *box) held(script string, hold time.Duration) driver.Process {
 	return b.start(sandbox.Command{Args: []string{"sh", "-c", script}, Dir: b.dir, Stdin: true, Hold: hold})
 }
 
-// numbered is what the scripts of these cases write.
+// numbered returns the output of the scripts in these cases.
 func numbered(lines int) []byte {
 	var out bytes.Buffer
 	for i := range lines {
@@ -48,7 +48,7 @@ func numbered(lines int) []byte {
 	return out.Bytes()
 }
 
-// writeNumbered is a script that writes that many lines.
+// writeNumbered returns a script that writes this many lines.
 func writeNumbered(lines int) string {
 	return fmt.Sprintf("awk 'BEGIN { for (i = 0; i < %d; i++) printf \"%%09d\\n\", i }'", lines)
 }
@@ -56,12 +56,13 @@ func writeNumbered(lines int) string {
 var rejoinCases = []testCase{
 	{"rejoin/output", capRejoin, func(t *caseT) {
 		b := t.box()
-		const lines = 900_000 // more than is kept, and than may be on its way
+		const lines = 900_000 // more than is kept, and more than can be in transit
 		want := numbered(lines)
 		p := b.held(writeNumbered(lines)+"; echo done >&2; exit 7", time.Minute)
 		id := p.Info().ID
 		var got []byte
-		// Each connection is cut with output under way, which the next must bring again.
+		// Each connection is cut during output, which the next one must receive
+		// again.
 		for _, n := range []int{10, 1000, 2 << 20, 1, 3 << 20} {
 			part := make([]byte, n)
 			if _, err := io.ReadFull(p.Stdout(), part); err != nil {
@@ -109,7 +110,7 @@ var rejoinCases = []testCase{
 		first := b.held("while [ ! -e go ]; do sleep 0.1; done; wc -c", time.Minute)
 		const total = 3 << 20 // far more than a pipe holds
 		input := bytes.Repeat([]byte("x"), total)
-		go func() { _, _ = first.Stdin().Write(input) }() // waits for a reader that never comes
+		go func() { _, _ = first.Stdin().Write(input) }() // blocks: the command never reads
 		b.cut(first)
 		p, at := b.rejoin(first.Info().ID, driver.Cursor{})
 		defer p.Close()
@@ -144,7 +145,7 @@ var rejoinCases = []testCase{
 		second, _ := b.rejoin(first.Info().ID, driver.Cursor{Stdout: 4})
 		defer second.Close()
 		if _, err := first.Wait(t.ctx); err == nil {
-			t.Errorf("the first connection saw the end of a command that goes on")
+			t.Errorf("the first connection saw the end of a running command")
 		}
 		b.cut(first)
 		_, err := io.WriteString(second.Stdin(), "\n")
@@ -159,7 +160,7 @@ var rejoinCases = []testCase{
 		b.readLines(first.Stdout()).await("one")
 		second, _ := b.rejoin(first.Info().ID, driver.Cursor{Stdout: 4})
 		if _, err := first.Wait(t.ctx); err == nil {
-			t.Errorf("the first connection saw the end of a command that goes on")
+			t.Errorf("the first connection saw the end of a running command")
 		}
 		t.ok("Close of the connection that was replaced", first.Close())
 		_, err := io.WriteString(second.Stdin(), "\n")

@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// hides fails the case if the secret is in what, in any form it is printed.
+// hides fails the case if the secret is in v, in any printed form.
 func (t *caseT) hides(what string, v any) {
 	text := fmt.Sprintf("%+v", v)
 	if js, err := json.Marshal(v); err == nil {
@@ -20,10 +20,10 @@ func (t *caseT) hides(what string, v any) {
 	}
 }
 
-// hidesLogs looks at everything that was logged while the suite ran.
+// hidesLogs checks everything that was logged during the suite.
 func (t *caseT) hidesLogs() {
 	if strings.Contains(t.logs.String(), t.canary) {
-		t.Errorf("the default loggers were given a secret")
+		t.Errorf("the default loggers received a secret")
 	}
 }
 
@@ -65,7 +65,7 @@ var secretCases = []testCase{
 		t.hidesLogs()
 	}},
 	{"secrets/not-in-argv", "", func(t *caseT) {
-		// Arguments of processes are visible to all inside; env is not.
+		// Arguments of processes are visible inside; the environment is not.
 		b := t.box()
 		p := b.start(sandbox.Command{Args: []string{"sleep", "1000"}, Env: map[string]string{"TOKEN": t.canary}})
 		r := b.sh(`for f in /proc/[0-9]*/cmdline; do [ -r "$f" ] && cat "$f"; done 2>/dev/null; true`)
@@ -188,7 +188,7 @@ var concurrencyCases = []testCase{
 			}
 		}
 		if winner == nil {
-			t.Fatalf("nobody got the ID")
+			t.Fatalf("no call got the ID")
 		}
 		t.want(t.attach(winner).argv("echo", "alive"), "alive\n")
 	}},
@@ -207,8 +207,8 @@ var concurrencyCases = []testCase{
 	}},
 }
 
-// runOnce runs one command; it is for goroutines. A command that was killed
-// with its sandbox is as good as an error.
+// runOnce runs one command; any goroutine may call it. It returns an error,
+// too, if the command was killed with its sandbox.
 func (b *box) runOnce() error {
 	p, err := b.inst.Exec(b.ctx, &sandbox.Command{Args: []string{"echo", "x"}})
 	if err != nil {
@@ -219,7 +219,7 @@ func (b *box) runOnce() error {
 	return err
 }
 
-// concurrentBoxes makes, uses and destroys several sandboxes at once.
+// concurrentBoxes creates, uses and destroys several sandboxes concurrently.
 func concurrentBoxes(t *caseT) {
 	n := size(t.suite, 8, 3)
 	results := make(chan error, n)

@@ -17,8 +17,8 @@ const (
 	sigTERM = 15
 )
 
-// startFamily starts a command with a child that would outlive it, and
-// returns the child's PID.
+// startFamily starts a command with a child that could outlive it, and returns
+// the child's PID.
 func (b *box) startFamily(cmd sandbox.Command) (driver.Process, string) {
 	cmd.Args = []string{"sh", "-c", "sleep 1000 & echo $!; sleep 1000"}
 	p := b.start(cmd)
@@ -50,8 +50,8 @@ var signalCases = []testCase{
 	{"signal/trap", "", func(t *caseT) {
 		for _, sig := range []int{sigHUP, sigINT, sigUSR1, sigTERM} {
 			b := t.box()
-			// The loop matters: a signal that arrives while the shell is about
-			// to start a child is seen only when that child has ended.
+			// The loop is necessary: a shell that is about to start a child handles a
+			// signal only after the child has ended.
 			p := b.start(sandbox.Command{Shell: "trap 'echo got; exit 3' HUP INT USR1 TERM; echo ready; while :; do sleep 1; done"})
 			out := b.readLines(p.Stdout())
 			out.await("ready")
@@ -144,7 +144,7 @@ var signalCases = []testCase{
 	}},
 }
 
-// timeout is short, and long enough for a command to begin.
+// timeout is short, but long enough for a command to start.
 func timeout(t *caseT) time.Duration {
 	return time.Duration(size[int64](t.suite, int64(time.Second), int64(5*time.Second)))
 }

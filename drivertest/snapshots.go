@@ -29,7 +29,7 @@ func (t *caseT) removeLater(ref driver.SnapshotRef) {
 	t.Cleanup(func(ctx context.Context) { t.ok("RemoveSnapshot", t.keeper().RemoveSnapshot(ctx, ref)) })
 }
 
-// listedSnapshot looks for a snapshot among all.
+// listedSnapshot finds a snapshot in the list.
 func (t *caseT) listedSnapshot(p driver.Provider, id string) (f driver.FoundSnapshot, there bool) {
 	for one, err := range t.keeperOf(p).Snapshots(t.ctx) {
 		t.ok("Snapshots", err)
@@ -40,7 +40,7 @@ func (t *caseT) listedSnapshot(p driver.Provider, id string) (f driver.FoundSnap
 	return f, there
 }
 
-// wantLost checks that an error says that the snapshot is not there.
+// wantLost checks that an error says that the snapshot is missing.
 func (t *caseT) wantLost(what string, err error) {
 	t.wantCode(what, err, sandbox.CodeNotFound)
 	if !errors.Is(err, driver.ErrSnapshotLost) {
@@ -91,7 +91,7 @@ var keeperCases = []testCase{
 		for _, data := range []string{"", "..", "../../etc", "/", "a/b", strings.Repeat("x", 5000), "no-such-snapshot"} {
 			bad := good
 			bad.Data = data
-			t.refusesRestore("a reference that nobody made", bad, sandbox.CodeInvalid, sandbox.CodeNotFound)
+			t.refusesRestore("an invalid reference", bad, sandbox.CodeInvalid, sandbox.CodeNotFound)
 		}
 		twin, _ := t.restore(good)
 		t.want(twin.argv("echo", "alive"), "alive\n")
@@ -148,7 +148,7 @@ var keeperCases = []testCase{
 	{"snapshot/exported", capSnapshot, exportAndImport},
 }
 
-// exportMarker is found in the bytes of a snapshot, unless they are compressed.
+// exportMarker appears in the bytes of a snapshot, unless they are compressed.
 const exportMarker = "drivertest-marker-in-a-file"
 
 func exportAndImport(t *caseT) {
@@ -175,7 +175,7 @@ func exportAndImport(t *caseT) {
 	_, err := into.ImportSnapshot(t.ctx, id, strings.NewReader(strings.Repeat("this is no snapshot ", 1000)))
 	t.wantCode("ImportSnapshot of something else", err, sandbox.CodeInvalid)
 	if f, ok := t.listedSnapshot(t.provider, id); ok {
-		t.Errorf("of what could not be imported there is %+v", f)
+		t.Errorf("the failed import left %+v", f)
 	}
 	t.refusesAltered(into, whole)
 
@@ -195,8 +195,8 @@ func exportAndImport(t *caseT) {
 	t.want(twin.sh("cat file"), exportMarker+"\n")
 }
 
-// refusesAltered checks that a snapshot with a byte that is another is refused,
-// at the latest when it is restored.
+// refusesAltered checks that a snapshot with a changed byte is rejected, at the
+// latest when it is restored.
 func (t *caseT) refusesAltered(into driver.SnapshotExporter, whole []byte) {
 	at := bytes.Index(whole, []byte(exportMarker))
 	if at < 0 {

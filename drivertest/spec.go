@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// imageCases look at what a spec brings into a sandbox from outside.
+// imageCases test what a spec adds to a sandbox from outside.
 var imageCases = []testCase{
 	{"images/directory", capImages, func(t *caseT) {
 		root := t.TempDir()
@@ -40,7 +40,7 @@ var imageCases = []testCase{
 		a, b := t.fresh(), t.fresh()
 		a.mustSh("echo changed >/etc/drivertest-private")
 		if r := b.argv("cat", "/etc/drivertest-private"); r.exit.Code == 0 {
-			t.Errorf("what one sandbox writes to its image another sees: %v", r)
+			t.Errorf("a sandbox sees another one's changes to the image: %v", r)
 		}
 	}},
 	{"mounts/read-write", capMounts, func(t *caseT) {
@@ -70,7 +70,7 @@ var imageCases = []testCase{
 		}
 	}},
 	{"mounts/read-only-below", capMounts, func(t *caseT) {
-		// A mount can be neither renamed nor removed, nor reached around.
+		// A mount cannot be renamed, removed or bypassed.
 		dir := t.TempDir()
 		t.hostFile(filepath.Join(dir, "above", "lib", "code"), "good")
 		b := t.fresh(func(s *sandbox.Spec) {
@@ -84,7 +84,7 @@ var imageCases = []testCase{
 			"echo bad >above/lib/code", "mv above/lib gone", "mv above gone", "rm -rf above", "ln above/lib/code hard && echo bad >hard",
 			"ln -s above/lib way; echo bad >way/code", "cd above/lib && echo bad >../lib/code", "echo bad >mine; mv -f mine above/lib/code",
 		} {
-			_ = b.argv("sh", "-c", "cd /mnt/drivertest; "+script) // some of it works, but for what counts
+			_ = b.argv("sh", "-c", "cd /mnt/drivertest; "+script) // some of it may succeed; only the host's file counts
 			if got, err := os.ReadFile(filepath.Join(dir, "above", "lib", "code")); err != nil || string(got) != "good" {
 				t.Fatalf("%s: the host sees %q, %v", script, got, err)
 			}
@@ -100,7 +100,7 @@ var imageCases = []testCase{
 		b.mustSh(`ln -s ../secret /mnt/drivertest/up; ln -s "$1" /mnt/drivertest/abs`, filepath.Join(dir, "secret"))
 		for _, p := range []string{"/mnt/drivertest/up", "/mnt/drivertest/abs", "/mnt/drivertest/../secret"} {
 			if r := b.argv("cat", p); strings.Contains(r.stdout, t.canary) {
-				t.Errorf("%s leads out of the mount", p)
+				t.Errorf("%s points outside the mount", p)
 			}
 		}
 	}},
@@ -117,7 +117,7 @@ var imageCases = []testCase{
 	}},
 }
 
-// hostFile makes a file of this process, with its directory.
+// hostFile creates a file on the host, with its directory.
 func (t *caseT) hostFile(name, content string) {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		t.Fatalf("preparing: %v", err)
@@ -127,8 +127,8 @@ func (t *caseT) hostFile(name, content string) {
 	}
 }
 
-// seesImage makes a sandbox from an image without a single program and looks
-// for its marker. A command in it is not found, as in any directory.
+// seesImage creates a sandbox from an image without programs and looks for its
+// marker. Running the marker must fail as for any file that is not a program.
 func (t *caseT) seesImage(image string) {
 	b := t.fresh(func(s *sandbox.Spec) { s.Image = image })
 	if r := b.argv("/etc/image-marker"); r.exit.Code != 126 {

@@ -25,7 +25,7 @@ func (b *box) resume() error {
 	return p.Resume(b.ctx)
 }
 
-// snapshot takes one that has to succeed and goes with the case.
+// snapshot takes a snapshot that is removed at the end of the case.
 func (b *box) snapshot(opts driver.SnapshotOptions) driver.SnapshotRef {
 	return b.fullSnapshot(opts).Ref
 }
@@ -48,13 +48,14 @@ func (b *box) fullSnapshot(opts driver.SnapshotOptions) driver.Snapshot {
 	return s
 }
 
-// rests reports whether a snapshot is only of what stands still.
+// rests reports whether the provider can take snapshots only of sandboxes at
+// rest.
 func (b *box) rests() bool {
 	_, rests := driver.As[driver.RestingSnapshotter](b.inst)
 	return rests
 }
 
-// succeed has a sandbox that a snapshot ended go on as a copy of itself.
+// succeed continues a sandbox that a snapshot ended as a copy of itself.
 func (b *box) succeed(ref driver.SnapshotRef) {
 	heir, _ := b.restore(ref, func(s *sandbox.Spec) {
 		if b.spec != nil {
@@ -84,7 +85,7 @@ func (b *box) trySnapshot(opts driver.SnapshotOptions) (driver.Snapshot, error) 
 	return s.Snapshot(b.ctx, opts)
 }
 
-// restore makes a sandbox of a snapshot, and destroys it afterwards.
+// restore restores a sandbox and destroys it afterwards.
 func (t *caseT) restore(ref driver.SnapshotRef, change ...func(*sandbox.Spec)) (*box, driver.Restored) {
 	inst, how, err := t.tryRestore(t.spec(change...), ref)
 	if err != nil {
@@ -106,7 +107,7 @@ func (t *caseT) tryRestore(spec *sandbox.Spec, ref driver.SnapshotRef) (driver.I
 	return r.Restore(t.ctx, spec, ref)
 }
 
-// refusesRestore checks that nothing is made of what is no whole snapshot.
+// refusesRestore checks that an incomplete snapshot cannot be restored.
 func (t *caseT) refusesRestore(what string, ref driver.SnapshotRef, codes ...sandbox.Code) {
 	spec := t.spec()
 	inst, _, err := t.tryRestore(spec, ref)
@@ -117,10 +118,10 @@ func (t *caseT) refusesRestore(what string, ref driver.SnapshotRef, codes ...san
 	t.notListed(t.provider, spec.ID)
 }
 
-// counter says how many lines it has read, and who it is.
+// counter answers each line with the line and the number of lines.
 const counter = `n=0; while read -r line; do n=$((n + 1)); echo "$line $n"; done`
 
-// count talks to a counter.
+// count sends a line to a counter and checks the answer.
 func (b *box) count(p driver.Process, out *lines, word string, want int) {
 	b.send(p, word+"\n")
 	if got := out.next(); got != word+" "+strconv.Itoa(want) {
@@ -128,8 +129,8 @@ func (b *box) count(p driver.Process, out *lines, word string, want int) {
 	}
 }
 
-// pauseProbe is how long a call on a paused sandbox is watched. One that does
-// not wait is found out by it; no case depends on it otherwise.
+// pauseProbe is how long to watch whether a call on a paused sandbox returns. A
+// longer time would not change the result of a correct provider.
 const pauseProbe = 150 * time.Millisecond
 
 var pauseCases = []testCase{
@@ -224,7 +225,7 @@ var pauseCases = []testCase{
 	}},
 }
 
-// treeScript makes files of all sorts, and lookScript looks at them.
+// treeScript creates files of all kinds, and lookScript describes them.
 const (
 	treeScript = `mkdir d d/e; echo one >d/e/f; chmod 640 d/e/f; ln -s e/f d/l; ln d/e/f d/h; mkdir d/gone; rm -r d/gone; printf '' >d/empty; echo x >"d/a b"`
 	lookScript = `cat d/e/f d/l d/h "d/a b"; ls -l d/e/f | cut -c1-10; ls d; ls d/e; readlink d/l`
@@ -371,7 +372,7 @@ var restoreCases = []testCase{
 	}},
 }
 
-// damages are what may have become of a file.
+// damages are ways to damage a file.
 var damages = map[string]func(path string, whole []byte) error{
 	"truncated": func(path string, whole []byte) error { return os.WriteFile(path, whole[:len(whole)/2], 0o600) },
 	"removed":   func(path string, _ []byte) error { return os.Remove(path) },
@@ -455,7 +456,7 @@ var forkCases = []testCase{
 		twin.dir = b.dir
 		m, _ := driver.As[driver.ProcessManager](inst)
 		if all, err := m.Processes(t.ctx); err != nil || len(all) > 0 {
-			t.Errorf("processes whose memory was left aside: %+v, %v", all, t.vet(err))
+			t.Errorf("processes although no memory was restored: %+v, %v", all, t.vet(err))
 		}
 		t.want(twin.sh("cat kept"), "kept\n")
 		b.count(p, out, "b", 2)
@@ -492,7 +493,7 @@ var forkCases = []testCase{
 		out := b.readLines(p.Stdout())
 		b.count(p, out, "a", 1)
 		twin, _ := t.restore(b.snapshot(driver.SnapshotOptions{Memory: true}))
-		// The process that started it is not connected to the copy.
+		// The client that started it is not connected to the copy.
 		t.eventually("the copy of a command in the foreground ends", func() bool {
 			return !twin.alive(strconv.Itoa(p.Info().PID))
 		})

@@ -85,7 +85,7 @@ var outputCases = []testCase{
 		p := b.start(sandbox.Command{Shell: "dd if=/dev/zero bs=1024 count=1024 2>/dev/null; echo end"})
 		ctx, cancel := context.WithTimeout(t.ctx, 100*time.Millisecond)
 		defer cancel()
-		if _, err := p.Wait(ctx); err != nil { // It may well be waiting for its reader.
+		if _, err := p.Wait(ctx); err != nil { // It may still be waiting for its reader.
 			t.wantCode("Wait", err, sandbox.CodeTimeout)
 		}
 		r := b.finish(p)
@@ -213,7 +213,7 @@ var stdinCases = []testCase{
 		select {
 		case <-sent:
 		case <-t.ctx.Done():
-			t.Fatalf("a writer hangs although the command is gone")
+			t.Fatalf("a writer hangs although the command has ended")
 		}
 	}},
 	{"stdin/after-exit", "", func(t *caseT) {

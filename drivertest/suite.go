@@ -24,16 +24,16 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// testCase is one promise. needs names the capability without which the case
-// asserts absence instead; empty means that every provider must pass.
+// testCase tests one promise. needs names the capability without which the case
+// checks its absence instead; empty means that every provider must pass.
 type testCase struct {
 	name  string
 	needs string
 	run   func(t *caseT)
 }
 
-// allCases lists the suite in the order it runs. Leaks come last: they look at
-// what all the others left behind.
+// allCases lists the suite in the order it runs. Leak checks come last, because
+// they check what all the others left behind.
 func allCases() []testCase {
 	return slices.Concat(
 		capabilityCases, lifecycleCases, reattachCases, rejoinCases, execCases, outputCases, stdinCases, signalCases,
@@ -42,22 +42,22 @@ func allCases() []testCase {
 	)
 }
 
-// canaryEnv is set in this process while the suite runs; finding its value
-// inside a sandbox means that the provider leaks its own environment.
+// canaryEnv is set in this process while the suite runs. If its value appears
+// inside a sandbox, the provider leaks its environment.
 const canaryEnv = "ATOLL_DRIVERTEST_CANARY"
 
-// state is what one case after another changes. A case that hangs keeps the one it
-// has, and those after it get another, so that it cannot disturb them.
+// state is shared by cases that run one after another. A case that hangs keeps
+// its state, and later cases get another, so that it cannot disturb them.
 type state struct {
 	shared driver.Instance // reused by cases that do not harm it; nil until needed
 }
 
-// suite is the state that the cases of one run share.
+// suite is the state shared by all cases of a run.
 type suite struct {
 	h        Harness
 	provider driver.Provider
 	facts    driver.Facts
-	canary   string // a secret; must never be seen where secrets do not belong
+	canary   string // a secret that must not be visible anywhere
 	baseline leakBaseline
 	logs     *lockedBuffer
 	restore  []func()
@@ -65,10 +65,10 @@ type suite struct {
 	prefix   string
 
 	mu   sync.Mutex
-	idle []*state // of no case at the moment
+	idle []*state // not in use
 }
 
-// take returns a state that no other case has.
+// take returns a state that no case uses.
 func (s *suite) take() *state {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +87,7 @@ func (s *suite) put(st *state) {
 	s.idle = append(s.idle, st)
 }
 
-// dropIdle destroys the shared sandboxes that no case has.
+// dropIdle destroys the shared sandboxes of the idle states.
 func (s *suite) dropIdle(ctx context.Context) {
 	s.mu.Lock()
 	idle := s.idle
@@ -139,8 +139,8 @@ func blockers(f driver.Facts) string {
 	return strings.Join(b, "; ")
 }
 
-// capture plants the canary in the environment and listens to the loggers
-// that a careless driver would write to.
+// capture sets the canary in the environment and captures the loggers that a
+// careless driver might use.
 func (s *suite) capture() {
 	old, had := os.LookupEnv(canaryEnv)
 	_ = os.Setenv(canaryEnv, s.canary) // The name is valid: Setenv cannot fail.
@@ -159,8 +159,8 @@ func (s *suite) capture() {
 	})
 }
 
-// close releases what is left. The leak cases have closed the provider
-// already when the whole suite ran.
+// close releases the remaining resources. After a complete run the leak cases
+// have already closed the provider.
 func (s *suite) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), s.patience())
 	defer cancel()
@@ -172,8 +172,8 @@ func (s *suite) close() {
 	s.restore = nil
 }
 
-// dropShared destroys the shared sandbox. What a broken provider does then has
-// been reported by the case that broke.
+// dropShared destroys the shared sandbox. It ignores errors: the case that
+// broke the provider has reported them.
 func (s *state) dropShared(ctx context.Context) {
 	inst := s.shared
 	s.shared = nil
@@ -192,14 +192,14 @@ func (s *suite) selected() []testCase {
 	})
 }
 
-// caseGroup is the cases whose names begin alike.
+// caseGroup is the cases with the same first part of their names.
 type caseGroup struct {
 	name  string
 	cases []testCase
 }
 
-// grouped returns the selected cases by the first part of their names, in the
-// order in which the groups begin.
+// grouped returns the selected cases by group, in the order in which the groups
+// start.
 func (s *suite) grouped() []*caseGroup {
 	var groups []*caseGroup
 	for _, c := range s.selected() {
@@ -213,7 +213,7 @@ func (s *suite) grouped() []*caseGroup {
 	return groups
 }
 
-// patience is how long a case, or a clean-up, may take.
+// patience is the timeout of a case or a cleanup.
 func (s *suite) patience() time.Duration {
 	if s.h.patience > 0 {
 		return s.h.patience
@@ -224,8 +224,8 @@ func (s *suite) patience() time.Duration {
 	return time.Minute
 }
 
-// run runs one case in a goroutine of its own, so that a call which ignores
-// its context fails the case instead of hanging the suite.
+// run runs one case in a new goroutine, so that a call that ignores its context
+// fails the case instead of blocking the suite.
 func (s *suite) run(ctx context.Context, c testCase) Result {
 	ctx, cancel := context.WithTimeout(ctx, s.patience())
 	defer cancel()
@@ -251,7 +251,7 @@ func (s *suite) run(ctx context.Context, c testCase) Result {
 	return res
 }
 
-// observe tells the harness of a result, one at a time.
+// observe passes a result to the harness, never concurrently.
 func (s *suite) observe(res Result) {
 	if s.h.Observe != nil {
 		s.mu.Lock()
@@ -260,7 +260,7 @@ func (s *suite) observe(res Result) {
 	}
 }
 
-// hopeless is closed when ctx has been over for grace.
+// hopeless is closed grace after ctx has ended.
 func hopeless(ctx context.Context, grace time.Duration) <-chan struct{} {
 	c := make(chan struct{})
 	context.AfterFunc(ctx, func() { time.AfterFunc(grace, func() { close(c) }) })
@@ -272,12 +272,12 @@ func stacks(limit int) string {
 	return string(buf[:runtime.Stack(buf, true)])
 }
 
-// caseT is what a case sees of its test: a small testing.T that both faces of
-// the suite share. Fatalf must be called from the goroutine of the case.
+// caseT is the test of one case: a small testing.T that works with [Run] and
+// [Check]. Fatalf must be called from the goroutine of the case.
 type caseT struct {
 	*suite
 	*state
-	ctx  context.Context // ends when the case has run out of time
+	ctx  context.Context // ends at the case's timeout
 	done chan struct{}
 
 	mu       sync.Mutex
@@ -299,14 +299,14 @@ func (t *caseT) body(c testCase, status *Status) {
 	c.run(t)
 }
 
-// recovered, deferred, makes a panic a failure of the case.
+// recovered is deferred and turns a panic into a failure of the case.
 func (t *caseT) recovered() {
 	if r := recover(); r != nil {
 		t.Errorf("panic: %v\n%s", r, debug.Stack())
 	}
 }
 
-// cleanup runs all cleanups, last first, even if one of them panics or ends
+// cleanup runs all cleanups, last first, even if one of them panics or exits
 // the goroutine.
 func (t *caseT) cleanup() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), t.patience()/4)
@@ -331,7 +331,7 @@ func (t *caseT) hasFailed() bool {
 // Cleanup registers f to run after the case, last first.
 func (t *caseT) Cleanup(f func(ctx context.Context)) { t.cleanups = append(t.cleanups, f) }
 
-// Errorf notes a failure and goes on.
+// Errorf records a failure and continues.
 func (t *caseT) Errorf(format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -339,20 +339,20 @@ func (t *caseT) Errorf(format string, args ...any) {
 	t.messages = append(t.messages, fmt.Sprintf(format, args...))
 }
 
-// Fatalf notes a failure and ends the case.
+// Fatalf records a failure and ends the case.
 func (t *caseT) Fatalf(format string, args ...any) {
 	t.Errorf(format, args...)
 	runtime.Goexit()
 }
 
-// Logf notes something worth knowing.
+// Logf records a note.
 func (t *caseT) Logf(format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.messages = append(t.messages, fmt.Sprintf(format, args...))
 }
 
-// TempDir makes a directory of this process that goes with the case.
+// TempDir creates a directory that is removed at the end of the case.
 func (t *caseT) TempDir() string {
 	dir, remove, err := scratch.Dir("drivertest-")
 	if err != nil {
@@ -362,7 +362,7 @@ func (t *caseT) TempDir() string {
 	return dir
 }
 
-// connect makes another connection to the provider, as another process would.
+// connect opens another connection to the provider, as another process would.
 func (t *caseT) connect() driver.Provider {
 	p, err := t.h.New(t.ctx)
 	if err != nil {
@@ -376,7 +376,7 @@ func (t *caseT) connect() driver.Provider {
 	return p
 }
 
-// size returns normal, or slow for providers that are slow.
+// size returns normal, or slow if the provider is slow.
 func size[N int | int64](s *suite, normal, slow N) N {
 	if s.h.Slow {
 		return slow

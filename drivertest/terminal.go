@@ -99,7 +99,7 @@ var terminalCases = []testCase{
 		b := t.box()
 		p := b.start(tty("sleep 1000"))
 		if !p.Info().TTY {
-			t.Errorf("info does not tell of the terminal: %+v", p.Info())
+			t.Errorf("info does not mention the terminal: %+v", p.Info())
 		}
 	}},
 }

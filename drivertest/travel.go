@@ -15,12 +15,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// These cases are about what a sandbox is after it was stopped, saved and
-// brought back: what it held, what is known of it, and what becomes of those
-// who used it meanwhile.
+// These cases compare a sandbox before and after it was stopped, saved and
+// restored: its contents, its metadata, and the calls that were in progress.
 
-// heirlooms is a tree in which every kind of file, owner and attribute is
-// found that an archive can bring into a sandbox.
+// heirlooms returns an archive with every kind of file, owner and attribute
+// that an archive can contain.
 func (t *caseT) heirlooms() []byte {
 	then := time.Unix(1_234_567_890, 0)
 	owned := func(m member, uid, gid int, mode int64) member {
@@ -47,7 +46,7 @@ func (t *caseT) heirlooms() []byte {
 	)
 }
 
-// inventory is what an archive tells of a tree.
+// inventory describes a tree by exporting it.
 func (b *box) inventory(p string) []string {
 	var all []string
 	for _, m := range b.export(p, driver.ExportOptions{}) {
@@ -58,9 +57,9 @@ func (b *box) inventory(p string) []string {
 			}
 		}
 		slices.Sort(attrs)
-		when := m.ModTime.Round(time.Second).Unix() // finer than that, a snapshot of files need not be
+		when := m.ModTime.Round(time.Second).Unix() // a snapshot of files needs no finer times
 		if m.Typeflag == tar.TypeLink || m.Typeflag == tar.TypeSymlink {
-			when = 0 // what a link itself was given is nobody's business
+			when = 0 // the time of a link does not matter
 		}
 		all = append(all, strings.Join(append([]string{
 			string(m.Typeflag), strings.TrimSuffix(m.Name, "/"), m.Linkname, strconv.FormatInt(m.Mode&0o7777, 8),
@@ -81,7 +80,7 @@ func (t *caseT) exactly(opts driver.SnapshotOptions) {
 	t.ok("Import", b.importTo(tree, t.heirlooms()))
 	want := b.inventory(tree)
 	if len(want) < 10 {
-		t.Fatalf("the source has only %q", want)
+		t.Fatalf("the source contains only %q", want)
 	}
 	twin, _ := t.restore(b.snapshot(opts))
 	if got := twin.inventory(tree); !slices.Equal(got, want) {
@@ -126,7 +125,7 @@ var travelCases = []testCase{
 		exit, err := b.inst.Wait(t.ctx)
 		t.ok("Wait for a paused sandbox whose time is over", err)
 		if exit.Reason != sandbox.ReasonLifetime {
-			t.Errorf("a paused sandbox whose time was over ended as %+v", exit)
+			t.Errorf("a paused sandbox past its lifetime ended as %+v", exit)
 		}
 	}},
 	{"snapshot/exact", capSnapshot, func(t *caseT) { t.exactly(driver.SnapshotOptions{}) }},
@@ -225,8 +224,8 @@ var travelCases = []testCase{
 		t.wantExit(twin.wait(again), 0, 0, sandbox.ReasonExited)
 	}},
 	{"fork/clock", capMemory, func(t *caseT) {
-		// What the clock of a sandbox says lies between two looks at ours, as
-		// far as it did so before.
+		// The sandbox's clock must lie between two readings of ours, with the
+		// tolerance measured before.
 		shows := func(b *box) (early, late bool) {
 			before := time.Now().Unix()
 			said, err := strconv.ParseInt(strings.TrimSpace(b.mustSh("date +%s")), 10, 64)
@@ -240,7 +239,7 @@ var travelCases = []testCase{
 		}
 		ref := b.snapshot(driver.SnapshotOptions{Memory: true})
 		for range 2 {
-			b.mustSh("sleep 1") // time goes by in which the copies are not
+			b.mustSh("sleep 1") // time passes before the copies exist
 			twin, _ := t.restore(ref)
 			if early, late := shows(twin); early || late {
 				t.Errorf("the clock of a copy is slow (%v) or fast (%v)", early, late)
@@ -279,7 +278,7 @@ var travelCases = []testCase{
 				t.Errorf("process %s is not in the copy", pid)
 			}
 		}
-		// They are the copy's own: what ends there goes on in the source.
+		// They belong to the copy: ending one does not end it in the source.
 		twin.kill(p.Info().ID)
 		t.eventually("the end of a process in the copy", func() bool { return !twin.alive(pids[0]) })
 		if !b.alive(pids[0]) || !b.alive(pids[1]) {
@@ -288,7 +287,7 @@ var travelCases = []testCase{
 	}},
 }
 
-// forkAtOnce makes copies side by side; each must answer by itself.
+// forkAtOnce makes copies concurrently; each must work independently.
 func forkAtOnce(t *caseT) {
 	b := t.fresh()
 	p := b.start(sandbox.Command{Args: []string{"sh", "-c", counter}, Stdin: true, Background: true})
@@ -304,7 +303,7 @@ func forkAtOnce(t *caseT) {
 	all.Wait()
 	for i, inst := range copies {
 		if errs[i] != nil {
-			t.Errorf("Restore beside others: %v", t.vet(errs[i]))
+			t.Errorf("concurrent Restore: %v", t.vet(errs[i]))
 			continue
 		}
 		t.Cleanup(func(ctx context.Context) { t.ok("Destroy", inst.Destroy(ctx)) })

@@ -8,7 +8,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// watch is a watch of a directory that ends with the case.
+// watch watches a directory until the case ends.
 type watch struct {
 	*box
 	events <-chan sandbox.FileEvent
@@ -48,8 +48,8 @@ func (w *watch) next() sandbox.FileEvent {
 	return sandbox.FileEvent{}
 }
 
-// await skips events until one of op for the path comes. What else a change
-// causes, such as a chmod beside a write, differs between kernels.
+// await skips events until one with op for the path. Other events of a change,
+// such as a chmod after a write, differ between kernels.
 func (w *watch) await(op sandbox.FileOp, path string) sandbox.FileEvent {
 	for {
 		if e := w.next(); e.Op == op && e.Path == path {
@@ -180,7 +180,7 @@ var watchCases = []testCase{
 					t.Fatalf("a slow receiver lost its watch")
 				}
 				if e.Op == sandbox.OpOverflow {
-					return // It is told that it missed something.
+					return // The receiver knows that it missed events.
 				}
 				if e.Op == sandbox.OpCreate {
 					seen[e.Path] = true

@@ -9,9 +9,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The wrappers below let a test replace one method of a sound provider.
+// The wrappers below let a test replace one method of a correct provider.
 
-// factsProvider changes what Probe says.
+// factsProvider changes the facts of Probe.
 type factsProvider struct {
 	passProvider
 	change func(*driver.Facts)
@@ -65,7 +65,7 @@ func (p attachProvider) Attach(ctx context.Context, id sandbox.ID) (driver.Insta
 	return p.attach(ctx, id, p.Provider)
 }
 
-// listProvider changes what List yields.
+// listProvider changes the results of List.
 type listProvider struct {
 	passProvider
 	change func(*driver.Found)
@@ -110,7 +110,7 @@ func (i execInstance) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Pr
 	return i.exec(ctx, cmd, i.Instance)
 }
 
-// endInstance replaces Wait and Destroy, where not nil.
+// endInstance replaces Wait and Destroy, if set.
 type endInstance struct {
 	driver.Instance
 	wait    func(ctx context.Context, next driver.Instance) (sandbox.Exit, error)
@@ -133,7 +133,7 @@ func (i endInstance) Destroy(ctx context.Context) error {
 	return i.Instance.Destroy(ctx)
 }
 
-// hookedProcess replaces methods of a process, where not nil.
+// hookedProcess replaces the methods of a process that are set.
 type hookedProcess struct {
 	driver.Process
 	stdin  io.WriteCloser
@@ -202,8 +202,8 @@ func (p hookedProcess) Close() error {
 	return p.Process.Close()
 }
 
-// filesInstance wraps the file system; methods that a test does not override
-// are those of the sound one.
+// filesInstance wraps the file system. Methods that a test does not override
+// are those of the wrapped one.
 type filesInstance struct {
 	driver.Instance
 	driver.FileSystem
@@ -211,7 +211,7 @@ type filesInstance struct {
 
 func (i filesInstance) Unwrap() any { return i.Instance }
 
-// withFiles makes every instance's file system what wrap returns.
+// withFiles replaces every instance's file system by the result of wrap.
 func withFiles(wrap func(driver.FileSystem) driver.FileSystem) func(driver.Provider) driver.Provider {
 	return withInstance(func(inst driver.Instance) driver.Instance {
 		fs, _ := driver.As[driver.FileSystem](inst)
@@ -227,7 +227,7 @@ func withExec(exec func(ctx context.Context, cmd *sandbox.Command, next driver.I
 	return withInstance(func(inst driver.Instance) driver.Instance { return execInstance{inst, exec} })
 }
 
-// withCommand changes commands on their way.
+// withCommand changes commands before they are executed.
 func withCommand(change func(*sandbox.Command)) func(driver.Provider) driver.Provider {
 	return withExec(func(ctx context.Context, cmd *sandbox.Command, next driver.Instance) (driver.Process, error) {
 		own := *cmd

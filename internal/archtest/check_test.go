@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// These tests show that each check can fail: they break every rule once.
+// These tests check that each check can fail, by breaking every rule once.
 
 func made(path string, deps ...string) *pkg {
 	p := &pkg{ImportPath: module + "/" + path, Name: path[strings.LastIndexByte(path, '/')+1:], Doc: "Package made is made up.", GoFiles: []string{"made.go"}}
@@ -24,7 +24,7 @@ func TestCheckDeps(t *testing.T) {
 	tests := []struct {
 		name string
 		pkg  *pkg
-		want string // part of the only violation; empty: none
+		want string // part of the only violation; empty: no violation
 	}{
 		{"standard library is fine", made("sandbox", "errors", "time", "vendor/golang.org/x/net/dns"), ""},
 		{"the vocabulary imports a library", made("sandbox", "errors", "golang.org/x/sys/unix"), "sandbox: reaches golang.org/x/sys/unix: not of the standard library"},
@@ -64,8 +64,8 @@ func TestCheckDeps(t *testing.T) {
 	}
 }
 
-// one fails unless the only violation contains want, or there is none and want
-// is empty.
+// one fails unless want is part of the only violation or, if want is empty,
+// there is no violation.
 func one(t *testing.T, got []string, want string) {
 	t.Helper()
 	if want == "" && len(got) == 0 {
@@ -76,7 +76,7 @@ func one(t *testing.T, got []string, want string) {
 	}
 }
 
-// The library is the module's root, which has no path of its own.
+// The library is the module's root, whose local path is empty.
 func TestTheLibraryIsLight(t *testing.T) {
 	library := made("x", "./sandbox", "./internal/stream", "net/http")
 	library.ImportPath = module
@@ -178,8 +178,8 @@ func TestCheckLinks(t *testing.T) {
 	}
 }
 
-// TestRulesAreSound: a rule that an earlier one hides would never apply, and a
-// rule without a reason cannot be argued with.
+// TestRulesAreSound checks that no rule is hidden by an earlier one, which
+// would then never apply, and that every rule has a reason.
 func TestRulesAreSound(t *testing.T) {
 	for i, r := range rules {
 		if r.why == "" {

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestClientBuilds checks that everything which the client of other systems is
-// linked with has files for them, and that the engine is not in it. `make
-// clients` compiles it.
+// TestClientBuilds checks that all packages of the client for other systems
+// have files for them, and that it does not contain the engine. `make clients`
+// compiles it.
 func TestClientBuilds(t *testing.T) {
 	t.Parallel()
 	for _, goos := range []string{"darwin", "windows"} {

@@ -1,12 +1,12 @@
-// Package archtest holds the repository to its architecture. Its tests fail
-// when a package imports what it must not, when a package has no rule, and
-// when names, sizes, documents or the list of dependencies drift from what
-// docs/design/architecture.md and CONTRIBUTING.md promise.
+// Package archtest checks the repository's architecture. Its tests fail if a
+// package has a forbidden import, if a package has no rule, or if names, sizes,
+// documents or the list of dependencies differ from docs/design/architecture.md
+// and CONTRIBUTING.md.
 //
-// The rules are data, and what applies them is tested against made-up
-// packages, so that a green run means that nothing is wrong and not that
-// nothing was looked at. Run it with -count=1: the go command caches a pass
-// and cannot see what these tests read through another process.
+// The rules are data, and the code that applies them is tested with fake
+// packages. So a passing run means that the checks ran and found nothing. Run
+// it with -count=1: the go command caches results and cannot see the files that
+// these tests read through another process.
 package archtest
 
 import (
@@ -20,17 +20,17 @@ const (
 	kernel = "gvisor.dev/gvisor"
 )
 
-// A rule says what the packages that it matches may depend on. Patterns are
-// import paths, within this module without the module's own; "x/..." means x
-// and all below. Dependencies are transitive, but do not include those of
-// tests.
+// A rule lists the permitted dependencies of the packages that it matches.
+// Patterns are import paths, relative to this module for its own packages;
+// "x/..." means x and everything below. Dependencies are transitive, but do not
+// include those of tests.
 type rule struct {
 	pkgs string
 	why  string   // shown with a violation
-	std  bool     // nothing but the standard library, this module aside
+	std  bool     // only the standard library and this module
 	libs []string // … and these packages
 	only []string // the packages of this module it may reach
-	deny []string // what it must never reach, of any module or the standard library
+	deny []string // packages that it must not reach, of any module
 }
 
 // pkg is the part of `go list -json` that the checks need.
@@ -57,8 +57,8 @@ func (p *pkg) allImports() []string {
 	return slices.Compact(all)
 }
 
-// checkDeps applies the first rule that matches p. A package without a rule
-// is a violation too: whoever adds one decides where it stands.
+// checkDeps applies the first rule that matches p. A package without a rule is
+// a violation, too: every new package needs one.
 func checkDeps(rules []rule, p *pkg) (violations []string) {
 	i := slices.IndexFunc(rules, func(r rule) bool { return match(r.pkgs, p.local()) })
 	if i < 0 {
@@ -91,8 +91,8 @@ func (r *rule) refuses(dep string) string {
 	return ""
 }
 
-// checkKernel refuses a direct import of gVisor, by code or by tests, outside
-// the packages named.
+// checkKernel reports direct imports of gVisor, by code or by tests, outside
+// the allowed packages.
 func checkKernel(allowed []string, p *pkg) (violations []string) {
 	if matchAny(allowed, p.local()) {
 		return nil
@@ -105,10 +105,10 @@ func checkKernel(allowed []string, p *pkg) (violations []string) {
 	return violations
 }
 
-// vagueNames say nothing about what is inside, so everything ends up there.
+// vagueNames are package names that do not say what a package contains.
 var vagueNames = []string{"util", "utils", "common", "types", "models", "helper", "helpers", "pkg", "misc", "base", "lib", "interfaces"}
 
-// checkPackage holds what every package owes to its readers.
+// checkPackage checks what every package must have.
 func checkPackage(p *pkg) (violations []string) {
 	if p.Error != nil {
 		violations = append(violations, fmt.Sprintf("%s: cannot be loaded: %s", p.local(), p.Error.Err))
@@ -130,8 +130,8 @@ func ours(path string) bool { return match(module+"/...", path) }
 // local strips the module's path from one of its packages.
 func local(path string) string { return strings.TrimPrefix(path, module+"/") }
 
-// standard reports whether path is of the standard library, whose paths alone
-// have no dot in their first element.
+// standard reports whether path is in the standard library. Only its paths have
+// no dot in the first element.
 func standard(path string) bool {
 	first, _, _ := strings.Cut(path, "/")
 	return !strings.Contains(first, ".")

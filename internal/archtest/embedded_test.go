@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestEmbeddedDaemon compares what a program that embeds the daemon is linked
-// with, packages of this repository and modules of others, with a committed
-// list. To accept a change: ATOLL_UPDATE=1 go test ./internal/archtest
+// TestEmbeddedDaemon compares the packages and modules that a program with an
+// embedded daemon is linked with, with a committed list. To accept a change:
+// ATOLL_UPDATE=1 go test ./internal/archtest
 func TestEmbeddedDaemon(t *testing.T) {
 	const list = "testdata/atolld.deps"
 	const format = "{{if not .Standard}}{{if .Module.Main}}{{.ImportPath}}{{else}}{{.Module.Path}}{{end}}{{else}}std:{{.ImportPath}}{{end}}"

@@ -15,9 +15,8 @@ var (
 	mdCode    = regexp.MustCompile("`[^`\n]*`")
 )
 
-// checkLinks looks up every relative link of a Markdown file, and the heading
-// that it names. exists tells whether a path of the tree is there; read
-// returns a file's text.
+// checkLinks checks every relative link of a Markdown file and its heading.
+// exists reports whether a path exists in the tree; read returns a file's text.
 func checkLinks(name, text string, exists func(string) bool, read func(string) string) (violations []string) {
 	prose := mdCode.ReplaceAllString(mdFence.ReplaceAllString(text, ""), "")
 	for _, m := range mdLink.FindAllStringSubmatch(prose, -1) {
@@ -31,7 +30,7 @@ func checkLinks(name, text string, exists func(string) bool, read func(string) s
 		}
 		switch {
 		case strings.HasPrefix(file, "../"), strings.HasPrefix(target, "/"):
-			violations = append(violations, fmt.Sprintf("%s: %s leads out of the repository", name, m[1]))
+			violations = append(violations, fmt.Sprintf("%s: %s points outside the repository", name, m[1]))
 		case !exists(file):
 			violations = append(violations, fmt.Sprintf("%s: %s does not exist", name, m[1]))
 		case anchor != "" && !anchors(read(file))[anchor]:
@@ -41,8 +40,8 @@ func checkLinks(name, text string, exists func(string) bool, read func(string) s
 	return violations
 }
 
-// anchors returns the names that a Markdown file's headings can be linked by,
-// made as the usual code hosts make them.
+// anchors returns the anchors of a Markdown file's headings, formed as on the
+// usual code hosts.
 func anchors(text string) map[string]bool {
 	found := map[string]bool{}
 	for _, m := range mdHeading.FindAllStringSubmatch(mdFence.ReplaceAllString(text, ""), -1) {

@@ -16,11 +16,11 @@ import (
 	"unicode/utf8"
 )
 
-// root is the top of the repository, seen from where this package's tests run.
+// root is the top of the repository, relative to this package.
 const root = "../.."
 
-// goOutput runs the go command in a directory of the repository. The rules are
-// about the program that is shipped, so cgo is off.
+// goOutput runs the go command in a directory of the repository. cgo is off, as
+// in the released program.
 func goOutput(t *testing.T, args ...string) []byte {
 	t.Helper()
 	cmd := exec.Command("go", args...)
@@ -83,7 +83,7 @@ func TestDependencyDirection(t *testing.T) {
 	}
 }
 
-// TestRulesAreUsed: a rule for a package that is gone hides what it said.
+// TestRulesAreUsed checks that every rule matches a package.
 func TestRulesAreUsed(t *testing.T) {
 	for _, r := range rules {
 		if !slices.ContainsFunc(packages(t), func(p *pkg) bool { return match(r.pkgs, p.local()) }) {
@@ -98,10 +98,10 @@ func TestPackages(t *testing.T) {
 	}
 }
 
-// ignored are directories whose contents are made, not written.
+// ignored are directories with generated contents.
 var ignored = []string{".git", "bin", "dist", "node_modules", "__pycache__"}
 
-// eachFile calls f with every text file of the tree, by its path from the top.
+// eachFile calls f with every text file of the tree and its path.
 func eachFile(t *testing.T, f func(name, text string)) {
 	t.Helper()
 	seen := 0
@@ -111,7 +111,7 @@ func eachFile(t *testing.T, f func(name, text string)) {
 			return err
 		case d.IsDir() && slices.Contains(ignored, d.Name()):
 			return fs.SkipDir
-		case slices.Contains(ignored, d.Name()): // .git is a file in a second work tree
+		case slices.Contains(ignored, d.Name()): // .git is a file in an additional work tree
 			return nil
 		case !d.Type().IsRegular():
 			return nil
@@ -160,9 +160,9 @@ func TestLinks(t *testing.T) {
 	})
 }
 
-// TestDependenciesAreListed: every module that is imported directly, and every
-// tool, has its reason written down. Imports are what counts, because the
-// marks in go.mod are only as true as the last `go mod tidy`.
+// TestDependenciesAreListed checks that the document lists every directly
+// imported module and every tool with a reason. It looks at imports, because
+// the marks in go.mod are only updated by `go mod tidy`.
 func TestDependenciesAreListed(t *testing.T) {
 	var used []string
 	modules := required(t, root)
@@ -191,7 +191,7 @@ func TestDependenciesAreListed(t *testing.T) {
 	report(t, checkDependencies(slices.Compact(used), string(doc)))
 }
 
-// modFile is what is needed of a go.mod file.
+// modFile contains the required fields of a go.mod file.
 type modFile struct {
 	Require []string // module paths
 	Tool    []string // package paths

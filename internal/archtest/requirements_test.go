@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// The table of requirements names every test that carries a number of a requirement,
-// and none that does not exist.
+// The table of requirements names every test with a requirement's number, and
+// no test that does not exist.
 func TestRequirements(t *testing.T) {
 	const root = "../.."
 	text, err := os.ReadFile(filepath.Join(root, "docs/reference/runtime-requirements.md"))

@@ -1,150 +1,150 @@
 package archtest
 
-// heavy is what a process that must start in a few milliseconds, and be small,
-// cannot afford.
+// heavy lists packages that a small process with a start time of a few
+// milliseconds must not import.
 var heavy = []string{"net/http", "crypto/tls", "text/template", "html/template", "encoding/gob", "go/..."}
 
 // kernelUsers may import gVisor.
 var kernelUsers = []string{"provider/gvisor/...", "internal/gateway/egress", "internal/confine"}
 
-// rules is docs/design/architecture.md, "Who may import whom", for the machine. The
-// first that matches a package applies.
+// rules implements docs/design/architecture.md, "Who may import whom". The
+// first rule that matches a package applies.
 var rules = []rule{
 	{
 		pkgs: "sandbox", std: true, deny: []string{"os/exec", "net", "net/http"},
-		why: "the vocabulary is plain data that everybody can afford",
+		why: "the vocabulary is plain data for every package",
 	},
 	{
 		pkgs: "driver", std: true, only: []string{"sandbox"}, deny: []string{"os/exec", "net/http"},
-		why: "a provider written elsewhere must not inherit our libraries",
+		why: "a provider in another module must not inherit our libraries",
 	},
 	{
 		pkgs: "drivertest", std: true, libs: []string{"go.uber.org/goleak/..."}, only: []string{"sandbox", "driver", "internal/scratch"},
-		why: "the suite judges every provider and so knows none",
+		why: "the suite tests every provider and depends on none",
 	},
 
 	{
 		pkgs: "internal/scratch", std: true, deny: []string{"os/exec", "net", "net/http"},
-		why: "a directory that goes, for whoever needs one",
+		why: "it creates temporary directories for any package",
 	},
 	{
 		pkgs: "internal/guestkit",
 		only: []string{"sandbox", "driver", "internal/span", "internal/guest/...", "internal/sparse"},
 		deny: []string{kernel + "/...", "os/exec", "net/http"},
-		why:  "every hosted driver has it, whatever its service speaks",
+		why:  "every hosted driver uses it, whatever the service's protocol",
 	},
 	{
 		pkgs: "provider/gvisor/kernel",
 		only: []string{"provider/gvisor/kernel/early"},
 		deny: []string{"net/http", "crypto/tls", "html/template", "database/sql", "google.golang.org/grpc/..."},
-		why:  "what it imports is initialised in every kernel",
+		why:  "its imports are initialised in every kernel",
 	},
 	{
 		pkgs: "provider/gvisor/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "provider/internal/identity", "internal/image/...", "provider/internal/proctree"},
-		why:  "a provider knows its technology, and neither control nor another provider",
+		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
 		pkgs: "provider/host/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/host/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/proctree"},
 		deny: []string{kernel + "/..."},
-		why:  "a provider knows its technology, and neither control nor another provider",
+		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
 		pkgs: "provider/docker/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/docker/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
-		why:  "a provider knows its technology, and neither control nor another provider",
+		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
 		pkgs: "provider/remote",
 		only: []string{module, "admin", "sandbox", "driver", "internal/client", "internal/span", "internal/stream", "provider/internal/identity"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
-		why:  "a provider knows its technology, and neither control nor another provider",
+		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
 		pkgs: "provider/none",
 		only: []string{"sandbox", "driver"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
-		why:  "a provider knows its technology, and neither control nor another provider",
+		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
 		pkgs: "provider/e2b/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity", "provider/internal/records", "internal/envd"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
-		why:  "a provider knows its technology, and neither control nor another provider",
+		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
 		pkgs: "provider/boxlite/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/boxlite/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
 		deny: []string{kernel + "/...", "database/sql"},
-		why:  "a provider knows its technology, and neither control nor another provider",
+		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
 		pkgs: "provider/superserve/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/superserve/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
 		deny: []string{kernel + "/...", "database/sql"},
-		why:  "a provider knows its technology, and neither control nor another provider",
+		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
 		pkgs: "provider/islo/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/islo/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
 		deny: []string{kernel + "/...", "database/sql"},
-		why:  "a provider knows its technology, and neither control nor another provider",
+		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
 		pkgs: "internal/servicetest/...",
 		only: []string{"sandbox", "driver", "internal/servicetest/..."},
 		deny: []string{kernel + "/...", "database/sql"},
-		why:  "a fake of a service knows providers only through the driver contract, and no driver of the service",
+		why:  "a fake service uses providers only through the driver contract, and not the service's own driver",
 	},
 	{
 		pkgs: "internal/fake/...",
 		only: []string{"sandbox", "driver", "internal/fake/...", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball"},
 		deny: []string{kernel + "/..."},
-		why:  "a provider knows its technology, and neither control nor another provider",
+		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
 		pkgs: "internal/registry",
 		only: []string{"sandbox", "driver", "internal/gateway/...", "internal/image/..."},
 		deny: []string{kernel + "/...", "database/sql"},
-		why:  "it opens providers that others list",
+		why:  "it opens providers from a list that it gets",
 	},
 	{
 		pkgs: "provider/all",
 		only: []string{module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/envd", "internal/registry", "internal/gateway/..."},
-		why:  "the list of providers is the one place that knows them all",
+		why:  "the list of providers is the only place that imports them all",
 	},
 
 	{
 		pkgs: "internal/policy", std: true, libs: []string{"golang.org/x/net/idna", "golang.org/x/text/..."},
 		only: []string{"sandbox"},
 		deny: []string{"net", "net/http", "os/exec", "database/sql"},
-		why:  "decisions are pure: what is allowed does not depend on the machine, the network or the hour",
+		why:  "decisions are pure: they do not depend on the machine, the network or the time",
 	},
 	{
 		pkgs: "internal/policy/policyset",
 		only: []string{"sandbox", "internal/policy"},
 		deny: []string{kernel + "/...", "os/exec", "net/http", "database/sql"},
-		why:  "what a sandbox may be is decided by the text of files, wherever these are",
+		why:  "the limits of sandboxes depend only on the text of files, not on their location",
 	},
 	{
 		pkgs: "internal/secret/inject",
 		only: []string{"sandbox", "internal/policy", "internal/secret"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
-		why:  "a request goes in and a request comes out",
+		why:  "it only converts a request",
 	},
 	{
 		pkgs: "internal/secret/source",
 		only: []string{"sandbox", "internal/secret"},
 		deny: []string{kernel + "/...", "database/sql"},
-		why:  "it asks programs and servers for values, and knows nothing of what they are for",
+		why:  "it reads values from programs and servers, and does not depend on their use",
 	},
 	{
 		pkgs: "internal/secret",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
-		why:  "values are sealed and found without anybody being asked over a network",
+		why:  "values are sealed and found without network calls",
 	},
 	{
 		pkgs: "internal/gateway/wire",
@@ -154,25 +154,25 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/ownaddr", std: true, libs: []string{"golang.org/x/sys/unix"}, deny: []string{"os/exec", "net/http"},
-		why: "one question to the kernel, asked from a confined process too",
+		why: "a single system call, also made from a confined process",
 	},
 	{
 		pkgs: "internal/confine",
 		only: []string{},
 		deny: []string{"net/http", "os/exec", "database/sql"},
-		why:  "what confines a process knows nothing of what it does",
+		why:  "confining a process does not depend on what the process does",
 	},
 	{
 		pkgs: "internal/gateway/egress",
 		only: []string{"sandbox", "internal/policy", "internal/secret/...", "internal/gateway/wire", "internal/confine", "internal/ownaddr"},
 		deny: []string{"os/exec", "database/sql"},
-		why:  "what parses hostile traffic knows what is allowed, and nothing of who runs it",
+		why:  "the parser of untrusted traffic depends on the rules, not on its supervisor",
 	},
 	{
 		pkgs: "internal/gateway",
 		only: []string{"sandbox", "internal/gateway/wire"},
 		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
-		why:  "who keeps the gateway running parses none of its traffic",
+		why:  "the gateway's supervisor parses none of its traffic",
 	},
 	{
 		pkgs: "internal/lease", std: true,
@@ -184,13 +184,13 @@ var rules = []rule{
 		pkgs: "internal/catalog", std: true,
 		only: []string{"sandbox"},
 		deny: []string{"net", "net/http", "os/exec", "database/sql"},
-		why:  "what is known about providers is known without asking anybody",
+		why:  "the catalog of providers is static data",
 	},
 	{
 		pkgs: "internal/session/...",
 		only: []string{"sandbox", "internal/lease", "internal/session"},
 		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
-		why:  "sessions see sandboxes and leases through interfaces, so that a simulation can run them",
+		why:  "sessions use sandboxes and leases through interfaces, so that a simulation can run them",
 	},
 	{
 		pkgs: "faults", std: true, only: []string{"sandbox", "driver"},
@@ -206,25 +206,25 @@ var rules = []rule{
 		pkgs: "internal/store/...",
 		only: []string{"sandbox", "internal/quota", "internal/lease", "internal/store"},
 		deny: []string{kernel + "/..."},
-		why:  "the store records, and knows neither who asks nor what runs",
+		why:  "the store depends neither on its callers nor on running sandboxes",
 	},
 	{
 		pkgs: "internal/eventlog",
 		only: []string{"sandbox", "internal/quota", "internal/lease", "internal/store"},
 		deny: []string{kernel + "/...", "net/http"},
-		why:  "the log knows the store and nothing else",
+		why:  "the log depends only on the store",
 	},
 	{
 		pkgs: "internal/audit",
 		only: []string{"sandbox", "internal/span", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/ops"},
 		deny: []string{kernel + "/...", "net/http"},
-		why:  "the choke point knows the log, and not what passes it",
+		why:  "the choke point depends on the log, not on the operations that pass it",
 	},
 	{
 		pkgs: "internal/key",
 		only: []string{"sandbox", "internal/quota", "internal/lease", "internal/store", "internal/ops"},
 		deny: []string{kernel + "/...", "net/http"},
-		why:  "keys are found in the store",
+		why:  "keys are stored in the store",
 	},
 	{
 		pkgs: "internal/ops", std: true, only: []string{}, deny: []string{"os", "os/exec", "net", "net/http"},
@@ -234,7 +234,7 @@ var rules = []rule{
 		pkgs: "internal/control/guard",
 		only: []string{"sandbox", "internal/span", "internal/ops", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
 		deny: []string{kernel + "/..."},
-		why:  "what every request passes knows who asks and what is recorded, and nothing of what is done",
+		why:  "the guard of every request depends on callers and records, not on the operations",
 	},
 	{
 		pkgs: "internal/control/lifecycle",
@@ -246,71 +246,71 @@ var rules = []rule{
 		pkgs: "internal/snapshotstore/tarball",
 		only: []string{"sandbox", "internal/sparse"},
 		deny: []string{kernel + "/...", "net/http"},
-		why:  "it packs files, and knows neither whose nor what for",
+		why:  "it packs files, independent of their owner and purpose",
 	},
 	{
 		pkgs: "internal/snapshotstore",
 		only: []string{"sandbox", "driver", "internal/sparse", "internal/snapshotstore/tarball"},
 		deny: []string{kernel + "/...", "net/http"},
-		why:  "it keeps bytes, and knows neither whose nor what for",
+		why:  "it stores bytes, independent of their owner and purpose",
 	},
 	{
 		pkgs: "internal/snapshotstore/archive",
 		only: []string{"sandbox", "internal/blob", "internal/sparse", "internal/workspace/...", "internal/snapshotstore/tarball"},
 		deny: []string{kernel + "/...", "database/sql"},
-		why:  "it keeps bytes in a blob store, and knows neither whose nor what for",
+		why:  "it stores bytes in a blob store, independent of their owner and purpose",
 	},
 	{
 		pkgs: "internal/control",
 		only: []string{"sandbox", "internal/span", "driver", "internal/policy", "internal/ops"},
 		deny: []string{kernel + "/...", "os/exec", "net/http"},
-		why:  "control sees providers only through the driver contract",
+		why:  "control uses providers only through the driver contract",
 	},
 	{
 		pkgs: "internal/control/...",
 		only: []string{"sandbox", "internal/span", "driver", "internal/catalog", "internal/control/...", "internal/ops", "internal/stream", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/tree", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball"},
 		deny: []string{kernel + "/..."},
-		why:  "the control services of a daemon see providers only through the driver contract, and no face",
+		why:  "the control services of a daemon use providers only through the driver contract, and import no protocol",
 	},
 	{
 		pkgs: "internal/image/...",
 		only: []string{"sandbox", "internal/image/..."},
 		deny: []string{kernel + "/..."},
-		why:  "images are made for any provider",
+		why:  "images are built for any provider",
 	},
 	{
 		pkgs: "internal/blob/...",
 		only: []string{"sandbox", "internal/blob"},
 		deny: []string{kernel + "/...", "database/sql"},
-		why:  "bytes under names, whatever they mean",
+		why:  "named blobs, whatever their meaning",
 	},
 	{
 		pkgs: "internal/bucket/bucketfs",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "database/sql"},
-		why:  "what serves a bucket to hostile code knows the bucket and nothing else",
+		why:  "the server of a bucket for untrusted code depends only on the bucket",
 	},
 	{
 		pkgs: "internal/bucket/...",
 		only: []string{"sandbox", "internal/blob", "internal/bucket/...", "internal/confine"},
 		deny: []string{"database/sql"},
-		why:  "it mounts what it is told to, and knows neither whose nor what for",
+		why:  "it mounts directories, independent of their owner and purpose",
 	},
 	{
 		pkgs: "internal/sparse", std: true, deny: []string{"os/exec", "net", "net/http"},
-		why: "it is about bytes, inside sandboxes and outside",
+		why: "it handles bytes, inside sandboxes and outside",
 	},
 	{
 		pkgs: "internal/tree", std: true, only: []string{"sandbox", "internal/sparse"}, deny: []string{"os/exec", "net", "net/http"},
-		why: "it is about files of this machine and tar streams",
+		why: "it handles files of this machine and tar streams",
 	},
 	{
 		pkgs: "provider/internal/identity", std: true, only: []string{"sandbox", "driver"}, deny: []string{"os/exec", "net", "net/http"},
-		why: "it names an installation or an account, for any provider",
+		why: "it identifies an installation or an account, for any provider",
 	},
 	{
 		pkgs: "provider/internal/records", std: true, only: []string{"sandbox", "driver", "provider/internal/identity"}, deny: []string{"os/exec", "net", "net/http"},
-		why: "it remembers sandboxes, for any provider",
+		why: "it stores records of sandboxes, for any provider",
 	},
 	{
 		pkgs: "provider/internal/rest", std: true, libs: []string{"github.com/coder/websocket/..."}, only: []string{"sandbox"}, deny: []string{"os/exec"},
@@ -322,15 +322,15 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/internal/hosted", only: []string{"sandbox", "internal/span", "driver", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."}, deny: []string{kernel + "/...", "os/exec"},
-		why: "it is what providers of services do alike",
+		why: "it is the common part of the providers of services",
 	},
 	{
 		pkgs: "provider/internal/hostedtest", only: []string{module, "admin", "ctxsandbox", "sandbox", "driver", "drivertest", "faults", "internal/...", "provider/..."},
-		why: "it has the sandboxes of fakes and daemons, for the tests of any provider",
+		why: "it provides sandboxes of fakes and daemons, for the tests of any provider",
 	},
 	{
 		pkgs: "provider/internal/wsexec", only: []string{}, deny: []string{kernel + "/...", "os/exec"},
-		why: "it speaks to commands of a service, for any provider",
+		why: "it connects to commands of a service, for any provider",
 	},
 	{
 		pkgs: "provider/internal/proctree", std: true, deny: []string{"os/exec", "net", "net/http"},
@@ -340,37 +340,37 @@ var rules = []rule{
 		pkgs: "internal/template",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "net/http", "os/exec"},
-		why:  "a builder knows images and sandboxes only as it declares them",
+		why:  "a builder uses images and sandboxes through its own interfaces",
 	},
 	{
 		pkgs: "internal/workspace/...",
 		only: []string{"sandbox", "internal/blob/...", "internal/workspace/..."},
 		deny: []string{kernel + "/...", "database/sql"},
-		why:  "a workspace is a directory and a blob store, whoever it belongs to",
+		why:  "a workspace is a directory and a blob store, independent of its owner",
 	},
 	{
 		pkgs: "internal/guest/early",
 		only: []string{"sandbox", "internal/guest/...", "internal/sparse"},
 		deny: append([]string{kernel + "/...", "internal/guest"}, heavy...),
-		why:  "what runs inside a sandbox starts before everything else and stays small",
+		why:  "the program in a sandbox starts first and stays small",
 	},
 	{
 		pkgs: "internal/guest/agent/...",
 		only: []string{"sandbox", "internal/guest/...", "internal/sparse"},
 		deny: append([]string{kernel + "/...", "internal/guest"}, heavy...),
-		why:  "what runs inside a sandbox starts before everything else and stays small",
+		why:  "the program in a sandbox starts first and stays small",
 	},
 	{
 		pkgs: "cmd/atoll-guest",
 		only: []string{"sandbox", "internal/guest/...", "internal/sparse"},
 		deny: append([]string{kernel + "/...", "internal/guest", "internal/guest/program"}, heavy...),
-		why:  "there is one in every sandbox, and it is sent to some",
+		why:  "every sandbox has one, and it is uploaded to some",
 	},
 	{
 		pkgs: "internal/guest/spawn",
 		std:  true,
 		deny: append([]string{kernel + "/...", "os"}, heavy...),
-		why:  "between the birth of a process and its execution there is no Go runtime",
+		why:  "between clone and exec the Go runtime must not be used",
 	},
 	{
 		pkgs: "internal/guest/...",
@@ -395,7 +395,7 @@ var rules = []rule{
 		pkgs: "internal/server/...",
 		only: []string{"sandbox", "internal/span", "driver", "internal/stream", "internal/envd", "internal/template", "internal/server/..."},
 		deny: []string{kernel + "/...", "database/sql", "os/exec"},
-		why:  "a face declares what it needs of control, and imports none of it",
+		why:  "a protocol declares the interfaces it needs of control, and does not import it",
 	},
 	{
 		pkgs: module, // the Go library

@@ -9,9 +9,8 @@ import (
 	"testing"
 )
 
-// TestNamedTestsExist: the security documentation names the tests behind its
-// promises. Each of them is there, and so is every fuzz target, in the package
-// that is named with it.
+// TestNamedTestsExist checks that the tests and fuzz targets named in the
+// security documentation exist in the named packages.
 func TestNamedTestsExist(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "docs/design/security.md"))
 	if err != nil {

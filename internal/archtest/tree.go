@@ -36,7 +36,7 @@ func checkText(name, text string) (violations []string) {
 	return violations
 }
 
-// checkSize holds Go files to a length that can be read at one sitting.
+// checkSize limits the length of Go files.
 func checkSize(name, text string) (violations []string) {
 	lines := strings.Count(text, "\n")
 	switch {
@@ -49,9 +49,9 @@ func checkSize(name, text string) (violations []string) {
 	return violations
 }
 
-// checkDependencies compares the modules that are used with those that the
-// document lists, each as `module` in the first cell of a table's row. Every
-// row needs a reason and a licence.
+// checkDependencies compares the used modules with those in the document, each
+// as `module` in the first cell of a table's row. Every row needs a reason and
+// a licence.
 func checkDependencies(used []string, doc string) (violations []string) {
 	var listed []string
 	for line := range strings.Lines(doc) {

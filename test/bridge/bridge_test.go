@@ -17,14 +17,13 @@ import (
 	"testing"
 )
 
-// The versions that are tried, as the locks have them. docs/guide/bridge.md names
-// them.
+// The tested versions, as in the lock files. docs/guide/bridge.md names them.
 const (
 	python     = "0.24.0"
 	javaScript = "0.18.0"
 )
 
-// fewest is how many cases a program has at least.
+// fewest is the minimum number of cases in a program.
 const fewest = 7
 
 func TestPython(t *testing.T) {
@@ -39,14 +38,14 @@ func TestJavaScript(t *testing.T) {
 	a.cases(t, javaScript, "node", filepath.Join(npm(t), "main.mjs"))
 }
 
-// atoll is a daemon that serves the bridge.
+// atoll is a daemon with the bridge.
 type atoll struct {
 	bin, state, url, key string
 }
 
 var serving = regexp.MustCompile(`serving clients of Cloudflare's sandbox bridge on (\S+)`)
 
-// start starts a daemon that ends with the test, and everything with it.
+// start starts a daemon that ends with the test, with all its sandboxes.
 func start(t *testing.T) *atoll {
 	t.Helper()
 	bin := os.Getenv("ATOLL_BIN")
@@ -64,7 +63,7 @@ func start(t *testing.T) *atoll {
 		t.Fatal(err)
 	}
 	log := bufio.NewReader(stderr)
-	var drained sync.WaitGroup // the pipe ends before the process is waited for
+	var drained sync.WaitGroup // the pipe is read to its end before Wait
 	t.Cleanup(func() {
 		_ = daemon.Process.Signal(syscall.SIGTERM)
 		drained.Wait()
@@ -86,7 +85,7 @@ func start(t *testing.T) *atoll {
 	return a
 }
 
-// noneLeft fails if a case left a sandbox, and removes it.
+// noneLeft fails if a case left a sandbox behind, and removes it.
 func (a *atoll) noneLeft(t *testing.T) {
 	left := strings.Fields(a.run(t, "ls", "-q"))
 	if len(left) == 0 {
@@ -112,7 +111,7 @@ func (a *atoll) run(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// testLog is where what the daemon says goes.
+// testLog receives the daemon's log.
 type testLog struct {
 	t   *testing.T
 	key string
@@ -120,13 +119,13 @@ type testLog struct {
 
 func (l testLog) Write(p []byte) (int, error) {
 	if bytes.Contains(p, []byte(l.key)) || bytes.Contains(p, []byte("canary")) {
-		l.t.Error("the daemon's log holds a secret")
+		l.t.Error("the daemon's log contains a secret")
 	}
 	l.t.Log(strings.TrimSpace(string(p)))
 	return len(p), nil
 }
 
-// report is what a program says of one of its cases, or at its end.
+// report is a program's report about a case, or at its end.
 type report struct {
 	Name    string
 	OK      bool
@@ -137,8 +136,8 @@ type report struct {
 	Version string // of the SDK
 }
 
-// cases runs a program and makes a subtest of each case that it reports. A program
-// that does not come to its end has failed.
+// cases runs a program and runs a subtest for each case that it reports. A
+// program that does not reach its end has failed.
 func (a *atoll) cases(t *testing.T, version string, program ...string) {
 	t.Helper()
 	cmd := exec.Command(program[0], program[1:]...)

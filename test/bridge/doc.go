@@ -1,5 +1,5 @@
 // Package bridge runs programs that use the CloudflareSandboxClient of OpenAI's
-// Agents SDKs, unchanged, against the real binary and the real engine. It needs npm
-// and pip, which install the SDKs into a cache, and so its tests have a build tag of
-// their own; see `make bridge`.
+// Agents SDKs, unchanged, with the real binary and the real engine. npm and pip
+// install the SDKs into a cache, so the tests have a build tag; see `make
+// bridge`.
 package bridge

@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// faulty is a proxy in front of the bridge. It makes one of the requests fail that
-// come after POST /fault?at=N&mode=MODE.
+// faulty is a proxy in front of the bridge. After POST /fault?at=N&mode=MODE,
+// the Nth request fails.
 type faulty struct {
 	to http.Handler
 
@@ -59,13 +59,13 @@ func (f *faulty) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		_, _ = io.WriteString(w, `{"error":"injected","code":"capacity_exceeded"}`)
 		return
-	case mode == "lost" && r.Header.Get("Upgrade") == "": // it is done, and nobody learns of it
+	case mode == "lost" && r.Header.Get("Upgrade") == "": // the request is executed, and its answer lost
 		f.to.ServeHTTP(httptest.NewRecorder(), r)
 	}
-	panic(http.ErrAbortHandler) // ends the connection
+	panic(http.ErrAbortHandler) // closes the connection
 }
 
-// set says which request fails next, and answers whether the last one did.
+// set sets which request fails next, and reports whether the last one did.
 func (f *faulty) set(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// npm installs what locks/package-lock.json says, puts the program beside it, where
-// node finds what it imports, and returns where.
+// npm installs the packages of locks/package-lock.json, copies the program
+// beside them so that node finds its imports, and returns the directory.
 func npm(t *testing.T) string {
 	t.Helper()
 	dir := install(t, "js", []string{"locks/package.json", "locks/package-lock.json"},
@@ -28,8 +28,8 @@ func npm(t *testing.T) string {
 	return dir
 }
 
-// pip installs what locks/requirements.txt says into a virtual environment, and
-// returns where.
+// pip installs the packages of locks/requirements.txt into a virtual
+// environment and returns its directory.
 func pip(t *testing.T) string {
 	t.Helper()
 	return install(t, "py", []string{"locks/requirements.txt"},
@@ -40,8 +40,8 @@ func pip(t *testing.T) string {
 		})
 }
 
-// install makes a directory of the cache complete, or not at all. Its name says what
-// is in it.
+// install creates a directory of the cache atomically. Its name identifies its
+// contents.
 func install(t *testing.T, name string, files []string, steps ...[]string) string {
 	t.Helper()
 	base := os.Getenv("ATOLL_BRIDGE_CACHE")

@@ -1,6 +1,6 @@
-// Package driver is a provider that is not part of Atoll: plain processes in
-// temporary directories. It implements the two mandatory interfaces of the
-// contract and nothing else.
+// Package driver is an example of a provider outside Atoll's module: plain
+// processes in temporary directories. It implements only the two mandatory
+// interfaces.
 package driver
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Provider makes sandboxes of this process.
+// Provider creates sandboxes of plain processes.
 type Provider struct {
 	mu        sync.Mutex
 	instances map[sandbox.ID]*instance
@@ -33,7 +33,7 @@ func New() *Provider { return &Provider{instances: map[sandbox.ID]*instance{}} }
 func (*Provider) Probe(context.Context) (driver.Facts, error) {
 	facts := driver.Facts{Provider: "mine", Version: "1", Available: true, Limits: map[string]driver.Limit{}}
 	for _, name := range []string{"cpus", "memory", "disk", "pids", "lifetime"} {
-		facts.Limits[name] = driver.Limit{Why: "nobody limits a plain process"}
+		facts.Limits[name] = driver.Limit{Why: "plain processes are not limited"}
 	}
 	facts.Capabilities.Reattach = true
 	return facts, nil

@@ -37,7 +37,7 @@ func start(t *testing.T, s *atolld.Server) *atoll.Client {
 	return c
 }
 
-// A program registers a driver of its own and uses it through the daemon.
+// A program registers its own driver and uses it through the daemon.
 func TestOwnDriver(t *testing.T) {
 	dir, mine := t.TempDir(), driver.New()
 	s := &atolld.Server{StateDir: dir, Provider: "mine", Providers: []atolld.Provider{{Name: "mine", Summary: "made here", Driver: mine}}}
@@ -55,13 +55,13 @@ func TestOwnDriver(t *testing.T) {
 	}
 	limited, err := c.Create(t.Context(), sandbox.Spec{Resources: sandbox.Resources{Memory: 64 << 20}}, atoll.CreateOptions{})
 	if err != nil || limited.Info().Limits["memory"].Enforced || limited.Info().Limits["memory"].Why == "" {
-		t.Errorf("a limit that nobody enforces: %+v %v", limited.Info(), err)
+		t.Errorf("a limit that is not enforced: %+v %v", limited.Info(), err)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 
-	// The next daemon, with another default, finds the sandbox again.
+	// The next daemon, with another default, finds the sandbox.
 	c = start(t, &atolld.Server{StateDir: dir, Provider: "host", Providers: []atolld.Provider{{
 		Name: "mine", Open: func(own string, options json.RawMessage) (contract.Provider, error) {
 			if own == "" || string(options) != `{"a":1}` {
@@ -92,8 +92,8 @@ func TestProviderNeedsOneDriver(t *testing.T) {
 	_ = s.Close()
 }
 
-// An embedded daemon has an egress gateway, which Main runs in a process of its
-// own: a sandbox with a network works, and reaches nothing that is not allowed.
+// An embedded daemon has an egress gateway, which Main runs in a separate
+// process: a sandbox with a network works, and reaches only what is allowed.
 func TestEmbeddedNetwork(t *testing.T) {
 	c := start(t, &atolld.Server{StateDir: t.TempDir()})
 	all, err := c.Providers(t.Context())

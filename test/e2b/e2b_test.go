@@ -18,29 +18,28 @@ import (
 	"testing"
 )
 
-// atoll is a daemon that serves clients of E2B.
+// atoll is a daemon for clients of E2B.
 type atoll struct {
 	bin, state string
-	env        []string // in which SDKs find it
+	env        []string // environment for the SDKs
 }
 
-// domain is the name under which sandboxes are reached where hosts are told
-// apart by name. There is no such name in the DNS.
+// domain is the domain of sandboxes' host names. It does not exist in the DNS.
 const domain = "box.atoll.test"
 
-// start starts a daemon that ends with the test, and everything with it.
+// start starts a daemon that ends with the test, with all its sandboxes.
 func start(t *testing.T, flags ...string) *atoll {
 	t.Helper()
 	bin := os.Getenv("ATOLL_BIN")
 	if bin == "" {
 		bin = build(t)
 	}
-	a := &atoll{bin: bin, state: os.Getenv("ATOLL_E2B_STATE")} // with an image that was built
+	a := &atoll{bin: bin, state: os.Getenv("ATOLL_E2B_STATE")} // with a built image
 	if a.state == "" {
 		a.state = t.TempDir()
 	}
 	daemon := exec.Command(bin, append([]string{"up", "--e2b=127.0.0.1:0", "--e2b-domain="}, flags...)...)
-	// The registry of the tests listens on this machine.
+	// The tests' registry listens on this machine.
 	daemon.Env = append(os.Environ(), "ATOLL_STATE_DIR="+a.state, "ATOLL_EGRESS_ALLOW=127.0.0.0/8", "AWS_ENDPOINT_URL_ECR="+startECR(t))
 	stderr, err := daemon.StderrPipe()
 	if err != nil {
@@ -50,7 +49,7 @@ func start(t *testing.T, flags ...string) *atoll {
 		t.Fatal(err)
 	}
 	log := bufio.NewReader(stderr)
-	var drained sync.WaitGroup // the pipe ends before the process is waited for
+	var drained sync.WaitGroup // the pipe is read to its end before Wait
 	t.Cleanup(func() {
 		_ = daemon.Process.Signal(syscall.SIGTERM)
 		drained.Wait()
@@ -77,8 +76,8 @@ func start(t *testing.T, flags ...string) *atoll {
 	return a
 }
 
-// removeAll removes sandboxes that a failed case left, before the daemon ends,
-// and tells of them: a case removes what it makes.
+// removeAll removes and reports the sandboxes that failed cases left behind.
+// Every case removes its own.
 func (a *atoll) removeAll(t *testing.T) {
 	left := strings.Fields(a.run(t, "ls", "-q"))
 	if len(left) == 0 {
@@ -121,18 +120,18 @@ func build(t *testing.T) string {
 	return bin
 }
 
-// testLog is where what the daemon says goes.
+// testLog receives the daemon's log.
 type testLog struct{ t *testing.T }
 
 func (l testLog) Write(p []byte) (int, error) {
 	if bytes.Contains(p, []byte(password)) {
-		l.t.Error("the daemon's log holds the password of a registry")
+		l.t.Error("the daemon's log contains the password of a registry")
 	}
 	l.t.Log(strings.TrimSpace(string(p)))
 	return len(p), nil
 }
 
-// report is what a program says of one of its cases, or at its end.
+// report is a program's report about a case, or at its end.
 type report struct {
 	Name    string
 	OK      bool
@@ -140,31 +139,31 @@ type report struct {
 	MS      int64
 	Done    bool
 	Version string
-	// Methods are the public methods that the SDK has, by looking at it, and
-	// whether a case called them.
+	// Methods are the public methods of the SDK, found by reflection, and whether
+	// a case called them.
 	Methods map[string]bool
 }
 
-// allCases is cases for programs that are to call every method of their SDK.
+// allCases is cases for programs that must call every method of their SDK.
 func (a *atoll) allCases(t *testing.T, version string, env []string, program ...string) {
 	t.Helper()
-	const fewest = 40 // that any version has; fewer were not found
+	const fewest = 40 // every version has at least as many
 	a.casesOf(t, fewest, version, env, program...)
 }
 
-// casesOf is cases for programs that are to call all methods that were found,
-// of which there must be some.
+// casesOf is cases for programs that must call all methods found, of which
+// there must be at least fewest.
 func (a *atoll) casesOf(t *testing.T, fewest int, version string, env []string, program ...string) {
 	t.Helper()
 	end := a.cases(t, version, env, program...)
 	if t.Failed() {
-		return // what a case that failed would have called says nothing more
+		return // after a failure, missing calls mean nothing
 	}
 	t.Run("every method is called or listed", func(t *testing.T) { everyMethod(t, end.Methods, fewest) })
 }
 
-// cases runs a program and makes a subtest of each case that it reports. A
-// program that does not come to its end has failed.
+// cases runs a program and runs a subtest for each case that it reports. A
+// program that does not reach its end has failed.
 func (a *atoll) cases(t *testing.T, version string, env []string, program ...string) (end report) {
 	t.Helper()
 	cmd := exec.Command(program[0], program[1:]...)
@@ -204,8 +203,8 @@ func (a *atoll) cases(t *testing.T, version string, env []string, program ...str
 
 var listedMethod = regexp.MustCompile("(?m)^\\| `([A-Za-z]+[.#][A-Za-z_]+)` \\|")
 
-// everyMethod fails for methods that no case calls, unless docs/guide/e2b.md says that
-// they were not tried. A new version of an SDK shows up here with what it adds.
+// everyMethod fails for methods that no case calls, unless docs/guide/e2b.md
+// lists them as untested. It detects new methods of a new SDK version.
 func everyMethod(t *testing.T, methods map[string]bool, fewest int) {
 	text, err := os.ReadFile("../../docs/guide/e2b.md")
 	if err != nil {
@@ -233,8 +232,8 @@ func TestJavaScript(t *testing.T) {
 	}
 }
 
-// TestJavaScriptByName reaches sandboxes by host names, over TLS, as versions do
-// that know nothing else, and HTTP/2 where the SDK speaks it.
+// TestJavaScriptByName uses sandboxes by host name over TLS, as versions do
+// that support nothing else, and over HTTP/2 where the SDK supports it.
 func TestJavaScriptByName(t *testing.T) {
 	t.Parallel()
 	a := start(t, "--e2b-domain="+domain)
@@ -258,8 +257,8 @@ func TestPython(t *testing.T) {
 	}
 }
 
-// TestPythonByName does so with a version that knows nothing but names, and with
-// the newest, which looks names up outside Python.
+// TestPythonByName does the same with a version that supports only host names,
+// and with the newest, which resolves names outside Python.
 func TestPythonByName(t *testing.T) {
 	t.Parallel()
 	a := start(t, "--e2b-domain="+domain)
@@ -268,7 +267,7 @@ func TestPythonByName(t *testing.T) {
 	}
 }
 
-// python runs the programs, by the command in front of them if there is one.
+// python runs the programs, with by as the command prefix.
 func (a *atoll) python(t *testing.T, version string, by []string) {
 	for _, mode := range []string{"sync", "async"} {
 		t.Run(version+"/"+mode, func(t *testing.T) {
@@ -277,12 +276,12 @@ func (a *atoll) python(t *testing.T, version string, by []string) {
 	}
 }
 
-// builtImage reports whether sandboxes are of an image that was built, and so
-// have what it promises.
+// builtImage reports whether the sandboxes have a built image, with everything
+// that it promises.
 func builtImage() bool { return os.Getenv("ATOLL_E2B_STATE") != "" }
 
-// pythonEnv is the environment of a program in Python. The names of sandboxes
-// lead to this machine there.
+// pythonEnv is the environment of a Python program. In it the names of
+// sandboxes resolve to this machine.
 func pythonEnv(mode string) []string {
 	env := []string{"E2B_TEST_MODE=" + mode, "E2B_TEST_NAME=" + domain, "PYTHONDONTWRITEBYTECODE=1"}
 	if builtImage() {
@@ -291,7 +290,7 @@ func pythonEnv(mode string) []string {
 	return env
 }
 
-// TestInterpreter runs code in sandboxes by the code interpreter's SDKs.
+// TestInterpreter runs code in sandboxes with the code interpreter's SDKs.
 func TestInterpreter(t *testing.T) {
 	t.Parallel()
 	a := start(t)
@@ -303,7 +302,8 @@ func TestInterpreter(t *testing.T) {
 	}
 }
 
-// TestInterpreterByName does so with versions that know nothing but names.
+// TestInterpreterByName does the same with versions that support only host
+// names.
 func TestInterpreterByName(t *testing.T) {
 	t.Parallel()
 	a := start(t, "--e2b-domain="+domain)
@@ -315,7 +315,8 @@ func TestInterpreterByName(t *testing.T) {
 	}
 }
 
-// ownMethods is how many the code interpreter's SDKs add at least.
+// ownMethods is the minimum number of methods that the code interpreter's SDKs
+// add.
 const ownMethods = 2
 
 func (a *atoll) interpreterJavaScript(t *testing.T, version string, flags ...string) {
@@ -324,7 +325,8 @@ func (a *atoll) interpreterJavaScript(t *testing.T, version string, flags ...str
 	a.casesOf(t, ownMethods, version, append(env, packagesEnv(t)...), append(append([]string{"node"}, flags...), "js/interpreter.mjs")...)
 }
 
-// packagesEnv says where matplotlib is, for sandboxes whose image has none.
+// packagesEnv returns the location of matplotlib, for sandboxes whose image
+// lacks it.
 func packagesEnv(t *testing.T) []string {
 	if builtImage() {
 		return nil

@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestExamples runs what examples/e2b shows, as it is, and compares what it says.
+// TestExamples runs the examples of examples/e2b unchanged and compares their
+// output.
 func TestExamples(t *testing.T) {
 	t.Parallel()
 	a := start(t)
@@ -35,7 +36,7 @@ func TestExamples(t *testing.T) {
 	run("javascript", "live: computing\nresult: 30\njavascript: [2,4,6]\ncommand: 3\nfile: 3\n", "node", besideModules(t, examples+"/javascript/main.mjs"))
 }
 
-// besideModules copies a program to where node finds what it imports.
+// besideModules copies a program to a directory where node finds its imports.
 func besideModules(t *testing.T, file string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -13,12 +13,13 @@ import (
 	"testing"
 )
 
-// What the programs need is pinned with the hashes of all packages, in the
-// directory locks, and installed into a cache under a name that says which.
-// The script lock writes the locks anew.
+// The packages are pinned by hash in the directory locks, and installed into a
+// cache directory whose name identifies them. The script lock updates the lock
+// files.
 const locks = "locks"
 
-// npm installs what locks/NAME/package-lock.json says, and returns where.
+// npm installs the packages of locks/NAME/package-lock.json and returns the
+// directory.
 func npm(t *testing.T, name string) string {
 	t.Helper()
 	from := filepath.Join(locks, name)
@@ -26,12 +27,13 @@ func npm(t *testing.T, name string) string {
 		[]string{"npm", "ci", "--no-fund", "--no-audit", "--ignore-scripts"})
 }
 
-// pip installs what locks/NAME.txt says into a virtual environment, and returns
-// where. What is to be taken into a sandbox is in packages.tar there.
+// pip installs the packages of locks/NAME.txt into a virtual environment and
+// returns its directory. packages.tar in it contains the packages for a
+// sandbox.
 func pip(t *testing.T, name string) string {
 	t.Helper()
 	file := name + ".txt"
-	// The machine's pip, so that environments need none of their own.
+	// Use the machine's pip, so that environments need none.
 	pip := []string{
 		python3, "-m", "pip", "--python", "bin/python", "install", "-q", "--disable-pip-version-check", "--no-compile", "--no-deps",
 		"--only-binary=:all:", "--require-hashes", "-r", file,
@@ -44,12 +46,13 @@ func pip(t *testing.T, name string) string {
 	return install(t, name, []string{filepath.Join(locks, file)}, steps...)
 }
 
-// python3 is the machine's, which sandboxes of the image "host" have, too.
+// python3 is the machine's Python, which sandboxes of the image "host" have,
+// too.
 const python3 = "/usr/bin/python3"
 
 var installing sync.Mutex
 
-// install makes a directory of the cache complete, or not at all.
+// install creates a directory of the cache atomically.
 func install(t *testing.T, name string, files []string, steps ...[]string) string {
 	t.Helper()
 	installing.Lock()
@@ -93,7 +96,7 @@ func install(t *testing.T, name string, files []string, steps ...[]string) strin
 	return dir
 }
 
-// cache is where it is installed.
+// cache returns the directory of the cache.
 func cache(t *testing.T) string {
 	t.Helper()
 	if base := os.Getenv("ATOLL_E2B_CACHE"); base != "" {

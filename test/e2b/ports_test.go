@@ -25,8 +25,8 @@ import (
 	"github.com/coder/websocket"
 )
 
-// echoServer answers HTTP with what it was asked, and WebSockets with what they
-// say. It knows nothing but Python's standard library.
+// echoServer answers HTTP requests with a description of them, and echoes
+// WebSocket messages. It uses only Python's standard library.
 const echoServer = `
 import base64, hashlib, http.server, struct
 class H(http.server.BaseHTTPRequestHandler):
@@ -60,7 +60,7 @@ class H(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(('127.0.0.1', 9000), H).serve_forever()
 `
 
-// byName is a client that finds sandboxes by host name, over TLS.
+// byName is a client that reaches sandboxes by host name, over TLS.
 type byName struct {
 	*http.Client
 	t    *testing.T
@@ -92,7 +92,7 @@ func newByName(t *testing.T, a *atoll) *byName {
 	return &byName{&http.Client{Transport: transport, Timeout: 2 * time.Minute}, t, env["E2B_API_KEY"], env["E2B_DOMAIN"]}
 }
 
-// call asks a host below the domain, and wants a status.
+// call sends a request to a host below the domain and checks the status.
 func (c *byName) call(want int, method, host, path, body string, headers ...string) *http.Response {
 	c.t.Helper()
 	r, err := http.NewRequestWithContext(c.t.Context(), method, "https://"+host+"."+c.host+path, strings.NewReader(body))
@@ -120,8 +120,8 @@ func text(r *http.Response) string {
 	return string(all)
 }
 
-// serving makes a sandbox with the echo server in it, and returns its id and
-// the token for its ports.
+// serving creates a sandbox with the echo server, and returns its ID and the
+// token for its ports.
 func (c *byName) serving(a *atoll, spec string) (id, token string) {
 	c.t.Helper()
 	var made struct{ SandboxID, TrafficAccessToken string }
@@ -130,7 +130,7 @@ func (c *byName) serving(a *atoll, spec string) (id, token string) {
 		c.t.Fatal(err)
 	}
 	a.run(c.t, "exec", "-d", "sb-"+strings.TrimPrefix(made.SandboxID, "sb"), "--", "python3", "-c", echoServer)
-	for r.StatusCode != 200 { // it takes a moment to listen
+	for r.StatusCode != 200 { // wait until it listens
 		r = c.call(0, "GET", "9000-"+made.SandboxID, "/", "", "E2b-Traffic-Access-Token", made.TrafficAccessToken)
 	}
 	return made.SandboxID, made.TrafficAccessToken
@@ -159,9 +159,9 @@ func TestPorts(t *testing.T) {
 		if r := c.call(200, "GET", "api", "/sandboxes/"+id, "", "X-API-Key", c.key); !strings.Contains(text(r), `"state":"paused"`) {
 			t.Error("it is not paused")
 		}
-		c.call(403, "GET", port, "/", "") // whoever may not enter wakes nobody
+		c.call(403, "GET", port, "/", "") // a request without access does not resume the sandbox
 		if r := c.call(200, "GET", "api", "/sandboxes/"+id, "", "X-API-Key", c.key); !strings.Contains(text(r), `"state":"paused"`) {
-			t.Error("a stranger woke it")
+			t.Error("a request without access resumed it")
 		}
 		r := c.call(200, "GET", port, "/awake", "", "E2b-Traffic-Access-Token", token)
 		if got := text(r); !strings.HasPrefix(got, "/awake|") {
@@ -206,7 +206,7 @@ func (c *byName) echo(t *testing.T, port, token string) {
 	}
 }
 
-// securedServer serves HTTPS with the certificate and key that it is given.
+// securedServer serves HTTPS with a given certificate and key.
 const securedServer = `
 import http.server, ssl, sys
 class H(http.server.BaseHTTPRequestHandler):
@@ -225,8 +225,8 @@ server.socket = context.wrap_socket(server.socket, server_side=True)
 server.serve_forever()
 `
 
-// TestHTTPSPorts reaches a server that serves HTTPS itself, with a certificate
-// that it made, at a port that was named so, and at no other.
+// TestHTTPSPorts reaches a server that serves HTTPS with a self-signed
+// certificate, at a port declared for it and at no other.
 func TestHTTPSPorts(t *testing.T) {
 	a := start(t, "--e2b-domain="+domain)
 	c := newByName(t, a)
@@ -235,7 +235,7 @@ func TestHTTPSPorts(t *testing.T) {
 	a.run(t, "exec", "-d", "sb-"+strings.TrimPrefix(id, "sb"), "--", "python3", "-c", securedServer, selfSigned(t))
 	port := "9443-" + id
 	r := c.call(0, "GET", port, "/x", "")
-	for r.StatusCode == 502 { // it takes a moment to listen
+	for r.StatusCode == 502 { // wait until it listens
 		r = c.call(0, "GET", port, "/x", "")
 	}
 	if got := text(r); !strings.HasPrefix(got, "/x|"+port+"."+c.host+"|TLSv1.") {
@@ -246,7 +246,7 @@ func TestHTTPSPorts(t *testing.T) {
 	}
 }
 
-// selfSigned is a certificate that nobody vouches for, and its key.
+// selfSigned returns a self-signed certificate and its key.
 func selfSigned(t *testing.T) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -265,8 +265,8 @@ func selfSigned(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})) + string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }
 
-// TestInterpreterIsAskedOnce: to run code opens one connection, and so makes one
-// record.
+// TestInterpreterIsAskedOnce checks that running code opens one connection, and
+// so writes one record.
 func TestInterpreterIsAskedOnce(t *testing.T) {
 	a := start(t, "--e2b-domain="+domain)
 	c := newByName(t, a)

@@ -33,12 +33,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// password is the canary of these tests: it must be written down nowhere.
+// password is the canary of these tests: it must not be stored anywhere.
 const password = "canary-5f0e1c7d9b"
 
-// guarded starts a registry that lets in who has the password, and returns the
-// environment in which programs find an image of it. In the end nothing below
-// the daemon's state holds the password.
+// guarded starts a registry that requires the password, and returns the
+// environment in which programs find an image of it. At the end, no file below
+// the daemon's state may contain the password.
 func (a *atoll) guarded(t *testing.T) []string {
 	t.Helper()
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
@@ -65,12 +65,12 @@ func (a *atoll) guarded(t *testing.T) []string {
 	return []string{"E2B_TEST_IMAGE=" + ref, "E2B_TEST_USER=me", "E2B_TEST_PASSWORD=" + password}
 }
 
-// awsRegion is where the keys of AWS are good.
+// awsRegion is the region of the AWS keys.
 const awsRegion = "eu-west-1"
 
-// startECR starts what exchanges keys of AWS, the user's name and the password, for
-// a login to the registry, and returns its address. A request counts if signing it
-// again gives the same signature.
+// startECR starts a server that exchanges AWS keys, the user's name and the
+// password, for a login to the registry, and returns its address. It accepts a
+// request if signing it again gives the same signature.
 func startECR(t *testing.T) string {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -104,7 +104,7 @@ func signedWell(r *http.Request, body []byte) bool {
 	return err == nil && again.Header.Get("Authorization") == r.Header.Get("Authorization")
 }
 
-// guardedImage is an image with a user and a file.
+// guardedImage returns an image with a user and a file.
 func guardedImage(t *testing.T) v1.Image {
 	t.Helper()
 	var layer bytes.Buffer
@@ -144,12 +144,12 @@ func configOf(t *testing.T, img v1.Image) *v1.ConfigFile {
 	return cfg
 }
 
-// lacks fails if a file of the daemon's holds a secret.
+// lacks fails if a file of the daemon contains a secret.
 func (a *atoll) lacks(t *testing.T, secret string) {
 	t.Helper()
 	err := filepath.WalkDir(a.state, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
-			return nil // of a sandbox that ends, or not a file
+			return nil // of an ending sandbox, or not a file
 		}
 		if info, err := d.Info(); err != nil || info.Size() > 64<<20 {
 			return nil // an image that was built before

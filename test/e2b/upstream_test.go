@@ -18,17 +18,17 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// outsides numbers the addresses of the tests of this process.
+// outsides numbers the addresses of the tests in this process.
 var outsides atomic.Int32
 
-// outside starts what sandboxes reach: a name server that knows one name, the
-// web server that it leads to, and a SOCKS5 proxy that lets in who has the
-// password. Each has the port that it would have elsewhere, at an address of
-// the loopback network. It returns the environment in which programs find them.
+// outside starts the servers that sandboxes use: a name server that knows one
+// name, the web server of that name, and a SOCKS5 proxy that requires the
+// password. Each uses its standard port, on an address of the loopback network.
+// outside returns the environment in which programs find them.
 func outside(t *testing.T) []string {
 	t.Helper()
 	at := fmt.Sprintf("127.77.%d.%d", os.Getpid()%250, outsides.Add(1))
-	proxy := net.ParseIP(strings.Replace(at, "127.77.", "127.78.", 1)) // whom the web server sees
+	proxy := net.ParseIP(strings.Replace(at, "127.77.", "127.78.", 1)) // the client address that the web server sees
 	names, err := net.ListenPacket("udp", at+":53")
 	if err != nil {
 		t.Fatalf("%v: these tests need to be run by root", err)
@@ -62,9 +62,9 @@ func outside(t *testing.T) []string {
 	return []string{"E2B_TEST_OUTSIDE=" + at}
 }
 
-// resolving returns a command that runs another one with a resolv.conf of its own,
-// in which the name server is one of the test: every name below domain leads to
-// this machine. So do programs find it that do not look names up by themselves.
+// resolving returns a command that runs another one with a different
+// resolv.conf. Its name server resolves every name below domain to this
+// machine, also for programs that do not resolve names themselves.
 func resolving(t *testing.T) []string {
 	t.Helper()
 	at := fmt.Sprintf("127.77.%d.%d", os.Getpid()%250, outsides.Add(1))
@@ -81,8 +81,8 @@ func resolving(t *testing.T) []string {
 	return []string{"unshare", "--mount", "sh", "-c", `mount --bind "$0" /etc/resolv.conf && exec "$@"`, conf}
 }
 
-// nameServer knows named.test, all below domain, and private.test, where nobody
-// may go.
+// nameServer knows named.test, all names below domain, and private.test, which
+// is never allowed.
 func nameServer(c net.PacketConn, a net.IP) {
 	known := map[string]net.IP{"named.test.": a, "private.test.": net.IPv4(10, 1, 2, 3)}
 	buf := make([]byte, 2048)
@@ -115,8 +115,8 @@ func nameServer(c net.PacketConn, a net.IP) {
 	}
 }
 
-// serveSOCKS serves one connection of a SOCKS5 client (RFC 1928, RFC 1929), which
-// has a password and names an address. It connects from an address of its own.
+// serveSOCKS serves one connection of a SOCKS5 client (RFC 1928, RFC 1929) with
+// a password and an address. It connects from its own address.
 func serveSOCKS(c net.Conn, own net.IP) {
 	defer c.Close()
 	in := bufio.NewReader(c)

@@ -21,9 +21,9 @@ import (
 )
 
 // TestConformance runs all scenarios of two revisions. Those listed in
-// expected-REVISION.yaml fail, because they use tools and prompts of the runner's
-// own example server, or parts of the protocol that Atoll does not offer. The
-// runner also fails when one of them passes.
+// expected-REVISION.yaml fail, because they use tools and prompts of the
+// runner's example server, or parts of the protocol that Atoll does not
+// implement. The runner also fails when one of them passes.
 func TestConformance(t *testing.T) {
 	runner, node := install(t)
 	target := start(t)
@@ -44,7 +44,7 @@ func TestConformance(t *testing.T) {
 }
 
 // start starts a daemon and atoll mcp, and returns the address of a proxy that
-// adds a key to requests, which the runner cannot do.
+// adds the key to requests, which the runner cannot do.
 func start(t *testing.T) string {
 	t.Helper()
 	bin := os.Getenv("ATOLL_BIN")
@@ -96,8 +96,8 @@ func start(t *testing.T) string {
 	return proxy.URL
 }
 
-// install installs what package-lock.json says into a cache, and returns the
-// runner and a Node.js that can run it.
+// install installs the packages of package-lock.json into a cache, and returns
+// the runner and a Node.js that can run it.
 func install(t *testing.T) (runner, node string) {
 	t.Helper()
 	cache, err := os.UserCacheDir()

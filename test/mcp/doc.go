@@ -1,4 +1,4 @@
 // Package mcp runs the official conformance runner of the Model Context
-// Protocol against the real binary. It needs npm, which installs the runner into
-// a cache, and so its test has a build tag of its own; see `make mcp`.
+// Protocol with the real binary. npm installs the runner into a cache, so the
+// test has a build tag; see `make mcp`.
 package mcp

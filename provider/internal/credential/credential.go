@@ -1,5 +1,6 @@
-// Package credential reads the secret of a provider's account: from the
-// environment, a file, or what a command writes. It keeps it in memory only.
+// Package credential reads the secret of a provider's account from the
+// environment, a file, or the output of a command. It keeps the secret only in
+// memory.
 package credential
 
 import (
@@ -16,39 +17,39 @@ import (
 )
 
 const (
-	// maxSecret bounds a file or an output.
+	// maxSecret limits the bytes of a file or an output.
 	maxSecret = 64 << 10
-	// running is how long a command may take.
+	// running limits the run time of a command.
 	running = time.Minute
 )
 
-// Source is where a secret comes from. Its methods may be called concurrently.
+// Source provides a secret. Its methods may be called concurrently.
 type Source struct {
 	name, value, file, command string
 
-	single chan struct{} // held by who reads
+	single chan struct{} // held while reading
 	mu     sync.Mutex
 	secret string
 }
 
-// New returns a source: a value, a file, or a command for /bin/sh. The first one
-// that is set counts. name is the variable of the environment for the value, for
-// errors; with _FILE and _COMMAND it is that of the others.
+// New returns a source: a value, a file, or a command for /bin/sh. The first
+// one that is set is used. name is the environment variable of the value, for
+// errors; the variables of the others have the suffixes _FILE and _COMMAND.
 func New(name, value, file, command string) *Source {
 	return &Source{name: name, value: strings.TrimSpace(value), file: file, command: command, single: make(chan struct{}, 1)}
 }
 
-// FromEnvironment takes NAME, NAME_FILE and NAME_COMMAND from the environment.
+// FromEnvironment reads NAME, NAME_FILE and NAME_COMMAND from the environment.
 func FromEnvironment(name string, lookup func(string) string) *Source {
 	return New(name, lookup(name), lookup(name+"_FILE"), lookup(name+"_COMMAND"))
 }
 
-// Set reports whether there is a source at all.
+// Set reports whether there is a source.
 func (s *Source) Set() bool { return s.value != "" || s.file != "" || s.command != "" }
 
-// Account tells one source from another: by the value itself if there is only
-// one, else by where values come from, so that a new value is the same account.
-// It can hold the secret.
+// Account identifies the account: by the value itself, or else by the file or
+// command, so that a new value belongs to the same account. The result can
+// contain the secret.
 func (s *Source) Account() string {
 	switch {
 	case s.value != "":
@@ -61,13 +62,13 @@ func (s *Source) Account() string {
 	return ""
 }
 
-// Value returns the secret that was given as it is, or nothing if it comes from
-// elsewhere and may change.
+// Value returns a constant secret, or "" if the secret comes from a file or a
+// command and may change.
 func (s *Source) Value() string { return s.value }
 
-// Get returns the secret, or nothing if there is no source. stale is one that
-// the service did not take: then it is read again, and an error if there is no
-// other.
+// Get returns the secret, or "" if there is no source. stale is a secret that
+// the service rejected: Get then reads the source again and fails if the secret
+// is the same.
 func (s *Source) Get(ctx context.Context, stale string) (string, error) {
 	if !s.Set() {
 		return "", nil
@@ -94,8 +95,9 @@ func (s *Source) Get(ctx context.Context, stale string) (string, error) {
 	return text, nil
 }
 
-// Fresh sees to it that there is a secret, or none if there is no source. With
-// refused, the service did not take the present one, and it has to be another.
+// Fresh ensures that there is a secret, unless there is no source. With
+// refused, the service rejected the present one, and Fresh fails if there is no
+// other.
 func (s *Source) Fresh(ctx context.Context, refused bool) error {
 	stale := ""
 	if refused {
@@ -136,7 +138,7 @@ func (s *Source) read(ctx context.Context) (string, error) {
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", s.command)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.WaitDelay = &out, time.Second
-	// What it says of a failure may hold the secret, and is not shown.
+	// The output of a failed command may contain the secret and is not shown.
 	if err := cmd.Run(); err != nil {
 		return "", s.refuse("failed", err)
 	}
@@ -144,7 +146,7 @@ func (s *Source) read(ctx context.Context) (string, error) {
 	return strings.TrimSpace(text), nil
 }
 
-// refuse is an error that names the source.
+// refuse returns an error that names the source.
 func (s *Source) refuse(message string, err error) error {
 	name := s.name
 	switch {

@@ -36,8 +36,8 @@ func TestSources(t *testing.T) {
 	}
 }
 
-// A secret that the service does not take is read again, and it is an error if
-// there is no other.
+// A secret that the service rejects is read again. It is an error if it has not
+// changed.
 func TestRenewal(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key")
 	write := func(text string) {
@@ -64,7 +64,7 @@ func TestRenewal(t *testing.T) {
 	}
 }
 
-// What a command writes of its failure is in no error.
+// The output of a failed command is in no error.
 func TestFailure(t *testing.T) {
 	s := from(map[string]string{"KEY_COMMAND": "echo sesame >&2; exit 3"})
 	if _, err := s.Get(t.Context(), ""); sandbox.CodeOf(err) != sandbox.CodeUnauthorized || strings.Contains(err.Error(), "sesame") {

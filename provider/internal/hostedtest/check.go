@@ -14,10 +14,10 @@ import (
 	"github.com/atoll-run/atoll/drivertest"
 )
 
-// Check runs `atoll provider check` as a user does: the real command, which finds
-// the fake by variables of its environment. Nothing may fail, and the
-// capabilities that the provider does not have must be exactly those given.
-// secret must not appear in what the command writes.
+// Check runs `atoll provider check` as a user does: the real command, which
+// finds the fake through environment variables. No case may fail, and the
+// missing capabilities must be exactly those in absent. secret must not appear
+// in the command's output.
 func Check(t *testing.T, name, secret string, absent []string, env ...string) {
 	t.Helper()
 	if testing.Short() {
@@ -33,7 +33,7 @@ func Check(t *testing.T, name, secret string, absent []string, env ...string) {
 	}
 	t.Logf("%s", stderr.Bytes())
 	if !strings.Contains(stderr.String(), "the service may charge for this: check makes up to ") {
-		t.Error("the command does not say what it costs")
+		t.Error("the command does not warn about its costs")
 	}
 	if strings.Contains(stdout.String()+stderr.String(), secret) {
 		t.Error("the command shows the key")

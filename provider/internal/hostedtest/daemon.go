@@ -19,8 +19,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Daemon starts a daemon with kernels of this machine and another provider, which
-// is the default if first is set, and returns a client of it.
+// Daemon starts a daemon with gVisor on this machine and another provider,
+// which is the default if first is set, and returns a client.
 func Daemon(t *testing.T, name string, first bool, open func(dir string) (driver.Provider, error)) *atoll.Client {
 	t.Helper()
 	c, stop := start(t, t.TempDir(), name, first, open)
@@ -28,7 +28,7 @@ func Daemon(t *testing.T, name string, first bool, open func(dir string) (driver
 	return c
 }
 
-// start starts a daemon that has the files of a directory.
+// start starts a daemon with the state in a directory.
 func start(t *testing.T, dir, name string, first bool, open func(dir string) (driver.Provider, error)) (c *atoll.Client, stop func()) {
 	t.Helper()
 	kernels := registry.Entry{Name: gvisor.Name, Open: func(h registry.Host) (driver.Provider, error) {
@@ -59,7 +59,7 @@ func start(t *testing.T, dir, name string, first bool, open func(dir string) (dr
 	}
 }
 
-// Session has a session begin with a kernel, and move to the provider and back,
+// Session starts a session on gVisor and moves it to the provider and back,
 // with its files and its environment.
 func Session(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
 	c := Daemon(t, name, false, open)
@@ -80,8 +80,8 @@ func Session(t *testing.T, name string, open func(dir string) (driver.Provider, 
 	finish(t, c, s)
 }
 
-// Saved has a session that began with the provider saved on request, and when
-// nobody uses it, and made again: all of it where the provider takes snapshots,
+// Saved starts a session on the provider. The session is saved on request and
+// when it is idle, and restored: completely if the provider supports snapshots,
 // else the files below /workspace.
 func Saved(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
 	c := Daemon(t, name, false, open)
@@ -111,7 +111,7 @@ func Saved(t *testing.T, name string, open func(dir string) (driver.Provider, er
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the session that nobody uses has the lease %+v", now.Info().Lease)
+			t.Fatalf("the idle session has the lease %+v", now.Info().Lease)
 		}
 	}
 	if _, err := s.Acquire(t.Context()); err != nil {
@@ -136,7 +136,7 @@ func takesSnapshots(t *testing.T, c *atoll.Client, name string) bool {
 	return false
 }
 
-// finish ends the last session of a daemon, of which nothing is left then.
+// finish ends the last session of a daemon. Nothing may be left of it.
 func finish(t *testing.T, c *atoll.Client, s *atoll.Session) {
 	t.Helper()
 	if err := s.Destroy(t.Context()); err != nil {
@@ -155,8 +155,8 @@ func sessionSays(t *testing.T, s *atoll.Session, script, want string) {
 	}
 }
 
-// Context has ctx.sandbox make a sandbox of the provider, run commands in it, and
-// end it.
+// Context uses ctx.sandbox to create a sandbox of the provider, run commands in
+// it, and end it.
 func Context(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
 	c := Daemon(t, name, true, open)
 	sandboxes := ctxsandbox.New(c)
@@ -185,8 +185,8 @@ func Context(t *testing.T, name string, open func(dir string) (driver.Provider, 
 	}
 }
 
-// Writer has a session begin with the provider, move to a kernel and back, twice,
-// while a client keeps writing: nothing that was acknowledged is lost or doubled.
+// Writer starts a session on the provider and moves it to gVisor and back,
+// twice, while a client writes. No acknowledged write may be lost or repeated.
 func Writer(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
 	c := Daemon(t, name, true, open)
 	s, err := c.Sessions().Create(t.Context(), sandbox.Spec{Provider: name}, atoll.SessionOptions{Name: "writer"})
@@ -218,7 +218,7 @@ func Writer(t *testing.T, name string, open func(dir string) (driver.Provider, e
 		}
 	}()
 	for _, target := range []string{"gvisor", name, "gvisor", name} {
-		<-more // it writes between moves too
+		<-more // it also writes between moves
 		if out, err := s.Swap(t.Context(), target); err != nil || !out.Swapped {
 			t.Errorf("swap to %s: %+v, %v", target, out, err)
 			break
@@ -235,9 +235,9 @@ func Writer(t *testing.T, name string, open func(dir string) (driver.Provider, e
 	}
 }
 
-// Workspace has a session with a workspace begin with the provider, which mounts
-// none, and move to a kernel, which does, and back: the workspace goes along, and
-// has a version of what each of them wrote.
+// Workspace starts a session with a workspace on the provider, which cannot
+// mount it, and moves it to gVisor, which can, and back. The workspace moves
+// along and has a version of each provider's changes.
 func Workspace(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
 	c := Daemon(t, name, false, open)
 	spec := sandbox.Spec{Provider: name, Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Create: true}}}

@@ -13,55 +13,53 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Faulty is a service that fails in the ways in which services do, and a provider
-// that uses it.
+// Faulty is a fake service with injected faults, and a provider that uses it.
 type Faulty struct {
 	*servicetest.Faults
 	Provider driver.Provider
-	// Again is another provider with the same directory, as of another process.
+	// Again is another provider with the same directory, as in another process.
 	Again driver.Provider
-	// Boxes and Box are the paths of all sandboxes and of one.
+	// Boxes and Box match the paths of all sandboxes and of one.
 	Boxes, Box string
-	// NotFound, Invalid and Busy are what the service says of a sandbox that it
-	// does not know, of a request that it refuses, and of a sandbox whose state
-	// changes. Nothing is a list without sandboxes.
+	// NotFound, Invalid and Busy are the service's errors for an unknown sandbox,
+	// an invalid request, and a sandbox whose state is changing. Nothing is an
+	// empty list of sandboxes.
 	NotFound, Invalid, Busy, Nothing string
 	// Key must appear in no error.
 	Key string
-	// Looks is how often the service is asked for a sandbox before it is asked to
-	// make one.
+	// Looks is how many lookups of a sandbox precede its creation.
 	Looks int
-	// Other has an answer name another sandbox.
+	// Other changes an answer so that it names another sandbox.
 	Other func([]byte) []byte
-	// Count says how many sandboxes there are, and how many things besides that
-	// belong to them.
+	// Count returns the number of sandboxes, and of other resources that belong to
+	// them.
 	Count func() (boxes, besides int)
-	// Force has all sandboxes show a status, or again their own if it is empty.
+	// Force makes all sandboxes report a status; "" restores their own.
 	Force func(status string)
-	// Spec returns the spec of a sandbox to make.
+	// Spec returns the spec of a new sandbox.
 	Spec func(id sandbox.ID) *sandbox.Spec
 }
 
-// CreateFault is a fault while a sandbox is made.
+// CreateFault is a fault during the creation of a sandbox.
 type CreateFault struct {
 	servicetest.Fault
-	Want  sandbox.Code // empty: it is made
-	Posts int          // how often it is asked for
+	Want  sandbox.Code // empty: it is created
+	Posts int          // number of creation requests
 }
 
-// At returns a fault of one request.
+// At returns a fault of requests that match a method and a path.
 func At(method, path string, f servicetest.Fault) servicetest.Fault {
 	f.Method, f.Path, f.Times = method, path, 1
 	return f
 }
 
-// Replace has an answer say something else.
+// Replace changes a text in an answer.
 func Replace(from, to string) func([]byte) []byte {
 	return func(body []byte) []byte { return bytes.Replace(body, []byte(from), []byte(to), 1) }
 }
 
-// usual are the faults of every service. Where one is told apart by how often it
-// is asked for, services have rows of their own.
+// usual returns the faults of every service. Services add rows of their own
+// where the number of requests matters.
 func (f *Faulty) usual() map[string]CreateFault {
 	post := func(fault servicetest.Fault) servicetest.Fault { return At(http.MethodPost, f.Boxes, fault) }
 	return map[string]CreateFault{
@@ -77,9 +75,9 @@ func (f *Faulty) usual() map[string]CreateFault {
 	}
 }
 
-// Create makes sandboxes while the service fails. Whatever happens, there is one
-// or none, with all that belongs to it or nothing, and it is asked for once unless
-// the service refused it. more are faults besides the usual ones, or instead.
+// Create creates sandboxes while the service fails. Afterwards there is exactly
+// one with all its resources, or none, and it was requested once unless the
+// service refused it. more replaces or extends the usual faults.
 func (f *Faulty) Create(t *testing.T, more map[string]CreateFault) {
 	all := f.usual()
 	for name, fault := range more {
@@ -95,7 +93,7 @@ func (f *Faulty) Create(t *testing.T, more map[string]CreateFault) {
 				t.Errorf("code %q, want %q: %v", got, tt.Want, err)
 			}
 			if n := f.Requests(http.MethodPost, f.Boxes); n != tt.Posts {
-				t.Errorf("it was asked for %d times, want %d", n, tt.Posts)
+				t.Errorf("it was requested %d times, want %d", n, tt.Posts)
 			}
 			if in == nil {
 				f.left(t, 0, besides)
@@ -118,11 +116,11 @@ func (f *Faulty) Create(t *testing.T, more map[string]CreateFault) {
 func (f *Faulty) left(t *testing.T, boxes, besides int) {
 	t.Helper()
 	if n, m := f.Count(); n != boxes || m != besides {
-		t.Errorf("there are %d sandboxes and %d things besides, want %d and %d", n, m, boxes, besides)
+		t.Errorf("there are %d sandboxes and %d other resources, want %d and %d", n, m, boxes, besides)
 	}
 }
 
-// Make makes a sandbox that is destroyed with the test.
+// Make creates a sandbox that is destroyed at the end of the test.
 func (f *Faulty) Make(t *testing.T, s *sandbox.Spec) driver.Instance {
 	t.Helper()
 	in, err := f.Provider.Create(t.Context(), s)
@@ -139,8 +137,8 @@ func (f *Faulty) Make(t *testing.T, s *sandbox.Spec) driver.Instance {
 	return in
 }
 
-// GivenUp has callers give up in the middle of requests to make a sandbox, which
-// the paths name. Nothing is left.
+// GivenUp cancels Create during requests that match the paths. Nothing is left
+// behind.
 func (f *Faulty) GivenUp(t *testing.T, paths ...string) {
 	for _, path := range paths {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -154,9 +152,9 @@ func (f *Faulty) GivenUp(t *testing.T, paths ...string) {
 	}
 }
 
-// Late has the service make a sandbox without an answer, and show it only when
-// the driver has looked for it and given up. Whoever lists sandboxes next, or
-// makes one with its ID, ends it.
+// Late makes the service create a sandbox without an answer and show it only
+// after the driver has stopped looking for it. The next List, or Create with
+// its ID, ends it.
 func (f *Faulty) Late(t *testing.T) {
 	lose := func() {
 		t.Helper()
@@ -170,7 +168,7 @@ func (f *Faulty) Late(t *testing.T) {
 			t.Errorf("Create: %v, want unavailable", err)
 		}
 		for found, err := range f.Provider.List(t.Context()) {
-			t.Errorf("before it appears: List: %+v, %v", found, err)
+			t.Errorf("before it appears, List: %+v, %v", found, err)
 		}
 		if n, _ := f.Count(); n != 1 {
 			t.Errorf("the service has %d sandboxes, want 1", n)
@@ -179,7 +177,7 @@ func (f *Faulty) Late(t *testing.T) {
 	}
 	lose()
 	for found, err := range f.Again.List(t.Context()) {
-		t.Errorf("when it has appeared: List: %+v, %v", found, err)
+		t.Errorf("after it has appeared, List: %+v, %v", found, err)
 	}
 	f.left(t, 0, 0)
 	lose()
@@ -193,7 +191,7 @@ func (f *Faulty) Late(t *testing.T) {
 	if got := Says(t, in, "echo alive"); got != "alive\n" {
 		t.Errorf("it says %q", got)
 	}
-	// What was given to somebody stays.
+	// A sandbox that was returned to a caller stays.
 	for found, err := range f.Provider.List(t.Context()) {
 		if err != nil || found.ID != in.ID() {
 			t.Errorf("List: %+v, %v", found, err)
@@ -208,8 +206,9 @@ func (f *Faulty) Late(t *testing.T) {
 	f.left(t, 0, 0)
 }
 
-// False404 has the service say that it does not know a sandbox, which it lists.
-// That is no evidence, and nor are the bodies, which others say.
+// False404 makes the service answer 404 for a sandbox that it lists. This does
+// not show that the sandbox is gone, and neither do answers with bodies of
+// other servers.
 func (f *Faulty) False404(t *testing.T, path string, bodies ...string) {
 	in := f.Make(t, f.Spec("sb-false"))
 	f.Add(
@@ -237,7 +236,7 @@ func (f *Faulty) False404(t *testing.T, path string, bodies ...string) {
 	}
 }
 
-// Conflict has the service refuse for a moment to remove a sandbox.
+// Conflict makes the service refuse for a moment to remove a sandbox.
 func (f *Faulty) Conflict(t *testing.T) {
 	in := f.Make(t, f.Spec("sb-conflict"))
 	f.Add(servicetest.Fault{Method: http.MethodDelete, Path: f.Box, Times: 3, Status: 409, Body: f.Busy})
@@ -247,15 +246,14 @@ func (f *Faulty) Conflict(t *testing.T) {
 	f.left(t, 0, 0)
 }
 
-// Meaning is what a status of a service means.
+// Meaning is the meaning of a service's status.
 type Meaning struct {
 	State        sandbox.State
 	Code, Resume sandbox.Code // of the errors
 }
 
-// Statuses tries every status that the service may say, one that nobody knows,
-// and at last the one of a sandbox that was deleted, if there is one. None of them
-// makes another sandbox.
+// Statuses tries every status of the service, an unknown one, and finally that
+// of a deleted sandbox, if there is one. None of them creates another sandbox.
 func (f *Faulty) Statuses(t *testing.T, all map[string]Meaning, deleted string) {
 	p, in := f.Provider, f.Make(t, f.Spec("sb-statuses"))
 	r, ok := driver.As[driver.Resumer](in)
@@ -277,7 +275,7 @@ func (f *Faulty) Statuses(t *testing.T, all map[string]Meaning, deleted string) 
 			if _, err := p.Create(t.Context(), f.Spec(in.ID())); p.ErrorCode(err) != sandbox.CodeAlreadyExists {
 				t.Errorf("Create: %v, want already exists", err)
 			}
-			// After a few looks it runs again.
+			// After a few lookups it runs again.
 			f.Clear()
 			f.Add(servicetest.Fault{Method: http.MethodGet, Path: f.Box, Skip: 3, Before: func() { f.Force("") }})
 			if err := r.Resume(t.Context()); p.ErrorCode(err) != want.Resume {
@@ -297,8 +295,9 @@ func (f *Faulty) Statuses(t *testing.T, all map[string]Meaning, deleted string) 
 	}
 }
 
-// Refusals has the service refuse requests that match a path with each status, in
-// the words that body makes of a text that repeats the key. It is in no error.
+// Refusals makes the service refuse requests that match a path with each
+// status. body returns an answer with a text that repeats the key. The key must
+// be in no error.
 func (f *Faulty) Refusals(t *testing.T, path string, body func(text string) string, attach bool) {
 	for status, want := range map[int]sandbox.Code{
 		400: sandbox.CodeInvalid, 401: sandbox.CodeUnauthorized, 403: sandbox.CodeDenied, 404: sandbox.CodeNotFound, 409: sandbox.CodeConflict,

@@ -10,19 +10,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Handover is how installations with a provider hand a session on.
+// Handover tests how installations with a provider hand over a session.
 type Handover struct {
 	Name string
-	// Open and Other open a provider of one account, and of another.
+	// Open and Other open a provider with one account and with another.
 	Open, Other func(dir string) (driver.Provider, error)
-	// Records: the service can be told whose a sandbox is, so that the installation
-	// that had it does not touch it any more.
+	// Records: the service stores the owner of a sandbox, so that the former
+	// installation no longer touches it.
 	Records bool
-	// Count is how many sandboxes the service has.
+	// Count returns the number of the service's sandboxes.
 	Count func() int
 }
 
-// installation is a daemon with a store and directories of its own.
+// installation is a daemon with its own store and directories.
 type installation struct {
 	t    *testing.T
 	h    *Handover
@@ -39,8 +39,8 @@ func (h *Handover) install(t *testing.T, open func(dir string) (driver.Provider,
 	return i
 }
 
-// restart has the daemon compare its records with what the service has, and
-// returns its session.
+// restart restarts the daemon, which compares its records with the service's
+// sandboxes, and returns its session.
 func (i *installation) restart() *atoll.Session {
 	i.t.Helper()
 	i.stop()
@@ -52,8 +52,7 @@ func (i *installation) restart() *atoll.Session {
 	return s
 }
 
-// resume takes over what an envelope names, as another program writes and reads
-// it.
+// resume resumes from an envelope in its encoded form.
 func (i *installation) resume(e sandbox.Envelope) (*atoll.Session, error) {
 	i.t.Helper()
 	text, err := json.Marshal(e)
@@ -64,7 +63,7 @@ func (i *installation) resume(e sandbox.Envelope) (*atoll.Session, error) {
 		i.t.Fatal(err)
 	}
 	if strings.Contains(string(text), "hello") {
-		i.t.Errorf("the envelope holds a value of the environment: %s", text)
+		i.t.Errorf("the envelope contains a value of the environment: %s", text)
 	}
 	return i.c.Sessions().Resume(i.t.Context(), e, atoll.SessionOptions{Name: "agent"})
 }
@@ -85,8 +84,9 @@ func envelope(t *testing.T, s *atoll.Session) sandbox.Envelope {
 	return e
 }
 
-// Run has a session of one installation go on in another one, by its envelope:
-// with the same sandbox, which has its files. There is never another one.
+// Run continues a session of one installation in another one through its
+// envelope, with the same sandbox and its files. There is never a second
+// sandbox.
 func (h *Handover) Run(t *testing.T) {
 	first, second, stranger := h.install(t, h.Open), h.install(t, h.Open), h.install(t, h.Other)
 	spec := sandbox.Spec{Provider: h.Name, Env: map[string]string{"GREETING": "hello"}}
@@ -126,7 +126,7 @@ func (h *Handover) Run(t *testing.T) {
 	}
 	h.count(t, "removed by the second installation,", 0)
 
-	// The first one finds out, and says so when it makes another.
+	// The first installation notices that, and reports it when it makes another.
 	s = first.restart()
 	h.count(t, "when the first installation finds that out,", 0)
 	if r, err := s.Acquire(t.Context()); err != nil || r.Outcome != sandbox.OutcomeCreated || r.Why == "" || len(r.Lost) == 0 || string(r.Sandbox) == e.Box {
@@ -140,8 +140,8 @@ func (h *Handover) Run(t *testing.T) {
 	h.count(t, "in the end", 0)
 }
 
-// settled checks that a sandbox belongs to one installation at a time, which the
-// other one respects, and that it can go back.
+// settled checks that a sandbox belongs to one installation at a time, that the
+// other one does not touch it, and that it can return.
 func (h *Handover) settled(t *testing.T, first, second *installation, s, taken *atoll.Session) *atoll.Session {
 	t.Helper()
 	refused := func(when string, s *atoll.Session) {
@@ -172,8 +172,8 @@ func (h *Handover) settled(t *testing.T, first, second *installation, s, taken *
 	return taken
 }
 
-// forgotten checks that an installation that removes its session does not end the
-// sandbox that another one has.
+// forgotten checks that an installation that removes its session does not end a
+// sandbox that now belongs to another installation.
 func (h *Handover) forgotten(t *testing.T, second *installation, s *atoll.Session) {
 	t.Helper()
 	sessionSays(t, s, "echo new >/tmp/note", "")

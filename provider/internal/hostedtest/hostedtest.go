@@ -1,5 +1,5 @@
-// Package hostedtest is what the tests of providers of hosted services share: the
-// kernels that the fakes of their services make sandboxes with.
+// Package hostedtest contains the shared tests of providers of hosted services,
+// and the gVisor backend of the fakes of these services.
 package hostedtest
 
 import (
@@ -22,9 +22,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Main is TestMain. It builds the program that kernels and guests run from: the
-// test binary itself will not do, because with the race detector it is not
-// static.
+// Main is TestMain. It builds the program that kernels and guests run from. The
+// test binary cannot be used, because with the race detector it is not static.
 func Main(m *testing.M) int {
 	dir, remove, err := scratch.Dir("atoll-hosted-")
 	if err != nil {
@@ -51,7 +50,7 @@ var imagesDir string
 
 var images = sync.OnceValues(func() (*image.Store, error) { return image.Open(imagesDir, image.Options{}) })
 
-// Kernels returns a provider of kernels of this machine, for a fake.
+// Kernels returns a gVisor provider on this machine, for a fake.
 func Kernels(t *testing.T) driver.Provider {
 	t.Helper()
 	store, err := images()
@@ -65,14 +64,14 @@ func Kernels(t *testing.T) driver.Provider {
 	return backing
 }
 
-// Service is a fake of a service.
+// Service is a fake service.
 type Service interface {
 	http.Handler
 	Close(ctx context.Context) error
 }
 
-// Serve serves a fake, whose sandboxes are those of a provider, until the test
-// ends. It returns its address.
+// Serve serves a fake, whose sandboxes belong to backing, until the test ends.
+// It returns its address.
 func Serve(t *testing.T, backing driver.Provider, s Service) string {
 	t.Helper()
 	server := httptest.NewServer(s)
@@ -90,14 +89,14 @@ func Serve(t *testing.T, backing driver.Provider, s Service) string {
 	return server.URL
 }
 
-// Transport returns a transport whose connections do not stay long enough to be
-// taken for leaks.
+// Transport returns a transport that closes idle connections early, so that
+// they do not count as leaks.
 func Transport() *http.Transport {
 	return &http.Transport{IdleConnTimeout: 200 * time.Millisecond, MaxIdleConnsPerHost: 16}
 }
 
-// WarmUp makes and destroys a sandbox: what a provider starts with its first one
-// is no leak of the driver that is tested.
+// WarmUp creates and destroys a sandbox, so that what the backing provider
+// starts with its first one does not count as a leak of the tested driver.
 func WarmUp(t *testing.T, backing driver.Provider) {
 	t.Helper()
 	first, err := backing.Create(t.Context(), &sandbox.Spec{ID: "first", Name: "first", Image: "host"})
@@ -109,7 +108,7 @@ func WarmUp(t *testing.T, backing driver.Provider) {
 	}
 }
 
-// Says runs a script and returns what it writes.
+// Says runs a script and returns its output.
 func Says(t *testing.T, in driver.Instance, script string) string {
 	t.Helper()
 	out, err := servicetest.Run(t.Context(), in, sandbox.Command{Shell: script}, 1<<20)

@@ -12,9 +12,9 @@ import (
 	"github.com/atoll-run/atoll/internal/servicetest"
 )
 
-// SDK runs testdata/sdk.py with the packages that testdata/sdk.txt pins, and
-// further variables in its environment. Its last line must say that all of it was
-// done. Where nothing can be installed, the test is skipped.
+// SDK runs testdata/sdk.py with the packages pinned in testdata/sdk.txt and
+// additional environment variables. Its last line must confirm that it is
+// complete. The test is skipped if the packages cannot be installed.
 func SDK(t *testing.T, env ...string) {
 	t.Helper()
 	python, err := servicetest.Python(t.Context(), "testdata/sdk.txt")

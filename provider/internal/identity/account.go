@@ -12,7 +12,7 @@ import (
 	"sync"
 )
 
-// stretching makes it slow to try keys against a fingerprint, which is no secret.
+// stretching makes it slow to guess the key of a fingerprint, which is public.
 const stretching = 1 << 16
 
 var (
@@ -20,8 +20,8 @@ var (
 	known = map[[sha256.Size]byte]string{}
 )
 
-// Local names an account at an address for one directory, whose name is scope, by
-// a secret or by where one comes from.
+// Local identifies an account at an address within one directory, whose name is
+// scope, by a secret or by the secret's source.
 func Local(address *url.URL, scope, account string) string {
 	base := strings.TrimSuffix(address.String(), "/")
 	mac := hmac.New(sha256.New, []byte(scope))
@@ -29,15 +29,15 @@ func Local(address *url.URL, scope, account string) string {
 	return base + "#" + hex.EncodeToString(mac.Sum(nil)[:8])
 }
 
-// Account names what a key gives access to at an address, for everybody who has
-// both: the address, and a fingerprint that the key cannot be told from. The key
-// is not empty.
+// Account identifies the account of a key at an address, in any directory: by
+// the address and a fingerprint from which the key cannot be derived. The key
+// must not be empty.
 func Account(address *url.URL, key string) string {
 	base := strings.TrimSuffix(address.String(), "/")
 	salt := base
 	ip, _ := netip.ParseAddr(address.Hostname())
 	if address.Hostname() == "localhost" || ip.IsLoopback() {
-		machine, _ := os.ReadFile("/etc/machine-id") // the address leads elsewhere on other machines
+		machine, _ := os.ReadFile("/etc/machine-id") // a loopback address means another server on other machines
 		salt += "\n" + string(machine)
 	}
 	of := sha256.Sum256([]byte(salt + "\n" + key))
@@ -45,7 +45,7 @@ func Account(address *url.URL, key string) string {
 	defer mu.Unlock()
 	if known[of] == "" {
 		sum, err := pbkdf2.Key(sha256.New, key, []byte(salt), stretching, 8)
-		if err != nil { // only with parameters that it does not take
+		if err != nil { // only with invalid parameters
 			panic(err)
 		}
 		known[of] = base + "#" + hex.EncodeToString(sum)

@@ -19,7 +19,7 @@ func TestAccount(t *testing.T) {
 	const key = "key_1111111111111111"
 	one := at("https://api.example.com/v1", key)
 	if one != at("https://api.example.com/v1/", key) {
-		t.Error("a slash at the end makes another account")
+		t.Error("a trailing slash changes the account")
 	}
 	if !strings.HasPrefix(one, "https://api.example.com/v1#") || strings.Contains(one, key) {
 		t.Errorf("the account is %q, want the address and a fingerprint", one)
@@ -39,6 +39,6 @@ func TestAccount(t *testing.T) {
 		scopes[identity.Local(u, scope, key)] = true
 	}
 	if len(scopes) != 2 {
-		t.Error("an account that is known to one directory is the same in another")
+		t.Error("a local account is the same in another directory")
 	}
 }

@@ -1,5 +1,4 @@
-// Package identity gives a provider's directory a name that no other directory
-// has.
+// Package identity assigns a unique name to a provider's directory.
 package identity
 
 import (
@@ -12,7 +11,7 @@ import (
 	"strings"
 )
 
-// Valid reports whether a text can be the name of a directory.
+// Valid reports whether a text is a valid name of a directory.
 func Valid(name string) bool {
 	text, err := hex.DecodeString(name)
 	return err == nil && len(text) == size
@@ -20,9 +19,9 @@ func Valid(name string) bool {
 
 const size = 8 // bytes
 
-// Of returns the name that is kept in a file, and makes it when it is first
-// needed. Callers in any number of processes get the same one. The directory of
-// the file must exist.
+// Of returns the name stored in a file, and creates it when it is first needed.
+// Callers in any number of processes get the same name. The directory of the
+// file must exist.
 func Of(file string) (string, error) {
 	text, err := os.ReadFile(file)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -39,7 +38,7 @@ func Of(file string) (string, error) {
 	if err := errors.Join(err, tmp.Close()); err != nil {
 		return "", err
 	}
-	// The first one counts.
+	// The first process wins.
 	if err := os.Link(tmp.Name(), file); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}

@@ -1,5 +1,5 @@
-// Package proctree tells what processes of this machine and their descendants
-// consume, as /proc knows it. It is for where no control group counts.
+// Package proctree measures the resource use of processes of this machine and
+// their descendants through /proc. It is for machines without control groups.
 package proctree
 
 import (
@@ -9,24 +9,24 @@ import (
 	"time"
 )
 
-// tick is the unit of times in /proc: Linux promises it to programs.
+// tick is the unit of times in /proc. Linux guarantees programs 100 per second.
 const tick = 10 * time.Millisecond
 
 // Sum is the total resource usage of several processes.
 type Sum struct {
-	CPU     time.Duration // of those that live and of the ended ones they waited for
-	Memory  int64         // bytes; shared memory is counted in parts
+	CPU     time.Duration // of running processes and of the children they have reaped
+	Memory  int64         // bytes; shared memory is counted proportionally
 	Threads int64
 }
 
-// process is a line of the process table.
+// process is an entry of the process table.
 type process struct {
 	parent, threads int
 	ticks, pages    int64
 }
 
-// Measure adds up processes and their descendants. One that does not exist adds
-// nothing.
+// Measure adds up processes and their descendants. Missing processes count as
+// zero.
 func Measure(roots ...int) (Sum, error) {
 	table, err := processes()
 	if err != nil {
@@ -80,8 +80,8 @@ func processes() (map[int]process, error) {
 	return table, nil
 }
 
-// parse reads a line of /proc/PID/stat. The name of the program, in
-// parentheses, may hold anything. A zombie uses no memory any more.
+// parse parses /proc/PID/stat. The name of the program, in parentheses, may
+// contain any bytes. A zombie uses no memory.
 func parse(stat string) (process, bool) {
 	f := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	if len(f) < 22 {
@@ -97,7 +97,7 @@ func parse(stat string) (process, bool) {
 	}, true
 }
 
-// memory prefers the proportional share, which only the owner may read.
+// memory returns the proportional share if it may be read; only the owner may.
 func memory(pid int, p process) int64 {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/smaps_rollup")
 	if err == nil {

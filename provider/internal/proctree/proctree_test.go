@@ -26,7 +26,8 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, s string) { parse(s) })
 }
 
-// TestMeasure: a child and its own child count, and what is gone does not.
+// TestMeasure checks that a child and its child count, and ended processes do
+// not.
 func TestMeasure(t *testing.T) {
 	cmd := exec.Command("sh", "-c", "trap 'kill $!' TERM; sleep 1000 & echo ready; wait")
 	out, err := cmd.StdoutPipe()
@@ -44,13 +45,13 @@ func TestMeasure(t *testing.T) {
 		t.Errorf("%+v, %v; want two threads with memory", sum, err)
 	}
 	var own Sum
-	for own.CPU == 0 && err == nil { // it takes a tick of the clock until work shows
+	for own.CPU == 0 && err == nil { // work shows only after a clock tick
 		own, err = Measure(os.Getpid(), os.Getpid())
 	}
 	if err != nil || own.Threads < sum.Threads+1 || own.Memory <= sum.Memory {
 		t.Errorf("this process: %+v, %v", own, err)
 	}
-	cmd.Process.Signal(syscall.SIGTERM) // takes its child along
+	cmd.Process.Signal(syscall.SIGTERM) // ends its child, too
 	cmd.Wait()
 	if sum, err := Measure(cmd.Process.Pid); err != nil || sum != (Sum{}) {
 		t.Errorf("a process that has ended: %+v, %v", sum, err)

@@ -1,5 +1,5 @@
-// Package records keeps what a provider of a hosted service has to remember of
-// its sandboxes: one small file for each, which one process at a time changes.
+// Package records stores the records of a hosted provider's sandboxes: one
+// small file for each, which one process at a time changes.
 package records
 
 import (
@@ -27,8 +27,8 @@ type Dir[R any] struct {
 
 const scopeFile = "scope"
 
-// Scope names the provider's directory among all that use an account. It is made
-// when it is first needed.
+// Scope returns a name that identifies the provider's directory among all users
+// of an account. It is created when it is first needed.
 func (d Dir[R]) Scope() (string, error) {
 	if err := os.MkdirAll(filepath.Join(d.Root, d.Name), 0o700); err != nil {
 		return "", err
@@ -36,17 +36,17 @@ func (d Dir[R]) Scope() (string, error) {
 	return identity.Of(filepath.Join(d.Root, scopeFile))
 }
 
-// Path is the file of a record.
+// Path returns the file of a record.
 func (d Dir[R]) Path(id string) string { return filepath.Join(d.Root, d.Name, id) }
 
-// lockPoll is how often a lock that somebody holds is tried.
+// lockPoll is the interval of trying to get a lock.
 const lockPoll = 10 * time.Millisecond
 
-// Locked is a record that nobody else changes. Its methods are for one goroutine
-// at a time.
+// Locked is a record that the caller has locked. Only one goroutine at a time
+// may use it.
 type Locked[R any] struct{ file *os.File }
 
-// Lock waits for a record, which need not exist. The caller unlocks it.
+// Lock locks a record, which need not exist. The caller must unlock it.
 func (d Dir[R]) Lock(ctx context.Context, id string) (*Locked[R], error) {
 	if _, err := d.Scope(); err != nil {
 		return nil, err
@@ -72,7 +72,8 @@ func (d Dir[R]) Lock(ctx context.Context, id string) (*Locked[R], error) {
 	}
 }
 
-// current reports whether a file was not removed by who held the lock before.
+// current reports whether the previous holder of the lock did not remove the
+// file.
 func (d Dir[R]) current(id string, f *os.File) bool {
 	mine, err1 := f.Stat()
 	now, err2 := os.Stat(d.Path(id))
@@ -85,16 +86,16 @@ func (d Dir[R]) Get(id string) (r R, ok bool) {
 	return r, err == nil && json.Unmarshal(text, &r) == nil
 }
 
-// IDs lists the records, and the locks of those that are being made.
+// IDs lists the records, including the lock files of records being created.
 func (d Dir[R]) IDs() (ids []string) {
-	entries, _ := os.ReadDir(filepath.Join(d.Root, d.Name)) // there may be none
+	entries, _ := os.ReadDir(filepath.Join(d.Root, d.Name)) // the directory may be missing
 	for _, e := range entries {
 		ids = append(ids, e.Name())
 	}
 	return ids
 }
 
-// Read returns the record; the zero value is that there is none yet.
+// Read returns the record, or the zero value if there is none yet.
 func (l *Locked[R]) Read() (r R) {
 	text, err := io.ReadAll(io.NewSectionReader(l.file, 0, 1<<16))
 	if err != nil || json.Unmarshal(text, &r) != nil {
@@ -104,8 +105,8 @@ func (l *Locked[R]) Read() (r R) {
 	return r
 }
 
-// size is the size of all records, so that one is replaced by a single write:
-// others read without the lock.
+// size is the minimum size of a record. A single write replaces a record,
+// because others read it without the lock.
 const size = 512
 
 // Write replaces the record.
@@ -116,13 +117,13 @@ func (l *Locked[R]) Write(r R) error {
 	}
 	whole := size
 	if info, err := l.file.Stat(); err == nil {
-		whole = max(whole, int(info.Size())) // nothing of a longer one stays behind
+		whole = max(whole, int(info.Size())) // overwrites all of a longer record
 	}
 	_, err = l.file.WriteAt(append(text, bytes.Repeat([]byte{' '}, max(0, whole-len(text)))...), 0)
 	return err
 }
 
-// Remove removes the record. The lock is held until it is unlocked.
+// Remove removes the record. The lock is held until Unlock.
 func (l *Locked[R]) Remove() error {
 	if err := os.Remove(l.file.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -130,10 +131,10 @@ func (l *Locked[R]) Remove() error {
 	return nil
 }
 
-// Unlock gives up the lock.
+// Unlock releases the lock.
 func (l *Locked[R]) Unlock() { l.file.Close() }
 
-// Sweep removes records that nobody needs and nobody has locked.
+// Sweep removes the records that are not locked and for which needless is true.
 func (d Dir[R]) Sweep(needless func(R) bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel() // one try
@@ -150,13 +151,12 @@ func (d Dir[R]) Sweep(needless func(R) bool) {
 	}
 }
 
-// grace is how long a caller that has given up waits until what it had asked
-// for is gone.
+// grace is how long a caller that has given up waits for the cleanup.
 const grace = 10 * time.Second
 
-// Finish calls f, which ends what it does in an orderly way when the context
-// ends: what a service was asked for cannot be taken back. It returns when f
-// has, or some time after the context has ended; then f goes on in work.
+// Finish calls f, which must clean up when its context ends, because a request
+// to a service cannot be canceled. Finish returns when f has returned, or grace
+// after ctx has ended; f then continues in work.
 func Finish[T any](ctx context.Context, work *sync.WaitGroup, f func() (T, error)) (T, error) {
 	type result struct {
 		value T

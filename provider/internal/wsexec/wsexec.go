@@ -1,6 +1,6 @@
-// Package wsexec makes a guestkit.Program of a command that a service runs over a
-// WebSocket: binary messages carry a byte that names a channel, and what was
-// written to it; text messages say how the command ended.
+// Package wsexec implements guestkit.Program for a command that a service runs
+// over a WebSocket. Binary messages carry a byte that names a channel, and the
+// channel's data; text messages report how the command ended.
 package wsexec
 
 import (
@@ -13,30 +13,30 @@ import (
 	"github.com/coder/websocket"
 )
 
-// Protocol is what differs from service to service.
+// Protocol describes the differences between services.
 type Protocol struct {
-	Stdin          []byte // what begins a message with input
+	Stdin          []byte // prefix of a message with input
 	Stdout, Stderr byte   // the channels
-	// MaxInput is the most input that a message carries.
+	// MaxInput is the largest number of input bytes in a message.
 	MaxInput int
-	// Ended reads a text message. It returns nil unless the command has ended:
-	// then a *guestkit.Exit, or another error.
+	// Ended parses a text message. It returns nil unless the command has ended;
+	// then it returns a *guestkit.Exit or another error.
 	Ended func(text, stderr []byte) error
-	// Lost is the error of a connection that has ended before the command.
+	// Lost returns the error of a connection that ended before the command.
 	Lost func() error
-	// Release, if it is set, is called once when the connection has ended, with
-	// the context of New.
+	// Release, if set, is called once when the connection has ended, with the
+	// context of New.
 	Release func(context.Context)
 }
 
 const (
-	// maxMessage is the largest message that is taken from the service.
+	// maxMessage is the largest accepted message of the service, in bytes.
 	maxMessage = 4 << 20
-	// beat is how often the service is asked whether it is there.
+	// beat is the interval of pings to the service.
 	beat = 50 * time.Second
 	// parting is how long input can be sent after Close.
 	parting = 6 * time.Second
-	// maxText bounds what is kept of what a command says of its failure.
+	// maxText limits the bytes that are kept of a command's error output.
 	maxText = 300
 )
 
@@ -56,9 +56,9 @@ type message struct {
 	err  error
 }
 
-// New makes a program of a connection over which a command was started. The
-// connection belongs to it, and ends with the context. What goes on until then
-// is counted in work.
+// New returns a program for a connection over which a command was started. It
+// takes ownership of the connection, which is closed when ctx ends. work counts
+// the program's goroutines.
 func New(ctx context.Context, work *sync.WaitGroup, ws *websocket.Conn, protocol Protocol) *Program {
 	ws.SetReadLimit(maxMessage)
 	p := &Program{protocol: protocol, ws: ws, messages: make(chan message), closed: make(chan struct{})}
@@ -67,8 +67,8 @@ func New(ctx context.Context, work *sync.WaitGroup, ws *websocket.Conn, protocol
 	return p
 }
 
-// receive hands on what comes until the connection ends, or for a while after
-// Close, so that the command hears the last word.
+// receive passes on messages until the connection ends, or for a while after
+// Close, so that the command can still receive its last input.
 func (p *Program) receive(ctx context.Context) {
 	defer func() {
 		_ = p.ws.CloseNow()
@@ -90,7 +90,7 @@ func (p *Program) receive(ctx context.Context) {
 	}
 }
 
-// beat asks now and then whether the service is there, and says so.
+// beat pings the service periodically and reports answers as signs of life.
 func (p *Program) beat(ctx context.Context) {
 	ticker := time.NewTicker(beat)
 	defer ticker.Stop()
@@ -106,7 +106,7 @@ func (p *Program) beat(ctx context.Context) {
 		err := p.ws.Ping(pinging)
 		cancel()
 		if err != nil {
-			return // receive notices
+			return // receive reports the error
 		}
 		select {
 		case p.messages <- message{kind: websocket.MessageBinary}:
