@@ -24,7 +24,7 @@ func megabytesPerSecond(s sample) figure {
 	return figure{s, "MB/s", 0}
 }
 
-// String returns the median and the interquartile range.
+// String returns the median and the range.
 func (f figure) String() string {
 	if len(f.sample) == 0 {
 		return "–"

@@ -20,8 +20,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// benchDaemon starts the real program as a daemon, and returns a client on its
-// socket, what finds its sandboxes without it, and its process.
+// benchDaemon starts the real program as a daemon. It returns a client, a
+// provider that finds the daemon's sandboxes without it, and the daemon's
+// process.
 func benchDaemon(b *testing.B) (*atoll.Client, driver.Provider, int) {
 	b.Helper()
 	state := filepath.Join(b.TempDir(), "state")
@@ -68,16 +69,15 @@ func throughAPI(ctx context.Context, s *atoll.Sandbox, program string) error {
 	return err
 }
 
-// The programs that are run: one of the image, which a loader links with the C
-// library each time, as most programs are, and one that is linked already, of
-// which the kernel has little to do, so that what the guest and the daemon cost
-// is seen.
+// The programs to run: one of the image, dynamically linked like most programs,
+// and a static one that gives the kernel little work, so that the cost of the
+// guest and the daemon is visible.
 const (
 	dynamicProgram = "/bin/true"
 	staticProgram  = "/tmp/static-true"
 )
 
-// staticTrue is an executable file that only ends.
+// staticTrue returns an executable file that only exits.
 func staticTrue(b *testing.B) []byte {
 	b.Helper()
 	dir := b.TempDir()
@@ -95,7 +95,7 @@ func staticTrue(b *testing.B) []byte {
 	return content
 }
 
-// putStatic puts the program into a sandbox.
+// putStatic writes the program into a sandbox.
 func putStatic(ctx context.Context, s *atoll.Sandbox, program []byte) error {
 	_, err := s.Files().Write(ctx, staticProgram, bytes.NewReader(program), atoll.WriteOptions{Mode: 0o755})
 	return err
@@ -106,9 +106,9 @@ func median(laps []time.Duration) float64 {
 	return float64(laps[len(laps)/2].Nanoseconds()) / 1e6
 }
 
-// BenchmarkDaemonExec runs a command in one sandbox through the driver and
-// through the API in turn: the difference of the medians is what the daemon
-// costs, with its connection, authorisation, record and answer.
+// BenchmarkDaemonExec runs a command in one sandbox alternately through the
+// driver and through the API. The difference of the medians is the daemon's
+// cost: connection, authorisation, record and answer.
 func BenchmarkDaemonExec(b *testing.B) {
 	c, p, pid := benchDaemon(b)
 	ctx := context.Background()
@@ -141,10 +141,9 @@ func BenchmarkDaemonExec(b *testing.B) {
 	b.ReportMetric(residentMB(b, pid), "daemon-MB")
 }
 
-// BenchmarkDaemonExecCost measures processor time, which other work on the
-// machine changes little: what starting a program costs the sandbox in a loop of
-// its own shell, which is the floor, and through the API, which adds the guest,
-// and the daemon beside it.
+// BenchmarkDaemonExecCost measures processor time, which other load on the
+// machine affects little: of starting a program in a loop of the sandbox's
+// shell, the minimum, and through the API, which adds the guest and the daemon.
 func BenchmarkDaemonExecCost(b *testing.B) {
 	for name, program := range map[string]string{"dynamic": dynamicProgram, "static": staticProgram} {
 		b.Run(name, func(b *testing.B) { execCost(b, program) })
@@ -188,7 +187,7 @@ func execCost(b *testing.B, program string) {
 		}
 		return nil
 	}
-	if err := execs(); err != nil { // both have run before
+	if err := execs(); err != nil { // warm up
 		b.Fatal(err)
 	}
 	var floor, api, daemon []float64
@@ -204,7 +203,8 @@ func execCost(b *testing.B, program string) {
 	}
 }
 
-// processorMS is the processor time that all threads of a process have used.
+// processorMS returns the processor time that all threads of a process have
+// used.
 func processorMS(b *testing.B, pid int) float64 {
 	b.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
@@ -222,8 +222,8 @@ func processorMS(b *testing.B, pid int) float64 {
 	return total
 }
 
-// allProcessorMS is the processor time that sandboxes, a daemon and this process
-// have used.
+// allProcessorMS returns the processor time that sandboxes, a daemon and this
+// process have used.
 func allProcessorMS(b *testing.B, boxes []*atoll.Sandbox, daemon int) float64 {
 	b.Helper()
 	total := processorMS(b, daemon) + processorMS(b, os.Getpid())
@@ -237,10 +237,10 @@ func allProcessorMS(b *testing.B, boxes []*atoll.Sandbox, daemon int) float64 {
 	return total
 }
 
-// BenchmarkDaemonThroughput has as many clients as there are sandboxes run
-// commands without a pause, first through the driver and then through the API.
-// What a command costs all of them in processor time, sandbox, daemon and client,
-// says more than the rate on a machine that others use, too.
+// BenchmarkDaemonThroughput runs commands with one client per sandbox, first
+// through the driver and then through the API. On a shared machine the
+// processor time per command of sandbox, daemon and client is more meaningful
+// than the rate.
 func BenchmarkDaemonThroughput(b *testing.B) {
 	const boxes, lap = 50, 5 * time.Second
 	c, p, pid := benchDaemon(b)
@@ -279,7 +279,7 @@ func BenchmarkDaemonThroughput(b *testing.B) {
 	b.ReportMetric(residentMB(b, pid), "daemon-MB")
 }
 
-// flood runs something in as many goroutines for a while.
+// flood runs a function in several goroutines for a while.
 func flood(b *testing.B, workers int, d time.Duration, run func(i int) error) (all []time.Duration) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -304,7 +304,7 @@ func flood(b *testing.B, workers int, d time.Duration, run func(i int) error) (a
 	return all
 }
 
-// residentMB is what a process keeps of the machine's memory.
+// residentMB returns the proportional set size of a process.
 func residentMB(b *testing.B, pid int) float64 {
 	b.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))

@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// bucketBox makes a sandbox with the workspace data.
+// bucketBox creates a sandbox with the workspace data.
 func (s *soaker) bucketBox(t *testing.T, name string, mode sandbox.WorkspaceMode) (*atoll.Sandbox, error) {
 	t.Helper()
 	return s.client.Create(t.Context(), sandbox.Spec{
@@ -54,8 +54,8 @@ func bucketMounts(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// bucketServer is the process that serves a bucket, started by the program of
-// this test.
+// bucketServer returns the process that serves a bucket, started by the program
+// of this test.
 func bucketServer(t *testing.T, program string) int {
 	t.Helper()
 	for pid := range processesOf(program) {
@@ -68,9 +68,9 @@ func bucketServer(t *testing.T, program string) int {
 	return 0
 }
 
-// A bucket is a workspace: what a sandbox writes there is in the bucket when the
-// sandbox is gone, whoever was killed meanwhile, and nobody inside learns how it
-// got there.
+// With a bucket as a workspace, a sandbox's writes are in the bucket after the
+// sandbox has ended, even if processes were killed meanwhile. The sandbox
+// cannot see the bucket's credentials.
 func TestBucket(t *testing.T) {
 	if err := bucket.Possible(); err != nil {
 		t.Skip(err)
@@ -118,7 +118,7 @@ func TestBucket(t *testing.T) {
 		t.Errorf("attached to two: %v", err)
 	}
 
-	// The daemon is killed while a file is open; the next one goes on.
+	// The daemon is killed while a file is open; the next daemon continues.
 	if _, err := box.Exec(t.Context(), sandbox.Command{Background: true, Shell: `exec 3>/workspace/out/open
 		echo before >&3; until test -e /tmp/go; do sleep 0.1; done; echo after >&3; exec 3>&-; touch /tmp/went`}); err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func TestBucket(t *testing.T) {
 		t.Errorf("still mounted: %v", left)
 	}
 
-	// Many may read, and none of them writes.
+	// Several sandboxes may read; none of them may write.
 	put("in/there", "changed outside")
 	for i := range 2 {
 		reader, err := s.bucketBox(t, fmt.Sprint("reader-", i), sandbox.WorkspaceRead)
@@ -154,7 +154,8 @@ func TestBucket(t *testing.T) {
 		}
 	}
 
-	// Who serves the bucket is killed: that is an error, and the next sandbox is well.
+	// If the bucket's server is killed, the sandbox gets an error, and the next
+	// sandbox works.
 	signal(t, bucketServer(t, s.bin), syscall.SIGKILL)
 	for i := range 2 {
 		reader, err := s.client.Get(t.Context(), fmt.Sprint("reader-", i))
@@ -185,12 +186,12 @@ func TestBucket(t *testing.T) {
 	}
 }
 
-// bucketSoaker starts a daemon, of a copy of the program, that knows a bucket.
+// bucketSoaker starts a daemon, from a copy of the program, with a bucket.
 func bucketSoaker(t *testing.T, address string) *soaker {
 	t.Helper()
 	dir := t.TempDir()
 	for up := dir; up != os.TempDir() && up != "/"; up = filepath.Dir(up) {
-		if err := os.Chmod(up, 0o755); err != nil { // kernels are nobody
+		if err := os.Chmod(up, 0o755); err != nil { // kernels run as nobody
 			t.Fatal(err)
 		}
 	}

@@ -1,7 +1,7 @@
 //go:build !linux
 
 // Atoll gives AI agents sandboxes: one program, with nothing else to install.
-// On this system it is a client of a daemon that runs on Linux.
+// On this system it is only a client of a daemon that runs on Linux.
 package main
 
 import (

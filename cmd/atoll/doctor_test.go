@@ -17,9 +17,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// What goes wrong with the machine under a real daemon is found, and how to fix
-// it is said: its disk fills, its descriptors run out, its gateway is killed and
-// cannot be started again.
+// The doctor finds faults of the machine under a real daemon and says how to
+// fix them: a full disk, exhausted descriptors, and a killed gateway that
+// cannot be restarted.
 func TestDoctorFindsRealFaults(t *testing.T) {
 	disk := smallDisk(t, "256m")
 	s := soakerIn(t, filepath.Join(disk, "state"))
@@ -36,8 +36,7 @@ func TestDoctorFindsRealFaults(t *testing.T) {
 	}
 	s.finds(t, "disk", "warning")
 
-	// What a create leaves behind is closed a little later: until no more are open
-	// than were counted.
+	// A create closes descriptors with a delay: wait until the number is back.
 	pid := s.daemon.Process.Pid
 	restore := func() {}
 	found := s.finding(t, "descriptors")
@@ -55,7 +54,7 @@ func TestDoctorFindsRealFaults(t *testing.T) {
 	restore()
 	s.finds(t, "descriptors", "ok")
 
-	restore = limitFiles(t, pid, 3) // nothing more can be opened, such as a gateway
+	restore = limitFiles(t, pid, 3) // nothing more can be opened, so no gateway can start
 	signal(t, gatewayOf(t, pid), syscall.SIGKILL)
 	for s.finding(t, "gateway").Severity != "blocker" { // until the daemon has noticed
 	}
@@ -65,7 +64,7 @@ func TestDoctorFindsRealFaults(t *testing.T) {
 	}
 }
 
-// finding is what the daemon finds of a subject.
+// finding returns the daemon's finding about a subject.
 func (s *soaker) finding(t *testing.T, subject string) sandbox.Finding {
 	t.Helper()
 	d, err := s.client.Admin().Diagnose(t.Context())
@@ -79,8 +78,8 @@ func (s *soaker) finding(t *testing.T, subject string) sandbox.Finding {
 	return d.Findings[i]
 }
 
-// finds fails unless the daemon finds that a subject is so, and says how to fix
-// it unless it is well.
+// finds fails unless the daemon reports a subject with this severity and,
+// unless that is ok, says how to fix it.
 func (s *soaker) finds(t *testing.T, subject, severity string) {
 	t.Helper()
 	if f := s.finding(t, subject); f.Severity != severity || severity != "ok" && f.Fix == "" {
@@ -105,7 +104,7 @@ func limitFiles(t *testing.T, pid int, n uint64) (restore func()) {
 	}
 }
 
-// gatewayOf is the process that a daemon started to be its gateway.
+// gatewayOf returns the gateway process of a daemon.
 func gatewayOf(t *testing.T, daemon int) int {
 	t.Helper()
 	pid := findGateway(daemon)
@@ -115,7 +114,7 @@ func gatewayOf(t *testing.T, daemon int) int {
 	return pid
 }
 
-// findGateway is gatewayOf, and zero if there is none.
+// findGateway is gatewayOf, but returns zero if there is none.
 func findGateway(daemon int) int {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, name := range stats {

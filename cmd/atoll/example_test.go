@@ -25,7 +25,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// verbs finds every verb there is by reading the help, as a newcomer would.
+// verbs finds all commands by reading the help.
 func verbs(t *testing.T, path ...string) (found [][]string) {
 	t.Helper()
 	out, err := exec.Command(built.atoll, append(path, "--help")...).Output()
@@ -45,7 +45,7 @@ func verbs(t *testing.T, path ...string) (found [][]string) {
 	return found
 }
 
-// examples returns the lines of a verb's examples.
+// examples returns the lines of a command's examples.
 func examples(t *testing.T, path []string) []string {
 	t.Helper()
 	out, err := exec.Command(built.atoll, append(path, "--help")...).Output()
@@ -64,9 +64,9 @@ func examples(t *testing.T, path []string) []string {
 	return lines
 }
 
-// TestExamples runs the examples of every command against real sandboxes, each
-// command with a state directory of its own. There is a sandbox called demo, and
-// an image debian:12 whose registry is in this process.
+// TestExamples runs the examples of every command with real sandboxes, each
+// command with its own state directory. There is a sandbox called demo, and an
+// image debian:12 in a registry of this process.
 func TestExamples(t *testing.T) {
 	all := verbs(t)
 	if len(all) < 15 {
@@ -91,18 +91,18 @@ func TestExamples(t *testing.T) {
 			e.prepare(t, path, reg)
 			for _, line := range examples(t, path) {
 				if testing.Short() && strings.HasPrefix(line, "atoll provider check") {
-					continue // the conformance of each provider has a test of its own
+					continue // each provider's conformance has its own test
 				}
 				if strings.Contains(line, "--detach") && path[0] == "up" {
 					line += " && atoll down"
-				} else if path[0] == "up" || strings.Contains(line, "port forward") && !strings.Contains(line, " -d ") || strings.Contains(line, "mcp --listen") { // it runs until somebody ends it
+				} else if path[0] == "up" || strings.Contains(line, "port forward") && !strings.Contains(line, " -d ") || strings.Contains(line, "mcp --listen") { // it runs until it is interrupted
 					line = "timeout -s TERM 2 " + line + "; test $? = 124"
 				}
 				if path[0] == "doctor" || len(path) > 1 && path[1] == "check" {
-					e.try(t, line) // what they find is not theirs to choose
+					e.try(t, line) // their result depends on the machine
 					continue
 				}
-				if path[0] == "session" && strings.Contains(line, " docker") { // which may not run here, and is then named as what is missing
+				if path[0] == "session" && strings.Contains(line, " docker") { // Docker may be missing here; the error must name it
 					line += " 2>&1 | grep docker"
 				}
 				if len(path) > 1 && path[1] == "preview" { // gvisor has none
@@ -115,7 +115,7 @@ func TestExamples(t *testing.T) {
 				}
 				e.must(t, line)
 			}
-			if path[0] != "context" { // which may lead to a daemon elsewhere
+			if path[0] != "context" { // a context may name a remote daemon
 				e.try(t, "atoll rm --force --all")
 			}
 		})
@@ -129,7 +129,7 @@ type exampleRunner struct {
 	address string // where the daemon of the examples listens
 }
 
-// prepare brings about what the examples take for granted.
+// prepare creates the resources that the examples need.
 func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 	switch {
 	case path[0] == "up":
@@ -194,7 +194,7 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 	}
 }
 
-// keep makes what examples about a kind of thing work with.
+// keep creates the resources for examples about a kind of resource.
 func (e *exampleRunner) keep(t *testing.T, path []string) {
 	last := path[len(path)-1]
 	e.env = append(e.env, "GITHUB_TOKEN=one", "NEW_TOKEN=another", "VISUAL=", "EDITOR=sed -i s/allow/deny/")
@@ -261,7 +261,7 @@ func (e *exampleRunner) must(t *testing.T, line string) {
 	}
 }
 
-// try runs a line that may fail, but not by Atoll's own fault.
+// try runs a line that may fail, but not with an internal error.
 func (e *exampleRunner) try(t *testing.T, line string) {
 	t.Helper()
 	out, err := e.shell(t, line)
@@ -270,7 +270,7 @@ func (e *exampleRunner) try(t *testing.T, line string) {
 	}
 }
 
-// link makes the program available under its usual name.
+// link installs the program under its usual name.
 func link(t *testing.T) string {
 	t.Helper()
 	file, err := linked()

@@ -14,8 +14,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A kernel that stands still holds up nobody but who wants something of it, and
-// those are told. When it goes on, all is well; until then it can be removed.
+// A stopped kernel blocks only requests for its own sandbox, and these get an
+// error. After SIGCONT the sandbox works; until then it can be removed.
 func TestFrozenKernel(t *testing.T) {
 	s := newSoaker(t)
 	frozen, other := s.box(t, "frozen"), s.box(t, "other")
@@ -50,7 +50,7 @@ func TestFrozenKernel(t *testing.T) {
 	} {
 		calls.Go(func() { wantCode(t, what, call(), sandbox.CodeUnavailable) })
 	}
-	for range 3 { // the others do not notice
+	for range 3 { // other sandboxes are not affected
 		run(t, other, "true")
 		if err := s.box(t, "").Destroy(t.Context()); err != nil {
 			t.Error(err)
@@ -58,7 +58,7 @@ func TestFrozenKernel(t *testing.T) {
 	}
 	calls.Wait()
 
-	// Nor does a daemon that finds it like that.
+	// A daemon that attaches to it is not blocked either.
 	s.kill()
 	s.start(t)
 	run(t, other, "true")
@@ -74,7 +74,7 @@ func TestFrozenKernel(t *testing.T) {
 		_, err := frozen.Run(t.Context(), sandbox.Command{Shell: "true"}, atoll.RunOptions{})
 		return err
 	}); err != nil {
-		t.Errorf("it goes on, and yet: %v", err)
+		t.Errorf("after SIGCONT: %v", err)
 	}
 	if _, err := io.WriteString(p.Stdin(), "there\n"); err != nil {
 		t.Error(err)
@@ -89,12 +89,12 @@ func TestFrozenKernel(t *testing.T) {
 
 	signal(t, kernel, syscall.SIGSTOP)
 	if err := frozen.Destroy(t.Context()); err != nil {
-		t.Errorf("it cannot be removed while it stands still: %v", err)
+		t.Errorf("it cannot be removed while it is stopped: %v", err)
 	}
 	if state := s.really(t)[frozen.ID()]; state != "" {
 		t.Errorf("it is removed and is %q", state)
 	}
 	if _, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", kernel)); err == nil { // a zombie has none
-		t.Error("its kernel still is there")
+		t.Error("its kernel still exists")
 	}
 }

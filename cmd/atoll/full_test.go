@@ -21,11 +21,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// smallDisk is a file system of its own of a small size.
+// smallDisk mounts a small file system.
 func smallDisk(t *testing.T, size string) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("only root can mount a file system of a size of its own")
+		t.Skip("only root can mount a file system of a given size")
 	}
 	dir := filepath.Join(t.TempDir(), "disk")
 	if err := os.Mkdir(dir, 0o711); err != nil {
@@ -37,7 +37,7 @@ func smallDisk(t *testing.T, size string) string {
 	t.Cleanup(func() {
 		err := unix.Unmount(dir, 0)
 		for until := time.Now().Add(10 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(until); err = unix.Unmount(dir, 0) {
-			time.Sleep(20 * time.Millisecond) // the processes of a daemon that was killed are about to end
+			time.Sleep(20 * time.Millisecond) // processes of the killed daemon may still be exiting
 		}
 		if err != nil {
 			t.Errorf("something still uses the disk: %v", err)
@@ -47,8 +47,8 @@ func smallDisk(t *testing.T, size string) string {
 	return dir
 }
 
-// fill leaves so many bytes of a disk, until the returned function is called.
-// Called again it takes what has become free meanwhile.
+// fill fills a disk except for leave bytes, until empty is called. Called
+// again, it also fills space that was freed meanwhile.
 func fill(t *testing.T, disk string, leave int64) (empty func()) {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(disk, "fill"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
@@ -73,9 +73,9 @@ func fill(t *testing.T, disk string, leave int64) (empty func()) {
 	}
 }
 
-// On a full disk nothing is done that cannot be recorded, and whoever asks is
-// told why. What runs goes on, nothing that was acknowledged is lost, and once
-// there is room all is as before.
+// On a full disk, operations that cannot be recorded fail with an error that
+// says why. Running commands continue, no acknowledged change is lost, and when
+// there is space again everything works.
 func TestDiskFull(t *testing.T) {
 	disk := smallDisk(t, "288m")
 	s := soakerIn(t, filepath.Join(disk, "state"))
@@ -91,7 +91,7 @@ func TestDiskFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = p.Close()
-	// Saved at once: a save that fails later gives back room.
+	// Saved now, because a later failed save frees space.
 	good, err := b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "good", Save: true})
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func TestDiskFull(t *testing.T) {
 	s.wantReady(t, http.StatusOK)
 
 	empty := fill(t, disk, 0)
-	// What the database has reserved may take some records yet.
+	// The database may still have reserved space for some records.
 	acknowledged := 0
 	for err = nil; err == nil && acknowledged < 100_000; {
 		if _, err = b.Run(t.Context(), sandbox.Command{Shell: "echo x >>/ran"}, atoll.RunOptions{}); err == nil {
@@ -131,7 +131,7 @@ func TestDiskFull(t *testing.T) {
 			return err
 		},
 	} {
-		fill(t, disk, 0) // what was refused gave back what it had written
+		fill(t, disk, 0) // failed operations have freed their space
 		err := try()
 		wantCode(t, what, err, sandbox.CodeExhausted)
 		if e, ok := errors.AsType[*sandbox.Error](err); !ok || !strings.Contains(e.Hint, "space") {
@@ -139,7 +139,7 @@ func TestDiskFull(t *testing.T) {
 		}
 	}
 	s.wantReady(t, http.StatusServiceUnavailable)
-	// What frees space is possible, as often as somebody asks for it.
+	// Operations that free space succeed repeatedly.
 	for what, free := range map[string]func() error{
 		"remove":         func() error { return s.client.Remove(t.Context(), "spare") },
 		"remove another": func() error { return s.client.Remove(t.Context(), "other") },
@@ -180,7 +180,8 @@ func TestDiskFull(t *testing.T) {
 		t.Errorf("what ran meanwhile ended with %+v, %v", exit, err)
 	}
 
-	// A snapshot that does not fit leaves the sandbox and the last good one.
+	// A snapshot that does not fit affects neither the sandbox nor the last good
+	// snapshot.
 	for _, memory := range []bool{false, true} {
 		empty = fill(t, disk, 8<<20)
 		_, err = b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "large", Memory: memory})
@@ -216,7 +217,7 @@ func (s *soaker) wantReady(t *testing.T, want int) {
 	}
 }
 
-// fetch asks the daemon's socket for a page.
+// fetch requests a page from the daemon's socket.
 func (s *soaker) fetch(t *testing.T, path string) (status int, text string) {
 	t.Helper()
 	socket := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -11,12 +11,12 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// gigabyteNeeds is what eleven sandboxes take that share a gigabyte, twice as
-// much as was measured, in bytes.
+// gigabyteNeeds is the memory for eleven sandboxes that share a gigabyte, in
+// bytes: twice the measured use.
 const gigabyteNeeds = 4 << 30
 
-// TestGigabyte is the script timetravel.txtar in earnest: a gigabyte of memory
-// and ten forks. `make gigabyte` runs it.
+// TestGigabyte is the script timetravel.txtar with a gigabyte of memory and ten
+// forks. `make gigabyte` runs it.
 func TestGigabyte(t *testing.T) {
 	if have := availableMemory(t); have < gigabyteNeeds {
 		t.Fatalf("this needs %d MiB of memory, and %d MiB are available (MemAvailable of /proc/meminfo)", gigabyteNeeds>>20, have>>20)
@@ -26,7 +26,8 @@ func TestGigabyte(t *testing.T) {
 	testscript.RunT(quiet{t}, params)
 }
 
-// availableMemory returns what can be used without swapping, in bytes.
+// availableMemory returns the memory that can be used without swapping, in
+// bytes.
 func availableMemory(t *testing.T) int64 {
 	t.Helper()
 	text, err := os.ReadFile("/proc/meminfo")
@@ -35,7 +36,7 @@ func availableMemory(t *testing.T) int64 {
 	}
 	m := regexp.MustCompile(`(?m)^MemAvailable: +(\d+) kB$`).FindSubmatch(text)
 	if m == nil {
-		t.Fatal("/proc/meminfo does not say what is available")
+		t.Fatal("/proc/meminfo has no MemAvailable")
 	}
 	kib, err := strconv.ParseInt(string(m[1]), 10, 64)
 	if err != nil {

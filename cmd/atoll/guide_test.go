@@ -16,12 +16,12 @@ import (
 // block is a fenced block of a page.
 var block = regexp.MustCompile("(?ms)^```(sh|sh fails|output)\n(.*?)^```$")
 
-// guides are the pages whose commands are run, and what prepares what a page
-// takes for granted, if anything has to. The blocks of sh run one after the other
-// in one shell and directory, and the standard output of each is compared with
-// the block of output that follows. A block "sh fails" must fail, and its standard
-// error counts as output. A line "..." stands for any lines, and "…" for any text
-// within a line.
+// guides are the pages whose commands are run, with a function that prepares a
+// page's prerequisites, if any. The blocks of sh run in one shell and
+// directory, one after the other, and the standard output of each is compared
+// with the following output block. A block "sh fails" must fail, and its
+// standard error counts as output. A line "..." matches any lines, and "…" any
+// text within a line.
 var guides = map[string]func(*testing.T, *guideRunner){
 	"getting-started.md": nil,
 	"first-hour.md":      nil,
@@ -60,15 +60,15 @@ func TestGuides(t *testing.T) {
 type guideRunner struct {
 	dir     string
 	env     []string
-	replace []string // pairs: what the page calls it, and what it is in this test
+	replace []string // pairs: the page's text, and the replacement in this test
 	inside  []string // the program that runs the shell elsewhere, if any
 }
 
-// guidePorts are the ports of this machine that pages listen on. A test takes
-// others, because tests run side by side.
+// guidePorts are the ports of this machine that pages use. Tests replace them,
+// because they run in parallel.
 var guidePorts = []string{"13000", "17070", "17171", "17443", "18000", "18080"}
 
-// usePorts has the pages listen on ports that are free.
+// usePorts makes the pages use free ports.
 func (g *guideRunner) usePorts(t *testing.T) {
 	t.Helper()
 	for _, port := range guidePorts {
@@ -94,9 +94,9 @@ func newGuideRunner(t *testing.T) *guideRunner {
 	return g
 }
 
-// TestFirstHour takes the steps of the first hour in a fresh Debian, whose root is
-// ATOLL_DEBIAN, with the program of its package. Output is the same for root and
-// for a user without rights.
+// TestFirstHour runs the steps of the first hour in a fresh Debian, whose root
+// is ATOLL_DEBIAN, with the program of its package. The output is the same for
+// root and for an unprivileged user.
 func TestFirstHour(t *testing.T) {
 	root := os.Getenv("ATOLL_DEBIAN")
 	if root == "" {
@@ -122,7 +122,7 @@ func TestFirstHour(t *testing.T) {
 	}
 }
 
-// run runs a page and compares.
+// run runs a page and compares the output.
 func (g *guideRunner) run(t *testing.T, page string) {
 	t.Helper()
 	blocks := block.FindAllStringSubmatch(strings.NewReplacer(g.replace...).Replace(page), -1)
@@ -151,7 +151,8 @@ func (g *guideRunner) run(t *testing.T, page string) {
 
 const guideMark = "\x00"
 
-// guideScript is a script that runs all blocks, and marks where each begins.
+// guideScript returns a script that runs all blocks and marks the start of
+// each.
 func guideScript(blocks [][]string) string {
 	var script strings.Builder
 	for _, b := range blocks {
@@ -165,8 +166,8 @@ func guideScript(blocks [][]string) string {
 	return script.String()
 }
 
-// shell runs a script. Its output goes to files: what it leaves running keeps
-// nobody waiting, and ends with the test.
+// shell runs a script. Its output goes to files, so that background processes
+// do not block the test. They end with the test.
 func (g *guideRunner) shell(t *testing.T, script string) (stdout, stderr string, err error) {
 	t.Helper()
 	dir := t.TempDir()

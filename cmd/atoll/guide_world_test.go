@@ -17,14 +17,14 @@ import (
 	"testing"
 )
 
-// The servers that pages take for granted: each test has its own, at an address
-// of the loopback that stands for the company's, and with the usual port.
+// The servers that pages require. Each test has its own, at a loopback address
+// that stands for the company's, and with the usual port.
 
-// loopback is an address that no other test listens on.
+// loopback returns an address that no other test uses.
 func loopback(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("the page's servers have ports below 1024, which root alone may listen on")
+		t.Skip("the page's servers use ports below 1024, which only root may listen on")
 	}
 	var b [3]byte
 	_, _ = rand.Read(b[:])
@@ -50,7 +50,7 @@ func serveAt(t *testing.T, address string, handler http.Handler, tls bool) *http
 	return server
 }
 
-// named has the gateway find a name at an address.
+// named makes the gateway resolve a name to an address.
 func (g *guideRunner) named(t *testing.T, name, address string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "hosts")
@@ -75,7 +75,7 @@ func serveMirror(t *testing.T, g *guideRunner) {
 	g.replace = append(g.replace, "10.1.2.0/24", address+"/32", "10.1.2.3", address)
 }
 
-// wheelOf is a Python package of one module.
+// wheelOf returns a Python wheel with one module.
 func wheelOf(t *testing.T, name, code string) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -101,7 +101,7 @@ func wheelOf(t *testing.T, name, code string) []byte {
 	return b.Bytes()
 }
 
-// serveGit serves a private repository over HTTPS to who has the token.
+// serveGit serves a private repository over HTTPS that requires the token.
 func serveGit(t *testing.T, g *guideRunner) {
 	const token = "canary-of-a-token"
 	address, dir := loopback(t), t.TempDir()
@@ -129,7 +129,7 @@ git clone -q --bare work acme/tools.git && git -C acme/tools.git config http.rec
 		}
 		backend.ServeHTTP(w, r)
 	}), true)
-	// The certificate of httptest is one for example.com.
+	// The certificate of httptest is for example.com.
 	roots := filepath.Join(dir, "roots.pem")
 	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 	if err := os.WriteFile(roots, cert, 0o644); err != nil {
@@ -139,7 +139,7 @@ git clone -q --bare work acme/tools.git && git -C acme/tools.git config http.rec
 	g.env = append(g.env, "ATOLL_EGRESS_ROOTS="+roots, "ATOLL_EGRESS_ALLOW="+address+"/32", "GIT_TOKEN="+token)
 }
 
-// useDebian serves an image debian:12 that has a shell.
+// useDebian serves an image debian:12 with a shell.
 func useDebian(t *testing.T, g *guideRunner) {
 	file := filepath.Join(t.TempDir(), "layer.tar")
 	script := `printf 'ID=debian\n' >os-release && tar -chf "$1" --transform 's|^os-release|etc/os-release|;s|^/||' -P os-release \

@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// memoryMB is the proportional set size of a process.
+// memoryMB returns the proportional set size of a process.
 func memoryMB(t testing.TB, pid int) float64 {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
@@ -34,8 +34,8 @@ func memoryMB(t testing.TB, pid int) float64 {
 	return 0
 }
 
-// Whoever opens what it can and reads nothing costs a bounded amount of memory,
-// and keeps nobody from working.
+// Clients that open many connections and streams and read nothing use a limited
+// amount of memory and do not block other clients.
 func TestHostileClients(t *testing.T) {
 	s := newSoaker(t)
 	b := s.box(t, "hostile")
@@ -55,10 +55,10 @@ func TestHostileClients(t *testing.T) {
 	}
 
 	const silent, unread, events = 500, 16, 16
-	for i := range silent { // that say nothing, or never finish what they say
+	for i := range silent { // that send nothing, or incomplete requests
 		dial([]string{"", "GET /v1/sandboxes HTTP/1.1\r\nHost: atoll\r\nX-Slow: "}[i%2])
 	}
-	for range unread { // streams of endless output that nobody reads
+	for range unread { // streams of endless output without a reader
 		p, err := b.Exec(t.Context(), sandbox.Command{Shell: "exec cat /dev/zero", Hold: time.Minute})
 		if err != nil {
 			t.Fatal(err)
@@ -84,7 +84,7 @@ func TestHostileClients(t *testing.T) {
 	if got := run(t, b, "echo works"); got != "works" {
 		t.Errorf("a command says %q", got)
 	}
-	// Each unread stream holds windows on both sides, which are a few hundred KiB.
+	// Each unread stream has windows of a few hundred KiB on both sides.
 	grown := memoryMB(t, s.daemon.Process.Pid) - before
 	t.Logf("%.1f MB, %.1f more than before", before+grown, grown)
 	if limit := 100.0; grown > limit {
@@ -92,7 +92,7 @@ func TestHostileClients(t *testing.T) {
 	}
 }
 
-// wantStatus sends what is to be refused as the caller's own fault.
+// wantStatus sends a request that must be rejected with a client error.
 func wantStatus(t *testing.T, socket, what, method, path, body string, header http.Header) {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -108,7 +108,7 @@ func wantStatus(t *testing.T, socket, what, method, path, body string, header ht
 	}
 	r.Header.Set("Content-Type", "application/json")
 	resp, err := client.Do(r)
-	if err != nil { // it may be cut off before it has said all
+	if err != nil { // the connection may be closed before the request is sent
 		if resp, err = client.Get("http://atoll/healthz"); err != nil || resp.StatusCode != http.StatusOK {
 			t.Errorf("%s: the daemon is not well: %v", what, err)
 		}

@@ -13,16 +13,16 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/gateway/egress"
-	_ "github.com/atoll-run/atoll/internal/guest/early" // must see the process before everything else
+	_ "github.com/atoll-run/atoll/internal/guest/early" // must be initialised before everything else
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/provider/gvisor"
 )
 
 func main() {
-	egress.Main() // does not return in the process that is the gateway
-	gvisor.Main() // nor does this in one that is part of a sandbox
-	bucket.Main() // nor this in one that serves a bucket
+	egress.Main() // does not return in the gateway's process
+	gvisor.Main() // does not return in a process of a sandbox
+	bucket.Main() // does not return in a process that serves a bucket
 	providers := all.Builtin()
 	app := &cli.App{
 		Open: func(dir string) (cli.System, error) { return node.Open(dir, providers, os.LookupEnv) },

@@ -118,7 +118,7 @@ func httpSession(t *testing.T, address, key string) *mcp.ClientSession {
 
 type args map[string]any
 
-// use calls a tool that must succeed.
+// use calls a tool and requires success.
 func use(t *testing.T, s *mcp.ClientSession, tool string, in args) map[string]any {
 	t.Helper()
 	res, text := try(t, s, tool, in)
@@ -132,7 +132,7 @@ func use(t *testing.T, s *mcp.ClientSession, tool string, in args) map[string]an
 	return out
 }
 
-// refused calls a tool that must fail with a code, and say what to do.
+// refused calls a tool that must fail with a code and say what to do.
 func refused(t *testing.T, s *mcp.ClientSession, tool, code string, in args) {
 	t.Helper()
 	res, text := try(t, s, tool, in)
@@ -188,7 +188,7 @@ func TestMCPOverStdio(t *testing.T) {
 		if text := long["stdout"].(string); len(text) > 33<<10 || !strings.HasPrefix(text, "1\n2\n") || !strings.HasSuffix(text, "\n100000\n") {
 			t.Errorf("a long output is shown as %d bytes, %.20q…", len(text), text)
 		}
-		// A server in the background must not hold up its shell's answer.
+		// A background server must not delay the answer of its shell.
 		want(t, use(t, s, "sandbox_exec", args{"sandbox": "demo", "command": "sleep 50 & echo done"}), "stdout", "done\n")
 	})
 	t.Run("progress", func(t *testing.T) {
@@ -198,7 +198,7 @@ func TestMCPOverStdio(t *testing.T) {
 			t.Fatal(res, err)
 		}
 		if told.Load() < 2 {
-			t.Errorf("the client was told %d times how a command of 1.5 s went on, want at least 2", told.Load())
+			t.Errorf("the client got %d progress messages for a command of 1.5 s, want at least 2", told.Load())
 		}
 	})
 	t.Run("background", func(t *testing.T) {
@@ -211,7 +211,7 @@ func TestMCPOverStdio(t *testing.T) {
 				break
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("the log has not what the command wrote: %v", out)
+				t.Fatalf("the log lacks the command's output: %v", out)
 			}
 		}
 		log, err := s.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: fmt.Sprintf("atoll://sandboxes/demo/processes/%s/log", p)})
@@ -307,7 +307,7 @@ func mcpStates(t *testing.T, s *mcp.ClientSession) {
 	}
 }
 
-// mcpHostile sends what a misled model would.
+// mcpHostile sends requests of a misled model.
 func mcpHostile(t *testing.T, s *mcp.ClientSession) {
 	for _, ref := range []string{"", ".", "..", "../keys", "demo/files", "demo%2ffiles", "Demo", "demo\n", strings.Repeat("a", 5000)} {
 		refused(t, s, "sandbox_inspect", "invalid", args{"sandbox": ref})
@@ -321,7 +321,7 @@ func mcpHostile(t *testing.T, s *mcp.ClientSession) {
 		refused(t, s, "sandbox_read", "invalid", args{"sandbox": "demo", "path": path})
 		refused(t, s, "sandbox_write", "invalid", args{"sandbox": "demo", "path": path, "content": "x"})
 	}
-	// Dots and links lead to the sandbox's own files.
+	// Paths with dots and links stay within the sandbox's own files.
 	use(t, s, "sandbox_exec", args{"sandbox": "demo", "command": "echo inside >/etc/mark; ln -s /../../../../etc/mark /files/out"})
 	for _, path := range []string{"/../../../etc/mark", "/files/out"} {
 		want(t, use(t, s, "sandbox_read", args{"sandbox": "demo", "path": path}), "content", "inside\n")
@@ -352,7 +352,7 @@ func TestMCPOverHTTP(t *testing.T) {
 	}
 	want(t, use(t, s, "sandbox_create", args{"name": "demo"}), "sandbox", "demo")
 	want(t, use(t, s, "sandbox_exec", args{"sandbox": "demo", "command": "echo hi"}), "stdout", "hi\n")
-	refused(t, s, "port_url", "unsupported", args{"sandbox": "demo", "port": 80}) // the server forwards for nobody else
+	refused(t, s, "port_url", "unsupported", args{"sandbox": "demo", "port": 80}) // this server forwards no ports
 
 	weak := httpSession(t, address, reader)
 	want(t, use(t, weak, "sandbox_inspect", args{"sandbox": "demo"}), "state", "running")
@@ -368,7 +368,7 @@ func TestMCPOverHTTP(t *testing.T) {
 	mcpStrangers(t, h, address, full)
 }
 
-// mcpStrangers makes requests that must be turned away.
+// mcpStrangers makes requests that must be rejected.
 func mcpStrangers(t *testing.T, h *mcpHost, address, key string) {
 	const request = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_remove","arguments":{"sandbox":"demo"}}}`
 	for _, bad := range []string{"", "x", "atoll_0000_0000", strings.Repeat("k", 100)} {
@@ -395,11 +395,11 @@ func mcpStrangers(t *testing.T, h *mcpHost, address, key string) {
 	}
 	defer c.Close()
 	if _, err := c.Get(t.Context(), "demo"); err != nil {
-		t.Errorf("a stranger removed the sandbox: %v", err)
+		t.Errorf("a request without access removed the sandbox: %v", err)
 	}
 }
 
-// post sends a message as a client that was not made for this would.
+// post sends a message like a generic HTTP client.
 func post(t *testing.T, address, key, host, message string) (int, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, address, strings.NewReader(message))

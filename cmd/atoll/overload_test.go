@@ -11,13 +11,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Eight times as many clients as the machine can serve get as much done together
-// as those that it can, and each of them is served or told that the machine is
-// busy.
+// Eight times as many clients as the machine can serve achieve the same
+// throughput as those, and every request is served or gets an error that says
+// that the machine is busy.
 func TestOverload(t *testing.T) {
 	fullOnly(t)
 	s := newSoaker(t)
-	s.box(t, "first") // what is made once is there
+	s.box(t, "first") // warm up
 	few, _ := s.cycles(t, 8)
 	many, refused := s.cycles(t, 64)
 	t.Logf("cycles per second: %.1f with 8 clients, %.1f with 64, of which %d were refused", few, many, refused)
@@ -26,8 +26,8 @@ func TestOverload(t *testing.T) {
 	}
 }
 
-// cycles has so many clients make, use and remove sandboxes for a while, and
-// returns how often per second they did.
+// cycles runs clients that create, use and remove sandboxes for a while, and
+// returns the rate.
 func (s *soaker) cycles(t *testing.T, clients int) (perSecond float64, refused int64) {
 	t.Helper()
 	const period = 10 * time.Second

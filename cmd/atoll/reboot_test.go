@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// stranger is a process that has nothing to do with sandboxes.
+// stranger starts a process that has nothing to do with sandboxes.
 func stranger(t *testing.T) (pid int, alive func() bool) {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000")
@@ -28,9 +28,9 @@ func stranger(t *testing.T) (pid int, alive func() bool) {
 	}
 }
 
-// reboot makes of a sandbox that runs what is left of it after the machine was
-// started anew: its processes are gone, their numbers belong to others, who
-// even are exactly as old as they were, and the machine's boot is another.
+// reboot turns a running sandbox into what a restart of the machine leaves: its
+// processes have ended, their numbers belong to other processes with the same
+// start times, and the boot ID is another.
 func (s *soaker) reboot(t *testing.T, b *atoll.Sandbox, other int) {
 	t.Helper()
 	file := filepath.Join(s.state, "gvisor", "boxes", string(b.ID()), "record.json")
@@ -69,7 +69,7 @@ func (s *soaker) reboot(t *testing.T, b *atoll.Sandbox, other int) {
 	}
 }
 
-// startOf is when a process was started, in ticks.
+// startOf returns the start time of a process in ticks.
 func startOf(t *testing.T, pid int) json.Number {
 	t.Helper()
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
@@ -79,8 +79,9 @@ func startOf(t *testing.T, pid int) json.Number {
 	return json.Number(strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))[19])
 }
 
-// After a restart of the machine nothing is left that runs. What was put away
-// comes back, what ran is said to have ended, and nobody else is harmed.
+// After a restart of the machine, no sandbox runs. Sandboxes paused to disk can
+// be resumed, running ones are recorded as ended, and other processes are not
+// affected.
 func TestReboot(t *testing.T) {
 	s := newSoaker(t)
 	ran, stood := s.box(t, "ran"), s.box(t, "stood")
@@ -118,7 +119,7 @@ func TestReboot(t *testing.T) {
 		wantCode(t, "exec in "+b.Name(), err, sandbox.CodeConflict)
 	}
 	if now, err := s.client.Get(t.Context(), string(half.ID())); err != nil || now.Info().State != sandbox.Gone {
-		t.Errorf("what was half made is %q, %v", now.Info().State, err)
+		t.Errorf("the unfinished one is %q, %v", now.Info().State, err)
 	}
 	if _, err := stopped.Start(t.Context()); err != nil {
 		t.Errorf("start: %v", err)
@@ -150,7 +151,7 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-// unready makes the record of a sandbox that of one that was being made.
+// unready turns the record of a sandbox into that of an unfinished one.
 func unready(t *testing.T, file string) {
 	t.Helper()
 	text, err := os.ReadFile(file)

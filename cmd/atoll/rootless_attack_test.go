@@ -11,15 +11,16 @@ import (
 	"testing"
 )
 
-// owner and neighbour are users of the machine without any rights.
+// owner and neighbour are unprivileged users of the machine.
 const (
 	owner     = 54331
 	neighbour = 54332
 )
 
-// TestAttackOtherLocalUser has a user of the machine look for whatever another
-// user's daemon and sandboxes leave within reach: files, sockets, and processes
-// by way of /proc, with a home directory that everybody may enter.
+// TestAttackOtherLocalUser searches, as another user of the machine, for
+// everything that a user's daemon and sandboxes leave accessible: files,
+// sockets, and processes through /proc. Every user may enter the home
+// directory.
 func TestAttackOtherLocalUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can be two other users")
@@ -76,14 +77,14 @@ func TestAttackOtherLocalUser(t *testing.T) {
 	if found < 3 {
 		t.Errorf("only %d processes of the owner were looked at", found)
 	}
-	// Beyond what the shell of the owner made, nothing can be read or written.
+	// Except for files of the owner's shell, nothing is readable or writable.
 	out, _ := as(neighbour, nil, "/usr/bin/find", home, "-mindepth", "1", "(", "-type", "f", "-readable", "-o", "-type", "s", "-writable", "-o", "-writable", "-not", "-type", "l", ")", "-not", "-path", "*/.cache/*")
 	for line := range strings.Lines(out) {
 		if !strings.Contains(line, "Permission denied") && strings.TrimSpace(line) != "" {
 			t.Errorf("within reach: %s", line)
 		}
 	}
-	// The neighbour's own commands are led to the owner's daemon, and refused.
+	// The neighbour's commands reach the owner's daemon, which refuses them.
 	for _, args := range [][]string{{"ls"}, {"exec", "demo", "--", "cat", "/root/file"}, {"rm", "-f", "demo"}} {
 		if out, err := as(neighbour, nil, append([]string{built.atoll}, args...)...); err == nil || strings.Contains(out, canary) {
 			t.Errorf("atoll %v of another user: %s", args, out)

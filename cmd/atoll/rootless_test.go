@@ -11,15 +11,15 @@ import (
 	"testing"
 )
 
-// somebody is a user of the machine who has no rights and no entry in
+// somebody is an unprivileged user of the machine without an entry in
 // /etc/passwd.
 const somebody = 54321
 
-// TestRootless does as a user without any rights what a newcomer does, with a
-// daemon, and looks for what is left of it.
+// TestRootless runs the first steps of a new user, as an unprivileged user with
+// a daemon, and checks what is left behind.
 func TestRootless(t *testing.T) {
 	if os.Geteuid() != 0 {
-		return // all other tests are run by such a user then
+		return // then such a user runs all tests
 	}
 	home := filepath.Join(built.dir, "somebody-"+rand.Text())
 	if err := os.Mkdir(home, 0o700); err != nil {
@@ -69,12 +69,13 @@ func TestRootless(t *testing.T) {
 			t.Errorf("doctor does not say %q:\n%s", want, doctor)
 		}
 	}
-	// What holds depends on whether the user was given control groups.
+	// The enforced limits depend on whether control groups are delegated to the
+	// user.
 	for _, limit := range []string{"cpus", "memory"} {
 		holds := strings.Contains(doctor, "limit    "+limit+": holds, by cgroup v")
 		named := strings.Contains(doctor, "limit    "+limit+": does not hold: no ") && strings.Contains(doctor, "fix: run as root, or let systemd delegate")
 		if holds == named {
-			t.Errorf("doctor leaves open whether the limit of %s holds:\n%s", limit, doctor)
+			t.Errorf("doctor does not report whether the limit of %s holds:\n%s", limit, doctor)
 		}
 	}
 
@@ -84,7 +85,7 @@ func TestRootless(t *testing.T) {
 	if got := atoll("run", "--", "python3", "-c", "print(6*7)"); got != "42" {
 		t.Errorf("it said %q", got)
 	}
-	// Who is root inside is this user outside, and nobody else.
+	// Root inside is mapped to this user outside.
 	if got := atoll("run", "-v", home+":/w", "--", "sh", "-c", "id -u; echo mine > /w/mine"); got != "0" {
 		t.Errorf("inside it is user %q", got)
 	}
@@ -109,7 +110,8 @@ func TestRootless(t *testing.T) {
 	}
 }
 
-// looseLimits checks that a limit that is not enforced is never shown as if it were.
+// looseLimits checks that a limit that is not enforced is never shown as
+// enforced.
 func looseLimits(t *testing.T, atoll, refused func(args ...string) string) {
 	t.Helper()
 	const note = "note: the limit of memory is not enforced: no memory control group can be made here"
@@ -140,7 +142,7 @@ func looseLimits(t *testing.T, atoll, refused func(args ...string) string) {
 	if got := refused("update", "--memory", "400m", "--require-limits", "limited"); !strings.Contains(got, "the limit is not enforced here") {
 		t.Errorf("update says %q", got)
 	}
-	atoll("run", "--pids", "100", "--require-limits", "--", "true") // a limit that holds
+	atoll("run", "--pids", "100", "--require-limits", "--", "true") // an enforced limit
 	atoll("rm", "-f", "limited")
 }
 
@@ -154,7 +156,7 @@ func processesOfUser(t *testing.T, uid int) (left []string) {
 	for _, dir := range all {
 		var st syscall.Stat_t
 		if syscall.Stat(dir, &st) == nil && int(st.Uid) == uid {
-			// Of one that has ended and waits to be collected nothing is said.
+			// Zombies have no command line.
 			if line, err := os.ReadFile(dir + "/cmdline"); err == nil && len(line) > 0 {
 				left = append(left, fmt.Sprintf("%s %q", dir, line))
 			}

@@ -21,8 +21,8 @@ import (
 	"github.com/atoll-run/atoll/internal/scratch"
 )
 
-// The scripts run the real program, built once and static, as users get it: a
-// test binary with the race detector could not start kernels.
+// The scripts run the real static program, built once: a test binary with the
+// race detector could not start kernels.
 var built struct{ dir, atoll, tool string }
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
@@ -52,7 +52,7 @@ func build(output, pkg string) {
 
 func TestScript(t *testing.T) { testscript.RunT(quiet{t}, scriptParams()) }
 
-// scriptParams says how scripts are run.
+// scriptParams returns the parameters of the scripts.
 func scriptParams() testscript.Params {
 	return testscript.Params{
 		Dir:                 "../../testdata/script",
@@ -77,8 +77,8 @@ func scriptParams() testscript.Params {
 	}
 }
 
-// quiet shows of a script that failed only the part that did, although -json
-// makes every test verbose.
+// quiet prints only the failed part of a script, although -json makes every
+// test verbose.
 type quiet struct{ *testing.T }
 
 func (q quiet) Verbose() bool { return false }
@@ -87,8 +87,8 @@ func (q quiet) Run(name string, f func(testscript.T)) {
 	q.T.Run(name, func(t *testing.T) { f(quiet{t}) })
 }
 
-// setup gives every script a home, a state directory and a copy of the program
-// of its own, by which its processes are told from those of other scripts.
+// setup gives every script its own home, state directory and copy of the
+// program. The copy's path identifies the script's processes.
 func setup(env *testscript.Env) error {
 	bin := filepath.Join(env.WorkDir, "bin")
 	for _, dir := range []string{bin, filepath.Join(env.WorkDir, "home")} {
@@ -107,7 +107,7 @@ func setup(env *testscript.Env) error {
 	env.Setenv("HOME", filepath.Join(env.WorkDir, "home"))
 	env.Setenv("ATOLL_STATE_DIR", filepath.Join(env.WorkDir, "state"))
 	env.Setenv("LC_ALL", "C")
-	// A script says itself when there is to be a daemon.
+	// A script starts a daemon explicitly if it needs one.
 	env.Setenv("ATOLL_NO_DAEMON", "1")
 	env.Defer(func() {
 		cmd := exec.Command(program, "rm", "--force", "--all")
@@ -125,14 +125,14 @@ func copyFile(from, to string) error {
 	if err != nil {
 		return err
 	}
-	// A child that another script forks meanwhile would hold the file open for
-	// writing, and what is written to cannot be executed.
+	// A child forked for another script could hold the file open for writing;
+	// executing the file would then fail.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return os.WriteFile(to, data, 0o755)
 }
 
-// eventually waits for something that other processes bring about.
+// eventually waits for an effect of other processes.
 func eventually(what func() error) error {
 	deadline := time.Now().Add(20 * time.Second)
 	for {
@@ -144,8 +144,8 @@ func eventually(what func() error) error {
 	}
 }
 
-// waitFor runs a command until its output matches, or, negated, does not any more:
-// waitfor PATTERN COMMAND [ARG...].
+// waitFor runs a command until its output matches or, negated, no longer
+// matches: waitfor PATTERN COMMAND [ARG...].
 func waitFor(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) < 2 {
 		ts.Fatalf("usage: waitfor PATTERN COMMAND [ARG...]")
@@ -177,7 +177,7 @@ func waitFile(ts *testscript.TestScript, neg bool, args []string) {
 	}))
 }
 
-// makeRootfs writes a tar of a root file system that holds one program, /tool.
+// makeRootfs writes a tar of a root file system with one program, /tool.
 func makeRootfs(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: mkrootfs FILE")
@@ -195,7 +195,7 @@ func writeRootfs(file string) error {
 		tar.Header{Name: "etc/", Typeflag: tar.TypeDir, Mode: 0o755})
 }
 
-// hostileTar writes a tar that tries to get out of where it is unpacked.
+// hostileTar writes a tar that tries to escape from its destination.
 func hostileTar(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: hostiletar FILE MEMBER")
@@ -204,7 +204,7 @@ func hostileTar(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(writeTar(ts.MkAbs(args[0]), body, tar.Header{Name: args[1], Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(body))}))
 }
 
-// writeTar writes a tar in which the members that have a size have that body.
+// writeTar writes a tar. Members with a size have the given body.
 func writeTar(file string, body []byte, members ...tar.Header) (err error) {
 	f, err := os.Create(file)
 	if err != nil {
@@ -226,7 +226,7 @@ func writeTar(file string, body []byte, members ...tar.Header) (err error) {
 	return w.Close()
 }
 
-// killHard kills the process whose id a file holds, and waits for its end.
+// killHard kills the process whose number is in a file, and waits for its end.
 func killHard(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: killhard PIDFILE")
@@ -236,7 +236,7 @@ func killHard(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(syscall.Kill(pid, syscall.SIGKILL))
 }
 
-// noProcess waits until the script's program has no process.
+// noProcess waits until no process runs the script's program.
 func noProcess(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: noprocess")
@@ -249,8 +249,8 @@ func noProcess(ts *testscript.TestScript, neg bool, args []string) {
 	}))
 }
 
-// nothingLeft checks that the script's program has no process, mount, control
-// group or record of a sandbox left.
+// nothingLeft checks that no process of the script's program and no mount,
+// control group or record of a sandbox is left.
 func nothingLeft(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: nothingleft")
@@ -271,7 +271,7 @@ func nothingLeft(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// processesOf returns the processes that run a program, wherever they see it.
+// processesOf returns the processes that run a program, in any mount namespace.
 func processesOf(program string) map[int]string {
 	found := map[int]string{}
 	want, err := os.Stat(program)

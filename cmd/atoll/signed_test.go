@@ -30,16 +30,16 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// serveSigned serves a registry with images that were signed, or look like it:
+// serveSigned serves a registry with signed images and forgeries:
 //
 //	acme/app       signed by release.pub
 //	acme/bare      not signed
-//	acme/strange   signed by a key that nobody knows
+//	acme/strange   signed by an unknown key
 //	acme/swapped   with the signature of acme/app
-//	acme/altered   signed by release.pub, and what was signed changed afterwards
+//	acme/altered   signed by release.pub, with a payload changed afterwards
 //	other/app      signed by release.pub, under another name
 //
-// It writes the address into a file, and the public key.
+// It writes the registry's address and the public key into files.
 func serveSigned(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 3 {
 		ts.Fatalf("usage: servesigned ROOTFS ADDRESS KEY")
@@ -77,8 +77,7 @@ type signedImages struct {
 	host, rootfs string
 }
 
-// push makes an image, which differs from others by a label, and returns its
-// digest.
+// push creates an image, made unique by a label, and returns its digest.
 func (s *signedImages) push(repo, label string) v1.Hash {
 	layer, err := tarball.LayerFromFile(s.rootfs)
 	s.ts.Check(err)
@@ -96,8 +95,8 @@ func (s *signedImages) push(repo, label string) v1.Hash {
 	return digest
 }
 
-// sign puts a signature about an image beside another one, with something added
-// to what was signed.
+// sign puts a signature about an image beside another one, with an optional
+// addition to the signed payload.
 func (s *signedImages) sign(repo string, beside v1.Hash, key crypto.Signer, about v1.Hash, added string) {
 	payload := fmt.Sprintf(`{"critical":{"identity":{"docker-reference":%q},"image":{"docker-manifest-digest":%q},"type":"cosign container image signature"},"optional":null}`, repo, about)
 	sum := sha256.Sum256([]byte(payload))

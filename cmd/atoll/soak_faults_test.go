@@ -23,7 +23,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// soakTime is how long TestSoak goes on.
+// soakTime is the duration of TestSoak.
 func soakTime(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("ATOLL_SOAK_TIME")
@@ -37,21 +37,22 @@ func soakTime(t *testing.T) time.Duration {
 	return d
 }
 
-// soak is a soaker whose machine has faults besides: its disk fills, processes
-// stop, and daemons of two builds follow each other.
+// soak is a soaker with additional faults: its disk fills, processes are
+// stopped, and daemons of two builds alternate.
 type soak struct {
 	*soaker
 	disk   string
 	next   string         // the other build
-	net    *atoll.Sandbox // with a network and a workspace: it needs the gateway and a file server
+	net    *atoll.Sandbox // has a network and a workspace, so it needs the gateway and a file server
 	faults map[string]int
 
-	trees map[string]string // what the last acknowledged version of a workspace holds
-	bytes int64             // that slow readers have read
+	trees map[string]string // contents of the last acknowledged version of each workspace
+	bytes int64             // read by slow readers
 }
 
-// TestSoak combines all faults with all that clients do, for ATOLL_SOAK_TIME, and
-// compares what was acknowledged with what is there. In the end nothing is left.
+// TestSoak combines all faults and all client operations for ATOLL_SOAK_TIME,
+// and compares what was acknowledged with what exists. In the end nothing may
+// be left.
 func TestSoak(t *testing.T) {
 	fullOnly(t)
 	disk := smallDisk(t, "2g")
@@ -85,13 +86,13 @@ func TestSoak(t *testing.T) {
 	s.leaveNothing(t)
 }
 
-// harm is a fault by its name.
+// harm is a named fault.
 type harm struct {
 	name string
 	do   func(*testing.T)
 }
 
-// fault does one harm to the machine, and undoes it.
+// fault causes one fault and ends it.
 func (s *soak) fault(t *testing.T) {
 	harms := []harm{
 		{"kill", func(t *testing.T) { s.kill(); s.comeBack(t) }},
@@ -129,8 +130,7 @@ func (s *soak) fault(t *testing.T) {
 	s.pause()
 }
 
-// pause lets the machine be as it is for a moment, whose length is meant to be
-// arbitrary.
+// pause waits for a random time without a fault.
 func (s *soak) pause() { time.Sleep(time.Duration(200+rand.IntN(2500)) * time.Millisecond) }
 
 func (s *soak) comeBack(t *testing.T) {
@@ -138,7 +138,7 @@ func (s *soak) comeBack(t *testing.T) {
 	s.start(t)
 }
 
-// stopFor stops a process for a moment. It may have ended, or never was.
+// stopFor stops a process for a moment. It ignores a missing process.
 func (s *soak) stopFor(pid int) {
 	if pid < 2 || syscall.Kill(pid, syscall.SIGSTOP) != nil {
 		return
@@ -161,7 +161,7 @@ func (s *soak) stepClock(t *testing.T) {
 	step(-far)
 }
 
-// some is a sandbox that lives, most likely.
+// some returns a sandbox that probably lives.
 func (s *soak) some() sandbox.ID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,7 +171,8 @@ func (s *soak) some() sandbox.ID {
 	return s.net.ID()
 }
 
-// processes are the kernel and the file server of a sandbox; zero without one.
+// processes returns the kernel and the file server of a sandbox, zero without
+// one.
 func (s *soak) processes(id sandbox.ID) (kernel, gofer int) {
 	text, err := os.ReadFile(filepath.Join(s.state, "gvisor", "boxes", string(id), "record.json"))
 	var r struct{ Kernel, Gofer struct{ PID int } }
@@ -181,7 +182,7 @@ func (s *soak) processes(id sandbox.ID) (kernel, gofer int) {
 	return r.Kernel.PID, r.Gofer.PID
 }
 
-// each does something again and again.
+// each calls do repeatedly.
 func (s *soak) each(ctx context.Context, t *testing.T, do func(context.Context, *testing.T, int) error) {
 	for i := 0; ctx.Err() == nil; i++ {
 		late, done := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Minute)
@@ -213,7 +214,7 @@ func (s *soak) readSlowly(ctx context.Context, _ *testing.T, _ int) error {
 			return nil
 		}
 		if transient(err) {
-			return nil // its connection stood still for too long: it was told so
+			return nil // its connection was stalled for too long, and it got an error
 		}
 		if err != nil {
 			return fmt.Errorf("a slow reader got %d bytes: %w", n, err)
@@ -259,7 +260,7 @@ func (s *soak) version(ctx context.Context, t *testing.T, i int) error {
 	return nil
 }
 
-// compareTrees fails unless workspaces hold what was acknowledged last.
+// compareTrees fails unless the workspaces contain what was last acknowledged.
 func (s *soak) compareTrees(t *testing.T) {
 	t.Helper()
 	for name, want := range s.trees {
@@ -277,8 +278,8 @@ func (s *soak) compareTrees(t *testing.T) {
 	}
 }
 
-// leaveNothing removes everything, and fails unless nothing is left: neither in the
-// daemon nor on the machine.
+// leaveNothing removes everything, and fails if anything is left in the daemon
+// or on the machine.
 func (s *soak) leaveNothing(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
@@ -324,7 +325,7 @@ func (s *soak) leaveNothing(t *testing.T) {
 	routines, files := s.holds(t)
 	t.Logf("after it all the daemon has %d goroutines and %d descriptors; a new one has %d and %d", usedRoutines, usedFiles, routines, files)
 	if usedRoutines > routines+slack || usedFiles > files+slack {
-		t.Error("it keeps what it does not need")
+		t.Error("it keeps unneeded resources")
 	}
 	for _, program := range []string{s.bin, s.next} {
 		for pid, args := range processesOf(program) {
@@ -335,8 +336,8 @@ func (s *soak) leaveNothing(t *testing.T) {
 	}
 }
 
-// groups is the pattern of the control groups of this daemon's sandboxes: what
-// their names end with is the state directory's.
+// groups returns the pattern of the control groups of this daemon's sandboxes.
+// Their names end with a hash of the state directory.
 func (s *soak) groups(t *testing.T) string {
 	t.Helper()
 	kernel, _ := s.processes(s.net.ID())
@@ -358,11 +359,11 @@ func (s *soak) groups(t *testing.T) string {
 			return pattern
 		}
 	}
-	t.Fatalf("the kernel is in no control group of its own: %s", text)
+	t.Fatalf("the kernel is not in a separate control group: %s", text)
 	return ""
 }
 
-// warm are the directories of the sandboxes in the pool, which are nobody's yet.
+// warm returns the number of sandboxes in the pool.
 func (s *soak) warm() int {
 	all, _ := filepath.Glob(filepath.Join(s.state, "gvisor", "boxes", "0-*"))
 	return len(all)
@@ -379,7 +380,8 @@ func wantEmpty(dir string) error {
 
 var goroutines = regexp.MustCompile(`(?m)^go_goroutines (\d+)$`)
 
-// holds returns what the daemon has open, once that does not become less.
+// holds returns the daemon's numbers of goroutines and open files, once they no
+// longer decrease.
 func (s *soak) holds(t *testing.T) (routines, files int) {
 	t.Helper()
 	for still := 0; still < 5; {
@@ -394,7 +396,7 @@ func (s *soak) holds(t *testing.T) (routines, files int) {
 			still = 0
 		}
 		routines, files = n, len(open)
-		time.Sleep(300 * time.Millisecond) // what was closed ends a little later
+		time.Sleep(300 * time.Millisecond) // resources are released with a delay
 	}
 	return routines, files
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// soakRounds is how often TestDaemonIsKilled kills the daemon.
+// soakRounds is the number of kills in TestDaemonIsKilled.
 func soakRounds() int {
 	if n, err := strconv.Atoi(os.Getenv("ATOLL_SOAK_ROUNDS")); err == nil {
 		return n
@@ -30,9 +30,9 @@ func soakRounds() int {
 	return 4
 }
 
-// soaker is a daemon that is killed again and again, with its clients.
+// soaker is a daemon that is killed repeatedly, and its clients.
 type soaker struct {
-	bin    string // the program it is
+	bin    string // its program
 	state  string // its state directory
 	env    []string
 	args   []string // of atoll up
@@ -41,14 +41,14 @@ type soaker struct {
 
 	mu    sync.Mutex
 	alive map[string]sandbox.ID // acknowledged, and not to be removed
-	dead  map[string]sandbox.ID // whose removal was acknowledged
-	kept  []string              // names of those alive that nobody works with any more
-	files map[sandbox.ID]string // what /acked of a sandbox holds
+	dead  map[string]sandbox.ID // removals that were acknowledged
+	kept  []string              // names of living sandboxes that are no longer used
+	files map[sandbox.ID]string // content of /acked in a sandbox
 	snaps map[string]string     // name → id of acknowledged snapshots
 }
 
-// newSoaker starts a daemon in a directory of its own, which ends with the test
-// and with all its sandboxes.
+// newSoaker starts a daemon in a new directory. The daemon and all its
+// sandboxes end with the test.
 func newSoaker(t testing.TB) *soaker {
 	t.Helper()
 	return soakerIn(t, filepath.Join(t.TempDir(), "state"))
@@ -120,7 +120,7 @@ func (s *soaker) kill() {
 	_ = s.daemon.Wait()
 }
 
-// persist does something until a daemon acknowledges it or refuses it.
+// persist repeats an operation until a daemon acknowledges or refuses it.
 func persist(ctx context.Context, do func() error) error {
 	for {
 		err := do()
@@ -131,8 +131,8 @@ func persist(ctx context.Context, do func() error) error {
 	}
 }
 
-// transient reports whether what was refused can succeed when the daemon is there
-// again, the disk has room, and nothing stands still.
+// transient reports whether a failed operation can succeed when the daemon runs
+// again, the disk has space, and nothing is stopped.
 func transient(err error) bool {
 	switch sandbox.CodeOf(err) {
 	case sandbox.CodeUnavailable, sandbox.CodeConflict, sandbox.CodeExhausted, sandbox.CodeTimeout:
@@ -141,14 +141,14 @@ func transient(err error) bool {
 	return false
 }
 
-// work makes sandboxes, uses them and removes half of them.
+// work creates and uses sandboxes, and removes half of them.
 func (s *soaker) work(ctx context.Context, t *testing.T, worker int) {
 	for i := 0; ctx.Err() == nil; i++ {
 		s.one(ctx, t, worker, i)
 	}
 }
 
-// one makes one sandbox. What was begun is brought to its end.
+// one creates one sandbox and completes every operation it starts.
 func (s *soaker) one(ctx context.Context, t *testing.T, worker, i int) {
 	late, done := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Minute)
 	defer done()
@@ -168,7 +168,7 @@ func (s *soaker) one(ctx context.Context, t *testing.T, worker, i int) {
 	s.mu.Lock()
 	s.alive[name] = box.ID()
 	s.mu.Unlock()
-	if err := s.use(late, t, box, name, i); err != nil && late.Err() == nil { // else daemons died faster than it can be done here
+	if err := s.use(late, t, box, name, i); err != nil && late.Err() == nil { // else the daemons died too fast for this machine
 		t.Errorf("%s: %v", name, err)
 	}
 	if i%3 != 2 {
@@ -180,11 +180,12 @@ func (s *soaker) one(ctx context.Context, t *testing.T, worker, i int) {
 	}
 }
 
-// maxKept is how many sandboxes stay: a daemon takes a while to find hundreds
-// again, and does not live that long.
+// maxKept is how many sandboxes are kept: a daemon needs a while to attach to
+// hundreds, and does not live that long.
 const maxKept = 24
 
-// keep leaves a sandbox alone until the end, or until it returns its name.
+// keep keeps a sandbox unused until the end, or until another call of keep
+// returns its name.
 func (s *soaker) keep(name string) (tooMany []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,8 +196,7 @@ func (s *soaker) keep(name string) (tooMany []string) {
 	return tooMany
 }
 
-// remove removes a sandbox that is alive, for which it takes as many daemons as
-// it needs.
+// remove removes a living sandbox, with as many daemons as it takes.
 func (s *soaker) remove(ctx context.Context, t *testing.T, name string) {
 	s.mu.Lock()
 	id := s.alive[name]
@@ -211,8 +211,7 @@ func (s *soaker) remove(ctx context.Context, t *testing.T, name string) {
 }
 
 // TestDaemonIsKilled kills the daemon at random while clients work, and then
-// compares what the clients were told, the store, the kernels that really run,
-// and the log.
+// compares the clients' results, the store, the running kernels and the log.
 func TestDaemonIsKilled(t *testing.T) {
 	s := newSoaker(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -222,8 +221,8 @@ func TestDaemonIsKilled(t *testing.T) {
 	}
 	rounds := soakRounds()
 	for round := 0; round < rounds || round < 10*rounds && s.idle(); round++ {
-		longer := time.Duration(1 + round/rounds)                                 // where a machine is too slow for anything to be done in such a short life
-		time.Sleep(longer * time.Duration(100+rand.IntN(600)) * time.Millisecond) // when it is killed is meant to be arbitrary
+		longer := time.Duration(1 + round/rounds)                                 // a slow machine needs a longer life to get anything done
+		time.Sleep(longer * time.Duration(100+rand.IntN(600)) * time.Millisecond) // a random time
 		s.kill()
 		s.start(t)
 	}
@@ -232,14 +231,14 @@ func TestDaemonIsKilled(t *testing.T) {
 	s.compare(t)
 }
 
-// idle reports whether nothing was acknowledged so far.
+// idle reports whether nothing has been acknowledged yet.
 func (s *soaker) idle() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.alive)+len(s.dead) == 0
 }
 
-// compare fails unless everybody tells the same story.
+// compare fails unless all of these agree.
 func (s *soaker) compare(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -277,7 +276,7 @@ func (s *soaker) compare(t *testing.T) {
 	}
 }
 
-// settled returns the recorded states once nothing is half-made any more.
+// settled returns the recorded states when no operation is in progress.
 func (s *soaker) settled(ctx context.Context, t *testing.T) map[sandbox.ID]sandbox.State {
 	t.Helper()
 	for {
@@ -296,7 +295,7 @@ func (s *soaker) settled(ctx context.Context, t *testing.T) map[sandbox.ID]sandb
 	}
 }
 
-// really returns the states of what exists, found without the daemon.
+// really returns the states of the existing sandboxes, without the daemon.
 func (s *soaker) really(t *testing.T) map[sandbox.ID]sandbox.State {
 	t.Helper()
 	ls := exec.Command(built.atoll, "ls", "--json", "--provider", "gvisor")

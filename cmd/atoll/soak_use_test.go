@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// use does one of the things that one does with a sandbox, again and again
-// until a daemon lives long enough to say that it is done.
+// use performs one kind of operation on a sandbox, repeatedly until a daemon
+// lives long enough to acknowledge it.
 func (s *soaker) use(ctx context.Context, t *testing.T, box *atoll.Sandbox, name string, i int) error {
 	switch i % 6 {
 	case 0:
@@ -40,7 +40,7 @@ func (s *soaker) use(ctx context.Context, t *testing.T, box *atoll.Sandbox, name
 	return s.fork(ctx, box, name)
 }
 
-// write writes a file, which is acknowledged or not.
+// write writes a file, which may be acknowledged or not.
 func (s *soaker) write(ctx context.Context, box *atoll.Sandbox, name string) error {
 	_, err := box.Files().Write(ctx, "/acked", strings.NewReader(name), atoll.WriteOptions{})
 	if err == nil {
@@ -51,7 +51,7 @@ func (s *soaker) write(ctx context.Context, box *atoll.Sandbox, name string) err
 	return err
 }
 
-// carry sends bytes through a command, whatever becomes of daemons meanwhile.
+// carry sends bytes through a command while daemons may be killed.
 func carry(ctx context.Context, box *atoll.Sandbox) error {
 	p, err := box.Exec(ctx, sandbox.Command{Args: []string{"cat"}, Stdin: true, Hold: time.Minute})
 	if err != nil {
@@ -74,7 +74,7 @@ func carry(ctx context.Context, box *atoll.Sandbox) error {
 	return err
 }
 
-// save makes a snapshot, under another name each time it has to be tried.
+// save takes a snapshot, with a new name for each attempt.
 func (s *soaker) save(ctx context.Context, box *atoll.Sandbox, name string) error {
 	try := 0
 	return persist(ctx, func() error {
@@ -89,7 +89,7 @@ func (s *soaker) save(ctx context.Context, box *atoll.Sandbox, name string) erro
 	})
 }
 
-// fork makes a copy likewise.
+// fork makes a copy in the same way.
 func (s *soaker) fork(ctx context.Context, box *atoll.Sandbox, name string) error {
 	try := 0
 	return persist(ctx, func() error {
@@ -105,7 +105,7 @@ func (s *soaker) fork(ctx context.Context, box *atoll.Sandbox, name string) erro
 	})
 }
 
-// compareKept fails unless files and snapshots are there that were acknowledged.
+// compareKept fails unless all acknowledged files and snapshots exist.
 func (s *soaker) compareKept(ctx context.Context, t *testing.T) {
 	t.Helper()
 	for name, id := range s.alive {

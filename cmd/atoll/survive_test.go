@@ -24,7 +24,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// box makes a small sandbox.
+// box creates a small sandbox.
 func (s *soaker) box(t testing.TB, name string) *atoll.Sandbox {
 	t.Helper()
 	b, err := s.client.Create(t.Context(), sandbox.Spec{Name: name, Resources: sandbox.Resources{Memory: 256 << 20}}, atoll.CreateOptions{})
@@ -44,7 +44,7 @@ func run(t testing.TB, b *atoll.Sandbox, script string) string {
 	return strings.TrimSpace(string(res.Stdout))
 }
 
-// kernel is the process that is the kernel of a sandbox, as its record says.
+// kernel returns the kernel process of a sandbox from its record.
 func (s *soaker) kernel(t testing.TB, b *atoll.Sandbox) int {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(s.state, "gvisor", "boxes", string(b.ID()), "record.json"))
@@ -72,7 +72,7 @@ func wantCode(t testing.TB, what string, err error, want ...sandbox.Code) {
 	}
 }
 
-// seeded is the same noise every time.
+// seeded returns the same random bytes every time.
 func seeded(n int) []byte {
 	b := make([]byte, n)
 	r := rand.NewChaCha8([32]byte{1})
@@ -80,12 +80,12 @@ func seeded(n int) []byte {
 	return b
 }
 
-// Output and input of a command go on, not a byte lost or doubled, while the
-// daemon is killed again and again.
+// Output and input of a command continue without lost or repeated bytes while
+// the daemon is killed repeatedly.
 func TestStreamsOutliveTheDaemon(t *testing.T) {
 	s := newSoaker(t)
 	b := s.box(t, "streams")
-	const total = 24 << 20 // far more than is under way at a time
+	const total = 24 << 20 // far more than can be in transit
 	data := seeded(total)
 	p, err := b.Exec(t.Context(), sandbox.Command{Shell: "cat; echo the end >&2; exit 7", Stdin: true, Hold: time.Minute})
 	if err != nil {
@@ -100,7 +100,7 @@ func TestStreamsOutliveTheDaemon(t *testing.T) {
 		_ = p.Stdin().Close()
 	})
 	got := sha256.New()
-	for kills := range 3 { // each while a part is read and a part is not
+	for kills := range 3 { // each after reading a part
 		if _, err := io.CopyN(got, p.Stdout(), total/4); err != nil {
 			t.Fatalf("after %d kills: %v", kills, err)
 		}
@@ -123,7 +123,7 @@ func TestStreamsOutliveTheDaemon(t *testing.T) {
 	}
 }
 
-// cutter passes a daemon's socket on, and cuts all connections when told to.
+// cutter forwards a daemon's socket and cuts all connections on demand.
 type cutter struct {
 	net.Listener
 	mu    sync.Mutex
@@ -168,7 +168,7 @@ func (c *cutter) cut() {
 	c.conns = nil
 }
 
-// The same when only the connection is cut: the daemon still has the other.
+// The same if only the connection is cut, and the daemon still has its side.
 func TestStreamsOutliveTheirConnection(t *testing.T) {
 	s := newSoaker(t)
 	s.box(t, "cuts")
@@ -196,7 +196,7 @@ func TestStreamsOutliveTheirConnection(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if cmd.TTY != nil { // before that the terminal would change what is typed
+		if cmd.TTY != nil { // before that the terminal would change the input
 			if _, err := io.CopyN(io.Discard, p.Stdout(), int64(len("ready\n"))); err != nil {
 				t.Fatal(err)
 			}
@@ -220,8 +220,8 @@ func TestStreamsOutliveTheirConnection(t *testing.T) {
 	}
 }
 
-// atoll exec and atoll attach themselves survive the daemon, and the ends of
-// their commands are on record.
+// atoll exec and atoll attach survive the daemon, and the exits of their
+// commands are recorded.
 func TestExecOutlivesTheDaemon(t *testing.T) {
 	s := newSoaker(t)
 	b := s.box(t, "verbs")
@@ -273,7 +273,7 @@ func TestExecOutlivesTheDaemon(t *testing.T) {
 	}
 }
 
-// signalling is a buffer that says when the first bytes are written.
+// signalling is a buffer that signals when the first bytes are written.
 type signalling struct {
 	buf   bytes.Buffer
 	once  sync.Once

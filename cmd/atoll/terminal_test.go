@@ -16,8 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// screen is a person at a terminal: it shows what was written so far, and
-// types.
+// screen simulates a user at a terminal: it records the output and sends keys.
 type screen struct {
 	t    *testing.T
 	pty  *os.File
@@ -26,10 +25,10 @@ type screen struct {
 	more chan struct{}
 	done chan struct{}
 
-	before unix.Termios // of the terminal, when nothing ran
+	before unix.Termios // modes of the terminal before the program ran
 }
 
-// modes returns how the terminal is set up.
+// modes returns the modes of the terminal.
 func (s *screen) modes() unix.Termios {
 	s.t.Helper()
 	m, err := unix.IoctlGetTermios(int(s.pty.Fd()), unix.TCGETS)
@@ -39,7 +38,7 @@ func (s *screen) modes() unix.Termios {
 	return *m
 }
 
-// sit starts the program at a terminal of 100 columns and 30 rows.
+// sit starts the program on a terminal of 100 columns and 30 rows.
 func sit(t *testing.T, args ...string) (*screen, *exec.Cmd) {
 	t.Helper()
 	cmd := exec.Command(built.atoll, args...)
@@ -92,7 +91,7 @@ func (s *screen) String() string {
 	return s.text.String()
 }
 
-// see waits until the screen shows a text.
+// see waits until the screen contains a text.
 func (s *screen) see(text string) {
 	s.t.Helper()
 	deadline := time.After(30 * time.Second)
@@ -119,7 +118,7 @@ func exitCodeOf(t *testing.T, cmd *exec.Cmd) int {
 }
 
 func TestTerminal(t *testing.T) {
-	// A shell that is about to read does not see a signal before it has read.
+	// A shell that is about to read handles a signal only after the read.
 	s, cmd := sit(t, "run", "-it", "--", "sh", "-c", `trap 'size=$(stty size)' WINCH; test -t 0 && test -t 1 && test -t 2 && echo "tty $TERM"; stty size; until [ "$size" ]; do sleep 0.05; done; echo "$size"; read x; echo "read $x"; exit 5`)
 	s.see("tty xterm-256color")
 	s.see("30 100")
@@ -134,8 +133,8 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
-// Keys go to the command as they are: its terminal, and not ours, makes a
-// signal of Ctrl-C, and an end of Ctrl-D.
+// Keys are passed on unchanged: the command's terminal, not ours, turns Ctrl-C
+// into a signal and Ctrl-D into the end of input.
 func TestTerminalKeys(t *testing.T) {
 	s, cmd := sit(t, "run", "-it", "--", "sh", "-c", `trap 'echo interrupted' INT; sh -c 'echo ready; exec cat'; echo "cat $?"; cat; echo over`)
 	s.see("ready")
@@ -149,7 +148,7 @@ func TestTerminalKeys(t *testing.T) {
 	}
 }
 
-// However it ends, the terminal is again as it was.
+// The terminal's modes are restored, however the program ends.
 func TestTerminalIsRestored(t *testing.T) {
 	s, cmd := sit(t, "run", "-it", "--", "sh", "-c", "echo ready; sleep 1000")
 	s.see("ready")
@@ -164,7 +163,7 @@ func TestTerminalIsRestored(t *testing.T) {
 	}
 }
 
-// Without a terminal of ours the command still gets one, if asked for.
+// Without a local terminal the command still gets one if requested.
 func TestTerminalWithoutOne(t *testing.T) {
 	cmd := exec.Command(built.atoll, "run", "-t", "--", "sh", "-c", "test -t 1 && stty size")
 	cmd.Env = append(os.Environ(), "ATOLL_STATE_DIR="+filepath.Join(t.TempDir(), "state"))
@@ -183,8 +182,7 @@ func TestColorsOnlyOnATerminal(t *testing.T) {
 	}
 }
 
-// What shows itself again and again takes another screen, and gives the
-// terminal back as it was.
+// A refreshing display uses the alternate screen and restores the terminal.
 func TestTopAtTerminal(t *testing.T) {
 	s, cmd := sit(t, "top", "--interval", "1")
 	s.see("\x1b[?1049h")
@@ -199,8 +197,8 @@ func TestTopAtTerminal(t *testing.T) {
 	}
 }
 
-// A person is told what the key is that is shown; what standard output gets is
-// the key alone.
+// On a terminal a new key is shown with an explanation; standard output
+// contains only the key.
 func TestKeyAtTerminal(t *testing.T) {
 	s, cmd := sit(t, "key", "create", "--expires", "1h")
 	t.Cleanup(func() {

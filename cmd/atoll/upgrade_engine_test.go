@@ -18,8 +18,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// goBuild builds a package with other link flags, and flags besides. It takes
-// long: a test that needs it is not run in short mode.
+// goBuild builds a package with other link flags and additional flags. It is
+// slow, so tests that need it do not run in short mode.
 func goBuild(t *testing.T, out, pkg, link string, flags ...string) {
 	t.Helper()
 	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w " + link, "-o", out}, flags...)
@@ -30,15 +30,15 @@ func goBuild(t *testing.T, out, pkg, link string, flags ...string) {
 	}
 }
 
-// fullOnly skips in short mode a test that builds the program another time.
+// fullOnly skips a test that builds the program again in short mode.
 func fullOnly(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("it builds the program anew, which takes long: make full runs it")
+		t.Skip("builds the program again, which is slow: make full runs it")
 	}
 }
 
-// otherGuest builds a guest that differs and returns the flag that embeds it
+// otherGuest builds a different guest and returns the flag that embeds it
 // instead of this tree's.
 func otherGuest(t *testing.T) string {
 	t.Helper()
@@ -78,8 +78,8 @@ func otherGuest(t *testing.T) string {
 	return "-overlay=" + file("overlay.json", overlay)
 }
 
-// replace makes another build take over from a daemon that is killed, kernels
-// included: what it starts from now on is of that build.
+// replace kills the daemon and starts one of another build. New kernels are of
+// that build, too.
 func (s *soaker) replace(t *testing.T, bin string) {
 	t.Helper()
 	s.kill()
@@ -87,19 +87,19 @@ func (s *soaker) replace(t *testing.T, bin string) {
 	s.start(t)
 }
 
-// counter starts what shows whether processes go on.
+// counter starts a process whose progress is visible.
 const counter = "n=0; while :; do n=$((n+1)); echo $n >/root/n; sleep 0.05; done"
 
-// counts fails unless the counter of a sandbox goes on.
+// counts fails unless the counter of a sandbox continues.
 func counts(t *testing.T, box *atoll.Sandbox) {
 	t.Helper()
 	const wait = "a=$(cat /root/n); for i in $(seq 100); do [ \"$(cat /root/n)\" = \"$a\" ] || exec echo goes on; sleep 0.1; done"
 	if got := run(t, box, wait); got != "goes on" {
-		t.Errorf("%s: its processes do not go on (%q): %s", box.Name(), got, box.Info().Reason)
+		t.Errorf("%s: its processes do not continue (%q): %s", box.Name(), got, box.Info().Reason)
 	}
 }
 
-// counting makes a sandbox with a counter.
+// counting creates a sandbox with a counter.
 func counting(t *testing.T, s *soaker, name string) *atoll.Sandbox {
 	t.Helper()
 	box := s.box(t, name)
@@ -114,8 +114,8 @@ func counting(t *testing.T, s *soaker, name string) *atoll.Sandbox {
 	return box
 }
 
-// TestMemoryOutlivesUpgrade: memory that one build saved goes on under another
-// one with another guest, whose sandboxes' memory goes on under the first.
+// TestMemoryOutlivesUpgrade checks that memory saved by one build continues
+// under another build with another guest, and the other way round.
 func TestMemoryOutlivesUpgrade(t *testing.T) {
 	fullOnly(t)
 	next := filepath.Join(built.dir, "atoll-next-guest")
@@ -149,8 +149,8 @@ func TestMemoryOutlivesUpgrade(t *testing.T) {
 	}
 }
 
-// TestEngineChanges: where the memory of a sandbox cannot be restored, whatever
-// would lose it is refused, and what has lost it says so.
+// TestEngineChanges checks that if the memory of a sandbox cannot be restored,
+// operations that would lose it are refused, and lost memory is reported.
 func TestEngineChanges(t *testing.T) {
 	fullOnly(t)
 	next := filepath.Join(built.dir, "atoll-next-engine")

@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A daemon of another build takes over from one that was killed, with kernels
-// and guests of the old build under it, and then the other way round.
+// A daemon of another build takes over from a killed one, with kernels and
+// guests of the old build, and then the other way round.
 func TestUpgrade(t *testing.T) {
 	fullOnly(t)
 	next := filepath.Join(built.dir, "atoll-next")

@@ -5,14 +5,14 @@ import (
 	"runtime/debug"
 )
 
-// release is the version of a release; scripts/dist sets it.
+// release is the version of a release build; scripts/dist sets it.
 var release string
 
 // atollVersion returns the version of the program.
 func atollVersion() string { return cmp.Or(release, version("github.com/atoll-run/atoll")) }
 
-// version returns the version of a module that this program is built from, as
-// the Go tool recorded it.
+// version returns the version of a module in this program, as recorded by the
+// Go tool.
 func version(module string) string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -1,5 +1,5 @@
-// Tool is the only program of the images that the scripts make: it tells how
-// it was started.
+// Tool is the only program in the images of the scripts. It reports how it was
+// started.
 package main
 
 import (
