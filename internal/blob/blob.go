@@ -1,12 +1,11 @@
-// Package blob keeps named sequences of bytes that are written once and read
-// often: packs of workspaces, snapshots, recordings. A directory and a bucket
-// of an S3 service are the two kinds of [Store]; one suite of tests, package
-// blobtest, holds both to what is promised here.
+// Package blob stores named sequences of bytes that are written once and read
+// often, such as packs of workspaces and snapshots. A [Store] is a directory or
+// an S3 bucket. Package blobtest tests both against the same requirements.
 //
-// A blob is there whole or not at all: who writes is killed, runs out of disk
-// or loses the network, and the name holds what it held before. With
-// [PutOptions.IfAbsent] a name is taken by exactly one of all who try, on all
-// machines that share the store; what is built above needs no other lock.
+// Writes are atomic: if the writer is killed, the disk is full or the network
+// fails, the key keeps its old content. With [PutOptions.IfAbsent], exactly one
+// of several concurrent writers succeeds, on all machines that share the store.
+// Code built on that needs no other lock.
 package blob
 
 import (
@@ -20,34 +19,34 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Store keeps blobs. Its methods may be called concurrently, by any number of
-// processes. Errors are *sandbox.Error: a missing blob is CodeNotFound, a store
-// that cannot be reached is CodeUnavailable, a full one is CodeExhausted.
+// Store stores blobs. It is safe for concurrent use, also by several processes.
+// Errors are *sandbox.Error: a missing blob is CodeNotFound, a store that
+// cannot be reached is CodeUnavailable, a full one is CodeExhausted.
 type Store interface {
-	// Put writes all of r under key and replaces what was there. When it
-	// returns nil the blob is durable. If r fails nothing changes, and the
-	// error is r's.
+	// Put writes all of r under key and replaces an existing blob. When it returns
+	// nil, the blob is durable. If r fails, nothing changes, and Put returns r's
+	// error.
 	Put(ctx context.Context, key string, r io.Reader, opts PutOptions) error
-	// Get reads a blob from offset on, at most length bytes, or to its end if
-	// length is negative. An offset beyond the end reads nothing. The caller
-	// closes the reader.
+	// Get reads a blob from offset, at most length bytes, or to its end if length
+	// is negative. An offset beyond the end reads nothing. The caller closes the
+	// reader.
 	Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
 	// Stat describes a blob.
 	Stat(ctx context.Context, key string) (Info, error)
-	// List yields the blobs whose keys begin with prefix, in the order of
-	// their bytes. It stops at the first error.
+	// List yields the blobs whose keys begin with prefix, in byte order of the
+	// keys. It stops at the first error.
 	List(ctx context.Context, prefix string) iter.Seq2[Info, error]
-	// Delete removes a blob. A missing one is success.
+	// Delete removes a blob. It succeeds if there is none.
 	Delete(ctx context.Context, key string) error
 }
 
-// PutOptions say how to write.
+// PutOptions are the options of Put.
 type PutOptions struct {
-	// IfAbsent makes an existing blob CodeAlreadyExists, and leaves it alone.
-	// More than MaxIfAbsent bytes are CodeInvalid then.
+	// IfAbsent makes Put return CodeAlreadyExists if the blob exists. More than
+	// MaxIfAbsent bytes are CodeInvalid.
 	IfAbsent bool
-	// Size is the number of bytes to read from r, if it is known, which spares
-	// a buffer. A reader with fewer is CodeInvalid. Zero: all, however many.
+	// Size is the number of bytes to read from r, if known, which saves a buffer.
+	// If r has fewer, Put returns CodeInvalid. Zero: read all of r.
 	Size int64
 }
 
@@ -58,26 +57,26 @@ type Info struct {
 	Modified time.Time
 }
 
-// MaxKeyLen bounds a key, in bytes.
+// MaxKeyLen is the maximum length of a key in bytes.
 const MaxKeyLen = 512
 
-// MaxIfAbsent is the largest blob, in bytes, that can be put if it is absent:
-// what an S3 service takes in one request of bearable size.
+// MaxIfAbsent is the maximum size in bytes of a Put with IfAbsent, which has to
+// be a single S3 request.
 const MaxIfAbsent = 16 << 20
 
 func errTooLarge() error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "blob.put", Message: "too large for a conditional upload"}
 }
 
-// ValidateKey reports whether key can name a blob: elements of [A-Za-z0-9._-]
-// that do not begin with a dot, between single slashes.
+// ValidateKey checks a key: elements of [A-Za-z0-9._-] that do not begin with a
+// dot, separated by single slashes.
 func ValidateKey(key string) error {
 	bad := key == "" || len(key) > MaxKeyLen
 	for element := range strings.SplitSeq(key, "/") {
 		bad = bad || element == "" || element[0] == '.' || strings.ContainsFunc(element, isOdd)
 	}
 	if bad {
-		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "blob", Message: fmt.Sprintf("%.80q is not a usable key", key)}
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "blob", Message: fmt.Sprintf("%.80q is not a valid key", key)}
 	}
 	return nil
 }
@@ -88,8 +87,8 @@ func isOdd(r rune) bool {
 
 // Open opens the store at address: a directory's path, "dir:PATH", or
 // "s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]". Credentials for S3 are
-// never part of an address; they come from where AWS's own tools look for
-// them: the environment, the shared credentials file, the machine's role.
+// never part of an address. They come from the environment, the shared
+// credentials file, or the machine's role, as for AWS's own tools.
 func Open(ctx context.Context, address string) (Store, error) {
 	if dir, ok := strings.CutPrefix(address, "dir:"); ok || !strings.Contains(address, "://") {
 		return OpenDir(dir)
@@ -101,8 +100,8 @@ func Open(ctx context.Context, address string) (Store, error) {
 	return OpenS3(ctx, where)
 }
 
-// Below returns the part of a store whose keys begin with prefix and a slash,
-// under keys without them.
+// Below returns a Store of the blobs whose keys begin with prefix and a slash.
+// Its keys omit that prefix.
 func Below(s Store, prefix string) Store { return below{s, prefix + "/"} }
 
 type below struct {
@@ -139,7 +138,7 @@ func (b below) Delete(ctx context.Context, key string) error {
 	return b.store.Delete(ctx, b.prefix+key)
 }
 
-// limited returns what is to be read of r. Its reader fails when r ends early.
+// limited returns the part of r to read. Its reader fails if r ends early.
 func limited(r io.Reader, opts PutOptions) io.Reader {
 	if opts.Size > 0 {
 		return &counted{r, opts.Size}
@@ -158,7 +157,7 @@ func (c *counted) Read(p []byte) (int, error) {
 	}
 	n, err := c.r.Read(p[:min(int64(len(p)), c.left)])
 	if c.left -= int64(n); err == io.EOF && c.left > 0 {
-		err = &sandbox.Error{Code: sandbox.CodeInvalid, Op: "blob.put", Message: "fewer bytes than were promised"}
+		err = &sandbox.Error{Code: sandbox.CodeInvalid, Op: "blob.put", Message: "fewer bytes than announced"}
 	}
 	return n, err
 }

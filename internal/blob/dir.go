@@ -18,19 +18,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// pending holds blobs that are being written. No key can begin with a dot.
+// pending is the directory of blobs being written. Keys cannot begin with a
+// dot.
 const pending = ".pending"
 
-// Dir is a Store in a directory. A blob is a file with the blob's key as its
-// path. A blob that is being written has a name below .pending, and its writer
-// holds a lock on it. Files of killed writers are removed when the directory is
-// opened again.
+// Dir is a Store in a directory. A blob is a file whose path is the blob's key.
+// A blob being written is a locked file below .pending. OpenDir removes files
+// of killed writers.
 type Dir struct {
 	root *os.Root
 }
 
-// OpenDir opens the store in a directory of this machine, making it if it is
-// missing, with mode 0700. Nothing needs to be closed.
+// OpenDir opens the store in a directory, which is created with mode 0700 if
+// missing. The store need not be closed.
 func OpenDir(dir string) (*Dir, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, dirError("blob.open", dir, err)
@@ -40,7 +40,7 @@ func OpenDir(dir string) (*Dir, error) {
 		return nil, dirError("blob.open", dir, err)
 	}
 	if err := root.Mkdir(pending, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		_ = root.Close() // the first error is the news
+		_ = root.Close() // return the first error
 		return nil, dirError("blob.open", dir, err)
 	}
 	d := &Dir{root: root}
@@ -52,7 +52,7 @@ func (d *Dir) Put(ctx context.Context, key string, r io.Reader, opts PutOptions)
 	if err := ValidateKey(key); err != nil {
 		return err
 	}
-	if opts.IfAbsent { // only to spare the writing: the link below decides
+	if opts.IfAbsent { // to avoid useless writing; the link below decides
 		if _, err := d.root.Lstat(key); err == nil {
 			return fail(sandbox.CodeAlreadyExists, "blob.put", key, "already exists", nil)
 		}
@@ -62,8 +62,8 @@ func (d *Dir) Put(ctx context.Context, key string, r io.Reader, opts PutOptions)
 		return dirError("blob.put", key, err)
 	}
 	defer func() {
-		_ = d.root.Remove(name) // gone already after a rename
-		_ = f.Close()           // it is synced, or it failed
+		_ = d.root.Remove(name) // already gone after a rename
+		_ = f.Close()           // it is synced, or writing failed
 	}()
 	n, err := io.Copy(f, reader{ctx, limited(r, opts)})
 	if err != nil {
@@ -78,7 +78,7 @@ func (d *Dir) Put(ctx context.Context, key string, r io.Reader, opts PutOptions)
 	return dirError("blob.put", key, d.publish(name, key, opts.IfAbsent))
 }
 
-// create makes a file that only its writer has, and locks it.
+// create creates and locks a temporary file.
 func (d *Dir) create() (*os.File, string, error) {
 	for {
 		name := path.Join(pending, rand.Text())
@@ -86,13 +86,13 @@ func (d *Dir) create() (*os.File, string, error) {
 		if err != nil {
 			return nil, "", err
 		}
-		// Between the two calls a sweep may have taken it for abandoned.
+		// A sweep may have removed it between creation and lock.
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
 			if now, err := d.root.Lstat(name); err == nil && same(f, now) {
 				return f, name, nil
 			}
 		}
-		_ = f.Close() // it has no name and no content
+		_ = f.Close() // it was removed and is empty
 	}
 }
 
@@ -101,8 +101,8 @@ func same(f *os.File, info fs.FileInfo) bool {
 	return err == nil && os.SameFile(own, info)
 }
 
-// publish gives a finished file its key. Deleting the last blob of a directory
-// removes the directory too, so it may vanish under our hands.
+// publish renames a complete file to its key. Deleting the last blob of a
+// directory removes the directory, so it may be removed meanwhile.
 func (d *Dir) publish(name, key string, ifAbsent bool) error {
 	parent := path.Dir(key)
 	for try := 0; ; try++ {
@@ -125,13 +125,13 @@ func (d *Dir) publish(name, key string, ifAbsent bool) error {
 	}
 }
 
-// sync makes the names in a directory, and in all above it, durable.
+// sync makes the names in a directory and its parents durable.
 func (d *Dir) sync(dir string) error {
 	for {
 		f, err := d.root.Open(dir)
 		if err == nil {
 			err = f.Sync()
-			_ = f.Close() // it was only read
+			_ = f.Close() // errors after reading do not matter
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -157,7 +157,7 @@ func (d *Dir) Get(_ context.Context, key string, offset, length int64) (io.ReadC
 		err = fs.ErrNotExist
 	}
 	if err != nil {
-		_ = f.Close() // it was only read
+		_ = f.Close() // errors after reading do not matter
 		return nil, dirError("blob.get", key, err)
 	}
 	if length < 0 || length > info.Size()-offset {
@@ -201,9 +201,9 @@ func (d *Dir) List(ctx context.Context, prefix string) iter.Seq2[Info, error] {
 	}
 }
 
-// walk yields what is below dir and begins with prefix. Keys are ordered by
-// their bytes, where "a-b" comes before "a/b": a directory is sorted as if its
-// name ended with a slash.
+// walk yields the blobs below dir whose keys begin with prefix. Keys are in
+// byte order, where "a-b" comes before "a/b", so directories are sorted as if
+// their names ended with a slash.
 func (d *Dir) walk(ctx context.Context, dir, prefix string, yield func(Info, error) bool) bool {
 	entries, err := fs.ReadDir(d.root.FS(), dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -262,7 +262,7 @@ func (d *Dir) Delete(_ context.Context, key string) error {
 	return nil
 }
 
-// sweep removes what killed writers left.
+// sweep removes files of killed writers.
 func (d *Dir) sweep() error {
 	entries, err := fs.ReadDir(d.root.FS(), pending)
 	if err != nil {
@@ -272,17 +272,17 @@ func (d *Dir) sweep() error {
 		name := path.Join(pending, e.Name())
 		f, err := d.root.Open(name)
 		if err != nil {
-			continue // finished meanwhile
+			continue // completed meanwhile
 		}
 		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			_ = d.root.Remove(name) // whoever swept it too was faster
+			_ = d.root.Remove(name) // another sweep may have removed it
 		}
-		_ = f.Close() // it was only read
+		_ = f.Close() // errors after reading do not matter
 	}
 	return nil
 }
 
-// reader ends with its context.
+// reader fails when its context ends.
 type reader struct {
 	ctx context.Context
 	r   io.Reader
@@ -295,8 +295,8 @@ func (r reader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-// dirError classifies an error of the file system. Others, a reader's own
-// among them, stay what they are.
+// dirError classifies a file system error. It returns others, such as the
+// reader's, unchanged.
 func dirError(op, key string, err error) error {
 	var known *sandbox.Error
 	var errno syscall.Errno
@@ -310,7 +310,7 @@ func dirError(op, key string, err error) error {
 	case errno == syscall.ENOSPC, errno == syscall.EDQUOT:
 		return fail(sandbox.CodeExhausted, op, key, "the disk is full", err)
 	case errno == syscall.EISDIR, errno == syscall.ENOTDIR, errno == syscall.ENOTEMPTY:
-		return fail(sandbox.CodeConflict, op, key, "a blob's name cannot be the directory of another's", err)
+		return fail(sandbox.CodeConflict, op, key, "a key cannot be the directory of another key", err)
 	}
 	return fail(sandbox.CodeUnavailable, op, key, "the directory cannot be used: "+errno.Error(), err)
 }

@@ -16,36 +16,36 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// S3 says where a bucket is.
+// S3 is the location of a bucket.
 type S3 struct {
 	Bucket string
-	Prefix string // keys begin with it and a slash; empty: none
-	// Endpoint is the service's URL; empty: AWS. An http one is for services
-	// on this machine or a private network.
+	Prefix string // keys begin with it and a slash; may be empty
+	// Endpoint is the service's URL; empty: AWS. Use http only on this machine or
+	// a private network.
 	Endpoint string
-	Region   string // empty: asked for
+	Region   string // empty: requested from the service
 
-	// Credentials prove who is asking; nil: as AWS's own tools find them.
+	// Credentials authenticate requests; nil: found as by AWS's own tools.
 	Credentials *credentials.Credentials
-	// Tries is how often a request is made before it has failed; zero: as often
-	// as the client library does.
+	// Tries is the number of attempts per request; zero: the client library's
+	// default.
 	Tries int
 }
 
-// partSize is how much of a blob of unknown size is held in memory.
+// partSize is the memory buffer, in bytes, for a blob of unknown size.
 const partSize = MaxIfAbsent
 
-// bucket is a Store in an S3 service.
+// bucket is a Store in an S3 bucket.
 type bucket struct {
 	client *minio.Client
 	name   string
 }
 
-// ParseS3 reads the address of a bucket, as [Open] takes it.
+// ParseS3 parses the address of a bucket, as for [Open].
 func ParseS3(address string) (S3, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "s3" || u.Host == "" {
-		// The address is not repeated: somebody may have put a secret into it.
+		// Do not repeat the address: it may contain a secret.
 		return S3{}, &sandbox.Error{
 			Code: sandbox.CodeInvalid, Op: "blob.open", Message: "not the address of a blob store",
 			Hint: "use a directory, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME",
@@ -53,7 +53,7 @@ func ParseS3(address string) (S3, error) {
 	}
 	if u.User != nil {
 		return S3{}, &sandbox.Error{
-			Code: sandbox.CodeInvalid, Op: "blob.open", Message: "an address must not hold credentials",
+			Code: sandbox.CodeInvalid, Op: "blob.open", Message: "an address must not contain credentials",
 			Hint: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a credentials file",
 		}
 	}
@@ -62,14 +62,13 @@ func ParseS3(address string) (S3, error) {
 	}, nil
 }
 
-// LocalCredentials look where AWS's own tools do on this machine: in the
-// environment, and in the shared credentials file.
+// LocalCredentials finds credentials on this machine as AWS's own tools do: in
+// the environment and in the shared credentials file.
 func LocalCredentials() *credentials.Credentials {
 	return credentials.NewChainCredentials([]credentials.Provider{&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}})
 }
 
-// Dial returns a client of the service that has the bucket. Nothing is sent
-// before it is used.
+// Dial returns a client of the bucket's service. It sends no requests.
 func Dial(where S3) (*minio.Client, error) {
 	host, secure := "s3.amazonaws.com", true
 	if where.Endpoint != "" {
@@ -110,7 +109,7 @@ func OpenS3(ctx context.Context, where S3) (Store, error) {
 	if !found {
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeNotFound, Op: "blob.open", Subject: where.Bucket, Message: "no such bucket",
-			Hint: "make the bucket first; Atoll does not",
+			Hint: "create the bucket first; Atoll does not create it",
 		}
 	}
 	b := &bucket{client: client, name: where.Bucket}
@@ -144,9 +143,9 @@ func (b *bucket) Put(ctx context.Context, key string, r io.Reader, opts PutOptio
 	return s3Error("blob.put", key, err)
 }
 
-// measure finds out how much there is to write, -1 if it is more than one part.
-// A blob that fits into one part is sent as one request. The client library
-// supports conditions only for these.
+// measure returns the number of bytes to write, or -1 if they are more than one
+// part. A blob of one part is sent as a single request; the client library
+// supports conditions only for those.
 func measure(source io.Reader, opts PutOptions) (int64, io.Reader, error) {
 	if opts.Size > 0 && !opts.IfAbsent {
 		return opts.Size, source, nil
@@ -167,8 +166,8 @@ func measure(source io.Reader, opts PutOptions) (int64, io.Reader, error) {
 	return -1, io.MultiReader(&first, source), nil
 }
 
-// remembering keeps the error of a reader, which the client wraps beyond
-// recognition.
+// remembering stores the error of a reader, which the client wraps in a way
+// that hides it.
 type remembering struct {
 	r   io.Reader
 	err error
@@ -208,7 +207,7 @@ func (b *bucket) Get(ctx context.Context, key string, offset, length int64) (io.
 	if err != nil {
 		return nil, s3Error("blob.get", key, err)
 	}
-	if length > 0 { // a service that does not know ranges sends the whole
+	if length > 0 { // a service without support for ranges sends the whole blob
 		return &bounded{io.LimitReader(body, length), body}, nil
 	}
 	return body, nil
@@ -220,7 +219,8 @@ type bounded struct {
 	io.Closer
 }
 
-// setRange works around the library's "0 to 0", which it takes for the whole.
+// setRange works around the library's treatment of "0 to 0" as the whole
+// object.
 func setRange(opts *minio.GetObjectOptions, offset, end int64) error {
 	if offset == 0 && end == 0 {
 		opts.Set("Range", "bytes=0-0")
@@ -241,8 +241,8 @@ func (b *bucket) Stat(ctx context.Context, key string) (Info, error) {
 	return Info{Key: key, Size: o.Size, Modified: o.LastModified}, nil
 }
 
-// List yields blobs; see [Store]. A service whose list does not get on, or is not
-// in order, cannot be used.
+// List yields blobs; see [Store]. It fails if the service's list makes no
+// progress or is not in order.
 func (b *bucket) List(ctx context.Context, prefix string) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
 		l := &listing{}
@@ -261,7 +261,7 @@ func (b *bucket) List(ctx context.Context, prefix string) iter.Seq2[Info, error]
 			last = o.Key
 			l.idle.Store(0)
 			if ValidateKey(o.Key) != nil || !strings.HasPrefix(o.Key, prefix) {
-				continue // not ours
+				continue // not a valid key
 			}
 			if !yield(Info{Key: o.Key, Size: o.Size, Modified: o.LastModified}, nil) {
 				return
@@ -285,8 +285,8 @@ func (b *bucket) Delete(ctx context.Context, key string) error {
 	return err
 }
 
-// s3Error classifies an error of the client. The message of the service goes to
-// the log only, because it may repeat parts of the request.
+// s3Error classifies an error of the client. The service's message is only
+// logged, because it may repeat parts of the request.
 func s3Error(op, key string, err error) error {
 	if err == nil {
 		return nil

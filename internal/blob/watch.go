@@ -9,34 +9,35 @@ import (
 	"sync/atomic"
 )
 
-// watchful is the transport of an S3 service that need not be what it says: the
-// client library reads what is no blob into memory, and asks for one page of a
-// list after the other.
+// watchful is the transport for an S3 service, which is not trusted. The client
+// library reads any response that is not an object into memory, and requests
+// any number of list pages; watchful limits both.
 type watchful struct{ inner http.RoundTripper }
 
 const (
-	// maxPage bounds a page of a list, in bytes: a thousand names of 1024 bytes,
-	// each of which may be written as an entity.
+	// maxPage limits a list page in bytes: a thousand names of 1024 bytes, each of
+	// which may be escaped.
 	maxPage  = 16 << 20
-	maxNames = 10_000 // ten times what services send
-	// maxIdle is how many pages in a row may add no name.
+	maxNames = 10_000 // ten times the usual number
+	// maxIdle is how many consecutive pages may contain no name.
 	maxIdle = 3
 )
 
 var (
-	errNoProgress = errors.New("the list of the S3 service does not get on")
-	errNoList     = errors.New("the S3 service answers with something that is no list")
+	errNoProgress = errors.New("the list of the S3 service makes no progress")
+	errNoList     = errors.New("the S3 service responds with something that is not a list")
 )
 
 type listingKey struct{}
 
-// listing is one list that is being read.
+// listing is a list being read.
 type listing struct {
 	stop context.CancelCauseFunc
-	idle atomic.Int32 // pages since the last name
+	idle atomic.Int32 // number of pages since the last name
 }
 
-// failure classifies an error of a list that may have been stopped.
+// failure classifies an error of a list, which may have been stopped by
+// watchful.
 func (l *listing) failure(ctx context.Context, prefix string, err error) error {
 	if cause := context.Cause(ctx); errors.Is(cause, errNoProgress) || errors.Is(cause, errNoList) {
 		err = cause
@@ -54,7 +55,7 @@ func (w watchful) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil || l == nil || resp.StatusCode != http.StatusOK || !r.URL.Query().Has("list-type") {
 		return resp, err
 	}
-	// What it takes to decode a page is many times its size.
+	// Decoding a page takes many times its size.
 	page, err := io.ReadAll(io.LimitReader(resp.Body, maxPage))
 	if err == nil && (!bytes.Contains(page, []byte("<ListBucketResult")) || bytes.Count(page, []byte("<Contents")) > maxNames) {
 		page = nil
@@ -64,7 +65,7 @@ func (w watchful) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// failing ends with an error, or, if it is nil, at once.
+// failing is a body that fails with an error, or is empty if the error is nil.
 type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) {

@@ -1,12 +1,11 @@
-// Package bucket mounts buckets of S3 services on this machine, for sandboxes to
-// see as workspaces. See package bucketfs for what they see.
+// Package bucket mounts S3 buckets on this machine, for sandboxes that use them
+// as workspaces. Package bucketfs implements the file system.
 //
-// Each mount is served by a process of its own, which outlives this one as
-// sandboxes do: it is nobody, in namespaces of its own but for the network,
-// with a root directory that holds nothing but how names are looked up, and
-// without capabilities. It gets the credentials over a pipe, and ends when it
-// is unmounted. The kernel's list of mounts is the only record, so it is always
-// right.
+// Each mount is served by a separate process, which outlives this one, as
+// sandboxes do. It runs as nobody without capabilities, in its own namespaces
+// except for the network, with a root directory that contains only the resolver
+// configuration. It gets the credentials over a pipe, and ends when it is
+// unmounted. The kernel's list of mounts is the only record.
 package bucket
 
 import (
@@ -26,36 +25,36 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// DefaultSpool is how many bytes of files that are being written a mount keeps
-// on this machine, unless something else is said.
+// DefaultSpool is the default limit, in bytes, for files of a mount being
+// written on this machine.
 const DefaultSpool = 16 << 30
 
-// aliveTimeout is how long the process of a mount may take to answer.
+// aliveTimeout is how long the process of a mount may take to respond.
 const aliveTimeout = 10 * time.Second
 
-// Options configure Buckets.
+// Options configures Buckets.
 type Options struct {
-	// Dir is a directory of its own. It is made if missing.
+	// Dir is a directory for this package alone. It is created if missing.
 	Dir string
-	// Named are the addresses of buckets that may be mounted, as blob.ParseS3
-	// takes them, by their names.
+	// Named are the addresses of buckets that may be mounted, by name, as for
+	// blob.ParseS3.
 	Named map[string]string
-	// Spool bounds what a mount keeps on this machine, in bytes; zero:
+	// Spool limits what a mount stores on this machine, in bytes; zero:
 	// DefaultSpool.
 	Spool int64
-	// Executable is the program file of the processes. Empty: this program.
+	// Executable is the program of the processes. Empty: this program.
 	Executable string
 }
 
-// Buckets are the buckets that can be mounted on this machine. Its methods may be
-// called concurrently, but for one id by one at a time. Close does not unmount.
+// Buckets are the buckets that can be mounted on this machine. It is safe for
+// concurrent use with different ids. Close does not unmount.
 type Buckets struct {
 	opts  Options
 	named map[string]blob.S3
 	work  sync.WaitGroup
 }
 
-// Open checks the addresses. Nothing is mounted or asked for.
+// Open checks the addresses. It does not mount or connect to anything.
 func Open(opts Options) (*Buckets, error) {
 	b := &Buckets{opts: opts, named: map[string]blob.S3{}}
 	if b.opts.Executable == "" {
@@ -70,8 +69,8 @@ func Open(opts Options) (*Buckets, error) {
 			_, err = blob.Dial(where)
 		}
 		if err != nil {
-			e := sandbox.Error{Code: sandbox.CodeInvalid, Op: "bucket.open", Message: "its address is not one of a bucket", Cause: err}
-			e.Subject, e.Hint = name, "use s3://BUCKET/PREFIX?endpoint=URL&region=NAME, and keep credentials out of it"
+			e := sandbox.Error{Code: sandbox.CodeInvalid, Op: "bucket.open", Message: "the address is not that of a bucket", Cause: err}
+			e.Subject, e.Hint = name, "use s3://BUCKET/PREFIX?endpoint=URL&region=NAME, without credentials"
 			return nil, &e
 		}
 		b.named[name] = where
@@ -82,19 +81,20 @@ func Open(opts Options) (*Buckets, error) {
 // Names lists the buckets that may be mounted.
 func (b *Buckets) Names() []string { return slices.Sorted(maps.Keys(b.named)) }
 
-// Known is CodeNotFound for a bucket that is not among them, and CodeUnsupported
-// where nothing can be mounted.
+// Known returns CodeNotFound for an unknown bucket, and CodeUnsupported if
+// buckets cannot be mounted here.
 func (b *Buckets) Known(name string) error {
 	if _, ok := b.named[name]; !ok {
 		return &sandbox.Error{
-			Code: sandbox.CodeNotFound, Op: "bucket", Subject: name, Message: "this daemon has no bucket of that name for the tenant",
-			Hint: "the owner of the machine names buckets with: atoll up --bucket NAME=s3://BUCKET/PREFIX",
+			Code: sandbox.CodeNotFound, Op: "bucket", Subject: name, Message: "this daemon has no bucket with that name for the tenant",
+			Hint: "the owner of the machine configures buckets with: atoll up --bucket NAME=s3://BUCKET/PREFIX",
 		}
 	}
 	return Possible()
 }
 
-// Possible says why no bucket can be mounted on this machine, if so.
+// Possible returns why buckets cannot be mounted on this machine, nil if they
+// can.
 func Possible() error {
 	unsupported := func(message, hint string) error {
 		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "bucket", Message: message, Hint: hint}
@@ -104,15 +104,15 @@ func Possible() error {
 	}
 	f, err := os.OpenFile(device, os.O_RDWR, 0)
 	if err != nil {
-		return unsupported("there is no FUSE on this machine ("+device+")", "load the module fuse, and give the daemon "+device)
+		return unsupported("FUSE is not available on this machine ("+device+")", "load the module fuse, and give the daemon "+device)
 	}
 	return f.Close()
 }
 
 func (b *Buckets) path(id string) string { return filepath.Join(b.opts.Dir, id) }
 
-// Mount returns the directory where the bucket of that name is mounted for id. It
-// is mounted if it is not, or if the process that served it is gone.
+// Mount returns the directory where a bucket is mounted for id. It mounts the
+// bucket if it is not mounted, or if the process of the mount is gone.
 func (b *Buckets) Mount(ctx context.Context, id, name string) (string, error) {
 	if err := b.Known(name); err != nil {
 		return "", err
@@ -132,15 +132,14 @@ func (b *Buckets) Mount(ctx context.Context, id, name string) (string, error) {
 		return "", failed("mount", err)
 	}
 	if err := b.serve(ctx, at, b.named[name]); err != nil {
-		_ = os.Remove(at) // the error is the news
+		_ = os.Remove(at) // return the first error
 		return "", err
 	}
 	return at, nil
 }
 
-// Settle waits until the bucket has everything that was written to the mount of
-// id. Without a mount, or without a process that could tell, there is nothing to
-// wait for.
+// Settle waits until the bucket has everything written to the mount of id. It
+// returns nil if there is no mount, or if its process is gone.
 func (b *Buckets) Settle(ctx context.Context, id string) error {
 	at := b.path(id)
 	mounted, err := mounts(at)
@@ -174,7 +173,7 @@ func syncDir(at string) error {
 	return errors.Join(plain(f.Sync()), f.Close())
 }
 
-// plain drops the path of an error, which is of no use to whoever reads it.
+// plain removes the path from an error.
 func plain(err error) error {
 	var p *os.PathError
 	if errors.As(err, &p) {
@@ -183,8 +182,8 @@ func plain(err error) error {
 	return err
 }
 
-// Unmount ends the mount of id, whether or not its process is there. Changes
-// that were not uploaded by then are lost; see Settle.
+// Unmount removes the mount of id, even if its process is gone. Changes that
+// were not uploaded are lost; see Settle.
 func (b *Buckets) Unmount(id string) error {
 	at := b.path(id)
 	mounted, err := mounts(at)
@@ -200,9 +199,9 @@ func (b *Buckets) Unmount(id string) error {
 	return nil
 }
 
-// Sweep unmounts what an earlier process has mounted and nobody wants: all but
-// the ids that wanted returns true for. Pending writes are uploaded first, if
-// that is possible before ctx ends.
+// Sweep unmounts mounts of an earlier process, except those for whose ids
+// wanted returns true. Pending writes are uploaded first, if possible before
+// ctx ends.
 func (b *Buckets) Sweep(ctx context.Context, wanted func(id string) bool) error {
 	entries, err := os.ReadDir(b.opts.Dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -215,7 +214,7 @@ func (b *Buckets) Sweep(ctx context.Context, wanted func(id string) bool) error 
 	for _, e := range entries {
 		if id := e.Name(); id != rootName && !wanted(id) {
 			if err := b.Settle(ctx, id); err != nil {
-				all = append(all, fmt.Errorf("%s: %w", id, err)) // it stays, and is tried again
+				all = append(all, fmt.Errorf("%s: %w", id, err)) // it stays mounted, and is tried again
 				continue
 			}
 			all = append(all, b.Unmount(id))
@@ -224,23 +223,23 @@ func (b *Buckets) Sweep(ctx context.Context, wanted func(id string) bool) error 
 	return errors.Join(all...)
 }
 
-// Close waits for what it has started and that ends by itself. Mounts stay.
+// Close waits for background work. Mounts stay.
 func (b *Buckets) Close() { b.work.Wait() }
 
 func failed(op string, err error) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeUnavailable, Op: "bucket." + op, Message: "the bucket cannot be mounted or unmounted here", Cause: err,
-		Hint: "see the log of the daemon for the cause",
+		Hint: "see the daemon's log for the cause",
 	}
 }
 
-// ParseNamed reads [TENANT/]NAME=ADDRESS, as the command line has it. Without a
-// tenant it is the owner's. The name that it returns always has one.
+// ParseNamed parses [TENANT/]NAME=ADDRESS from the command line. The returned
+// name always has a tenant, by default owner.
 func ParseNamed(text, owner string) (name, address string, err error) {
 	name, address, ok := strings.Cut(text, "=")
 	if !ok || !strings.HasPrefix(address, "s3://") {
 		return "", "", &sandbox.Error{
-			Code: sandbox.CodeInvalid, Op: "bucket.open", Message: "not of the form NAME=s3://BUCKET/PREFIX?endpoint=URL&region=NAME",
+			Code: sandbox.CodeInvalid, Op: "bucket.open", Message: "is not of the form NAME=s3://BUCKET/PREFIX?endpoint=URL&region=NAME",
 		}
 	}
 	tenant, own, both := strings.Cut(name, "/")

@@ -21,19 +21,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// memoryLimit is above what the process should ever need, in bytes. It makes the
-// garbage collector work harder before that, and is no hard limit.
+// memoryLimit is above what the process should ever need, in bytes. It is a
+// soft limit for the garbage collector.
 const memoryLimit = 512 << 20
 
-// lastTimeout bounds the uploads of a mount that was ended without having been
-// settled.
+// lastTimeout limits the uploads at the end of a mount that was not settled.
 const lastTimeout = time.Minute
 
-// tries is how often a request is made: whoever waits stands still in the kernel.
+// tries is the number of attempts per request, because callers in the kernel
+// block.
 const tries = 3
 
-// Main runs this process as the server of a bucket if that is what it was started
-// for, and does not return then. In any other process it returns at once.
+// Main serves a bucket if this process was started for that, and then does not
+// return. Otherwise it returns immediately.
 func Main() {
 	if len(os.Args) == 0 || os.Args[0] != argv0 {
 		return
@@ -66,15 +66,15 @@ func run() error {
 	return f.Flush(ctx)
 }
 
-// prepare reads what is to be served, gives up everything that is not needed for
-// that, and makes sure that it is there.
+// prepare reads the settings, gives up all unneeded privileges, and checks that
+// the bucket can be accessed.
 func prepare() (*bucketfs.FileSystem, error) {
 	var s settings
 	if err := json.NewDecoder(os.Stdin).Decode(&s); err != nil {
 		return nil, fmt.Errorf("settings: %w", err)
 	}
-	_ = os.Stdin.Close() // all was read
-	// Read while there still is a file system; later they are remembered.
+	_ = os.Stdin.Close() // everything was read
+	// Load these while the file system is still visible.
 	_, _ = x509.SystemCertPool()
 	if err := confine.Enter(os.NewFile(4, "root"), confine.Keeps{Files: true}); err != nil {
 		return nil, fmt.Errorf("confining the process: %w", err)
@@ -98,8 +98,8 @@ func prepare() (*bucketfs.FileSystem, error) {
 	return bucketfs.New(context.Background(), b, spool, s.Spool), nil
 }
 
-// describe says in the words of the vocabulary why a bucket cannot be served,
-// and none of what the service said, which may repeat parts of the request.
+// describe returns why a bucket cannot be served, without the service's
+// message, which may repeat parts of the request.
 func describe(err error) report {
 	var known syscall.Errno
 	switch errors.As(err, &known); known {
@@ -110,5 +110,5 @@ func describe(err error) report {
 	case syscall.EIO, syscall.ETIMEDOUT:
 		return report{sandbox.CodeUnavailable, "the service of the bucket cannot be reached"}
 	}
-	return report{sandbox.CodeUnavailable, "the process that serves the bucket cannot begin"}
+	return report{sandbox.CodeUnavailable, "the process that serves the bucket cannot start"}
 }

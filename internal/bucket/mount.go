@@ -15,12 +15,12 @@ import (
 	"github.com/atoll-run/atoll/internal/bucket/bucketfs"
 )
 
-// device is FUSE.
+// device is the FUSE device.
 const device = "/dev/fuse"
 
 const fsType = "fuse.atoll-bucket"
 
-// mount mounts a file system that whoever holds the returned file serves.
+// mount mounts a file system. The holder of the returned file serves it.
 func mount(at string) (*os.File, error) {
 	fd, err := unix.Open(device, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -35,15 +35,15 @@ func mount(at string) (*os.File, error) {
 	return dev, nil
 }
 
-// mayMount reports whether this process has the capability, which root in a
-// container often has not.
+// mayMount reports whether this process has CAP_SYS_ADMIN, which root in a
+// container often lacks.
 func mayMount() bool {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
 	return unix.Capget(&head, &sets[0]) == nil && sets[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
 }
 
-// mounts counts what is mounted at a path by this package.
+// mounts counts the mounts of this package at a path.
 func mounts(at string) (int, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -63,7 +63,7 @@ func mounts(at string) (int, error) {
 	return n, lines.Err()
 }
 
-// unescape undoes the kernel's \040 and the like.
+// unescape decodes the kernel's escapes, such as \040.
 func unescape(s string) string {
 	var out strings.Builder
 	for i := 0; i < len(s); i++ {
@@ -79,12 +79,13 @@ func unescape(s string) string {
 	return out.String()
 }
 
-// alive asks the process of a mount for anything. ENOTCONN means that it is gone.
+// alive checks that the process of a mount responds. ENOTCONN means that it is
+// gone.
 func alive(at string) error {
 	answer := make(chan error, 1)
 	go func() {
 		var info unix.Statfs_t
-		answer <- unix.Statfs(at, &info) // it is not cached
+		answer <- unix.Statfs(at, &info) // not cached by the kernel
 	}()
 	late := time.NewTimer(aliveTimeout)
 	defer late.Stop()
@@ -92,12 +93,12 @@ func alive(at string) error {
 	case err := <-answer:
 		return err
 	case <-late.C:
-		return syscall.ETIMEDOUT // the call ends when the mount does
+		return syscall.ETIMEDOUT // the call returns when the mount is removed
 	}
 }
 
-// detach unmounts n times: now if nobody has anything open, otherwise as soon as
-// that is so.
+// detach unmounts n times: now if nothing is open, otherwise as soon as
+// everything is closed.
 func detach(at string, n int) error {
 	for range n {
 		err := unix.Unmount(at, unix.UMOUNT_NOFOLLOW)

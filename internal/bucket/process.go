@@ -15,31 +15,31 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// argv0 is the name of the process.
+// argv0 is the argv[0] of the process.
 const argv0 = "atoll-bucket"
 
-// nobody is the user of the process.
+// nobody is the uid of the process.
 const nobody = 65534
 
-// rootName is the directory beside the mounts that processes take for their
+// rootName is the directory, next to the mounts, that processes use as their
 // root.
 const rootName = ".root"
 
-// settings are what a process is told over its standard input.
+// settings are sent to a process on its standard input.
 type settings struct {
 	Bucket, Prefix, Endpoint, Region string
-	AccessKey, SecretKey, Token      string // empty: the machine's role
+	AccessKey, SecretKey, Token      string // empty: use the machine's role
 	Spool                            int64
 }
 
-// report is what it answers on its standard output.
+// report is the response on its standard output.
 type report struct {
-	Code    sandbox.Code `json:",omitempty"` // empty: the bucket is served
+	Code    sandbox.Code `json:",omitempty"` // empty: the bucket is being served
 	Message string       `json:",omitempty"`
 }
 
-// serve mounts a bucket and starts the process that serves it. On an error
-// neither is left.
+// serve mounts a bucket and starts the process that serves it. On an error it
+// undoes both.
 func (b *Buckets) serve(ctx context.Context, at string, where blob.S3) (err error) {
 	root, err := b.root()
 	if err != nil {
@@ -68,7 +68,7 @@ func (b *Buckets) serve(ctx context.Context, at string, where blob.S3) (err erro
 	stop := context.AfterFunc(ctx, func() { _ = proc.Kill() })
 	defer stop()
 	if err := converse(in, out, told); err != nil {
-		_ = proc.Kill() // it may have ended by itself
+		_ = proc.Kill() // it may have ended
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -77,13 +77,14 @@ func (b *Buckets) serve(ctx context.Context, at string, where blob.S3) (err erro
 	return nil
 }
 
-// reap waits for a process, which may outlive this one, so that it is no zombie.
+// reap waits for a process, to avoid a zombie. The process may outlive this
+// one.
 func (b *Buckets) reap(proc *os.Process) {
 	go func() { _, _ = proc.Wait() }()
 }
 
-// settings returns what to tell the process of a bucket. Credentials that are on
-// this machine are looked for here, since it cannot see files.
+// settings returns the settings for the process of a bucket. It looks up local
+// credentials here, because the process cannot read files.
 func (b *Buckets) settings(where blob.S3) (settings, error) {
 	s := settings{Bucket: where.Bucket, Prefix: where.Prefix, Endpoint: where.Endpoint, Region: where.Region, Spool: b.opts.Spool}
 	found, err := blob.LocalCredentials().GetWithContext(nil)
@@ -97,8 +98,8 @@ func (b *Buckets) settings(where blob.S3) (settings, error) {
 	return s, nil
 }
 
-// root makes the root directory of processes: how names are looked up, and a
-// place for files without a name.
+// root creates the root directory of processes, with the resolver configuration
+// and a directory for spools.
 func (b *Buckets) root() (*os.File, error) {
 	dir := filepath.Join(b.opts.Dir, rootName)
 	spool, etc := filepath.Join(dir, "spool"), filepath.Join(dir, "etc")
@@ -115,15 +116,15 @@ func (b *Buckets) root() (*os.File, error) {
 			return nil, err
 		}
 	}
-	// Regardless of the umask, no other user may enter it, and only the spool
-	// is writable.
+	// Set modes regardless of the umask: no other user may enter, and only the
+	// spool is writable.
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(etc, 0o755), os.Chown(spool, nobody, nobody)); err != nil {
 		return nil, err
 	}
 	return os.Open(dir)
 }
 
-// start starts a process that serves what is mounted at dev.
+// start starts a process that serves the mount of dev.
 func start(exe string, dev, root *os.File) (in io.WriteCloser, out io.ReadCloser, proc *os.Process, err error) {
 	childIn, in, err := os.Pipe()
 	if err != nil {
@@ -150,8 +151,8 @@ func start(exe string, dev, root *os.File) (in io.WriteCloser, out io.ReadCloser
 	return in, out, proc, err
 }
 
-// environment is that of the process: where authorities of TLS are, and no
-// credentials.
+// environment returns the environment of the process: the location of TLS
+// certificates, and no credentials.
 func environment() []string {
 	env := []string{"GOTRACEBACK=single"}
 	for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR"} {
@@ -162,7 +163,7 @@ func environment() []string {
 	return env
 }
 
-// isolated puts a process into namespaces of its own, but for the network.
+// isolated puts a process into new namespaces, except for the network.
 func isolated() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Setsid:      true,
@@ -173,7 +174,8 @@ func isolated() *syscall.SysProcAttr {
 	}
 }
 
-// converse tells a process what to serve, and waits until it does.
+// converse sends the settings to a process, and waits until it serves the
+// bucket.
 func converse(in io.WriteCloser, out io.ReadCloser, told settings) error {
 	defer out.Close()
 	err := errors.Join(json.NewEncoder(in).Encode(told), in.Close())

@@ -1,5 +1,5 @@
-// Package blobtest holds blob stores to what package blob promises, and starts
-// the real S3 server that tests speak to.
+// Package blobtest tests implementations of blob.Store, and starts a real S3
+// server for tests.
 package blobtest
 
 import (
@@ -160,8 +160,7 @@ func ifAbsent(t *testing.T, s blob.Store) {
 	put(t, s, "once", "third", blob.PutOptions{IfAbsent: true})
 }
 
-// race has writers, some of which delete their neighbours' directory, fight
-// for names.
+// race lets writers compete for names, while some of them delete directories.
 func race(t *testing.T, s blob.Store) {
 	for range 5 {
 		var won atomic.Int32

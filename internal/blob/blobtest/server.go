@@ -18,27 +18,27 @@ import (
 	"time"
 )
 
-// gateway is a real S3 server whose bucket is a directory. It is built from
-// the module proxy when the first test wants it and kept in the user's cache,
-// unless $ATOLL_S3_SERVER names one.
+// gateway is a real S3 server that stores a bucket in a directory. It is built
+// from the module proxy on first use and kept in the user's cache, unless
+// $ATOLL_S3_SERVER names one.
 const gateway = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
-// What the server believes. It listens on the loopback address only.
+// The server's credentials. It listens on the loopback address only.
 const (
 	accessKey = "atoll-test"
 	secretKey = "not-much-of-a-secret"
 )
 
-// Main runs the tests of a package that uses [S3] and stops the server after
-// them. It is for TestMain and returns the exit code.
+// Main runs the tests of a package that uses [S3], and then stops the server.
+// It returns the exit code. Call it from TestMain.
 func Main(m *testing.M) int {
 	code := m.Run()
 	server.stop()
 	return code
 }
 
-// S3 makes an empty bucket and returns its address for blob.Open. The
-// credentials are put into the test's environment.
+// S3 creates an empty bucket and returns its address for blob.Open. It sets the
+// credentials in the test's environment.
 func S3(t *testing.T) string {
 	t.Helper()
 	server.once.Do(func() { server.err = server.start() })
@@ -81,7 +81,7 @@ func (s *s3) start() (err error) {
 			return err
 		}
 	}
-	for range 5 { // somebody may be faster to take the port
+	for range 5 { // another process may take the port first
 		if err = s.serve(binary); err == nil {
 			return nil
 		}
@@ -89,8 +89,8 @@ func (s *s3) start() (err error) {
 	return err
 }
 
-// install returns the server's program, which it builds the first time. dir is
-// not in a module.
+// install builds the server on first use and returns its path. dir is not in a
+// module.
 func install(dir string) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -100,7 +100,7 @@ func install(dir string) (string, error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", err
 	}
-	lock, err := os.Create(filepath.Join(cache, "lock")) // the tests of several packages may ask at once
+	lock, err := os.Create(filepath.Join(cache, "lock")) // the tests of several packages may run at once
 	if err != nil {
 		return "", err
 	}
@@ -123,19 +123,19 @@ func install(dir string) (string, error) {
 		err = os.WriteFile(binary+".new", data, 0o755)
 	}
 	if err == nil {
-		err = os.Rename(binary+".new", binary) // whole, or not at all
+		err = os.Rename(binary+".new", binary) // atomically
 	}
 	return binary, err
 }
 
-// serve starts the server and waits until it answers.
+// serve starts the server and waits until it responds.
 func (s *s3) serve(binary string) error {
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
 	s.address = free.Addr().String()
-	_ = free.Close() // it only told a port that is free
+	_ = free.Close() // only used to find a free port
 	s.log.Reset()
 	s.cmd = exec.CommandContext(context.Background(), binary, "--port", s.address, "--quiet", "posix", filepath.Join(s.dir, "data"))
 	s.cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY="+accessKey, "ROOT_SECRET_KEY="+secretKey)
@@ -149,7 +149,7 @@ func (s *s3) serve(binary string) error {
 	client := http.Client{Timeout: time.Second}
 	for {
 		if answer, err := client.Get("http://" + s.address); err == nil {
-			_ = answer.Body.Close() // any answer will do
+			_ = answer.Body.Close() // any response means that it is running
 			return nil
 		}
 		select {

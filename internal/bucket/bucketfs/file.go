@@ -12,24 +12,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// file is a file that is being written: its content is in a spool until the
-// bucket has it.
+// file is a file being written: its content is in a spool until it is uploaded.
 type file struct {
 	fs      *FileSystem
 	key     string // guarded by fs.mu
 	writers int    // guarded by fs.mu
 
-	dirty atomic.Bool // the spool holds what the bucket has not
+	dirty atomic.Bool // the spool has changes that were not uploaded
 
 	mu       sync.Mutex
-	spool    *os.File // nil: the bucket has all
+	spool    *os.File // nil: everything is uploaded
 	size     int64
 	modified time.Time
-	orphaned bool // it was removed: it is never uploaded
+	orphaned bool // it was removed and is never uploaded
 	later    *time.Timer
 }
 
-// name returns the key of a file, which may be renamed.
+// name returns the key of the file, which may change.
 func (f *file) name() string {
 	f.fs.mu.Lock()
 	defer f.fs.mu.Unlock()
@@ -48,8 +47,8 @@ func (f *file) stat(ctx context.Context) (object, error) {
 	return f.fs.bucket.head(ctx, f.name())
 }
 
-// open makes sure that there is a spool, with what the bucket has unless it is
-// to be empty. The caller holds f.mu.
+// open creates the spool if there is none, with the object's content unless
+// empty is set. The caller holds f.mu.
 func (f *file) open(ctx context.Context, empty bool) error {
 	if f.spool != nil {
 		return nil
@@ -75,7 +74,7 @@ func (f *file) open(ctx context.Context, empty bool) error {
 	return err
 }
 
-// fetch fills the spool with what the bucket has.
+// fetch reads the object into the spool.
 func (f *file) fetch(ctx context.Context) error {
 	o, err := f.fs.bucket.head(ctx, f.name())
 	if err == syscall.ENOENT {
@@ -91,7 +90,7 @@ func (f *file) fetch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = body.Close() }() // it was only read
+	defer func() { _ = body.Close() }() // errors after reading do not matter
 	n, err := io.Copy(f.spool, io.LimitReader(body, o.size))
 	if err != nil {
 		return errno(err)
@@ -103,7 +102,7 @@ func (f *file) fetch(ctx context.Context) error {
 	return nil
 }
 
-// grow accounts for a size. The caller holds f.mu.
+// grow reserves space for a size. The caller holds f.mu.
 func (f *file) grow(size int64) error {
 	f.fs.mu.Lock()
 	defer f.fs.mu.Unlock()
@@ -115,12 +114,12 @@ func (f *file) grow(size int64) error {
 	return nil
 }
 
-// discard lets go of the spool. The caller holds f.mu.
+// discard removes the spool. The caller holds f.mu.
 func (f *file) discard() {
 	if f.spool == nil {
 		return
 	}
-	_ = f.spool.Close() // it has no name, so it is gone
+	_ = f.spool.Close() // it has no name, so this removes it
 	f.fs.releaseSpool(f.size)
 	f.spool, f.size = nil, 0
 	f.dirty.Store(false)
@@ -146,7 +145,7 @@ func (sys *FileSystem) releaseSpool(size int64) {
 	sys.used -= size
 }
 
-// room makes room for one more spool by uploading others, if there is none.
+// room makes room for one more spool by uploading others, if necessary.
 func (sys *FileSystem) room(ctx context.Context) error {
 	sys.mu.Lock()
 	full := sys.spools >= maxSpools
@@ -157,8 +156,8 @@ func (sys *FileSystem) room(ctx context.Context) error {
 	return sys.Flush(ctx)
 }
 
-// change writes into the spool by do, which is told the file, and sees to its
-// upload. Size is what the file grows to at least.
+// change calls do to write to the spool, and schedules the upload. size is the
+// minimum size of the file afterwards.
 func (f *file) change(ctx context.Context, empty bool, size int64, do func(*os.File) error) error {
 	if err := f.fs.room(ctx); err != nil {
 		return err
@@ -182,13 +181,14 @@ func (f *file) change(ctx context.Context, empty bool, size int64, do func(*os.F
 	return do(f.spool)
 }
 
-// schedule has the file uploaded when it is left alone. The caller holds f.mu.
+// schedule schedules the upload for when the file is idle. The caller holds
+// f.mu.
 func (f *file) schedule(after time.Duration) {
 	if f.later != nil {
 		f.later.Reset(after)
 		return
 	}
-	f.later = time.AfterFunc(after, func() { _ = f.upload(f.fs.life) }) // whoever syncs is told
+	f.later = time.AfterFunc(after, func() { _ = f.upload(f.fs.life) }) // Fsync returns the error
 }
 
 func (f *file) write(ctx context.Context, data []byte, off int64) (int, error) {
@@ -200,8 +200,7 @@ func (f *file) write(ctx context.Context, data []byte, off int64) (int, error) {
 	return n, err
 }
 
-// truncate sets the size of the file. To nothing, what the bucket has is not
-// even fetched.
+// truncate sets the size of the file. For size 0 the object is not fetched.
 func (f *file) truncate(ctx context.Context, size int64) error {
 	return f.change(ctx, size == 0, size, func(spool *os.File) error {
 		if size < f.size {
@@ -230,7 +229,7 @@ func (f *file) read(dest []byte, off int64) (n int, there bool, err error) {
 	return n, true, err
 }
 
-// upload gives the bucket what was written. It does nothing if it has that.
+// upload uploads changes, if there are any.
 func (f *file) upload(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -260,7 +259,7 @@ func (f *file) uploadLocked(ctx context.Context) error {
 	return nil
 }
 
-// orphan makes the file one that only those who have it open can reach.
+// orphan makes the file accessible only to those who have it open.
 func (f *file) orphan() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -274,19 +273,19 @@ func (f *file) orphan() {
 	}
 }
 
-// idle reports whether nobody has the file open.
+// idle reports whether the file is not open.
 func (f *file) idle() bool {
 	f.fs.mu.Lock()
 	defer f.fs.mu.Unlock()
 	return f.writers == 0
 }
 
-// release ends what acquire began, and uploads what the last writer has left.
+// release releases an acquired file, and uploads changes of the last writer.
 func (f *file) release() {
 	f.fs.mu.Lock()
 	f.writers--
 	f.fs.mu.Unlock()
-	_ = f.upload(f.fs.life) // it is tried again; whoever syncs is told
+	_ = f.upload(f.fs.life) // it is retried; Fsync returns the error
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.idle() && f.orphaned {

@@ -1,16 +1,16 @@
-// Package bucketfs shows a bucket of an S3 service as a file system, by FUSE.
+// Package bucketfs is a FUSE file system for an S3 bucket.
 //
-// An object is a file, and what keys have in common up to a slash a directory.
-// Writes are collected in an unnamed file and uploaded as a whole: when it is
-// closed or synced, and otherwise a second after the last write, because the
-// kernels of sandboxes keep files open long after programs have closed them.
-// Until then everyone sees the old object. Syncing a directory waits for
-// everything.
+// An object is a file, and a common prefix of keys up to a slash is a
+// directory. Writes are collected in an unnamed file and uploaded as a whole:
+// when it is closed or synced, and otherwise a second after the last write,
+// because the kernels of sandboxes keep files open long after programs have
+// closed them. Until then other readers see the old object. Syncing a directory
+// waits for all uploads.
 //
-// A bucket has no owners, modes, times to set, attributes, links or locks.
-// There are no permission checks. Changing an owner, a mode or a time succeeds
-// without effect, because programs that unpack archives expect that. Links fail
-// with ENOTSUP. A directory cannot be renamed, which is EXDEV, so that mv
+// A bucket has no owners, modes, settable times, attributes, links or locks,
+// and there are no permission checks. Changing an owner, a mode or a time
+// succeeds without effect, because programs that unpack archives expect that.
+// Links fail with ENOTSUP. Renaming a directory fails with EXDEV, so that mv
 // copies.
 package bucketfs
 
@@ -24,46 +24,47 @@ import (
 )
 
 const (
-	// settle is how long a file is left alone before it is uploaded.
+	// settle is the idle time before a file is uploaded.
 	settle = time.Second
-	// retry is how long after a failed upload the next is tried.
+	// retry is the delay after a failed upload.
 	retry = 10 * time.Second
-	// maxSpools bounds the files that are being written, each an open file.
+	// maxSpools limits the files being written; each is an open file.
 	maxSpools = 512
-	// maxUploads bounds the uploads at a time, and with it memory.
+	// maxUploads limits concurrent uploads, and with them memory.
 	maxUploads = 4
-	// remember is how long what a listing told of an object is believed.
+	// remember is how long the results of a listing are cached.
 	remember = time.Second
-	// maxRemembered bounds how much that is.
+	// maxRemembered is the maximum number of cached results.
 	maxRemembered = 8192
-	// maxKey is the longest key of S3, in bytes.
+	// maxKey is the maximum length of an S3 key in bytes.
 	maxKey = 1024
 )
 
-// FileSystem is a bucket with what is being written to it.
+// FileSystem is a bucket with the files being written to it.
 type FileSystem struct {
 	bucket *Bucket
-	dir    *os.File        // where spools are made
-	most   int64           // bytes of all spools together
-	life   context.Context // ends when nothing is to be uploaded any more
+	dir    *os.File        // directory for spools
+	most   int64           // limit for all spools in bytes
+	life   context.Context // canceled when uploads must stop
 
-	uploads chan struct{} // a place for each upload
+	uploads chan struct{} // semaphore for uploads
 
 	mu     sync.Mutex
-	files  map[string]*file // what is being written, by its key
+	files  map[string]*file // files being written, by key
 	spools int
-	used   int64 // bytes of spools
+	used   int64 // bytes in spools
 	seen   map[string]sighting
 }
 
-// sighting is the result of a listing.
+// sighting is a cached result of a listing.
 type sighting struct {
 	object
 	until time.Time
 }
 
-// New returns the file system of a bucket. Spools are made in dir, together at
-// most so many bytes: what is over is ENOSPC. Uploads end with ctx.
+// New returns the file system of a bucket. Spools are created in dir and
+// limited to most bytes in total; beyond that, writes fail with ENOSPC. Uploads
+// stop when ctx ends.
 func New(ctx context.Context, b *Bucket, dir *os.File, most int64) *FileSystem {
 	return &FileSystem{
 		bucket: b, dir: dir, most: most, life: ctx, uploads: make(chan struct{}, maxUploads),
@@ -71,7 +72,7 @@ func New(ctx context.Context, b *Bucket, dir *os.File, most int64) *FileSystem {
 	}
 }
 
-// kind is what a key stands for.
+// kind is the type of what a key refers to.
 type kind int
 
 const (
@@ -79,8 +80,7 @@ const (
 	directory
 )
 
-// stat says what a key stands for. Where there are both an object and keys below
-// it, the object hides them.
+// stat returns what a key refers to. An object hides the keys below it.
 func (sys *FileSystem) stat(ctx context.Context, key string) (object, kind, error) {
 	if key == "" {
 		return object{}, directory, nil
@@ -132,7 +132,7 @@ func (sys *FileSystem) names(ctx context.Context, dir string) (map[string]kind, 
 		}
 		name, isDir := strings.CutSuffix(strings.TrimPrefix(o.key, prefix), "/")
 		if !proper(name) {
-			continue // it cannot be shown, or is what marks the directory
+			continue // not a valid file name, or the directory's marker
 		}
 		if len(names) >= maxNames {
 			return nil, syscall.EFBIG
@@ -147,15 +147,16 @@ func (sys *FileSystem) names(ctx context.Context, dir string) (map[string]kind, 
 	return names, nil
 }
 
-// maxNames bounds a directory that is listed, which is held in memory.
+// maxNames limits the size of a listed directory, which is held in memory.
 const maxNames = 1_000_000
 
-// proper reports whether an element of a key can be the name of a file.
+// proper reports whether an element of a key is a valid file name.
 func proper(name string) bool {
 	return name != "" && name != "." && name != ".." && len(name) <= 255 && !strings.ContainsAny(name, "/\x00")
 }
 
-// sight remembers what a listing told, since a look at each file follows.
+// sight caches a result of a listing, because the kernel will look up each
+// file.
 func (sys *FileSystem) sight(o object) {
 	sys.mu.Lock()
 	defer sys.mu.Unlock()
@@ -176,7 +177,7 @@ func (sys *FileSystem) saw(key string) (object, bool) {
 	return s.object, ok
 }
 
-// forget drops what was remembered of a key that was changed.
+// forget removes a changed key from the cache.
 func (sys *FileSystem) forget(key string) {
 	sys.mu.Lock()
 	defer sys.mu.Unlock()
@@ -200,7 +201,7 @@ func (sys *FileSystem) writingBelow(dir string) bool {
 	return false
 }
 
-// acquire returns the file of a key for a writer, who releases it.
+// acquire returns the file of a key for writing. The caller releases it.
 func (sys *FileSystem) acquire(key string) *file {
 	sys.mu.Lock()
 	defer sys.mu.Unlock()
@@ -213,7 +214,7 @@ func (sys *FileSystem) acquire(key string) *file {
 	return f
 }
 
-// drop forgets a file that nobody writes to and that the bucket has.
+// drop removes a file that has no writer and is uploaded.
 func (sys *FileSystem) drop(f *file) {
 	sys.mu.Lock()
 	defer sys.mu.Unlock()
@@ -222,7 +223,7 @@ func (sys *FileSystem) drop(f *file) {
 	}
 }
 
-// disown makes a file one without a name, and returns it.
+// disown removes the name of a file, and returns the file.
 func (sys *FileSystem) disown(key string) *file {
 	sys.mu.Lock()
 	defer sys.mu.Unlock()
@@ -261,7 +262,7 @@ func (sys *FileSystem) unlink(ctx context.Context, key string) error {
 	return sys.bucket.remove(ctx, key)
 }
 
-// mkdir makes a directory, which is an object that marks it.
+// mkdir creates a directory by creating its marker object.
 func (sys *FileSystem) mkdir(ctx context.Context, key string) error {
 	_, _, err := sys.stat(ctx, key)
 	switch {
@@ -273,7 +274,7 @@ func (sys *FileSystem) mkdir(ctx context.Context, key string) error {
 	return sys.bucket.put(ctx, key+"/", nil, 0)
 }
 
-// rmdir removes a directory with nothing in it.
+// rmdir removes an empty directory.
 func (sys *FileSystem) rmdir(ctx context.Context, key string) error {
 	if sys.writingBelow(key) {
 		return syscall.ENOTEMPTY
@@ -289,7 +290,7 @@ func (sys *FileSystem) rmdir(ctx context.Context, key string) error {
 	return sys.bucket.remove(ctx, key+"/")
 }
 
-// rename moves a file: what the bucket has is copied there. Writers wait.
+// rename renames a file by copying the object. Writers wait.
 func (sys *FileSystem) rename(ctx context.Context, from, to string) error {
 	if f := sys.writing(from); f != nil {
 		f.mu.Lock()
@@ -310,7 +311,7 @@ func (sys *FileSystem) rename(ctx context.Context, from, to string) error {
 	return sys.bucket.remove(ctx, from)
 }
 
-// rekey gives whoever writes to a file its new name.
+// rekey changes the key of an open file.
 func (sys *FileSystem) rekey(from, to string) {
 	sys.mu.Lock()
 	defer sys.mu.Unlock()

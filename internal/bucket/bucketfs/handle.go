@@ -14,13 +14,13 @@ import (
 // handle is an open file.
 type handle struct {
 	fs   *FileSystem
-	node *node // of a handle that only reads
-	file *file // of one that writes
+	node *node // for a read-only handle
+	file *file // for a writing handle
 
 	mu     sync.Mutex
 	opened bool
-	object object        // what is read
-	body   io.ReadCloser // at offset at
+	object object        // the object being read
+	body   io.ReadCloser // positioned at offset at
 	at     int64
 	stop   context.CancelFunc
 }
@@ -32,7 +32,8 @@ var _ = (interface {
 	fs.FileReleaser
 })((*handle)(nil))
 
-// maxSkip is how much is read and dropped rather than asked for anew.
+// maxSkip is how many bytes are skipped by reading instead of with a new
+// request.
 const maxSkip = 1 << 20
 
 func (h *handle) key() string {
@@ -42,7 +43,7 @@ func (h *handle) key() string {
 	return h.node.key()
 }
 
-// Read reads what is being written, or from the bucket.
+// Read reads from the spool or from the bucket.
 func (h *handle) Read(_ context.Context, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
 	f := h.file
 	if f == nil {
@@ -57,12 +58,11 @@ func (h *handle) Read(_ context.Context, dest []byte, off int64) (fuse.ReadResul
 	return fuse.ReadResultData(dest[:n]), number(err)
 }
 
-// stream reads from the bucket. Reads follow each other as a rule, and are
-// served from one answer of the service.
+// stream reads from the bucket. Sequential reads use the same response.
 func (h *handle) stream(dest []byte, off int64) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !h.opened || h.file != nil { // who writes sees what was uploaded meanwhile
+	if !h.opened || h.file != nil { // a writer sees uploaded changes
 		o, err := h.fs.bucket.head(h.fs.life, h.key())
 		if err != nil {
 			return 0, err
@@ -94,7 +94,7 @@ func (h *handle) stream(dest []byte, off int64) (int, error) {
 	return h.fill(dest)
 }
 
-// fill reads from the answer, which may not stop for long.
+// fill reads from the response, with a timeout for stalls.
 func (h *handle) fill(dest []byte) (int, error) {
 	stuck := time.AfterFunc(lookTimeout, h.stop)
 	defer stuck.Stop()
@@ -108,11 +108,11 @@ func (h *handle) fill(dest []byte) (int, error) {
 	return n, nil
 }
 
-// close ends the answer that is being read. The caller holds h.mu.
+// close closes the response. The caller holds h.mu.
 func (h *handle) close() {
 	if h.body != nil {
 		h.stop()
-		_ = h.body.Close() // it was only read
+		_ = h.body.Close() // errors after reading do not matter
 		h.body = nil
 	}
 }

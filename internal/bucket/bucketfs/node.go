@@ -13,7 +13,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// node is a file or a directory as the kernel knows it. Its key is its path.
+// node is a file or directory known to the kernel. Its key is its path.
 type node struct {
 	fs.Inode
 	fs *FileSystem
@@ -34,24 +34,24 @@ var _ = (interface {
 	fs.NodeStatfser
 })((*node)(nil))
 
-// Options say how the kernel is to use the file system.
+// Options returns the FUSE options.
 func (sys *FileSystem) Options() *fs.Options {
 	attr, entry := remember, remember
 	return &fs.Options{
 		AttrTimeout: &attr, EntryTimeout: &entry, RootStableAttr: &fs.StableAttr{Ino: 1},
 		MountOptions: fuse.MountOptions{
 			FsName: "atoll-bucket", Name: "atoll-bucket", AllowOther: true, DisableXAttrs: true, MaxWrite: MaxRequest,
-			// One read after the other, in order: they come from one stream.
+			// Reads come one at a time and in order, because they use one stream.
 			SyncRead: true, DisableReadDirPlus: true, DisableSplice: true, MaxInflightRequestBytes: 64 << 20,
 		},
 	}
 }
 
-// MaxRequest is how many bytes the kernel reads or writes at a time.
+// MaxRequest is the maximum size of the kernel's reads and writes in bytes.
 const MaxRequest = 128 << 10
 
-// Every call goes on when whoever waits for it is interrupted: programs in Go are,
-// all the time, and take it for a failure. Each is bounded instead.
+// Calls are not interrupted by signals, because Go programs get signals all the
+// time and treat EINTR as a failure. Each call has a timeout instead.
 
 // Root returns the root directory for the kernel.
 func (sys *FileSystem) Root() fs.InodeEmbedder { return &node{fs: sys} }
@@ -61,7 +61,7 @@ func (n *node) key() string { return n.Path(nil) }
 // child returns the key of a name in this directory.
 func (n *node) child(name string) (string, syscall.Errno) {
 	key := path.Join(n.key(), name)
-	if len(name) > 255 || len(n.fs.bucket.full(key)) >= maxKey { // a directory's has a slash more
+	if len(name) > 255 || len(n.fs.bucket.full(key)) >= maxKey { // a directory's key has a slash at the end
 		return "", syscall.ENAMETOOLONG
 	}
 	if !utf8.ValidString(name) {
@@ -70,8 +70,8 @@ func (n *node) child(name string) (string, syscall.Errno) {
 	return key, 0
 }
 
-// stable names a file to the kernel. The number depends on the key alone, since
-// the kernels of sandboxes tell files by it.
+// stable returns the identity of a file for the kernel. It depends only on the
+// key, because kernels of sandboxes identify files by it.
 func stable(key string, k kind) fs.StableAttr {
 	sum := sha256.Sum256([]byte(key))
 	mode := uint32(syscall.S_IFREG)
@@ -81,7 +81,7 @@ func stable(key string, k kind) fs.StableAttr {
 	return fs.StableAttr{Mode: mode, Ino: binary.LittleEndian.Uint64(sum[:])>>1 | 2}
 }
 
-// show fills what the kernel is told of a file.
+// show sets the attributes for the kernel.
 func show(o object, k kind, out *fuse.Attr) {
 	out.Nlink, out.Blksize = 1, MaxRequest
 	if k == directory {
@@ -107,7 +107,7 @@ func (n *node) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs
 	return n.NewInode(ctx, &node{fs: n.fs}, stable(key, k)), 0
 }
 
-// Getattr tells what is known of the file.
+// Getattr returns the attributes of the file.
 func (n *node) Getattr(ctx context.Context, h fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
 	if n.IsDir() {
 		show(object{}, directory, &out.Attr)
@@ -120,7 +120,7 @@ func (n *node) Getattr(ctx context.Context, h fs.FileHandle, out *fuse.AttrOut) 
 	}
 	o, k, err := n.fs.stat(n.fs.life, n.key())
 	if err == nil && k == directory {
-		err = syscall.ENOENT // another thing has the name by now
+		err = syscall.ENOENT // the name now refers to something else
 	}
 	if err != nil {
 		return number(err)
@@ -129,7 +129,7 @@ func (n *node) Getattr(ctx context.Context, h fs.FileHandle, out *fuse.AttrOut) 
 	return 0
 }
 
-// Setattr sets the size. Owners, modes and times are not kept.
+// Setattr sets the size. Owners, modes and times are ignored.
 func (n *node) Setattr(ctx context.Context, h fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
 	if size, ok := in.GetSize(); ok {
 		if n.IsDir() {
@@ -153,8 +153,8 @@ func (n *node) Setattr(ctx context.Context, h fs.FileHandle, in *fuse.SetAttrIn,
 	return n.Getattr(ctx, h, out)
 }
 
-// settle ends what acquire began, and leaves the upload to later: whoever sets
-// the size of a file is about to write to it.
+// settle releases a file and delays its upload, because a caller that sets the
+// size is about to write.
 func (sys *FileSystem) settle(of *file) {
 	sys.mu.Lock()
 	of.writers--
@@ -183,7 +183,7 @@ func (n *node) Readdir(ctx context.Context) (fs.DirStream, syscall.Errno) {
 	return fs.NewListDirStream(entries), 0
 }
 
-// Create makes a file and opens it.
+// Create creates and opens a file.
 func (n *node) Create(ctx context.Context, name string, flags, _ uint32, out *fuse.EntryOut) (*fs.Inode, fs.FileHandle, uint32, syscall.Errno) {
 	key, bad := n.child(name)
 	if bad != 0 {
@@ -265,8 +265,8 @@ const (
 	renameNoReplace = 1
 )
 
-// Rename moves a file. The target is replaced atomically; for a moment both
-// names exist.
+// Rename renames a file. The target is replaced atomically; both names exist
+// for a short time.
 func (n *node) Rename(ctx context.Context, name string, newParent fs.InodeEmbedder, newName string, flags uint32) syscall.Errno {
 	parent, ok := newParent.(*node)
 	if !ok || flags&^renameNoReplace != 0 {
@@ -299,7 +299,7 @@ func (n *node) Rename(ctx context.Context, name string, newParent fs.InodeEmbedd
 	return number(n.fs.rename(n.fs.life, from, to))
 }
 
-// Fsync waits until the bucket has the file, or everything for a directory.
+// Fsync waits until the file is uploaded, or all files for a directory.
 func (n *node) Fsync(ctx context.Context, h fs.FileHandle, _ uint32) syscall.Errno {
 	if n.IsDir() {
 		return number(n.fs.Flush(n.fs.life))
@@ -310,7 +310,7 @@ func (n *node) Fsync(ctx context.Context, h fs.FileHandle, _ uint32) syscall.Err
 	return 0
 }
 
-// Statfs says that there is room: nobody knows how much.
+// Statfs always reports free space, because the real amount is unknown.
 func (n *node) Statfs(_ context.Context, out *fuse.StatfsOut) syscall.Errno {
 	const blocks = 1 << 40
 	out.Bsize, out.Frsize, out.NameLen = 4096, 4096, 255

@@ -14,20 +14,20 @@ import (
 	"github.com/minio/minio-go/v7"
 )
 
-// lookTimeout bounds a request that moves no content: whoever waits for it
-// stands still in the kernel.
+// lookTimeout limits requests without content, because callers in the kernel
+// block.
 const lookTimeout = 30 * time.Second
 
-// Bucket is a bucket of an S3 service, or the part of it below a prefix. Its
-// errors are those of system calls.
+// Bucket is an S3 bucket, or the part of it below a prefix. Its methods return
+// errors of type syscall.Errno.
 type Bucket struct {
 	Client *minio.Client
 	Name   string
-	Prefix string // keys begin with it and a slash; empty: none
+	Prefix string // keys begin with it and a slash; may be empty
 }
 
-// object describes an object. A key that ends with a slash is what
-// objects have in common: a directory.
+// object describes an object. A key that ends with a slash is a common prefix:
+// a directory.
 type object struct {
 	key      string
 	size     int64
@@ -42,7 +42,7 @@ func (b *Bucket) full(key string) string {
 	return b.Prefix + "/" + key
 }
 
-// Check makes sure that the bucket can be listed.
+// Check verifies that the bucket can be listed.
 func (b *Bucket) Check(ctx context.Context) error {
 	_, err := b.any(ctx, "")
 	return err
@@ -55,8 +55,8 @@ func (b *Bucket) head(ctx context.Context, key string) (object, error) {
 	return object{key, o.Size, o.LastModified, o.ETag}, errno(err)
 }
 
-// list yields what is directly below a prefix, which is empty or ends with a
-// slash.
+// list yields the objects and directories directly below a prefix, which is
+// empty or ends with a slash.
 func (b *Bucket) list(ctx context.Context, prefix string, most int) iter.Seq2[object, error] {
 	return func(yield func(object, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -77,7 +77,7 @@ func (b *Bucket) list(ctx context.Context, prefix string, most int) iter.Seq2[ob
 	}
 }
 
-// any reports whether there is a key that begins with a prefix.
+// any reports whether a key begins with a prefix.
 func (b *Bucket) any(ctx context.Context, prefix string) (bool, error) {
 	for _, err := range b.list(ctx, prefix, 1) {
 		return err == nil, err
@@ -85,8 +85,8 @@ func (b *Bucket) any(ctx context.Context, prefix string) (bool, error) {
 	return false, nil
 }
 
-// get reads an object from an offset on, as long as it is the one that was
-// seen: one that was replaced meanwhile is ESTALE.
+// get reads an object from an offset. If the object was replaced since it was
+// listed, get returns ESTALE.
 func (b *Bucket) get(ctx context.Context, o object, offset int64) (io.ReadCloser, error) {
 	var opts minio.GetObjectOptions
 	if err := opts.SetMatchETag(o.etag); err != nil {
@@ -108,8 +108,8 @@ func (b *Bucket) get(ctx context.Context, o object, offset int64) (io.ReadCloser
 func (b *Bucket) put(ctx context.Context, key string, f *os.File, size int64) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout+time.Duration(size/slowest)*time.Second)
 	defer cancel()
-	// The library tries again what it can read again, as when the service has
-	// closed a connection that nobody used.
+	// The library can only retry a reader that can seek, for example after the
+	// service closed an idle connection.
 	var content io.ReadSeeker = strings.NewReader("")
 	if f != nil {
 		content = io.NewSectionReader(f, 0, size)
@@ -120,14 +120,14 @@ func (b *Bucket) put(ctx context.Context, key string, f *os.File, size int64) er
 	return errno(err)
 }
 
-// An upload holds one part per thread in memory.
+// An upload buffers one part per thread in memory.
 const (
 	partSize     = 16 << 20
 	partsAtATime = 2
 )
 
-// slowest is how slow an upload may be, in bytes a second, before it is given
-// up and tried again.
+// slowest is the minimum rate of an upload, in bytes per second. A slower one
+// is canceled and retried.
 const slowest = 64 << 10
 
 // copy copies an object within the service.
@@ -146,7 +146,7 @@ func (b *Bucket) remove(ctx context.Context, key string) error {
 	return err
 }
 
-// errno says what went wrong as a system call would.
+// errno converts an error to a syscall.Errno.
 func errno(err error) error {
 	if err == nil {
 		return nil
@@ -173,7 +173,7 @@ func errno(err error) error {
 	return syscall.EIO
 }
 
-// number is what the kernel is told of an error.
+// number returns the errno for the kernel.
 func number(err error) syscall.Errno {
 	var known syscall.Errno
 	switch {

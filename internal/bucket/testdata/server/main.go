@@ -1,5 +1,5 @@
-// Command server serves a bucket, as the program does: static, because it gives
-// up its capabilities for all threads, which cgo does not know how to.
+// Command server serves a bucket like the real program. It must be static,
+// because dropping capabilities for all threads does not work with cgo.
 package main
 
 import "github.com/atoll-run/atoll/internal/bucket"
