@@ -20,9 +20,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// archiveSource is what "docker save" writes: docker-archive:FILE[:REF]. The
-// archive is indexed once and then read at random, so that its cost does not
-// grow with the square of its layers, and its config is bounded.
+// archiveSource is an archive written by docker save:
+// docker-archive:FILE[:REF]. The archive is indexed once and then read at
+// random, so the cost is linear in its size. The size of its config is limited.
 type archiveSource struct {
 	path, tag string
 	store     *Store
@@ -30,7 +30,7 @@ type archiveSource struct {
 
 func (a *archiveSource) stamp(context.Context) (string, error) { return stampPath(a.path) }
 
-// archiveImage is one image of manifest.json.
+// archiveImage is an entry of manifest.json.
 type archiveImage struct {
 	Config   string
 	RepoTags []string
@@ -58,8 +58,8 @@ func (a *archiveSource) load(ctx context.Context, j *job) (*content, error) {
 	return nil, err
 }
 
-// open opens the archive; a compressed one is decompressed into a file that
-// has no name, because it must be read at random.
+// open opens the archive. A compressed one is decompressed to an unnamed file,
+// because it is read at random.
 func (a *archiveSource) open(ctx context.Context) (*os.File, error) {
 	f, err := openSource(a.path)
 	if err != nil {
@@ -95,7 +95,7 @@ func (a *archiveSource) open(ctx context.Context) (*os.File, error) {
 	return tmp.File, nil
 }
 
-// tarIndex is where the members of a tar are.
+// tarIndex has the positions of a tar's members.
 type tarIndex struct {
 	f     *os.File
 	files map[string]section
@@ -104,7 +104,7 @@ type tarIndex struct {
 
 type section struct{ off, size int64 }
 
-// indexTar finds the regular files of a tar and the links between them.
+// indexTar finds the regular files and links of a tar.
 func indexTar(ctx context.Context, f *os.File, limits Limits) (*tarIndex, error) {
 	broken := func(format string, args ...any) error {
 		return fail(sandbox.CodeInvalid, "image.import", f.Name(), "", "not an archive of docker save: "+format, args...)
@@ -135,7 +135,7 @@ func indexTar(ctx context.Context, f *os.File, limits Limits) (*tarIndex, error)
 		case hdr.Typeflag == tar.TypeLink:
 			idx.links[member] = clean(hdr.Linkname)
 		case hdr.Typeflag == tar.TypeReg && !isSparse(hdr):
-			// The reader has read the header and nothing of the content.
+			// The reader has consumed the header and none of the content.
 			off, err := f.Seek(0, io.SeekCurrent)
 			if err != nil {
 				return nil, err
@@ -154,10 +154,10 @@ func isSparse(hdr *tar.Header) bool {
 	return false
 }
 
-// clean returns a member's name in one form.
+// clean returns the canonical form of a member's name.
 func clean(name string) string { return strings.TrimPrefix(path.Clean("/"+name), "/") }
 
-// open returns a member, which may be one link away.
+// open returns a member, following at most one link.
 func (x *tarIndex) open(name string) (*io.SectionReader, bool) {
 	name = clean(name)
 	if target, ok := x.links[name]; ok {
@@ -167,7 +167,7 @@ func (x *tarIndex) open(name string) (*io.SectionReader, bool) {
 	return io.NewSectionReader(x.f, s.off, s.size), ok
 }
 
-// content chooses the image and describes it.
+// content selects the image and returns its content.
 func (a *archiveSource) content(r *resolver, idx *tarIndex) (*content, error) {
 	img, err := a.choose(r, idx)
 	if err != nil {
@@ -211,7 +211,7 @@ func (a *archiveSource) content(r *resolver, idx *tarIndex) (*content, error) {
 	}
 	for i := range c.layers {
 		f, _ := idx.open(img.Layers[i])
-		c.layers[i].digest = "" // an archive names layers by their diffID only
+		c.layers[i].digest = "" // an archive identifies layers only by their diffID
 		c.layers[i].open = func(context.Context) (io.ReadCloser, error) {
 			return io.NopCloser(io.NewSectionReader(f, 0, f.Size())), nil
 		}
@@ -219,7 +219,7 @@ func (a *archiveSource) content(r *resolver, idx *tarIndex) (*content, error) {
 	return c, nil
 }
 
-// choose returns the image that the tag names, or the only one.
+// choose returns the image with the tag, or the only one.
 func (a *archiveSource) choose(r *resolver, idx *tarIndex) (*archiveImage, error) {
 	f, ok := idx.open("manifest.json")
 	if !ok {
@@ -253,7 +253,7 @@ func (a *archiveSource) choose(r *resolver, idx *tarIndex) (*archiveImage, error
 	return &images[0], nil
 }
 
-// sameName reports whether two names mean the same image.
+// sameName reports whether two names refer to the same image.
 func sameName(a, b string) bool {
 	ra, err1 := name.ParseReference(a)
 	rb, err2 := name.ParseReference(b)

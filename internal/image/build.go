@@ -27,40 +27,40 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// source is where an image comes from.
+// source is the source of an image.
 type source interface {
-	// stamp tells cheaply whether a local source has changed: as long as it
-	// is the same, so is the image. It is "" for registries.
+	// stamp returns a value that changes when a local source changes, without
+	// reading it completely. It is "" for registries.
 	stamp(ctx context.Context) (string, error)
-	// load finds out what the image is made of. The gc lock is held.
+	// load returns the content of the image. The caller holds the gc lock.
 	load(ctx context.Context, j *job) (*content, error)
 }
 
-// content is the parts of an image.
+// content describes the parts of an image.
 type content struct {
-	digest   string // of the manifest; "" is the digest of the layers
+	digest   string // of the manifest; "": use the digest of the layers
 	platform string
 	created  time.Time
 	config   Config
 	layers   []layerBlob
 	binds    []Bind
-	literal  bool     // the layer is a whole root file system
-	blobs    []string // that are kept in the store for it
+	literal  bool     // the layer is a complete root file system, without whiteouts
+	blobs    []string // blobs to keep in the store for it
 
-	signatures []Signature // that lay beside it, not verified
+	signatures []Signature // found with the image, not verified
 
-	prepare func(ctx context.Context) error // transfers the layers before they are opened; may be nil
-	close   func() error                    // releases what the layers are read from; may be nil
+	prepare func(ctx context.Context) error // downloads the layers before they are opened; may be nil
+	close   func() error                    // closes what the layers are read from; may be nil
 }
 
 // layerBlob is one layer.
 type layerBlob struct {
-	digest string // of the bytes that open returns; "" is not known
-	stored bool   // they were verified when they came into the store
-	diffID string // of the tar in them; "" is not known before
-	size   int64  // of the bytes that open returns; 0 is not known
+	digest string // of the bytes that open returns; "" if unknown
+	stored bool   // the bytes were verified when they were stored
+	diffID string // of the uncompressed tar; "" if unknown
+	size   int64  // of the bytes that open returns; 0 if unknown
 	open   func(ctx context.Context) (io.ReadCloser, error)
-	// spoiled is called when the bytes are not what they should be; may be nil.
+	// spoiled is called if the bytes do not match the digest; may be nil.
 	spoiled func()
 }
 
@@ -83,7 +83,7 @@ func (s *Store) source(r *reference) (source, error) {
 	return nil, fail(sandbox.CodeInvalid, "image.get", r.name, "", "not a source of images")
 }
 
-// run makes the image: it takes the locks, loads, builds and records.
+// run gets the image: it locks, loads, builds and records it.
 func (j *job) run(ctx context.Context) (*Image, error) {
 	s := j.s
 	waiting := func() { j.progress(Progress{Phase: PhaseWaiting}) }
@@ -102,7 +102,7 @@ func (j *job) run(ctx context.Context) (*Image, error) {
 			return img, err
 		}
 	}
-	stamp, err := j.src.stamp(ctx) // before reading: a change meanwhile shows next time
+	stamp, err := j.src.stamp(ctx) // before reading, so that a concurrent change is noticed next time
 	if err != nil {
 		return nil, err
 	}
@@ -112,10 +112,10 @@ func (j *job) run(ctx context.Context) (*Image, error) {
 		return nil, err
 	}
 	if c.close != nil {
-		defer func() { _ = c.close() }() // only read from
+		defer func() { _ = c.close() }() // errors after reading do not matter
 	}
 	if j.as != j.ref.name {
-		stamp = "" // an imported image stays what it is
+		stamp = "" // an imported image does not change
 	}
 	img, err := j.finish(ctx, c, stamp)
 	if err == nil {
@@ -124,8 +124,8 @@ func (j *job) run(ctx context.Context) (*Image, error) {
 	return img, err
 }
 
-// finish builds the file system, if the store does not have it, and records
-// the image. A file system that is removed in between is built again.
+// finish builds the file system unless the store has it, and records the image.
+// If the file system is removed meanwhile, it is built again.
 func (j *job) finish(ctx context.Context, c *content, stamp string) (*Image, error) {
 	for {
 		rootfs, err := j.s.ensureRootfs(ctx, c, j.progress)
@@ -143,10 +143,10 @@ func (j *job) finish(ctx context.Context, c *content, stamp string) (*Image, err
 	}
 }
 
-// errRemoved says that a file system was removed before it was recorded.
+// errRemoved means that a file system was removed before it was recorded.
 var errRemoved = errors.New("the root file system was removed meanwhile")
 
-// record makes the image and its name known.
+// record records the image and its name.
 func (j *job) record(ctx context.Context, c *content, digest string, built rootfs, stamp string) (*Image, error) {
 	s := j.s
 	l, err := s.lock(ctx, lockIndex, unix.LOCK_EX, nil)
@@ -189,12 +189,12 @@ func (j *job) record(ctx context.Context, c *content, digest string, built rootf
 
 // rootfs is a built file system.
 type rootfs struct {
-	layers []string // of rootfsKey or layerKey, the upper one first
+	layers []string // names as of rootfsKey or layerKey, top first
 	size   int64    // of all layers
 }
 
-// rootfsKey names a file system by what it is built from: the version of the
-// format, and the digests of its layers in order.
+// rootfsKey returns the name of a file system: a hash of the format version and
+// the digests of its layers.
 func rootfsKey(diffIDs []string, literal bool) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "atoll rootfs %d literal=%t\n", recordVersion, literal)
@@ -208,7 +208,7 @@ func rootfsKey(diffIDs []string, literal bool) string {
 func (s *Store) ensureRootfs(ctx context.Context, c *content, progress func(Progress)) (rootfs, error) {
 	var ids []string
 	for _, l := range c.layers {
-		if l.diffID == "" { // only building tells
+		if l.diffID == "" { // known only after building
 			return s.buildRootfs(ctx, c, progress)
 		}
 		ids = append(ids, l.diffID)
@@ -230,7 +230,7 @@ func (s *Store) ensureRootfs(ctx context.Context, c *content, progress func(Prog
 	return s.buildRootfs(ctx, c, progress)
 }
 
-// buildRootfs makes the file system of c.
+// buildRootfs builds the file system of c.
 func (s *Store) buildRootfs(ctx context.Context, c *content, progress func(Progress)) (rootfs, error) {
 	tmp, ids, size, err := s.writeLayer(ctx, c, nil, progress)
 	if err != nil {
@@ -241,7 +241,7 @@ func (s *Store) buildRootfs(ctx context.Context, c *content, progress func(Progr
 	return rootfs{[]string{key}, size}, s.keepLayer(tmp, key)
 }
 
-// keepLayer gives a layer its name, unless there is one of that name.
+// keepLayer renames a layer to its key, unless it exists.
 func (s *Store) keepLayer(tmp *tempFile, key string) error {
 	if _, err := os.Stat(s.rootfsPath(key)); err == nil {
 		return nil
@@ -249,8 +249,8 @@ func (s *Store) keepLayer(tmp *tempFile, key string) error {
 	return tmp.publish(s.rootfsPath(key))
 }
 
-// writeLayer streams tars into an EROFS file, which the caller discards or
-// publishes, of all files or of what there is beyond some layers. It returns the
+// writeLayer streams tars into an EROFS file: all files, or only the difference
+// to lower layers. The caller publishes or discards it. It also returns the
 // digests of the tars.
 func (s *Store) writeLayer(ctx context.Context, c *content, over *lower, progress func(Progress)) (_ *tempFile, ids []string, size int64, err error) {
 	tmp, err := s.createTemp()
@@ -291,8 +291,8 @@ func (s *Store) writeLayer(ctx context.Context, c *content, over *lower, progres
 	return tmp, ids, size, err
 }
 
-// allVisible refuses a tree that holds something where the image shows a
-// directory of this machine: nobody would ever see it.
+// allVisible refuses an image with files in a directory that a bind mount of
+// this machine would hide.
 func allVisible(root *mkfs.Node, binds []Bind) error {
 	for _, b := range binds {
 		n, name := root, b.Target
@@ -314,7 +314,7 @@ func allVisible(root *mkfs.Node, binds []Bind) error {
 	return nil
 }
 
-// applyLayer puts one layer on the tree and returns the digest of its tar.
+// applyLayer applies a layer to the tree and returns the digest of its tar.
 func (s *Store) applyLayer(ctx context.Context, tree *layer.Applier, blob layerBlob, literal bool, p Progress, progress func(Progress)) (string, error) {
 	subject := fmt.Sprintf("layer %d of %d", p.Layer, p.Layers)
 	if blob.digest != "" {
@@ -349,7 +349,7 @@ func (s *Store) applyLayer(ctx context.Context, tree *layer.Applier, blob layerB
 	if err != nil {
 		return "", err
 	}
-	// Data after the compressed stream counts for the digest, too.
+	// Data after the compressed stream is part of the digest, too.
 	if _, err := io.Copy(io.Discard, in); err != nil {
 		return "", err
 	}
@@ -363,7 +363,8 @@ func (s *Store) applyLayer(ctx context.Context, tree *layer.Applier, blob layerB
 	return out.digest(), nil
 }
 
-// meter counts and hashes what is read through it, and ends with its context.
+// meter counts and hashes what is read through it, and fails when its context
+// ends.
 type meter struct {
 	ctx      context.Context
 	r        io.Reader
@@ -374,7 +375,7 @@ type meter struct {
 	reported int64
 }
 
-// reportEvery is how many bytes pass between two calls of progress.
+// reportEvery is the number of bytes between two progress reports.
 const reportEvery = 1 << 20
 
 func (m *meter) Read(p []byte) (int, error) {
@@ -409,13 +410,14 @@ var (
 	zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
 )
 
-// compressed reports whether the first bytes of a file say gzip or zstd.
+// compressed reports whether the first bytes of a file are those of gzip or
+// zstd.
 func compressed(magic []byte) bool {
 	return bytes.HasPrefix(magic, gzipMagic) || bytes.HasPrefix(magic, zstdMagic)
 }
 
-// decompress recognises gzip and zstd by their first bytes, whatever a media
-// type says; everything else is taken as it is.
+// decompress detects gzip and zstd by their first bytes, regardless of the
+// media type; other data is returned unchanged.
 func decompress(r io.Reader) (io.ReadCloser, error) {
 	br := bufio.NewReaderSize(r, 1<<17)
 	magic, err := br.Peek(4)
@@ -439,7 +441,7 @@ func decompress(r io.Reader) (io.ReadCloser, error) {
 	return io.NopCloser(br), nil
 }
 
-// broken types the errors of a decompressor, which are all the data's fault.
+// broken marks errors of a decompressor as invalid data.
 type broken struct{ io.ReadCloser }
 
 func (b broken) Read(p []byte) (int, error) {

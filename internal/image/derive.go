@@ -22,17 +22,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Layer is a difference between two root file systems: a tar as an OCI image
-// has it, possibly compressed.
+// Layer is the difference between two root file systems: a tar as in an OCI
+// image, possibly compressed.
 type Layer struct {
-	Name string // in errors
+	Name string // for errors
 	Open func() (io.ReadCloser, error)
 }
 
-// Derive makes an image of base and of layers over it, the lowest first, that
-// wants to run as cfg says, and gives it a name. The name is the caller's
-// choice of anything that is no reference; it moves when it is taken. Making
-// the same image again is cheap only in space.
+// Derive creates an image from base and layers on top of it, lowest first, with
+// the configuration cfg, and gives it a name. The name can be anything that is
+// not a reference. If it is in use, it is moved. Deriving the same image again
+// needs no more disk space, but builds it again.
 func (s *Store) Derive(ctx context.Context, name string, base *Image, layers []Layer, cfg Config) (*Image, error) {
 	j := &job{s: s, ref: &reference{kind: kindDir, name: name}, as: name, platform: base.Platform, progress: serialized(nil)}
 	img, err := j.derive(ctx, base, layers, cfg)
@@ -74,8 +74,8 @@ func (j *job) derive(ctx context.Context, base *Image, layers []Layer, cfg Confi
 	}
 }
 
-// buildOver makes a layer of c over those of base, or over the lower ones of
-// them if the image would have too many.
+// buildOver builds a layer of c on top of base. If the image would have too
+// many layers, it merges upper layers of base into the new one.
 func (s *Store) buildOver(ctx context.Context, base *Image, files []*os.File, c *content, progress func(Progress)) (rootfs, error) {
 	over, err := s.lower(base, files)
 	if err != nil {
@@ -91,15 +91,15 @@ func (s *Store) buildOver(ctx context.Context, base *Image, files []*os.File, c 
 	return built, s.keepLayer(tmp, key)
 }
 
-// lower is what a layer is made over.
+// lower describes the layers below a new one.
 type lower struct {
 	all    *stack.Tree
-	kept   *mkfs.Node // files of the layers that stay; nil if none does
-	merged int        // upper layers that become part of the new one
+	kept   *mkfs.Node // files of the layers that stay; nil if none stays
+	merged int        // number of upper layers merged into the new one
 	size   int64      // bytes of the layers that stay
 }
 
-// lower reads the layers of an image, which files are, the upper one first.
+// lower reads the layers of an image from files, top first.
 func (s *Store) lower(base *Image, files []*os.File) (*lower, error) {
 	sizes := make([]int64, len(files))
 	for i, f := range files {
@@ -124,10 +124,10 @@ func (s *Store) lower(base *Image, files []*os.File) (*lower, error) {
 	return over, nil
 }
 
-// merged returns how many of some layers, whose sizes are given from the upper
-// one down, become part of a new one so that no image has more than most. The
-// lowest stays, unless none may: others are likely to have it, and it is large.
-// Of the others those go that cost least for each layer saved.
+// merged returns how many layers, with sizes from top to bottom, to merge into
+// a new one so that the image has at most most layers. The lowest layer is
+// large and probably shared, so it is merged only if necessary. The number is
+// chosen to cost the least per layer saved.
 func merged(sizes []int64, most int) int {
 	n := len(sizes)
 	if n < most {
@@ -149,7 +149,8 @@ func merged(sizes []int64, most int) int {
 	return best
 }
 
-// delta returns what root adds to the layers that stay, with its content in out.
+// delta returns what root adds to the layers that stay, and writes its content
+// to out.
 func (l *lower) delta(ctx context.Context, root *mkfs.Node, out *mkfs.Writer) (*mkfs.Node, error) {
 	if l.kept != nil {
 		root = stack.Delta(l.kept, root)
@@ -157,7 +158,7 @@ func (l *lower) delta(ctx context.Context, root *mkfs.Node, out *mkfs.Writer) (*
 	return root, l.copy(ctx, root, out, map[*mkfs.Node]bool{})
 }
 
-// copy writes the content of files that are in one of the layers.
+// copy copies the content of files from the layers.
 func (l *lower) copy(ctx context.Context, dir *mkfs.Node, out *mkfs.Writer, done map[*mkfs.Node]bool) error {
 	for _, name := range slices.Sorted(maps.Keys(dir.Children)) {
 		n := dir.Children[name]
@@ -187,8 +188,8 @@ func (l *lower) copy(ctx context.Context, dir *mkfs.Node, out *mkfs.Writer, done
 	return nil
 }
 
-// layerKey names a layer by those that it lies over, upper one first, how many of
-// them became part of it, and the digests of the tars it was made of.
+// layerKey returns the name of a layer: a hash of the layers below it (top
+// first), the number of merged layers, and the digests of its tars.
 func layerKey(base []string, merged int, diffIDs []string) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "atoll layer %d merged=%d\n", layeredVersion, merged)
@@ -201,15 +202,15 @@ func layerKey(base []string, merged int, diffIDs []string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// derivedDigest names an image that has no manifest by its files and by what
-// it says.
+// derivedDigest returns a digest, of its files and configuration, for an image
+// without a manifest.
 func derivedDigest(layer string, c *content) string {
-	said, _ := json.Marshal([]any{c.config, c.binds, c.platform}) // strings only
+	said, _ := json.Marshal([]any{c.config, c.binds, c.platform}) // cannot fail: only strings
 	sum := sha256.Sum256(fmt.Appendf(nil, "atoll derived image %d\n%s\n%s", recordVersion, layer, said))
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// Derived returns the image that Derive gave that name, or nil.
+// Derived returns the image to which Derive gave that name, or nil.
 func (s *Store) Derived(name string) (*Image, error) {
 	platform, err := parsePlatform("")
 	if err != nil {
@@ -229,9 +230,9 @@ func (s *Store) Derived(name string) (*Image, error) {
 	return img, classify("image.get", name, err)
 }
 
-// PruneDerived removes the images that Derive gave names with that prefix,
-// unless they are younger than since, in use, or among keep, by digest. It
-// returns how many bytes that freed.
+// PruneDerived removes images of Derive whose names have that prefix, unless
+// they are newer than since, in use, or their digest is in keep. It returns the
+// number of bytes freed.
 func (s *Store) PruneDerived(ctx context.Context, prefix string, since time.Time, keep []string) (int64, error) {
 	const op = "image.prune"
 	l, err := s.lock(ctx, lockIndex, unix.LOCK_EX, nil)

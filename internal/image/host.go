@@ -21,15 +21,14 @@ import (
 )
 
 // hostSource is the host image: a read-only view of the machine's toolchain.
-// Its file system is only a skeleton of directories with a small /etc, partly
-// generated and partly copied from an allow-list; the toolchain itself is
-// shown by binds. Nothing is taken of /home, /root, /var, /srv, /run or /tmp,
-// nor any file that not everybody may read, and the parts of /etc that people
-// put tokens into (profile, gitconfig, pip.conf, npmrc, environment, …) are
-// left out or generated.
+// Its file system contains only directories and a small /etc, partly generated
+// and partly copied from an allow-list. The toolchain itself is bind-mounted.
+// Nothing is copied from /home, /root, /var, /srv, /run or /tmp, and no file
+// that is not world-readable. Files in /etc that may contain tokens (profile,
+// gitconfig, pip.conf, npmrc, environment, …) are left out or generated.
 type hostSource struct{ root string }
 
-// hostDirs are the directories of the skeleton.
+// hostDirs are the directories of the host image.
 var hostDirs = []struct {
 	name string
 	mode int64
@@ -58,16 +57,16 @@ var hostDirs = []struct {
 	{"workspace", 0o755, 0},
 }
 
-// userID is the unprivileged user that the host image has besides nobody.
+// userID is the unprivileged user of the host image, in addition to nobody.
 const userID = 1000
 
-// hostLinks are fixed symbolic links of the skeleton.
+// hostLinks are symbolic links of the host image.
 var hostLinks = map[string]string{
 	"var/run": "/run", "var/lock": "/run/lock", "etc/mtab": "/proc/mounts",
 }
 
-// hostTop are directories of the root that hold programs, or links to where
-// they are. Directories of the host are shown as bind mounts.
+// hostTop are top-level directories with programs, or links to them.
+// Directories are bind-mounted.
 var hostTop = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec"}
 
 // hostFiles are generated.
@@ -85,8 +84,8 @@ var hostFiles = map[string]string{
 	"etc/bash.bashrc":   "[ -z \"$PS1\" ] && return\nPS1='\\u@\\h:\\w\\$ '\n",
 }
 
-// hostEtc lists what is copied from the host's /etc. The first element may hold
-// one "*". A directory is copied with what is below it.
+// hostEtc lists what is copied from the host's /etc. The first path element may
+// contain one "*". Directories are copied recursively.
 var hostEtc = []string{
 	// The dynamic linker and what names the system.
 	"ld.so.cache", "ld.so.conf", "ld.so.conf.d", "os-release", "lsb-release", "*-release", "debian_version",
@@ -103,25 +102,25 @@ var hostEtc = []string{
 	"ImageMagick-*", "R", "ghostscript", "texmf",
 }
 
-// hostNever matches names that are not copied wherever they stand.
+// hostNever matches names that are never copied.
 var hostNever = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)^private$|\.(key|p12|pfx|jks|keytab|bak|orig|git)$|~$|password|secret|credential|token`)
 })
 
-// matches reports whether name is the pattern, in which "*" stands for
-// anything. It is path.Match for what is needed here, and ten times as fast:
-// every Get of the host image makes some ten thousand comparisons.
+// matches reports whether name matches pattern, in which "*" matches any text.
+// It is ten times as fast as path.Match; every Get of the host image makes
+// about ten thousand comparisons.
 func matches(pattern, name string) bool {
 	prefix, suffix, star := strings.Cut(pattern, "*")
 	return name == pattern || star && len(name) >= len(prefix)+len(suffix) && strings.HasPrefix(name, prefix) && strings.HasSuffix(name, suffix)
 }
 
-// hostDeref are copied as files when they are links into hostStores: they must
-// be there whatever the distribution.
+// hostDeref are copied as files if they are links into hostStores, because they
+// must exist on every distribution.
 var hostDeref = []string{"os-release", "localtime", "ssl/certs/ca-certificates.crt", "ssl/cert.pem", "pki/tls/cert.pem", "pki/tls/certs/ca-bundle.crt"}
 
-// hostStores are where those links may lead to, on distributions that keep
-// such files outside /usr.
+// hostStores are the targets of such links on distributions that keep these
+// files outside /usr.
 var hostStores = []string{"/var/lib/ca-certificates/", "/nix/store/", "/gnu/store/", "/etc/static/"}
 
 const (
@@ -129,9 +128,9 @@ const (
 	hostMaxTotal = 32 << 20 // bytes of all
 )
 
-// config is how the host image runs commands. Characters are UTF-8, and all
-// else is as in the locale C, as C.UTF-8 has it: of LANG, the C library would open
-// a dozen files more whenever a program starts.
+// config returns the configuration of commands. The locale is C.UTF-8: UTF-8
+// characters, everything else as in C. It is set with LC_CTYPE, because with
+// LANG the C library opens a dozen more files whenever a program starts.
 func (h *hostSource) config() Config {
 	dirs := []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	if h.isDir("usr/local/go/bin") {
@@ -147,7 +146,7 @@ func (h *hostSource) isDir(name string) bool {
 	return err == nil && fi.IsDir()
 }
 
-// binds are the trees that are shown.
+// binds returns the bind mounts.
 func (h *hostSource) binds() []Bind {
 	var binds []Bind
 	for _, name := range append([]string{"usr", "opt"}, hostTop...) {
@@ -158,7 +157,7 @@ func (h *hostSource) binds() []Bind {
 	return binds
 }
 
-// stamp covers the version of the lists above and all that is copied.
+// stamp covers the version of the lists above and all copied files.
 func (h *hostSource) stamp(ctx context.Context) (string, error) {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "host %d %q\n", recordVersion, h.root)
@@ -184,15 +183,15 @@ func (h *hostSource) stamp(ctx context.Context) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), err
 }
 
-// etcView is /etc, seen by path, which is fast, or from an os.Root, which is
-// safe to read from.
+// etcView is /etc, accessed by path, which is fast, or through an os.Root,
+// which is safe.
 type etcView struct {
 	lstat   func(name string) (fs.FileInfo, error)
 	readDir func(name string) ([]fs.DirEntry, error)
 }
 
-// each calls f for all that may be copied, by its name in /etc, parents first.
-// The information is nil for a symbolic link.
+// each calls f for every file that may be copied, with its name in /etc,
+// parents first. fi is nil for a symbolic link.
 func (v etcView) each(ctx context.Context, f func(name string, fi fs.FileInfo) error) error {
 	top, err := v.readDir(".")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -227,18 +226,18 @@ func (v etcView) each(ctx context.Context, f func(name string, fi fs.FileInfo) e
 	return nil
 }
 
-// walk calls f for name and what is below it. Files that are not world-readable
-// are left out.
+// walk calls f for name and everything below it. Files that are not
+// world-readable are left out.
 func (v etcView) walk(name string, typ fs.FileMode, f func(string, fs.FileInfo) error) error {
 	if typ == fs.ModeSymlink {
-		return f(name, nil) // only a name: what it leads to is not copied
+		return f(name, nil) // the target is not copied
 	}
 	if hostNever().MatchString(path.Base(name)) {
 		return nil
 	}
 	fi, err := v.lstat(name)
 	if err != nil {
-		return nil //nolint:nilerr // not there, or not for us: not copied
+		return nil //nolint:nilerr // missing or not readable: not copied
 	}
 	switch mode := fi.Mode(); {
 	case mode.IsRegular() && mode.Perm()&0o004 != 0 && fi.Size() <= hostMaxFile:
@@ -271,8 +270,8 @@ func (h *hostSource) load(context.Context, *job) (*content, error) {
 	}, nil
 }
 
-// write writes the skeleton as a tar. Times are those of the host where files
-// are copied and 0 otherwise, so that equal machines have equal images.
+// write writes the skeleton as a tar. Copied files keep their times, and other
+// times are 0, so that equal machines have equal images.
 func (h *hostSource) write(ctx context.Context, w *tar.Writer) error {
 	t := &hostWriter{w: w, seen: map[string]bool{}, left: hostMaxTotal}
 	for _, d := range hostDirs {
@@ -305,8 +304,8 @@ func (h *hostSource) write(ctx context.Context, w *tar.Writer) error {
 	return view.each(ctx, func(name string, fi fs.FileInfo) error { return h.writeEtc(t, etc, name, fi) })
 }
 
-// writeTop writes /bin and the like as they are on the host: a link, a
-// directory for the bind to go over, or nothing.
+// writeTop writes /bin and similar names as they are on the host: a link, a
+// mount point, or nothing.
 func (h *hostSource) writeTop(t *hostWriter, name string) {
 	if h.isDir(name) {
 		_ = t.put(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, nil)
@@ -315,13 +314,13 @@ func (h *hostSource) writeTop(t *hostWriter, name string) {
 	}
 }
 
-// writeEtc copies one file of /etc.
+// writeEtc copies a file of /etc.
 func (h *hostSource) writeEtc(t *hostWriter, etc *os.Root, name string, fi fs.FileInfo) error {
 	hdr := &tar.Header{Typeflag: tar.TypeReg, Name: "etc/" + name, Mode: 0o644}
 	if fi == nil {
 		target, err := etc.Readlink(name)
 		if err != nil {
-			return nil //nolint:nilerr // it went away meanwhile
+			return nil //nolint:nilerr // removed meanwhile
 		}
 		if data, ok := h.deref(name, target); ok {
 			return t.put(hdr, data)
@@ -340,7 +339,7 @@ func (h *hostSource) writeEtc(t *hostWriter, etc *os.Root, name string, fi fs.Fi
 	return nil
 }
 
-// readPublic reads a regular file that everybody may read.
+// readPublic reads a world-readable regular file.
 func readPublic(root *os.Root, name string) ([]byte, bool) {
 	f, st, err := openRegular(root, name)
 	if err != nil {
@@ -354,8 +353,8 @@ func readPublic(root *os.Root, name string) ([]byte, bool) {
 	return data, err == nil && len(data) <= hostMaxFile
 }
 
-// deref returns the content of one of hostDeref that is a link into hostStores,
-// which the sandbox does not see.
+// deref returns the content of a file of hostDeref that is a link into
+// hostStores, which the sandbox cannot see.
 func (h *hostSource) deref(name, target string) ([]byte, bool) {
 	if !slices.Contains(hostDeref, name) {
 		return nil, false
@@ -376,8 +375,8 @@ func (h *hostSource) deref(name, target string) ([]byte, bool) {
 	return readPublic(root, strings.TrimPrefix(full, "/"))
 }
 
-// hostWriter writes the skeleton. The first of two files with one name wins:
-// generated ones come first. It keeps its first error.
+// hostWriter writes the skeleton. If two files have the same name, the first
+// one is used; generated files come first. It stores its first error.
 type hostWriter struct {
 	w    *tar.Writer
 	seen map[string]bool

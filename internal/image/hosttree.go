@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// stampFile adds to h what tells cheaply whether a file has changed.
+// stampFile adds to h the properties of a file that change when the file does.
 func stampFile(h io.Writer, name string, fi fs.FileInfo) {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -38,7 +38,7 @@ func stampPath(name string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// missingSource is the error for a local source that cannot be read.
+// missingSource returns the error for a local source that cannot be read.
 func missingSource(name string, err error) error {
 	var typed *sandbox.Error
 	switch {
@@ -52,7 +52,7 @@ func missingSource(name string, err error) error {
 	return internal("image.import", name, err)
 }
 
-// openDir opens a directory that is a local source.
+// openDir opens a directory as a local source.
 func openDir(dir string) (*os.Root, error) {
 	fi, err := os.Stat(dir)
 	if err != nil {
@@ -68,7 +68,7 @@ func openDir(dir string) (*os.Root, error) {
 	return root, nil
 }
 
-// dirSource is a directory that is a root file system: dir:.
+// dirSource is a directory with a root file system: dir:.
 type dirSource struct{ path string }
 
 func (d *dirSource) stamp(ctx context.Context) (string, error) {
@@ -97,9 +97,9 @@ func (d *dirSource) load(context.Context, *job) (*content, error) {
 	return &content{layers: []layerBlob{{open: open}}, literal: true}, nil
 }
 
-// walkRoot calls f for all below a directory, parents first, in a fixed order,
-// without following a link and without leaving the directory, whatever others
-// rename meanwhile. The directory itself is ".".
+// walkRoot calls f for everything below a directory, parents first, in a fixed
+// order. It does not follow links and does not leave the directory, even if
+// files are renamed meanwhile. The directory itself is ".".
 func walkRoot(ctx context.Context, dir string, f func(root *os.Root, name string, fi fs.FileInfo) error) error {
 	root, err := openDir(dir)
 	if err != nil {
@@ -114,7 +114,7 @@ func walkRoot(ctx context.Context, dir string, f func(root *os.Root, name string
 			return err
 		}
 		fi, err := root.Lstat(name)
-		if errors.Is(err, fs.ErrNotExist) { // it went away meanwhile
+		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
 			return nil
 		}
 		if err != nil {
@@ -124,8 +124,8 @@ func walkRoot(ctx context.Context, dir string, f func(root *os.Root, name string
 	})
 }
 
-// tarStream runs write in a goroutine and returns the tar that it writes.
-// Closing the reader ends the goroutine, and waits for its end.
+// tarStream runs write in a goroutine and returns the tar. Closing the reader
+// ends the goroutine and waits for it.
 func tarStream(write func(*tar.Writer) error) io.ReadCloser {
 	pr, pw := io.Pipe()
 	done := make(chan struct{})
@@ -157,10 +157,11 @@ type inodeID struct{ dev, ino uint64 }
 // treeWriter writes files of this machine to a tar.
 type treeWriter struct {
 	w     *tar.Writer
-	links map[inodeID]string // first name of files with several
+	links map[inodeID]string // first name of files with several names
 }
 
-// add writes one file. Sockets are left out: nobody listens in an image.
+// add writes one file. Sockets are left out, because they are useless in an
+// image.
 func (t *treeWriter) add(root *os.Root, name string, fi fs.FileInfo) error {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -188,7 +189,7 @@ func (t *treeWriter) add(root *os.Root, name string, fi fs.FileInfo) error {
 	return t.w.WriteHeader(hdr)
 }
 
-// addRegular writes a regular file, or a hard link to where it was before.
+// addRegular writes a regular file, or a hard link to its first name.
 func (t *treeWriter) addRegular(root *os.Root, hdr *tar.Header, st *syscall.Stat_t) error {
 	id := inodeID{uint64(st.Dev), st.Ino}
 	if first, ok := t.links[id]; ok && st.Nlink > 1 {
@@ -202,7 +203,7 @@ func (t *treeWriter) addRegular(root *os.Root, hdr *tar.Header, st *syscall.Stat
 	defer f.Close()
 	size := now.Size
 	if now.Ino != st.Ino || now.Dev != st.Dev {
-		return fail(sandbox.CodeConflict, "image.import", hdr.Name, "try again when nobody writes there", "the file was replaced while it was read")
+		return fail(sandbox.CodeConflict, "image.import", hdr.Name, "try again when the directory is not being changed", "the file was replaced while it was read")
 	}
 	hdr.Typeflag, hdr.Size = tar.TypeReg, size
 	if err := t.w.WriteHeader(hdr); err != nil {
@@ -210,7 +211,7 @@ func (t *treeWriter) addRegular(root *os.Root, hdr *tar.Header, st *syscall.Stat
 	}
 	if _, err := io.CopyN(t.w, f, size); err != nil {
 		if errors.Is(err, io.EOF) {
-			return fail(sandbox.CodeConflict, "image.import", hdr.Name, "try again when nobody writes there", "the file shrank while it was read")
+			return fail(sandbox.CodeConflict, "image.import", hdr.Name, "try again when the directory is not being changed", "the file shrank while it was read")
 		}
 		return err
 	}
@@ -220,8 +221,8 @@ func (t *treeWriter) addRegular(root *os.Root, hdr *tar.Header, st *syscall.Stat
 	return nil
 }
 
-// openRegular opens a regular file below root and tells what it is. It does not
-// wait for the other end of a FIFO that took the file's place.
+// openRegular opens a regular file below root and returns its stat. It does not
+// block if a FIFO has replaced the file.
 func openRegular(root *os.Root, name string) (*os.File, *unix.Stat_t, error) {
 	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -238,7 +239,7 @@ func openRegular(root *os.Root, name string) (*os.File, *unix.Stat_t, error) {
 	return f, &st, nil
 }
 
-// openSource opens a local source file, which must be a regular one.
+// openSource opens a local source, which must be a regular file.
 func openSource(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -1,11 +1,11 @@
-// Package image gets root file systems for sandboxes: it resolves a reference
-// to a ready image, pulling or importing it if need be, and keeps images on
-// disk, as read-only EROFS files that sandboxes share. An image that was made
-// of another has that one's files and, over them, one with what it adds; see
+// Package image provides root file systems for sandboxes. It resolves a
+// reference to an image, pulls or imports it if necessary, and stores images on
+// disk as read-only EROFS files that sandboxes share. An image derived from
+// another one consists of the other's files and a layer with the changes; see
 // package stack.
 //
-// Nothing of an image is ever unpacked on this machine, except by
-// [Image.Unpack] for engines that need a directory.
+// Images are never unpacked on this machine, except by [Image.Unpack], for
+// engines that need a directory.
 //
 // # References
 //
@@ -28,9 +28,9 @@
 //	tmp/               files being written
 //	locks/             empty files that are locked, never read
 //
-// A file appears under its final name only when it is complete and synced, so
-// a crash leaves nothing but files in tmp and partial. Many processes may use
-// one store: they exclude one another with flock(2), which a crash releases.
+// A file gets its final name only when it is complete and synced, so a crash
+// leaves only files in tmp and partial. Several processes may use a store: they
+// lock with flock(2), and a crash releases the locks.
 package image
 
 import (
@@ -44,40 +44,41 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Image is an image that is ready to use. Values are not changed after they
-// were returned, and may be used concurrently.
+// Image is an image that is ready to use. Returned values are immutable and
+// safe for concurrent use.
 type Image struct {
-	Ref      string    // what was asked for, in its familiar form
+	Ref      string    // the reference, in its familiar form
 	Digest   string    // "sha256:…": of the manifest, or of the tree for local sources
-	Names    []string  // all names that lead to this image, sorted; after Get only the one it got
+	Names    []string  // all names of the image, sorted; after Get only the requested one
 	Platform string    // "linux/amd64"
-	Created  time.Time // as the image says; zero when it does not
+	Created  time.Time // according to the image; zero if unknown
 	Pulled   time.Time // when it was pulled, imported or generated
-	Size     int64     // bytes of its layers on disk, also of those that other images have
+	Size     int64     // bytes of its layers on disk, including shared ones
 	Config   Config
 	Binds    []Bind
-	// Signatures lay beside it when it was pulled or imported.
+	// Signatures were found with the image when it was pulled or imported. They
+	// are not verified.
 	Signatures []Signature
 
-	// Layers name what the root file system is made of, the upper layer first.
-	// Images that have a layer in common share its file.
+	// Layers are the names of the layers of the root file system, top first.
+	// Images with a common layer share its file.
 	Layers []string
-	// Unique is how many bytes of Size no other image has. Only List and Inspect
-	// say so.
+	// Unique is the number of bytes of Size that no other image shares. Only List
+	// and Inspect set it.
 	Unique int64
 
 	dir string // of the layers
 }
 
-// Bind is a read-only tree of this machine that is shown over the root file
-// system. Only the host image has any.
+// Bind is a read-only tree of this machine that is mounted over the root file
+// system. Only the host image has binds.
 type Bind struct {
 	Source string `json:"source"` // on this machine
 	Target string `json:"target"` // inside
 }
 
-// Config is what the image says about how to run it. All of it is the image
-// author's word, bounded in size but otherwise not to be trusted.
+// Config is the image's configuration. It comes from the image's author: its
+// size is limited, but it is not trusted.
 type Config struct {
 	Entrypoint   []string          `json:"entrypoint,omitempty"`
 	Cmd          []string          `json:"cmd,omitempty"`
@@ -90,11 +91,11 @@ type Config struct {
 	Volumes      []string          `json:"volumes,omitempty"`      // absolute paths, sorted
 }
 
-// OpenLayers opens the EROFS files for reading, the upper one first. Each holds a
-// shared lock for as long as it, or any duplicate of it in any process, is open:
-// give them to the sandbox's kernel, and the image cannot be removed under the
-// sandbox. The caller closes the files. An image that was removed meanwhile is
-// CodeNotFound: Get it again.
+// OpenLayers opens the EROFS files for reading, top first. Each file holds a
+// shared lock as long as it, or a duplicate of it in any process, is open. If
+// the sandbox's kernel holds them, the image cannot be removed while the
+// sandbox runs. The caller closes the files. If the image was removed
+// meanwhile, OpenLayers returns CodeNotFound: call Get again.
 func (i *Image) OpenLayers() ([]*os.File, error) {
 	var files []*os.File
 	for _, key := range i.Layers {
@@ -131,7 +132,7 @@ func (i *Image) openLayer(key string) (*os.File, error) {
 		f.Close()
 		return nil, internal("image.open", i.Ref, err)
 	}
-	if st.Nlink == 0 { // it was removed between open and lock
+	if st.Nlink == 0 { // it was removed between opening and locking
 		f.Close()
 		return nil, i.removed()
 	}
@@ -142,21 +143,21 @@ func (i *Image) removed() error {
 	return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "image.open", Subject: i.Ref, Message: "the image was removed meanwhile"}
 }
 
-// Phase is what a Get is busy with.
+// Phase is a phase of a Get.
 type Phase string
 
-// The phases, in order. Not every Get has each.
+// The phases, in order. Most Gets skip some.
 const (
-	PhaseWaiting     Phase = "waiting"     // for another Get of the same image
-	PhaseResolving   Phase = "resolving"   // the reference
-	PhaseDownloading Phase = "downloading" // Done of Total bytes of one layer
-	PhaseBuilding    Phase = "building"    // Done of Total bytes of one layer are read
+	PhaseWaiting     Phase = "waiting"     // waiting for another Get of the same image
+	PhaseResolving   Phase = "resolving"   // resolving the reference
+	PhaseDownloading Phase = "downloading" // downloading a layer: Done of Total bytes
+	PhaseBuilding    Phase = "building"    // building from a layer: Done of Total bytes were read
 	PhaseReady       Phase = "ready"
 )
 
-// Progress is one step of a Get. Layers are counted from 1; bytes are those of
-// the layer as transferred, so they are real. Total is 0 when it is not known.
-// Several layers may be downloading at a time.
+// Progress is the progress of a Get. Layers are counted from 1. Bytes are those
+// of the compressed layer. Total is 0 if unknown. Several layers may be
+// downloading at once.
 type Progress struct {
 	Phase  Phase
 	Layer  int
@@ -166,7 +167,7 @@ type Progress struct {
 	Total  int64
 }
 
-// String describes the step for a person, without its bytes.
+// String describes the progress for display, without byte counts.
 func (p Progress) String() string {
 	if p.Layers > 0 {
 		return fmt.Sprintf("%s layer %d/%d", p.Phase, p.Layer, p.Layers)
@@ -174,7 +175,7 @@ func (p Progress) String() string {
 	return string(p.Phase)
 }
 
-// fail makes an error of this package. Its text is shown to users.
+// fail returns an error of this package. Its text is shown to users.
 func fail(code sandbox.Code, op, subject, hint, format string, args ...any) error {
 	if len(subject) > 200 {
 		subject = subject[:200] + "…"
@@ -182,8 +183,8 @@ func fail(code sandbox.Code, op, subject, hint, format string, args ...any) erro
 	return &sandbox.Error{Code: code, Op: op, Subject: subject, Message: fmt.Sprintf(format, args...), Hint: hint}
 }
 
-// internal wraps an error that is this machine's fault; ENOSPC has a code of
-// its own. The cause is not part of the text.
+// internal wraps an error of this machine. ENOSPC has its own code. The text
+// does not contain the cause.
 func internal(op, subject string, err error) error {
 	e := &sandbox.Error{Code: sandbox.CodeInternal, Op: op, Subject: subject, Message: "the image store failed", Cause: err}
 	switch {

@@ -16,15 +16,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// layoutSource is an OCI image layout: oci:DIR[:TAG]. It is read with files of
-// our own and not with the registry library, which would open FIFOs, follow
-// links out of the directory, and read configs of any size into memory.
+// layoutSource is an OCI image layout: oci:DIR[:TAG]. It does not use the
+// registry library, which would open FIFOs, follow links out of the directory,
+// and read configs of any size into memory.
 type layoutSource struct {
 	path, tag string
 	limits    Limits
 }
 
-// annotationName is where a layout keeps the names of its images.
+// annotationName is the annotation with the name of an image in a layout.
 const annotationName = "org.opencontainers.image.ref.name"
 
 func (l *layoutSource) stamp(context.Context) (string, error) {
@@ -104,8 +104,8 @@ func (l *layoutSource) load(ctx context.Context, j *job) (*content, error) {
 	return c, nil
 }
 
-// entry chooses the image that the tag names, or the only one there is. Several
-// images without a tag are one image for several platforms, if they say so.
+// entry returns the image with the tag, or the only one. Several images without
+// a tag count as one multi-platform image, if they have platforms.
 func (l *layoutSource) entry(ctx context.Context, r *resolver, idx *v1.IndexManifest, data []byte) (v1.Descriptor, []byte, error) {
 	var named []v1.Descriptor
 	var tags []string

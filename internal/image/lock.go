@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flock applies an flock operation to f, again when a signal interrupts it.
+// flock calls flock(2), and repeats it if a signal interrupts it.
 func flock(f *os.File, how int) error {
 	for {
 		err := unix.Flock(int(f.Fd()), how)
@@ -20,12 +20,12 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// errLocked says that somebody else holds the lock.
+// errLocked means that another process or goroutine holds the lock.
 var errLocked = errors.New("locked")
 
 // tryLock opens and locks the file name in the locks directory, or returns
-// errLocked. Closing the file unlocks. Lock files may be deleted by who holds
-// them, so after locking it is checked that the file still has its name.
+// errLocked. Closing the file unlocks it. The holder of a lock may delete the
+// file, so after locking tryLock checks that the file still has its name.
 func (s *Store) tryLock(name string, how int) (*os.File, error) {
 	path := filepath.Join(s.dir, "locks", name)
 	for {
@@ -49,8 +49,8 @@ func (s *Store) tryLock(name string, how int) (*os.File, error) {
 	}
 }
 
-// lock waits for a lock until ctx ends. Waiting is called once if it has to
-// wait. It polls, because a blocked flock cannot be called back.
+// lock waits for a lock until ctx ends. waiting is called once if it has to
+// wait. It polls, because a blocked flock cannot be canceled.
 func (s *Store) lock(ctx context.Context, name string, how int, waiting func()) (*os.File, error) {
 	for delay := time.Millisecond; ; delay = min(2*delay, 50*time.Millisecond) {
 		f, err := s.tryLock(name, how)

@@ -18,32 +18,31 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Bounds of what an index may make us follow.
+// Limits on the indexes of one image.
 const (
 	maxNesting = 4  // indexes within indexes
 	maxIndexes = 16 // indexes read for one image
 )
 
-// resolver chooses the manifest of one image from a tree of indexes.
+// resolver selects the manifest of one image from a tree of indexes.
 type resolver struct {
 	subject  string
 	platform v1.Platform
 	limits   Limits
-	// read returns the content of a descriptor, not yet verified, at most so
-	// many bytes.
+	// read returns the unverified content of a descriptor, of limited size.
 	read func(ctx context.Context, d v1.Descriptor) ([]byte, error)
 
 	indexes int
-	have    []string // platforms that were seen
+	have    []string // platforms found so far
 }
 
-// resolved is what an image consists of.
+// resolved is the manifest of an image with its config.
 type resolved struct {
 	digest   string
 	manifest *v1.Manifest
 	config   *v1.ConfigFile
 	platform string
-	via      []string // digests of the indexes that led to it, the nearest first
+	via      []string // digests of the indexes that refer to it, nearest first
 }
 
 func newResolver(subject, platform string, limits Limits, read func(context.Context, v1.Descriptor) ([]byte, error)) (*resolver, error) {
@@ -84,7 +83,7 @@ func (r *resolver) verify(data []byte, d v1.Descriptor) error {
 	return nil
 }
 
-// readLimited reads all of r, which may hold at most limit bytes.
+// readLimited reads all of r, at most limit bytes.
 func readLimited(r io.Reader, limit int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, limit+1))
 	if err == nil && int64(len(data)) > limit {
@@ -93,8 +92,8 @@ func readLimited(r io.Reader, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// resolve finds the manifest for the platform behind a descriptor whose
-// content is given.
+// resolve finds the manifest for the platform, starting from a descriptor with
+// its content.
 func (r *resolver) resolve(ctx context.Context, d v1.Descriptor, data []byte) (*resolved, error) {
 	res, err := r.choose(ctx, d, data, 0)
 	if err != nil {
@@ -108,12 +107,12 @@ func (r *resolver) resolve(ctx context.Context, d v1.Descriptor, data []byte) (*
 	return res, nil
 }
 
-// choose returns nil if nothing behind the descriptor fits.
+// choose returns nil if there is no manifest for the platform.
 func (r *resolver) choose(ctx context.Context, d v1.Descriptor, data []byte, depth int) (*resolved, error) {
 	switch mt := mediaType(d, data); {
 	case mt.IsIndex():
 		res, err := r.chooseFromIndex(ctx, data, depth)
-		if res != nil && d.Digest.Hex != "" { // a layout's own index has none
+		if res != nil && d.Digest.Hex != "" { // a layout's own index has no digest
 			res.via = append(res.via, d.Digest.String())
 		}
 		return res, err
@@ -124,7 +123,7 @@ func (r *resolver) choose(ctx context.Context, d v1.Descriptor, data []byte, dep
 	}
 }
 
-// mediaType prefers what the content says of itself to what its referrer says.
+// mediaType prefers the media type in the content to the one in the descriptor.
 func mediaType(d v1.Descriptor, data []byte) types.MediaType {
 	if m, err := v1.ParseManifest(bytes.NewReader(data)); err == nil && m.MediaType != "" {
 		return m.MediaType
@@ -152,8 +151,8 @@ func (r *resolver) chooseFromIndex(ctx context.Context, data []byte, depth int) 
 	return nil, nil
 }
 
-// candidates are the entries that may fit, the best first: those that say so,
-// then those that do not say.
+// candidates returns the entries that may match, best first: entries for the
+// platform, then entries without a platform.
 func (r *resolver) candidates(all []v1.Descriptor) []v1.Descriptor {
 	var exact, fits, silent []v1.Descriptor
 	for _, d := range all {
@@ -173,7 +172,7 @@ func (r *resolver) candidates(all []v1.Descriptor) []v1.Descriptor {
 	return slices.Concat(exact, fits, silent)
 }
 
-// image reads a manifest and its config. It is nil if they are for another
+// image reads a manifest and its config. It returns nil if they are for another
 // platform.
 func (r *resolver) image(ctx context.Context, d v1.Descriptor, data []byte) (*resolved, error) {
 	m, err := v1.ParseManifest(bytes.NewReader(data))
@@ -208,7 +207,7 @@ func (r *resolver) fits(p v1.Platform) bool {
 		(p.Variant == "" || r.platform.Variant == "" || p.Variant == r.platform.Variant)
 }
 
-// checkLayers refuses layers that could not be got or verified.
+// checkLayers refuses layers that cannot be downloaded or verified.
 func (r *resolver) checkLayers(m *v1.Manifest, cfg *v1.ConfigFile) error {
 	if n := len(m.Layers); n > r.limits.Layers {
 		return fail(sandbox.CodeExhausted, "image.resolve", r.subject, "", "%d layers, at most %d", n, r.limits.Layers)
@@ -231,7 +230,7 @@ func (r *resolver) checkLayers(m *v1.Manifest, cfg *v1.ConfigFile) error {
 	return nil
 }
 
-// content begins the content of an image; the layers are still to be opened.
+// content returns the content of an image; its layers are opened later.
 func (r *resolver) content(res *resolved) (*content, error) {
 	cfg, err := r.runConfig(res.config)
 	if err != nil {
@@ -246,8 +245,8 @@ func (r *resolver) content(res *resolved) (*content, error) {
 
 var stopSignalRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(SIG)?[A-Z0-9+-]{1,16}$`) })
 
-// runConfig takes what a config says about running. Unsupported settings are
-// refused if they would change what runs, and dropped otherwise.
+// runConfig converts the configuration. Unsupported settings are refused if
+// they would change what runs, and ignored otherwise.
 func (r *resolver) runConfig(cfg *v1.ConfigFile) (Config, error) {
 	in := cfg.Config
 	out := Config{Entrypoint: in.Entrypoint, Cmd: in.Cmd, User: in.User, Labels: in.Labels}
@@ -283,7 +282,7 @@ func (r *resolver) runConfig(cfg *v1.ConfigFile) (Config, error) {
 	return out, nil
 }
 
-// clip bounds hostile text in messages.
+// clip shortens untrusted text in messages.
 func clip(s string) string {
 	if len(s) > 80 {
 		return s[:80] + "…"

@@ -6,18 +6,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Pin is an image that somebody needs who does not run: a sandbox that is
-// stopped, a snapshot, a template. Running sandboxes hold a lock instead.
+// Pin is an image needed by something that is not running: a stopped sandbox, a
+// snapshot, a template. Running sandboxes hold a lock instead.
 type Pin struct {
 	Image string // a name, or the digest
-	By    string // who needs it, for the error of whoever wants to remove it
+	By    string // what needs it, for error messages
 }
 
-// Protect has images kept that pins names, whenever one is to be removed. An
-// error of pins keeps all. It is called before the store is used.
+// Protect sets a function that returns images to keep. It is called before
+// images are removed; if it fails, all are kept. Call Protect before using the
+// store.
 func (s *Store) Protect(pins func(context.Context) ([]Pin, error)) { s.pins = pins }
 
-// pinned returns who needs the images of x, by digest.
+// pinned returns what needs the images of x, by digest.
 func (s *Store) pinned(ctx context.Context, x *index) (map[string]string, error) {
 	if s.pins == nil {
 		return nil, nil
@@ -35,13 +36,13 @@ func (s *Store) pinned(ctx context.Context, x *index) (map[string]string, error)
 	return by, nil
 }
 
-// newSweeper returns what removes images but those that somebody needs.
+// newSweeper returns a sweeper that keeps pinned images.
 func (s *Store) newSweeper(ctx context.Context, x *index) (*sweeper, error) {
 	pinned, err := s.pinned(ctx, x)
 	return &sweeper{pinned: pinned}, err
 }
 
-// spare refuses to remove an image that somebody needs.
+// spare returns an error for a pinned image.
 func (w *sweeper) spare(rec *imageRecord) error {
 	if by := w.pinned[rec.Digest]; by != "" {
 		return fail(sandbox.CodeConflict, "image.rm", rec.Digest, "remove that first", "the image is needed by %s", by)

@@ -16,11 +16,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Login tells a registry who asks. It is a function so that no log and no
-// record can hold what it says.
+// Login returns credentials for a registry. It is a function, so that the
+// password cannot appear in logs or records.
 type Login func() (username, password string)
 
-// ECRLogin exchanges keys of AWS for a login to the registry of their account.
+// ECRLogin exchanges AWS keys for a login to the ECR registry of their account.
 func (s *Store) ECRLogin(ctx context.Context, accessKey string, secret func() string, region string) (Login, error) {
 	keys := registry.AWSKeys{AccessKey: accessKey, Secret: secret, Region: region, Endpoint: s.opts.ECR}
 	username, password, err := registry.ECRLogin(ctx, keys, registry.Options{
@@ -32,11 +32,11 @@ func (s *Store) ECRLogin(ctx context.Context, accessKey string, secret func() st
 	return func() (string, string) { return username, password }, nil
 }
 
-// Private returns the image of a registry that only whoever has the login may
-// have, under a name that is no reference. No other tenant gets it, neither by
-// its reference nor by the registry's digests, because it is stored under a
-// digest of its files and its layers are not kept. The registry is asked every
-// time; what has not changed is not transferred again.
+// Private returns an image from a registry that needs the caller's login, under
+// a name that is not a reference. Other tenants cannot use the image, neither
+// by its reference nor by the registry's digests, because it is stored under a
+// digest of its files and its compressed layers are not kept. The registry is
+// contacted every time. An unchanged image is not downloaded again.
 func (s *Store) Private(ctx context.Context, name, ref string, login Login) (*Image, error) {
 	const op = "image.get"
 	r, err := parseReference(ref)
@@ -71,8 +71,8 @@ func (j *job) private(ctx context.Context, src *registrySource) (*Image, error) 
 	if err != nil {
 		return nil, err
 	}
-	// A caller that the registry gave the manifest may use the image that was
-	// made from it.
+	// The registry gave the caller this manifest, so the caller may use the image
+	// built from it.
 	if rec, err := s.readRef(j.as, j.platform); err == nil && rec.Stamp == c.digest {
 		if img, err := s.ready(rec.Digest, j.as); !errors.Is(err, fs.ErrNotExist) {
 			return img, err
@@ -90,8 +90,8 @@ func (j *job) private(ctx context.Context, src *registrySource) (*Image, error) 
 	}
 }
 
-// buildPrivate is buildRootfs, but names the file system by its bytes, which
-// only whoever has them knows.
+// buildPrivate is buildRootfs, but names the file system by a hash of its
+// content, which others cannot know.
 func (s *Store) buildPrivate(ctx context.Context, c *content, progress func(Progress)) (rootfs, error) {
 	tmp, _, size, err := s.writeLayer(ctx, c, nil, progress)
 	if err != nil {
@@ -107,8 +107,8 @@ func (s *Store) buildPrivate(ctx context.Context, c *content, progress func(Prog
 	return rootfs{[]string{key}, size}, s.keepLayer(tmp, key)
 }
 
-// passing makes the layers of c come from the registry each time, and stay
-// nowhere.
+// passing makes the layers of c come from the registry each time, without
+// keeping them.
 func (r *registrySource) passing(c *content, client *registry.Client) {
 	for i := range c.layers {
 		l := &c.layers[i]
@@ -131,7 +131,7 @@ func (r *registrySource) passing(c *content, client *registry.Client) {
 	}
 }
 
-// spent is a file that goes when it is closed.
+// spent is a temporary file that is removed when it is closed.
 type spent struct{ *tempFile }
 
 func (s spent) Close() error {
@@ -139,7 +139,7 @@ func (s spent) Close() error {
 	return nil
 }
 
-// Resolve implements authn.Keychain: there is one registry to be asked.
+// Resolve implements authn.Keychain. The login is only used for one registry.
 func (l Login) Resolve(authn.Resource) (authn.Authenticator, error) {
 	username, password := l()
 	return &authn.Basic{Username: username, Password: password}, nil

@@ -2,8 +2,8 @@ package image
 
 import "io"
 
-// readAhead reads from a reader in a goroutine of its own, so that one core
-// decompresses while the other hashes and writes.
+// readAhead reads from a reader in a goroutine, so that one core decompresses
+// while another hashes and writes.
 type readAhead struct {
 	full chan chunk
 	free chan []byte
@@ -12,7 +12,7 @@ type readAhead struct {
 	pos  int
 }
 
-// chunk is some data, and the error that came behind it.
+// chunk is data, and the error that followed it.
 type chunk struct {
 	data []byte
 	err  error
@@ -23,10 +23,9 @@ const (
 	aheadChunks = 4
 )
 
-// newReadAhead starts reading r, which is not to be used by anybody else until
-// Close has returned.
+// newReadAhead starts to read r. r must not be used before Close has returned.
 func newReadAhead(r io.Reader) *readAhead {
-	// There is room for all chunks in both channels: sending never blocks.
+	// Both channels have room for all chunks, so sending never blocks.
 	a := &readAhead{full: make(chan chunk, aheadChunks), free: make(chan []byte, aheadChunks), stop: make(chan struct{})}
 	for range aheadChunks {
 		a.free <- make([]byte, aheadChunk)
@@ -51,8 +50,8 @@ func (a *readAhead) run(r io.Reader) {
 	}
 }
 
-// fill reads until buf is full or r fails, and keeps r's own error, which
-// io.ReadFull would replace.
+// fill reads until buf is full or r fails. It returns r's own error, unlike
+// io.ReadFull.
 func fill(r io.Reader, buf []byte) (n int, err error) {
 	for n < len(buf) && err == nil {
 		var m int
@@ -78,7 +77,7 @@ func (a *readAhead) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close stops reading ahead and waits until the reader is free again.
+// Close stops reading ahead and waits until r is no longer used.
 func (a *readAhead) Close() error {
 	close(a.stop)
 	for range a.full {

@@ -18,12 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// recordVersion is the version of the records and of the way file systems are
-// built. Records of another version do not exist for this program.
+// recordVersion is the version of the records and of file systems. Records of
+// other versions are ignored.
 const recordVersion = 1
 
 // layeredVersion is the version of records of images with several layers. A
-// program that knows only the first version would take the upper layer for all.
+// program that knows only the first version would use the top layer alone.
 const layeredVersion = 2
 
 // imageRecord is the content of images/HEX.json.
@@ -34,8 +34,8 @@ type imageRecord struct {
 	Created  time.Time `json:"created,omitzero"`
 	Pulled   time.Time `json:"pulled"`
 	Size     int64     `json:"size"`
-	Rootfs   string    `json:"rootfs"`          // the upper layer: its name in rootfs/, without the extension
-	Lower    []string  `json:"lower,omitempty"` // the layers below it, from the upper one down
+	Rootfs   string    `json:"rootfs"`          // the top layer: its name in rootfs/, without the extension
+	Lower    []string  `json:"lower,omitempty"` // the layers below it, from top to bottom
 	Config   Config    `json:"config"`
 	Binds    []Bind    `json:"binds,omitempty"`
 	Blobs    []string  `json:"blobs,omitempty"` // names in blobs/sha256/
@@ -43,10 +43,10 @@ type imageRecord struct {
 	Signatures []Signature `json:"signatures,omitempty"`
 }
 
-// layers returns the names of the layers, the upper one first.
+// layers returns the names of the layers, top first.
 func (r *imageRecord) layers() []string { return append([]string{r.Rootfs}, r.Lower...) }
 
-// usable reports whether this program understands the record.
+// usable reports whether this program supports the record.
 func (r *imageRecord) usable() bool {
 	version := recordVersion
 	if len(r.Lower) > 0 {
@@ -61,7 +61,7 @@ type refRecord struct {
 	Name     string `json:"name"`
 	Platform string `json:"platform"`
 	Digest   string `json:"digest"`
-	Stamp    string `json:"stamp,omitempty"` // of a local source when it was read
+	Stamp    string `json:"stamp,omitempty"` // of a local source, when it was read
 }
 
 var hexRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
@@ -79,14 +79,14 @@ func (s *Store) path(elem ...string) string {
 func (s *Store) rootfsPath(key string) string { return s.path("rootfs", key+".erofs") }
 func (s *Store) blobPath(hex string) string   { return s.path("blobs", "sha256", hex) }
 
-// refFile is the name of the record of a name and platform.
+// refFile returns the name of the record of a name and platform.
 func refFile(name, platform string) string {
 	sum := sha256.Sum256([]byte(name + "\x00" + platform))
 	return hex.EncodeToString(sum[:]) + ".json"
 }
 
-// readRecord reads a record. One that is missing, broken or of another version
-// is fs.ErrNotExist: it is made anew.
+// readRecord reads a record. If it is missing, invalid or of another version,
+// readRecord returns fs.ErrNotExist.
 func readRecord[T any](path string, valid func(*T) bool) (*T, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -116,7 +116,7 @@ func (s *Store) readImage(digest string) (*imageRecord, error) {
 	})
 }
 
-// eachRecord reads all records of a directory that can be read.
+// eachRecord reads all valid records of a directory.
 func eachRecord[T any](dir string, f func(file string, rec *T) error) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -137,7 +137,7 @@ func eachRecord[T any](dir string, f func(file string, rec *T) error) error {
 	return nil
 }
 
-// index is all records at one moment.
+// index is a consistent view of all records.
 type index struct {
 	refs   []*refRecord
 	images []*imageRecord
@@ -174,8 +174,7 @@ func (x *index) names(digest string) []string {
 	return names
 }
 
-// writeRecord writes a record so that a crash leaves the old one or the new.
-// The caller holds the gc lock.
+// writeRecord writes a record atomically. The caller holds the gc lock.
 func (s *Store) writeRecord(rec any, elem ...string) error {
 	data, err := json.MarshalIndent(rec, "", "\t")
 	if err != nil {
@@ -192,7 +191,7 @@ func (s *Store) writeRecord(rec any, elem ...string) error {
 	return f.publish(s.path(elem...))
 }
 
-// tempFile is a file in tmp that is given its name when it is complete.
+// tempFile is a file in tmp that gets its name when it is complete.
 type tempFile struct {
 	*os.File
 	done bool
@@ -206,7 +205,7 @@ func (s *Store) createTemp() (*tempFile, error) {
 	return &tempFile{File: f}, nil
 }
 
-// publish syncs the file, gives it its name and closes it.
+// publish syncs, renames and closes the file.
 func (t *tempFile) publish(path string) error {
 	if err := t.Sync(); err != nil {
 		return err

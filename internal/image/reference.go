@@ -11,10 +11,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// maxReference bounds a reference in bytes.
+// maxReference is the maximum length of a reference in bytes.
 const maxReference = 4096
 
-// kind is the form of a reference.
+// kind is the kind of a reference.
 type kind int
 
 const (
@@ -24,26 +24,26 @@ const (
 	kindArchive // docker-archive:
 	kindDir
 	kindTar
-	kindDigest // an image that the store has, by its digest
+	kindDigest // an image in the store, by its digest
 )
 
 // reference is a parsed reference.
 type reference struct {
 	kind kind
-	name string         // the familiar form, under which it is recorded
+	name string         // the familiar form, used as its recorded name
 	path string         // absolute, of local sources
 	tag  string         // of oci: and docker-archive:
 	repo name.Reference // of a registry
 }
 
-// Expressions are compiled when they are first used: every process of a sandbox
-// starts as this program.
+// Regular expressions are compiled on first use, because every process of a
+// sandbox starts as this program.
 var foreignRE = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(docker-daemon|containers-storage|oci-archive|sif|ostree|atomic|docker-tarfile|file|https?|containerd):`)
 })
 
-// Names of registries and repositories, as in Docker. The library lets through
-// more, "a/../b" for example, which would end up in a URL.
+// Names of registries and repositories, as in Docker. The library accepts more,
+// such as "a/../b", which would end up in a URL.
 var (
 	registryRE = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
@@ -53,13 +53,13 @@ var (
 	})
 )
 
-// takenRE matches repositories whose short form would be read as another kind
+// takenRE matches repositories whose short form would be parsed as another kind
 // of reference.
 var takenRE = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(oci|dir|tar|docker-archive|sha256|docker-daemon|containers-storage|oci-archive|sif|ostree|atomic|docker-tarfile|file|https?|containerd)$`)
 })
 
-// parseReference parses all forms of reference.
+// parseReference parses a reference of any kind.
 func parseReference(ref string) (*reference, error) {
 	const op = "image.reference"
 	switch {
@@ -87,7 +87,7 @@ func parseReference(ref string) (*reference, error) {
 	return &reference{kind: kindRegistry, name: familiar(r), repo: r}, nil
 }
 
-// parseLocal parses what follows the prefix of a local source.
+// parseLocal parses a reference to a local source, without its prefix.
 func parseLocal(ref, prefix, rest string, k kind) (*reference, error) {
 	r := &reference{kind: k, path: rest}
 	if k == kindLayout || k == kindArchive {
@@ -119,7 +119,7 @@ func referenceHint(ref string) string {
 	return `for example "debian:12", "ghcr.io/org/app:v1" or "host"`
 }
 
-// familiar returns the short form of a reference that Docker users know.
+// familiar returns the short form of a reference, as in Docker.
 func familiar(r name.Reference) string {
 	repo := r.Context().RepositoryStr()
 	if reg := r.Context().RegistryStr(); reg != name.DefaultRegistry {

@@ -20,20 +20,20 @@ import (
 	"github.com/atoll-run/atoll/internal/image/registry"
 )
 
-// downloads is how many layers of one image are transferred at a time.
+// downloads is the number of layers of one image downloaded at once.
 const downloads = 3
 
 // registrySource is an image of a registry.
 type registrySource struct {
 	store *Store
 	ref   *reference
-	login Login // nil: the store's own credentials
+	login Login // nil: use the store's credentials
 }
 
 func (r *registrySource) stamp(context.Context) (string, error) { return "", nil }
 
-// load asks the registry what the image is made of. Layers are transferred
-// only if its file system has to be built.
+// load gets the content of the image from the registry. Layers are downloaded
+// only if the file system has to be built.
 func (r *registrySource) load(ctx context.Context, j *job) (*content, error) {
 	o := r.store.opts
 	permit := r.store.permit(ctx)
@@ -41,7 +41,7 @@ func (r *registrySource) load(ctx context.Context, j *job) (*content, error) {
 	case r.login != nil:
 		o.Keychain = r.login
 	case permit != nil:
-		o.Keychain = authn.NewMultiKeychain() // the owner's credentials are not for others
+		o.Keychain = authn.NewMultiKeychain() // do not use the owner's credentials for others
 	}
 	client, err := registry.New(ctx, r.ref.repo.Context(), registry.Options{
 		Transport: o.Transport, Keychain: o.Keychain, PlainHTTP: o.PlainHTTP, StallTimeout: o.StallTimeout, RetryDelay: o.RetryDelay, Permit: permit,
@@ -63,7 +63,7 @@ func (r *registrySource) load(ctx context.Context, j *job) (*content, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A tag is what its content is, whatever the registry's headers say.
+	// The digest is computed from the content, not taken from a header.
 	sum := sha256.Sum256(data)
 	d := v1.Descriptor{MediaType: types.MediaType(mediaType), Digest: v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum[:])}}
 	if want, ok := r.ref.repo.(name.Digest); ok && want.DigestStr() != d.Digest.String() {
@@ -87,7 +87,7 @@ func (r *registrySource) load(ctx context.Context, j *job) (*content, error) {
 }
 
 // layers makes the layers of c come from the store's blobs, which prepare
-// transfers.
+// downloads.
 func (r *registrySource) layers(c *content, client *registry.Client, j *job) {
 	first := map[string]int{}
 	for i := range c.layers {
@@ -115,7 +115,7 @@ func (r *registrySource) layers(c *content, client *registry.Client, j *job) {
 	}
 }
 
-// download transfers one blob into the store, unless it is there.
+// download downloads one blob to the store, unless it is there.
 func (s *Store) download(ctx context.Context, client *registry.Client, hex string, p Progress, progress func(Progress)) error {
 	l, err := s.lock(ctx, "blob-"+hex, unix.LOCK_EX, func() { progress(Progress{Phase: PhaseWaiting}) })
 	if err != nil {
@@ -135,7 +135,7 @@ func (s *Store) download(ctx context.Context, client *registry.Client, hex strin
 	if err != nil {
 		return err
 	}
-	part := &tempFile{File: f, done: true} // kept when the transfer fails
+	part := &tempFile{File: f, done: true} // kept if the download fails
 	defer f.Close()
 	var reported int64
 	report(0)

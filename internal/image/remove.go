@@ -15,10 +15,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Remove removes an image by a name, its digest, or the beginning of its
-// digest. If it has other names, only the name goes. An image that a living
-// sandbox uses, or that somebody else needs (see [Store.Protect]), is
-// CodeConflict, and nothing changes.
+// Remove removes an image by name, digest, or prefix of its digest. If the
+// image has other names, only this name is removed. For an image that a running
+// sandbox uses, or that is pinned (see [Store.Protect]), Remove returns
+// CodeConflict and changes nothing.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	const op = "image.rm"
 	l, err := s.lock(ctx, lockIndex, unix.LOCK_EX, nil)
@@ -53,12 +53,12 @@ type sweeper struct {
 	files int
 	bytes int64
 	busy  bool
-	seen  map[string]bool // of a dry run, which meets some files twice
+	seen  map[string]bool // for a dry run, which may visit a file twice
 
-	pinned map[string]string // who needs an image, by digest
+	pinned map[string]string // what needs an image, by digest
 }
 
-// remove removes a file that may be gone already.
+// remove removes a file, which may be gone already.
 func (w *sweeper) remove(path string) error {
 	var st unix.Stat_t
 	err := unix.Lstat(path, &st)
@@ -82,14 +82,14 @@ func (w *sweeper) remove(path string) error {
 }
 
 // removeImage removes an image with all its names, unless it is in use. The
-// index lock is held; x is brought up to date.
+// caller holds the index lock; x is updated.
 func (s *Store) removeImage(x *index, rec *imageRecord, sweep *sweeper) error {
 	if err := sweep.spare(rec); err != nil {
 		return err
 	}
 	unused := x.onlyIn(rec)
 	locked := unused
-	if !slices.Contains(unused, rec.Rootfs) { // sandboxes of the image use it all the same
+	if !slices.Contains(unused, rec.Rootfs) { // sandboxes of the image still use it
 		locked = append([]string{rec.Rootfs}, unused...)
 	}
 	for _, key := range locked {
@@ -127,8 +127,8 @@ func (x *index) onlyIn(rec *imageRecord) []string {
 	})
 }
 
-// lockLayer takes the exclusive lock of a layer, or returns errLocked: nobody can
-// have it while a sandbox holds the shared one.
+// lockLayer takes the exclusive lock of a layer, or returns errLocked if a
+// sandbox holds the shared one.
 func (s *Store) lockLayer(key string) (unlock func(), err error) {
 	f, err := os.Open(s.rootfsPath(key))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -160,12 +160,12 @@ func (s *Store) removeRefs(x *index, sweep *sweeper, match func(*refRecord) bool
 	return nil
 }
 
-// pinTime bounds how long it may take to find out who needs an image that
-// nobody asked to remove.
+// pinTime limits the call of the function of Protect when an old image is
+// removed automatically.
 const pinTime = 10 * time.Second
 
-// dropUnnamed removes an image that has lost its last name to a newer version
-// of the same source, if nobody uses it. The index lock is held.
+// dropUnnamed removes an unused image that has lost its last name to a newer
+// version of the same source. The caller holds the index lock.
 func (s *Store) dropUnnamed(digest string) {
 	x, err := s.readIndex()
 	if err != nil {
@@ -186,25 +186,24 @@ func (s *Store) dropUnnamed(digest string) {
 	}
 }
 
-// PruneOptions say what Prune removes beyond images without a name and files
-// that belong to nothing.
+// PruneOptions select what Prune removes in addition to images without a name
+// and unreferenced files.
 type PruneOptions struct {
-	All    bool // every image that no living sandbox uses
-	Blobs  bool // layers of images that are kept: getting a related image will transfer them again
+	All    bool // all images that no running sandbox uses
+	Blobs  bool // compressed layers of images that are kept: they are downloaded again when needed
 	DryRun bool // only report
 }
 
-// PruneReport says what was, or would be, removed.
+// PruneReport is what was, or would be, removed.
 type PruneReport struct {
 	Images []string // digests
 	Files  int
-	Bytes  int64 // of disk
-	// Busy says that files of no image were left alone because a Get was
-	// under way.
+	Bytes  int64 // bytes on disk
+	// Busy means that unreferenced files were kept because a Get was in progress.
 	Busy bool
 }
 
-// Prune frees space. Images in use stay, and are not an error.
+// Prune frees disk space. Images in use are kept without an error.
 func (s *Store) Prune(ctx context.Context, opts PruneOptions) (PruneReport, error) {
 	const op = "image.prune"
 	var report PruneReport
@@ -243,8 +242,8 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) (PruneReport, erro
 	return report, classify(op, s.dir, err)
 }
 
-// collect removes the files that no record of x mentions, unless a Get is
-// under way, which may be about to mention them. The index lock is held.
+// collect removes files without a record in x, unless a Get is in progress,
+// which may be about to record them. The caller holds the index lock.
 func (s *Store) collect(x *index, sweep *sweeper, blobs bool) error {
 	gc, err := s.tryLock(lockGC, unix.LOCK_EX)
 	if errors.Is(err, errLocked) {
@@ -272,8 +271,8 @@ func (s *Store) collect(x *index, sweep *sweeper, blobs bool) error {
 	return nil
 }
 
-// sweepDir removes the files of a directory that match. A file system that is
-// in use stays, even if its record was lost.
+// sweepDir removes matching files of a directory. A file system in use is kept,
+// even if it has no record.
 func (s *Store) sweepDir(dir string, sweep *sweeper, match func(name string) bool) error {
 	entries, err := os.ReadDir(s.path(dir))
 	if err != nil {

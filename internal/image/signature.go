@@ -12,35 +12,35 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Signature is a detached signature that lay beside an image, as cosign writes
-// them. Nobody has verified it: which keys count is not known here.
+// Signature is a detached signature found with an image, as cosign writes it.
+// It is not verified here, because the trusted keys are not known here.
 type Signature struct {
-	Subject   string `json:"subject"` // what it was found for: the image's digest, or that of an index that led to it
-	Payload   []byte `json:"payload"` // what was signed, JSON
+	Subject   string `json:"subject"` // digest that it was found for: the image's, or that of an index that refers to it
+	Payload   []byte `json:"payload"` // the signed content, JSON
 	Signature []byte `json:"signature"`
 }
 
-// How cosign keeps signatures: each is a layer, whose content is what was
-// signed, of a manifest that is tagged after the digest.
+// How cosign stores signatures: as layers of a manifest whose tag is derived
+// from the digest. The content of a layer is what was signed.
 const (
 	typeSimpleSigning   = "application/vnd.dev.cosign.simplesigning.v1+json"
 	annotationSignature = "dev.cosignproject.cosign/signature"
-	annotationKind      = "kind" // in a layout that cosign wrote
+	annotationKind      = "kind" // in a layout written by cosign
 	kindSignatures      = "dev.cosignproject.cosign/sigs"
 )
 
-// Bounds of what is kept.
+// Limits of signatures.
 const (
 	maxPayload    = 64 << 10
-	maxSignatures = 16  // for one digest at a time
-	maxKept       = 128 // of one image in the store
+	maxSignatures = 16  // per digest
+	maxKept       = 128 // per image in the store
 )
 
-// signatureTag is the tag of the signatures for a digest.
+// signatureTag returns the tag of the signatures for a digest.
 func signatureTag(digest string) string { return strings.Replace(digest, ":", "-", 1) + ".sig" }
 
-// isAttachment reports whether an entry of a layout is no image but something
-// that was attached to one.
+// isAttachment reports whether an entry of a layout is attached to an image
+// instead of being one.
 func isAttachment(d v1.Descriptor) bool {
 	name := d.Annotations[annotationName]
 	tag := name[strings.LastIndexByte(name, ':')+1:]
@@ -50,8 +50,7 @@ func isAttachment(d v1.Descriptor) bool {
 	return kind == kindSignatures || kind == "dev.cosignproject.cosign/atts" || found && isDigest && (ext == "sig" || ext == "att" || ext == "sbom")
 }
 
-// signatures reads the signatures of a manifest whose content is given. What
-// is none is left out: it cannot be verified anyway.
+// signatures returns the signatures of a manifest. Invalid ones are left out.
 func (r *resolver) signatures(ctx context.Context, subject string, data []byte) (out []Signature) {
 	m, err := v1.ParseManifest(bytes.NewReader(data))
 	if err != nil {
@@ -73,13 +72,12 @@ func (r *resolver) signatures(ctx context.Context, subject string, data []byte) 
 	return out
 }
 
-// subjects are the digests that a signature of an image may be for: its own, and
-// those of the indexes that led to it.
+// subjects returns the digests that a signature of an image may be for: its
+// own, and those of the indexes that refer to it.
 func (res *resolved) subjects() []string { return append([]string{res.digest}, res.via...) }
 
-// signatures asks the registry for the signatures of an image. One without any
-// is the usual case, and a registry that does not tell keeps nobody from the
-// image: it counts as not signed.
+// signatures gets the signatures of an image from the registry. Most images
+// have none. If the registry fails, the image counts as not signed.
 func (r *registrySource) signatures(ctx context.Context, client *registry.Client, res *resolver, found *resolved) (out []Signature) {
 	for _, subject := range found.subjects() {
 		data, _, err := client.Manifest(ctx, signatureTag(subject), r.store.opts.Limits.Manifest)
@@ -92,8 +90,8 @@ func (r *registrySource) signatures(ctx context.Context, client *registry.Client
 	return out
 }
 
-// keptWith returns signatures together with those that were known before: an
-// image may have been found in several places. The latest are kept.
+// keptWith merges new signatures with known ones, because an image may be found
+// in several places. It keeps the latest.
 func keptWith(found, known []Signature) []Signature {
 	out := append([]Signature(nil), found...)
 	for _, k := range known {
@@ -116,8 +114,8 @@ func containsSignature(all []Signature, s Signature) bool {
 	return false
 }
 
-// signatures finds the signatures of an image in its layout: tagged as in a
-// registry, or marked as cosign does when it saves an image.
+// signatures finds the signatures of an image in its layout: by tag as in a
+// registry, or by the annotation of cosign save.
 func (l *layoutSource) signatures(ctx context.Context, r *resolver, idx *v1.IndexManifest, found *resolved) (out []Signature) {
 	for _, d := range idx.Manifests {
 		name := d.Annotations[annotationName]
@@ -126,7 +124,7 @@ func (l *layoutSource) signatures(ctx context.Context, r *resolver, idx *v1.Inde
 			if name != tag && !strings.HasSuffix(name, ":"+tag) && d.Annotations[annotationKind] != kindSignatures || len(out) >= maxKept {
 				continue
 			}
-			if data, err := r.fetch(ctx, d); err == nil { // what is damaged verifies nothing
+			if data, err := r.fetch(ctx, d); err == nil { // damaged data cannot be a valid signature
 				out = append(out, r.signatures(ctx, subject, data)...)
 			}
 		}

@@ -24,56 +24,56 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Limits bound what one image may make this machine do; see [layer.Limits].
+// Limits are the limits of one image; see [layer.Limits].
 type Limits = layer.Limits
 
-// Options are what a Store may be told. The zero value is right for use.
+// Options configures a Store. The zero value is usable.
 type Options struct {
-	// HostRoot is the directory that the host image shows; default "/".
+	// HostRoot is the root directory of the host image; default "/".
 	HostRoot string
-	// Limits bound hostile images; zero fields have defaults.
+	// Limits limit untrusted images; zero fields have defaults.
 	Limits Limits
-	// Logger gets what is not an error; default none.
+	// Logger gets messages that are not errors; default none.
 	Logger *slog.Logger
-	// MaxLayers bounds the layers of an image on disk; default 8. With 1, every
-	// image is one file.
+	// MaxLayers is the maximum number of layers of an image on disk; default 8.
+	// With 1, every image is a single file.
 	MaxLayers int
-	// Transport reaches registries; default as http.DefaultTransport, with
-	// proxies from the environment.
+	// Transport is used for registries; by default like http.DefaultTransport,
+	// with proxies from the environment.
 	Transport http.RoundTripper
-	// Keychain finds credentials; default Docker's configuration, with
+	// Keychain provides credentials; by default Docker's configuration, including
 	// DOCKER_CONFIG and credential helpers.
 	Keychain authn.Keychain
-	// PlainHTTP lists registries ("host:port") that may be spoken to without
-	// TLS. Registries on a loopback address always may.
+	// PlainHTTP lists registries ("host:port") that are used without TLS.
+	// Registries on a loopback address are always allowed without TLS.
 	PlainHTTP []string
-	// ECR is the address that gives logins for AWS's registries; default that of the
-	// region.
+	// ECR is the address of the AWS service that issues registry logins; by
+	// default that of the region.
 	ECR string
-	// StallTimeout ends a transfer that moves no byte for so long, to be
-	// tried again; default 30 seconds.
+	// StallTimeout cancels and retries a transfer that moves no bytes for this
+	// long; default 30 seconds.
 	StallTimeout time.Duration
-	// RetryDelay is the wait before the first retry of a failed request. It
+	// RetryDelay is the delay before the first retry of a failed request. It
 	// doubles each time; default 200 milliseconds.
 	RetryDelay time.Duration
 }
 
-// Store is a directory of images. Its methods may be called concurrently, and
-// any number of processes may have the same directory open.
+// Store is a directory of images. It is safe for concurrent use, also by
+// several processes.
 type Store struct {
 	dir  string
 	opts Options
-	pins func(context.Context) ([]Pin, error) // nil: nobody needs what does not run
+	pins func(context.Context) ([]Pin, error) // nil: no pins
 
 	restriction Restriction
 	flat        atomic.Bool
 }
 
-// KeepFlat has images be one file from now on, whatever the options say, for an
-// engine that cannot use layers.
+// KeepFlat makes new images single files, regardless of the options, for an
+// engine without support for layers.
 func (s *Store) KeepFlat() { s.flat.Store(true) }
 
-// maxLayers bounds the layers of an image.
+// maxLayers returns the maximum number of layers of an image.
 func (s *Store) maxLayers() int {
 	if s.flat.Load() {
 		return 1
@@ -81,21 +81,21 @@ func (s *Store) maxLayers() int {
 	return s.opts.MaxLayers
 }
 
-// Restriction bounds what pulls for some callers may reach.
+// Restriction restricts the pulls of some callers.
 type Restriction struct {
-	// Applies reports whether a pull is for somebody other than the owner of
-	// the machine, who gets neither the owner's credentials nor reasons why a
-	// registry cannot be reached.
+	// Applies reports whether a pull is for a caller other than the owner of the
+	// machine. Such a caller gets neither the owner's credentials nor the reason
+	// why a registry cannot be reached.
 	Applies func(context.Context) bool
 	// Permit reports whether an address may be dialled for such a caller.
 	Permit func(netip.Addr) bool
 }
 
-// Restrict is called before the store is used by others than the owner of the
-// machine.
+// Restrict sets the restriction. Call it before callers other than the owner of
+// the machine use the store.
 func (s *Store) Restrict(r Restriction) { s.restriction = r }
 
-// permit returns what bounds a pull, or nil.
+// permit returns the address check of a pull, or nil.
 func (s *Store) permit(ctx context.Context) func(netip.Addr) bool {
 	if s.restriction.Applies == nil || !s.restriction.Applies(ctx) {
 		return nil
@@ -103,9 +103,9 @@ func (s *Store) permit(ctx context.Context) func(netip.Addr) bool {
 	return s.restriction.Permit
 }
 
-// Open opens the store in dir, making it if it is missing. The directory must
-// belong to the caller alone: whoever can write there decides what sandboxes
-// run.
+// Open opens the store in dir, which is created if missing. Only the caller may
+// be able to write to the directory, because its contents determine what
+// sandboxes run.
 func Open(dir string, opts Options) (*Store, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -139,10 +139,11 @@ func Open(dir string, opts Options) (*Store, error) {
 	return s, s.sweepTemp()
 }
 
-// Close releases what the store holds in this process; images stay usable.
+// Close releases the store's resources in this process. Images stay usable.
 func (s *Store) Close() error { return nil }
 
-// sweepTemp removes what a crash left in tmp, unless somebody is writing.
+// sweepTemp removes files that a crash left in tmp, unless files are being
+// written.
 func (s *Store) sweepTemp() error {
 	l, err := s.tryLock(lockGC, unix.LOCK_EX)
 	if errors.Is(err, errLocked) {
@@ -158,29 +159,29 @@ func (s *Store) sweepTemp() error {
 	return nil
 }
 
-// Policy says when Get asks a registry. Local sources are always looked at.
+// Policy is when Get contacts a registry. Local sources are always checked.
 type Policy string
 
 // The policies.
 const (
-	PolicyMissing Policy = "missing" // when the store does not have the image; the default
-	PolicyAlways  Policy = "always"  // every time; what has not changed is not transferred again
-	PolicyNever   Policy = "never"   // an image that the store does not have is CodeNotFound
+	PolicyMissing Policy = "missing" // if the store does not have the image; the default
+	PolicyAlways  Policy = "always"  // every time; an unchanged image is not downloaded again
+	PolicyNever   Policy = "never"   // never; an image that is not in the store is CodeNotFound
 )
 
-// GetOptions are optional.
+// GetOptions are the options of Get. All are optional.
 type GetOptions struct {
 	Policy Policy
-	// Platform is "os/arch" or "os/arch/variant"; default this machine's.
+	// Platform is "os/arch" or "os/arch/variant"; default: this machine's.
 	Platform string
-	// Progress, if set, is called with what goes on, by one goroutine at a
-	// time, and must return soon.
+	// Progress, if set, is called with progress, by one goroutine at a time. It
+	// must not block.
 	Progress func(Progress)
 }
 
-// Get returns the image that ref names, ready to use: from the store, or
-// pulled or imported into it. Gets of one image at a time, in any number of
-// processes, do the work once.
+// Get returns the image that ref names, from the store, or pulled or imported
+// into it. Concurrent Gets of the same image, also in several processes, do the
+// work once.
 func (s *Store) Get(ctx context.Context, ref string, opts GetOptions) (*Image, error) {
 	r, err := parseReference(ref)
 	if err != nil {
@@ -189,8 +190,9 @@ func (s *Store) Get(ctx context.Context, ref string, opts GetOptions) (*Image, e
 	return s.get(ctx, r, r.name, opts)
 }
 
-// Import gets the image of source, which is usually a local one, and names it.
-// The name is a registry-like one, e.g. "myapp:1"; it moves when it is taken.
+// Import gets the image of source, which is usually local, and names it. The
+// name has the form of a registry reference, such as "myapp:1"; if it is in
+// use, it is moved.
 func (s *Store) Import(ctx context.Context, source, name string, opts GetOptions) (*Image, error) {
 	src, err := parseReference(source)
 	if err != nil {
@@ -201,7 +203,7 @@ func (s *Store) Import(ctx context.Context, source, name string, opts GetOptions
 		return nil, err
 	}
 	if as.kind != kindRegistry || strings.Contains(as.name, "@") {
-		return nil, fail(sandbox.CodeInvalid, "image.import", name, `for example "myapp:1"`, "not a name that an image can be given")
+		return nil, fail(sandbox.CodeInvalid, "image.import", name, `for example "myapp:1"`, "not a valid image name")
 	}
 	return s.get(ctx, src, as.name, opts)
 }
@@ -232,7 +234,7 @@ func (s *Store) get(ctx context.Context, r *reference, as string, opts GetOption
 		}
 	}
 	if opts.Policy == PolicyNever && r.kind == kindRegistry {
-		return nil, fail(sandbox.CodeNotFound, "image.get", r.name, "get it with: atoll image pull "+r.name, "the image is not in the store")
+		return nil, fail(sandbox.CodeNotFound, "image.get", r.name, "pull it with: atoll image pull "+r.name, "the image is not in the store")
 	}
 	img, err := j.run(ctx)
 	if err != nil {
@@ -241,7 +243,7 @@ func (s *Store) get(ctx context.Context, r *reference, as string, opts GetOption
 	return img, nil
 }
 
-// serialized makes a progress callback safe to call from many goroutines.
+// serialized makes a progress callback safe for concurrent use.
 func serialized(f func(Progress)) func(Progress) {
 	if f == nil {
 		return func(Progress) {}
@@ -272,7 +274,7 @@ type job struct {
 	ref      *reference
 	as       string
 	platform string
-	always   bool // whatever the store has
+	always   bool // even if the store has the image
 	src      source
 	progress func(Progress)
 }
@@ -303,8 +305,8 @@ func (j *job) cached(ctx context.Context) (*Image, error) {
 	return img, nil
 }
 
-// ready returns an image whose file system exists, or fs.ErrNotExist. Its
-// names are only the one it was found by: reading all would cost too much.
+// ready returns an image whose file system exists, or fs.ErrNotExist. Its Names
+// contain only ref, because finding all would take too long.
 func (s *Store) ready(digest, ref string) (*Image, error) {
 	rec, err := s.readImage(digest)
 	if err != nil {
@@ -334,7 +336,7 @@ func (s *Store) image(rec *imageRecord, ref string, names []string) *Image {
 	}
 }
 
-// byDigest finds an image of the store by its digest.
+// byDigest returns an image of the store by its digest.
 func (s *Store) byDigest(digest string) (*Image, error) {
 	img, err := s.ready(digest, digest)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -347,7 +349,7 @@ func (s *Store) byDigest(digest string) (*Image, error) {
 	return img, nil
 }
 
-// List returns all images, those pulled last first.
+// List returns all images, most recently pulled first.
 func (s *Store) List(ctx context.Context) ([]*Image, error) {
 	x, err := s.readIndex()
 	if err != nil {
@@ -376,8 +378,8 @@ func (s *Store) List(ctx context.Context) ([]*Image, error) {
 	return images, nil
 }
 
-// Inspect returns an image of the store by a name, its digest, or the
-// beginning of its digest. It never asks a registry and reads no source.
+// Inspect returns an image of the store by name, digest, or prefix of its
+// digest. It does not contact registries or read sources.
 func (s *Store) Inspect(ctx context.Context, ref string) (*Image, error) {
 	x, err := s.readIndex()
 	if err != nil {
@@ -395,7 +397,7 @@ func (s *Store) Inspect(ctx context.Context, ref string) (*Image, error) {
 	return img, ctx.Err()
 }
 
-// unique returns the bytes of the layers that no other image has.
+// unique returns the bytes of layers that no other image has.
 func (s *Store) unique(x *index, rec *imageRecord) (bytes int64) {
 	for _, key := range x.onlyIn(rec) {
 		if fi, err := os.Stat(s.rootfsPath(key)); err == nil {
@@ -405,8 +407,8 @@ func (s *Store) unique(x *index, rec *imageRecord) (bytes int64) {
 	return bytes
 }
 
-// find finds an image by name, digest or beginning of a digest. The name is
-// empty unless it was found by one.
+// find returns an image by name, digest or prefix of a digest. The returned
+// name is empty unless it was found by name.
 func (x *index) find(op, ref string) (*imageRecord, string, error) {
 	var digest, name string
 	if r, err := parseReference(ref); err == nil {
@@ -433,10 +435,10 @@ func (x *index) find(op, ref string) (*imageRecord, string, error) {
 	case 1:
 		return found[0], "", nil
 	}
-	return nil, "", fail(sandbox.CodeConflict, op, ref, "write more of the digest", "%d images begin so", len(found))
+	return nil, "", fail(sandbox.CodeConflict, op, ref, "give more of the digest", "%d images have digests with this prefix", len(found))
 }
 
-// classify gives an error a code, if it has none.
+// classify adds a code to an error that has none.
 func classify(op, subject string, err error) error {
 	var typed *sandbox.Error
 	switch {

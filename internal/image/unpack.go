@@ -20,11 +20,11 @@ import (
 )
 
 // Unpack writes the files of the image into dir, which must be empty or
-// missing, for engines that cannot use the EROFS file. It makes every file
-// through an os.Root, so nothing is written outside dir whatever the image
-// holds. Owners are kept when running as root. Setuid and setgid bits are not:
-// such a file would have its rights on this machine. FIFOs are left out. When
-// it fails, what was written is left for the caller to remove.
+// missing, for engines that cannot use EROFS files. All files are created
+// through an os.Root, so nothing is written outside dir. Owners are set when
+// running as root. Setuid and setgid bits are dropped, because they would take
+// effect on this machine. FIFOs are left out. On an error, the caller removes
+// what was written.
 func (i *Image) Unpack(ctx context.Context, dir string) error {
 	tree, closeTree, err := i.tree()
 	if err != nil {
@@ -49,7 +49,7 @@ func (i *Image) Unpack(ctx context.Context, dir string) error {
 	return nil
 }
 
-// tree reads the layers of the image, until it is closed.
+// tree opens the layers of the image. done closes them.
 func (i *Image) tree() (_ *stack.Tree, done func(), err error) {
 	files, err := i.OpenLayers()
 	if err != nil {
@@ -75,8 +75,8 @@ type unpacker struct {
 	chown bool
 }
 
-// unpackedDir is a directory whose mode and time are set at the end, when
-// nothing more is made in it.
+// unpackedDir is a directory whose mode and time are set at the end, after its
+// content has been created.
 type unpackedDir struct {
 	name string
 	node *mkfs.Node
@@ -94,7 +94,7 @@ func (u *unpacker) run() error {
 	return nil
 }
 
-// file makes one file, and what is below it.
+// file creates a file and everything below it.
 func (u *unpacker) file(name string, n *mkfs.Node) error {
 	if err := u.ctx.Err(); err != nil {
 		return err
@@ -128,7 +128,7 @@ func (u *unpacker) dir(name string, n *mkfs.Node) error {
 	return nil
 }
 
-// regular makes a regular file, or a hard link to it.
+// regular creates a regular file, or a hard link to it.
 func (u *unpacker) regular(name string, n *mkfs.Node) error {
 	if first, ok := u.links[n]; ok {
 		return u.root.Link(first, name)
@@ -160,7 +160,7 @@ func (u *unpacker) content(out io.Writer, n *mkfs.Node) error {
 	return err
 }
 
-// owner sets the owner of a file, not following a link.
+// owner sets the owner of a file without following a link.
 func (u *unpacker) owner(name string, n *mkfs.Node) error {
 	if !u.chown {
 		return nil
@@ -182,7 +182,7 @@ func (u *unpacker) attributes(name string, n *mkfs.Node) error {
 	}
 	mtime := time.Unix(n.MTime, int64(n.MTimeNsec))
 	err := u.root.Chtimes(name, mtime, mtime)
-	if errors.Is(err, unix.EINVAL) { // the file system cannot hold the time
+	if errors.Is(err, unix.EINVAL) { // the file system cannot store the time
 		return nil
 	}
 	return err

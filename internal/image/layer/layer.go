@@ -1,8 +1,8 @@
-// Package layer turns a stack of tar layers into one tree of files, without
-// ever making a file on this machine: names, links and whiteouts are resolved
-// in memory, and the content of files is streamed into an EROFS image.
+// Package layer converts a stack of tar layers into one tree of files, without
+// creating files on this machine. Names, links and whiteouts are resolved in
+// memory, and the content of files is streamed into an EROFS image.
 //
-// A layer is hostile input. Unusual members are handled as follows:
+// A layer is untrusted input. Unusual members are handled as follows:
 //
 //   - A leading "/" is dropped, as Docker does; "." and empty elements too. A
 //     name with ".." is refused, and so is one that is too long or holds NUL.
@@ -42,7 +42,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Applier stacks layers, the lowest first. It is used by one goroutine.
+// Applier applies layers, lowest first. It is not safe for concurrent use.
 type Applier struct {
 	limits  Limits
 	out     *mkfs.Writer
@@ -56,14 +56,14 @@ func New(out *mkfs.Writer, limits Limits) *Applier {
 	return &Applier{limits: limits.WithDefaults(), out: out, root: newDir(time.Time{})}
 }
 
-// Over begins with a tree, which becomes the Applier's, instead of an empty one.
-// It is called before Apply.
+// Over starts with a tree instead of an empty one, and takes ownership of it.
+// Call it before Apply.
 func (a *Applier) Over(root *mkfs.Node) {
 	a.root = root
 	a.count(root)
 }
 
-// count makes the files of a tree count for the limits.
+// count counts the files of a tree against the limits.
 func (a *Applier) count(n *mkfs.Node) {
 	a.entries += len(n.Children)
 	for _, c := range n.Children {
@@ -75,17 +75,16 @@ func (a *Applier) count(n *mkfs.Node) {
 // Root returns the tree, for [mkfs.Writer.Finish].
 func (a *Applier) Root() *mkfs.Node { return a.root }
 
-// Options say how one layer is read.
+// Options are the options for one layer.
 type Options struct {
-	// Name is the layer in errors, e.g. "layer 2 of 5 (sha256:…)".
+	// Name is the name of the layer in errors, e.g. "layer 2 of 5 (sha256:…)".
 	Name string
-	// Literal takes names that look like whiteouts as names: the tar is a
-	// whole root file system and not a difference.
+	// Literal disables whiteouts: the tar is a complete root file system.
 	Literal bool
 }
 
-// Apply reads the uncompressed tar r to its end and puts it over the layers
-// below. After an error the Applier is of no more use.
+// Apply reads the uncompressed tar r to its end and applies it. After an error
+// the Applier must not be used.
 func (a *Applier) Apply(ctx context.Context, r io.Reader, opts Options) error {
 	p := &parser{Applier: a, opts: opts, root: &entry{node: newDir(time.Time{}), implicit: true}}
 	tr := tar.NewReader(r)
@@ -120,21 +119,21 @@ func (a *Applier) Apply(ctx context.Context, r io.Reader, opts Options) error {
 	return nil
 }
 
-// parser reads one layer into a tree of its own.
+// parser reads one layer into a separate tree.
 type parser struct {
 	*Applier
 	opts    Options
 	root    *entry
-	pending []*entry // hard links whose target has not come yet
+	pending []*entry // hard links whose target has not been read yet
 }
 
 const (
 	whiteoutPrefix = ".wh."
 	opaqueMark     = ".wh..wh..opq"
-	aufsPrefix     = ".wh..wh." // aufs's own housekeeping
+	aufsPrefix     = ".wh..wh." // metadata of aufs
 )
 
-// member takes one member of the tar.
+// member handles a member of the tar.
 func (p *parser) member(hdr *tar.Header, content io.Reader) error {
 	parts, err := p.split(hdr.Name)
 	if err != nil {
@@ -168,7 +167,7 @@ func (p *parser) member(hdr *tar.Header, content io.Reader) error {
 	return nil
 }
 
-// rootMember takes the attributes of the root directory.
+// rootMember sets the attributes of the root directory.
 func (p *parser) rootMember(hdr *tar.Header) error {
 	if hdr.Typeflag != tar.TypeDir {
 		return p.fail(sandbox.CodeInvalid, hdr.Name, "the root can only be a directory")
@@ -181,7 +180,7 @@ func (p *parser) rootMember(hdr *tar.Header) error {
 	return nil
 }
 
-// whiteout takes a member whose name begins with ".wh.".
+// whiteout handles a member whose name begins with ".wh.".
 func (p *parser) whiteout(hdr *tar.Header, parts []string) error {
 	dir, base := parts[:len(parts)-1], parts[len(parts)-1]
 	if base == opaqueMark {
@@ -198,7 +197,7 @@ func (p *parser) whiteout(hdr *tar.Header, parts []string) error {
 	return p.mark(hdr, dir, base[len(whiteoutPrefix):])
 }
 
-// mark records that what lower layers call dir/name is gone.
+// mark records that dir/name of lower layers is removed.
 func (p *parser) mark(hdr *tar.Header, dir []string, name string) error {
 	if name == "" || name == "." || name == ".." {
 		return p.fail(sandbox.CodeInvalid, hdr.Name, "an invalid whiteout: it names nothing, its own directory or its parent")
@@ -214,7 +213,7 @@ func (p *parser) mark(hdr *tar.Header, dir []string, name string) error {
 	return nil
 }
 
-// newEntry makes what a member describes, and stores its content.
+// newEntry creates the entry of a member, and stores its content.
 func (p *parser) newEntry(hdr *tar.Header, content io.Reader) (*entry, error) {
 	switch hdr.Typeflag {
 	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeCont:
@@ -244,7 +243,7 @@ func (p *parser) newEntry(hdr *tar.Header, content io.Reader) (*entry, error) {
 	return nil, p.fail(sandbox.CodeInvalid, hdr.Name, "members of type %q are not supported", hdr.Typeflag)
 }
 
-// node takes the attributes of a member.
+// node returns a node with the attributes of a member.
 func (p *parser) node(hdr *tar.Header, typ uint16) (*mkfs.Node, error) {
 	if !isID(hdr.Uid) || !isID(hdr.Gid) {
 		return nil, p.fail(sandbox.CodeInvalid, hdr.Name, "invalid owner %d:%d", hdr.Uid, hdr.Gid)
@@ -254,7 +253,8 @@ func (p *parser) node(hdr *tar.Header, typ uint16) (*mkfs.Node, error) {
 	return n, nil
 }
 
-// isID reports whether a number can be a user or group. 2^32-1 means "none".
+// isID reports whether a number is a valid user or group id. 2^32-1 means
+// "none".
 func isID(id int) bool { return id >= 0 && int64(id) < math.MaxUint32 }
 
 func setTime(n *mkfs.Node, t time.Time) {
@@ -279,8 +279,8 @@ func (p *parser) store(n *mkfs.Node, hdr *tar.Header, content io.Reader) error {
 	return nil
 }
 
-// hardLink finds the inode of the link's target: in this layer, else in a
-// lower one, else it waits for the end of the layer.
+// hardLink finds the target of a hard link: in this layer, otherwise in a lower
+// one, otherwise later in this layer.
 func (p *parser) hardLink(hdr *tar.Header) (*entry, error) {
 	parts, err := p.split(hdr.Linkname)
 	if err != nil || len(parts) == 0 {
@@ -305,7 +305,7 @@ func (p *parser) share(name string, n *mkfs.Node) (*entry, error) {
 	return &entry{node: n}, nil
 }
 
-// resolveLinks finds the targets that came after their links.
+// resolveLinks resolves links whose targets came later.
 func (p *parser) resolveLinks() error {
 	for _, e := range p.pending {
 		if err := p.resolve(e); err != nil {
@@ -315,8 +315,8 @@ func (p *parser) resolveLinks() error {
 	return nil
 }
 
-// resolve follows a chain of links that wait for one another. Links already
-// on the chain have lost their target's name, so that a cycle ends as missing.
+// resolve resolves a chain of links. Links already visited have no target name
+// any more, so a cycle ends with an error.
 func (p *parser) resolve(e *entry) error {
 	var chain []*entry
 	for e.node == nil && e.link != nil {
@@ -371,8 +371,8 @@ func (p *parser) split(name string) ([]string, error) {
 	return parts, nil
 }
 
-// fail makes the error for a member. Names are clipped and quoted: they are
-// the attacker's.
+// fail returns the error for a member. Names are shortened and quoted, because
+// they are untrusted.
 func (p *parser) fail(code sandbox.Code, member, format string, args ...any) error {
 	if len(member) > 128 {
 		member = member[:128] + "…"
@@ -383,8 +383,8 @@ func (p *parser) fail(code sandbox.Code, member, format string, args ...any) err
 	}
 }
 
-// broken makes the error for a stream that cannot be read on, unless it has a
-// classification of its own already.
+// broken returns the error for a stream that cannot be read, unless it already
+// has a code.
 func (p *parser) broken(err error) error {
 	var typed *sandbox.Error
 	switch {

@@ -13,36 +13,36 @@ import (
 	"github.com/atoll-run/atoll/internal/image/mkfs"
 )
 
-// maxHops is how many symbolic links a path may lead through, as in Linux, and
-// maxSteps how many elements it may have then.
+// maxHops is the maximum number of symbolic links in a path, as in Linux.
+// maxSteps is the maximum number of path elements, including those of links.
 const (
 	maxHops  = 40
 	maxSteps = 4096
 )
 
-// entry is a name in the tree of one layer.
+// entry is a file in the tree of one layer.
 type entry struct {
-	node     *mkfs.Node // nil while a hard link waits for its target
+	node     *mkfs.Node // nil for a hard link without a target
 	children map[string]*entry
-	implicit bool                // a directory that only stands above others
-	bare     bool                // … that hold nothing but whiteouts
-	opaque   bool                // nothing of the lower directory shows
-	gone     map[string]struct{} // names of the lower directory that do not show
-	link     []string            // the target that a hard link waits for
+	implicit bool                // a directory without a member of its own
+	bare     bool                // an implicit directory that contains only whiteouts
+	opaque   bool                // hides the content of the lower directory
+	gone     map[string]struct{} // removed names of the lower directory
+	link     []string            // the target of an unresolved hard link
 	name     string              // of a hard link, for errors
 }
 
 func (e *entry) isDir() bool { return e.node != nil && e.node.IsDir() }
 
-// put gives a directory a child. A directory keeps the children it has when it
-// comes again; anything else replaces all that had the name.
+// put adds a child to a directory. A directory that is added again keeps its
+// children; anything else replaces an existing child.
 func (e *entry) put(name string, c *entry) {
 	if old := e.children[name]; old != nil && c.isDir() {
 		if old.isDir() {
 			old.node, old.implicit, old.bare = c.node, false, false
 			return
 		}
-		c.opaque = true // what it replaces had replaced the lower layers' already
+		c.opaque = true // the replaced entry had already hidden the lower layers' one
 	}
 	if e.children == nil {
 		e.children = map[string]*entry{}
@@ -56,9 +56,9 @@ func newDir(t time.Time) *mkfs.Node {
 	return n
 }
 
-// mkdirs walks to the directory parts of this layer, following symbolic links
-// inside the tree and making what is missing. Real says that the directory is
-// to exist even if no lower layer has it.
+// mkdirs returns the directory at parts in this layer, following symbolic links
+// inside the tree and creating missing directories. real means that the
+// directory must exist even if no lower layer has it.
 func (p *parser) mkdirs(parts []string, t time.Time, real bool) (*entry, error) {
 	w := &walk[*entry]{stack: []*entry{p.root}, todo: parts, depth: p.limits.Depth}
 	return w.run(func(dir *entry, name string) (*entry, string, error) {
@@ -78,8 +78,8 @@ func (p *parser) mkdirs(parts []string, t time.Time, real bool) (*entry, error) 
 	})
 }
 
-// find returns the entry of this layer at parts, or nil. A symbolic link in
-// the last element is not followed.
+// find returns the entry of this layer at parts, or nil. It does not follow a
+// link in the last element.
 func (p *parser) find(parts []string) *entry {
 	w := &walk[*entry]{stack: []*entry{p.root}, todo: parts[:len(parts)-1], depth: p.limits.Depth}
 	dir, err := w.run(func(dir *entry, name string) (*entry, string, error) {
@@ -102,8 +102,8 @@ func (p *parser) find(parts []string) *entry {
 
 var errMissing = errors.New("missing")
 
-// lookup returns the node at parts below root, or nil. A symbolic link in the
-// last element is not followed.
+// lookup returns the node at parts below root, or nil. It does not follow a
+// link in the last element.
 func lookup(root *mkfs.Node, parts []string) *mkfs.Node {
 	dir, err := walkNodes(root, parts[:len(parts)-1])
 	if err != nil {
@@ -112,7 +112,7 @@ func lookup(root *mkfs.Node, parts []string) *mkfs.Node {
 	return dir.Children[parts[len(parts)-1]]
 }
 
-// walkNodes walks to an existing directory of the merged tree.
+// walkNodes returns an existing directory of the merged tree.
 func walkNodes(root *mkfs.Node, parts []string) (*mkfs.Node, error) {
 	w := &walk[*mkfs.Node]{stack: []*mkfs.Node{root}, todo: parts, depth: maxSteps}
 	return w.run(func(dir *mkfs.Node, name string) (*mkfs.Node, string, error) {
@@ -120,7 +120,7 @@ func walkNodes(root *mkfs.Node, parts []string) (*mkfs.Node, error) {
 	})
 }
 
-// stepNode is a step of a walk that has led to n, or to nothing.
+// stepNode is one step of a walk to n, which may be nil.
 func stepNode(n *mkfs.Node) (*mkfs.Node, string, error) {
 	switch {
 	case n == nil:
@@ -133,18 +133,18 @@ func stepNode(n *mkfs.Node) (*mkfs.Node, string, error) {
 	return nil, "", errMissing
 }
 
-// walk resolves a path in a tree of its own. It cannot leave the tree: the
-// parent of the root is the root, as in a chroot.
+// walk resolves a path in a tree. It cannot leave the tree: the parent of the
+// root is the root, as with chroot.
 type walk[T any] struct {
-	stack []T // the root first
+	stack []T // root first
 	todo  []string
 	depth int
 	hops  int
 	steps int
 }
 
-// run takes the steps. A step returns the directory of that name, or the
-// target of the symbolic link.
+// run resolves the path. step returns the directory with that name, or the
+// target of a symbolic link.
 func (w *walk[T]) run(step func(dir T, name string) (T, string, error)) (T, error) {
 	var zero T
 	for len(w.todo) > 0 {
@@ -184,8 +184,8 @@ func (w *walk[T]) run(step func(dir T, name string) (T, string, error)) (T, erro
 	return w.stack[len(w.stack)-1], nil
 }
 
-// merge puts the directory src of a layer over the last directory of stack,
-// which is of the layers below; the others are the ones above it.
+// merge merges directory src of a layer into the last directory of stack. The
+// other elements of stack are its parents.
 func (p *parser) merge(stack []*mkfs.Node, src *entry) error {
 	if len(stack) > p.limits.Depth {
 		return fmt.Errorf("it is below more than %d directories", p.limits.Depth)
@@ -202,8 +202,8 @@ func (p *parser) merge(stack []*mkfs.Node, src *entry) error {
 		*dst = *src.node
 		dst.Children = children
 	}
-	// In order, so that the result does not depend on chance where a link
-	// makes two names lead to one directory.
+	// In order, so that the result is deterministic if two names lead to one
+	// directory through a link.
 	for _, name := range slices.Sorted(maps.Keys(src.children)) {
 		c := src.children[name]
 		if !c.isDir() {
@@ -219,9 +219,9 @@ func (p *parser) merge(stack []*mkfs.Node, src *entry) error {
 	return nil
 }
 
-// lower returns the way to the directory over which c, called name in the last
-// directory of stack, is merged, making it if need be. It is nil when c holds
-// only whiteouts and there is nothing to hide.
+// lower returns the path of the directory into which c is merged, whose name in
+// the last directory of stack is name. It creates the directory if necessary.
+// It returns nil if c contains only whiteouts and there is nothing to hide.
 func (p *parser) lower(stack []*mkfs.Node, name string, c *entry) []*mkfs.Node {
 	dir := stack[len(stack)-1]
 	old := dir.Children[name]
@@ -243,8 +243,9 @@ func (p *parser) lower(stack []*mkfs.Node, name string, c *entry) []*mkfs.Node {
 	return push(stack, d)
 }
 
-// behind returns the way to the directory that a link of a lower layer leads
-// to, making what is missing as c's own. It is nil when there is no such way.
+// behind returns the path of the target directory of a lower layer's link. It
+// creates missing directories with the attributes of c. It returns nil if there
+// is no such path.
 func (p *parser) behind(stack []*mkfs.Node, target string, c *entry) []*mkfs.Node {
 	if target[0] == '/' {
 		stack = stack[:1]
@@ -265,7 +266,7 @@ func (p *parser) behind(stack []*mkfs.Node, target string, c *entry) []*mkfs.Nod
 	return w.stack
 }
 
-// push returns stack with one more element, leaving stack as it is.
+// push returns a copy of stack with one more element.
 func push(stack []*mkfs.Node, n *mkfs.Node) []*mkfs.Node {
 	return append(stack[:len(stack):len(stack)], n)
 }

@@ -15,36 +15,36 @@ const (
 	superOffset   = 1024
 	superMagic    = 0xe0f5e1e2
 	compatChksum  = 1
-	inodeSize     = 64 // the extended form, which has a time and wide ids
-	inodeSlot     = 32 // inodes are numbered in units of this
+	inodeSize     = 64 // the extended form, with a time and 32-bit ids
+	inodeSlot     = 32 // the unit of inode numbers
 	direntSize    = 12
-	formatPlain   = 0<<1 | 1 // extended inode, data in blocks of its own
-	formatInline  = 2<<1 | 1 // extended inode, data right behind it
+	formatPlain   = 0<<1 | 1 // extended inode, data in separate blocks
+	formatInline  = 2<<1 | 1 // extended inode, data directly after it
 	maxInlineTail = BlockSize - inodeSize
 )
 
 // plan is where and how a node is written.
 type plan struct {
-	nid     uint64 // number of the inode: its place in units of inodeSlot
+	nid     uint64 // inode number: its position in units of inodeSlot
 	ino     uint32 // serial number, for 32-bit stat
 	nlink   uint32
 	inline  bool
 	block   uint32   // of a directory or symbolic link that is not inline
-	names   []string // of a directory, sorted, "." and ".." included
+	names   []string // of a directory, sorted, including "." and ".."
 	dirSize int64
 	parent  *Node // of a directory
 }
 
 // layout is the order in which nodes are written.
 type layout struct {
-	nodes []*Node // each once, by nid
-	large []*Node // directories and links with blocks of their own
-	files []*Node // regular files that have data
-	end   int64   // bytes of the inode area so far
+	nodes []*Node // each once, ordered by nid
+	large []*Node // directories and links with separate blocks
+	files []*Node // regular files with data
+	end   int64   // current size of the inode area in bytes
 }
 
-// newLayout walks the tree, checks what the format cannot hold, and gives
-// every node its place.
+// newLayout walks the tree, checks that the format supports it, and assigns a
+// position to every node.
 func newLayout(root *Node) (*layout, error) {
 	if !root.IsDir() {
 		return nil, fmt.Errorf("the root is not a directory")
@@ -56,7 +56,7 @@ func newLayout(root *Node) (*layout, error) {
 	return l, nil
 }
 
-// add places a node that was not seen before, and what is below it.
+// add assigns positions to a new node and everything below it.
 func (l *layout) add(n, parent *Node) error {
 	if len(l.nodes) == math.MaxUint32 {
 		return fmt.Errorf("more than 2^32 files")
@@ -104,8 +104,8 @@ func (l *layout) add(n, parent *Node) error {
 	return nil
 }
 
-// place gives a node its number, so that neither the inode nor an inline tail
-// crosses a block, which the format forbids.
+// place assigns an inode number, so that neither the inode nor inline data
+// crosses a block boundary, which the format forbids.
 func (l *layout) place(n *Node, tail int) {
 	need := int64(inodeSize)
 	if tail > maxInlineTail {
@@ -121,7 +121,7 @@ func (l *layout) place(n *Node, tail int) {
 	l.end = roundUp(l.end+need, inodeSlot)
 }
 
-// addNames sorts a directory's names and finds how long its entries are.
+// addNames sorts a directory's names and computes the size of its entries.
 func (p *plan) addNames(n *Node) error {
 	p.nlink = 2
 	p.names = make([]string, 0, len(n.Children)+2)
@@ -141,7 +141,7 @@ func (p *plan) addNames(n *Node) error {
 	return nil
 }
 
-// eachBlock splits the names into what fits in one block each, in order.
+// eachBlock splits the names into groups that fit into a block, in order.
 func (p *plan) eachBlock(f func(names []string, used int)) {
 	start, used := 0, 0
 	for i, name := range p.names {
@@ -155,7 +155,7 @@ func (p *plan) eachBlock(f func(names []string, used int)) {
 	f(p.names[start:], used)
 }
 
-// dirents returns the entries of a directory as they are on disk.
+// dirents returns the entries of a directory in on-disk form.
 func dirents(n *Node) []byte {
 	out := make([]byte, 0, n.plan.dirSize)
 	n.plan.eachBlock(func(names []string, _ int) {
@@ -182,7 +182,7 @@ func dirents(n *Node) []byte {
 	return out
 }
 
-// fileType is the type of a directory entry.
+// fileType returns the type of a directory entry.
 func fileType(mode uint16) byte {
 	switch mode & unix.S_IFMT {
 	case unix.S_IFREG:
@@ -203,7 +203,7 @@ func fileType(mode uint16) byte {
 	return 0
 }
 
-// content is what a directory or symbolic link holds.
+// content returns the data of a directory or symbolic link.
 func content(n *Node) []byte {
 	if n.IsDir() {
 		return dirents(n)
@@ -211,7 +211,7 @@ func content(n *Node) []byte {
 	return []byte(n.Target)
 }
 
-// writeDirBlocks writes what is too large to be inline.
+// writeDirBlocks writes directories and links that are too large to be inline.
 func (w *Writer) writeDirBlocks(l *layout) error {
 	for _, n := range l.large {
 		n.plan.block = uint32(w.Size() / BlockSize)
@@ -291,8 +291,8 @@ func superblock(l *layout, metaBlock, blocks uint32) []byte {
 	le.PutUint64(b[16:], uint64(len(l.nodes)))
 	le.PutUint32(b[36:], blocks)
 	le.PutUint32(b[40:], metaBlock)
-	// The sum is of the block from the superblock on, itself counted as 0,
-	// without the inversion that closes a CRC32C.
+	// The checksum is that of the block from the superblock on, with the checksum
+	// field as 0, without the final inversion of CRC32C.
 	le.PutUint32(b[4:], ^crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
 	return block
 }

@@ -1,15 +1,15 @@
 // Package mkfs writes uncompressed EROFS images for the sandbox kernel.
 //
-// It is not a general mkfs. It exists because the kernel's EROFS wants three
-// things that the library we read images with does not write: regular files
-// that are never packed inline with their inode (the kernel cannot map those
-// into memory), no extended attributes at all (the kernel refuses an inode
-// that has any), and hard links that are one inode. It also writes the data of
-// a file once, straight to its place, so that layers can be streamed.
+// It is not a general mkfs. It exists because the sandbox kernel's EROFS needs
+// three things that the library we use for reading images cannot write: regular
+// files that are never inline (the kernel cannot map those into memory), no
+// extended attributes (the kernel refuses such inodes), and hard links that
+// share an inode. It also writes file data once, to its final position, so that
+// layers can be streamed.
 //
 // The on-disk order is: superblock, data of files, blocks of large directories,
-// inodes. The superblock is written last, so a torn image is never valid.
-// See https://docs.kernel.org/filesystems/erofs.html.
+// inodes. The superblock is written last, so an incomplete image is never
+// valid. See https://docs.kernel.org/filesystems/erofs.html.
 package mkfs
 
 import (
@@ -23,61 +23,60 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BlockSize is the block size of every image, which must be the page size.
+// BlockSize is the block size of every image. It must be the page size.
 const BlockSize = 4096
 
-// MaxName is the longest name of a directory entry, in bytes.
+// MaxName is the maximum length of a directory entry's name, in bytes.
 const MaxName = 255
 
-// MaxTarget is the longest target of a symbolic link, in bytes.
+// MaxTarget is the maximum length of a symbolic link's target, in bytes.
 const MaxTarget = 4095
 
-// Node is a file of the tree to write. The same *Node under two names is a
-// hard link. Only the fields that its type needs are used.
+// Node is a file of the tree to write. The same *Node under two names is a hard
+// link. Each type uses only some of the fields.
 type Node struct {
 	Mode      uint16 // type and permission bits, as in stat(2)
 	UID, GID  uint32
 	MTime     int64 // seconds since 1970; earlier times are written as 1970
 	MTimeNsec uint32
-	Size      int64            // bytes of a regular file, as WriteFile returned
-	Block     uint32           // where they begin, as WriteFile returned
+	Size      int64            // bytes of a regular file, as returned by WriteFile
+	Block     uint32           // its first block, as returned by WriteFile
 	Target    string           // of a symbolic link
 	Children  map[string]*Node // of a directory
 
 	plan *plan // set by Finish
 }
 
-// IsDir, IsRegular and IsSymlink tell the type of a node.
+// IsDir, IsRegular and IsSymlink report the type of a node.
 func (n *Node) IsDir() bool     { return n.Mode&unix.S_IFMT == unix.S_IFDIR }
 func (n *Node) IsRegular() bool { return n.Mode&unix.S_IFMT == unix.S_IFREG }
 func (n *Node) IsSymlink() bool { return n.Mode&unix.S_IFMT == unix.S_IFLNK }
 
-// Writer writes one image. It is used by one goroutine: any number of
-// WriteFile and then one Finish.
+// Writer writes one image: call WriteFile any number of times, then Finish
+// once. It is not safe for concurrent use.
 type Writer struct {
 	f    *os.File
-	buf  []byte // not yet written, belongs at pos
+	buf  []byte // not written yet; its position is pos
 	pos  int64
 	done bool
 }
 
-// bufSize is how much is written at once, and the unit in which zeros become
-// holes.
+// bufSize is the size of writes, and the unit in which zeros become holes.
 const bufSize = 1 << 20
 
-// NewWriter returns a Writer to an empty file. The caller keeps the file, and
-// syncs and closes it after Finish.
+// NewWriter returns a Writer to an empty file. The caller syncs and closes the
+// file after Finish.
 func NewWriter(f *os.File) *Writer {
-	// Block 0 is left empty for the superblock.
+	// Block 0 is reserved for the superblock.
 	return &Writer{f: f, buf: make([]byte, 0, bufSize), pos: BlockSize}
 }
 
-// Size returns how many bytes the image has so far.
+// Size returns the current size of the image in bytes.
 func (w *Writer) Size() int64 { return w.pos + int64(len(w.buf)) }
 
-// WriteFile stores the content of a regular file and returns where it begins
-// and how long it is. Data that no node refers to at Finish is given back to
-// the file system. An error leaves the image useless.
+// WriteFile stores the content of a regular file and returns its first block
+// and size. Data that no node refers to at Finish is freed. After an error the
+// image is unusable.
 func (w *Writer) WriteFile(r io.Reader) (block uint32, size int64, err error) {
 	start := w.Size()
 	for {
@@ -130,7 +129,7 @@ func (w *Writer) align() error {
 	return nil
 }
 
-// flush writes the buffer, or leaves a hole where it is all zeros.
+// flush writes the buffer, or leaves a hole if it contains only zeros.
 func (w *Writer) flush() error {
 	if !allZero(w.buf) {
 		if _, err := w.f.WriteAt(w.buf, w.pos); err != nil {
@@ -153,8 +152,8 @@ func allZero(p []byte) bool {
 	return true
 }
 
-// Finish writes the tree and the superblock, and returns the size of the
-// image. Root is a directory; the tree must not change until Finish returns.
+// Finish writes the tree and the superblock, and returns the size of the image.
+// root must be a directory. The tree must not change meanwhile.
 func (w *Writer) Finish(root *Node) (int64, error) {
 	if w.done {
 		return 0, errors.New("erofs image is finished already")
@@ -192,8 +191,8 @@ func (w *Writer) Finish(root *Node) (int64, error) {
 	return size, nil
 }
 
-// punch gives back the blocks of files that a later layer replaced or
-// removed. It only saves space, so that a file system that cannot is fine.
+// punch frees the blocks of files that a later layer replaced or removed. It
+// only saves space, so a file system without support for it is fine.
 func (w *Writer) punch(l *layout, dataEnd int64) {
 	files := l.files
 	sort.Slice(files, func(i, j int) bool { return files[i].Block < files[j].Block })

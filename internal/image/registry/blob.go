@@ -17,16 +17,16 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// maxAttempts bounds the requests for one blob, however much each moves.
+// maxAttempts limits the requests for one blob, even if each makes progress.
 const maxAttempts = 100
 
-// errRestart says that what is there of a blob is no use.
+// errRestart means that the partial blob cannot be continued.
 var errRestart = errors.New("the blob must be read from its beginning")
 
-// Blob reads the blob of that digest and size into f and verifies it. The
-// content of f is taken as the beginning of the blob, so an interrupted
-// transfer is resumed. Progress is called with the bytes that f holds. After an
-// error f holds what was read, to go on with later, unless that was wrong.
+// Blob downloads a blob to f and verifies its digest and size. The existing
+// content of f is used as the beginning, so that interrupted downloads are
+// resumed. progress is called with the number of bytes in f. After an error f
+// keeps its content for a later attempt, unless it is wrong.
 func (c *Client) Blob(ctx context.Context, digest string, size int64, f *os.File, progress func(done int64)) error {
 	d := &download{c: c, digest: digest, size: size, f: f, progress: progress}
 	if err := d.begin(); err != nil {
@@ -61,7 +61,7 @@ func (c *Client) Blob(ctx context.Context, digest string, size int64, f *os.File
 	}
 }
 
-// download is a blob on its way.
+// download is a blob being downloaded.
 type download struct {
 	c        *Client
 	digest   string
@@ -72,7 +72,7 @@ type download struct {
 	have     int64 // bytes in f, and in sum
 }
 
-// begin hashes what is there.
+// begin hashes the existing content.
 func (d *download) begin() error {
 	if _, err := d.f.Seek(0, io.SeekStart); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (d *download) begin() error {
 	return nil
 }
 
-// reset forgets what is there.
+// reset removes the existing content.
 func (d *download) reset() error {
 	d.have = 0
 	d.sum.Reset()
@@ -99,7 +99,7 @@ func (d *download) reset() error {
 	return err
 }
 
-// step makes one request for what is missing, and verifies the whole.
+// step makes one request for the missing part, and verifies the result.
 func (d *download) step(ctx context.Context) error {
 	if d.have < d.size {
 		if err := d.fetch(ctx); err != nil {
@@ -112,7 +112,7 @@ func (d *download) step(ctx context.Context) error {
 	return nil
 }
 
-// fetch reads what is missing.
+// fetch downloads the missing part.
 func (d *download) fetch(ctx context.Context) error {
 	header := http.Header{}
 	if d.have > 0 {
@@ -131,7 +131,7 @@ func (d *download) fetch(ctx context.Context) error {
 		if err := transport.CheckError(resp, http.StatusOK); err != nil {
 			return err
 		}
-		if d.have > 0 { // the server does not know ranges
+		if d.have > 0 { // the server does not support ranges
 			if err := d.reset(); err != nil {
 				return err
 			}
@@ -146,7 +146,7 @@ func (d *download) fetch(ctx context.Context) error {
 	return nil
 }
 
-// Write takes bytes of the blob. More than its size cannot be right.
+// Write writes bytes of the blob. More bytes than its size are an error.
 func (d *download) Write(p []byte) (int, error) {
 	if d.have+int64(len(p)) > d.size {
 		return 0, errRestart
@@ -158,8 +158,7 @@ func (d *download) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// mismatch is the error for a registry that serves something else. Nothing of
-// it is kept.
+// mismatch returns the error for wrong content, and discards it.
 func (d *download) mismatch() error {
 	if err := d.reset(); err != nil {
 		return err

@@ -23,22 +23,22 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// AWSKeys name an account of AWS. Secret is a function so that no log and no record
-// can hold what it says.
+// AWSKeys are AWS credentials. Secret is a function, so that it cannot appear
+// in logs or records.
 type AWSKeys struct {
 	AccessKey string
 	Secret    func() string
 	Region    string
-	// Endpoint is where the region's ECR is; empty: where AWS has it.
+	// Endpoint is the ECR endpoint of the region; empty: the AWS default.
 	Endpoint string
 }
 
-// awsRegion is what names of regions look like: they become part of a host name.
+// awsRegion matches region names, which become part of a host name.
 var awsRegion = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`) })
 
-// ECRLogin exchanges keys of AWS for a user name and a password of the account's
-// registry, which are valid for some hours. The request passes the same guard as
-// those to registries.
+// ECRLogin exchanges AWS keys for a user name and password of the account's
+// registry, which are valid for several hours. The request passes the same
+// guard as requests to registries.
 func ECRLogin(ctx context.Context, keys AWSKeys, opts Options) (username, password string, err error) {
 	if !awsRegion().MatchString(keys.Region) {
 		return "", "", &sandbox.Error{Code: sandbox.CodeInvalid, Op: "image.pull", Subject: "region", Message: fmt.Sprintf("%.40q is not a region of AWS", keys.Region)}
@@ -72,7 +72,7 @@ func ECRLogin(ctx context.Context, keys AWSKeys, opts Options) (username, passwo
 			return "", "", ctx.Err()
 		}
 		e := &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "image.pull", Subject: endpoint.Host, Message: "cannot be asked for a login", Hint: "check the region"}
-		if opts.Permit == nil { // what is behind an address is nothing for other callers
+		if opts.Permit == nil { // other callers must not learn what is behind an address
 			e.Message += ": " + reason(err)
 		}
 		return "", "", e
@@ -81,7 +81,8 @@ func ECRLogin(ctx context.Context, keys AWSKeys, opts Options) (username, passwo
 	return authorizationOf(endpoint.Host, resp)
 }
 
-// authorizationRequest is signed with the keys, which it does not contain.
+// authorizationRequest returns a request signed with the keys. It does not
+// contain the secret.
 func authorizationRequest(ctx context.Context, endpoint *url.URL, keys *AWSKeys) (*http.Request, error) {
 	body := []byte("{}")
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, endpoint.JoinPath("/").String(), bytes.NewReader(body))
@@ -95,7 +96,7 @@ func authorizationRequest(ctx context.Context, endpoint *url.URL, keys *AWSKeys)
 	return req, v4.NewSigner().SignHTTP(ctx, credentials, req, hex.EncodeToString(sum[:]), "ecr", keys.Region, time.Now())
 }
 
-// authorizationOf reads the answer.
+// authorizationOf parses the response.
 func authorizationOf(host string, resp *http.Response) (username, password string, err error) {
 	e := &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "image.pull", Subject: host}
 	switch {
@@ -122,7 +123,7 @@ func authorizationOf(host string, resp *http.Response) (username, password strin
 	}
 	username, password, ok := strings.Cut(string(text), ":")
 	if err != nil || !ok || username == "" || password == "" {
-		e.Message = "answered with something that is not a login" // which is all that may be told of it
+		e.Message = "answered with something that is not a login" // the error must not contain more
 		return "", "", e
 	}
 	return username, password, nil

@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// temporary reports whether a failure may be gone when tried again.
+// temporary reports whether a retry may succeed.
 func temporary(err error) bool {
 	var status *transport.Error
 	var network net.Error
@@ -42,13 +42,13 @@ func temporary(err error) bool {
 	return errors.As(err, &network)
 }
 
-// isLocal reports whether this machine's disk failed.
+// isLocal reports whether the error is from this machine's disk.
 func isLocal(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG) || errors.Is(err, unix.EIO)
 }
 
-// failure turns the last error of a request into one to show. What is asked
-// for is a tag, a digest or empty.
+// failure converts the last error of a request to a user-visible error. what is
+// a tag, a digest or empty.
 func (c *Client) failure(what string, err error) error {
 	var typed *sandbox.Error
 	var network *net.OpError
@@ -64,7 +64,7 @@ func (c *Client) failure(what string, err error) error {
 		return e
 	}
 	if c.opts.Permit != nil {
-		// What is behind an address, or a name, is nothing for this caller.
+		// This caller must not learn what is behind an address or a name.
 		e.Cause, e.Message = nil, "the registry cannot be reached, or is not public"
 		e.Hint = "check the name; the operator of this machine decides which addresses may be reached that are not public"
 		return e
@@ -81,7 +81,7 @@ func (c *Client) failure(what string, err error) error {
 	return e
 }
 
-// status explains a status code of the registry.
+// status describes a status code of the registry.
 func (c *Client) status(e *sandbox.Error, what string, code int) {
 	reg := c.repo.RegistryStr()
 	switch code {
@@ -103,7 +103,7 @@ func (c *Client) status(e *sandbox.Error, what string, code int) {
 	}
 }
 
-// reason says why a server could not be reached, without the URL.
+// reason describes why a server could not be reached, without the URL.
 func reason(err error) string {
 	var dns *net.DNSError
 	var cert *tls.CertificateVerificationError
@@ -117,13 +117,13 @@ func reason(err error) string {
 	}
 	switch {
 	case errors.Is(err, http.ErrSchemeMismatch):
-		return "it speaks no TLS"
+		return "it does not use TLS"
 	case errors.As(err, &dns):
-		return "its name is not known"
+		return "its name cannot be resolved"
 	case errors.As(err, &authority), errors.As(err, &cert):
 		return "its certificate is not trusted"
 	case errors.As(err, &network) && network.Timeout():
-		return "it does not answer"
+		return "it does not respond"
 	case errors.As(err, &op):
 		return op.Err.Error()
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):

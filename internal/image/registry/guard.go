@@ -13,14 +13,14 @@ import (
 	"time"
 )
 
-// guard is the round tripper below all others: every request that is made for
-// a registry passes it, redirects and token requests too.
+// guard is the innermost round tripper: every request for a registry passes it,
+// including redirects and token requests.
 type guard struct {
 	inner    http.RoundTripper
 	registry string // "host" or "host:port"
 	plain    []string
 	stall    time.Duration
-	refused  atomic.Bool // a plain HTTP request was
+	refused  atomic.Bool // a plain HTTP request was refused
 }
 
 func newGuard(registry string, opts Options) *guard {
@@ -34,10 +34,10 @@ var (
 	errTooLarge  = errors.New("the answer is too large")
 )
 
-// isBlob marks the context of requests whose answers may be large.
+// isBlob marks the context of requests whose responses may be large.
 type isBlob struct{}
 
-// RoundTrip sends the request if it may be sent, and watches the answer.
+// RoundTrip checks and sends the request, and watches the response.
 func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err := g.check(req); err != nil {
 		return nil, err
@@ -61,8 +61,8 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// check refuses to be led to where a registry has no business: a registry on
-// the internet could make this machine send requests to its own networks.
+// check refuses requests to other networks: a registry on the internet could
+// make this machine send requests to its private networks.
 func (g *guard) check(req *http.Request) error {
 	host := req.URL.Hostname()
 	own := hostOnly(g.registry)
@@ -95,8 +95,8 @@ func loopback(host string) bool {
 }
 
 // inward reports whether a host is an address literal of this machine or of a
-// private network, such as those of cloud metadata services. Names that
-// resolve to such addresses cannot be told from a company's own registry.
+// private network, such as that of a cloud metadata service. Names that resolve
+// to such addresses cannot be distinguished from a company's own registry.
 func inward(host string) bool {
 	ip, err := netip.ParseAddr(host)
 	if err != nil {
@@ -106,14 +106,14 @@ func inward(host string) bool {
 	return ip.IsLoopback() || ip.IsPrivate() || ip.IsLinkLocalUnicast() || ip.IsUnspecified() || ip.IsMulticast()
 }
 
-// watched is a body that must keep moving.
+// watched is a body with a timeout for stalls.
 type watched struct {
 	io.ReadCloser
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	timer  *time.Timer
 	stall  time.Duration
-	left   int64 // negative: no bound of ours
+	left   int64 // negative: no limit
 }
 
 func (w *watched) Read(p []byte) (int, error) {

@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// outward sends requests only to addresses that are permitted, which is decided
-// when they are dialled: names that lead elsewhere, redirects and the servers
-// that hand out tokens are no way around it. Where the operator has a proxy for
-// a request, names are the proxy's to look up and to refuse.
+// outward sends requests only to permitted addresses. Addresses are checked
+// when they are dialled, so neither names with private addresses nor redirects
+// nor token servers can bypass the check. If a request goes through the
+// operator's proxy, the proxy looks up and filters names.
 type outward struct {
 	direct  *http.Transport
 	proxied http.RoundTripper
 	permit  func(netip.Addr) bool
 }
 
-// errRefused says that an address is not permitted.
+// errRefused means that an address is not permitted.
 var errRefused = errors.New("the address is not permitted")
 
 func newOutward(proxied http.RoundTripper, permit func(netip.Addr) bool) *outward {
@@ -32,7 +32,7 @@ func newOutward(proxied http.RoundTripper, permit func(netip.Addr) bool) *outwar
 	}}
 	t := &http.Transport{
 		ForceAttemptHTTP2: true, TLSHandshakeTimeout: 10 * time.Second, ExpectContinueTimeout: time.Second, DialContext: dialer.DialContext,
-		// A connection is for one pull.
+		// A connection is only used for one pull.
 		MaxIdleConnsPerHost: 4, IdleConnTimeout: 5 * time.Second,
 	}
 	if base, ok := proxied.(*http.Transport); ok && base.TLSClientConfig != nil {

@@ -1,12 +1,12 @@
 // Package registry reads manifests and blobs from container registries.
 //
-// Authentication is go-containerregistry's. What is done here instead of there
-// is what it does not do: it resumes blobs with HTTP ranges, gives up on a
-// server that sends nothing, bounds every answer, and never speaks plain HTTP
-// to another machine because its name looks local.
+// Authentication is done by go-containerregistry. This package adds what that
+// library lacks: it resumes blobs with HTTP ranges, gives up on stalled
+// servers, limits the size of responses, and never uses plain HTTP to another
+// machine because its name looks local.
 //
-// Errors are *sandbox.Error. Their text holds no URL, because the ones that
-// registries redirect to carry signatures.
+// Errors are *sandbox.Error. Their text contains no URLs, because redirect URLs
+// contain signatures.
 package registry
 
 import (
@@ -27,20 +27,20 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Options are optional but for Keychain.
+// Options of New. All except Keychain are optional.
 type Options struct {
-	Transport    http.RoundTripper // default as http.DefaultTransport
+	Transport    http.RoundTripper // default: like http.DefaultTransport
 	Keychain     authn.Keychain
-	PlainHTTP    []string      // "host:port" of registries that need no TLS
-	StallTimeout time.Duration // a request that moves no byte for so long fails; default 30s
+	PlainHTTP    []string      // "host:port" of registries without TLS
+	StallTimeout time.Duration // a request fails if it transfers nothing for this long; default 30s
 	RetryDelay   time.Duration // before the first retry, then doubled; default 200ms
-	// Permit, if set, is asked for every address before it is dialled, for a
-	// caller who must not learn what this machine can reach: whatever fails on
-	// the way to a registry has one error text then.
+	// Permit, if set, is called for every address before it is dialled. It is for
+	// callers who must not learn what this machine can reach: all connection
+	// failures then have the same error text.
 	Permit func(netip.Addr) bool
 }
 
-// Client reads one repository. Its methods may be called concurrently.
+// Client reads from one repository. It is safe for concurrent use.
 type Client struct {
 	repo  name.Repository
 	opts  Options
@@ -48,13 +48,14 @@ type Client struct {
 	http  *http.Client
 }
 
-// maxSmall bounds answers that are not blobs: tokens, errors and manifests.
+// maxSmall is the maximum size, in bytes, of responses other than blobs:
+// tokens, errors and manifests.
 const maxSmall = 16 << 20
 
-// attempts is how often in a row a request may fail without any progress.
+// attempts is the maximum number of consecutive failures without progress.
 const attempts = 5
 
-// New finds the registry and authenticates, if it asks for it.
+// New connects to the registry and authenticates, if required.
 func New(ctx context.Context, repo name.Repository, opts Options) (*Client, error) {
 	if opts.StallTimeout <= 0 {
 		opts.StallTimeout = 30 * time.Second
@@ -97,25 +98,26 @@ func New(ctx context.Context, repo name.Repository, opts Options) (*Client, erro
 	return c, nil
 }
 
-// manifestTypes are what is asked for, in the order of preference.
+// manifestTypes are the accepted media types, in order of preference.
 var manifestTypes = []string{
 	string(types.OCIManifestSchema1), string(types.DockerManifestSchema2),
 	string(types.OCIImageIndex), string(types.DockerManifestList),
 }
 
-// Manifest reads the manifest or index that a tag or digest names, of at most
-// limit bytes, and its media type. It is not verified.
+// Manifest returns the manifest or index for a tag or digest, of at most limit
+// bytes, and its media type. It does not verify the digest.
 func (c *Client) Manifest(ctx context.Context, ref string, limit int64) (data []byte, mediaType string, err error) {
 	return c.small(ctx, "manifests", ref, limit)
 }
 
-// Bytes reads a small blob of at most limit bytes. It is not verified.
+// Bytes returns a small blob of at most limit bytes. It does not verify the
+// digest.
 func (c *Client) Bytes(ctx context.Context, digest string, limit int64) ([]byte, error) {
 	data, _, err := c.small(ctx, "blobs", digest, limit)
 	return data, err
 }
 
-// small reads what fits into memory.
+// small returns a response that fits into memory.
 func (c *Client) small(ctx context.Context, kind, ref string, limit int64) (data []byte, mediaType string, err error) {
 	err = c.retry(ctx, func() error {
 		resp, err := c.get(ctx, kind, ref, http.Header{"Accept": {strings.Join(manifestTypes, ", ")}})
@@ -150,12 +152,12 @@ func (c *Client) get(ctx context.Context, kind, ref string, header http.Header) 
 		return nil, err
 	}
 	req.Header = header
-	// Digests are of the bytes as they are stored: no compression on the way.
+	// Digests are those of the stored bytes, so disable compression.
 	req.Header.Set("Accept-Encoding", "identity")
 	return c.http.Do(req)
 }
 
-// retry calls f until it succeeds, fails for good, or has failed too often.
+// retry calls f until it succeeds, fails permanently, or has failed too often.
 func (c *Client) retry(ctx context.Context, f func() error) error {
 	for n := 1; ; n++ {
 		err := f()
@@ -168,7 +170,7 @@ func (c *Client) retry(ctx context.Context, f func() error) error {
 	}
 }
 
-// pause waits before the retry after the nth failure in a row.
+// pause waits before the retry after n consecutive failures.
 func (c *Client) pause(ctx context.Context, n int) error {
 	t := time.NewTimer(min(c.opts.RetryDelay<<(n-1), 10*time.Second))
 	defer t.Stop()

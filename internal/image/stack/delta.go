@@ -6,10 +6,9 @@ import (
 	"github.com/atoll-run/atoll/internal/image/mkfs"
 )
 
-// Delta returns the layer that makes top of below: what it adds and changes, and
-// whiteouts for what it removes. Both trees have the same nodes for the files
-// that did not change, which the layer does not have. The result shares the
-// nodes of files with top.
+// Delta returns the layer that changes below to top: added and changed files,
+// and whiteouts for removed ones. Unchanged files must have the same nodes in
+// both trees. The result shares the nodes of files with top.
 func Delta(below, top *mkfs.Node) *mkfs.Node {
 	d := &differ{
 		below: map[*mkfs.Node]int{}, top: map[*mkfs.Node]int{}, kept: map[*mkfs.Node]int{},
@@ -24,12 +23,12 @@ func Delta(below, top *mkfs.Node) *mkfs.Node {
 
 // differ compares two trees.
 type differ struct {
-	below, top map[*mkfs.Node]int // how many names a file has
-	kept       map[*mkfs.Node]int // … that are the same in both
+	below, top map[*mkfs.Node]int // number of names of a file
+	kept       map[*mkfs.Node]int // number of names that are the same in both
 	whiteout   *mkfs.Node
 }
 
-// names counts the names of all that is no directory.
+// names counts the names of everything except directories.
 func names(dir *mkfs.Node, of map[*mkfs.Node]int) {
 	for _, c := range dir.Children {
 		if c.IsDir() {
@@ -40,7 +39,7 @@ func names(dir *mkfs.Node, of map[*mkfs.Node]int) {
 	}
 }
 
-// keep counts the names that stayed.
+// keep counts unchanged names.
 func (d *differ) keep(below, top *mkfs.Node) {
 	for name, c := range top.Children {
 		b := below.Children[name]
@@ -54,14 +53,14 @@ func (d *differ) keep(below, top *mkfs.Node) {
 	}
 }
 
-// unchanged reports whether a file is as it was, with the same names: a hard link
-// cannot lead from one layer to another.
+// unchanged reports whether a file is unchanged, with the same names: a hard
+// link cannot refer to another layer.
 func (d *differ) unchanged(n *mkfs.Node) bool {
 	return d.kept[n] == d.top[n] && d.kept[n] == d.below[n]
 }
 
-// dir returns what top has beyond below, which may be nil, and whether that is
-// anything.
+// dir returns the difference between top and below, which may be nil, and
+// whether there is any.
 func (d *differ) dir(below, top *mkfs.Node) (layer *mkfs.Node, changed bool) {
 	out := *top
 	out.Children = map[string]*mkfs.Node{}

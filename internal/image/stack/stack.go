@@ -1,12 +1,12 @@
-// Package stack reads the layers of an image as one tree of files, and finds
-// what a tree adds to the layers below it.
+// Package stack reads the layers of an image as one tree of files, and computes
+// the difference between trees.
 //
-// A layer is an EROFS image that the store made. Over others it works as in
+// A layer is an EROFS image created by the store. Layers are combined as in
 // overlayfs: a directory is merged with the one below and has its own
-// attributes, anything else replaces what has its name, and a character device
-// 0/0, a whiteout, says that the name is gone. No layer has opaque directories,
-// which need extended attributes; it has a whiteout for each name instead. A
-// hard link never leads from one layer to another.
+// attributes, and other files replace files with the same name. A character
+// device 0/0 is a whiteout: it removes the name. Layers have no opaque
+// directories, which need extended attributes, but a whiteout for each name
+// instead. A hard link never refers to another layer.
 package stack
 
 import (
@@ -23,21 +23,21 @@ import (
 	"github.com/atoll-run/atoll/internal/image/mkfs"
 )
 
-// Tree is the files of some layers, as a sandbox sees them. It is used by one
-// goroutine.
+// Tree is the merged tree of several layers, as a sandbox sees it. It is not
+// safe for concurrent use.
 type Tree struct {
 	Root *mkfs.Node
 
 	content map[*mkfs.Node]place // of regular files that are not empty
 }
 
-// place is where a file of a layer is.
+// place is the position of a file in a layer.
 type place struct {
 	layer fs.FS
 	name  string
 }
 
-// New returns a tree without files.
+// New returns an empty tree.
 func New() *Tree {
 	return &Tree{
 		Root:    &mkfs.Node{Mode: unix.S_IFDIR | 0o755, Children: map[string]*mkfs.Node{}},
@@ -45,8 +45,8 @@ func New() *Tree {
 	}
 }
 
-// Add puts a layer over those that the tree has. The layer is read from again
-// for the content of its files.
+// Add adds a layer on top. The layer must stay readable for the content of its
+// files.
 func (t *Tree) Add(layer io.ReaderAt) error {
 	img, err := erofs.Open(layer)
 	if err != nil {
@@ -63,7 +63,7 @@ func (t *Tree) Add(layer io.ReaderAt) error {
 	return r.dir(t.Root, ".")
 }
 
-// Open returns the content of a regular file of one of the layers.
+// Open returns the content of a regular file in one of the layers.
 func (t *Tree) Open(n *mkfs.Node) (io.ReadCloser, error) {
 	p, ok := t.content[n]
 	if !ok {
@@ -72,20 +72,20 @@ func (t *Tree) Open(n *mkfs.Node) (io.ReadCloser, error) {
 	return p.layer.Open(p.name)
 }
 
-// Has reports whether the content of a regular file is in one of the layers.
+// Has reports whether a regular file's content is in one of the layers.
 func (t *Tree) Has(n *mkfs.Node) bool {
 	_, ok := t.content[n]
 	return ok
 }
 
-// reader puts one layer on a tree.
+// reader adds one layer to a tree.
 type reader struct {
 	tree  *Tree
 	layer fs.FS
 	links map[int64]*mkfs.Node // files with several names, by inode
 }
 
-// dir merges the directory of the layer into to.
+// dir merges a directory of the layer into to.
 func (r *reader) dir(to *mkfs.Node, name string) error {
 	entries, err := fs.ReadDir(r.layer, name)
 	if err != nil {
@@ -127,7 +127,7 @@ func (r *reader) entry(dir *mkfs.Node, name, base string, fi fs.FileInfo) error 
 	return nil
 }
 
-// file returns the node of what is no directory.
+// file returns the node of anything except a directory.
 func (r *reader) file(name string, fi fs.FileInfo) (*mkfs.Node, error) {
 	st, ok := fi.Sys().(*erofs.Stat)
 	if !ok {
@@ -159,7 +159,7 @@ func (r *reader) file(name string, fi fs.FileInfo) (*mkfs.Node, error) {
 
 var errNoStat = errors.New("the layer tells no owners")
 
-// attributes gives a node what a file of the layer has.
+// attributes sets the attributes of a node from a file of the layer.
 func (r *reader) attributes(n *mkfs.Node, fi fs.FileInfo) error {
 	st, ok := fi.Sys().(*erofs.Stat)
 	if !ok {
@@ -170,7 +170,7 @@ func (r *reader) attributes(n *mkfs.Node, fi fs.FileInfo) error {
 		return fmt.Errorf("%s: %w", fi.Name(), err)
 	}
 	n.Mode, n.UID, n.GID = typ|ModeBits(st.Mode), st.UID, st.GID
-	n.MTime, n.MTimeNsec = int64(st.Mtime), st.MtimeNs //nolint:gosec // bounded when the image was written
+	n.MTime, n.MTimeNsec = int64(st.Mtime), st.MtimeNs //nolint:gosec // limited when the image was written
 	return nil
 }
 
@@ -188,7 +188,8 @@ func fileType(m fs.FileMode) (uint16, error) {
 	return 0, fmt.Errorf("no layer has files of type %v", m.Type())
 }
 
-// ModeBits returns a mode's permission, set-id and sticky bits as in chmod.
+// ModeBits returns the permission, set-id and sticky bits of a mode, as for
+// chmod.
 func ModeBits(m fs.FileMode) uint16 {
 	bits := uint16(m.Perm())
 	if m&fs.ModeSetuid != 0 {
@@ -203,8 +204,8 @@ func ModeBits(m fs.FileMode) uint16 {
 	return bits
 }
 
-// Directories returns a copy of a tree that has directories of its own and
-// shares all other nodes.
+// Directories returns a copy of a tree with new nodes for directories and the
+// same nodes for files.
 func Directories(root *mkfs.Node) *mkfs.Node {
 	n := *root
 	n.Children = maps.Clone(root.Children)
