@@ -1,5 +1,5 @@
-// Package admin administers a daemon: keys, tenants, policies, its audit log, copies
-// of its database, and its health.
+// Package admin administers a daemon: keys, tenants, policies, the audit log,
+// backups and diagnosis.
 //
 // atoll.Client.Admin returns its [Client]. Most of it is for the owner of the
 // machine, on the daemon's socket: others get CodeDenied. Errors are of type
@@ -23,43 +23,43 @@ type Client struct{ conn *client.Conn }
 // instead.
 func New(conn *client.Conn) *Client { return &Client{conn} }
 
-// ImageUses lists the images of what does not run. It is for the owner of the
-// machine.
+// ImageUses lists the images that stopped sandboxes, snapshots and templates
+// need. It is for the owner of the machine.
 func (c *Client) ImageUses(ctx context.Context) ([]sandbox.ImageUse, error) {
 	var out struct{ Uses []sandbox.ImageUse }
 	return out.Uses, c.conn.Call(ctx, http.MethodGet, "/v1/images/uses", nil, nil, &out)
 }
 
-// Diagnose asks the daemon how it is. It is for the owner of the machine.
+// Diagnose checks the health of the daemon. It is for the owner of the machine.
 func (c *Client) Diagnose(ctx context.Context) (d sandbox.Diagnosis, err error) {
 	return d, c.conn.Call(ctx, http.MethodGet, "/v1/doctor", nil, nil, &d)
 }
 
-// EgressSettings returns fingerprints of the daemon's settings for all networks
-// that are not empty, by the names of their variables, such as ATOLL_EGRESS_ALLOW.
-// It is for the owner of the machine.
+// EgressSettings returns fingerprints of the daemon's egress settings, by the
+// names of their environment variables, such as ATOLL_EGRESS_ALLOW. Empty
+// settings are left out. It is for the owner of the machine.
 func (c *Client) EgressSettings(ctx context.Context) (map[string]string, error) {
 	var out struct{ Fingerprints map[string]string }
 	err := c.conn.Call(ctx, http.MethodGet, "/v1/egress-settings", nil, nil, &out)
 	return out.Fingerprints, err
 }
 
-// EnableE2B has the daemon serve the API of E2B, now and after later starts that
-// are told nothing else. It is for the owner of the machine. The error is
-// CodeConflict if the API is already served with other settings.
+// EnableE2B makes the daemon serve the E2B API, now and after later starts
+// without other E2B flags. It is for the owner of the machine. If the API is
+// already served with other settings, the error is CodeConflict.
 func (c *Client) EnableE2B(ctx context.Context, s sandbox.E2BSettings) (p sandbox.E2BPlace, err error) {
 	return p, c.conn.Call(ctx, http.MethodPut, "/v1/e2b", nil, s, &p)
 }
 
-// DisableE2B has the daemon no longer serve that API, until it is started with the
-// flag for it. It cuts off requests that do not end soon. It is for the owner of the
-// machine.
+// DisableE2B makes the daemon stop serving the E2B API, until it is started
+// with the flag for it. Requests that do not end soon are canceled. It is for
+// the owner of the machine.
 func (c *Client) DisableE2B(ctx context.Context) error {
 	return c.conn.Call(ctx, http.MethodDelete, "/v1/e2b", nil, nil, nil)
 }
 
 // Backup returns a consistent copy of the daemon's database as a stream, which
-// the caller closes. An error while reading means that it is not whole.
+// the caller closes. If reading returns an error, the copy is not complete.
 func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
 	r, err := c.conn.Request(ctx, http.MethodGet, "/v1/state/backup", nil, nil)
 	if err != nil {

@@ -10,32 +10,32 @@ import (
 )
 
 // PruneAudit removes the oldest records of a log. It is for the owner of the
-// machine. The newest record, actions without an outcome, and what is still to
-// be sent to a collector stay; [Client.VerifyAudit] goes on from what is kept of
-// the last record that went.
+// machine. It keeps the newest record, operations without an outcome, and
+// records that still have to be sent to a collector. [Client.VerifyAudit] still
+// works, because the hash of the last removed record is kept.
 func (c *Client) PruneAudit(ctx context.Context, what sandbox.AuditPrune) (done sandbox.AuditPruned, err error) {
 	return done, c.conn.Call(ctx, http.MethodPost, "/v1/audit/prune", nil, what, &done)
 }
 
-// VerifyAudit checks that the log is as it was written.
+// VerifyAudit verifies the hash chain of the log.
 func (c *Client) VerifyAudit(ctx context.Context) (report sandbox.AuditReport, err error) {
 	return report, c.conn.Call(ctx, http.MethodGet, "/v1/audit/verify", nil, nil, &report)
 }
 
-// AuditFormat is a form in which the log is exported.
+// AuditFormat is a format for exporting the log.
 type AuditFormat string
 
 const (
-	// AuditChained is a record on a line as it was hashed, with its hash.
+	// AuditChained has one record per line, as it was hashed, with its hash.
 	AuditChained AuditFormat = "json"
-	// AuditOTLP is some hundred records on a line in OTLP's JSON form, as
-	// OpenTelemetry's collectors read it from a file.
+	// AuditOTLP has some hundred records per line as OTLP JSON, which OpenTelemetry
+	// collectors can read from a file.
 	AuditOTLP AuditFormat = "otlp-json"
 )
 
-// ExportAudit writes the events that match, as far as they are written now, as
-// lines in a format. After an error what was written is not whole. After and
-// Page do not apply.
+// ExportAudit writes the events that match q, up to the present end of the log,
+// as lines in a format. After an error the output is not complete. The fields
+// After and Page of q are ignored.
 func (c *Client) ExportAudit(ctx context.Context, format AuditFormat, q sandbox.EventQuery, w io.Writer) error {
 	q.After, q.Page = 0, 0
 	query := client.EventQuery(q)

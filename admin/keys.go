@@ -8,18 +8,18 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// CreateKey makes an API key. Its Token is shown only now.
+// CreateKey makes an API key. Its Token is only in this result.
 func (c *Client) CreateKey(ctx context.Context, n sandbox.NewKey) (k sandbox.Key, err error) {
 	return k, c.conn.Call(ctx, http.MethodPost, "/v1/keys", nil, n, &k)
 }
 
-// Keys lists the API keys, revoked and expired ones too, oldest first.
+// Keys lists the API keys, including revoked and expired ones, oldest first.
 func (c *Client) Keys(ctx context.Context) ([]sandbox.Key, error) {
 	var out struct{ Keys []sandbox.Key }
 	return out.Keys, c.conn.Call(ctx, http.MethodGet, "/v1/keys", nil, nil, &out)
 }
 
-// RevokeKey ends an API key.
+// RevokeKey revokes an API key.
 func (c *Client) RevokeKey(ctx context.Context, id string) error {
 	return c.conn.Call(ctx, http.MethodDelete, "/v1/keys/"+url.PathEscape(id), nil, nil, nil)
 }

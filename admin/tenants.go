@@ -13,8 +13,8 @@ func (c *Client) Tenant(ctx context.Context) (t sandbox.Tenant, err error) {
 	return t, c.conn.Call(ctx, http.MethodGet, "/v1/tenant", nil, nil, &t)
 }
 
-// Tenants lists all tenants by name. It is for the owner of the machine, as
-// all below.
+// Tenants lists all tenants by name. It is for the owner of the machine, like
+// the following methods.
 func (c *Client) Tenants(ctx context.Context) ([]sandbox.Tenant, error) {
 	var out struct{ Tenants []sandbox.Tenant }
 	return out.Tenants, c.conn.Call(ctx, http.MethodGet, "/v1/tenants", nil, nil, &out)
@@ -30,7 +30,8 @@ func (c *Client) CreateTenant(ctx context.Context, id string, l sandbox.Limits) 
 	return t, c.conn.Call(ctx, http.MethodPost, "/v1/tenants", nil, map[string]any{"id": id, "limits": l}, &t)
 }
 
-// UpdateTenant changes a tenant. What it uses already is left alone.
+// UpdateTenant changes a tenant. Existing sandboxes are not affected by new
+// limits.
 func (c *Client) UpdateTenant(ctx context.Context, id string, change sandbox.TenantChange) (t sandbox.Tenant, err error) {
 	return t, c.conn.Call(ctx, http.MethodPatch, "/v1/tenants/"+url.PathEscape(id), nil, change, &t)
 }

@@ -1,10 +1,10 @@
-// Package atolld runs Atoll's daemon inside another Go program. Its client
-// speaks the same API as any other, through memory, so that the daemon
-// authorises and records what it does.
+// Package atolld runs Atoll's daemon inside another Go program. Its client uses
+// the same API as any other client, over connections in memory, so
+// authorization, policies and the event log apply as usual.
 //
-// A program that uses it is executed again for the kernel of every sandbox and
-// for the helper processes of the daemon, so its main function begins with
-// [Main], and it is built with CGO_ENABLED=0.
+// The program is executed again for the kernel of every sandbox and for the
+// helper processes of the daemon. So its main function must begin with [Main],
+// and it must be built with CGO_ENABLED=0.
 package atolld
 
 import (
@@ -23,31 +23,32 @@ import (
 	"github.com/atoll-run/atoll/internal/bucket"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/gateway/egress"
-	_ "github.com/atoll-run/atoll/internal/guest/early" // must see the process before everything else
+	_ "github.com/atoll-run/atoll/internal/guest/early" // must be initialized first
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/provider/gvisor"
 )
 
-// Main must be called first in main. It returns at once in the program itself,
-// and never in a process that is a part of a sandbox, the egress gateway or the
-// server of a bucket.
+// Main must be called first in main. In the program itself it returns at once.
+// In a process that runs a part of a sandbox, the egress gateway or the server
+// of a bucket, it never returns.
 func Main() {
 	egress.Main()
 	gvisor.Main()
 	bucket.Main()
 }
 
-// Provider makes sandboxes with a driver of the program's own.
+// Provider is a provider whose driver is part of the program.
 type Provider struct {
-	Name    string // one with the name of a built-in provider replaces that
+	Name    string // replaces a built-in provider of the same name
 	Summary string // one line
-	Warning string // shown whenever it runs something; usually empty
+	Warning string // shown whenever it runs a command; usually empty
 	// Driver is an open provider, which the Server closes. Exactly one of Driver
 	// and Open is set.
 	Driver driver.Provider
-	// Open opens the provider when it is first needed. dir is a directory for it
-	// alone, which may be missing; options are those of Server.ProviderOptions.
+	// Open opens the provider when it is first needed. dir is a directory for this
+	// provider only, which may be missing. options are those of
+	// Server.ProviderOptions.
 	Open func(dir string, options json.RawMessage) (driver.Provider, error)
 }
 
@@ -65,11 +66,11 @@ func (p Provider) entry() (registry.Entry, error) {
 	return e, nil
 }
 
-// Server is a daemon. Its exported fields may be changed until Start; the zero
-// value works on the user's own state directory, alone.
+// Server is a daemon. Its exported fields must not be changed after Start. The
+// zero value uses the user's own state directory.
 type Server struct {
-	// StateDir is where state is kept, and belongs to this daemon alone.
-	// Empty: as the command line would choose.
+	// StateDir is the state directory. Only one daemon may use it. Empty: the
+	// default of the command line.
 	StateDir string
 	// Store is the address of a PostgreSQL database that several daemons share.
 	// It may hold a password. Empty: a file in StateDir.
@@ -78,36 +79,36 @@ type Server struct {
 	// or s3://BUCKET/PREFIX?endpoint=URL&region=NAME. Empty: a directory in
 	// StateDir.
 	Blobs string
-	// Buckets are those that can be workspaces, each "[TENANT/]NAME=ADDRESS".
+	// Buckets are S3 buckets that can be workspaces, each "[TENANT/]NAME=ADDRESS".
 	Buckets []string
-	// Provider makes the sandboxes that ask for no other. Empty: gvisor.
+	// Provider is the default provider. Empty: gvisor.
 	Provider string
-	// Providers are available besides those that are built in.
+	// Providers are providers in addition to the built-in ones.
 	Providers []Provider
 	// ProviderOptions are options of providers, as JSON objects, by name.
 	ProviderOptions map[string]json.RawMessage
-	// SharedProviders are those that callers with an API key may choose besides
-	// Provider. The owner of the machine may choose any.
+	// SharedProviders are the providers that callers with an API key may choose, in
+	// addition to Provider. The owner of the machine may choose any.
 	SharedProviders []string
-	// Policies is a file, or a directory of files, that limits what sandboxes may
-	// be. Empty: nothing does.
+	// Policies is a policy file, or a directory of policy files. Empty: there are
+	// no policies.
 	Policies string
-	// Egress is what the owner of the machine decides about all networks.
+	// Egress are settings for the networks of all sandboxes.
 	Egress Egress
-	// Socket also serves the command line and other programs of this user,
-	// on a socket in StateDir.
+	// Socket also serves the API on a Unix socket in StateDir, for the command line
+	// and other programs of this user.
 	Socket bool
-	// Listen is a TCP address to serve callers with an API key on, with TLS. A
-	// loopback address may do without if Plain is set. Empty: none.
+	// Listen is a TCP address for callers with an API key. It needs TLS, unless it
+	// is a loopback address and Plain is set. Empty: none.
 	Listen string
 	TLS    *tls.Config
 	Plain  bool
 	Hosts  []string // names of this machine, besides localhost and addresses
-	// AuditKeep is how long events are kept. Zero: for ever.
+	// AuditKeep is how long events are kept. Zero: forever.
 	AuditKeep time.Duration
 	// Pool is the number of warm sandboxes to keep per image (0 disables it).
 	Pool int
-	// Logger gets what no caller can be told. Nil discards it.
+	// Logger gets the log of the daemon. Nil discards it.
 	Logger *slog.Logger
 
 	mu     sync.Mutex
@@ -115,22 +116,22 @@ type Server struct {
 	closed bool
 }
 
-// Egress is what the owner of the machine decides about the networks of all
-// sandboxes. Empty fields are taken from ATOLL_EGRESS_ALLOW and its like.
+// Egress are settings for the networks of all sandboxes. Empty fields are taken
+// from the environment variables ATOLL_EGRESS_*.
 type Egress struct {
-	Allow []string // addresses and CIDRs that rules may allow although they are not public
-	Proxy string   // http:// or socks5:// for all that leaves; it may hold a password
-	Roots string   // PEM file of authorities that are trusted besides the machine's
-	Hosts string   // file of names with addresses, as /etc/hosts
+	Allow []string // non-public addresses and CIDRs that rules may allow
+	Proxy string   // http:// or socks5:// proxy for all connections; it may hold a password
+	Roots string   // PEM file of certificate authorities to trust in addition to the machine's
+	Hosts string   // file of names and addresses, like /etc/hosts
 
-	// HostPorts are ports of the machine's loopback that rules may open, by the
+	// HostPorts are ports on the machine's loopback that rules may allow, under the
 	// name sandbox.MachineHost.
 	HostPorts []string
 }
 
-// Start starts the daemon: when it returns, it answers. The context bounds the
-// start only. A daemon that works on the same StateDir is CodeConflict. The
-// caller closes the Server.
+// Start starts the daemon. When it returns, the daemon serves requests. The
+// context bounds the start only. If another daemon uses the same StateDir,
+// Start returns CodeConflict. The caller closes the Server.
 func (s *Server) Start(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,8 +192,8 @@ func (s *Server) Addr() net.Addr {
 	return s.daemon.TCP()
 }
 
-// Close ends the daemon in good order. Sandboxes live on, and are found again
-// by the next one on the same StateDir. Close is idempotent.
+// Close shuts the daemon down. Sandboxes keep running; the next daemon on the
+// same StateDir finds them again. Close is idempotent.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

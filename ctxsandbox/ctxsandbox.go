@@ -1,10 +1,11 @@
-// Package ctxsandbox is the ctx.sandbox interface of agent platforms, in Go: few
-// names, strict defaults, and no type of Atoll that an agent's code must know. The
-// same code runs on an embedded daemon, a local one and a remote one, whichever
-// provider serves the sandboxes.
+// Package ctxsandbox is the ctx.sandbox interface of agent platforms, in Go. It
+// is small, has strict defaults, and needs no other package of Atoll in an
+// agent's code. The same code works with an embedded, a local and a remote
+// daemon, and with every provider.
 //
-// The defaults deny: without Egress nothing can be reached, a secret is named and
-// never passed by value, and a sandbox ends when its lifetime is over.
+// The defaults are strict: without Egress no host can be reached, secrets are
+// passed by name and never by value, and a sandbox ends when its lifetime is
+// over.
 package ctxsandbox
 
 import (
@@ -24,34 +25,35 @@ const (
 	DefaultCPUs     = 1                // processors
 	DefaultLifetime = time.Hour        // of a sandbox
 	DefaultTimeout  = 10 * time.Minute // of a command
-	// MaxOutput is how many bytes of each stream of a command are kept.
+	// MaxOutput is the number of bytes of each output stream that are kept.
 	MaxOutput = 1 << 20
 )
 
-// Workspace is where a sandbox sees its workspace, and where commands start if there
-// is one.
+// Workspace is the path of the workspace in a sandbox. With a workspace,
+// commands start there.
 const Workspace = sandbox.WorkspaceDir
 
-// Unavailable is what errors.Is finds in the error of a call that no sandbox service
-// could carry out: there is no daemon, or it cannot make sandboxes. Nothing was done,
-// or it is not known what was done.
+// Unavailable matches, with errors.Is, the error of a call that failed because
+// there is no daemon, or because it cannot make sandboxes. The call may have
+// had an effect if the connection was lost.
 var Unavailable error = &sandbox.Error{Code: sandbox.CodeUnavailable}
 
-// SandboxSpec says what sandbox is wanted. The zero value is usable.
+// SandboxSpec describes a sandbox to create. The zero value is usable.
 type SandboxSpec struct {
-	Name  string // empty: one is made up
-	Image string // empty: that of the daemon
-	// Memory, in bytes, and CPUs are limits. Zero: DefaultMemory and DefaultCPUs, or
-	// what the provider gives every sandbox if it cannot change that.
+	Name  string // empty: a generated name
+	Image string // empty: the daemon's default
+	// Memory, in bytes, and CPUs are limits. Zero: DefaultMemory and DefaultCPUs,
+	// or the provider's fixed size if it has one.
 	Memory int64
 	CPUs   float64
-	// Workspace names a durable directory that the sandbox sees at /workspace. It
-	// is made if there is none of that name.
+	// Workspace is the name of a durable directory, which is mounted at /workspace.
+	// It is created if there is none of that name.
 	Workspace string
-	// Secrets are names of stored secrets. Each is the environment variable of that
-	// name; its value is sent by the gateway and is not in the sandbox.
+	// Secrets are names of stored secrets. For each there is an environment
+	// variable of that name with a placeholder. The gateway replaces it by the
+	// value, which is not in the sandbox.
 	Secrets []string
-	// Egress are the hosts that can be reached. Empty: none.
+	// Egress are the hosts that the sandbox can reach. Empty: none.
 	Egress []string
 	Env    map[string]string
 	// Labels are in every event and in the usage report.
@@ -90,13 +92,13 @@ func (s *SandboxSpec) spec() sandbox.Spec {
 // concurrently.
 type SandboxClient struct{ client *atoll.Client }
 
-// New returns a SandboxClient that uses a connection, which the caller closes after
-// it.
+// New returns a SandboxClient that uses c. The caller closes c when the
+// SandboxClient is no longer used.
 func New(c *atoll.Client) *SandboxClient { return &SandboxClient{c} }
 
-// Create makes a sandbox. A name that is taken is CodeAlreadyExists.
+// Create makes a sandbox. A name that is in use is CodeAlreadyExists.
 func (c *SandboxClient) Create(ctx context.Context, spec SandboxSpec) (*SandboxHandle, error) {
-	if spec.Memory < 0 || spec.CPUs < 0 || spec.Lifetime < 0 { // Atoll's own Spec takes that as no limit
+	if spec.Memory < 0 || spec.CPUs < 0 || spec.Lifetime < 0 { // in sandbox.Spec, a negative number means no limit
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "sandbox.create", Subject: "limits", Message: "are below zero"}
 	}
 	full := spec.spec()
@@ -111,8 +113,8 @@ func (c *SandboxClient) Create(ctx context.Context, spec SandboxSpec) (*SandboxH
 	}
 }
 
-// fixed drops the default limit that err refuses, because the provider's sandboxes
-// all have the same. It reports whether there was one.
+// fixed removes the default limit that err refuses because all sandboxes of the
+// provider have the same size. It reports whether there was such a limit.
 func fixed(err error, asked *SandboxSpec, r *sandbox.Resources) bool {
 	e, ok := errors.AsType[*sandbox.Error](err)
 	switch {
@@ -127,7 +129,8 @@ func fixed(err error, asked *SandboxSpec, r *sandbox.Resources) bool {
 	return false
 }
 
-// Get returns the sandbox with that name. There is none is CodeNotFound.
+// Get returns the sandbox with that name. If there is none, it returns
+// CodeNotFound.
 func (c *SandboxClient) Get(ctx context.Context, name string) (*SandboxHandle, error) {
 	s, err := c.client.Get(ctx, name)
 	if err != nil {
@@ -136,7 +139,7 @@ func (c *SandboxClient) Get(ctx context.Context, name string) (*SandboxHandle, e
 	return &SandboxHandle{box: s}, nil
 }
 
-// List yields the sandboxes that carry all of the labels, newest first.
+// List yields the sandboxes that have all of the labels, newest first.
 func (c *SandboxClient) List(ctx context.Context, labels map[string]string) iter.Seq2[*SandboxHandle, error] {
 	return func(yield func(*SandboxHandle, error) bool) {
 		for info, err := range c.client.List(ctx, atoll.ListOptions{Labels: maps.Clone(labels)}) {
@@ -155,7 +158,7 @@ func (c *SandboxClient) List(ctx context.Context, labels map[string]string) iter
 	}
 }
 
-// Remove ends the sandbox with that name. There is none is success.
+// Remove ends the sandbox with that name. If there is none, that is success.
 func (c *SandboxClient) Remove(ctx context.Context, name string) error {
 	return c.client.Remove(ctx, name)
 }
@@ -163,13 +166,13 @@ func (c *SandboxClient) Remove(ctx context.Context, name string) error {
 // removal bounds the removal of the sandbox of RunShell and RunPython.
 const removal = 30 * time.Second
 
-// RunShell runs a script in a sandbox of its own, which is gone when RunShell
-// returns, whatever happens. Timeout bounds the script; zero is DefaultTimeout.
+// RunShell runs a script in a new sandbox, and removes the sandbox before it
+// returns. Timeout bounds the script; zero is DefaultTimeout.
 func (c *SandboxClient) RunShell(ctx context.Context, script string, timeout time.Duration, spec SandboxSpec) (ExecResult, error) {
 	return c.once(ctx, timeout, spec, func(h *SandboxHandle) (ExecResult, error) { return h.Shell(ctx, script, timeout) })
 }
 
-// RunPython runs a Python 3 program as RunShell runs a script. The image must have
+// RunPython is like RunShell, but runs a Python 3 program. The image must have
 // python3.
 func (c *SandboxClient) RunPython(ctx context.Context, program string, timeout time.Duration, spec SandboxSpec) (ExecResult, error) {
 	return c.once(ctx, timeout, spec, func(h *SandboxHandle) (ExecResult, error) { return h.python(ctx, program, timeout) })
@@ -180,7 +183,7 @@ func (c *SandboxClient) once(ctx context.Context, timeout time.Duration, spec Sa
 		timeout = DefaultTimeout
 	}
 	if spec.Lifetime == 0 {
-		spec.Lifetime = timeout + time.Minute // should this program die, the sandbox dies too
+		spec.Lifetime = timeout + time.Minute // if this program crashes, the sandbox still ends
 	}
 	h, err := c.Create(ctx, spec)
 	if err != nil {

@@ -13,54 +13,56 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// SandboxHandle is one sandbox. Dropping it ends nothing. Its methods may be called
-// concurrently.
+// SandboxHandle is a handle on one sandbox. Dropping it does not end the
+// sandbox. Its methods may be called concurrently.
 type SandboxHandle struct {
 	box   *atoll.Sandbox
 	shell struct {
 		mu   sync.Mutex
-		path string // once it is known
+		path string // empty until it is known
 	}
 }
 
 // Name returns the name of the sandbox.
 func (h *SandboxHandle) Name() string { return h.box.Name() }
 
-// ID returns the id of the sandbox, which is never used again.
+// ID returns the id of the sandbox. It is never reused.
 func (h *SandboxHandle) ID() string { return string(h.box.ID()) }
 
 // Labels returns the labels of the sandbox.
 func (h *SandboxHandle) Labels() map[string]string { return h.box.Info().Labels }
 
-// Sandbox returns Atoll's own handle, for what is not part of ctx.sandbox.
+// Sandbox returns the underlying *atoll.Sandbox, for operations that are not
+// part of ctx.sandbox.
 func (h *SandboxHandle) Sandbox() *atoll.Sandbox { return h.box }
 
-// ExecResult is how a command ended and what it wrote.
+// ExecResult is the exit and the output of a command.
 type ExecResult struct {
-	// ExitCode is that of the command, or 128 and the signal that ended it. A
-	// command that its timeout ended has TimedOut set too.
+	// ExitCode is the exit code of the command, or 128+n if signal n ended it. If
+	// the timeout ended it, TimedOut is set too.
 	ExitCode       int
 	Stdout, Stderr string
-	Truncated      bool // there was more than MaxOutput of a stream
+	Truncated      bool // a stream had more than MaxOutput bytes
 	TimedOut       bool
 }
 
-// OK reports whether the command ended well: by itself, with exit code 0.
+// OK reports whether the command exited with code 0.
 func (r ExecResult) OK() bool { return r.ExitCode == 0 && !r.TimedOut }
 
-// Output is what the command wrote to its standard output, followed by what it wrote
-// to its standard error.
+// Output returns the standard output of the command, followed by its standard
+// error.
 func (r ExecResult) Output() string { return r.Stdout + r.Stderr }
 
-// Exec runs a program with arguments, without a shell, and waits for it. A command
-// that fails is no error. Zero as timeout is DefaultTimeout. When ctx ends, so does
-// the command; when this program dies, the command ends with its timeout.
+// Exec runs a program with arguments, without a shell, and waits for it. An
+// exit code other than 0 is not an error. A zero timeout is DefaultTimeout.
+// When ctx ends, the command is killed. If this program crashes, the command
+// ends when its timeout is over.
 func (h *SandboxHandle) Exec(ctx context.Context, program string, args []string, timeout time.Duration) (ExecResult, error) {
 	return h.run(ctx, sandbox.Command{Args: append([]string{program}, args...), Timeout: timeout})
 }
 
-// Shell runs a script with bash if the image has it, else with /bin/sh, as Exec runs
-// a program.
+// Shell is like Exec, but runs a script with bash if the image has it, else
+// with /bin/sh.
 func (h *SandboxHandle) Shell(ctx context.Context, script string, timeout time.Duration) (ExecResult, error) {
 	shell, err := h.findShell(ctx)
 	if err != nil {
@@ -69,7 +71,7 @@ func (h *SandboxHandle) Shell(ctx context.Context, script string, timeout time.D
 	return h.run(ctx, sandbox.Command{Args: []string{shell, "-c", script}, Timeout: timeout})
 }
 
-// findShell looks for bash where images have it, once.
+// findShell looks for bash in the usual places, once.
 func (h *SandboxHandle) findShell(ctx context.Context) (string, error) {
 	h.shell.mu.Lock()
 	defer h.shell.mu.Unlock()
@@ -99,8 +101,8 @@ func (h *SandboxHandle) python(ctx context.Context, program string, timeout time
 	return h.Exec(ctx, "python3", []string{file}, timeout)
 }
 
-// run runs a command and waits for it. The command is one in the background, because
-// the sandbox keeps the logs of those.
+// run runs a command and waits for it. It runs the command in the background,
+// because the sandbox keeps the logs of background commands.
 func (h *SandboxHandle) run(ctx context.Context, cmd sandbox.Command) (res ExecResult, err error) {
 	if cmd.Timeout == 0 {
 		cmd.Timeout = DefaultTimeout
@@ -129,13 +131,13 @@ func (h *SandboxHandle) run(ctx context.Context, cmd sandbox.Command) (res ExecR
 	}, err
 }
 
-// end kills a command whose caller does not wait any more.
+// end kills a command whose caller no longer waits for it.
 func (h *SandboxHandle) end(ctx context.Context, id string) error {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), removal)
 	defer cancel()
 	err := h.box.Kill(late, id, int(syscall.SIGKILL))
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-		return nil // it has ended
+		return nil // the command has ended
 	}
 	return err
 }
@@ -153,9 +155,9 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Logs returns what the commands of the sandbox wrote, oldest command first, those in
-// the foreground and in the background alike. A tail above zero asks for that many of
-// the last lines. Only what the sandbox still keeps is there: the logs are bounded.
+// Logs returns the output of all commands of the sandbox, oldest command first.
+// If tail is above zero, it returns only that many last lines. The logs are
+// bounded, so the oldest output may be missing.
 func (h *SandboxHandle) Logs(ctx context.Context, tail int) (string, error) {
 	all, err := h.box.Processes(ctx)
 	if err != nil {
@@ -164,7 +166,7 @@ func (h *SandboxHandle) Logs(ctx context.Context, tail int) (string, error) {
 	var out strings.Builder
 	for _, p := range all {
 		if err := h.copyLog(ctx, p.ID, &out); err != nil && sandbox.CodeOf(err) != sandbox.CodeConflict && sandbox.CodeOf(err) != sandbox.CodeNotFound {
-			return "", err // a command without a log is no error
+			return "", err // a command without a log is not an error
 		}
 	}
 	return lastLines(out.String(), tail), nil
@@ -203,16 +205,16 @@ func lastLines(text string, n int) string {
 	}
 }
 
-// stopGrace is how long Stop waits for commands to end by themselves.
+// stopGrace is how long Stop waits for commands to end after SIGTERM.
 const stopGrace = 10 * time.Second
 
-// Stop ends the sandbox and keeps its files. Where they cannot be kept it is
-// CodeUnsupported, and nothing is changed.
+// Stop stops the sandbox and keeps its files. If the provider cannot keep them,
+// Stop returns CodeUnsupported and changes nothing.
 func (h *SandboxHandle) Stop(ctx context.Context) error {
 	_, err := h.box.Stop(ctx, stopGrace)
 	return err
 }
 
-// Kill ends the sandbox at once, with its files. What is gone is success. Its
-// workspace is kept.
+// Kill ends the sandbox at once and deletes its files. Its workspace is kept. A
+// sandbox that is already gone is success.
 func (h *SandboxHandle) Kill(ctx context.Context) error { return h.box.Destroy(ctx) }

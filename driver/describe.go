@@ -27,15 +27,15 @@ func (f Facts) Describe(p *sandbox.Provider) {
 // anyImage is a reference that every provider accepts that fetches images.
 const anyImage = "docker.io/library/alpine:3"
 
-// Describe fills in what a provider and its facts say about it.
+// Describe returns the sandbox.Provider for a provider and its facts.
 func Describe(from Provider, f Facts, p *sandbox.Provider) {
 	f.Describe(p)
 	p.Descriptor.Permanent = IsPermanent(from)
 	p.Images = CheckImage(from, f, anyImage) == nil
 }
 
-// CheckImage refuses an image that no sandbox of a provider can be made from, as
-// CodeUnsupported. It asks nobody.
+// CheckImage returns CodeUnsupported if the provider cannot make sandboxes from
+// the image. It makes no network call.
 func CheckImage(p Provider, f Facts, image string) error {
 	if own, ok := As[ImageChecker](p); ok {
 		return own.CheckImage(image)
@@ -49,7 +49,7 @@ func CheckImage(p Provider, f Facts, image string) error {
 	}
 }
 
-// Map returns the capabilities by their names in JSON.
+// Map returns the capabilities by their JSON names.
 func (c Capabilities) Map() map[string]bool {
 	out := map[string]bool{}
 	for v, i := reflect.ValueOf(c), 0; i < v.NumField(); i++ {

@@ -10,46 +10,48 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// EgressEnforcer is implemented by a provider that bounds by itself what its
-// sandboxes reach. One that has Capabilities.Network needs it not.
+// EgressEnforcer is implemented by a provider that enforces egress rules
+// itself. A provider with Capabilities.Network does not need it.
 type EgressEnforcer interface {
-	// EgressAbility says what of a profile it enforces. A Spec with a network
-	// then comes with Network.Plain, of which all must be enforced from the
-	// first moment; what is not an allowed target does not leave.
+	// EgressAbility says which parts of a profile it enforces. A Spec with a
+	// network then has Network.Plain. The provider must enforce all of it from the
+	// first moment, and block traffic to all targets that are not allowed.
 	EgressAbility() sandbox.EgressAbility
 }
 
 // Binder is implemented by providers whose sandboxes belong to something that
-// the provider can be pointed away from: an account of a service, an address, a
-// directory of this machine. Callers store the binding with their record of a
-// sandbox. They must not conclude anything from the absence of a sandbox unless
-// the provider still has the same binding.
+// is configurable: an account of a service, an endpoint, or a directory of this
+// machine. Callers store the binding with their record of a sandbox. If the
+// provider has another binding now, a missing sandbox is no evidence that it is
+// gone.
 type Binder interface {
-	// Binding names what sandboxes belong to. It is stable across processes,
-	// differs whenever an Attach could miss a sandbox that exists elsewhere,
-	// and can be shown and stored: it contains no secret, and none can be
-	// derived from it. Providers of several installations that reach the same
-	// sandboxes have the same binding if they are Adopters. It asks nobody.
+	// Binding names the account, endpoint or directory that sandboxes belong to. It
+	// is stable across processes, and differs whenever Attach could miss a sandbox
+	// that exists elsewhere. It can be shown and stored: it contains no secret, and
+	// none can be derived from it. If several installations share an account, their
+	// providers have the same binding if they are Adopters. Binding makes no
+	// network call.
 	Binding(ctx context.Context) (string, error)
 }
 
-// FormerBinder is implemented by Binders whose earlier versions named what
-// sandboxes belong to in another way.
+// FormerBinder is implemented by Binders whose binding had another form in
+// earlier versions.
 type FormerBinder interface {
-	// FormerBindings returns the other names that records may have for what
-	// Binding names.
+	// FormerBindings returns the earlier forms of Binding that records may still
+	// have.
 	FormerBindings(ctx context.Context) ([]string, error)
 }
 
-// ErrElsewhere is in the chain of an error that says that a sandbox exists and
-// belongs to another installation, which uses the same account. Its code is not
-// CodeGone: nobody may make another one in its place.
+// ErrElsewhere is wrapped by errors that mean that a sandbox exists but belongs
+// to another installation, which uses the same account. The code of such an
+// error is not CodeGone, so that no replacement is made.
 var ErrElsewhere = errors.New("the sandbox belongs to another installation")
 
-// Elsewhere is the error of calls on a sandbox that another installation has.
+// Elsewhere returns the error of calls on a sandbox that belongs to another
+// installation.
 func Elsewhere(id sandbox.ID) error {
 	return &sandbox.Error{
-		Code: sandbox.CodeUnavailable, Subject: string(id), Message: "another installation has the sandbox", Cause: ErrElsewhere,
+		Code: sandbox.CodeUnavailable, Subject: string(id), Message: "the sandbox belongs to another installation", Cause: ErrElsewhere,
 		Hint: "use it there, or take it over with the envelope of its session there",
 	}
 }
@@ -58,88 +60,87 @@ func Elsewhere(id sandbox.ID) error {
 // A sandbox belongs to the installation that made it: no other lists it,
 // attaches to it or ends it, until one adopts it.
 type Adopter interface {
-	// Adopt makes a sandbox that another installation with the same binding made
-	// belong to this one. Spec has its ID and what it was made with. CodeGone is
-	// evidence that nobody has such a sandbox. Adopting one's own is success.
+	// Adopt takes over a sandbox that another installation with the same binding
+	// made. Spec is the Spec of the sandbox, with its ID. CodeGone means that no
+	// installation has such a sandbox. Adopting a sandbox of this installation is
+	// success.
 	//
-	// If the service can record whose a sandbox is, all calls of the other
-	// installation fail from then on with an error that wraps ErrElsewhere.
-	// Otherwise that one goes on as if it had it, and may end it.
+	// If the service can record the owner of a sandbox, all later calls of the
+	// other installation fail with an error that wraps ErrElsewhere. Otherwise the
+	// other installation does not notice, and may end the sandbox.
 	Adopt(ctx context.Context, spec *sandbox.Spec) error
 }
 
-// Permanent is implemented by providers whose sandboxes are machines of their
-// users. Such a machine may be out of reach and is never gone: nobody can make
-// another like it, and nobody but its user ends it.
+// Permanent is implemented by providers whose sandboxes are the users' own
+// machines. Such a machine can be offline but is never gone: it cannot be made
+// again, and only its user can end it.
 type Permanent interface {
-	// Permanent reports whether that is so. It asks nobody.
+	// Permanent reports whether that is so. It makes no network call.
 	Permanent() bool
 }
 
-// IsPermanent reports whether the sandboxes of a provider are never gone,
-// whatever it says.
+// IsPermanent reports whether the sandboxes of a provider are permanent.
+// CodeGone from such a provider is not believed.
 func IsPermanent(p any) bool {
 	own, ok := As[Permanent](p)
 	return ok && own.Permanent()
 }
 
-// SnapshotPauser is implemented by providers that may pause a sandbox while they
-// take a snapshot of it: what is asked of the sandbox meanwhile may fail.
+// SnapshotPauser is implemented by providers that may pause a sandbox while
+// they take a snapshot of it. Calls on the sandbox may fail meanwhile.
 type SnapshotPauser interface {
-	// SnapshotPauses reports whether that is so. It asks nobody.
+	// SnapshotPauses reports whether that is so. It makes no network call.
 	SnapshotPauses() bool
 }
 
-// ImageChecker is implemented by providers whose images nobody fetches for them,
-// as they have some of their own or none.
+// ImageChecker is implemented by providers for which Atoll fetches no images,
+// because they have their own images or none.
 type ImageChecker interface {
-	// CheckImage refuses an image that no sandbox can be made from, as
-	// CodeUnsupported. It is asked before Create and asks nobody.
+	// CheckImage returns CodeUnsupported for an image from which the provider
+	// cannot make a sandbox. It is called before Create and makes no network call.
 	CheckImage(image string) error
 }
 
-// StateTeller is implemented by providers whose service pauses and resumes
-// sandboxes of its own accord, or because somebody else asks for it.
+// StateTeller is implemented by providers whose service can pause and resume
+// sandboxes without a request from Atoll.
 type StateTeller interface {
-	// State asks whether a sandbox runs or is paused. It is CodeGone as Attach
-	// is.
+	// State asks the service whether a sandbox is running or paused. It returns
+	// CodeGone under the same conditions as Attach.
 	State(ctx context.Context, id sandbox.ID) (sandbox.State, error)
 }
 
-// Resumer is implemented by instances that can stand still, though perhaps not
-// because they are asked to.
+// Resumer is implemented by instances that can be paused, possibly only by
+// their service.
 type Resumer interface {
-	// Resume lets a paused sandbox go on. Resuming what runs is success.
+	// Resume continues a paused sandbox. A running sandbox is success.
 	Resume(ctx context.Context) error
 }
 
-// Drainer is implemented by a provider that makes sandboxes ahead of their
-// users. It may be called at any time, concurrently.
+// Drainer is implemented by a provider that keeps a pool of warm sandboxes.
+// Drain may be called at any time, concurrently.
 type Drainer interface {
-	// Drain ends those, one that is being made included, so that what they are
-	// made of can be removed. It makes more when somebody asks for one again.
+	// Drain ends the sandboxes in the pool, including one that is being made, so
+	// that their images can be removed. The pool fills again at the next request.
 	Drain()
 }
 
-// Pauser is implemented by instances that can stand still in memory: the
-// resident kind of pause. The other kind, to disk, is a [Snapshotter] with
-// SnapshotOptions.Stop, and a [Restorer].
+// Pauser is implemented by instances that can be paused in memory. Pausing on
+// disk needs a [Snapshotter] with SnapshotOptions.Stop, and a [Restorer].
 type Pauser interface {
-	// Pause stops every process of the sandbox where it stands. Nothing of it
-	// uses a processor until Resume; memory, files, processes, connections to
-	// it and its deadline stay. Calls that need the sandbox to run wait for
-	// Resume or their context. Pausing what is paused is success.
+	// Pause freezes every process of the sandbox. It uses no processor time until
+	// Resume. Memory, files, processes, connections and the deadline are kept.
+	// Calls that need a running sandbox block until Resume or until their context
+	// ends. A paused sandbox is success.
 	Pause(ctx context.Context) error
 	Resumer
 }
 
-// Dialer is implemented by instances whose ports can be reached.
+// Dialer is implemented by instances whose TCP ports can be reached.
 type Dialer interface {
-	// Dial connects to a TCP port of the sandbox as a process inside would at
-	// 127.0.0.1, so that services that listen on the loopback only are reached
-	// too. If nothing listens on the port, the error is CodeUnavailable. The
-	// caller closes the connection; CloseWrite works if it is a `CloseWrite()
-	// error`.
+	// Dial connects to a TCP port of the sandbox from the sandbox's own loopback,
+	// so that it also reaches servers that listen only on 127.0.0.1. If no server
+	// listens on the port, the error is CodeUnavailable. The caller closes the
+	// connection. If the connection has a method `CloseWrite() error`, it works.
 	Dial(ctx context.Context, port uint16) (net.Conn, error)
 }
 
@@ -158,16 +159,16 @@ type DeadlineSetter interface {
 	SetDeadline(ctx context.Context, at time.Time) error
 }
 
-// Meter is implemented by instances that know what they consume.
+// Meter is implemented by instances that report their resource usage.
 type Meter interface {
 	Usage(ctx context.Context) (sandbox.Usage, error)
 }
 
-// Differ is implemented by instances that can tell what they changed of their
+// Differ is implemented by instances that can report their changes to the
 // image.
 type Differ interface {
-	// Diff writes the difference as a layer of an OCI image: a tar of what was
-	// made or changed, with whiteouts for what was removed. Mounts are not
-	// included. The sandbox stands still meanwhile.
+	// Diff writes the changes as a layer of an OCI image: a tar of new and changed
+	// files, with whiteouts for removed ones. Mounts are not included. The sandbox
+	// is frozen meanwhile.
 	Diff(ctx context.Context, w io.Writer) error
 }

@@ -1,11 +1,11 @@
-// Package faults breaks providers and connections on purpose, so that a program
-// can be tested against what services really do: they are slow, they fail, they
-// act and lose the answer, they act twice, and they say things that are not
-// true.
+// Package faults injects faults into providers and connections, to test
+// programs against the ways in which services fail: they are slow, they return
+// errors, they act but lose the response, they act twice, and they return
+// misleading errors.
 //
-// [Provider] wraps a driver.Provider. [Proxy] stands between a client and a
-// server. Both are safe for concurrent use, and change nothing until a fault is
-// added.
+// [Provider] wraps a driver.Provider. [Proxy] forwards connections from a
+// client to a server. Both may be used concurrently, and change nothing until a
+// fault is added.
 package faults
 
 import (
@@ -23,7 +23,7 @@ import (
 // Op is a call of a provider or an instance.
 type Op string
 
-// The calls that can be broken.
+// The calls into which faults can be injected.
 const (
 	Any     Op = ""
 	Probe   Op = "probe"
@@ -35,25 +35,25 @@ const (
 	Destroy Op = "destroy"
 )
 
-// Fault is what goes wrong with a call. The zero value goes wrong with nothing.
+// Fault is a fault of a call. The zero value has no effect.
 type Fault struct {
 	Op    Op            // which call; Any: every one
-	Skip  int           // let this many calls pass first
-	Times int           // then break this many; 0: all
+	Skip  int           // number of calls to let pass first
+	Times int           // number of calls to break after that; 0: all
 	Delay time.Duration // wait before acting, or until the context ends
 
-	// Err is returned. Without Act the call does nothing else; with it the call
-	// is carried out, and its answer is lost.
+	// Err is returned. Without Act, the call does nothing else. With Act, the call
+	// is carried out and its result is lost.
 	Err error
 	Act bool
-	// Twice carries the call out two times and returns the second answer.
+	// Twice carries the call out twice and returns the second result.
 	Twice bool
 	// ID makes an attached instance claim to be another one.
 	ID sandbox.ID
 }
 
-// Error is a failure with a code, as a driver would classify it. The text is
-// what a service might say, and may lie about the code.
+// Error is an error with a code, as a driver would classify it. The text is
+// what a service might return, and may contradict the code.
 type Error struct {
 	Code sandbox.Code
 	Text string
@@ -62,8 +62,8 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string { return e.Text }
 
-// Lies are failures whose text says what their code does not: none of them
-// proves that a sandbox is gone.
+// Lies are errors whose text contradicts their code. None of them is evidence
+// that a sandbox is gone.
 func Lies() []error {
 	return []error{
 		&Error{sandbox.CodeUnavailable, "getaddrinfo ENOTFOUND api.example.com: sandbox not found"},
@@ -74,7 +74,7 @@ func Lies() []error {
 	}
 }
 
-// Gone is a failure that claims with a code that a sandbox does not exist.
+// Gone is an error with a code that says that a sandbox does not exist.
 func Gone(text string) error { return &Error{sandbox.CodeGone, text} }
 
 // Injector holds the faults of a provider. The zero value is ready to use.
@@ -89,7 +89,8 @@ type state struct {
 	seen int
 }
 
-// Add adds a fault. Of several that match a call, the one added first counts.
+// Add adds a fault. If several match a call, the one that was added first
+// applies.
 func (i *Injector) Add(f Fault) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -130,8 +131,8 @@ func (i *Injector) next(op Op) Fault {
 	return Fault{}
 }
 
-// do carries a call out with whatever is to go wrong with it. undo removes the
-// answer of a call that nobody will get, if there is something to release.
+// do carries out a call with its fault. undo releases a result that is not
+// returned to the caller, if necessary.
 func do[T any](ctx context.Context, i *Injector, op Op, act func() (T, error)) (T, Fault, error) {
 	var none T
 	f := i.next(op)
@@ -214,7 +215,7 @@ func (p *provider) ErrorCode(err error) sandbox.Code {
 type instance struct {
 	driver.Instance
 	faults *Injector
-	id     sandbox.ID // that it claims to have; empty: its own
+	id     sandbox.ID // id that it claims to have; empty: its own
 }
 
 // Unwrap implements driver.Unwrapper.
@@ -230,7 +231,7 @@ func (i *instance) ID() sandbox.ID {
 func (i *instance) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Process, error) {
 	var first driver.Process
 	proc, f, err := do(ctx, i.faults, Exec, func() (driver.Process, error) {
-		if first != nil { // of a call that is carried out twice
+		if first != nil { // the first result of a call that is carried out twice
 			if err := first.Close(); err != nil {
 				return nil, err
 			}
@@ -255,7 +256,7 @@ func (i *instance) Destroy(ctx context.Context) error {
 	return err
 }
 
-// String helps to read the failures of tests.
+// String makes test failures readable.
 func (f Fault) String() string {
 	return fmt.Sprintf("%s skip=%d times=%d delay=%v err=%v act=%v twice=%v id=%s", f.Op, f.Skip, f.Times, f.Delay, f.Err, f.Act, f.Twice, f.ID)
 }

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Network is what goes wrong with connections through a [Proxy]. The zero value
-// goes wrong with nothing.
+// Network is a fault of connections through a [Proxy]. The zero value has no
+// effect.
 type Network struct {
 	Refuse   bool          // close connections at once
 	Silent   bool          // accept, read, and never answer
-	Delay    time.Duration // before each piece of an answer
-	Truncate int64         // cut the connection after so many bytes of the answer; 0: do not
-	Lose     bool          // let the request through and drop the whole answer
+	Delay    time.Duration // before each piece of a response
+	Truncate int64         // close the connection after this many bytes of the response; 0: do not
+	Lose     bool          // forward the request and drop the whole response
 }
 
 // Proxy forwards TCP connections to a server and breaks them. Make one with
@@ -46,8 +46,8 @@ func NewProxy(target string) (*Proxy, error) {
 // Addr returns the address to connect to, HOST:PORT.
 func (p *Proxy) Addr() string { return p.l.Addr().String() }
 
-// Set replaces what goes wrong. It counts for connections from now on, and for
-// what those that are open still answer.
+// Set replaces the fault. It applies to new connections, and to further
+// responses on open ones.
 func (p *Proxy) Set(n Network) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -60,7 +60,7 @@ func (p *Proxy) now() Network {
 	return p.network
 }
 
-// Cut closes all connections that are open.
+// Cut closes all open connections.
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,8 +83,8 @@ func (p *Proxy) Close() error {
 	return err
 }
 
-// track remembers a connection until it is closed. It reports false, and closes
-// the connection, after Close.
+// track registers a connection until it is closed. After Close, it closes the
+// connection and returns false.
 func (p *Proxy) track(c net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -143,7 +143,7 @@ func (p *Proxy) serve(client net.Conn) {
 	<-done
 }
 
-// answer copies what the server says, as far as the faults let it.
+// answer copies the server's response, with the faults applied.
 func (p *Proxy) answer(client, server net.Conn) {
 	buf := make([]byte, 32<<10)
 	for sent := int64(0); ; {

@@ -262,7 +262,8 @@ type SecretRef struct {
 	// Mode is SecretGateway if it is empty.
 	Mode SecretMode `json:"mode,omitempty" enum:"gateway,env"`
 	// Hosts are the hosts to which the gateway sends the value, as in Rule.Hosts
-	// without addresses. Hosts that the secret itself does not allow are ignored.
+	// without addresses. The value is never sent to a host that the secret itself
+	// does not allow.
 	Hosts []string `json:"hosts,omitempty" doc:"hosts that the value is sent to; those of the secret if left out"`
 	// In are the places in which a placeholder is replaced: "header",
 	// "header:NAME", "basic", "query", "query:NAME" and "body". Empty: header
