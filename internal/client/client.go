@@ -23,14 +23,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Conn is a connection to a daemon. Its methods may be called concurrently.
+// Conn sends requests to a daemon. Its methods may be called concurrently.
 type Conn struct {
 	HTTP *http.Client
-	Base string // where requests go: scheme and host
+	Base string // scheme and host of requests
 	Key  string // an API key, which the local socket does not need
 	// Address is Base as the user wrote it, for errors.
 	Address string
-	// Propagate adds to the header of each request which trace it is part of.
+	// Propagate adds the trace context to the header of each request.
 	Propagate func(ctx context.Context, h http.Header)
 }
 
@@ -48,7 +48,7 @@ func (c *Conn) Request(ctx context.Context, method, path string, query url.Value
 	return r, nil
 }
 
-// sign says in a header who is asking and in which trace.
+// sign adds the API key and the trace context to the header.
 func (c *Conn) sign(ctx context.Context, h http.Header) {
 	if c.Key != "" {
 		h.Set("Authorization", "Bearer "+c.Key)
@@ -56,16 +56,16 @@ func (c *Conn) sign(ctx context.Context, h http.Header) {
 	c.Propagate(ctx, h)
 }
 
-// How often, and for how long in all, Do repeats a request that a busy machine
+// How often, and for how long in total, Do repeats a request that a busy daemon
 // refused.
 const (
 	maxRefused = 8
 	maxWait    = 30 * time.Second
 )
 
-// Do sends a request. Any answer but success is returned as the error that it
-// describes. The caller closes the body. What a machine refused because it is busy
-// is sent again after the time that it asks for, within a bound.
+// Do sends a request. A response with an error status is returned as a
+// *sandbox.Error. The caller closes the body. A request that a busy daemon
+// refused is repeated after the time in Retry-After, for a bounded time.
 func (c *Conn) Do(r *http.Request) (*http.Response, error) {
 	waited := time.Duration(0)
 	for try := 1; ; try++ {
@@ -83,15 +83,15 @@ func (c *Conn) Do(r *http.Request) (*http.Response, error) {
 		}
 		r, waited = again, waited+after
 		select {
-		case <-time.After(after/2 + rand.N(after/2)): // not all that were refused at once
+		case <-time.After(after/2 + rand.N(after/2)): // spread the repetitions of concurrent requests
 		case <-r.Context().Done():
 			return nil, err
 		}
 	}
 }
 
-// send sends a request once, and returns how long to wait before it is sent again
-// if a busy machine refused it.
+// send sends a request once. If a busy daemon refused it, send returns how long
+// to wait before repeating it.
 func (c *Conn) send(r *http.Request) (_ *http.Response, after time.Duration, err error) {
 	resp, err := c.try(r)
 	if err == nil {
@@ -107,7 +107,8 @@ func (c *Conn) send(r *http.Request) (_ *http.Response, after time.Duration, err
 // busy is the subject of an error that is about the machine as a whole.
 const busy = "machine"
 
-// try sends a request once. The answer of a refusal has its header only.
+// try sends a request once. If it was refused, only the header of the response
+// is returned.
 func (c *Conn) try(r *http.Request) (*http.Response, error) {
 	resp, err := c.HTTP.Do(r)
 	if err != nil {
@@ -120,8 +121,8 @@ func (c *Conn) try(r *http.Request) (*http.Response, error) {
 	return resp, problemOf(resp)
 }
 
-// TransportError classifies what went wrong on the way. It never says anything
-// about a sandbox.
+// TransportError classifies an error of the connection. Such an error says
+// nothing about the state of a sandbox.
 func TransportError(ctx context.Context, err error) error {
 	e := &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "client.request", Message: "the daemon does not answer", Cause: err}
 	switch {
@@ -137,7 +138,7 @@ func TransportError(ctx context.Context, err error) error {
 
 const maxProblem = 64 << 10
 
-// problemOf reads the error that an answer describes.
+// problemOf reads the error in a response.
 func problemOf(resp *http.Response) error {
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 	if err := ParseProblem(text); err != nil {
@@ -169,7 +170,7 @@ func ParseProblem(text []byte) error {
 	return e
 }
 
-// Call makes a request whose body and answer are JSON. in and out may be nil.
+// Call makes a request with JSON bodies. in and out may be nil.
 func (c *Conn) Call(ctx context.Context, method, path string, query url.Values, in, out any) error {
 	var body io.Reader
 	if in != nil {
@@ -189,7 +190,8 @@ func (c *Conn) Call(ctx context.Context, method, path string, query url.Values, 
 	return c.Receive(r, out)
 }
 
-// Receive sends a request and reads its answer into out, if there is one.
+// Receive sends a request and decodes the JSON response into out, if out is not
+// nil.
 func (c *Conn) Receive(r *http.Request, out any) error {
 	resp, err := c.Do(r)
 	if err != nil {
@@ -224,8 +226,8 @@ func (c *Conn) WebSocket(ctx context.Context, path string) (*websocket.Conn, err
 	return nil, c.unreachable(ctx, err)
 }
 
-// unreachable is TransportError for a request that has no answer: it names the
-// daemon.
+// unreachable is TransportError for a request without a response. The error
+// names the daemon.
 func (c *Conn) unreachable(ctx context.Context, err error) error {
 	failed := TransportError(ctx, err)
 	var e *sandbox.Error
@@ -245,8 +247,8 @@ func (c *Conn) unreachable(ctx context.Context, err error) error {
 
 const maxEvent = 1 << 20
 
-// ServerSent yields the data of server-sent events, and io.EOF if the server
-// says that no more come.
+// ServerSent yields the data of server-sent events, and io.EOF after the event
+// that ends the stream.
 func ServerSent(ctx context.Context, body io.Reader) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		lines := bufio.NewScanner(body)
@@ -280,12 +282,12 @@ func ServerSent(ctx context.Context, body io.Reader) iter.Seq2[[]byte, error] {
 	}
 }
 
-// Milliseconds rounds up, so that a short time does not become none.
+// Milliseconds rounds up, so that a short time does not become 0.
 func Milliseconds(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
-// EventQuery returns the parameters that select events.
+// EventQuery returns the query parameters for q.
 func EventQuery(q sandbox.EventQuery) url.Values {
 	out := url.Values{"type": q.Types, "op": q.Ops}
 	if q.After > 0 {

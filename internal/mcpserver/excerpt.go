@@ -12,7 +12,7 @@ const maxOutput = 32 << 10
 // excerpt keeps the beginning and the end of what is written to it. Its methods
 // may be called concurrently.
 type excerpt struct {
-	seen func([]byte) // is told each piece, if it is not nil
+	seen func([]byte) // is called with each piece, if it is not nil
 
 	mu         sync.Mutex
 	head, tail []byte
@@ -42,7 +42,8 @@ func (e *excerpt) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// text returns what was kept, as UTF-8, and the length of all that was written.
+// text returns the kept output as UTF-8, and the number of bytes written in
+// total.
 func (e *excerpt) text() (string, int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -22,8 +22,8 @@ const (
 	maxBackground = 7 * 24 * 3600
 )
 
-// outputGrace is how long output is waited for after the end of a command:
-// something in its background may hold a stream open.
+// outputGrace is how long to wait for output after a command has ended. A
+// background process may hold its streams open.
 const outputGrace = 500 * time.Millisecond
 
 // teardown bounds the removal of a sandbox after a run.
@@ -61,7 +61,7 @@ type runArgs struct {
 	commandArgs
 }
 
-// execOut is how a command ended and what it wrote.
+// execOut is the exit and the output of a command.
 type execOut struct {
 	ExitCode    *int   `json:"exit_code,omitempty" jsonschema:"left out while it runs"`
 	Reason      string `json:"reason,omitempty" jsonschema:"exited, signaled, timeout, memory or another reason why it ended"`
@@ -100,7 +100,7 @@ func runOnce(ctx context.Context, c *call, in runArgs) (out execOut, err error) 
 		return execOut{}, err
 	}
 	spec := in.spec()
-	// Even if this server ends before it can remove the sandbox, that goes.
+	// If this server ends before it can remove the sandbox, the lifetime ends it.
 	spec.Lifetime.Timeout = cmd.Timeout + 2*teardown
 	b, err := c.Create(ctx, spec, atoll.CreateOptions{})
 	if err != nil {
@@ -141,14 +141,14 @@ func feed(p *atoll.Process, text string) error {
 	return errors.Join(err, in.Close())
 }
 
-// run runs a command to its end, or to that of ctx, which kills it.
+// run runs a command until it ends. When ctx ends, it kills the command.
 func (c *call) run(ctx context.Context, b *atoll.Sandbox, cmd sandbox.Command, stdin string) (execOut, error) {
 	p, err := b.Exec(ctx, cmd)
 	if err != nil {
 		return execOut{}, err
 	}
 	defer p.Close()
-	go func() { _ = feed(p, stdin) }() // a command need not read it
+	go func() { _ = feed(p, stdin) }() // a command may end without reading it
 	report := c.progress(ctx, cmd.Timeout)
 	var stdout, stderr excerpt
 	stdout.seen, stderr.seen = report.saw, report.saw
@@ -178,22 +178,23 @@ func (c *call) run(ctx context.Context, b *atoll.Sandbox, cmd sandbox.Command, s
 	return out, nil
 }
 
-// progressEvery is how often a caller is told about a command at most, and
-// heartbeat how often at least.
+// progressEvery is the minimum interval of progress notifications, and
+// heartbeat the maximum.
 const (
 	progressEvery = 250 * time.Millisecond
 	heartbeat     = 5 * time.Second
 )
 
-// reporter tells a caller who asked for it how a command goes on.
+// reporter sends progress notifications about a command.
 type reporter struct {
 	mu   sync.Mutex
-	last string // what was written since the last report
+	last string // output since the last report
 	stop context.CancelFunc
 	done chan struct{}
 }
 
-// progress starts to report, unless nobody asked. The caller ends it.
+// progress starts reporting if the client asked for it. The caller stops the
+// reporter.
 func (c *call) progress(ctx context.Context, timeout time.Duration) *reporter {
 	token := c.req.Params.GetProgressToken()
 	if token == nil {

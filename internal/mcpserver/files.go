@@ -34,10 +34,10 @@ type readArgs struct {
 type readOut struct {
 	Path       string `json:"path"`
 	Content    string `json:"content,omitempty"`
-	Encoding   string `json:"encoding,omitempty" jsonschema:"base64 for what is not text; left out for text"`
+	Encoding   string `json:"encoding,omitempty" jsonschema:"base64 if the content is not text; left out for text"`
 	Bytes      int64  `json:"bytes" jsonschema:"length of the content in the file"`
 	TotalBytes int64  `json:"total_bytes" jsonschema:"length of the file"`
-	NextOffset *int64 `json:"next_offset,omitempty" jsonschema:"offset to go on with; left out at the end"`
+	NextOffset *int64 `json:"next_offset,omitempty" jsonschema:"offset of the next part; left out at the end"`
 	Image      string `json:"image,omitempty" jsonschema:"type of an image, which comes as image content"`
 }
 
@@ -118,7 +118,7 @@ func read(ctx context.Context, c *call, in readArgs) (readOut, error) {
 	return out, nil
 }
 
-// piece reads a part of a file, and tells how long the file is.
+// piece reads a part of a file and returns the length of the file.
 func piece(ctx context.Context, b *atoll.Sandbox, path string, offset, limit int64) (data []byte, total int64, err error) {
 	r, info, err := b.Files().Open(ctx, path, atoll.ReadOptions{Offset: offset, Length: limit})
 	if err != nil {
@@ -129,8 +129,8 @@ func piece(ctx context.Context, b *atoll.Sandbox, path string, offset, limit int
 	return data, max(info.Size, offset+int64(len(data))), err
 }
 
-// textOf reports whether data is text. If more follows, a character at the end
-// that is not whole is left out.
+// textOf reports whether data is text. If more data follows, an incomplete
+// character at the end is left out.
 func textOf(data []byte, more bool) ([]byte, bool) {
 	whole := data
 	for i := 1; more && i < utf8.UTFMax && i <= len(data) && !utf8.Valid(whole); i++ {

@@ -28,8 +28,8 @@ type portOut struct {
 
 type explainArgs struct {
 	Sandbox string `json:"sandbox,omitempty" jsonschema:"show what this sandbox was denied; this or profile is needed"`
-	Profile string `json:"profile,omitempty" jsonschema:"stored egress profile to try url with; nothing is sent"`
-	URL     string `json:"url,omitempty" jsonschema:"for profile: what would be requested, such as https://api.example.com/v1"`
+	Profile string `json:"profile,omitempty" jsonschema:"stored egress profile to check url against; no request is sent"`
+	URL     string `json:"url,omitempty" jsonschema:"for profile: URL of the request, such as https://api.example.com/v1"`
 	Method  string `json:"method,omitempty" jsonschema:"for profile: GET if left out"`
 }
 
@@ -117,8 +117,8 @@ func tryProfile(ctx context.Context, c *call, in explainArgs) (explainOut, error
 	return explainOut{Allowed: &x.Allow, Rule: x.Rule, Message: x.Message, Steps: x.Steps}, nil
 }
 
-// forwards are ports of this machine that lead to ports of sandboxes, for a
-// client whose daemon has no address of its own. The zero value has none.
+// forwards are ports of this machine that are forwarded to ports of sandboxes,
+// for a daemon that does not listen on TCP. The zero value has none.
 type forwards struct {
 	mu    sync.Mutex
 	ctx   context.Context
@@ -139,7 +139,7 @@ func (f *forwards) ready() bool {
 	return f.ports != nil
 }
 
-// close ends them and their connections.
+// close closes all forwards and their connections.
 func (f *forwards) close() {
 	f.mu.Lock()
 	for _, l := range f.ports {
@@ -150,7 +150,7 @@ func (f *forwards) close() {
 	f.conns.Wait()
 }
 
-// url returns where a port of a sandbox is reached on this machine.
+// url returns the URL on this machine of a port of a sandbox.
 func (f *forwards) url(b *atoll.Sandbox, port uint16) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -171,10 +171,10 @@ func (f *forwards) url(b *atoll.Sandbox, port uint16) (string, error) {
 	return "http://" + l.Addr().String(), nil
 }
 
-// maxForwards is how many ports one client may have forwarded.
+// maxForwards is the maximum number of forwarded ports.
 const maxForwards = 64
 
-// forward connects who comes to a listener with a port of a sandbox, until the
+// forward connects clients of a listener to a port of a sandbox, until the
 // listener is closed.
 func forward(ctx context.Context, conns *sync.WaitGroup, l net.Listener, b *atoll.Sandbox, port uint16) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -37,7 +37,7 @@ type processOut struct {
 	Reason     string    `json:"reason,omitempty"`
 }
 
-// maxArgs bounds what is shown of a command.
+// maxArgs bounds the length of a command in a result.
 const maxArgs = 1 << 10
 
 func processes(ctx context.Context, b *atoll.Sandbox) ([]processOut, error) {
@@ -98,7 +98,7 @@ func onProcess(ctx context.Context, c *call, in processArgs) (out processesOut, 
 	return out, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "action", Message: "is not one of list, logs, wait and signal"}
 }
 
-// ended returns what is known of a process.
+// ended returns the description of a process.
 func ended(ctx context.Context, b *atoll.Sandbox, id string) (exit *sandbox.Exit, err error) {
 	all, err := b.Processes(ctx)
 	if err != nil {

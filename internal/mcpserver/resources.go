@@ -16,13 +16,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// uriRoot is what the addresses of resources begin with.
+// uriRoot is the prefix of resource URIs.
 const uriRoot = "atoll://sandboxes"
 
 // maxResource bounds the contents of a resource, in bytes.
 const maxResource = 1 << 20
 
-// resources adds what clients can read without a tool.
+// resources adds the resources, which clients can read without a tool.
 func (s *Server) resources() {
 	s.mcp.AddResource(&mcp.Resource{
 		URI: uriRoot, Name: "sandboxes", Title: "Sandboxes", Description: "The sandboxes that you may see.", MIMEType: "application/json",
@@ -44,7 +44,7 @@ func (s *Server) resources() {
 	}))
 	s.mcp.AddResourceTemplate(&mcp.ResourceTemplate{
 		URITemplate: uriRoot + "/{sandbox}/processes/{process}/log", Name: "log", Title: "Log of a background command",
-		Description: "What a background command wrote, both streams; the middle of a long log is left out.", MIMEType: "text/plain",
+		Description: "Output of a background command, both streams; the middle of a long log is left out.", MIMEType: "text/plain",
 	}, s.resource(func(ctx context.Context, c *atoll.Client, parts []string) ([]byte, string, error) {
 		if len(parts) != 3 || parts[1] != "processes" || !strings.HasSuffix(parts[2], "/log") {
 			return nil, "", notFound
@@ -67,7 +67,7 @@ func (s *Server) resources() {
 
 var notFound = &sandbox.Error{Code: sandbox.CodeNotFound, Message: "there is no such resource"}
 
-// resource makes a handler of a function that gets the parts of the address
+// resource returns a handler that calls a function with the parts of the URI
 // after the root: the sandbox, the kind and the rest.
 func (s *Server) resource(get func(ctx context.Context, c *atoll.Client, parts []string) ([]byte, string, error)) mcp.ResourceHandler {
 	return func(ctx context.Context, req *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
@@ -97,7 +97,7 @@ func (s *Server) resource(get func(ctx context.Context, c *atoll.Client, parts [
 	}
 }
 
-// uriParts splits and unescapes the address of a resource.
+// uriParts splits and unescapes the URI of a resource.
 func uriParts(uri string) ([]string, error) {
 	rest, ok := strings.CutPrefix(uri, uriRoot)
 	if !ok {

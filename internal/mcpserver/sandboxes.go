@@ -9,11 +9,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// specArgs say what sandbox to make.
+// specArgs describe a sandbox to create.
 type specArgs struct {
-	Image      string            `json:"image,omitempty" jsonschema:"where the files come from: an OCI reference such as debian:12, or template:NAME; the machine's own programs if left out"`
+	Image      string            `json:"image,omitempty" jsonschema:"source of the files: an OCI reference such as debian:12, or template:NAME; the machine's own programs if left out"`
 	Snapshot   string            `json:"snapshot,omitempty" jsonschema:"name or id of a snapshot to start from instead of an image"`
-	Provider   string            `json:"provider,omitempty" jsonschema:"what makes the sandbox; the daemon's default if left out"`
+	Provider   string            `json:"provider,omitempty" jsonschema:"name of the provider; the daemon's default if left out"`
 	CPUs       float64           `json:"cpus,omitempty" jsonschema:"processors, such as 0.5"`
 	MemoryMB   int64             `json:"memory_mb,omitempty" jsonschema:"memory in MiB"`
 	DiskMB     int64             `json:"disk_mb,omitempty" jsonschema:"size of the writable file system in MiB"`
@@ -42,10 +42,10 @@ func (a *specArgs) spec() sandbox.Spec {
 
 type createArgs struct {
 	specArgs
-	Name            string            `json:"name,omitempty" jsonschema:"unique among your sandboxes: a-z, 0-9 and -; made up if left out"`
+	Name            string            `json:"name,omitempty" jsonschema:"unique among your sandboxes: a-z, 0-9 and -; generated if left out"`
 	Labels          map[string]string `json:"labels,omitempty" jsonschema:"labels to find it by"`
 	LifetimeSeconds int64             `json:"lifetime_seconds,omitempty" jsonschema:"remove it after this time; never if left out"`
-	IdleSeconds     int64             `json:"idle_seconds,omitempty" jsonschema:"stop it, keeping its files, when nobody has used it for this time; never if left out"`
+	IdleSeconds     int64             `json:"idle_seconds,omitempty" jsonschema:"stop it, keeping its files, when it was unused for this time; never if left out"`
 }
 
 // boxOut describes a sandbox.
@@ -162,7 +162,7 @@ func list(ctx context.Context, c *call, in listArgs) (listOut, error) {
 
 type snapshotArgs struct {
 	boxArgs
-	Name   string `json:"name,omitempty" jsonschema:"name of the snapshot; made up if left out"`
+	Name   string `json:"name,omitempty" jsonschema:"name of the snapshot; generated if left out"`
 	Memory bool   `json:"memory,omitempty" jsonschema:"save processes and their memory too, not only files"`
 }
 
@@ -176,7 +176,7 @@ type snapshotOut struct {
 type forkArgs struct {
 	boxArgs
 	Count  int    `json:"count,omitempty" jsonschema:"how many copies, at most 100; 1 if left out"`
-	Prefix string `json:"prefix,omitempty" jsonschema:"of their names, PREFIX-1 and so on; made up if left out"`
+	Prefix string `json:"prefix,omitempty" jsonschema:"prefix of their names, PREFIX-1 and so on; generated if left out"`
 }
 
 type pauseArgs struct {
@@ -184,7 +184,8 @@ type pauseArgs struct {
 	ToDisk bool `json:"to_disk,omitempty" jsonschema:"write its memory to disk, so that it uses none"`
 }
 
-// stateTools change what state a sandbox is in, or make others of it.
+// stateTools are the tools that pause, resume, stop, start, snapshot and fork
+// sandboxes.
 func (s *Server) stateTools() {
 	add(s, "sandbox_snapshot", "Take a snapshot", "Save the files of a sandbox, and its memory if you ask. The sandbox goes on. Start others from it with sandbox_create.", adds,
 		func(ctx context.Context, c *call, in snapshotArgs) (snapshotOut, error) {

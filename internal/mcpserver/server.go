@@ -1,9 +1,9 @@
 // Package mcpserver serves sandboxes to clients of the Model Context Protocol.
 //
-// It is a client of the daemon: whatever a tool does goes through the Go
-// library with the key of its caller, so keys, policies, quotas and the audit
-// log apply. Nothing is remembered between calls; every tool takes the name or
-// id of the sandbox that it works on.
+// It is a client of the daemon: tools use the Go library with the key of their
+// caller, so keys, policies, quotas and the audit log apply. It has no state
+// between calls; every tool takes the name or id of the sandbox that it works
+// on.
 package mcpserver
 
 import (
@@ -32,17 +32,16 @@ A command that takes longer than its timeout belongs in the background: sandbox_
 type Server struct {
 	mcp    *mcp.Server
 	client *atoll.Client
-	local  forwards // of ports, for the only caller
+	local  forwards // forwarded ports, for the client of ServeStdio
 }
 
-// New returns a server that reaches the daemon through a client, which stays
-// the caller's to close.
+// New returns a server that uses a client of the daemon. The caller closes the
+// client.
 func New(client *atoll.Client, version string) *Server {
 	s := &Server{client: client}
 	s.mcp = mcp.NewServer(&mcp.Implementation{Name: "atoll", Title: "Atoll", Version: version}, &mcp.ServerOptions{
 		Instructions: instructions,
-		// What there is does not change while the server runs, and there is no log
-		// for clients.
+		// The tools do not change while the server runs, and clients get no log.
 		Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}, Resources: &mcp.ResourceCapabilities{}},
 		SetCacheable: func(_ context.Context, _ mcp.Request, c *mcp.Cacheable) { c.CacheScope = "private" },
 	})
@@ -55,8 +54,8 @@ func New(client *atoll.Client, version string) *Server {
 	return s
 }
 
-// ServeStdio serves the one client at the other end of in and out, until it
-// goes away or ctx ends. The client acts with the key of the server's own.
+// ServeStdio serves one client over in and out, until the client disconnects or
+// ctx ends. Tools use the server's own key.
 func (s *Server) ServeStdio(ctx context.Context, in io.ReadCloser, out io.WriteCloser) error {
 	s.local.open(ctx)
 	defer s.local.close()
@@ -77,22 +76,22 @@ func (s *Server) Handler() http.Handler {
 	return http.NewCrossOriginProtection().Handler(checked)
 }
 
-// maxRequest bounds the body of a request, which holds the contents of a file
-// that is written.
+// maxRequest bounds the body of a request. A request to write a file contains
+// the content of the file.
 const maxRequest = 8 << 20
 
-// clientKey is where a verified request has the client of its caller.
+// clientKey is the context key of the client for a verified request.
 const clientKey = "atoll"
 
-// verify asks the daemon whose key a token is.
+// verify checks an API key with the daemon.
 func (s *Server) verify(ctx context.Context, token string, _ *http.Request) (*auth.TokenInfo, error) {
-	if token == "" { // would be the server itself
+	if token == "" { // would use the server's own key
 		return nil, auth.ErrInvalidToken
 	}
 	c := s.client.WithKey(token)
 	for _, err := range c.List(ctx, atoll.ListOptions{Page: 1}) {
 		switch sandbox.CodeOf(err) {
-		case "", sandbox.CodeDenied: // a key that may not list is one
+		case "", sandbox.CodeDenied: // a key without the permission to list is valid too
 		case sandbox.CodeUnauthorized:
 			return nil, fmt.Errorf("%w: not a key of this daemon", auth.ErrInvalidToken)
 		default:
@@ -103,7 +102,7 @@ func (s *Server) verify(ctx context.Context, token string, _ *http.Request) (*au
 	return &auth.TokenInfo{Extra: map[string]any{clientKey: c}}, nil
 }
 
-// clientOf returns the client that acts for whoever made a request.
+// clientOf returns the client with the key of the request's caller.
 func (s *Server) clientOf(extra *mcp.RequestExtra) (*atoll.Client, error) {
 	if extra == nil || extra.Header == nil { // not over HTTP
 		return s.client, nil
@@ -116,7 +115,8 @@ func (s *Server) clientOf(extra *mcp.RequestExtra) (*atoll.Client, error) {
 	return nil, &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "missing API key"}
 }
 
-// seconds converts what a caller gave, bounded by most.
+// seconds converts a number of seconds from a caller to a duration of at most
+// most.
 func seconds(n, otherwise, most float64) (time.Duration, error) {
 	switch {
 	case n == 0:

@@ -11,16 +11,16 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// nature says what a tool does to the world, as clients are told.
+// nature describes the effects of a tool, for its annotations.
 type nature int
 
 // The natures of tools.
 const (
 	looks   nature = iota // changes nothing
-	adds                  // makes something new each time
-	settles               // brings about a state, and repeating it changes nothing more
-	changes               // may change or remove what is there
-	removes               // removes, and repeating it changes nothing more
+	adds                  // creates something new each time
+	settles               // sets a state; repeating it has no further effect
+	changes               // may change or remove existing things
+	removes               // removes; repeating it has no further effect
 )
 
 func (n nature) annotations(title string) *mcp.ToolAnnotations {
@@ -41,7 +41,7 @@ type call struct {
 }
 
 // add adds a tool to a server. Errors become results that tell the model what
-// went wrong and what to do.
+// is wrong and what to do.
 func add[In, Out any](s *Server, name, title, description string, n nature, do func(ctx context.Context, c *call, in In) (Out, error)) {
 	tool := &mcp.Tool{Name: name, Title: title, Description: description, Annotations: n.annotations(title)}
 	mcp.AddTool(s.mcp, tool, func(ctx context.Context, req *mcp.CallToolRequest, in In) (*mcp.CallToolResult, Out, error) {
@@ -64,8 +64,8 @@ func (c *call) box(ctx context.Context, ref string) (*atoll.Sandbox, error) {
 	return find(ctx, c.Client, ref)
 }
 
-// find returns the sandbox of that name or id. What cannot be one never gets
-// into the path of a request.
+// find returns the sandbox of that name or id. It validates the name, so that
+// an invalid one does not get into a request path.
 func find(ctx context.Context, c *atoll.Client, ref string) (*atoll.Sandbox, error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return nil, &sandbox.Error{
@@ -82,7 +82,7 @@ func find(ctx context.Context, c *atoll.Client, ref string) (*atoll.Sandbox, err
 	return b, err
 }
 
-// process refuses what cannot be the id of a process.
+// process refuses strings that cannot be the id of a process.
 func process(id string) error {
 	ok := id != "" && len(id) <= sandbox.MaxNameLen
 	for _, r := range []byte(id) {
@@ -97,7 +97,7 @@ func process(id string) error {
 	return nil
 }
 
-// next is what to do about an error whose own hint does not say.
+// next returns a hint for an error that has none.
 var next = map[sandbox.Code]string{
 	sandbox.CodeInvalid:       "correct the arguments and call again",
 	sandbox.CodeNotFound:      "call sandbox_list, or sandbox_files for a path, to see what there is",
@@ -115,7 +115,7 @@ var next = map[sandbox.Code]string{
 	sandbox.CodeInternal:      "this is a fault of Atoll; report it to the user",
 }
 
-// told returns an error as a model should read it: what is wrong, its code, and
+// told returns the text of an error for the model: the message, the code, and
 // the next step.
 func told(err error) error {
 	code, text, hint := sandbox.CodeOf(err), "", ""

@@ -9,16 +9,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// MaxConnections is how many connections a listener that others can reach has
-// at a time.
+// MaxConnections is the maximum number of open connections of a TCP listener.
 const MaxConnections = 4096
 
-// MaxPerKey is how many requests with one key, or for the ports of one host
-// name, may run at a time, streams included: none can take all connections.
+// MaxPerKey is the maximum number of running requests with one key, or for the
+// ports of one host name, including streams. So no caller can use up all
+// connections.
 const MaxPerKey = MaxConnections / 4
 
-// shares counts the requests that run, by their key. It may be used
-// concurrently.
+// shares counts the running requests by key. It may be used concurrently.
 type shares struct {
 	limit int
 
@@ -27,7 +26,8 @@ type shares struct {
 }
 
 // enter counts a request until leave is called, and reports whether it may run.
-// One without a key is the machine owner's, and is not counted.
+// Requests without a key come from the owner of the machine and are not
+// counted.
 func (s *shares) enter(token string) (leave func(), ok bool) {
 	if token == "" {
 		return func() {}, true
@@ -54,9 +54,9 @@ func tooManyRequests() error {
 	}
 }
 
-// Limit returns a listener that closes what comes while it has as many
-// connections as it may: who holds connections and says nothing costs a bounded
-// amount of memory, and who waits long enough is let in when those time out.
+// Limit returns a listener that closes new connections while it has the maximum
+// number of open ones. So idle connections use a bounded amount of memory.
+// Clients can connect again when idle connections time out.
 func Limit(l net.Listener, connections int) net.Listener {
 	return &limited{Listener: l, room: make(chan struct{}, connections)}
 }
@@ -81,7 +81,7 @@ func (l *limited) Accept() (net.Conn, error) {
 	}
 }
 
-// counted is a connection that gives its place back when it is closed.
+// counted is a connection that decrements the count when it is closed.
 type counted struct {
 	net.Conn
 	leave func()

@@ -17,7 +17,7 @@ import (
 
 type peerKey struct{}
 
-// withPeer remembers who is at the other end of a Unix socket.
+// withPeer stores the peer credentials of a Unix socket in the context.
 func withPeer(ctx context.Context, conn net.Conn) context.Context {
 	c, ok := conn.(*net.UnixConn)
 	if !ok {
@@ -25,7 +25,7 @@ func withPeer(ctx context.Context, conn net.Conn) context.Context {
 	}
 	uid, err := peerUID(c)
 	if err != nil {
-		return ctx // nobody that we know
+		return ctx // not a Unix socket, or its peer is not known
 	}
 	return context.WithValue(ctx, peerKey{}, &uid)
 }
@@ -55,11 +55,13 @@ func peerUID(c *net.UnixConn) (uid uint32, err error) {
 	return cred.Uid, nil
 }
 
-// makingSocket begins the names of directories in which sockets are made.
+// makingSocket is the prefix of the temporary directories in which sockets are
+// created.
 const makingSocket = ".s"
 
-// Sweep removes what ListenUnix left in a directory where it was killed. Nobody
-// calls it there meanwhile.
+// Sweep removes temporary directories of ListenUnix in a directory, if the
+// process was killed in the middle. It must not run concurrently with
+// ListenUnix.
 func Sweep(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, makingSocket+"[0-9]*"))
 	for _, path := range left {
@@ -71,9 +73,9 @@ func Sweep(dir string) error {
 // maxSocketPath is the longest path that a Unix socket can have.
 const maxSocketPath = 107
 
-// ListenUnix listens on a socket that only its owner may use, in the place of
-// one that was left there. The caller makes sure that nobody listens there now.
-// Closing the listener removes the socket.
+// ListenUnix listens on a socket with mode 0600 and replaces an old socket at
+// the path. The caller must make sure that no process listens there. Closing
+// the listener removes the socket.
 func ListenUnix(path string) (net.Listener, error) {
 	if len(path) > maxSocketPath {
 		return nil, &sandbox.Error{
@@ -81,7 +83,8 @@ func ListenUnix(path string) (net.Listener, error) {
 			Hint: "choose a shorter state directory",
 		}
 	}
-	// Made where nobody can look, so that it never has any other mode.
+	// Create it in a private directory, so that other users never see it with
+	// another mode.
 	dir, err := os.MkdirTemp(filepath.Dir(path), makingSocket)
 	if err != nil {
 		return nil, err
@@ -118,9 +121,8 @@ func (l *unixListener) Close() error {
 	return err
 }
 
-// Memory is a listener without a place: only who has it can connect. Its
-// connections are socket pairs, so that they are Unix sockets in all respects,
-// the user at the other end included.
+// Memory is a listener without an address. Its connections are socket pairs, so
+// they have peer credentials like other Unix sockets.
 type Memory struct {
 	conns  chan net.Conn
 	closed chan struct{}

@@ -1,6 +1,6 @@
-// Package server puts the API behind listeners: it finds out who is calling,
-// keeps browsers out, bounds what a caller can make it hold, and ends in good
-// order.
+// Package server serves the API on listeners. It authenticates callers, refuses
+// requests of foreign web pages, limits connections and requests, and shuts
+// down gracefully.
 package server
 
 import (
@@ -27,12 +27,12 @@ const (
 	idleTimeout   = 2 * time.Minute
 )
 
-// Caller describes the caller before anything is checked.
+// Caller describes the caller of a request before authentication.
 type Caller struct {
-	// UID is that of the process at the other end of a Unix socket, as the
-	// kernel tells it; nil on any other connection.
+	// UID is the user id of the peer of a Unix socket, as reported by the kernel.
+	// Nil on any other connection.
 	UID *uint32
-	// Token is the API key that was sent; empty without one.
+	// Token is the API key in the request; empty if there is none.
 	Token string
 }
 
@@ -40,27 +40,27 @@ type Caller struct {
 type Config struct {
 	// Handler answers authenticated requests.
 	Handler http.Handler
-	// Ports answers requests for ports of sandboxes, which it tells from the
-	// others and authenticates itself. Nil: there are none.
+	// Ports answers requests for ports of sandboxes. It recognizes and
+	// authenticates them itself. Nil: there are none.
 	Ports PortHandler
-	// Authenticate returns the context for a caller's requests, or why there
-	// are to be none. Nil leaves that to Handler, together with the question
-	// under which names, and from which web pages, it may be reached.
+	// Authenticate returns the context for a caller's request, or the error that
+	// refuses it. If it is nil, Handler must authenticate callers itself, and check
+	// host names and origins.
 	Authenticate func(ctx context.Context, c Caller) (context.Context, error)
-	// Share says who a request counts for: nobody may have more than MaxPerKey
-	// of them at a time. Nil: the bearer of its key. "" is not counted.
+	// Share returns the key under which a request counts towards MaxPerKey. Nil:
+	// its API key. A request with the share "" is not counted.
 	Share func(r *http.Request) string
-	// Hosts are the names under which the daemon is reached over TCP, besides
-	// localhost and addresses.
+	// Hosts are the host names that the daemon serves over TCP, in addition to
+	// localhost and IP addresses.
 	Hosts []string
-	// Ready, if set, is closed when the daemon knows its sandboxes. Until then
-	// requests wait, except for those about its health.
+	// Ready, if set, is closed when the daemon has loaded its sandboxes. Until then
+	// requests wait, except those for its health.
 	Ready <-chan struct{}
-	// Logger gets what callers are not told. Nil: slog.Default.
+	// Logger gets internal errors, which callers do not see. Nil: slog.Default.
 	Logger *slog.Logger
 }
 
-// PortHandler is a handler that knows which requests are its own.
+// PortHandler is a handler for some of the requests.
 type PortHandler interface {
 	http.Handler
 	Match(r *http.Request) bool
@@ -81,7 +81,7 @@ type Server struct {
 	quiet     chan struct{} // made by Shutdown, closed when none runs
 }
 
-// New returns a Server, which the caller shuts down.
+// New returns a Server. The caller calls Shutdown.
 func New(cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -109,7 +109,7 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Serve answers on a listener until Shutdown, and closes it.
+// Serve serves requests on a listener until Shutdown, and closes the listener.
 func (s *Server) Serve(l net.Listener) error {
 	s.mu.Lock()
 	s.listeners[l] = true
@@ -131,8 +131,8 @@ func (s *Server) ending() bool {
 	return s.quiet != nil
 }
 
-// refuseMore closes the listeners and returns a channel that is closed when no
-// request runs any more.
+// refuseMore closes the listeners and returns a channel that is closed when all
+// requests have ended.
 func (s *Server) refuseMore() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,12 +168,11 @@ func (s *Server) count() (done func()) {
 	}
 }
 
-// lateEnd is how long requests that were cut off may take to end.
+// lateEnd is how long canceled requests may take to end.
 const lateEnd = 10 * time.Second
 
-// Shutdown takes no more connections and waits for the requests that run; when
-// ctx ends, they are cut off. Meanwhile a request on a connection that was made
-// before is answered that the daemon ends.
+// Shutdown closes the listeners and waits for running requests. When ctx ends,
+// it cancels them. New requests on open connections get CodeUnavailable.
 func (s *Server) Shutdown(ctx context.Context) error {
 	select {
 	case <-s.refuseMore():
@@ -181,9 +180,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 	err := s.http.Shutdown(ctx)
 	if errors.Is(err, net.ErrClosed) {
-		err = nil // it closes the listeners once more
+		err = nil // it closes the listeners again
 	}
-	s.stop(shuttingDown()) // streams, and what is still there
+	s.stop(shuttingDown()) // cancels streams and all other requests
 	done := make(chan struct{})
 	go func() {
 		s.active.Wait()
@@ -196,15 +195,14 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 	_ = s.http.Close()
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		return nil // cutting off is what was asked for
+		return nil // canceling the rest is not an error
 	}
 	return err
 }
 
-// track counts requests until they have ended, and gives each an id that its
-// caller is told and that is part of what is logged and recorded for it. A
-// caller may choose it, to find the request in logs of its own, and may name
-// the trace that it is part of.
+// track counts running requests and gives each an id, which is in the response,
+// in log lines and in events. A caller can choose the id with X-Request-Id, and
+// continue a trace with Traceparent.
 func (s *Server) track(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer s.count()()
@@ -226,7 +224,7 @@ func (s *Server) track(next http.Handler) http.Handler {
 
 const requestID = "X-Request-Id"
 
-// usableID reports whether an id can be shown and logged as it is.
+// usableID reports whether an id can be logged and returned safely.
 func usableID(id string) bool {
 	for _, c := range id {
 		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.') {
@@ -236,8 +234,8 @@ func usableID(id string) bool {
 	return len(id) > 0 && len(id) <= 64
 }
 
-// admit lets requests wait until the daemon has started, and refuses them once
-// it ends. It is alive all the time.
+// admit delays requests until the daemon has started, and refuses them during
+// shutdown. Requests for its health are always served.
 func (s *Server) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/healthz" && !s.admitted(w, r) {
@@ -275,9 +273,9 @@ func (s *Server) admitted(w http.ResponseWriter, r *http.Request) bool {
 	}
 }
 
-// route tells requests for ports of sandboxes from those for the API. The
-// former bear a token each, whatever page sends them, and are answered under
-// names of their own.
+// route sends requests for ports of sandboxes to Ports and all others to the
+// API. Requests for ports have their own token and their own host names, so
+// they may come from any web page.
 func (s *Server) route(next http.Handler) http.Handler {
 	if s.cfg.Ports == nil {
 		return next
@@ -296,7 +294,7 @@ func shuttingDown() error {
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon is shutting down", Hint: "try again when the next one runs"}
 }
 
-// recover turns a panic into an answer.
+// recover turns a panic into an error response.
 func (s *Server) recover(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -315,8 +313,8 @@ func (s *Server) recover(next http.Handler) http.Handler {
 
 func refuse(w http.ResponseWriter, err error) { api.WriteProblem(w, api.NewProblem(err, nil)) }
 
-// defend keeps web pages from using a browser's reach: none may call from
-// another origin, and no name that somebody points here is answered.
+// defend protects against web pages in a browser: it refuses requests with a
+// foreign Origin, and unknown host names (DNS rebinding).
 func (s *Server) defend(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -363,7 +361,8 @@ func (s *Server) knownHost(host string) bool {
 	return false
 }
 
-// open are the paths that say nothing about anybody.
+// open are the paths that need no authentication, because they return no data
+// of tenants.
 var open = map[string]bool{"/healthz": true, "/readyz": true, "/openapi.json": true}
 
 func (s *Server) authenticate(next http.Handler) http.Handler {
@@ -374,18 +373,18 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 		}
 		ctx, err := s.cfg.Authenticate(r.Context(), Caller{UID: peerOf(r.Context()), Token: bearer(r)})
 		if err != nil {
-			// The rest of the body is not waited for longer than this.
+			// Bound the wait for the rest of the request body.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(cutTime))
 			refuse(w, err)
 			return
 		}
-		// A body that does not come must not keep open what was cut off.
+		// A client that does not send its body must not keep a canceled request open.
 		defer context.AfterFunc(ctx, func() { unblock(w, r) })()
 		next.ServeHTTP(w, r.WithContext(ctx))
 	})
 }
 
-// share refuses requests of whoever has too many already.
+// share refuses a request if its key already has too many running ones.
 func (s *Server) share(who func(*http.Request) string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		leave, ok := s.shares.enter(who(r))
@@ -400,11 +399,12 @@ func (s *Server) share(who func(*http.Request) string, next http.Handler) http.H
 	})
 }
 
-// cutTime is how long the last answer of a request that was cut off may take.
+// cutTime bounds the last response of a canceled request.
 const cutTime = 5 * time.Second
 
-// unblock ends reads and writes of a request that was cut off by who let it in,
-// and not by its own end. Handlers of WebSockets do that themselves.
+// unblock ends the reads and writes of a request that was canceled because the
+// daemon shuts down or its key has ended. Handlers of WebSockets do that
+// themselves.
 func unblock(w http.ResponseWriter, r *http.Request) {
 	if r.Context().Err() != nil || r.Header.Get("Upgrade") != "" {
 		return

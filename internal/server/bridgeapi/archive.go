@@ -14,19 +14,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// streamBuffer is how much of an archive is sent at once.
+// streamBuffer is the buffer size for sending an archive.
 const streamBuffer = 256 << 10
 
-// archive rewrites the archive of a workspace for clients, which refuse a whole
-// archive for one member that they do not like: hard links, devices, links that
-// lead out of the workspace, and odd names.
+// archive rewrites the archive of a workspace. It leaves out or replaces
+// members because of which clients refuse the whole archive: hard links,
+// devices, links that lead out of the workspace, and invalid names.
 type archive struct {
 	ctx   context.Context
 	files Files
 	left  int // members left out that are neither devices, pipes nor sockets
 }
 
-// export writes the workspace, without what the patterns match.
+// export writes the workspace, without files that match the patterns.
 func (a *archive) export(to io.Writer, exclude []string) error {
 	r, w := io.Pipe()
 	done := make(chan error, 1)
@@ -40,7 +40,7 @@ func (a *archive) export(to io.Writer, exclude []string) error {
 	if err == nil {
 		err = buffered.Flush()
 	}
-	r.CloseWithError(err) // ends an export that goes on
+	r.CloseWithError(err) // ends a running export
 	if exported := <-done; exported != nil && (err == nil || sandbox.CodeOf(err) == sandbox.CodeInternal) {
 		return exported
 	}
@@ -67,7 +67,7 @@ func (a *archive) rewrite(from *tar.Reader, to io.Writer) error {
 func (a *archive) member(head *tar.Header, content io.Reader, out *tar.Writer) error {
 	name, ok := relative(head.Name)
 	if !ok || strings.Contains(name, `\`) || len(name) > 1 && name[1] == ':' {
-		a.left++ // it leads out of the workspace, or clients take it for a path of Windows
+		a.left++ // it leads out of the workspace, or clients parse it as a Windows path
 		return nil
 	}
 	next := &tar.Header{
@@ -116,7 +116,7 @@ func (a *archive) hardLink(head *tar.Header, target string, out *tar.Writer) err
 	return copyTo(out, head, io.LimitReader(content, info.Size))
 }
 
-// copyTo writes a file that may have become shorter since it was looked at.
+// copyTo writes a file that may have become shorter since Stat.
 func copyTo(out *tar.Writer, head *tar.Header, content io.Reader) error {
 	if err := out.WriteHeader(head); err != nil {
 		return err
@@ -143,8 +143,8 @@ func relative(name string) (rest string, ok bool) {
 	return rest, rest != ".." && !strings.HasPrefix(rest, "../")
 }
 
-// inside returns the target of a link as one that is relative and leads nowhere
-// but to below the workspace, if there is one.
+// inside converts the target of a link to a relative one below the workspace,
+// if that is possible.
 func inside(name, target string) (string, bool) {
 	dir := path.Dir(name)
 	direct := path.Join(dir, target)

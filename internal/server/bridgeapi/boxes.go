@@ -12,15 +12,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Name is what a tenant calls the template and the egress profile that its
-// sandboxes get, if there are any. Label is the label of those sandboxes, whose
-// value is the id that the client knows.
+// Name is the name of the tenant's template and egress profile for its
+// sandboxes, if they exist. Label is a label of those sandboxes; its value is
+// the client's id of the sandbox.
 const (
 	Name  = "bridge"
 	Label = "bridge.id"
 )
 
-// spelling is how ids are written: as Cloudflare's, in 26 letters and digits.
+// spelling is the encoding of ids: like Cloudflare's, in 26 letters and digits.
 var spelling = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
 func newID() string {
@@ -40,11 +40,11 @@ func nameOf(id string) string {
 	return name
 }
 
-// create answers with a new id. Its sandbox is made when it is first used, so that
-// a client that never learns of the id leaves none. One with mounts is made at
-// once, because only this request has them.
+// create answers with a new id. Its sandbox is made when it is first used, so
+// that no sandbox is left if the client never gets the response. One with
+// mounts is made at once, because only this request has them.
 func (h *Handler) create(w http.ResponseWriter, r *http.Request, c *call) error {
-	var req struct { // the rest of what clients send is for themselves
+	var req struct { // other fields are ignored
 		Mounts []mountRequest `json:"mounts"`
 	}
 	if err := read(r, &req); err != nil {
@@ -105,8 +105,8 @@ func (h *Handler) image(ctx context.Context) (string, error) {
 	return "host", err
 }
 
-// open returns the sandbox of an id, running. One that does not exist, or of which
-// nothing is left, is created.
+// open returns the running sandbox of an id. If it does not exist, or is gone,
+// it is created.
 func (h *Handler) open(ctx context.Context, c *call) (Box, error) {
 	box, err := h.services.Open(ctx, nameOf(c.id))
 	switch sandbox.CodeOf(err) {
@@ -115,7 +115,7 @@ func (h *Handler) open(ctx context.Context, c *call) (Box, error) {
 		return box, err
 	}
 	made := h.making.DoChan(c.key(), func() (any, error) {
-		ctx, cancel := late(ctx) // the others who wait want it, too
+		ctx, cancel := late(ctx) // concurrent requests wait for it too
 		defer cancel()
 		return nil, h.bringUp(ctx, c)
 	})
@@ -130,7 +130,8 @@ func (h *Handler) open(ctx context.Context, c *call) (Box, error) {
 	return h.services.Open(ctx, nameOf(c.id))
 }
 
-// bringUp makes the sandbox of an id run, whatever became of it.
+// bringUp starts, resumes or creates the sandbox of an id, depending on its
+// state.
 func (h *Handler) bringUp(ctx context.Context, c *call) error {
 	name := nameOf(c.id)
 	s, err := h.services.Sandboxes.Inspect(ctx, name)
@@ -151,8 +152,8 @@ func (h *Handler) bringUp(ctx context.Context, c *call) error {
 	return nil
 }
 
-// running tells whether the sandbox of an id has what its client left in it. It
-// neither wakes nor creates one.
+// running reports whether the sandbox of an id still has the client's files. It
+// neither resumes nor creates a sandbox.
 func (h *Handler) running(w http.ResponseWriter, r *http.Request, c *call) error {
 	s, err := h.services.Sandboxes.Inspect(r.Context(), nameOf(c.id))
 	switch sandbox.CodeOf(err) {
@@ -239,8 +240,8 @@ func noBuckets() error {
 	}
 }
 
-// mount succeeds if the sandbox was created with that mount. Sandboxes that run get
-// no others.
+// mount succeeds if the sandbox was created with that mount. A running sandbox
+// cannot get other mounts.
 func (h *Handler) mount(w http.ResponseWriter, r *http.Request, c *call) error {
 	var req mountRequest
 	if err := read(r, &req); err != nil {
@@ -267,7 +268,7 @@ func (h *Handler) mount(w http.ResponseWriter, r *http.Request, c *call) error {
 	return nil
 }
 
-// unmount refuses: what a sandbox was created with stays.
+// unmount is refused: the mounts of a sandbox cannot change.
 func (h *Handler) unmount(_ http.ResponseWriter, r *http.Request, _ *call) error {
 	var req mountRequest
 	if err := read(r, &req); err != nil {

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// linger is how long output is awaited after a command has ended:
-	// processes that it left behind may hold its streams open for ever.
+	// linger is how long to wait for more output after a command has ended.
+	// Processes that it left behind may hold its streams open forever.
 	linger = time.Second
-	// keepalive is how often a stream that is silent gets a comment. Some
-	// clients give up after five minutes.
+	// keepalive is the interval of comments on a silent stream. Some clients give
+	// up after five minutes.
 	keepalive = 30 * time.Second
 	piece     = 32 << 10
 )
@@ -61,7 +61,7 @@ func readExec(r *http.Request) (req execRequest, cmd sandbox.Command, err error)
 	return req, cmd, err
 }
 
-// exec runs a command and sends what it writes as server-sent events.
+// exec runs a command and sends its output as server-sent events.
 func (h *Handler) exec(w http.ResponseWriter, r *http.Request, c *call) error {
 	req, cmd, err := readExec(r)
 	if err != nil {
@@ -92,7 +92,7 @@ func (h *Handler) exec(w http.ResponseWriter, r *http.Request, c *call) error {
 	if err != nil {
 		return err
 	}
-	defer p.Close() // which kills it if the caller is gone
+	defer p.Close() // kills the command if the caller has disconnected
 	_ = p.Stdin().Close()
 	s := begin(w)
 	exit, err := s.follow(ctx, p)
@@ -106,7 +106,8 @@ func (h *Handler) exec(w http.ResponseWriter, r *http.Request, c *call) error {
 	return nil
 }
 
-// inSession has a command start as those of a session do.
+// inSession applies the directory and the environment of a session to a
+// command.
 func inSession(ctx context.Context, box Box, id string, cmd *sandbox.Command) error {
 	s, _, err := loadSession(ctx, box.Files(), id)
 	if err != nil {
@@ -130,7 +131,7 @@ func (h *Handler) sayEnd(ctx context.Context, s *eventStream, exit sandbox.Exit,
 	case err != nil:
 		s.send("error", answerOf(err, codeTransport))
 	case exit.Reason == sandbox.ReasonTimeout:
-		s.flush() // what it wrote until then
+		s.flush() // the output up to here
 		select {
 		case <-ctx.Done():
 		case <-time.After(h.opts.quiet):
@@ -144,7 +145,7 @@ func (h *Handler) sayEnd(ctx context.Context, s *eventStream, exit sandbox.Exit,
 	s.flush()
 }
 
-// lost reports whether a command ended because its sandbox did.
+// lost reports whether a command ended because its sandbox ended.
 func lost(r sandbox.Reason) bool {
 	switch r {
 	case sandbox.ReasonKilled, sandbox.ReasonLifetime, sandbox.ReasonCrashed, sandbox.ReasonLost:
@@ -153,8 +154,8 @@ func lost(r sandbox.Reason) bool {
 	return false
 }
 
-// mendRoot makes the directory that commands start in, if a command has removed
-// it: without it no further one can be started.
+// mendRoot creates the directory in which commands start, if a command has
+// removed it. Without it no command can start.
 func (h *Handler) mendRoot(ctx context.Context, box Box) {
 	if _, err := box.Files().Stat(ctx, root); sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		if err := box.Files().Mkdir(ctx, root, driver.MkdirOptions{Parents: true}); err != nil {
@@ -169,7 +170,7 @@ type eventStream struct {
 	rc *http.ResponseController
 }
 
-// begin begins a stream.
+// begin sends the header of the stream.
 func begin(w http.ResponseWriter) *eventStream {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-cache")
@@ -177,7 +178,7 @@ func begin(w http.ResponseWriter) *eventStream {
 	return &eventStream{w: w, rc: http.NewResponseController(w)}
 }
 
-// output sends a piece of what a command writes.
+// output sends a piece of output.
 func (s *eventStream) output(name string, data []byte) {
 	s.raw(name, []byte(base64.StdEncoding.EncodeToString(data)))
 }
@@ -196,9 +197,9 @@ type chunk struct {
 	data []byte
 }
 
-// follow sends what a command writes until it has ended.
+// follow sends the output of a command until the command has ended.
 func (s *eventStream) follow(ctx context.Context, p driver.Process) (sandbox.Exit, error) {
-	over := make(chan struct{}) // nobody receives any more
+	over := make(chan struct{}) // closed when nothing receives from the channel any more
 	defer close(over)
 	chunks := make(chan chunk)
 	for name, from := range map[string]io.Reader{"stdout": p.Stdout(), "stderr": p.Stderr()} {
@@ -224,7 +225,7 @@ func (s *eventStream) follow(ctx context.Context, p driver.Process) (sandbox.Exi
 			}
 			s.output(c.name, c.data)
 			if finished, ok := driver.As[driver.Finisher](p); !ok || !finished.Finished() {
-				s.flush() // else there is more to send at once
+				s.flush() // otherwise more output is ready
 			}
 		case <-beat.C:
 			_, _ = io.WriteString(s.w, ": keepalive\n\n")
@@ -247,8 +248,9 @@ func (s *eventStream) follow(ctx context.Context, p driver.Process) (sandbox.Exi
 	}
 }
 
-// settle sends the rest of the output of a command that has ended, until both
-// streams end or none came for a while although no quota held it back.
+// settle sends the rest of the output of a command that has ended. It returns
+// when both streams end, or when no output has arrived for a while although no
+// quota delays it.
 func (s *eventStream) settle(ctx context.Context, p driver.Process, chunks <-chan chunk, open int) {
 	throttled := func() (bool, int64) { return false, 0 }
 	if t, ok := p.(interface{ Throttled() (bool, int64) }); ok {
@@ -278,8 +280,8 @@ func (s *eventStream) settle(ctx context.Context, p driver.Process, chunks <-cha
 	}
 }
 
-// pump reads a stream to its end. Pieces are cut between characters, since
-// clients decode each by itself.
+// pump reads a stream to its end. It splits output only between characters,
+// because clients decode each piece separately.
 func pump(name string, from io.Reader, to chan<- chunk, over <-chan struct{}) {
 	send := func(data []byte) bool {
 		select {
@@ -308,8 +310,8 @@ func pump(name string, from io.Reader, to chan<- chunk, over <-chan struct{}) {
 	}
 }
 
-// cutOff returns how many bytes at the end are the beginning of a character that
-// is not complete.
+// cutOff returns the number of bytes at the end that belong to an incomplete
+// character.
 func cutOff(b []byte) int {
 	for back := 1; back < utf8.UTFMax && back <= len(b); back++ {
 		if tail := b[len(b)-back:]; utf8.RuneStart(tail[0]) {

@@ -20,7 +20,7 @@ func (h *Handler) file(r *http.Request, c *call) (Files, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	if _, err := sessionOf(r); err != nil { // which changes nothing: paths are absolute
+	if _, err := sessionOf(r); err != nil { // only validates the session: paths are absolute
 		return nil, "", err
 	}
 	box, err := h.open(r.Context(), c)
@@ -67,8 +67,8 @@ func (h *Handler) readFile(w http.ResponseWriter, r *http.Request, c *call) erro
 	return nil
 }
 
-// rangeOf understands one range from the beginning; anything else is ignored, as
-// RFC 9110 allows. A length of 0 is to the end.
+// rangeOf parses a single range that is counted from the beginning. Other
+// ranges are ignored, as RFC 9110 allows. A length of 0 means to the end.
 func rangeOf(header string) (from, length int64, ok bool) {
 	text, isBytes := strings.CutPrefix(header, "bytes=")
 	first, last, two := strings.Cut(text, "-")
@@ -86,7 +86,7 @@ func rangeOf(header string) (from, length int64, ok bool) {
 	return int64(start), int64(end-start) + 1, true
 }
 
-// writeFile makes or replaces a file with the body, whole or not at all.
+// writeFile atomically creates or replaces a file with the body.
 func (h *Handler) writeFile(w http.ResponseWriter, r *http.Request, c *call) error {
 	files, p, err := h.file(r, c)
 	if err != nil {
@@ -99,7 +99,7 @@ func (h *Handler) writeFile(w http.ResponseWriter, r *http.Request, c *call) err
 	return nil
 }
 
-// hydrate unpacks the body over the workspace.
+// hydrate unpacks the body into the workspace.
 func (h *Handler) hydrate(w http.ResponseWriter, r *http.Request, c *call) error {
 	body := bufio.NewReaderSize(r.Body, 64<<10)
 	if _, err := body.Peek(1); errors.Is(err, io.EOF) {
@@ -132,7 +132,7 @@ func (h *Handler) persist(w http.ResponseWriter, r *http.Request, c *call) error
 	if err != nil {
 		return err
 	}
-	for _, m := range s.Spec.Workspaces { // which are kept elsewhere
+	for _, m := range s.Spec.Workspaces { // they are stored elsewhere
 		if rest := segmentsOf(m.Target()); rest != nil {
 			exclude = append(exclude, literal(strings.Join(rest, "/")))
 		}
@@ -162,7 +162,7 @@ func (b *begun) Write(p []byte) (int, error) {
 	return b.w.Write(p)
 }
 
-// excludes returns the patterns of what is to be left out.
+// excludes returns the patterns of files to leave out.
 func excludes(list string) ([]string, error) {
 	if strings.Contains(list, "..") {
 		return nil, invalid(`exclude paths must not contain ".."`)

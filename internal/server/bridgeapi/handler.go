@@ -20,22 +20,23 @@ import (
 
 // Options of a handler.
 type Options struct {
-	// Idle is how long nobody may use a sandbox before it sleeps. Zero: 15
-	// minutes.
+	// Idle is how long a sandbox may be unused before it is paused to disk. Zero:
+	// 15 minutes.
 	Idle time.Duration
-	// Secret is what the addresses of tunnels are made with. It outlives the process.
+	// Secret is the key from which the addresses of tunnels are derived. It must be
+	// the same after a restart.
 	Secret []byte
-	// Logger gets what callers are not told. Nil: slog.Default.
+	// Logger gets internal errors, which callers do not see. Nil: slog.Default.
 	Logger *slog.Logger
-	// quiet is how long the stream of a command that timed out stays silent
-	// before it ends.
+	// quiet is how long the stream of a command stays silent after a timeout before
+	// it ends.
 	quiet time.Duration
 }
 
 const (
 	defaultIdle = 15 * time.Minute
-	// quietTime is more than the five seconds after which the client in Python
-	// takes silence for a timeout. It takes everything else for another error.
+	// quietTime is longer than the five seconds of silence that the Python client
+	// treats as a timeout. It treats anything else as another error.
 	quietTime = 6 * time.Second
 	// maxBody bounds a JSON request. Arguments of a command are at most 1 MiB,
 	// of which JSON may make six.
@@ -78,10 +79,10 @@ func New(s Services, opts Options) *Handler {
 	return h
 }
 
-// Close lets go of idle connections to sandboxes. Requests under way go on.
+// Close closes idle connections to sandboxes. Running requests continue.
 func (h *Handler) Close() error { return h.tunnels.proxy.Close() }
 
-// done is the answer to requests that ask for nothing back.
+// done is the response to requests without a result.
 type done struct {
 	OK bool `json:"ok"`
 }
@@ -89,15 +90,15 @@ type done struct {
 // call is a request for a sandbox.
 type call struct {
 	tenant string
-	id     string // as the client knows it
+	id     string // the client's id
 	rest   string // of the path, as it was sent
 }
 
-// key tells sandboxes of tenants apart.
+// key is unique per tenant and sandbox.
 func (c *call) key() string { return c.tenant + "/" + c.id }
 
-// route carries out a request. What it returns instead of answering is sent as an
-// error, with the code failed if the operation failed by itself.
+// route carries out a request. If it returns an error, the error is sent to the
+// client, with the code failed if the operation itself failed.
 type route struct {
 	do     func(http.ResponseWriter, *http.Request, *call) error
 	failed string
@@ -122,13 +123,13 @@ func (h *Handler) sandboxRoutes() map[string]route {
 	}
 }
 
-// deep are the routes that take more of the path than one segment.
+// deep are the routes with more than one path segment after their name.
 var deep = map[string]bool{"file": true, "session": true, "tunnel": true}
 
 var validID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`) })
 
-// ServeHTTP implements http.Handler. Paths below a sandbox are taken apart here,
-// because http.ServeMux would redirect those of files that are not clean.
+// ServeHTTP implements http.Handler. It parses paths below a sandbox itself,
+// because http.ServeMux would redirect file paths that are not clean.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h.tunnels.serve(h, w, r) {
 		return
@@ -151,7 +152,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.serve(id, to, rest)(w, r)
 }
 
-// serve returns the handler of a route. All of them need an API key.
+// serve returns the handler of a route. All routes need an API key.
 func (h *Handler) serve(id string, to route, rest ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, tenant, err := h.services.Authenticate(r.Context(), keyOf(r))
@@ -165,8 +166,8 @@ func (h *Handler) serve(id string, to route, rest ...string) http.HandlerFunc {
 	}
 }
 
-// keyOf returns the API key that a request bears. A WebSocket of a program that
-// cannot set headers has it in its query.
+// keyOf returns the API key of a request. For WebSocket clients that cannot set
+// headers, it can be in the query.
 func keyOf(r *http.Request) string {
 	text := r.Header.Get("Authorization")
 	if text == "" && strings.HasSuffix(r.URL.Path, "/pty") {
@@ -190,8 +191,8 @@ func clip(s string) string {
 	return s
 }
 
-// read decodes the body of a request into a pointer to a struct. An empty one
-// changes nothing.
+// read decodes the JSON body of a request into a pointer to a struct. An empty
+// body leaves it unchanged.
 func read(r *http.Request, into any) error {
 	text, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBody))
 	var large *http.MaxBytesError
@@ -213,8 +214,8 @@ func read(r *http.Request, into any) error {
 	return nil
 }
 
-// late returns a context for what must be finished although the caller may be
-// gone.
+// late returns a context for operations that must finish even if the caller
+// disconnects.
 func late(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
 }

@@ -2,7 +2,8 @@ package bridgeapi
 
 import "net/http"
 
-// openAPI describes the routes, as far as clients generate code from it.
+// openAPI describes the routes in the detail that clients need for generating
+// code.
 func openAPI(w http.ResponseWriter, _ *http.Request, _ *call) error {
 	type operation struct {
 		ID        string                       `json:"operationId"`

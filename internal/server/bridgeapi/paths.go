@@ -54,9 +54,8 @@ func fileOf(escaped string) (string, error) {
 	return within("/"+strings.Join(segments, "/"), "path")
 }
 
-// follow returns where a clean path below root leads to when symbolic links are
-// followed, which must be below root, too. What does not exist leads nowhere
-// else.
+// follow resolves the symbolic links in a clean path below root. The result
+// must be below root too. Elements that do not exist are kept as they are.
 func follow(ctx context.Context, files Files, p, what string) (string, error) {
 	rest, at := segmentsOf(p), root
 	for links := 0; len(rest) > 0; {

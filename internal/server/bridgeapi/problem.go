@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The codes of errors, as the bridge calls them.
+// The error codes of the bridge.
 const (
 	codeUnauthorized = "unauthorized"
 	codeForbidden    = "forbidden" // the bridge has no permissions, so this one is Atoll's
@@ -30,7 +30,7 @@ const (
 	codeTunnel       = "tunnel_error"
 )
 
-// problem is an error as it travels.
+// problem is the JSON of an error.
 type problem struct {
 	status int
 	Text   string `json:"error"`
@@ -43,7 +43,7 @@ func invalid(format string, args ...any) error {
 	return &problem{http.StatusBadRequest, fmt.Sprintf(format, args...), codeInvalid}
 }
 
-// outside refuses a path: what names the place it comes from.
+// outside returns the error for a path outside of root. what names the field.
 func outside(what string) error {
 	return &problem{http.StatusForbidden, what + " must resolve to a location within " + root, codeInvalid}
 }
@@ -52,9 +52,9 @@ func missing(p string) error {
 	return &problem{http.StatusNotFound, fmt.Sprintf("file not found: %.200s", p), codeMissing}
 }
 
-// answerOf returns the form in which err travels. failed is the code for an
-// operation that failed in the sandbox or in the daemon. The text of an error
-// that is not a *sandbox.Error is not shown.
+// answerOf converts err to a problem and an HTTP status. failed is the code for
+// an operation that failed in the sandbox or in the daemon. The text of an
+// error that is not a *sandbox.Error is not shown.
 func answerOf(err error, failed string) *problem {
 	var ready *problem
 	if errors.As(err, &ready) {
@@ -75,7 +75,7 @@ func answerOf(err error, failed string) *problem {
 		p.status, p.Code = http.StatusUnauthorized, codeUnauthorized
 	case sandbox.CodeDenied:
 		p.status, p.Code = http.StatusForbidden, codeForbidden
-	case sandbox.CodeExhausted, sandbox.CodeUnavailable: // clients try again
+	case sandbox.CodeExhausted, sandbox.CodeUnavailable: // clients retry
 		p.status, p.Code = http.StatusServiceUnavailable, codeCapacity
 	case sandbox.CodeNotFound:
 		if failed == codeRead {
@@ -100,8 +100,8 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(append(ascii(v), '\n')) // the caller may be gone
 }
 
-// ascii is JSON without a byte that is not ASCII: a client decodes what it
-// receives piece by piece, and fails at half a character.
+// ascii returns JSON in pure ASCII, because a client decodes each received
+// chunk separately, and fails at a split character.
 func ascii(v any) []byte {
 	text, err := json.Marshal(v)
 	if err != nil {

@@ -24,13 +24,13 @@ const (
 	defaultCols, defaultRows = 80, 24
 	maxWindow                = 4096
 	defaultShell             = "bash"
-	// maxFrame bounds what a client may send at once, and maxInput what waits
-	// for a program that does not read.
+	// maxFrame bounds a message of a client, and maxInput the input that is
+	// buffered for a program that does not read.
 	maxFrame = 1 << 20
 	maxInput = 4 << 20
 )
 
-// control is a message besides the bytes of the terminal.
+// control is a message other than terminal bytes.
 type control struct {
 	Type    string `json:"type"`
 	Cols    int    `json:"cols,omitempty"`
@@ -51,8 +51,9 @@ type terminal struct {
 	lock    func(context.Context) (release func(), err error)
 }
 
-// pty runs a program on a terminal. Which one, the first input says: a line that
-// is a command is run itself, without an echo. Anything else is typed into a shell.
+// pty runs a program on a terminal. If the first input is a line with a plain
+// command, that command is run, without an echo. Any other input is typed into
+// a shell.
 func (h *Handler) pty(w http.ResponseWriter, r *http.Request, c *call) error {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return invalid("WebSocket upgrade required")
@@ -136,8 +137,8 @@ func (t *terminal) run(ctx context.Context, box Box) error {
 	return t.attach(ctx, cancel, p, first)
 }
 
-// command returns what the first input asks for. typed says that the program is to
-// read it.
+// command returns the command for the first input. typed says that the input
+// must be sent to the program.
 func (t *terminal) command(first []byte) (cmd sandbox.Command, typed bool) {
 	cmd = sandbox.Command{TTY: &t.size, Stdin: true, Env: map[string]string{"TERM": "xterm-256color"}}
 	line, ok := strings.CutSuffix(string(first), "\n")
@@ -150,8 +151,8 @@ func (t *terminal) command(first []byte) (cmd sandbox.Command, typed bool) {
 	return cmd, !ok
 }
 
-// running connects to the program that runs on the terminal of the session; nil:
-// there is none.
+// running connects to the program that runs on the terminal of the session. It
+// returns nil if there is none.
 func (t *terminal) running(ctx context.Context, box Box) (driver.Process, error) {
 	if t.session == "" {
 		return nil, nil
@@ -170,7 +171,7 @@ func (t *terminal) running(ctx context.Context, box Box) (driver.Process, error)
 	return box.Reconnect(ctx, s.Terminal)
 }
 
-// start starts a program. It is not mine if another client of the session has
+// start starts a program. mine is false if another client of the session has
 // started one meanwhile.
 func (t *terminal) start(ctx context.Context, box Box, cmd sandbox.Command) (p driver.Process, mine bool, err error) {
 	if t.session == "" {
@@ -202,7 +203,7 @@ func (t *terminal) start(ctx context.Context, box Box, cmd sandbox.Command) (p d
 	if err != nil {
 		late, cancel := late(ctx)
 		defer cancel()
-		_ = p.Signal(late, int(unix.SIGKILL)) // nobody would find it again
+		_ = p.Signal(late, int(unix.SIGKILL)) // no client could attach to it
 		return nil, false, errors.Join(err, p.Close())
 	}
 	return p, true, nil
@@ -224,7 +225,7 @@ func (t *terminal) attach(ctx context.Context, cancel func(), p driver.Process, 
 	return t.follow(ctx, p)
 }
 
-// first returns the first input. Sizes that come before are noted.
+// first returns the first input. It stores window sizes that arrive before.
 func (t *terminal) first(ctx context.Context) ([]byte, error) {
 	for {
 		kind, data, err := t.ws.Read(ctx)
@@ -241,7 +242,7 @@ func (t *terminal) first(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// resized returns the size that a message asks for.
+// resized returns the window size in a message.
 func (t *terminal) resized(ctx context.Context, data []byte) (sandbox.WindowSize, bool) {
 	var m control
 	if json.Unmarshal(data, &m) != nil || m.Type != "resize" || m.Cols < 1 || m.Rows < 1 || m.Cols > maxWindow || m.Rows > maxWindow {
@@ -251,7 +252,8 @@ func (t *terminal) resized(ctx context.Context, data []byte) (sandbox.WindowSize
 	return sandbox.WindowSize{Cols: uint16(m.Cols), Rows: uint16(m.Rows)}, true
 }
 
-// receive passes on what the client sends until it closes the connection.
+// receive forwards input from the client until the client closes the
+// connection.
 func (t *terminal) receive(ctx context.Context, p driver.Process, in *input) {
 	for {
 		kind, data, err := t.ws.Read(ctx)
@@ -271,7 +273,7 @@ func (t *terminal) receive(ctx context.Context, p driver.Process, in *input) {
 	}
 }
 
-// follow sends what the program writes and, once it has ended, how.
+// follow sends the output of the program and, when it has ended, its exit.
 func (t *terminal) follow(ctx context.Context, p driver.Process) error {
 	alive, copied := make(chan struct{}, 1), make(chan struct{})
 	go func() {
@@ -295,7 +297,7 @@ func (t *terminal) follow(ctx context.Context, p driver.Process) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-alive:
-		case <-time.After(linger): // what it left behind may hold the terminal open
+		case <-time.After(linger): // processes that it left behind may hold the terminal open
 			quiet = false
 		}
 	}
@@ -315,11 +317,12 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// readerOnly hides that a reader can write itself somewhere, in pieces of any size.
+// readerOnly hides the WriterTo of a reader, which would write chunks of any
+// size.
 type readerOnly struct{ io.Reader }
 
-// input passes bytes on to a program, which may not read them, without making
-// their sender wait.
+// input buffers bytes for a program that may not read them, so that the sender
+// does not block.
 type input struct {
 	to io.WriteCloser
 
@@ -355,7 +358,8 @@ func (in *input) close() {
 	in.more.Signal()
 }
 
-// pass ends when the input is closed or the program reads no more.
+// pass copies input to the program. It ends when the input is closed or the
+// program stops reading.
 func (in *input) pass() {
 	for {
 		in.mu.Lock()
@@ -374,11 +378,11 @@ func (in *input) pass() {
 	}
 }
 
-// handshake keeps what the library says about a handshake that it refuses, so that
-// it travels like any other error.
+// handshake captures the plain text with which the library refuses a handshake,
+// so that it can be sent like other errors.
 type handshake struct {
 	http.ResponseWriter
-	status int // of a refusal
+	status int // HTTP status of a refusal
 	text   strings.Builder
 }
 

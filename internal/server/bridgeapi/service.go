@@ -1,8 +1,7 @@
-// Package bridgeapi is Atoll's API for programs that were written for the bridge
-// of Cloudflare's sandboxes, such as the CloudflareSandboxClient of OpenAI's
-// Agents SDKs. It translates that protocol. [Services] is what it needs of the
-// control services, where policies, quotas and the audit log apply as for every
-// other API.
+// Package bridgeapi serves the protocol of the bridge of Cloudflare's
+// sandboxes, for clients such as the CloudflareSandboxClient of OpenAI's Agents
+// SDKs. It translates requests to calls of [Services], where policies, quotas
+// and the audit log apply as for every other API.
 //
 // A client may use any id: a sandbox that does not exist is created. The sandbox
 // of an id is called "bridge-" and the id, so that it is one per tenant.
@@ -24,7 +23,7 @@ type Services struct {
 	// Authenticate returns the context for requests with an API key, and the
 	// tenant of the key.
 	Authenticate func(ctx context.Context, key string) (_ context.Context, tenant string, err error)
-	// Open returns a running sandbox. One that sleeps is woken first.
+	// Open returns a running sandbox. A paused sandbox is resumed first.
 	Open func(ctx context.Context, ref string) (Box, error)
 	// HasImage reports whether an image is on this machine.
 	HasImage  func(ctx context.Context, ref string) (bool, error)
@@ -55,19 +54,19 @@ type Ports interface {
 	SharePorts(ctx context.Context, ref string, ports []uint16, life time.Duration) (token string, expires time.Time, err error)
 }
 
-// Entrance lets in callers that know the address of a tunnel and have no API key.
-// This package checks the address.
+// Entrance is for callers that know the address of a tunnel and have no API
+// key. This package checks the address.
 type Entrance interface {
 	// Enter returns a sandbox of any tenant, and the context for its own requests.
 	Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error)
 }
 
-// Templates knows the templates of a tenant.
+// Templates gives access to the templates of a tenant.
 type Templates interface {
 	Templates(ctx context.Context) ([]sandbox.Template, error)
 }
 
-// Profiles knows the egress profiles of a tenant.
+// Profiles gives access to the egress profiles of a tenant.
 type Profiles interface {
 	// Get returns a version of a profile, the newest for 0.
 	Get(ctx context.Context, name string, version int64) (sandbox.StoredProfile, error)

@@ -26,15 +26,15 @@ const (
 	// sessionDir is where a sandbox keeps its sessions, a file for each. They end
 	// with the sandbox, and stay when it sleeps or the daemon restarts.
 	sessionDir = "/var/lib/atoll/bridge"
-	// defaultSession is there from the start and cannot be deleted.
+	// defaultSession always exists and cannot be deleted.
 	defaultSession = "default"
 	maxSessions    = 64       // of a sandbox
 	maxSessionEnv  = 64 << 10 // bytes of names and values
 	maxSessionFile = 1 << 20  // a control character takes six bytes of JSON
 )
 
-// shellSession is what commands of a session start with. A session that was never
-// made is the zero value.
+// shellSession is the initial state of commands in a session. A session that
+// was not created is the zero value.
 type shellSession struct {
 	Dir string            `json:"cwd,omitempty"` // empty: root
 	Env map[string]string `json:"env,omitempty"` // added to the sandbox's
@@ -71,7 +71,7 @@ func sessionFailed(text string) error {
 
 var errSessionDeleted = sessionFailed("the session was deleted while the command ran")
 
-// check reports the first thing that commands cannot start with.
+// check returns an error if commands cannot start with this session.
 func (s *shellSession) check() error {
 	size := 0
 	for k, v := range s.Env {
@@ -83,8 +83,8 @@ func (s *shellSession) check() error {
 	return (&sandbox.Command{Args: []string{"-"}, Env: s.Env}).Validate()
 }
 
-// loadSession reads a session. Programs in the sandbox can change what is read, as
-// they can change the shell of a user.
+// loadSession reads a session from a file in the sandbox, which programs in the
+// sandbox can change.
 func loadSession(ctx context.Context, files Files, id string) (s shellSession, found bool, err error) {
 	content, _, err := files.Read(ctx, sessionFile(id), driver.ReadOptions{Length: maxSessionFile})
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
@@ -117,8 +117,8 @@ func (s *shellSession) save(ctx context.Context, files Files, id string) error {
 	return err
 }
 
-// dir returns the directory in which commands start, or "" for root if that of the
-// session is not there.
+// dir returns the directory in which commands start, or "" for root if the
+// directory of the session does not exist.
 func (s *shellSession) dir(ctx context.Context, files Files) (string, error) {
 	if s.Dir == "" {
 		return "", nil
@@ -130,7 +130,7 @@ func (s *shellSession) dir(ctx context.Context, files Files) (string, error) {
 	return p, err
 }
 
-// directory returns where a path to a directory leads.
+// directory resolves a path to a directory.
 func directory(ctx context.Context, files Files, p, what string) (string, error) {
 	p, err := within(p, what)
 	if err != nil {
@@ -154,7 +154,7 @@ func (h *Handler) createSession(w http.ResponseWriter, r *http.Request, c *call)
 	var req struct {
 		ID  string             `json:"id"`
 		Dir string             `json:"cwd"`
-		Env map[string]*string `json:"env"` // null leaves a variable out
+		Env map[string]*string `json:"env"` // null removes a variable
 	}
 	if err := read(r, &req); err != nil {
 		return err
@@ -283,8 +283,8 @@ func (h *Handler) deleteSession(w http.ResponseWriter, r *http.Request, c *call)
 	return nil
 }
 
-// changes are the commands of a shell that change the session instead of running
-// a program. They return what to complain about.
+// changes are the commands of a shell that change the session instead of
+// running a program. They return the error message.
 var changes = map[string]func(ctx context.Context, files Files, s *shellSession, args []string) error{
 	"cd": func(ctx context.Context, files Files, s *shellSession, args []string) error {
 		if len(args) > 1 {
@@ -352,8 +352,8 @@ func (h *Handler) change(w http.ResponseWriter, r *http.Request, c *call, box Bo
 	return nil
 }
 
-// locks are held for sandboxes whose sessions or tunnels are changed. The zero value
-// is ready.
+// locks has a lock per sandbox, which is held while its sessions or tunnels
+// change. The zero value is ready.
 type locks struct {
 	mu   sync.Mutex
 	held map[string]chan struct{}
@@ -387,7 +387,7 @@ func (l *locks) take(ctx context.Context, key string) (release func(), err error
 	}
 }
 
-// commands are those that run in sessions, by session. The zero value is ready.
+// commands are the running commands, by session. The zero value is ready.
 type commands struct {
 	mu  sync.Mutex
 	all map[string]map[*context.CancelCauseFunc]bool

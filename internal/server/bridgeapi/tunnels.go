@@ -20,23 +20,23 @@ import (
 )
 
 const (
-	// labelTunnel and a port is the label of a sandbox with a tunnel to that port.
-	// Its value is a tunnel.
+	// labelTunnel plus a port is the label of a sandbox that has a tunnel to that
+	// port. Its value is a tunnel as JSON.
 	labelTunnel = "bridge.tunnel."
 	maxTunnels  = 32 // of a sandbox
 	minPort     = 1024
-	controlPort = 3000 // is the bridge's own at Cloudflare
+	controlPort = 3000 // at Cloudflare, the bridge itself uses it
 )
 
-// tunnel is an address for a port of a sandbox. Whoever knows the address reaches
-// the port.
+// tunnel is a secret address of a port of a sandbox. Knowing the address gives
+// access to the port.
 type tunnel struct {
 	Made  int64  `json:"t"` // milliseconds
 	Nonce string `json:"n"`
 	Name  string `json:"a,omitempty"`
 }
 
-// tunnelInfo describes a tunnel, as it travels.
+// tunnelInfo is the JSON of a tunnel.
 type tunnelInfo struct {
 	ID      string `json:"id"`
 	Port    uint16 `json:"port"`
@@ -46,7 +46,7 @@ type tunnelInfo struct {
 	Created string `json:"createdAt"`
 }
 
-// tunnels serves the ports of sandboxes that have tunnels.
+// tunnels serves the ports that have tunnels.
 type tunnels struct {
 	secret   []byte
 	ports    Ports
@@ -57,13 +57,13 @@ type tunnels struct {
 // dialer lets the proxy dial for requests that come through a tunnel.
 type dialer struct{ Ports }
 
-// EnterPort refuses: the address is all that a tunnel asks for.
+// EnterPort is not used: a tunnel needs no token.
 func (dialer) EnterPort(ctx context.Context, _, _ string, _ uint16) (context.Context, sandbox.ID, error) {
-	return ctx, "", &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "not this way"}
+	return ctx, "", &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "tunnels accept no port tokens"}
 }
 
-// password is the part of the address of a tunnel that nobody can guess. It differs
-// if the tunnel is deleted and created again.
+// password is the secret part of the address of a tunnel. It changes if the
+// tunnel is deleted and created again.
 func (t *tunnels) password(id sandbox.ID, port uint16, nonce string) string {
 	mac := hmac.New(sha256.New, t.secret)
 	_, _ = mac.Write([]byte(string(id) + "\x00" + strconv.Itoa(int(port)) + "\x00" + nonce))
@@ -105,7 +105,7 @@ func (t *tunnels) serve(h *Handler, w http.ResponseWriter, r *http.Request) bool
 		return true
 	}
 	r = r.Clone(ctx)
-	for _, name := range []string{"Authorization", "X-Api-Key"} { // a key is not for the program inside
+	for _, name := range []string{"Authorization", "X-Api-Key"} { // a key must not reach the program inside
 		if slices.ContainsFunc(r.Header.Values(name), portproxy.IsKey) {
 			r.Header.Del(name)
 		}
@@ -127,7 +127,7 @@ var dnsLabel = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 })
 
-// createTunnel gives a port an address, or finds the one that it has.
+// createTunnel returns the address of a port, and creates one if there is none.
 func (h *Handler) createTunnel(w http.ResponseWriter, r *http.Request, c *call) error {
 	port, err := tunnelPort(c.rest)
 	if err != nil {
@@ -217,7 +217,8 @@ func (h *Handler) openTunnel(ctx context.Context, c *call, port uint16, name str
 	if count >= maxTunnels {
 		return "", tunnel{}, &problem{http.StatusBadGateway, "the sandbox has as many tunnels as it may have; delete one", codeTunnel}
 	}
-	// The address is the only token, but who may not share ports may not have it.
+	// The address gives access without a token, so the caller needs the permission
+	// to share ports.
 	if _, _, err := h.tunnels.ports.SharePorts(ctx, string(s.ID), []uint16{port}, 0); err != nil {
 		return "", tunnel{}, err
 	}
@@ -231,8 +232,8 @@ func (h *Handler) openTunnel(ctx context.Context, c *call, port uint16, name str
 	return s.ID, made, err
 }
 
-// deleteTunnel takes the address of a port away, if it has one. Connections that
-// are open stay.
+// deleteTunnel removes the address of a port, if it has one. Open connections
+// stay.
 func (h *Handler) deleteTunnel(w http.ResponseWriter, r *http.Request, c *call) error {
 	port, err := tunnelPort(c.rest)
 	if err != nil {

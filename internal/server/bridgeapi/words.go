@@ -2,21 +2,21 @@ package bridgeapi
 
 import "strings"
 
-// builtins are commands that are no programs, or say something to the shell that
-// stays.
+// builtins are commands that are not programs, or that change the state of the
+// shell.
 var builtins = map[string]bool{
 	".": true, ":": true, "alias": true, "bg": true, "cd": true, "eval": true, "exec": true, "exit": true, "export": true, "fg": true, "hash": true, "jobs": true, "logout": true, "popd": true,
 	"pushd": true, "read": true, "readonly": true, "return": true, "set": true, "shift": true, "source": true, "trap": true, "type": true, "ulimit": true, "umask": true, "unalias": true, "unset": true,
 	"if": true, "for": true, "while": true, "until": true, "case": true, "{": true, "!": true, "function": true, "time": true,
 }
 
-// plain are the bytes, besides letters and digits, that mean themselves to every
-// shell wherever they are.
+// plain are the bytes, other than letters and digits, that have no special
+// meaning in any shell.
 const plain = "@%+=:,./_-"
 
-// words takes a command line apart if it is nothing but the words of one command,
-// each bare or quoted as POSIX says. Quotes may hold line breaks. A line that needs
-// a shell is refused, and so is a command that only a shell has.
+// words splits a command line that consists only of the words of one command,
+// unquoted or quoted as in POSIX. Quotes may contain line breaks. It returns
+// false for a line that needs a shell and for shell builtins.
 func words(line string) ([]string, bool) {
 	var out []string
 	var word strings.Builder
@@ -58,8 +58,8 @@ func words(line string) ([]string, bool) {
 	return out, true
 }
 
-// quoted appends what the quotes that begin at a place hold, and returns where they
-// end.
+// quoted appends the content of the quotes that begin at a position, and
+// returns the position of their end.
 func quoted(line string, at int, word *strings.Builder) (end int, ok bool) {
 	quote := line[at]
 	for i := at + 1; i < len(line); i++ {
@@ -74,7 +74,7 @@ func quoted(line string, at int, word *strings.Builder) (end int, ok bool) {
 			i++
 			word.WriteByte(line[i])
 		case c == '\\' && i+1 < len(line) && line[i+1] == '\n':
-			i++ // the line goes on
+			i++ // the line continues
 		default:
 			word.WriteByte(c)
 		}

@@ -1,11 +1,11 @@
-// Package portproxy shows HTTP servers inside sandboxes to the outside: a
-// reverse proxy to a port that the host name or two headers name, for whoever
-// bears a token for it. WebSockets and streams pass as they are.
+// Package portproxy is a reverse proxy for HTTP servers inside sandboxes. The
+// host name of a request, or two headers, select the port. Requests need a
+// token for it. WebSockets and streams are forwarded unchanged.
 //
-// The server behind a port is hostile, and the caller may be, too. The two are
-// kept apart from everything else: a token opens ports of one sandbox only,
-// connections are never shared between tokens, no credential of Atoll's is
-// passed on, and a page from inside a sandbox has an origin of its own.
+// Neither the server behind a port nor the caller is trusted. A token gives
+// access to ports of one sandbox only, connections are never shared between
+// tokens, Atoll's credentials are not forwarded, and a page from a sandbox has
+// its own origin.
 package portproxy
 
 import (
@@ -28,25 +28,24 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The headers of a request. None is passed on.
+// The headers of a request. They are not forwarded.
 const (
-	HeaderToken   = "Atoll-Token"   // instead of the bearer of Authorization
-	HeaderSandbox = "Atoll-Sandbox" // with the next, instead of a host name
+	HeaderToken   = "Atoll-Token"   // instead of a bearer token in Authorization
+	HeaderSandbox = "Atoll-Sandbox" // together with the next, instead of a host name
 	HeaderPort    = "Atoll-Port"
 )
 
 const (
 	maxHeader = 256 << 10
 	idleTime  = 30 * time.Second
-	idleConns = 8 // of one token to one port
+	idleConns = 8 // per token and port
 )
 
 // Service opens ports. Its methods may be called concurrently; their errors are
 // *sandbox.Error.
 type Service interface {
-	// EnterPort returns the context in which the bearer of a token acts, and
-	// the sandbox that ref names for it. Anything wrong is CodeUnauthorized,
-	// and always the same.
+	// EnterPort checks a token. It returns the context for requests with it, and
+	// the sandbox that ref names. All failures are the same CodeUnauthorized.
 	EnterPort(ctx context.Context, token, ref string, port uint16) (context.Context, sandbox.ID, error)
 	// DialPort connects to a port of a sandbox. The caller closes it.
 	DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error)
@@ -54,13 +53,13 @@ type Service interface {
 
 // Options of a Proxy.
 type Options struct {
-	// Domains are the names below which PORT-SANDBOX.DOMAIN is a port;
-	// localhost always is one.
+	// Domains are the domains for names of the form PORT-SANDBOX.DOMAIN, in
+	// addition to localhost.
 	Domains []string
-	// Failed answers a request that got no answer from inside. Nil answers as
-	// the API does.
+	// Failed answers a request if the server inside did not respond. Nil: an error
+	// as in the API.
 	Failed func(w http.ResponseWriter, r *http.Request, err error)
-	// Logger gets what callers are not told. Nil: slog.Default.
+	// Logger gets internal errors, which callers do not see. Nil: slog.Default.
 	Logger *slog.Logger
 }
 
@@ -68,8 +67,8 @@ type Options struct {
 type Proxy struct {
 	service   Service
 	domains   []string
-	transport *http.Transport // whose connections are used again
-	once      *http.Transport // whose are not
+	transport *http.Transport // reuses connections
+	once      *http.Transport // does not reuse connections
 	reverse   *httputil.ReverseProxy
 }
 
@@ -94,28 +93,28 @@ func New(service Service, opts Options) *Proxy {
 	p.once.DisableKeepAlives = true
 	p.reverse = &httputil.ReverseProxy{
 		Rewrite: rewrite, Transport: roundTripper(p.roundTrip), FlushInterval: -1, ModifyResponse: confine,
-		ErrorHandler: opts.Failed, ErrorLog: slog.NewLogLogger(opts.Logger.Handler(), slog.LevelInfo), // why an answer was cut off
+		ErrorHandler: opts.Failed, ErrorLog: slog.NewLogLogger(opts.Logger.Handler(), slog.LevelInfo), // why a response broke off
 	}
 	return p
 }
 
-// Close lets go of idle connections. Requests under way go on.
+// Close closes idle connections. Running requests continue.
 func (p *Proxy) Close() error {
 	p.transport.CloseIdleConnections()
 	return nil
 }
 
-// target is which port of which sandbox a request is for.
+// target is the port and the sandbox of a request.
 type target struct {
 	ref    string
 	port   uint16
-	id     sandbox.ID // once the token was checked
-	pool   string     // who may share a connection
-	header bool       // it was named by headers
-	tls    bool       // what listens there serves HTTPS
+	id     sandbox.ID // set when the token has been checked
+	pool   string     // requests with the same pool may share a connection
+	header bool       // selected by headers
+	tls    bool       // the server there uses HTTPS
 }
 
-// Match reports whether a request is for a port, however wrong it is.
+// Match reports whether a request is for a port, even if it is malformed.
 func (p *Proxy) Match(r *http.Request) bool {
 	if r.Header.Get(HeaderSandbox) != "" || r.Header.Get(HeaderPort) != "" {
 		return true
@@ -124,8 +123,8 @@ func (p *Proxy) Match(r *http.Request) bool {
 	return ok
 }
 
-// split takes PORT-SANDBOX.DOMAIN apart, which no name of the daemon itself
-// looks like.
+// split parses PORT-SANDBOX.DOMAIN. No host name of the daemon itself has this
+// form.
 func (p *Proxy) split(host string) (port, ref string, ok bool) {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
@@ -162,15 +161,15 @@ func (p *Proxy) target(r *http.Request) (t target, err error) {
 	return t, nil
 }
 
-// keyPrefix begins API keys. They are no tokens, and must not get to code in a
-// sandbox because somebody takes them for one.
+// keyPrefix is the prefix of API keys. A key that is sent instead of a token
+// must not reach code in a sandbox.
 const keyPrefix = "atoll_"
 
-// headerKey bears an API key where clients of E2B send one.
+// headerKey is the header in which E2B clients send an API key.
 const headerKey = "X-Api-Key"
 
 // IsKey reports whether the value of a header is an API key, in either form,
-// perhaps behind "Bearer".
+// with or without "Bearer".
 func IsKey(value string) bool {
 	value = strings.TrimSpace(value)
 	if scheme, bearer, ok := strings.Cut(value, " "); ok && strings.EqualFold(scheme, "Bearer") {
@@ -179,7 +178,7 @@ func IsKey(value string) bool {
 	return strings.HasPrefix(envd.Token(value), keyPrefix)
 }
 
-// token returns the token of a request, and takes it away from it.
+// token removes the token from a request and returns it.
 func token(h http.Header) (string, error) {
 	scheme, bearer, _ := strings.Cut(h.Get("Authorization"), " ")
 	if strings.EqualFold(scheme, "Bearer") {
@@ -191,21 +190,21 @@ func token(h http.Header) (string, error) {
 	for _, name := range []string{HeaderToken, "Authorization", headerKey} {
 		if slices.ContainsFunc(h.Values(name), IsKey) {
 			return "", &sandbox.Error{
-				Code: sandbox.CodeUnauthorized, Message: "an API key is not for ports of sandboxes, where code inside could see it",
+				Code: sandbox.CodeUnauthorized, Message: "API keys are not accepted at ports of sandboxes, because code inside could see them",
 				Hint: "make a token with: atoll port token SANDBOX",
 			}
 		}
 	}
 	if found == "" {
 		found = bearer
-		h.Del("Authorization") // it was for us; with HeaderToken it is for the program inside
+		h.Del("Authorization") // it was the token; with HeaderToken, the header is for the program inside
 	}
 	for _, name := range []string{HeaderToken, HeaderSandbox, HeaderPort} {
 		h.Del(name)
 	}
 	if found == "" {
 		return "", &sandbox.Error{
-			Code: sandbox.CodeUnauthorized, Message: "a token is needed",
+			Code: sandbox.CodeUnauthorized, Message: "missing port token",
 			Hint: "make one with: atoll port token SANDBOX, and send it in " + HeaderToken,
 		}
 	}
@@ -214,7 +213,7 @@ func token(h http.Header) (string, error) {
 
 type targetKey struct{}
 
-// ServeHTTP passes a request that Match knows to the port that it is for.
+// ServeHTTP forwards a request for which Match is true to its port.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	t, err := p.target(r)
 	if err != nil {
@@ -222,7 +221,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.Method == http.MethodConnect {
-		refuse(w, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "method", Message: "a port is no proxy"})
+		refuse(w, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "method", Message: "CONNECT is not supported"})
 		return
 	}
 	r = r.Clone(r.Context())
@@ -244,17 +243,16 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 type Port struct {
 	Sandbox sandbox.ID
 	Number  uint16
-	// Bearer identifies callers that may share connections: a secret, or "" for
-	// all.
+	// Bearer identifies callers that may share connections: a secret, or "" for all
+	// callers.
 	Bearer string
-	// TLS says that what listens there serves HTTPS. Its certificate is not
-	// looked at: the connection does not leave the machine, and ends in the
-	// sandbox whoever shows one.
+	// TLS says that the server there uses HTTPS. Its certificate is not verified:
+	// the connection does not leave the machine and always ends in the sandbox.
 	TLS bool
 }
 
-// Show passes a request to a port for a face that has found out itself who
-// asks, and has taken its own credentials off. Connections are made in the
+// Show forwards a request to a port for another API, which has authenticated
+// the caller and removed its own credentials. Connections are made in the
 // context of r, and are shared only between requests with the same bearer.
 func (p *Proxy) Show(w http.ResponseWriter, r *http.Request, port Port) {
 	p.show(w, r, target{id: port.Sandbox, port: port.Number, tls: port.TLS}, port.Bearer)
@@ -266,8 +264,9 @@ func (p *Proxy) show(w http.ResponseWriter, r *http.Request, t target, bearer st
 	p.reverse.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
 }
 
-// rewrite addresses a request. Its path and query stay as they came, and its
-// host too if that was how it got here, for the links that the program makes.
+// rewrite sets the target of a request. Path and query stay unchanged. The host
+// stays too, unless headers selected the port, so that links of the program
+// work.
 func rewrite(r *httputil.ProxyRequest) {
 	t := r.In.Context().Value(targetKey{}).(target)
 	r.Out.URL.Scheme, r.Out.URL.Host = "http", t.pool
@@ -291,10 +290,10 @@ type roundTripper func(*http.Request) (*http.Response, error)
 // RoundTrip implements http.RoundTripper.
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// roundTrip sends a request. A connection that waits may be closed by the program
-// inside just when it is used again, and nobody can tell whether that has acted
-// on the request. So only requests that can be repeated, as net/http then does,
-// share connections; each other has its own.
+// roundTrip sends a request. The program inside may close an idle connection
+// just when it is reused, and then it is not known whether it has handled the
+// request. So only requests that net/http can repeat reuse connections. Every
+// other request gets a new one.
 func (p *Proxy) roundTrip(r *http.Request) (*http.Response, error) {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
@@ -305,7 +304,7 @@ func (p *Proxy) roundTrip(r *http.Request) (*http.Response, error) {
 	return p.once.RoundTrip(r)
 }
 
-// dial connects for the request that ctx is of.
+// dial connects to the port of the request in ctx.
 func (p *Proxy) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	t, ok := ctx.Value(targetKey{}).(target)
 	if !ok {
@@ -314,8 +313,8 @@ func (p *Proxy) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return p.service.DialPort(ctx, string(t.id), t.port)
 }
 
-// confine keeps what a program inside sets to its own origin: a cookie for the
-// whole domain would reach the ports of others.
+// confine limits cookies of a program inside to its own host name. A cookie for
+// the whole domain would be sent to ports of other sandboxes.
 func confine(resp *http.Response) error {
 	cookies := resp.Header["Set-Cookie"]
 	for i, c := range cookies {
@@ -332,7 +331,7 @@ func confine(resp *http.Response) error {
 	return nil
 }
 
-// failed answers when the program inside did not.
+// failed answers a request if the program inside did not.
 func failed(w http.ResponseWriter, r *http.Request, err error) {
 	var known *sandbox.Error
 	if !errors.As(context.Cause(r.Context()), &known) && !errors.As(err, &known) {
