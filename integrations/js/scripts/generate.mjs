@@ -1,5 +1,5 @@
-// Writes src/models.ts anew from the OpenAPI document, or with an argument, a
-// copy of it there.
+// Generates src/models.ts from the OpenAPI document. With an argument, it
+// writes a copy there.
 import { readFileSync, writeFileSync } from 'node:fs'
 import openapiTS, { astToString } from 'openapi-typescript'
 

@@ -5,10 +5,10 @@ import path from 'node:path'
 
 import { InvalidError, UnavailableError, UnsupportedError } from './errors.js'
 
-/** Stands for a daemon that is reached without a network. */
+/** The host name in requests to a daemon over its Unix socket. */
 const local = 'atoll'
 
-/** @internal Where requests go, and what signs them. */
+/** @internal The address of a daemon, and the API key for it. */
 export class Address {
   readonly #key: string
 
@@ -17,7 +17,7 @@ export class Address {
     /** Path of a Unix socket; empty for TCP. */
     readonly socket: string,
     key: string,
-    /** Somebody named it; else it is where the daemon of this user would be. */
+    /** The address was given; otherwise it is the socket of this user's daemon. */
     readonly named: boolean,
   ) {
     this.#key = key
@@ -54,7 +54,7 @@ export class Address {
     return out
   }
 
-  /** Where an HTTP server on a port of a sandbox is shown. */
+  /** The URL of an HTTP server on a port of a sandbox. */
   portURL(port: number, sandbox: string): string {
     const u = new URL(this.base)
     let host = u.hostname
@@ -79,7 +79,7 @@ function parse(text: string): URL | null {
   }
 }
 
-/** Where the daemon of this user keeps its state. */
+/** The state directory of this user's daemon. */
 function stateDirectory(): string {
   const { ATOLL_STATE_DIR: state, XDG_STATE_HOME: xdg, HOME: home } = process.env
   if (state) return path.resolve(state)

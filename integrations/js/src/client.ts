@@ -24,7 +24,7 @@ export async function connect(o: ConnectOptions = {}): Promise<Client> {
       try {
         await startDaemon()
       } catch (e) {
-        if (!(await client.answers())) throw e // else somebody started one meanwhile
+        if (!(await client.answers())) throw e // unless another process has started one meanwhile
       }
       await client.ping()
     }
@@ -36,14 +36,14 @@ export async function connect(o: ConnectOptions = {}): Promise<Client> {
 }
 
 export interface EventQuery {
-  /** Only events after the one of this number. */
+  /** Only events with a higher seq. */
   after?: number
   sandbox?: string
   types?: readonly string[]
   ops?: readonly string[]
   since?: Date
   until?: Date
-  /** Go on with what happens from now on. */
+  /** Then follow new events as they happen. */
   follow?: boolean
   signal?: AbortSignal
 }
@@ -55,7 +55,7 @@ export class Client {
   readonly profiles: Profiles
   readonly secrets: Secrets
   readonly snapshots: Snapshots
-  /** Somebody named the daemon; else it is the local one. */
+  /** The daemon's address was given; otherwise it is the local daemon. */
   readonly named: boolean
   readonly #conn: Conn
 
@@ -70,7 +70,7 @@ export class Client {
     this.snapshots = new Snapshots(this.#conn)
   }
 
-  /** Close the connections. It ends no sandbox. */
+  /** Close the connections. Sandboxes keep running. */
   async close(): Promise<void> {
     await this.#conn.close()
   }
@@ -79,7 +79,7 @@ export class Client {
     await this.close()
   }
 
-  /** Find out whether a daemon answers. None is UnavailableError. */
+  /** Check that a daemon answers, otherwise throw UnavailableError. */
   async ping(): Promise<void> {
     await this.#conn.call('GET', '/healthz')
   }
@@ -95,8 +95,8 @@ export class Client {
   }
 
   /**
-   * Make a sandbox, which lives until it is destroyed or its lifetime ends. A call that is repeated with its idempotencyKey returns
-   * what the first one made. Without a key, a call that is aborted removes what the daemon may have made.
+  * Make a sandbox, which lives until it is destroyed or its lifetime ends. A repeated call with the same idempotencyKey returns
+  * the same sandbox. Without a key, an aborted call removes the sandbox that the daemon may have made.
    */
   async create(spec: m.CreateRequest = {}, o: { idempotencyKey?: string; signal?: AbortSignal } = {}): Promise<Sandbox> {
     const ask = { json: spec, headers: { 'Idempotency-Key': o.idempotencyKey ?? randomUUID() } }
@@ -116,7 +116,7 @@ export class Client {
     return new Sandbox(this.#conn, await this.#conn.call('GET', `/v1/sandboxes/${segment(ref)}`))
   }
 
-  /** The sandboxes that carry all of the labels, newest first. */
+  /** The sandboxes that have all of the labels, newest first. */
   async *list(o: { labels?: Record<string, string>; states?: readonly string[] } = {}): AsyncGenerator<m.Sandbox> {
     let cursor: string | undefined
     do {
@@ -127,7 +127,7 @@ export class Client {
     } while (cursor)
   }
 
-  /** Destroy the sandbox of that name or id. One that is gone is success; one that never was is NotFoundError. */
+  /** Destroy the sandbox of that name or id. One that is already gone is success; one that never existed is NotFoundError. */
   async remove(ref: string): Promise<void> {
     await this.#conn.call('DELETE', `/v1/sandboxes/${segment(ref)}`)
   }
@@ -140,7 +140,7 @@ export class Client {
     return (await this.#conn.call<m.TemplatesOutputBody>('GET', '/v1/templates')).templates ?? []
   }
 
-  /** What happened, oldest first; with follow also what happens from now on. The seq of the last event is where to go on. */
+  /** Events, oldest first; with follow, also new ones as they happen. To continue later, pass the seq of the last event as after. */
   async *events(o: EventQuery = {}): AsyncGenerator<m.Event> {
     const query = {
       after: o.after,
@@ -193,7 +193,7 @@ export class Snapshots {
     await this.#conn.call('DELETE', `/v1/snapshots/${segment(ref)}`)
   }
 
-  /** Remove the snapshots with all of the labels from which no living sandbox was made. */
+  /** Remove the snapshots with all of the labels from which no existing sandbox was made. */
   async prune(labels: Record<string, string> = {}): Promise<m.Snapshot[]> {
     return (await this.#conn.call<m.SnapshotListOutputBody>('POST', '/v1/snapshots/prune', { json: { labels } })).snapshots ?? []
   }
@@ -254,7 +254,7 @@ export class Profiles {
     return this.#conn.call('POST', '/v1/profiles', { json: profile })
   }
 
-  /** Make or replace a profile, if it has that version. */
+  /** Make or replace a profile. With a version, the stored profile must have that version. */
   apply(profile: m.Profile, o: { ifVersion?: number } = {}): Promise<m.StoredProfile> {
     return this.#conn.call('PUT', `/v1/profiles/${segment(profile.name ?? '')}`, { json: profile, query: { ifVersion: o.ifVersion } })
   }
@@ -271,7 +271,7 @@ export class Profiles {
     await this.#conn.call('DELETE', `/v1/profiles/${segment(name)}`)
   }
 
-  /** What the profile does with a request. */
+  /** Check a request against the profile, without sending it. */
   test(name: string, url: string, method?: string): Promise<m.Explanation> {
     return this.#conn.call('POST', `/v1/profiles/${segment(name)}/test`, { json: { url, method } })
   }

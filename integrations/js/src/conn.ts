@@ -6,15 +6,15 @@ import { WebSocket } from 'ws'
 import type { Address } from './address.js'
 import { fromAnswer, fromProblem, unreachable } from './errors.js'
 
-/** A query; what is undefined, false or empty is left out. */
+/** A query; parameters that are undefined, false or empty are left out. */
 export type Query = Record<string, string | number | boolean | readonly string[] | undefined>
 
-/** Content of a request. */
+/** The body of a request. */
 export type Content = string | Uint8Array | AsyncIterable<Uint8Array> | Iterable<Uint8Array>
 
 export interface Ask {
   query?: Query
-  /** A value that travels as JSON. */
+  /** A value that is sent as JSON. */
   json?: unknown
   content?: Content
   headers?: Record<string, string>
@@ -23,7 +23,7 @@ export interface Ask {
 
 const connectMs = 10_000
 
-/** @internal A connection to a daemon, with headers of its own for each request. */
+/** @internal A connection to a daemon, with separate headers for each request. */
 export class Conn {
   readonly headers: Record<string, string> = {}
   readonly #agent: Agent
@@ -40,7 +40,7 @@ export class Conn {
         headersTimeout: 0,
         bodyTimeout: 0,
         keepAliveTimeout: 55_000,
-        // A body that is sent late must not hold up other requests.
+        // A slow request body must not delay other requests.
         pipelining: 1,
       })
   }
@@ -50,7 +50,7 @@ export class Conn {
     return new Conn(this.address, this.#agent)
   }
 
-  /** Send a request. The caller reads the body, which is of a success. */
+  /** Send a request. The caller reads the body. An error status is thrown as an AtollError. */
   async send(method: string, path: string, ask: Ask = {}): Promise<Dispatcher.ResponseData> {
     const headers: Record<string, string> = { ...this.address.headers(), ...this.headers, ...ask.headers }
     let body = ask.content as Dispatcher.DispatchOptions['body']
@@ -80,7 +80,7 @@ export class Conn {
     return answer
   }
 
-  /** Make a request whose answer is JSON. */
+  /** Make a request with a JSON response. */
   async call<T>(method: string, path: string, ask: Ask = {}): Promise<T> {
     const answer = await this.send(method, path, ask)
     try {
@@ -91,10 +91,10 @@ export class Conn {
     }
   }
 
-  /** The bytes of an answer. */
+  /** The bytes of a response. */
   async *bytes(path: string, ask: Ask = {}): AsyncGenerator<Uint8Array> {
     const { body } = await this.send('GET', path, ask)
-    body.on('error', () => {}) // of one that nobody reads to its end
+    body.on('error', () => {}) // the reader may stop before the end
     try {
       for await (const chunk of body) yield chunk as Uint8Array
     } catch (e) {
@@ -167,7 +167,7 @@ export class Conn {
       })
       ws.once('open', () => {
         ws.removeAllListeners()
-        ws.on('error', ignore) // it closes then
+        ws.on('error', ignore) // a close event follows
         resolve(ws)
       })
     })
@@ -200,6 +200,6 @@ export function labelsQuery(labels: Record<string, string> = {}): string[] {
 
 /** @internal One segment of a path. */
 export function segment(text: string): string {
-  // Dots would be taken for directories.
+  // Dots would be resolved as directories.
   return encodeURIComponent(text).replace(/^\.+$/, (dots) => '%2E'.repeat(dots.length))
 }

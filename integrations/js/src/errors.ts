@@ -5,15 +5,15 @@ export interface ErrorFields {
   subject?: string
   hint?: string
   rule?: string
-  /** Seconds after which another try makes sense, where that is known. */
+  /** Seconds after which to retry, if known. */
   retryAfter?: number
   cause?: unknown
 }
 
-/** What went wrong. A code that this version does not know is an AtollError itself. */
+/** An error of the API. A code that this version does not know is a plain AtollError. */
 export class AtollError extends Error {
   readonly code: string
-  /** What is wrong, without the subject and the hint that `message` has. */
+  /** The text of the error, without the subject and the hint that are part of `message`. */
   readonly detail: string
   readonly op: string
   readonly subject: string
@@ -49,7 +49,7 @@ function coded(code: string): Make {
 export class InvalidError extends coded('invalid') {}
 /** The API key is missing or not valid. */
 export class UnauthorizedError extends coded('unauthorized') {}
-/** The caller is known and not allowed. */
+/** The caller is known but not allowed to do this. */
 export class DeniedError extends coded('denied') {}
 /** There is no such sandbox, command or file. */
 export class NotFoundError extends coded('not_found') {}
@@ -57,13 +57,13 @@ export class NotFoundError extends coded('not_found') {}
 export class AlreadyExistsError extends coded('already_exists') {}
 /** It is not possible in the present state; the hint names the next step. */
 export class ConflictError extends coded('conflict') {}
-/** Somebody else took over; the call had no effect. */
+/** Another sandbox serves the session now; the call had no effect. */
 export class StaleError extends coded('stale') {}
 /** The sandbox is proved not to exist any more. */
 export class GoneError extends coded('gone') {}
 /** A quota, a limit or a disk is full. */
 export class ExhaustedError extends coded('exhausted') {}
-/** The caller went away. */
+/** The call was canceled. */
 export class CanceledError extends coded('canceled') {}
 /** A bug in Atoll. */
 export class InternalError extends coded('internal') {}
@@ -92,7 +92,7 @@ export const errorClasses: Readonly<Record<string, Make>> = {
   timeout: TimedOutError,
 }
 
-/** @internal The error that an answer of the API describes, if it describes one. */
+/** @internal The error in a response of the API, if there is one. */
 export function fromProblem(problem: unknown, retryAfter?: string): AtollError | undefined {
   if (typeof problem !== 'object' || problem === null || !('code' in problem) || typeof problem.code !== 'string') return undefined
   const p = problem as Record<string, unknown>
@@ -112,13 +112,13 @@ export function fromProblem(problem: unknown, retryAfter?: string): AtollError |
   return Known ? new Known(detail, fields) : new AtollError(code, detail, fields)
 }
 
-/** @internal The error of an answer that is no success. */
+/** @internal The error of a response with an error status. */
 export function fromAnswer(status: number, body: string, retryAfter?: string): AtollError {
   let problem: unknown
   try {
     problem = JSON.parse(body)
   } catch {
-    // it is not ours
+    // not a response of Atoll
   }
   return (
     fromProblem(problem, retryAfter) ??

@@ -30,7 +30,7 @@ export class Files {
     this.#base = `${base}/files`
   }
 
-  /** Look at a file, not following a link. */
+  /** Describe a file. It does not follow a symbolic link. */
   stat(path: string): Promise<m.FileInfo> {
     return this.#conn.call('GET', `${this.#base}/stat`, { query: { path } })
   }
@@ -45,7 +45,7 @@ export class Files {
     }
   }
 
-  /** What is in a directory, down to so many levels (1; -1: all). */
+  /** The files in a directory, down to depth levels (1; -1: all). */
   list(path: string, depth?: number): AsyncGenerator<m.FileInfo> {
     return this.#conn.lines(`${this.#base}/list`, { query: { path, depth } })
   }
@@ -57,7 +57,7 @@ export class Files {
     return Buffer.concat(pieces)
   }
 
-  /** The content of a file piece by piece. */
+  /** The content of a file in chunks. */
   async *stream(path: string, part: { offset?: number; length?: number } = {}): AsyncGenerator<Uint8Array> {
     const { offset = 0, length } = part
     if (length === 0) return
@@ -66,7 +66,7 @@ export class Files {
     yield* this.#conn.bytes(this.#base, { query: { path }, headers })
   }
 
-  /** Make or replace a file, whole or not at all. With `replace: false` a file that exists is AlreadyExistsError. */
+  /** Make or replace a file atomically. With `replace: false` a file that exists is AlreadyExistsError. */
   write(path: string, content: Content, o: WriteOptions = {}): Promise<m.FileInfo> {
     const query = { path, mode: o.mode?.toString(8), owner: o.owner, noParents: o.parents === false, noReplace: o.replace === false }
     return this.#conn.call('PUT', this.#base, { query, content })
@@ -90,7 +90,7 @@ export class Files {
     return this.#conn.bytes(`${this.#base}/archive`, { query: { path, exclude: o.exclude, compress: o.zstd ? 'zstd' : undefined } })
   }
 
-  /** Unpack a tar stream, plain or compressed with zstd, into a directory, all of it or nothing. */
+  /** Unpack a tar stream, plain or compressed with zstd, into a directory. On an error nothing is unpacked. */
   async extract(path: string, archive: Content, o: { owner?: string } = {}): Promise<void> {
     const headers = { 'Content-Type': 'application/x-tar' }
     await this.#conn.call('PUT', `${this.#base}/archive`, { query: { path, owner: o.owner }, content: archive, headers })

@@ -8,7 +8,7 @@ import type * as m from './models.js'
 const stdin = 0
 const stdoutChannel = 1
 const stderrChannel = 2
-/** Bytes of a channel that may be on the way unread. */
+/** Bytes of a channel that may be in flight unread. */
 const windowBytes = 256 << 10
 const frameBytes = 32 << 10
 const pingMs = 30_000
@@ -19,12 +19,12 @@ export interface CommandOptions {
   /** Absolute directory to start in. */
   cwd?: string
   user?: string
-  /** End the command after so many milliseconds. */
+  /** Kill the command after this many milliseconds. */
   timeoutMs?: number
 }
 
 export interface RunOptions extends CommandOptions {
-  /** What the command reads. */
+  /** Standard input of the command. */
   input?: string | Uint8Array
   /** Bytes of each stream to keep; one MiB if left out, at most 16. */
   outputLimit?: number
@@ -34,36 +34,36 @@ export interface RunOptions extends CommandOptions {
 export interface ExecOptions extends CommandOptions {
   /** Run it on a terminal of this size. */
   tty?: m.WindowSize
-  /** The input will be written and closed. */
+  /** The caller will write and close the standard input. */
   stdin?: boolean
-  /** Keep it running when nobody is connected. */
+  /** Keep it running when no client is connected. */
   background?: boolean
-  /** A command whose connection is cut waits so long for attach and loses no output. */
+  /** How long the command waits for attach after a lost connection, without losing output, in milliseconds. */
   holdMs?: number
 }
 
-/** How a command ended and what it wrote. */
+/** The exit and the output of a command. */
 export interface Result {
   exit: m.Exit
   code: number
-  /** It ended by itself, with exit code 0. */
+  /** It exited with code 0. */
   ok: boolean
   timedOut: boolean
   stdout: Buffer
   stderr: Buffer
-  /** More was written than the output limit. */
+  /** The output was longer than the output limit. */
   truncated: boolean
 }
 
-/** A piece of what a command wrote. */
+/** A chunk of a command's output. */
 export interface Output {
   stream: 'stdout' | 'stderr'
   data: Buffer
-  /** Bytes lost before this piece, because the log was full. */
+  /** Bytes lost before this chunk, because the log was full. */
   dropped: number
 }
 
-/** @internal A command as it travels. A string is a script for /bin/sh, an array a program with its arguments. */
+/** @internal A command as JSON. A string is a script for /bin/sh, an array a program with its arguments. */
 export function command(args: string | readonly string[], o: RunOptions & ExecOptions = {}): m.ExecRequest {
   const out: m.ExecRequest = {
     env: o.env,
@@ -108,9 +108,9 @@ interface Message {
 }
 
 /**
- * One command, connected to the caller. Iterating over it yields its output as it comes.
+* A connection to one command. Iterating over it yields its output as it arrives.
  *
- * A command that writes more than the buffers hold (256 KiB of a stream) waits until its output is read, unless it runs in the
+* A command that writes more than the buffers hold (256 KiB per stream) blocks until its output is read, unless it runs in the
  * background. Closing kills the command, unless it runs in the background.
  */
 export class Process implements AsyncIterable<Output> {
@@ -199,7 +199,7 @@ export class Process implements AsyncIterable<Output> {
     if (enough) this.#send({ type: 'ack', channel, n })
   }
 
-  /** Wait for the end of the command. A command that writes more than fits waits for its reader. */
+  /** Wait for the end of the command. A command that writes more than the buffers hold blocks until it is read. */
   async wait(): Promise<m.Exit> {
     await this.#until(() => this.#exit !== undefined || this.#error !== undefined)
     if (!this.#exit) throw this.#error ?? unreachable()
@@ -212,7 +212,7 @@ export class Process implements AsyncIterable<Output> {
       if (input !== undefined && input.length > 0) await this.write(input)
       await this.closeStdin()
     })()
-    written.catch(() => {}) // the reading may fail first
+    written.catch(() => {}) // reading may fail first
     const stdout: Buffer[] = []
     const stderr: Buffer[] = []
     for await (const piece of this) (piece.stream === 'stdout' ? stdout : stderr).push(piece.data)
@@ -239,7 +239,7 @@ export class Process implements AsyncIterable<Output> {
     }
   }
 
-  /** The end of input, after what was written. */
+  /** Close the input, after the bytes written before. */
   async closeStdin(): Promise<void> {
     await this.#writing
     this.#endInput()
@@ -251,7 +251,7 @@ export class Process implements AsyncIterable<Output> {
     this.#send({ type: 'eof', channel: stdin })
   }
 
-  /** Signal the command and all it started, by the Linux number. */
+  /** Send a signal, by its Linux number, to the process group of the command. */
   async signal(number: number): Promise<void> {
     this.#send({ type: 'signal', signal: number })
   }
@@ -261,7 +261,7 @@ export class Process implements AsyncIterable<Output> {
     this.#send({ type: 'resize', size: { cols, rows } })
   }
 
-  /** Let go of the command. One in the background runs on, any other is killed. */
+  /** Close the connection. A background command keeps running, any other is killed. */
   async close(): Promise<void> {
     if (this.#ended) return
     this.#socket.close(1000)
@@ -275,7 +275,7 @@ export class Process implements AsyncIterable<Output> {
   }
 
   #send(message: object): void {
-    if (!this.#ended) this.#socket.send(JSON.stringify(message), () => {}) // a failure closes it
+    if (!this.#ended) this.#socket.send(JSON.stringify(message), () => {}) // an error closes the socket
   }
 
   async #until(ready: () => boolean): Promise<void> {

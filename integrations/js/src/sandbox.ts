@@ -7,7 +7,7 @@ import { Files } from './files.js'
 import type * as m from './models.js'
 import { command, type ExecOptions, type Output, Process, type Result, type RunOptions, toResult } from './process.js'
 
-/** A handle on a sandbox. Dropping it ends nothing; `await using` destroys the sandbox. */
+/** A handle on a sandbox. Dropping it does not end the sandbox; `await using` destroys it. */
 export class Sandbox {
   readonly files: Files
   /** @internal */
@@ -32,7 +32,7 @@ export class Sandbox {
     return this.#info.name
   }
 
-  /** What was known when it was last asked for; see refresh. */
+  /** The state at the time of the last request; see refresh. */
   get info(): m.Sandbox {
     return this.#info
   }
@@ -47,8 +47,8 @@ export class Sandbox {
   }
 
   /**
-   * Run a command and return what it wrote. An array is a program with its arguments, a string a script for /bin/sh. A command
-   * that fails is no error, nor is one that its timeout ended.
+  * Run a command and return its output. An array is a program with its arguments, a string a script for /bin/sh. A nonzero
+  * exit code is no error, nor is the end of the timeout.
    */
   async run(args: string | readonly string[], o: RunOptions = {}): Promise<Result> {
     return toResult(await this.conn.call('POST', `${this.base}/exec`, { json: command(args, o), signal: o.signal }))
@@ -60,8 +60,8 @@ export class Sandbox {
   }
 
   /**
-   * Connect to a command in the background, or to one with a hold. Output goes on after so many bytes of each stream; where that
-   * is not kept any more, with the oldest byte kept, or with `skip: false` as ExhaustedError.
+  * Connect to a background command, or to one with a hold. Output continues after the given number of bytes of each stream. If
+  * that output is lost, it begins with the oldest byte kept; with `skip: false` this is ExhaustedError.
    */
   attach(process: string, o: { stdout?: number; stderr?: number; skip?: boolean } = {}): Promise<Process> {
     const query = new URLSearchParams({ stdout: String(o.stdout ?? 0), stderr: String(o.stderr ?? 0), skip: String(o.skip !== false) })
@@ -72,17 +72,17 @@ export class Sandbox {
     return `${this.base}/processes/${segment(process)}`
   }
 
-  /** The commands that were started, oldest first. */
+  /** The commands that were started in the sandbox, oldest first. */
   async processes(): Promise<m.ProcessInfo[]> {
     return (await this.conn.call<m.ProcessesOutputBody>('GET', `${this.base}/processes`)).processes ?? []
   }
 
-  /** Signal a command and all it started, by the Linux number. */
+  /** Send a signal, by its Linux number, to the process group of a command. */
   async signal(process: string, number: number): Promise<void> {
     await this.conn.call('POST', `${this.#process(process)}/signal`, { json: { signal: number } })
   }
 
-  /** What a command in the background wrote. */
+  /** The log of a background command. */
   async *logs(process: string, o: { tail?: number; follow?: boolean; signal?: AbortSignal } = {}): AsyncGenerator<Output> {
     const query = { tail: o.tail || undefined, follow: o.follow }
     const lines = this.conn.lines<{ stream: number; data?: string; dropped?: number }>(`${this.#process(process)}/logs`, {
@@ -123,7 +123,7 @@ export class Sandbox {
     return this.#change('PATCH', '', change)
   }
 
-  /** End the sandbox with everything in it. One that is gone is success. */
+  /** End the sandbox and delete everything in it. One that is already gone is success. */
   async destroy(): Promise<void> {
     await this.conn.call('DELETE', this.base)
   }
@@ -147,17 +147,17 @@ export class Sandbox {
     return this.conn.call('GET', `${this.base}/usage`)
   }
 
-  /** A token for the header Atoll-Token with which anybody reaches ports (all if none is named) at their portURL. */
+  /** A token for the header Atoll-Token. It gives its bearer access to ports (all if none is named) at their portURL. */
   portToken(ports: readonly number[] = [], o: { expiresMs?: number } = {}): Promise<m.PortToken> {
     return this.conn.call('POST', `${this.base}/port-tokens`, { json: { ...(ports.length > 0 && { ports }), expiresMs: o.expiresMs } })
   }
 
-  /** Where an HTTP server on a port is shown to whoever sends a token. The daemon must listen on TCP; else this is UnsupportedError. */
+  /** The URL of an HTTP server on a port, for requests with a token. The daemon must listen on TCP, otherwise this is UnsupportedError. */
   async portURL(port: number): Promise<string> {
     return this.conn.address.portURL(port, this.id)
   }
 
-  /** Connect to a TCP port, as a program inside would at localhost. */
+  /** Connect to a TCP port from the sandbox's own loopback. */
   async dial(port: number): Promise<Duplex> {
     return tunnel(await this.conn.websocket(`${this.base}/ports/${port}`))
   }

@@ -1,4 +1,4 @@
-/** Sessions: names that always lead to the sandbox that serves them now. */
+/** Sessions: names that always refer to the sandbox that serves them now. */
 import { randomBytes } from 'node:crypto'
 
 import { type Conn, labelsQuery, segment } from './conn.js'
@@ -10,24 +10,24 @@ import { Sandbox } from './sandbox.js'
 const beatMs = 30_000
 
 export interface SessionOptions {
-  /** Unique among your sessions; made up if left out. */
+  /** Unique among your sessions; the id if left out. */
   name?: string
   /** Sessions of a group share one sandbox. */
   group?: string
   labels?: Record<string, string>
-  /** Pause the sandbox instead of ending it when nobody needs it. */
+  /** Pause the sandbox, instead of ending it, when no holder is left. */
   pauseOnExit?: boolean
   /** Return the session of that name if there is one. */
   attachIfExists?: boolean
-  /** Hold the sandbox even when this program ends without a release. */
+  /** Keep holding the sandbox even if this program ends without a release. */
   turn?: boolean
 }
 
 /**
  * A handle on a session: the methods of the sandbox that serves it, which it holds until it is released or closed.
  *
- * When another sandbox has taken its place, methods are StaleError and have no effect, until acquire was called. `await using`
- * releases the sandbox; destroy removes the session. Dropping it ends nothing.
+* If another sandbox has taken its place, methods throw StaleError and have no effect until acquire is called. `await using`
+* releases the sandbox; destroy removes the session. Dropping it does not end the session.
  */
 export class Session extends Sandbox {
   readonly #holder: m.HolderRef
@@ -43,12 +43,12 @@ export class Session extends Sandbox {
     this.#holder = holder
   }
 
-  /** What was known when it was last asked for; see refreshSession. */
+  /** The state at the time of the last request; see refreshSession. */
   get session(): m.Session {
     return this.#session
   }
 
-  /** What the last acquisition got, and what was lost. */
+  /** The receipt of the last acquisition: whether the sandbox existed, and what was lost. */
   get receipt(): m.Receipt | undefined {
     return this.#receipt
   }
@@ -64,7 +64,7 @@ export class Session extends Sandbox {
     return this.#session
   }
 
-  /** Hold the sandbox that serves the session now, whichever that is. */
+  /** Hold the sandbox that serves the session now, even if it is another one than before. */
   acquire(): Promise<m.Receipt> {
     return this.#acquire()
   }
@@ -90,11 +90,11 @@ export class Session extends Sandbox {
         await this.conn.call('POST', `${this.base}/heartbeat`, { json: { ...this.#holder, epoch } })
       } catch (e) {
         if (!(e instanceof StaleError)) throw e
-        if (this.#beat) await this.#acquire(epoch) // the machine slept, perhaps
+        if (this.#beat) await this.#acquire(epoch) // the machine may have been suspended
       }
     } catch (e) {
       if (e instanceof StaleError) this.#letGo()
-      else if (!(e instanceof AtollError)) throw e // else the next one may be heard
+      else if (!(e instanceof AtollError)) throw e // otherwise the next heartbeat may succeed
     }
   }
 
@@ -105,7 +105,7 @@ export class Session extends Sandbox {
     delete this.conn.headers['Atoll-Follow']
   }
 
-  /** Let go of the sandbox, which is saved and ended after a while unless others hold it. */
+  /** Stop holding the sandbox. If it has no other holder, it is saved and ended after a while. */
   async release(): Promise<void> {
     this.#letGo()
     await this.conn.call('POST', `${this.base}/release`, { json: this.#holder })
@@ -120,18 +120,18 @@ export class Session extends Sandbox {
     await this.close()
   }
 
-  /** Remove the session with its sandbox and what was saved of it. Workspaces stay. */
+  /** Remove the session with its sandbox and its saved files. Workspaces are kept. */
   override async destroy(): Promise<void> {
     this.#letGo()
     await this.conn.call('DELETE', this.base)
   }
 
-  /** Save the workspaces, or the files of a sandbox without any. */
+  /** Save the workspaces or, without workspaces, the files of the sandbox. */
   save(): Promise<m.Saved> {
     return this.conn.call('POST', `${this.base}/save`)
   }
 
-  /** JSON without secrets from which the sandbox is found again or rebuilt. */
+  /** A description without secrets, from which the sandbox can be found again or rebuilt. */
   envelope(): Promise<m.Envelope> {
     return this.conn.call('GET', `${this.base}/envelope`)
   }
@@ -166,7 +166,7 @@ export class Session extends Sandbox {
 
 /**
  * The sessions of a daemon. Those that are created, attached and resumed hold their sandbox. A turn holds it even when this
- * program ends without a release; otherwise it is let go of 90 seconds after that.
+* program ends without a release. Without a turn, it is released 90 seconds after that.
  */
 export class Sessions {
   readonly #conn: Conn
@@ -202,7 +202,7 @@ export class Sessions {
     return session
   }
 
-  /** A session that holds nothing yet: each use goes to the sandbox that serves it then. */
+  /** A session without holding its sandbox. Each call goes to the sandbox that serves it at that time. */
   async get(ref: string, o: { turn?: boolean } = {}): Promise<Session> {
     return new Session(this.#conn, await this.#conn.call('GET', `/v1/sessions/${segment(ref)}`), newHolder(o.turn))
   }
@@ -211,12 +211,12 @@ export class Sessions {
     return (await this.#conn.call<m.SessionsOutputBody>('GET', '/v1/sessions', { query: { label: labelsQuery(labels) } })).sessions ?? []
   }
 
-  /** Remove a session with its sandbox and what was saved of it. Workspaces stay. */
+  /** Remove a session with its sandbox and its saved files. Workspaces are kept. */
   async remove(ref: string): Promise<void> {
     await this.#conn.call('DELETE', `/v1/sessions/${segment(ref)}`)
   }
 
-  /** For how long sessions had sandboxes, by "label:KEY", "group" or "provider". */
+  /** How long the sandboxes of sessions existed, by "label:KEY", "group" or "provider". */
   async usage(by: string, o: { from?: Date; to?: Date } = {}): Promise<m.SessionUsage[]> {
     const query = { by, from: o.from?.toISOString(), to: o.to?.toISOString() }
     return (await this.#conn.call<m.SessionUsageOutputBody>('GET', '/v1/usage', { query })).usage ?? []

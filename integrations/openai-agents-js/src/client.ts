@@ -1,4 +1,4 @@
-/** The client that a run is given. */
+/** The sandbox client for a run. */
 import { type Client, type ConnectOptions, connect, GoneError, type models, NotFoundError, type Session } from '@atoll/sdk'
 import {
   type Manifest,
@@ -40,14 +40,14 @@ export class AtollSandboxClient implements SandboxClient<AtollSandboxClientOptio
   readonly #store: RemoteSnapshotStore | undefined
   #client: Promise<Client> | undefined
 
-  /** The store is for workspaces that the daemon keeps no snapshot of; see workspacePersistence. */
+  /** The store is for workspaces of which the daemon keeps no snapshot; see workspacePersistence. */
   constructor(where: ConnectOptions = {}, options: AtollSandboxClientOptions = {}, store?: RemoteSnapshotStore) {
     this.#where = where
     this.#options = options
     this.#store = store
   }
 
-  /** Atoll's own client. */
+  /** The underlying client of @atoll/sdk. */
   async connect(): Promise<Client> {
     this.#client ??= connect(this.#where)
     try {
@@ -58,7 +58,7 @@ export class AtollSandboxClient implements SandboxClient<AtollSandboxClientOptio
     }
   }
 
-  /** Close the connections. It ends no sandbox. */
+  /** Close the connections. Sandboxes keep running. */
   async close(): Promise<void> {
     const client = this.#client
     this.#client = undefined
@@ -95,13 +95,13 @@ export class AtollSandboxClient implements SandboxClient<AtollSandboxClientOptio
       const spec = { ...toSpec(options), ...(snapshot && { snapshot, image: undefined }) }
       return [client, await client.sessions.create(spec, { name, labels: options.labels, pauseOnExit: options.pauseOnExit })]
     } catch (e) {
-      await client?.sessions.remove(name).catch(() => {}) // what the daemon may have made
+      await client?.sessions.remove(name).catch(() => {}) // the daemon may have made it
       throw toSdk(e, 'start')
     }
   }
 
   /**
-   * The sandbox of a state: woken, started, or rebuilt. One that is proved to be gone is replaced: by one with the files of the
+  * The sandbox of a state, which is resumed, started or rebuilt. If it is proved to be gone, it is replaced by one with the files of the
    * snapshot that the state names, or else by an empty one with the files of the manifest.
    */
   async resume(state: AtollSandboxSessionState): Promise<AtollSandboxSession> {
@@ -122,7 +122,7 @@ export class AtollSandboxClient implements SandboxClient<AtollSandboxClientOptio
     return out
   }
 
-  /** Fill an empty sandbox with the workspace that was kept, or with what the manifest says. */
+  /** Fill an empty sandbox with the saved workspace, or with the files of the manifest. */
   async #restore(session: AtollSandboxSession): Promise<void> {
     const { manifest, nativeSnapshot: native, snapshot } = session.state
     let kept = native ? nativeSnapshot(native) : undefined
@@ -143,7 +143,7 @@ export class AtollSandboxClient implements SandboxClient<AtollSandboxClientOptio
     return session && [client, session]
   }
 
-  /** End the sandbox of a state for good, also a paused one, with its snapshot. One that is gone is success. */
+  /** End the sandbox of a state, even if it is paused, and remove its snapshot. One that is already gone is success. */
   async delete(state: AtollSandboxSessionState): Promise<void> {
     const gone = (e: unknown) => {
       if (!(e instanceof NotFoundError || e instanceof GoneError)) throw e
@@ -161,7 +161,7 @@ export class AtollSandboxClient implements SandboxClient<AtollSandboxClientOptio
     return !isSandboxSessionStateUnsafe(state) && (pauseOnExit === true || workspacePersistence === 'snapshot' || this.#store !== undefined)
   }
 
-  /** While a run waits for an approval, its sandbox stays, unless its workspace is kept. */
+  /** While a run waits for an approval, its sandbox keeps running, unless its workspace is saved. */
   canReusePreservedOwnedSession(state: AtollSandboxSessionState): boolean {
     return !this.canPersistOwnedSessionState(state) || state.options.pauseOnExit === true
   }
@@ -192,7 +192,7 @@ export class AtollSandboxClient implements SandboxClient<AtollSandboxClientOptio
     }
   }
 
-  /** Keep the workspace of a sandbox that is about to end. */
+  /** Save the workspace of a sandbox that is about to end. */
   async #keep(client: Client, session: Session, state: AtollSandboxSessionState): Promise<void> {
     if (await takeSnapshot(client, session, state)) return
     if (!this.#store)

@@ -1,4 +1,4 @@
-/** Errors of Atoll as those of the SDK. */
+/** Converts errors of Atoll to errors of the SDK. */
 import { AtollError, DeniedError, InvalidError, NotFoundError, UnauthorizedError, UnsupportedError } from '@atoll/sdk'
 import {
   SandboxConfigurationError,
@@ -14,7 +14,7 @@ const configuration = [InvalidError, NotFoundError, UnsupportedError, DeniedErro
 
 export type During = 'start' | 'exec' | 'read' | 'write'
 
-/** @internal What the SDK is told about an error; one that is not Atoll's stays as it is. */
+/** @internal The SDK's error for an error of Atoll. Other errors are returned unchanged. */
 export function toSdk(e: unknown, during: During, more: Record<string, unknown> = {}): unknown {
   if (!(e instanceof AtollError)) return e
   return Object.assign(make(e, during, { provider: 'atoll', code: e.code, op: e.op, subject: e.subject, hint: e.hint, ...more }), {

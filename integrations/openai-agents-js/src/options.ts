@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto'
 import type { models } from '@atoll/sdk'
 import type { SandboxSessionState } from '@openai/agents-core/sandbox'
 
-/** What a sandbox shall be. Nothing can be reached unless profile or egress says so. */
+/** Options of a sandbox. It can reach no hosts unless profile or egress allows them. */
 export interface AtollSandboxClientOptions extends Record<string, unknown> {
   image?: string
   template?: string
@@ -18,7 +18,7 @@ export interface AtollSandboxClientOptions extends Record<string, unknown> {
   pids?: number
   /** Name of an egress profile. */
   profile?: string
-  /** Hosts that can be reached. */
+  /** Hosts that the sandbox can reach. */
   egress?: string[]
   /** Names of stored secrets. */
   secrets?: string[]
@@ -26,29 +26,29 @@ export interface AtollSandboxClientOptions extends Record<string, unknown> {
   workspace?: string
   labels?: Record<string, string>
   exposedPorts?: number[]
-  /** Pause the sandbox at the end of a run, and wake it at the next, instead of ending it. */
+  /** Pause the sandbox at the end of a run and resume it at the next, instead of ending it. */
   pauseOnExit?: boolean
-  /** How the workspace of a sandbox that ends is kept: by a snapshot of Atoll where the provider has them, or by a tar in the store of the client. */
+  /** How the workspace of a sandbox that ends is saved: as a snapshot if the provider has them, or as a tar in the store of the client. */
   workspacePersistence?: 'tar' | 'snapshot'
-  /** The sandbox ends then at the latest. */
+  /** The maximum lifetime of the sandbox. */
   lifetimeMs?: number
-  /** A command that is waited for is ended after this time; ten minutes if left out. */
+  /** The timeout of a command in the foreground; ten minutes if left out. */
   execTimeoutMs?: number
 }
 
-/** What another process needs to go on, besides the address of the daemon and a key. */
+/** What another process needs to continue, in addition to the address of the daemon and a key. */
 export interface AtollSandboxSessionState extends SandboxSessionState {
   environment: Record<string, string>
   options: AtollSandboxClientOptions
   /** The id of the session. */
   atollSession: string
-  /** From which the daemon finds the sandbox again, or rebuilds it. */
+  /** The envelope, from which the daemon finds the sandbox again or rebuilds it. */
   envelope?: models.Envelope
-  /** Id of the snapshot of Atoll that was taken of the sandbox last. */
+  /** Id of the last snapshot of the sandbox. */
   nativeSnapshot?: string
 }
 
-/** @internal The name of a new session, by which it is removed when its answer is lost. */
+/** @internal The name of a new session. If the response is lost, the session is removed by this name. */
 export function newName(): string {
   return `openai-${randomUUID().replaceAll('-', '').slice(0, 20)}`
 }

@@ -45,7 +45,7 @@ import { WorkspaceFiles } from './workspace.js'
 const execTimeoutMs = 10 * 60_000
 const outputLimit = 16 << 20
 
-/** A session of Atoll as a session of the SDK. */
+/** A session of the SDK that is a session of Atoll. */
 export class AtollSandboxSession implements SandboxSession<AtollSandboxSessionState> {
   readonly #files: WorkspaceFiles
   readonly #terminals = new Terminals()
@@ -67,7 +67,7 @@ export class AtollSandboxSession implements SandboxSession<AtollSandboxSessionSt
     )
   }
 
-  /** Atoll's own handle. */
+  /** The underlying handle of @atoll/sdk. */
   get session(): Session {
     return this.#session
   }
@@ -178,7 +178,7 @@ export class AtollSandboxSession implements SandboxSession<AtollSandboxSessionSt
     })
   }
 
-  /** @internal Make what the manifest describes, or only what is not in a snapshot of the workspace. */
+  /** @internal Create the files of the manifest, or only those that are not in a snapshot of the workspace. */
   async materialize(manifest: Manifest, runAs?: string, ephemeralOnly = false): Promise<void> {
     if (manifest.users.length > 0 || manifest.groups.length > 0) {
       throw new SandboxUnsupportedFeatureError('Atoll makes no users and groups of a manifest; use an image that has them', {
@@ -204,7 +204,7 @@ export class AtollSandboxSession implements SandboxSession<AtollSandboxSessionSt
     else await this.#replace(snapshot)
   }
 
-  /** Take a new sandbox with the files of a snapshot. */
+  /** Replace the sandbox by a new one with the files of a snapshot. */
   async #replace(snapshot: string): Promise<void> {
     const [old, { options }, name] = [this.#session, this.state, newName()]
     await told('write', { snapshot }, async () => {
@@ -212,7 +212,7 @@ export class AtollSandboxSession implements SandboxSession<AtollSandboxSessionSt
         const spec = { ...toSpec(options), snapshot, image: undefined }
         this.#session = await this.client.sessions.create(spec, { name, labels: options.labels, pauseOnExit: options.pauseOnExit })
       } catch (e) {
-        await this.client.sessions.remove(name).catch(() => {}) // what the daemon may have made
+        await this.client.sessions.remove(name).catch(() => {}) // the daemon may have made it
         throw e
       }
       this.state.atollSession = this.#session.session.id
@@ -261,10 +261,10 @@ export class AtollSandboxSession implements SandboxSession<AtollSandboxSessionSt
     return server
   }
 
-  /** End the sandbox, or pause it if its options say so. One that is gone is success. */
+  /** End the sandbox, or pause it if its options say so. One that is already gone is success. */
   close(): Promise<void> {
     this.#closed ??= this.#close().catch((e: unknown) => {
-      this.#closed = undefined // it can be tried again
+      this.#closed = undefined // allow another attempt
       throw e
     })
     return this.#closed

@@ -1,4 +1,4 @@
-/** Workspaces that the daemon keeps as snapshots. */
+/** Workspaces that are saved as snapshots of the daemon. */
 import { type Client, ConflictError, NotFoundError, type Session, UnsupportedError } from '@atoll/sdk'
 
 import { told } from './errors.js'
@@ -6,7 +6,7 @@ import { type AtollSandboxSessionState, newName } from './options.js'
 
 const magic = 'ATOLL_SANDBOX_SNAPSHOT_V1\n'
 
-/** @internal What stands for a tar. */
+/** @internal The reference to a snapshot, which is stored in place of a tar. */
 export function nativeSnapshot(id: string): Uint8Array {
   return new TextEncoder().encode(magic + JSON.stringify({ snapshot: id }))
 }
@@ -32,7 +32,7 @@ export async function takeSnapshot(client: Client, session: Session, state: Atol
       id = (await session.snapshot({ name, memory: false, labels: options.labels })).id
     } catch (e) {
       if (e instanceof UnsupportedError) return undefined
-      await client.snapshots.remove(name).catch(() => {}) // what the daemon may have made
+      await client.snapshots.remove(name).catch(() => {}) // the daemon may have made it
       throw e
     }
     const old = state.nativeSnapshot
@@ -42,7 +42,7 @@ export async function takeSnapshot(client: Client, session: Session, state: Atol
   })
 }
 
-/** @internal Remove a snapshot, unless something was made of it. */
+/** @internal Remove a snapshot, unless a sandbox was made from it. */
 export async function forget(client: Client, id: string): Promise<void> {
   await twice(() =>
     client.snapshots.remove(id).catch((e: unknown) => {
@@ -51,7 +51,7 @@ export async function forget(client: Client, id: string): Promise<void> {
   )
 }
 
-/** @internal Try once more what does no harm when it is done twice, such as a removal. */
+/** @internal Retry an idempotent operation once, such as a removal. */
 export function twice(body: () => Promise<void>): Promise<void> {
   return body().catch(body)
 }

@@ -1,10 +1,10 @@
-/** Commands that a model writes to. */
+/** Interactive commands of a model. */
 import type { Process } from '@atoll/sdk'
 import { SandboxPtySessionNotFoundError, type WriteStdinArgs } from '@openai/agents-core/sandbox'
 import { elapsedSeconds, formatExecResponse, truncateOutput } from '@openai/agents-core/sandbox/internal'
 
 const yieldMs = 10_000
-/** Output that nobody fetches is kept up to this many characters, the newest. */
+/** Maximum number of characters of unread output; the newest are kept. */
 const maxOutput = 1 << 20
 
 interface Entry {
@@ -19,7 +19,7 @@ export class Terminals {
   readonly #entries = new Map<number, Entry>()
   #last = 0
 
-  /** Follow a command, and return what it wrote before it ended or the time was over. */
+  /** Follow a command, and return the output until it ended or the time was over. */
   async add(process: Process, o: { yieldTimeMs?: number; maxOutputTokens?: number }): Promise<string> {
     const entry: Entry = { process, text: '', exitCode: undefined, ended: Promise.resolve() }
     entry.ended = follow(entry)
@@ -32,7 +32,7 @@ export class Terminals {
     const entry = this.#entries.get(args.sessionId)
     if (!entry)
       throw new SandboxPtySessionNotFoundError(`there is no session ${args.sessionId}`, { provider: 'atoll', sessionId: args.sessionId })
-    if (args.chars) await entry.process.write(args.chars).catch(() => {}) // it has ended, which the answer says
+    if (args.chars) await entry.process.write(args.chars).catch(() => {}) // it has ended, which the result says
     return this.#answer(args.sessionId, entry, args)
   }
 

@@ -1,4 +1,4 @@
-/** The files of a sandbox as the SDK sees them. */
+/** The file operations of the SDK on a sandbox. */
 import { lstat, readdir, readFile } from 'node:fs/promises'
 import path from 'node:path'
 
@@ -24,7 +24,7 @@ import { told } from './errors.js'
 
 const posix = path.posix
 
-/** Prints what the root and a path are when all links are followed, also of a path that does not exist yet. */
+/** Prints the real paths of the root and of a path, which need not exist yet. */
 const realPath = `
 real() {
   p=$1; rest=
@@ -45,7 +45,7 @@ export class WorkspaceFiles {
     return this.current()
   }
 
-  /** The real path of what a path names, which must be in the workspace or in what the manifest grants. */
+  /** The real path of a path. It must be in the workspace or in a path that the manifest grants. */
   async resolve(name = '', forWrite = false): Promise<string> {
     const { root, extraPathGrants } = this.manifest()
     const wanted = new WorkspacePathPolicy({ root, extraPathGrants }).resolve(name, { forWrite }).path
@@ -84,7 +84,7 @@ export class WorkspaceFiles {
   }
 
   async remove(name: string): Promise<void> {
-    // A link is removed, not what it leads to.
+    // Remove the link, not its target.
     const parent = await this.resolve(posix.dirname(posix.resolve(this.manifest().root, name)), true)
     await told('write', { path: name }, () => this.sandbox.files.remove(posix.join(parent, posix.basename(name)), { recursive: true }))
   }
@@ -126,7 +126,7 @@ export class WorkspaceFiles {
     }
   }
 
-  /** Make what an entry of a manifest describes. */
+  /** Create an entry of a manifest. */
   async materialize(name: string, entry: Entry, runAs?: string): Promise<void> {
     switch (entry.type) {
       case 'dir':
@@ -201,7 +201,7 @@ export class WorkspaceFiles {
     if (!r.ok) throw new SandboxGitCloneError(`git failed: ${r.stderr.toString().trim()}`, { provider: 'atoll', path: name })
   }
 
-  /** A tar of the workspace, without what the manifest calls ephemeral. */
+  /** A tar of the workspace, without the ephemeral entries of the manifest. */
   async persist(): Promise<Uint8Array> {
     const { root } = this.manifest()
     const excludes = [...this.manifest().ephemeralPersistencePaths()].map((p) => `--exclude=./${p.replace(/[\\*?[\]]/g, '\\$&')}`)
@@ -220,7 +220,7 @@ export class WorkspaceFiles {
     })
   }
 
-  /** Replace the workspace by what a tar holds, wholly or not at all. */
+  /** Replace the workspace by the content of a tar, atomically. */
   async hydrate(archive: Uint8Array): Promise<void> {
     const { root } = this.manifest()
     const aside = `/tmp/.atoll-${Math.random().toString(36).slice(2)}`

@@ -1,4 +1,4 @@
-"""Write models.py, _sync and its tests anew, or with a directory as argument, copies of them there."""
+"""Generate models.py, _sync and its tests. With a directory as argument, write copies there."""
 
 from __future__ import annotations
 

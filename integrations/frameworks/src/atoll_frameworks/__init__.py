@@ -1,1 +1,1 @@
-"""Atoll as a sandbox of agent frameworks. Each module needs its framework: see the extras of this package."""
+"""Atoll as a sandbox for agent frameworks. Each module needs its framework: see the extras of this package."""

@@ -26,7 +26,8 @@ class AtollBackend(BaseSandbox):
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         seconds = self._timeout if timeout is None else timeout
-        # Standard error goes where standard output goes, in the order in which they were written.
+        # Standard error is merged into standard output, in the order in which they were
+        # written.
         done = self.sandbox.run(f"exec 2>&1\n{command}", timeout=seconds or None, output_limit=OUTPUT_LIMIT)
         output = done.stdout.decode(errors="replace")
         if done.timed_out:
@@ -53,7 +54,7 @@ class AtollBackend(BaseSandbox):
             return FileDownloadResponse(path, error=self._reason(path, error))
 
     def _reason(self, path: str, error: errors.AtollError) -> str:
-        """The framework's word for an error of a file. Others are raised."""
+        """The framework's error code for a file error. Other errors are raised."""
         if isinstance(error, errors.NotFoundError):
             return "file_not_found"
         if isinstance(error, errors.DeniedError):

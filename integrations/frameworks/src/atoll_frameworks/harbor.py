@@ -1,4 +1,4 @@
-"""The environment "atoll_frameworks.harbor:AtollEnvironment" of Harbor: each trial runs in a sandbox of its own."""
+"""The environment "atoll_frameworks.harbor:AtollEnvironment" of Harbor: each trial runs in its own sandbox."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class AtollEnvironment(BaseEnvironment):
 
 
 def _pack(file: Any, directory: Path) -> None:
-    """Write a tar of what a directory holds."""
+    """Write a tar of the content of a directory."""
     with tarfile.open(fileobj=file, mode="w") as tar:
         for entry in sorted(directory.iterdir()):
             tar.add(entry, entry.name)

@@ -1,4 +1,4 @@
-"""The sandbox environment "atoll" of Inspect: each sample gets a sandbox of its own."""
+"""The sandbox environment "atoll" of Inspect: each sample gets its own sandbox."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INPUT_LIMIT = 256 << 10
 
 
 class AtollSpec(Spec):
-    """What a sandbox is made of; Inspect wants to compare the configurations of samples by their hash."""
+    """The configuration of a sandbox. It is hashable, because Inspect compares the configurations of samples by their hash."""
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())
@@ -92,7 +92,7 @@ class AtollSandboxEnvironment(SandboxEnvironment):
     @override
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
-        """Remove what evaluations left that were killed: all of it, or one sandbox."""
+        """Remove the sandboxes that killed evaluations left behind: all of them, or one."""
         async with await atoll.connect_async() as client:
             async for found in client.list():
                 if LABEL in (found.labels or {}) and id in (None, found.id, found.name):
@@ -173,7 +173,7 @@ class AtollSandboxEnvironment(SandboxEnvironment):
         return posixpath.join(self._directory, path)
 
     async def _failure(self, path: str, error: errors.AtollError) -> Exception:
-        """What Inspect expects for an error of a file."""
+        """The exception that Inspect expects for a file error."""
         if isinstance(error, errors.NotFoundError):
             return FileNotFoundError(f"{path}: no such file")
         if isinstance(error, errors.DeniedError):

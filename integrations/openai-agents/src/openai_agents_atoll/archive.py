@@ -1,4 +1,4 @@
-"""Workspaces as the SDK keeps them."""
+"""Workspaces as the SDK stores them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def new() -> IO[bytes]:
 
 
 def spool(data: io.IOBase) -> IO[bytes]:
-    """A copy that can be read more than once."""
+    """A copy of a stream that can be read more than once."""
     out = new()
     while chunk := data.read(CHUNK):
         out.write(chunk.encode() if isinstance(chunk, str) else chunk)
@@ -45,7 +45,7 @@ def spool(data: io.IOBase) -> IO[bytes]:
 
 
 def portable(raw: IO[bytes]) -> IO[bytes]:
-    """An archive with names below its root, and only directories, files and symbolic links, as every provider takes it."""
+    """An archive with names below its root, and only directories, files and symbolic links, which every provider accepts."""
     out = new()
     with tarfile.open(fileobj=raw) as source, tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as to:
         for found in source:
@@ -67,7 +67,7 @@ def portable(raw: IO[bytes]) -> IO[bytes]:
 
 def validate(file: IO[bytes]) -> None:
     with tarfile.open(fileobj=file, mode="r:*") as tar:
-        validate_tarfile(tar)  # it is unpacked inside the sandbox, so links may lead anywhere there
+        validate_tarfile(tar)  # it is unpacked in the sandbox, so links may have any target
     file.seek(0)
 
 

@@ -1,4 +1,4 @@
-"""The client that a run is given."""
+"""The sandbox client for a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AtollSandboxClient(BaseSandboxClient[AtollSandboxClientOptions | None]):
         self._connected: tuple[asyncio.AbstractEventLoop, AsyncClient] | None = None
 
     async def connect(self) -> AsyncClient:
-        """Atoll's own client. Connections belong to an event loop."""
+        """The underlying client of the atoll package. Connections belong to an event loop."""
         loop = asyncio.get_running_loop()
         if self._connected is None or self._connected[0] is not loop:
             self._connected = loop, await connect_async(self._host, self._key)
@@ -84,7 +84,7 @@ class AtollSandboxClient(BaseSandboxClient[AtollSandboxClientOptions | None]):
             client = await self.connect()
             return client, await client.sessions.create(spec, name=name, labels=spec.labels, pause_on_exit=options.pause_on_exit)
         except BaseException as e:
-            if client is not None:  # what the daemon may have made is removed
+            if client is not None:  # the daemon may have made it
                 with contextlib.suppress(errors.AtollError):
                     await client.sessions.remove(name)
             if isinstance(e, errors.AtollError):
@@ -92,7 +92,7 @@ class AtollSandboxClient(BaseSandboxClient[AtollSandboxClientOptions | None]):
             raise
 
     async def resume(self, state: SandboxSessionState) -> SandboxSession:
-        """The sandbox of a state, whatever became of it: woken, started, or made anew from what was saved."""
+        """The sandbox of a state, which is resumed, started, or rebuilt from its saved files."""
         if not isinstance(state, AtollSandboxSessionState):
             raise TypeError("AtollSandboxClient.resume expects an AtollSandboxSessionState")
         state.assert_path_grants_rebound()
@@ -104,7 +104,7 @@ class AtollSandboxClient(BaseSandboxClient[AtollSandboxClientOptions | None]):
         return self._wrap_session(AtollSandboxSession(state, client, session), instrumentation=self._instrumentation)
 
     async def _find(self, client: AsyncClient, state: AtollSandboxSessionState) -> AsyncSession | None:
-        """The session of a state, or one from its envelope. Only proof that there is nothing left leads to None."""
+        """The session of a state, or one from its envelope. It returns None only if the sandbox is proved to be gone."""
         try:
             with contextlib.suppress(errors.NotFoundError, errors.GoneError):
                 return await client.sessions.attach(state.atoll_session)
@@ -120,7 +120,7 @@ class AtollSandboxClient(BaseSandboxClient[AtollSandboxClientOptions | None]):
         return None
 
     async def delete(self, session: SandboxSession) -> SandboxSession:
-        """End a sandbox, or pause it if its options say so. One that is gone is success."""
+        """End a sandbox, or pause it if its options say so. One that is already gone is success."""
         inner = session._inner
         if not isinstance(inner, AtollSandboxSession):
             raise TypeError("AtollSandboxClient.delete expects an AtollSandboxSession")
@@ -128,7 +128,7 @@ class AtollSandboxClient(BaseSandboxClient[AtollSandboxClientOptions | None]):
         return session
 
     async def discard(self, state: SandboxSessionState) -> None:
-        """End the sandbox of a state for good, also a paused one, with what was saved of it."""
+        """End the sandbox of a state, even if it is paused, and remove its saved files."""
         if not isinstance(state, AtollSandboxSessionState):
             raise TypeError("AtollSandboxClient.discard expects an AtollSandboxSessionState")
         client = await self.connect()

@@ -1,4 +1,4 @@
-"""Errors of Atoll as those of the SDK."""
+"""Converts errors of Atoll to errors of the SDK."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def start_error(e: errors.AtollError, path: Path) -> SandboxError:
 
 
 def exec_error(e: errors.AtollError, command: Sequence[str | Path]) -> ExecTransportError:
-    # An answer that refuses the command proves that it did not start.
+    # A response that refuses the command proves that it did not start.
     refused = not isinstance(e, (errors.UnavailableError, errors.InternalError, errors.CanceledError, errors.TimedOutError))
     return ExecTransportError(
         command=command,

@@ -1,4 +1,4 @@
-"""What a sandbox shall be, and what is remembered of it. Fields are only ever appended."""
+"""Options and state of a sandbox. New fields are only appended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.types import milliseconds
 
 
 class AtollSandboxClientOptions(BaseSandboxClientOptions):
-    """What a sandbox shall be. Nothing can be reached unless profile or egress says so."""
+    """Options of a sandbox. It can reach no hosts unless profile or egress allows them."""
 
     type: Literal["atoll"] = "atoll"
     image: str | None = None
@@ -58,7 +58,7 @@ class AtollSandboxClientOptions(BaseSandboxClientOptions):
 
 
 class AtollSandboxSessionState(SandboxSessionState):
-    """What another process needs to go on, besides the address of the daemon and a key."""
+    """What another process needs to continue, in addition to the address of the daemon and a key."""
 
     type: Literal["atoll"] = "atoll"
     options: AtollSandboxClientOptions

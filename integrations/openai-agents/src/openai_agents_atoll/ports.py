@@ -1,4 +1,4 @@
-"""Ports of a sandbox at addresses of this machine."""
+"""Ports of a sandbox, forwarded to addresses of this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atoll import AsyncTunnel, errors
 
 
 class Forwarder:
-    """Listens on the loopback and passes each connection on to a port."""
+    """Listens on the loopback and forwards each connection to a port of a sandbox."""
 
     def __init__(self, dial: Callable[[], Awaitable[AsyncTunnel]]):
         self._dial = dial
@@ -38,7 +38,7 @@ class Forwarder:
                 finally:
                     out.cancel()
         except (errors.AtollError, ConnectionError):
-            pass  # the caller sees a connection that ends
+            pass  # the caller's connection is closed
         finally:
             writer.close()
 

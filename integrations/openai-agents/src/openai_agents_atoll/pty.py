@@ -1,4 +1,4 @@
-"""Commands that run on while an agent looks at their output."""
+"""Interactive commands of an agent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINGER_SECONDS = 1.0
 
 @dataclass(eq=False)
 class Terminal:
-    """A command and its output that nobody has seen yet."""
+    """A command and its unread output."""
 
     process: AsyncProcess
     tty: bool
@@ -72,7 +72,7 @@ class Terminals:
         self.all: dict[int, Terminal] = {}
 
     async def add(self, terminal: Terminal) -> int:
-        """Give it a number. The one that was not used for longest goes when there are too many."""
+        """Assign a number to a terminal. If there are too many, the least recently used one is ended."""
         number = allocate_pty_process_id(set(self.all))
         pruned = None
         if len(self.all) >= PTY_PROCESSES_MAX:
@@ -84,7 +84,7 @@ class Terminals:
         return number
 
     async def update(self, number: int, yield_ms: int, max_tokens: int | None) -> PtyExecUpdate:
-        """What came until the command ended, or the time was over."""
+        """The output until the command ended or the time was over."""
         terminal = self.all[number]
         output, tokens, closed = await terminal.collect(yield_ms, max_tokens)
         terminal.used = time.monotonic()

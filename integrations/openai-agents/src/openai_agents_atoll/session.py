@@ -44,11 +44,11 @@ LOST_SYSTEM = "files outside /workspace"
 
 
 class _AsUser(str):
-    """Stands before a command, for the user that it runs as."""
+    """A prefix of a command that sets the user that it runs as."""
 
 
 class AtollSandboxSession(BaseSandboxSession):
-    """A sandbox. Its files and commands are those of a session of Atoll, which the daemon saves and ends should this program die."""
+    """A sandbox. Its files and commands are those of a session of Atoll. If this program crashes, the daemon saves and ends it."""
 
     state: AtollSandboxSessionState
 
@@ -65,7 +65,7 @@ class AtollSandboxSession(BaseSandboxSession):
         self._received()
 
     def _received(self) -> None:
-        """Note what is left of an earlier sandbox, which only files that are known to be there count for."""
+        """Record whether the files of an earlier sandbox are left. Only files that are known to exist count."""
         receipt = self.session.receipt
         lost = set(receipt.lost or ()) if receipt else LOST_ALL
         same = receipt is not None and receipt.outcome != "created" and not lost & LOST_ALL
@@ -90,7 +90,7 @@ class AtollSandboxSession(BaseSandboxSession):
         await self._remember()
 
     async def _remember(self) -> None:
-        with contextlib.suppress(errors.AtollError):  # an earlier one leads there, too, and the id of the session
+        with contextlib.suppress(errors.AtollError):  # an earlier envelope identifies it too, and so does the id of the session
             self.state.envelope = (await self.session.envelope()).to_json()
 
     def _wrap_start_error(self, error: Exception) -> Exception:
@@ -108,7 +108,7 @@ class AtollSandboxSession(BaseSandboxSession):
         try:
             await self._end()
         except (errors.NotFoundError, errors.GoneError):
-            pass  # it is gone
+            pass  # the session is gone
         except errors.AtollError as e:
             path = self._workspace_root_path()
             raise WorkspaceStopError(path=path, context=context(e), cause=e, retryable=retryable(e)) from e
@@ -118,7 +118,7 @@ class AtollSandboxSession(BaseSandboxSession):
         if not self.state.options.pause_on_exit:
             await self.session.destroy()
             return
-        with contextlib.suppress(errors.UnsupportedError):  # the daemon saves it when nobody needs it
+        with contextlib.suppress(errors.UnsupportedError):  # the daemon saves it when it has no holder
             await self.session.pause()
         await self.session.release()
 
@@ -129,7 +129,7 @@ class AtollSandboxSession(BaseSandboxSession):
             return False
 
     async def _replace(self, snapshot: str) -> None:
-        """Take a new sandbox with the files of a snapshot."""
+        """Replace the sandbox by a new one with the files of a snapshot."""
         old, options = self.session, self.state.options
         spec = options.to_spec({"openai-agents-session": self.state.session_id.hex})
         spec.snapshot, spec.image = snapshot, None
@@ -305,7 +305,7 @@ class AtollSandboxSession(BaseSandboxSession):
         return _stream(await asyncio.to_thread(archive.portable, raw))
 
     async def _forget(self, snapshot: str) -> None:
-        with contextlib.suppress(errors.ConflictError, errors.NotFoundError):  # something was made of it, or it is gone
+        with contextlib.suppress(errors.ConflictError, errors.NotFoundError):  # a sandbox was made from it, or it is gone
             await self.client.snapshots.remove(snapshot)
 
     async def hydrate_workspace(self, data: io.IOBase) -> None:
@@ -330,7 +330,7 @@ class AtollSandboxSession(BaseSandboxSession):
     async def _resolve_exposed_port(self, port: int) -> ExposedPortEndpoint:
         try:
             if not await self.running():
-                raise errors.UnavailableError("the sandbox does not run", subject=str(port))
+                raise errors.UnavailableError("the sandbox is not running", subject=str(port))
             if port not in self._ports:
                 self._ports[port] = await Forwarder(self._dialer(port)).start()
         except (errors.AtollError, OSError) as e:
@@ -344,7 +344,7 @@ class AtollSandboxSession(BaseSandboxSession):
         return lambda: self.session.dial(port)
 
     async def public_port(self, port: int, *, expires_s: float = 3600) -> tuple[str, dict[str, str]]:
-        """The URL at which the daemon shows a port to other machines, and the headers that requests need. The daemon must listen on TCP."""
+        """The URL of a port for other machines, and the headers that requests need. The daemon must listen on TCP."""
         token = await self.session.port_token(port, expires=expires_s)
         return await self.session.port_url(port), {"Atoll-Token": token.token}
 

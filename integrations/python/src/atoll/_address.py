@@ -18,7 +18,7 @@ LOCAL = "atoll"
 
 @dataclass(frozen=True)
 class Address:
-    """Where requests go, and what signs them."""
+    """The address of a daemon, and the API key for it."""
 
     base: str
     socket: str = ""
@@ -52,7 +52,7 @@ class Address:
         return out
 
     def port_url(self, port: int, sandbox: str) -> str:
-        """Where an HTTP server on a port of a sandbox is shown."""
+        """The URL of an HTTP server on a port of a sandbox."""
         u = urlsplit(self.base)
         host, label = u.hostname or "", f"{port}-{sandbox}"
         with contextlib.suppress(ValueError):  # it is a name
@@ -66,7 +66,7 @@ class Address:
 
 
 def state_directory() -> Path:
-    """Where the daemon of this user keeps its state."""
+    """The state directory of this user's daemon."""
     if state := os.environ.get("ATOLL_STATE_DIR"):
         return Path(state).absolute()
     if os.geteuid() == 0:

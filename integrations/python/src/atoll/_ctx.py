@@ -20,7 +20,7 @@ MAX_OUTPUT = 1 << 20
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """What sandbox is wanted. Nothing can be reached unless egress says so."""
+    """The options of a sandbox. It can reach no hosts unless egress allows them."""
 
     name: str = ""
     image: str = ""
@@ -53,7 +53,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class ExecResult:
-    """How a command ended and what it wrote."""
+    """The exit and the output of a command."""
 
     exit_code: int
     """128 and the signal, if one ended it."""
@@ -64,7 +64,7 @@ class ExecResult:
 
     @property
     def ok(self) -> bool:
-        """The command ended well: by itself, with exit code 0."""
+        """Whether the command exited with code 0."""
         return self.exit_code == 0 and not self.timed_out
 
     @property

@@ -1,4 +1,4 @@
-"""What the asynchronous client needs of asyncio. _io_sync has the same with threads."""
+"""The asyncio primitives of the asynchronous client. _io_sync has the same with threads."""
 
 from __future__ import annotations
 

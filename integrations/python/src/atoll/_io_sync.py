@@ -1,4 +1,4 @@
-"""What the synchronous client needs of threads. _io_async has the same with asyncio."""
+"""The threading primitives of the synchronous client. _io_async has the same with asyncio."""
 
 from __future__ import annotations
 

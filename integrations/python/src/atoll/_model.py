@@ -21,7 +21,7 @@ class Model(BaseModel):
             yield name, "***" if name in hidden and value is not None else value
 
     def to_json(self) -> dict[str, Any]:
-        """The value as it travels, without what was left out."""
+        """The value as JSON, without fields that are not set."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

@@ -1,4 +1,4 @@
-"""ctx.sandbox, the interface of agent platforms: few names, strict defaults, the same code wherever sandboxes are made."""
+"""ctx.sandbox, the interface of agent platforms: small, with strict defaults, and the same code for every provider."""
 
 from atoll._async.ctxsandbox import AsyncSandboxClient, AsyncSandboxHandle, run_python_async, run_shell_async
 from atoll._ctx import DEFAULT_TIMEOUT, MAX_OUTPUT, ExecResult, SandboxSpec, SandboxUnavailable

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 
 class AtollError(Exception):
-    """What went wrong. A code that this version does not know is an AtollError itself."""
+    """An error of the API. A code that this version does not know is a plain AtollError."""
 
     code: str = ""
     classes: ClassVar[dict[str, type[AtollError]]] = {}
@@ -58,7 +58,7 @@ class UnauthorizedError(AtollError):
 
 
 class DeniedError(AtollError, PermissionError):
-    """The caller is known and not allowed."""
+    """The caller is known but not allowed to do this."""
 
     code = "denied"
 
@@ -82,7 +82,7 @@ class ConflictError(AtollError):
 
 
 class StaleError(AtollError):
-    """Somebody else took over; the call had no effect."""
+    """Another sandbox serves the session now; the call had no effect."""
 
     code = "stale"
 
@@ -100,7 +100,7 @@ class ExhaustedError(AtollError):
 
 
 class CanceledError(AtollError):
-    """The caller went away."""
+    """The call was canceled."""
 
     code = "canceled"
 
@@ -130,7 +130,7 @@ class TimedOutError(AtollError, TimeoutError):
 
 
 def from_problem(problem: Any, headers: Mapping[str, str] | None = None) -> AtollError | None:
-    """The error that an answer of the API describes, if it describes one."""
+    """The error in a response of the API, if there is one."""
     if not isinstance(problem, dict) or not isinstance(problem.get("code"), str):
         return None
     code, hint, request = problem["code"], problem.get("hint", ""), problem.get("request", "")
@@ -152,7 +152,7 @@ def from_problem(problem: Any, headers: Mapping[str, str] | None = None) -> Atol
 
 
 def from_answer(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> AtollError:
-    """The error of an answer that is no success."""
+    """The error of a response with an error status."""
     try:
         problem = from_problem(json.loads(body), headers)
     except ValueError:

@@ -14,7 +14,7 @@ Arg = str | bytes
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended and what it wrote."""
+    """The exit and the output of a command."""
 
     exit: m.Exit
     stdout: bytes
@@ -32,13 +32,13 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """It ended by itself, with exit code 0."""
+        """It exited with code 0."""
         return self.code == 0 and not self.timed_out
 
 
 @dataclass(frozen=True)
 class Output:
-    """A piece of what a command wrote."""
+    """A chunk of a command's output."""
 
     stream: Literal["stdout", "stderr"]
     data: bytes
@@ -56,7 +56,7 @@ class FileEvent:
 
 
 def milliseconds(seconds: float | None) -> int | None:
-    """Rounded up, so that a short time does not become none."""
+    """Rounded up, so that a short time does not become 0."""
     return None if seconds is None else -int(-seconds * 1000 // 1)
 
 
@@ -74,7 +74,7 @@ def command(
     input: bytes | None = None,
     output_limit: int | None = None,
 ) -> m.ExecRequest:
-    """A command as it travels. A string is a script for /bin/sh, a list a program with its arguments."""
+    """A command as JSON. A string is a script for /bin/sh, a list a program with its arguments."""
     out = m.ExecRequest(
         env=env or None, dir=cwd, user=user, timeout_ms=milliseconds(timeout), stdin=stdin or tty is not None or None, background=background or None,
         hold_ms=milliseconds(hold), output_limit=output_limit, tty=m.WindowSize(cols=tty[0], rows=tty[1]) if tty else None,
@@ -93,7 +93,7 @@ def command(
 
 def result(r: m.ExecResult) -> Result:
     if r.exit is None:
-        raise ValueError("a command in the background has no result")
+        raise ValueError("a background command has no result")
     stdout, stderr = (o or m.Output(data="", encoding="utf-8", truncated=False) for o in (r.stdout, r.stderr))
     return Result(r.exit, _data(stdout), _data(stderr), stdout.truncated or stderr.truncated)
 

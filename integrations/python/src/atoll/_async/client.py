@@ -32,7 +32,7 @@ async def connect_async(host: str | None = None, key: str | None = None) -> Asyn
             try:
                 await to_thread(start_daemon)
             except errors.UnavailableError:
-                if not await client.answers():  # else somebody started one meanwhile
+                if not await client.answers():  # unless another process has started one meanwhile
                     raise
             await client.ping()
     except BaseException:
@@ -60,11 +60,11 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections. It ends no sandbox."""
+        """Close the connections. Sandboxes keep running."""
         await self._conn.aclose()
 
     async def ping(self) -> None:
-        """Find out whether a daemon answers. None is UnavailableError."""
+        """Check that a daemon answers, otherwise raise UnavailableError."""
         await self._conn.call("GET", "/healthz")
 
     async def answers(self) -> bool:
@@ -75,7 +75,7 @@ class AsyncClient:
         return True
 
     async def create(self, spec: m.Spec | m.CreateRequest | None = None, *, idempotency_key: str | None = None) -> AsyncSandbox:
-        """Make a sandbox, which lives until it is destroyed or its lifetime ends. A call that is repeated with its key returns what the first one made.
+        """Make a sandbox, which lives until it is destroyed or its lifetime ends. A repeated call with its key returns the same sandbox.
 
         Without a key, a call that is canceled removes what the daemon may have made."""
         body = spec or m.Spec()
@@ -89,7 +89,7 @@ class AsyncClient:
         return AsyncSandbox(self._conn, info)
 
     async def _uncreate(self, body: m.Spec | m.CreateRequest, headers: Mapping[str, str]) -> None:
-        with contextlib.suppress(errors.NotFoundError, errors.GoneError):  # it was not made
+        with contextlib.suppress(errors.NotFoundError, errors.GoneError):  # there was no sandbox
             info = await self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=headers)
             await self.remove(info.id)
 
@@ -98,7 +98,7 @@ class AsyncClient:
         return AsyncSandbox(self._conn, await self._conn.get(m.Sandbox, "GET", f"/v1/sandboxes/{quote(ref, safe='')}"))
 
     async def list(self, labels: Mapping[str, str] | None = None, states: Sequence[str] = ()) -> AsyncIterator[m.Sandbox]:
-        """The sandboxes that carry all of the labels, newest first."""
+        """The sandboxes that have all of the labels, newest first."""
         cursor: str | None = ""
         while cursor is not None:
             query = clean(label=labels_query(labels), state=[*states], cursor=cursor or None)
@@ -108,7 +108,7 @@ class AsyncClient:
             cursor = page.next or None
 
     async def remove(self, ref: str) -> None:
-        """Destroy the sandbox of that name or id. One that is gone is success; one that never was is NotFoundError."""
+        """Destroy the sandbox of that name or id. One that is already gone is success; one that never existed is NotFoundError."""
         await self._conn.call("DELETE", f"/v1/sandboxes/{quote(ref, safe='')}")
 
     async def providers(self) -> Sequence[m.Provider]:
@@ -126,7 +126,7 @@ class AsyncClient:
         egress: Sequence[str] = (),
         no_cache: bool = False,
     ) -> m.Template:
-        """Build a template from a tar of files with a Dockerfile, whose steps reach the hosts in egress and nothing else."""
+        """Build a template from a tar of files with a Dockerfile, whose steps can reach only the hosts in egress."""
         query = clean(name=name, arg=[f"{k}={v}" for k, v in (args or {}).items()], egress=[*egress], noCache=no_cache)
         async with self._conn.stream("POST", "/v1/templates", query, files, {"Content-Type": "application/x-tar"}) as answer:
             async for line in answer.aiter_lines():
@@ -148,7 +148,7 @@ class AsyncClient:
         until: datetime | None = None,
         follow: bool = False,
     ) -> AsyncIterator[m.Event]:
-        """What happened, oldest first; with follow also what happens from now on. The seq of the last event is where to go on."""
+        """Events, oldest first; with follow, also new ones as they happen. To continue later, pass the seq of the last event as after."""
         query = clean(
             after=after,
             sandbox=sandbox,
@@ -191,7 +191,7 @@ class AsyncSnapshots:
         await self._conn.call("DELETE", f"/v1/snapshots/{quote(ref, safe='')}")
 
     async def prune(self, labels: Mapping[str, str] | None = None) -> Sequence[m.Snapshot]:
-        """Remove the snapshots that have no name and that nothing needs."""
+        """Remove the snapshots with all of the labels from which no existing sandbox was made."""
         return (
             await self._conn.get(m.SnapshotListOutputBody, "POST", "/v1/snapshots/prune", {"labels": dict(labels or {})})
         ).snapshots or []
@@ -244,7 +244,7 @@ class AsyncProfiles:
         return await self._conn.get(m.StoredProfile, "POST", "/v1/profiles", profile)
 
     async def apply(self, profile: m.Profile, if_version: int | None = None) -> m.StoredProfile:
-        """Make or replace a profile, if it has that version."""
+        """Make or replace a profile. With a version, the stored profile must have that version."""
         return await self._conn.get(m.StoredProfile, "PUT", self._path(profile.name or ""), profile, clean(ifVersion=if_version))
 
     async def get(self, name: str, version: int | None = None) -> m.StoredProfile:
@@ -257,7 +257,7 @@ class AsyncProfiles:
         await self._conn.call("DELETE", self._path(name))
 
     async def test(self, name: str, url: str, method: str | None = None) -> m.Explanation:
-        """What the profile does with a request."""
+        """Check a request against the profile, without sending it."""
         return await self._conn.get(m.Explanation, "POST", self._path(name, "/test"), m.ProfileTest(url=url, method=method))
 
 

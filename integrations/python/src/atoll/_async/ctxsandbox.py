@@ -16,7 +16,7 @@ STOP_GRACE = 10.0
 
 
 class AsyncSandboxHandle:
-    """One sandbox. Dropping it ends nothing."""
+    """A handle on a sandbox. Dropping it does not end the sandbox."""
 
     def __init__(self, sandbox: AsyncSandbox):
         self.sandbox = sandbox
@@ -29,7 +29,7 @@ class AsyncSandboxHandle:
 
     @property
     def id(self) -> str:
-        """Never used again."""
+        """Never reused."""
         return self.sandbox.id
 
     @property
@@ -37,9 +37,9 @@ class AsyncSandboxHandle:
         return dict(self.sandbox.info.labels or {})
 
     async def exec(self, cmd: str, args: Sequence[str] = (), timeout: float = 0) -> ExecResult:
-        """Run a program without a shell and wait for it. A command that fails is no error. It ends after timeout seconds (0: ten minutes), and when the call
-        is canceled."""
-        # In the background, because the sandbox keeps the logs of those.
+        """Run a program without a shell and wait for it. A nonzero exit code is no error. It ends after timeout seconds (0: ten minutes), and
+        when the call is canceled."""
+        # In the background, because the sandbox keeps the logs of background commands.
         async with await self.sandbox.exec([cmd, *args], timeout=timeout or DEFAULT_TIMEOUT, background=True) as process:
             kept, cut = {"stdout": bytearray(), "stderr": bytearray()}, False
             try:
@@ -68,7 +68,7 @@ class AsyncSandboxHandle:
         return await self.exec(self._shell, ["-c", script], timeout)
 
     async def logs(self, tail: int = 0) -> str:
-        """What the commands of the sandbox wrote, oldest command first; with tail, only so many of the last lines. The logs are bounded."""
+        """Output of the commands of the sandbox, oldest command first; with tail, only that many last lines. The logs are bounded."""
         out = b""
         for process in await self.sandbox.processes():
             with contextlib.suppress(errors.ConflictError, errors.NotFoundError):  # a command without a log
@@ -77,11 +77,11 @@ class AsyncSandboxHandle:
         return last_lines(out.decode(errors="replace"), tail)
 
     async def stop(self) -> None:
-        """End the sandbox and keep its files. Where they cannot be kept this is UnsupportedError, and nothing is changed."""
+        """Stop the sandbox and keep its files. If they cannot be kept, this raises UnsupportedError and changes nothing."""
         await self.sandbox.stop(STOP_GRACE)
 
     async def kill(self) -> None:
-        """End the sandbox at once, with its files. What is gone is success. Its workspace is kept."""
+        """End the sandbox at once and delete its files. Its workspace is kept. A sandbox that is already gone is success."""
         await self.sandbox.destroy()
 
 
@@ -103,35 +103,35 @@ class AsyncSandboxClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connection. It ends no sandbox."""
+        """Close the connection. Sandboxes keep running."""
         await self._client.aclose()
 
     async def create(self, spec: SandboxSpec | None = None) -> AsyncSandboxHandle:
-        """Make a sandbox. A name that is taken is AlreadyExistsError."""
+        """Make a sandbox. A name that is in use is AlreadyExistsError."""
         return AsyncSandboxHandle(await self._client.create((spec or SandboxSpec()).to_spec()))
 
     async def get(self, name: str) -> AsyncSandboxHandle:
-        """The sandbox with that name. There is none is NotFoundError."""
+        """The sandbox with that name. If there is none, this raises NotFoundError."""
         return AsyncSandboxHandle(await self._client.get(name))
 
     async def list(self, labels: Mapping[str, str] | None = None) -> AsyncIterator[AsyncSandboxHandle]:
-        """The sandboxes that carry all of the labels, newest first."""
+        """The sandboxes that have all of the labels, newest first."""
         async for info in self._client.list(labels):
             with contextlib.suppress(errors.NotFoundError):  # it was removed meanwhile
                 yield await self.get(info.id)
 
     async def remove(self, name: str) -> None:
-        """End the sandbox with that name. There is none is success."""
+        """End the sandbox with that name. If there is none, that is success."""
         with contextlib.suppress(errors.NotFoundError):
             await self._client.remove(name)
 
     async def run_shell(self, script: str, timeout: float = 0, spec: SandboxSpec | None = None) -> ExecResult:
-        """Run a script in a sandbox of its own, which is gone when this returns, whatever happens."""
+        """Run a script in a new sandbox, which is removed before this returns."""
         async with self._once(timeout, spec) as handle:
             return await handle.shell(script, timeout)
 
     async def run_python(self, program: str, timeout: float = 0, spec: SandboxSpec | None = None) -> ExecResult:
-        """Run a Python 3 program as run_shell runs a script. The image must have python3."""
+        """Like run_shell, but runs a Python 3 program. The image must have python3."""
         async with self._once(timeout, spec) as handle:
             await handle.sandbox.files.write("/tmp/main.py", program)
             return await handle.exec("python3", ["/tmp/main.py"], timeout)
@@ -139,7 +139,7 @@ class AsyncSandboxClient:
     @contextlib.asynccontextmanager
     async def _once(self, timeout: float, spec: SandboxSpec | None) -> AsyncIterator[AsyncSandboxHandle]:
         spec = spec or SandboxSpec()
-        if not spec.lifetime:  # should this program die, the sandbox dies too
+        if not spec.lifetime:  # if this program crashes, the sandbox still ends
             spec = dataclasses.replace(spec, lifetime=(timeout or DEFAULT_TIMEOUT) + 60)
         handle = await self.create(spec)
         try:

@@ -17,7 +17,7 @@ class AsyncFiles:
         self._conn, self._base = conn, f"{base}/files"
 
     async def stat(self, path: str) -> m.FileInfo:
-        """Look at a file, not following a link."""
+        """Describe a file. It does not follow a symbolic link."""
         return await self._conn.get(m.FileInfo, "GET", f"{self._base}/stat", query={"path": path})
 
     async def exists(self, path: str) -> bool:
@@ -28,7 +28,7 @@ class AsyncFiles:
         return True
 
     async def list(self, path: str, depth: int | None = None) -> AsyncIterator[m.FileInfo]:
-        """What is in a directory, down to so many levels (1; -1: all)."""
+        """The files in a directory, down to depth levels (1; -1: all)."""
         async for line in self._conn.lines(f"{self._base}/list", clean(path=path, depth=depth)):
             yield m.FileInfo.model_validate(line)
 
@@ -37,7 +37,7 @@ class AsyncFiles:
         return b"".join([chunk async for chunk in self.stream(path, offset, length)])
 
     async def stream(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """The content of a file piece by piece."""
+        """The content of a file in chunks."""
         headers = {}
         if offset or length is not None:
             if length == 0:
@@ -57,7 +57,7 @@ class AsyncFiles:
         parents: bool = True,
         replace: bool = True,
     ) -> m.FileInfo:
-        """Make or replace a file, whole or not at all. With replace=False a file that exists is AlreadyExistsError."""
+        """Make or replace a file atomically. With replace=False a file that exists is AlreadyExistsError."""
         query = clean(path=path, mode=None if mode is None else f"{mode:o}", owner=owner, noParents=not parents, noReplace=not replace)
         data = content.encode() if isinstance(content, str) else content
         answer = await self._conn.send("PUT", self._base, query, data, {"Content-Type": "application/octet-stream"})
@@ -81,7 +81,7 @@ class AsyncFiles:
                 yield chunk
 
     async def extract(self, path: str, archive: bytes | AsyncIterable[bytes], *, owner: str | None = None) -> None:
-        """Unpack a tar stream, plain or compressed with zstd, into a directory, all of it or nothing."""
+        """Unpack a tar stream, plain or compressed with zstd, into a directory. On an error nothing is unpacked."""
         await self._conn.send("PUT", f"{self._base}/archive", clean(path=path, owner=owner), archive, {"Content-Type": "application/x-tar"})
 
     async def watch(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileEvent]:

@@ -17,7 +17,7 @@ from atoll._io_async import Condition, WebSocket
 from atoll.types import Output
 
 STDIN, STDOUT, STDERR = 0, 1, 2
-WINDOW = 256 << 10  # bytes of a channel that may be on the way unread
+WINDOW = 256 << 10  # bytes of a channel that may be in flight unread
 FRAME = 32 << 10
 
 
@@ -86,7 +86,7 @@ class AsyncProcess:
         return out
 
     async def wait(self) -> m.Exit:
-        """Wait for the end of the command. Output that is not read meanwhile is kept; a command that writes more than fits waits for its reader."""
+        """Wait for the end of the command. Unread output is buffered; a command that writes more than fits blocks until it is read."""
         await self._until(lambda: self._exit is not None or self._error is not None)
         if self._exit is None:
             raise self._error or errors.unreachable()
@@ -121,7 +121,7 @@ class AsyncProcess:
             await self._send({"type": "eof", "channel": STDIN})
 
     async def signal(self, number: int) -> None:
-        """Signal the command and all it started, by the Linux number."""
+        """Send a signal, by its Linux number, to the process group of the command."""
         await self._send({"type": "signal", "signal": number})
 
     async def resize(self, cols: int, rows: int) -> None:
@@ -129,7 +129,7 @@ class AsyncProcess:
         await self._send({"type": "resize", "size": {"cols": cols, "rows": rows}})
 
     async def aclose(self) -> None:
-        """Let go of the command. One in the background runs on, any other is killed."""
+        """Close the connection. A background command keeps running, any other is killed."""
         await self._socket.close()
 
     async def _send(self, message: dict[str, Any] | bytes) -> None:
@@ -140,7 +140,7 @@ class AsyncProcess:
                 raise errors.unreachable(e) from e
 
     async def _until(self, ready: Any) -> None:
-        """Receive until ready. Of many that wait, one receives for all."""
+        """Receive until ready. If several callers wait, one of them receives for all."""
         async with self._turn:
             while not ready() and not self._ended:
                 if self._receiving:

@@ -1,4 +1,4 @@
-"""Sessions: names that always lead to the sandbox that serves them now."""
+"""Sessions: names that always refer to the sandbox that serves them now."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BEAT_SECONDS = 30.0
 class AsyncSession(AsyncSandbox):
     """A handle on a session: the methods of the sandbox that serves it, which it holds until it is released or closed.
 
-    When another sandbox has taken its place, methods are StaleError and have no effect, until acquire was called. As a context manager it
-    releases the sandbox; destroy removes the session. Dropping it ends nothing.
+    If another sandbox has taken its place, methods raise StaleError and have no effect until acquire is called. As a context manager it
+    releases the sandbox; destroy removes the session. Dropping it does not end the session.
     """
 
     def __init__(self, conn: AsyncConn, session: m.Session, holder: m.HolderRef):
@@ -42,12 +42,12 @@ class AsyncSession(AsyncSandbox):
 
     @property
     def session(self) -> m.Session:
-        """What was known when it was last asked for; see refresh_session."""
+        """The state at the time of the last request; see refresh_session."""
         return self._session
 
     @property
     def receipt(self) -> m.Receipt | None:
-        """What the last acquisition got, and what was lost."""
+        """The receipt of the last acquisition: whether the sandbox existed, and what was lost."""
         return self._receipt
 
     async def __aexit__(self, *_: Any) -> None:
@@ -63,7 +63,7 @@ class AsyncSession(AsyncSandbox):
         return self._session
 
     async def acquire(self) -> m.Receipt:
-        """Hold the sandbox that serves the session now, whichever that is."""
+        """Hold the sandbox that serves the session now, even if it is another one than before."""
         return await self._acquire(None)
 
     async def _acquire(self, epoch: int | None) -> m.Receipt:
@@ -84,13 +84,13 @@ class AsyncSession(AsyncSandbox):
         try:
             try:
                 await self._conn.call("POST", f"{self._base}/heartbeat", body)
-            except errors.StaleError:  # the machine slept, perhaps
+            except errors.StaleError:  # the machine may have been suspended
                 await self._acquire(epoch)
         except errors.StaleError:
             self._beat = None
             return False
         except errors.AtollError:
-            pass  # the next one may be heard
+            pass  # the next heartbeat may succeed
         return True
 
     async def _let_go(self) -> bool:
@@ -101,7 +101,7 @@ class AsyncSession(AsyncSandbox):
         return beat is not None
 
     async def release(self) -> None:
-        """Let go of the sandbox, which is saved and ended after a while unless others hold it."""
+        """Stop holding the sandbox. If it has no other holder, it is saved and ended after a while."""
         await self._let_go()
         await self._conn.call("POST", f"{self._base}/release", self._holder)
 
@@ -111,16 +111,16 @@ class AsyncSession(AsyncSandbox):
             await self.release()
 
     async def destroy(self) -> None:
-        """Remove the session with its sandbox and what was saved of it. Workspaces stay."""
+        """Remove the session with its sandbox and its saved files. Workspaces are kept."""
         await self._let_go()
         await self._conn.call("DELETE", self._base)
 
     async def save(self) -> m.Saved:
-        """Save the workspaces, or the files of a sandbox without any."""
+        """Save the workspaces or, without workspaces, the files of the sandbox."""
         return await self._conn.get(m.Saved, "POST", f"{self._base}/save")
 
     async def envelope(self) -> m.Envelope:
-        """JSON without secrets from which the sandbox is found again or rebuilt."""
+        """A description without secrets, from which the sandbox can be found again or rebuilt."""
         return await self._conn.get(m.Envelope, "GET", f"{self._base}/envelope")
 
     async def targets(self) -> Sequence[m.SessionTarget]:
@@ -149,7 +149,7 @@ class AsyncSession(AsyncSandbox):
 
 class AsyncSessions:
     """The sessions of a daemon. Those that are created, attached and resumed hold their sandbox. A turn holds it even when this program ends
-    without a release; otherwise it is let go of 90 seconds after that."""
+    without a release. Without a turn, it is released 90 seconds after that."""
 
     def __init__(self, conn: AsyncConn):
         self._conn = conn
@@ -196,7 +196,7 @@ class AsyncSessions:
         return session
 
     async def get(self, ref: str, *, turn: bool = False) -> AsyncSession:
-        """A session that holds nothing yet: each use goes to the sandbox that serves it then."""
+        """A session without holding its sandbox. Each call goes to the sandbox that serves it at that time."""
         return AsyncSession(self._conn, await self._conn.get(m.Session, "GET", f"/v1/sessions/{quote(ref, safe='')}"), _holder(turn))
 
     async def list(self, labels: Mapping[str, str] | None = None) -> Sequence[m.Session]:
@@ -204,11 +204,11 @@ class AsyncSessions:
         return (await self._conn.get(m.SessionsOutputBody, "GET", "/v1/sessions", query=query)).sessions or []
 
     async def remove(self, ref: str) -> None:
-        """Remove a session with its sandbox and what was saved of it. Workspaces stay."""
+        """Remove a session with its sandbox and its saved files. Workspaces are kept."""
         await self._conn.call("DELETE", f"/v1/sessions/{quote(ref, safe='')}")
 
     async def usage(self, by: str, start: datetime | None = None, end: datetime | None = None) -> Sequence[m.SessionUsage]:
-        """For how long sessions had sandboxes, by "label:KEY", "group" or "provider"."""
+        """How long the sandboxes of sessions existed, by "label:KEY", "group" or "provider"."""
         query = {"by": by, **{k: v.isoformat() for k, v in (("from", start), ("to", end)) if v}}
         return (await self._conn.get(m.SessionUsageOutputBody, "GET", "/v1/usage", query=query)).usage or []
 

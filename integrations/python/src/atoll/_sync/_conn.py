@@ -23,7 +23,7 @@ CONNECT_SECONDS = 10.0
 
 
 class Conn:
-    """A connection to a daemon, with headers of its own for each request."""
+    """A connection to a daemon, with separate headers for each request."""
 
     def __init__(self, address: Address, http: httpx.Client | None = None, headers: dict[str, str] | None = None):
         self.address = address
@@ -53,7 +53,7 @@ class Conn:
         content: bytes | Iterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Iterator[httpx.Response]:
-        """Send a request and let the caller read the answer, which is a success."""
+        """Send a request and let the caller read the body of the response. An error status is raised as an AtollError."""
         try:
             with self.http.stream(method, path, params=query, content=content, headers=self._headers(headers)) as answer:
                 if not answer.is_success:
@@ -70,7 +70,7 @@ class Conn:
         content: bytes | Iterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        """Send a request and read its answer, which is a success."""
+        """Send a request and read the response. An error status is raised as an AtollError."""
         try:
             answer = self.http.request(method, path, params=query, content=content, headers=self._headers(headers))
         except httpx.HTTPError as e:
@@ -87,7 +87,7 @@ class Conn:
         query: Query | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Make a request whose body and answer are JSON."""
+        """Make a request with JSON bodies."""
         content = None
         if body is not None:
             content = json.dumps(body.to_json() if isinstance(body, Model) else body).encode()
@@ -107,12 +107,12 @@ class Conn:
         query: Query | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> M:
-        """Make a request whose answer is a value of the API."""
+        """Make a request and return the response as a value of the API."""
         data = self.call(method, path, body, query, headers)
         try:
             return kind.model_validate(data)
         except ValueError as e:
-            raise errors.UnavailableError(f"the answer of the daemon makes no sense: {e}", op="client.request") from e
+            raise errors.UnavailableError(f"unexpected answer from the daemon: {e}", op="client.request") from e
 
     def events(self, path: str, query: Query | None = None) -> Iterator[Any]:
         """The data of server-sent events."""
@@ -156,7 +156,7 @@ class Conn:
 
 
 def clean(**query: Any) -> dict[str, Any]:
-    """A query without what was left out."""
+    """A query without empty parameters."""
     return {k: "true" if v is True else v for k, v in query.items() if v is not None and v is not False and v != []}
 
 

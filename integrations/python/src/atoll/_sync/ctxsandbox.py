@@ -17,7 +17,7 @@ STOP_GRACE = 10.0
 
 
 class SandboxHandle:
-    """One sandbox. Dropping it ends nothing."""
+    """A handle on a sandbox. Dropping it does not end the sandbox."""
 
     def __init__(self, sandbox: Sandbox):
         self.sandbox = sandbox
@@ -30,7 +30,7 @@ class SandboxHandle:
 
     @property
     def id(self) -> str:
-        """Never used again."""
+        """Never reused."""
         return self.sandbox.id
 
     @property
@@ -38,9 +38,9 @@ class SandboxHandle:
         return dict(self.sandbox.info.labels or {})
 
     def exec(self, cmd: str, args: Sequence[str] = (), timeout: float = 0) -> ExecResult:
-        """Run a program without a shell and wait for it. A command that fails is no error. It ends after timeout seconds (0: ten minutes), and when the call
-        is canceled."""
-        # In the background, because the sandbox keeps the logs of those.
+        """Run a program without a shell and wait for it. A nonzero exit code is no error. It ends after timeout seconds (0: ten minutes), and
+        when the call is canceled."""
+        # In the background, because the sandbox keeps the logs of background commands.
         with self.sandbox.exec([cmd, *args], timeout=timeout or DEFAULT_TIMEOUT, background=True) as process:
             kept, cut = {"stdout": bytearray(), "stderr": bytearray()}, False
             try:
@@ -69,7 +69,7 @@ class SandboxHandle:
         return self.exec(self._shell, ["-c", script], timeout)
 
     def logs(self, tail: int = 0) -> str:
-        """What the commands of the sandbox wrote, oldest command first; with tail, only so many of the last lines. The logs are bounded."""
+        """Output of the commands of the sandbox, oldest command first; with tail, only that many last lines. The logs are bounded."""
         out = b""
         for process in self.sandbox.processes():
             with contextlib.suppress(errors.ConflictError, errors.NotFoundError):  # a command without a log
@@ -78,11 +78,11 @@ class SandboxHandle:
         return last_lines(out.decode(errors="replace"), tail)
 
     def stop(self) -> None:
-        """End the sandbox and keep its files. Where they cannot be kept this is UnsupportedError, and nothing is changed."""
+        """Stop the sandbox and keep its files. If they cannot be kept, this raises UnsupportedError and changes nothing."""
         self.sandbox.stop(STOP_GRACE)
 
     def kill(self) -> None:
-        """End the sandbox at once, with its files. What is gone is success. Its workspace is kept."""
+        """End the sandbox at once and delete its files. Its workspace is kept. A sandbox that is already gone is success."""
         self.sandbox.destroy()
 
 
@@ -104,35 +104,35 @@ class SandboxClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. It ends no sandbox."""
+        """Close the connection. Sandboxes keep running."""
         self._client.close()
 
     def create(self, spec: SandboxSpec | None = None) -> SandboxHandle:
-        """Make a sandbox. A name that is taken is AlreadyExistsError."""
+        """Make a sandbox. A name that is in use is AlreadyExistsError."""
         return SandboxHandle(self._client.create((spec or SandboxSpec()).to_spec()))
 
     def get(self, name: str) -> SandboxHandle:
-        """The sandbox with that name. There is none is NotFoundError."""
+        """The sandbox with that name. If there is none, this raises NotFoundError."""
         return SandboxHandle(self._client.get(name))
 
     def list(self, labels: Mapping[str, str] | None = None) -> Iterator[SandboxHandle]:
-        """The sandboxes that carry all of the labels, newest first."""
+        """The sandboxes that have all of the labels, newest first."""
         for info in self._client.list(labels):
             with contextlib.suppress(errors.NotFoundError):  # it was removed meanwhile
                 yield self.get(info.id)
 
     def remove(self, name: str) -> None:
-        """End the sandbox with that name. There is none is success."""
+        """End the sandbox with that name. If there is none, that is success."""
         with contextlib.suppress(errors.NotFoundError):
             self._client.remove(name)
 
     def run_shell(self, script: str, timeout: float = 0, spec: SandboxSpec | None = None) -> ExecResult:
-        """Run a script in a sandbox of its own, which is gone when this returns, whatever happens."""
+        """Run a script in a new sandbox, which is removed before this returns."""
         with self._once(timeout, spec) as handle:
             return handle.shell(script, timeout)
 
     def run_python(self, program: str, timeout: float = 0, spec: SandboxSpec | None = None) -> ExecResult:
-        """Run a Python 3 program as run_shell runs a script. The image must have python3."""
+        """Like run_shell, but runs a Python 3 program. The image must have python3."""
         with self._once(timeout, spec) as handle:
             handle.sandbox.files.write("/tmp/main.py", program)
             return handle.exec("python3", ["/tmp/main.py"], timeout)
@@ -140,7 +140,7 @@ class SandboxClient:
     @contextlib.contextmanager
     def _once(self, timeout: float, spec: SandboxSpec | None) -> Iterator[SandboxHandle]:
         spec = spec or SandboxSpec()
-        if not spec.lifetime:  # should this program die, the sandbox dies too
+        if not spec.lifetime:  # if this program crashes, the sandbox still ends
             spec = dataclasses.replace(spec, lifetime=(timeout or DEFAULT_TIMEOUT) + 60)
         handle = self.create(spec)
         try:

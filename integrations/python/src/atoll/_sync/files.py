@@ -18,7 +18,7 @@ class Files:
         self._conn, self._base = conn, f"{base}/files"
 
     def stat(self, path: str) -> m.FileInfo:
-        """Look at a file, not following a link."""
+        """Describe a file. It does not follow a symbolic link."""
         return self._conn.get(m.FileInfo, "GET", f"{self._base}/stat", query={"path": path})
 
     def exists(self, path: str) -> bool:
@@ -29,7 +29,7 @@ class Files:
         return True
 
     def list(self, path: str, depth: int | None = None) -> Iterator[m.FileInfo]:
-        """What is in a directory, down to so many levels (1; -1: all)."""
+        """The files in a directory, down to depth levels (1; -1: all)."""
         for line in self._conn.lines(f"{self._base}/list", clean(path=path, depth=depth)):
             yield m.FileInfo.model_validate(line)
 
@@ -38,7 +38,7 @@ class Files:
         return b"".join([chunk for chunk in self.stream(path, offset, length)])
 
     def stream(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """The content of a file piece by piece."""
+        """The content of a file in chunks."""
         headers = {}
         if offset or length is not None:
             if length == 0:
@@ -58,7 +58,7 @@ class Files:
         parents: bool = True,
         replace: bool = True,
     ) -> m.FileInfo:
-        """Make or replace a file, whole or not at all. With replace=False a file that exists is AlreadyExistsError."""
+        """Make or replace a file atomically. With replace=False a file that exists is AlreadyExistsError."""
         query = clean(path=path, mode=None if mode is None else f"{mode:o}", owner=owner, noParents=not parents, noReplace=not replace)
         data = content.encode() if isinstance(content, str) else content
         answer = self._conn.send("PUT", self._base, query, data, {"Content-Type": "application/octet-stream"})
@@ -82,7 +82,7 @@ class Files:
                 yield chunk
 
     def extract(self, path: str, archive: bytes | Iterable[bytes], *, owner: str | None = None) -> None:
-        """Unpack a tar stream, plain or compressed with zstd, into a directory, all of it or nothing."""
+        """Unpack a tar stream, plain or compressed with zstd, into a directory. On an error nothing is unpacked."""
         self._conn.send("PUT", f"{self._base}/archive", clean(path=path, owner=owner), archive, {"Content-Type": "application/x-tar"})
 
     def watch(self, path: str, *, recursive: bool = False) -> Iterator[FileEvent]:

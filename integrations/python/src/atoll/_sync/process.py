@@ -18,7 +18,7 @@ from atoll._sync._conn import Conn
 from atoll.types import Output
 
 STDIN, STDOUT, STDERR = 0, 1, 2
-WINDOW = 256 << 10  # bytes of a channel that may be on the way unread
+WINDOW = 256 << 10  # bytes of a channel that may be in flight unread
 FRAME = 32 << 10
 
 
@@ -87,7 +87,7 @@ class Process:
         return out
 
     def wait(self) -> m.Exit:
-        """Wait for the end of the command. Output that is not read meanwhile is kept; a command that writes more than fits waits for its reader."""
+        """Wait for the end of the command. Unread output is buffered; a command that writes more than fits blocks until it is read."""
         self._until(lambda: self._exit is not None or self._error is not None)
         if self._exit is None:
             raise self._error or errors.unreachable()
@@ -122,7 +122,7 @@ class Process:
             self._send({"type": "eof", "channel": STDIN})
 
     def signal(self, number: int) -> None:
-        """Signal the command and all it started, by the Linux number."""
+        """Send a signal, by its Linux number, to the process group of the command."""
         self._send({"type": "signal", "signal": number})
 
     def resize(self, cols: int, rows: int) -> None:
@@ -130,7 +130,7 @@ class Process:
         self._send({"type": "resize", "size": {"cols": cols, "rows": rows}})
 
     def close(self) -> None:
-        """Let go of the command. One in the background runs on, any other is killed."""
+        """Close the connection. A background command keeps running, any other is killed."""
         self._socket.close()
 
     def _send(self, message: dict[str, Any] | bytes) -> None:
@@ -141,7 +141,7 @@ class Process:
                 raise errors.unreachable(e) from e
 
     def _until(self, ready: Any) -> None:
-        """Receive until ready. Of many that wait, one receives for all."""
+        """Receive until ready. If several callers wait, one of them receives for all."""
         with self._turn:
             while not ready() and not self._ended:
                 if self._receiving:

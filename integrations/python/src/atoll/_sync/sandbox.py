@@ -22,7 +22,7 @@ from atoll.types import Arg, Output, Result, command, milliseconds, result
 
 
 class Sandbox:
-    """A handle on a sandbox. Dropping it ends nothing; as a context manager it destroys the sandbox."""
+    """A handle on a sandbox. Dropping it does not end the sandbox; as a context manager it destroys the sandbox."""
 
     def __init__(self, conn: Conn, info: m.Sandbox, base: str = ""):
         self._conn = conn
@@ -40,7 +40,7 @@ class Sandbox:
 
     @property
     def info(self) -> m.Sandbox:
-        """What was known when it was last asked for; see refresh."""
+        """The state at the time of the last request; see refresh."""
         return self._info
 
     def __enter__(self) -> Self:
@@ -67,9 +67,9 @@ class Sandbox:
         input: bytes | None = None,
         output_limit: int | None = None,
     ) -> Result:
-        """Run a command and return what it wrote. A list is a program with its arguments, a string a script for /bin/sh.
+        """Run a command and return its output. A list is a program with its arguments, a string a script for /bin/sh.
 
-        A command that fails is no error, nor is one that its timeout (seconds) ended. One MiB of each stream is kept, up to 16 with output_limit.
+        A nonzero exit code is no error, nor is the end of timeout (seconds). One MiB of each stream is kept, up to 16 with output_limit.
         """
         body = command(args, env=env, cwd=cwd, user=user, timeout=timeout, input=input, output_limit=output_limit)
         return result(self._conn.get(m.ExecResult, "POST", f"{self._base}/exec", body))
@@ -88,13 +88,13 @@ class Sandbox:
         hold: float | None = None,
     ) -> Process:
         """Start a command with live streams. tty is the size of a terminal, as columns and rows. With hold, a command whose connection is cut
-        waits so many seconds for attach and loses no output."""
+        waits this many seconds for attach, without losing output."""
         body = command(args, env=env, cwd=cwd, user=user, timeout=timeout, tty=tty, stdin=stdin, background=background, hold=hold)
         return Process.start(self._conn, f"{self._base}/exec", body)
 
     def attach(self, process: str, *, stdout: int = 0, stderr: int = 0, skip: bool = True) -> Process:
-        """Connect to a command in the background, or to one with a hold. Output goes on after so many bytes of each stream; where that is not
-        kept any more, with the oldest byte kept, or without skip as ExhaustedError."""
+        """Connect to a background command, or to one with a hold. Output continues after the given number of bytes of each stream. If that
+        output is lost, it begins with the oldest byte kept; without skip, this raises ExhaustedError."""
         query = urlencode(clean(stdout=stdout, stderr=stderr, skip=skip))
         return Process.start(self._conn, f"{self._process(process)}/attach?{query}", None)
 
@@ -102,15 +102,15 @@ class Sandbox:
         return f"{self._base}/processes/{quote(process, safe='')}"
 
     def processes(self) -> Sequence[m.ProcessInfo]:
-        """The commands that were started, oldest first."""
+        """The commands that were started in the sandbox, oldest first."""
         return (self._conn.get(m.ProcessesOutputBody, "GET", f"{self._base}/processes")).processes or []
 
     def signal(self, process: str, number: int) -> None:
-        """Signal a command and all it started, by the Linux number."""
+        """Send a signal, by its Linux number, to the process group of a command."""
         self._conn.call("POST", f"{self._process(process)}/signal", {"signal": number})
 
     def logs(self, process: str, *, tail: int | None = None, follow: bool = False) -> Iterator[Output]:
-        """What a command in the background wrote."""
+        """The log of a background command."""
         for line in self._conn.lines(f"{self._process(process)}/logs", clean(tail=tail or None, follow=follow)):
             yield Output("stdout" if line["stream"] == 1 else "stderr", b64decode(line.get("data") or ""), line.get("dropped", 0))
 
@@ -138,7 +138,7 @@ class Sandbox:
         return self._change("PATCH", "", change)
 
     def destroy(self) -> None:
-        """End the sandbox with everything in it. One that is gone is success."""
+        """End the sandbox and delete everything in it. One that is already gone is success."""
         self._conn.call("DELETE", self._base)
 
     def snapshot(self, request: m.SnapshotRequest | None = None) -> m.Snapshot:
@@ -155,16 +155,16 @@ class Sandbox:
         return self._conn.get(m.SandboxUsage, "GET", f"{self._base}/usage")
 
     def port_token(self, *ports: int, expires: float | None = None) -> m.PortToken:
-        """A token for the header Atoll-Token with which anybody reaches ports (all if none is named) at their port_url."""
+        """A token for the header Atoll-Token. It gives its bearer access to ports (all if none is named) at their port_url."""
         body = m.NewPortToken(ports=[*ports] or None, expires_ms=milliseconds(expires))
         return self._conn.get(m.PortToken, "POST", f"{self._base}/port-tokens", body)
 
     def port_url(self, port: int) -> str:
-        """Where an HTTP server on a port is shown to whoever sends a token. The daemon must listen on TCP; else this is UnsupportedError."""
+        """The URL of an HTTP server on a port, for requests with a token. Without TCP on the daemon, this raises UnsupportedError."""
         return self._conn.address.port_url(port, self.id)
 
     def dial(self, port: int) -> Tunnel:
-        """Connect to a TCP port, as a program inside would at localhost."""
+        """Connect to a TCP port from the sandbox's own loopback."""
         return Tunnel(self._conn.websocket(f"{self._base}/ports/{port}"))
 
 
@@ -197,7 +197,7 @@ class Tunnel:
             raise errors.unreachable(e) from e
 
     def send_eof(self) -> None:
-        """Say that nothing more is sent."""
+        """End this direction of the stream."""
         try:
             self._socket.send(b"")
         except ConnectionClosed as e:
