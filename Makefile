@@ -1,4 +1,4 @@
-# Everything that is done to this repository more than once. `make` lists it.
+# The recurring tasks of this repository. `make` lists them.
 
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
@@ -8,15 +8,15 @@ TOOL    := $(GO) tool -modfile=tools/go.mod
 PKGS    ?= ./...
 ATOLL   := $(CURDIR)/bin/atoll
 
-# The Go tool makes the version from the commit. Where git cannot read the
-# repository (none, or somebody else's), there is no version and no failure.
+# The Go tool derives the version from the commit. If git cannot read the
+# repository (none, or another user's), the version is empty.
 BUILDVCS = $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo true || echo false)
 
-# Without the paths of this machine, what is compiled for the program serves the
-# tests and checks too, and those of other clones.
+# Without the paths of this machine in it, compiled code is shared by the
+# program, the tests and checks, and other clones.
 export GOFLAGS := $(GOFLAGS) -trimpath
 
-# The race detector needs a C compiler, and twice the time.
+# The race detector needs a C compiler and doubles the time.
 RACE         ?=
 TEST_TIMEOUT ?= 20m
 FUZZTIME     ?= 10s
@@ -24,18 +24,18 @@ BENCHTIME    ?= 1s
 ROUNDS       ?= 200
 DURATION     ?= 1h
 
-# Tests mostly wait, so more of them run at once than there are processors.
+# Tests mostly wait, so more of them run in parallel than there are processors.
 PARALLEL     ?= 6
 
-# The race detector makes test binaries dynamic, and a kernel that re-executes
-# itself in its empty root must be static. So tests start their kernels, and the
-# command under test, from a copy of bin/atoll. Kernels run as nobody, who may not
-# reach this directory but must reach the copy.
+# The race detector makes test binaries dynamic, but a kernel must be static to
+# re-execute itself in its empty root. So tests start their kernels, and the
+# command under test, from a copy of bin/atoll. Kernels run as nobody, who may
+# not be able to read this directory but must be able to read the copy.
 STATIC = dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && cp "$(ATOLL)" "$$dir" && \
 	export ATOLL_KERNEL="$$dir/atoll" ATOLL_BIN="$$dir/atoll" &&
 
-# $(call gotest,FLAGS,PACKAGES) runs go test and prints a count. With AGAIN=N, up
-# to N tests that failed run once more.
+# $(call gotest,FLAGS,PACKAGES) runs go test and prints a count. With AGAIN=N,
+# up to N failed tests run once more.
 gotest = $(if $(RACE),CGO_ENABLED=1) $(TOOL) gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg \
 	$(if $(AGAIN),--rerun-fails=1 --rerun-fails-max-failures=$(AGAIN) --packages='$(2)') \
 	-- -count=1 -timeout=$(TEST_TIMEOUT) $(1) $(if $(AGAIN),,$(2))
@@ -65,11 +65,11 @@ clients: ## build the client for macOS and Windows, into bin/
 	done
 
 .PHONY: dist
-dist: build ## build archives, packages, SBOMs and an image of everything that is published, into dist/: make dist PLATFORMS=linux/amd64
+dist: build ## build the release into dist/: archives, packages, SBOMs and an image: make dist PLATFORMS=linux/amd64
 	GO='$(GO)' ./scripts/dist $(PLATFORMS)
 
 .PHONY: first-hour
-first-hour: ## install the package on a fresh Debian and take the guide's sixty steps there, as root and as a normal user (as root; needs mmdebstrap)
+first-hour: ## install the package on a fresh Debian and run the guide's sixty steps there, as root and as a normal user (as root; needs mmdebstrap)
 	@$(MAKE) --no-print-directory dist PLATFORMS=linux/$$($(GO) env GOARCH)
 	@$(STATIC) ./scripts/first-hour "$$dir"
 
@@ -78,12 +78,12 @@ run: build ## run a command in a sandbox: make run ARGS="uname -a"
 	@"$(ATOLL)" run -- $(or $(ARGS),python3 -c 'print(6*7)')
 
 .PHONY: test
-test: check-fmt vet build ## run every check and every test in a few minutes; what takes longer is in full
+test: check-fmt vet build ## run every check and the tests that take a few minutes; the others are in full
 	@$(STATIC) $(call gotest,-short -vet=off -parallel=$(PARALLEL),$(PKGS))
 	@CGO_ENABLED=0 $(GO) -C test/driver-module test ./...
 
-# The parts of full are targets too. The soak runs in the hundreds of rounds
-# only where somebody asks for it.
+# The parts of full are targets, too. The soak test runs hundreds of rounds
+# only if requested.
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing (an hour)
 	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b bridge sdk mcp docker gigabyte python js frameworks
@@ -130,7 +130,7 @@ base-image: build ## build the image "base" of Debian's packages, in a sandbox (
 base-image-test: build ## build it in a state directory of its own and try it (minutes)
 	@$(STATIC) ATOLL="$$dir/atoll" ./images/base/check
 
-# What the code interpreter of E2B's clients is expected to have besides.
+# The additional packages that E2B's clients expect of the code interpreter.
 INTERPRETER = PACKAGES=python3-matplotlib,python3-pandas$(subst $() ,,$(foreach k,$(KERNELS),$(or $(patsubst %,$(comma)%,$(kernel-$(k))),$(error KERNELS: $(k) is none of java, r, typescript)))) ./images/base/build code-interpreter
 comma = ,
 kernel-java = default-jdk-headless
@@ -141,8 +141,8 @@ kernel-typescript = node-typescript
 interpreter-image: build ## build the image "code-interpreter": base with matplotlib and pandas, of Debian's packages; more kernels: make interpreter-image KERNELS="typescript java r"
 	@$(STATIC) ATOLL="$$dir/atoll" $(INTERPRETER)
 
-# Each runs the programs of E2B's SDKs in sandboxes of an image that was just
-# built, in a state directory of its own (minutes).
+# These run the programs of E2B's SDKs in sandboxes of a newly built image,
+# with a new state directory (minutes).
 .PHONY: base-image-e2b interpreter-image-e2b
 base-image-e2b: E2B_IMAGE = ./images/base/build
 base-image-e2b: E2B_RUN = TestJavaScript$$|TestPython$$
@@ -216,7 +216,7 @@ gobench: build ## run the Go benchmarks: make gobench PKGS=./provider/gvisor
 	@$(STATIC) $(GO) test -run '^$$' -bench . -benchmem -benchtime=$(BENCHTIME) -timeout=$(TEST_TIMEOUT) $(PKGS)
 
 .PHONY: apifuzz
-apifuzz: build ## throw odd requests at a real daemon for some 80 seconds (fetches schemathesis; needs python3-venv)
+apifuzz: build ## send random requests to a real daemon for about 80 seconds (fetches schemathesis; needs python3-venv)
 	@$(STATIC) ./scripts/apifuzz "$$dir/atoll"
 
 .PHONY: vet
@@ -241,15 +241,15 @@ check-race:
 	@command -v "$${CC:-gcc}" >/dev/null || { \
 		echo "The race detector needs a C compiler. Install one (./.ci/run does), or run: make test" >&2; exit 1; }
 
-# govulncheck exits with 3 when it found something and otherwise when it could
-# not look, which must not pass for a clean bill.
+# govulncheck exits with 3 when it found something, and with another status
+# when it could not check, which must not count as success.
 .PHONY: vuln
 vuln: ## look for known vulnerabilities (needs the network)
 	@rc=0; $(TOOL) govulncheck $(PKGS) || rc=$$?; \
 	case $$rc in \
 	0) ;; \
 	3) echo "govulncheck found vulnerabilities." >&2 ;; \
-	*) echo "govulncheck could not look (its database needs the network): nothing is known." >&2 ;; \
+	*) echo "govulncheck could not check: its database needs the network." >&2 ;; \
 	esac; exit $$rc
 
 .PHONY: check-tidy

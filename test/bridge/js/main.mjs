@@ -129,12 +129,12 @@ cases.anAgentWorks = async () => {
   assert.match(said.tell, /got answer/)
 }
 
-// Makes a request fail, and returns whether one did since the last call.
+// Makes a request fail, and reports whether one failed since the last call.
 const fault = async (at, mode = '') => (await (await fetch(`${workerUrl}/fault?at=${at}&mode=${mode}`, { method: 'POST' })).text()) === 'true'
 
 async function everything() {
   const client = new CloudflareSandboxClient({ workerUrl })
-  // One file: where one of several fails, the client deletes the sandbox while it still writes the others, which makes it anew.
+  // One file: if one of several fails, the client deletes the sandbox while it still writes the others, and these writes recreate it.
   const s = await client.create(new Manifest({ entries: { 'notes.txt': { type: 'file', content: 'x' } } }))
   try {
     await s.execCommand({ cmd: 'echo 1 >a' })
@@ -145,13 +145,13 @@ async function everything() {
     await s.hydrateWorkspace(await s.persistWorkspace())
     await s.running()
   } finally {
-    // As the SDK does, which goes on when one of them fails.
+    // Like the SDK, which continues when one of them fails.
     const [first, second] = [await s.shutdown().catch((e) => e), await s.delete().catch((e) => e)]
     if (first ?? second) throw first ?? second
   }
 }
 
-// Whichever call fails, the error is one of the SDK; the test looks for what is left.
+// Whichever call fails, the SDK returns one of its errors; the test checks that nothing is left.
 cases.anyCallFails = async () => {
   let total = 0
   const seen = new Set()
@@ -162,7 +162,7 @@ cases.anyCallFails = async () => {
       try {
         await everything()
       } catch (e) {
-        if (!(e instanceof SandboxError || e instanceof UserError)) throw e // the latter where a WebSocket cannot be opened
+        if (!(e instanceof SandboxError || e instanceof UserError)) throw e // the latter if a WebSocket cannot be opened
         seen.add(e.constructor.name)
       } finally {
         failed = await fault(0)

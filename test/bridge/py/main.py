@@ -47,7 +47,7 @@ def manifest(**more):
 
 
 class Session:
-    """A started session, which is deleted at the end."""
+    """A started session, deleted at the end."""
 
     def __init__(self, **more):
         self.more = more
@@ -159,7 +159,7 @@ class Raw:
             return json.loads(text) if text else None
 
     async def run(self, sid, *argv):
-        """Run a command in a session and return what it writes and its exit code."""
+        """Run a command in a session and return its output and exit code."""
         async with self.http.post(self.box + "/exec", json={"argv": argv}, headers={"Session-Id": sid}) as r:
             equal(r.status, 200)
             out, code = b"", None
@@ -172,7 +172,7 @@ class Raw:
             return out.decode(), code
 
     async def terminal(self, sid, *, sends, until):
-        """Open the terminal of a session, send bytes, and read until it has written something."""
+        """Open the terminal of a session, send bytes, and read until there is output."""
         async with self.http.ws_connect(f"{self.box}/pty?session={sid}") as ws:
             equal(json.loads((await ws.receive(30)).data), {"type": "ready"})
             if sends:
@@ -197,7 +197,7 @@ async def shell_sessions():
         equal(await raw.run("one", "export", "COLOR=blue"), ("", 0))
         equal(await raw.run("one", "sh", "-c", "pwd; echo $COLOR"), ("/workspace\nblue\n", 0))
         equal(await raw.run("two", "sh", "-c", "pwd; echo $COLOR"), ("/workspace\n\n", 0))
-        # The terminal of a session stays when its client goes.
+        # The terminal of a session stays after its client has disconnected.
         seen, end = await raw.terminal("one", sends=b"sh -c 'echo $COLOR; trap \"\" HUP; read x; echo got $x; exit 3'\n", until=b"blue")
         equal(end, None)
         seen, end = await raw.terminal("one", sends=b"", until=b"blue")
@@ -205,7 +205,7 @@ async def shell_sessions():
         seen, end = await raw.terminal("one", sends=b"this\n", until=b"never")
         assert b"blue" in seen and b"got this" in seen, seen
         equal(end, {"type": "exit", "code": 3})
-        # What has ended is not found again, and deleting the session ends its terminal.
+        # A terminal that has ended is not found, and deleting the session ends its terminal.
         seen, end = await raw.terminal("one", sends=b"sh -c 'echo new; sleep 4321'\n", until=b"new")
         equal((seen, end), (b"new\r\n", None))
         equal((await s.exec("pgrep -f '^sleep 4321'")).exit_code, 0)
@@ -267,7 +267,7 @@ async def stop_and_resume():
         await s.stop()
         state = await state_of(s)
         assert os.environ["CLOUDFLARE_SANDBOX_API_KEY"] not in state.model_dump_json()
-        # The same sandbox goes on.
+        # The same sandbox continues.
         same = await client.resume(state)
         await same.start()
         equal((await same.exec("cat notes.txt new.txt app/main.py /tmp/marker")).stdout, b"changed\nnew\nprint('hello')\nsystem\n")
@@ -282,7 +282,7 @@ async def stop_and_resume():
         equal((await again.exec("test ! -e /tmp/marker")).exit_code, 0)
         await again.shutdown()
         await client.delete(again)
-        # Without its id, nothing is restored but what the manifest says.
+        # Without its id, only the manifest's files are restored.
     async with Session(manifest=manifest()) as s:
         state = await state_of(s)
     fresh = await client.resume(state)
@@ -312,7 +312,7 @@ def patch(text, call_id):
 
 
 def outputs(model):
-    """Returns what the tools said, by the id of the call."""
+    """Returns the tools' output by the id of the call."""
     return {i["call_id"]: i["output"] for i in model.last_call.input if isinstance(i, dict) and str(i.get("type", "")).endswith("call_output")}
 
 
@@ -380,7 +380,7 @@ async def an_approval_interrupts_a_run():
 
 
 async def go_on(file):
-    """Go on as another process, in a new sandbox."""
+    """Continue in another process and a new sandbox."""
     model, agent = deployer([[function_call("exec_command", {"cmd": "cat kept.txt"}, call_id="r")], [assistant_message("done")]])
     state = await RunState.from_json(agent, json.loads(file.read_text()))
     state.approve(state.get_interruptions()[0])
@@ -390,7 +390,7 @@ async def go_on(file):
 
 
 def fault(at, mode=""):
-    """Make a request fail, and return whether one did since the last call."""
+    """Make a request fail, and return whether one failed since the last call."""
     with urllib.request.urlopen(urllib.request.Request(f"{URL}/fault?at={at}&mode={mode}", method="POST")) as answer:
         return answer.read() == b"true"
 
@@ -413,7 +413,7 @@ async def everything():
 
 @case
 async def any_call_fails():
-    """Whichever call fails, the error is one of the SDK; the test looks for what is left."""
+    """Whichever call fails, the SDK raises one of its errors; the test checks that nothing is left."""
     total, seen = 0, set()
     for mode in ("refused", "dropped", "lost"):
         at, failed = 0, True

@@ -1,5 +1,5 @@
-// Measures what docs/BENCHMARKS.md tells of E2B's SDK, as medians: with Atoll,
-// and in the same run, in turn, with a server that does nothing.
+// Measures the medians of E2B's SDK for docs/BENCHMARKS.md: with Atoll,
+// and alternately, in the same run, with a server that does nothing.
 import { fork } from 'node:child_process'
 import { Sandbox, version } from './harness.mjs'
 
@@ -27,7 +27,7 @@ for (let i = 0; i < rounds; i++) {
     note(side, 'create', created)
     note(side, 'createAndRun', created + first)
     await sbx.kill()
-    // The pool is filled again while nobody waits, as between two uses.
+    // Let the pool refill between two uses.
     await new Promise((done) => setTimeout(done, Number(process.env.E2B_BENCH_PAUSE ?? 300)))
   }
 }

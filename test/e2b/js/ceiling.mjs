@@ -1,5 +1,5 @@
-// A bare server that answers what bench.mjs asks, at once and with nothing
-// behind it: what the SDK and the machine would reach at best.
+// A server that answers the requests of bench.mjs at once and without doing
+// anything: the limit of the SDK and the machine.
 import http from 'node:http'
 
 const large = Buffer.alloc(100_000_000, 'x')

@@ -20,7 +20,7 @@ test('run: directory, user, environment, quoting', () => box(async (sbx) => {
   await rejects(sbx.commands.run('true', { user: 'nobody-here' }), 'AuthenticationError', 'SandboxError')
 }))
 
-// As a leader of its process group, setsid would begin another process and end.
+// If setsid led its process group, it would fork and exit.
 test('run: no command leads its process group', () => box(async (sbx) => {
   const e = await rejects(sbx.commands.run('setsid sh -c "exit 3"'), 'CommandExitError')
   assert.equal(e.exitCode, 3)
@@ -29,7 +29,7 @@ test('run: no command leads its process group', () => box(async (sbx) => {
   await rejects(h.wait(), 'CommandExitError')
 }))
 
-// statx fills the basic fields, whatever it is asked for.
+// statx fills the basic fields, whatever the request.
 test('stat tells what a file is', () => box(async (sbx) => {
   await sbx.files.write('one', '1')
   assert.equal((await sbx.commands.run('stat -c %F one; stat -c %s one')).stdout, 'regular file\n1\n')
@@ -64,7 +64,7 @@ test('input', () => box(async (sbx) => {
   await sbx.commands.sendStdin(h.pid, 'one\n')
   await sbx.commands.sendStdin(h.pid, 'zwei é\n')
   assert.equal((await h.wait()).stdout, 'one\nzwei é\n')
-  // Before, a command had an input that nobody ended.
+  // Earlier versions left the command's input open.
   if (since('2.6.3')) assert.equal((await sbx.commands.run('cat')).stdout, '')
   await assert.rejects(sbx.commands.sendStdin(h.pid, 'late'))
 }))

@@ -27,7 +27,7 @@ test('write and read in all forms', () => box(async (sbx) => {
   assert.equal(await sbx.files.read('/tmp/m2'), 'two')
 }))
 
-// What a kernel makes up when it is read has no size.
+// Generated files have size 0.
 test('files without a size', () => box(async (sbx) => {
   for (const p of ['/proc/cpuinfo', '/proc/sys/kernel/hostname', '/sys/devices/system/cpu/online']) {
     const want = (await sbx.commands.run('cat ' + p)).stdout
@@ -135,7 +135,7 @@ test('watch recursively', () => box(async (sbx) => {
   await h.stop()
 }))
 
-// stat of coreutils says the same of a directory.
+// stat of coreutils reports the same for a directory.
 test('sizes are those of stat', () => box(async (sbx) => {
   await sbx.files.makeDir('d/in')
   await sbx.files.write('d/f', '12345')
@@ -168,14 +168,14 @@ test('metadata', () => box(async (sbx) => {
   assert.deepEqual((await sbx.files.list('m')).map((e) => e.metadata), [{ author: 'me', kind: 'a b' }])
   await sbx.commands.run('ln -s f m/l')
   assert.deepEqual((await sbx.files.getInfo('m/l')).metadata, { author: 'me', kind: 'a b' })
-  // Their order is not specified; in gVisor it changes from call to call.
+  // Their order is unspecified; in gVisor it changes from call to call.
   const attr = await sbx.commands.run(`python3 -c "import os; print(os.getxattr('m/f', 'user.e2b.author').decode(), sorted(os.listxattr('m/f')))"`)
   assert.equal(attr.stdout, "me ['user.e2b.author', 'user.e2b.kind']\n")
   await sbx.commands.run(`python3 -c "import os; os.setxattr('m/f', 'user.other', b'stays'); os.setxattr('m/f', 'user.e2b.shell', b'set')"`)
   assert.deepEqual((await sbx.files.getInfo('m/f')).metadata, { author: 'me', kind: 'a b', shell: 'set' })
   await sbx.files.rename('m/f', 'm/g')
   assert.equal((await sbx.files.getInfo('m/g')).metadata.author, 'me')
-  await sbx.files.write('m/g', 'y', { metadata: { kind: 'other' } }) // all at once
+  await sbx.files.write('m/g', 'y', { metadata: { kind: 'other' } }) // replaces all metadata
   assert.deepEqual((await sbx.files.getInfo('m/g')).metadata, { kind: 'other' })
   await sbx.files.write('m/g', 'z')
   assert.equal((await sbx.files.getInfo('m/g')).metadata, undefined)

@@ -1,6 +1,6 @@
-// Runs the cases that the other files register, one after the other, and
-// reports each as a line of JSON. What a version of the SDK does not have yet
-// is not registered for it.
+// Runs the registered cases of the other files, one after the other, and
+// reports each as a line of JSON. Cases for features that a version
+// of the SDK lacks are not registered for it.
 import { createRequire } from 'node:module'
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
@@ -18,15 +18,15 @@ export { assert }
 
 const parts = (v) => v.split('.').map(Number)
 
-// since reports whether a version, of this SDK if none is given, is that or newer.
+// since reports whether a version, of this SDK if none is given, is at least that.
 export function since(v, of = version) {
   const [a, b] = [parts(of), parts(v)]
   for (const i of [0, 1, 2]) if (a[i] !== b[i]) return a[i] > b[i]
   return true
 }
 
-// gone are the errors of a sandbox that is not there, of calls that old SDKs
-// have no error of its own for.
+// gone are the errors for a missing sandbox, from calls for which old SDKs
+// have no specific error.
 export const gone = since('2.6.3') ? ['SandboxNotFoundError', 'NotFoundError'] : ['SandboxError']
 
 const cases = []
@@ -35,7 +35,7 @@ export function test(name, fn, from = '2.0.0') {
   if (since(from)) cases.push({ name, fn })
 }
 
-// box makes a sandbox for one case.
+// box creates a sandbox for one case.
 export async function box(fn, opts = {}) {
   const sbx = await Sandbox.create({ timeoutMs: 120_000, ...opts })
   try {

@@ -8,7 +8,7 @@ const { Sandbox } = require('@e2b/code-interpreter')
 const module = path.join(process.env.E2B_TEST_MODULES, 'node_modules/@e2b/code-interpreter/package.json')
 const { version } = JSON.parse(readFileSync(module))
 watchOwn(Sandbox, path.join(path.dirname(module), 'dist/index.d.ts'))
-// The versions before sent no token when they asked for contexts.
+// Earlier versions sent no token when they listed contexts.
 const sendsToken = since('2.3.0', version)
 
 async function box(fn) {
@@ -94,7 +94,7 @@ test('code: contexts', () => box(async (sbx) => {
 }))
 
 test('code: contexts of a new sandbox', () => box(async (sbx) => {
-  if (!sendsToken || !sbx.listCodeContexts) return // what it has is tried above
+  if (!sendsToken || !sbx.listCodeContexts) return // the rest is tested above
   assert.deepEqual((await sbx.listCodeContexts()).map((c) => c.language), ['python', 'javascript'])
   for (const cwd of ['/', '/etc', '/tmp', '/usr/lib']) {
     for (const language of ['python', 'javascript']) {
@@ -141,7 +141,7 @@ test('code: timeouts and interrupts', () => box(async (sbx) => {
   assert.equal((await sbx.runCode('6 * 7', { language: 'js' })).text, '42')
 }))
 
-// withPackages puts matplotlib and what it needs into a sandbox whose image has none.
+// withPackages installs matplotlib and its dependencies in a sandbox whose image lacks them.
 async function withPackages(sbx) {
   const packages = process.env.E2B_TEST_PACKAGES
   if (packages) {

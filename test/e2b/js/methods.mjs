@@ -1,21 +1,21 @@
-// Finds the public methods of the SDK by looking at its classes, and notes which
-// are called, so that a method that no case knows of shows up by itself.
+// Finds the public methods of the SDK by reflection, and records which
+// are called, so that untested methods are detected.
 import { readFileSync } from 'node:fs'
 import path from 'node:path'
 
 const called = new Map() // "Class.method", "Class#method" of its objects → whether it was called
-const known = new Set() // prototypes and classes that were looked at
+const known = new Set() // prototypes and classes already visited
 let hidden = new Set()
 
-// ours are the classes whose methods are to be called.
+// ours are the classes whose methods must be called.
 let ours = /^(Sandbox|SandboxApi|Commands|Filesystem|Pty|Git|CommandHandle|WatchHandle|Volume|Secret|Template\w*|\w*Paginator|ReadyCmd|LogEntry)$/
 
-// plain is the name of a class as the declarations have it: bundlers make others
-// of it where a name is there twice.
+// plain returns the name of a class in the declarations: bundlers rename
+// duplicates.
 const plain = (name) => name.replace(/^_+|\d+$/g, '')
 
-// declared reads the methods of classes from the declarations of a package, the
-// public ones and those that are not.
+// declared reads the public and the other methods of classes from the
+// declarations of a package.
 function declared(file) {
   const [open, closed] = [new Set(), new Set()]
   let name
@@ -49,7 +49,7 @@ function wrap(on, key, as) {
   })
 }
 
-// own looks at what a class has itself, and not at what it inherits.
+// own visits the members of a class that are not inherited.
 function own(c) {
   if (known.has(c)) return
   known.add(c)
@@ -63,7 +63,7 @@ function look(cls) {
   }
 }
 
-// learn looks at what a call returned or gave, and at what hangs on it.
+// learn visits the value of a call and its properties.
 export function learn(v) {
   if (v instanceof Promise) return Object.assign(v.then(learn), v)
   for (const one of Array.isArray(v) ? v.slice(0, 1) : [v]) {
@@ -74,7 +74,7 @@ export function learn(v) {
   return v
 }
 
-// expect notes what the declarations of a package promise.
+// expect records the methods in the declarations of a package.
 function expect(file) {
   const { open, closed } = declared(file)
   hidden = new Set([...hidden, ...closed])
@@ -84,13 +84,13 @@ function expect(file) {
 export function watch(sdk, modules) {
   expect(path.join(modules, 'node_modules/e2b/dist/index.d.ts'))
   for (const v of Object.values(sdk)) if (typeof v === 'function' && v.prototype) look(v)
-  // Template is a function that has the methods of its class as its own.
+  // Template is a function that has the methods of its class as properties.
   if (sdk.Template) for (const one of [sdk.Template(), sdk.waitForPort(1)]) look(one.constructor)
   for (const key of Object.keys(sdk.Template ?? {})) wrap(sdk.Template, key, `TemplateBase.${key}`)
 }
 
-// watchOwn is watch for what a class of another package adds to the one that it
-// extends. From here on only that is told of.
+// watchOwn is watch for the members that a class of another package adds to
+// its parent. After this only these are reported.
 export function watchOwn(cls, declarations) {
   called.clear()
   ours = new RegExp(`^${plain(cls.name)}$`)
@@ -98,5 +98,5 @@ export function watchOwn(cls, declarations) {
   own(cls)
 }
 
-// report tells, of each method, whether a case called it.
+// report lists for each method whether a case called it.
 export const report = () => Object.fromEntries([...called].sort())

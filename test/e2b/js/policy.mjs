@@ -40,7 +40,7 @@ test('network: what is allowed, and another while it runs', async () => {
   }, { network: { allowOut: ['allowed.test'], denyOut: ['0.0.0.0/0'] } })
 }, '2.25.0')
 
-// This SDK has no word for dnsServers yet, which the names need here.
+// This SDK does not support dnsServers, which the names here need.
 test('network: a proxy of the sandbox', async () => {
   const { E2B_TEST_OUTSIDE: outside, E2B_TEST_PASSWORD: password } = process.env
   const base = process.env.E2B_API_URL ?? 'https://api.' + process.env.E2B_DOMAIN
@@ -63,7 +63,7 @@ test('network: a proxy of the sandbox', async () => {
       await copy.kill()
     }
     await put({ ...network, egressProxy: { ...egressProxy, password: 'another' } })
-    assert.equal(await ask(sbx), '') // and does not go past the proxy
+    assert.equal(await ask(sbx), '') // there is no way around the proxy
     await put(network)
     assert.equal(await ask(sbx), 'named.test by proxy: false')
   }, { network: { ...network, egressProxy } })

@@ -19,7 +19,7 @@ class H(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(('127.0.0.1', 8000), H).serve_forever()
 `
 
-// get asks a port of a sandbox, by its host name or, where the SDK is told one
+// get requests a port of a sandbox, by its host name or, if the SDK uses one
 // address for all, by headers.
 async function get(sbx, port, path = '/', init = {}) {
   const base = process.env.E2B_SANDBOX_URL

@@ -60,7 +60,7 @@ test('connect extends and never shortens', () => box(async (sbx) => {
   assert.equal(await again.files.read('x'), 'from the first')
 }), '2.6.3')
 
-// Old SDKs set the timeout anew, and resume what does not let them.
+// Old SDKs reset the timeout, and resume sandboxes that do not allow it.
 if (!since('2.6.3')) test('connect sets the timeout', () => box(async (sbx) => {
   const again = await Sandbox.connect(sbx.sandboxId, { timeoutMs: 10_000 })
   const left = (await sbx.getInfo()).endAt - Date.now()
@@ -82,7 +82,7 @@ test('the timeout ends it', async () => {
   await until(() => sbx.kill().then((found) => !found), 'the control plane knows')
 })
 
-// The SDK asks whether the sandbox still runs as soon as its stream breaks.
+// The SDK checks whether the sandbox still runs as soon as its stream fails.
 test('killing it ends what waits with its timeout error', async () => {
   for (let i = 0; i < 8; i++) {
     const sbx = await Sandbox.create({ timeoutMs: 60_000 })
@@ -129,7 +129,7 @@ test('list: filters, order, pages', async () => {
 test('environment of the sandbox', () => box(async (sbx) => {
   assert.equal((await sbx.commands.run('echo $FOO $E2B_SANDBOX $E2B_SANDBOX_ID')).stdout, `bar true ${sbx.sandboxId}\n`)
   assert.equal((await sbx.commands.run('echo $FOO', { envs: { FOO: 'other' } })).stdout, 'other\n')
-  // Characters are UTF-8, and the shell that a login has is there for programs, too.
+  // The locale is UTF-8, and SHELL is set as in a login.
   assert.equal((await sbx.commands.run('x=äöü; echo ${#x} $(printenv SHELL)')).stdout, '3 /bin/bash\n')
 }, { envs: { FOO: 'bar' } }))
 

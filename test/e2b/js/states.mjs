@@ -4,7 +4,7 @@ const pause = (sbx, opts) => (sbx.pause ? sbx.pause(opts) : sbx.betaPause(opts))
 
 test('pause and go on with memory', () => box(async (sbx) => {
   await sbx.files.write('f', 'kept')
-  // The file is replaced, not written again: a reader could meet it while it is empty, and be cut off.
+  // The file is replaced, not rewritten: a reader could see it empty and fail.
   const h = await sbx.commands.run('i=0; while true; do i=$((i+1)); echo $i > new; mv new count; sleep 0.1; done', { background: true, timeoutMs: 0 })
   const cut = h.wait().catch((e) => e)
   await until(() => sbx.files.exists('count'), 'it counts')
@@ -107,7 +107,7 @@ test('what was called beta', () => box(async (sbx) => {
     assert.equal(await other.isRunning(), true)
     await other.kill()
   }
-  // There is no MCP gateway in the image: its address is made up, its token is not there.
+  // The image has no MCP gateway: the SDK computes its address, and there is no token.
   if (sbx.getMcpUrl) assert.match(sbx.getMcpUrl(), /50005/)
   if (sbx.getMcpToken) await rejects(sbx.getMcpToken(), 'NotFoundError')
 }))

@@ -7,7 +7,7 @@ import { learn } from './methods.mjs'
 const { Template } = sdk
 const unique = (name) => `${name}-${Math.random().toString(36).slice(2, 8)}`
 
-// context is a directory with files to copy.
+// context creates a directory with files to copy.
 function context() {
   const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'atoll-e2b-'))
   fs.mkdirSync(path.join(dir, 'app/sub'), { recursive: true })
@@ -61,7 +61,7 @@ test('a user that the image does not have', async () => {
   }
 })
 
-// They apply to whatever names no user and no directory, and to later steps.
+// They apply to commands without a user or directory, and to later steps.
 test('user and directory of a template', async () => {
   const name = 'e2e-defaults-' + Math.random().toString(36).slice(2)
   const child = name + '-child'
@@ -97,7 +97,7 @@ test('user and directory of a template', async () => {
 test('a template: files, commands, variables, users', async () => {
   const name = unique('tools')
   const dir = context()
-  // Old SDKs read directories as if they were files.
+  // Old SDKs read directories like files.
   const app = (t) => since('2.6.3') ? t.copy('app', '/home/user/app') :
     t.copy('app/main.txt', '/home/user/app/main.txt').copy('app/sub/deep.txt', '/home/user/app/sub/deep.txt')
   const template = app(Template({ fileContextPath: dir, fileIgnorePatterns: ['*.log'] })
@@ -236,7 +236,7 @@ test('an image of a registry that wants a password', async () => {
     await rejects(build(Template().fromImage(image), name), 'BuildError', 'TemplateError')
     await build(Template().fromImage(image, { username, password }), name)
     assert.equal(await read(), 'guarded')
-    await rejects(build(Template().fromImage(image), name), 'BuildError', 'TemplateError') // what was fetched is not there for whoever does not log in
+    await rejects(build(Template().fromImage(image), name), 'BuildError', 'TemplateError') // a fetched image is not available without a login
     const serviceAccountJSON = { type: 'service_account', private_key: password }
     await build(Template().fromGCPRegistry(image, { serviceAccountJSON }), name)
     assert.equal(await read(), 'guarded')
@@ -253,7 +253,7 @@ test('a gateway of MCP that a template brings', async () => {
   const name = unique('mcp')
   const dir = context()
   fs.writeFileSync(path.join(dir, 'mcp-gateway'), '#!/bin/sh\nmkdir -p /etc/mcp-gateway && printf %s "$GATEWAY_ACCESS_TOKEN" >/etc/mcp-gateway/.token && printf %s "$2" >/etc/mcp-gateway/config\n')
-  fs.writeFileSync(path.join(dir, 'mcp.sh'), 'PATH=/home/user/mcp:$PATH\n') // /usr is not the sandbox's own in the image host
+  fs.writeFileSync(path.join(dir, 'mcp.sh'), 'PATH=/home/user/mcp:$PATH\n') // in the image host, /usr belongs to the machine
   const mcp = { exa: { apiKey: 'one' } }
   try {
     await build(Template({ fileContextPath: dir }).fromBaseImage().copy('mcp-gateway', '/home/user/mcp/mcp-gateway', { user: 'root', mode: 0o755 })
@@ -268,8 +268,8 @@ test('a gateway of MCP that a template brings', async () => {
       await sbx.kill()
     }
     const metadata = { case: name }
-    await rejects(Sandbox.create('base', { mcp, metadata, timeoutMs: 60_000 }), 'SandboxError') // which has no such program
-    for (const left of await Sandbox.list({ query: { metadata } }).nextItems()) await Sandbox.kill(left.sandboxId) // as old SDKs leave it
+    await rejects(Sandbox.create('base', { mcp, metadata, timeoutMs: 60_000 }), 'SandboxError') // the image lacks the program
+    for (const left of await Sandbox.list({ query: { metadata } }).nextItems()) await Sandbox.kill(left.sandboxId) // old SDKs leave it behind
     await rejects(Sandbox.create({ mcp }), 'NotFoundError', 'SandboxError') // there is no template mcp-gateway
   } finally {
     await remove(name)

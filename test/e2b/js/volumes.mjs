@@ -83,7 +83,7 @@ test('volumes: sandboxes share one', () => volume(async (vol) => {
     assert.equal(await vol.readFile('/b'), 'from b')
     await vol.writeFile('/while', 'while it runs')
     assert.equal((await a.commands.run('cat /mnt/data/while')).stdout, 'while it runs')
-    // A link that a sandbox makes leads out of it for nobody.
+    // A link in a volume cannot lead outside the volume.
     await a.commands.run('ln -s /etc /mnt/data/etc; ln -s ../../.. /mnt/data/up')
     await assert.rejects(vol.readFile('/etc/passwd'))
     await assert.rejects(vol.list('/up'))

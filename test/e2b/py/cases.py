@@ -1,4 +1,4 @@
-"""The cases. Each makes what it needs and removes it."""
+"""The cases. Each creates and removes its own resources."""
 
 import asyncio
 import datetime
@@ -13,7 +13,7 @@ import e2b
 from harness import SYNC, Box, Sandbox, kind, raises, since, test, until
 
 MISSING = ("SandboxNotFoundException", "NotFoundException")
-# Old versions pass on what their HTTP library says of a stream that is cut off.
+# Old versions pass on their HTTP library's error for an interrupted stream.
 DEAD = ("TimeoutException", "SandboxException") if since("2.45.0") else ("any",)
 
 
@@ -392,7 +392,7 @@ async def _():
         assert [e.metadata for e in await sbx.files.list("m")] == [{"author": "me", "kind": "a b"}]
         got = await sbx.commands.run("""python3 -c "import os; print(os.getxattr('m/f', 'user.e2b.author').decode())" """)
         assert got.stdout == "me\n"
-        await sbx.files.write("m/f", "y", metadata={"kind": "other"})  # all at once
+        await sbx.files.write("m/f", "y", metadata={"kind": "other"})  # replaces all metadata
         assert (await sbx.files.get_info("m/f")).metadata == {"kind": "other"}
         await sbx.files.write("m/f", "z")
         assert (await sbx.files.get_info("m/f")).metadata is None

@@ -154,7 +154,7 @@ async def _():
         for bad in template().from_image(image), template().from_image(image, username, "not " + password):
             await raises(Template.build(bad, name), "BuildException")
         assert await content(template().from_image(image, username, password)) == "guarded"
-        await raises(Template.build(template().from_image(image), name), "BuildException")  # it is there for nobody else
+        await raises(Template.build(template().from_image(image), name), "BuildException")  # not available without a login
         assert await content(template().from_gcp_registry(image, {"private_key": password})) == "guarded"
         await raises(Template.build(template().from_aws_registry(image, username, "not " + password, "eu-west-1"), name), "BuildException")
         assert await content(template().from_aws_registry(image, username, password, "eu-west-1")) == "guarded"

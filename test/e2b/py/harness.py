@@ -26,7 +26,7 @@ cases = []
 
 
 def since(v):
-    """Reports whether this SDK is of a version or a newer one."""
+    """Reports whether this SDK has at least a version."""
     return [int(n) for n in VERSION.split(".")] >= [int(n) for n in v.split(".")]
 
 
@@ -73,7 +73,7 @@ Sandbox = Waited(e2b.Sandbox) if SYNC else e2b.AsyncSandbox
 
 
 def kind(name):
-    """A class of the SDK that is tried."""
+    """A class of the tested SDK."""
     return Waited(getattr(e2b, name)) if SYNC else getattr(e2b, "Async" + name)
 
 
@@ -103,7 +103,7 @@ async def until(fn, what):
 
 
 async def raises(awaitable, *names):
-    """Expects one of the SDK's exceptions; what an older SDK lacks is passed over."""
+    """Expects one of the SDK's exceptions; exceptions that an older SDK lacks are ignored."""
     if "any" in names:
         classes = (Exception,)
     else:

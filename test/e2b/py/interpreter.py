@@ -89,7 +89,7 @@ async def _():
 
 
 async def with_packages(sbx):
-    """Puts matplotlib and what it needs into a sandbox whose image has none."""
+    """Installs matplotlib and its dependencies in a sandbox whose image lacks them."""
     if packages := os.environ.get("E2B_TEST_PACKAGES"):
         with open(packages, "rb") as f:
             await sbx.files.write("/tmp/packages.tar", f.read())
@@ -130,7 +130,7 @@ async def _():
         assert (await sbx.run_code("kept")).text == "5"
 
 
-if "E2B_TEST_CHARTS" in os.environ:  # the image has what it takes
+if "E2B_TEST_CHARTS" in os.environ:  # the image has the packages
 
     @test("code: charts, images and data frames")
     async def _():

@@ -1,5 +1,5 @@
-"""Finds the public methods of the SDK by looking at its classes, and notes which
-are called, so that a method that no case knows of shows up by itself."""
+"""Finds the public methods of the SDK by reflection, and records which
+are called, so that untested methods are detected."""
 
 import functools
 import inspect
@@ -9,7 +9,7 @@ import sys
 import e2b
 
 SKIP = re.compile(r"^e2b\.(api|envd|volume\.client|connection_config|client|exceptions|io_utils|paginator|retry)\b")
-codes = set()  # of all functions of the SDK that were called
+codes = set()  # code objects of all called functions of the SDK
 
 
 def noting(fn):
@@ -24,8 +24,8 @@ def noting(fn):
 
 
 def watch():
-    """Notes from now on which methods are called. It puts functions in their place, since
-    what sys.setprofile calls in many threads has ended Python 3.11 by a fault of memory."""
+    """Records from now on which methods are called. It replaces the methods, because
+    sys.setprofile with many threads crashed Python 3.11."""
     for module in [m for m in sys.modules if re.match(r"e2b(_code_interpreter)?\b", m) and not SKIP.match(m)]:
         for cls in [c for c in vars(sys.modules[module]).values() if inspect.isclass(c) and c.__module__ == module]:
             for name, attr in list(vars(cls).items()):
@@ -57,7 +57,7 @@ def functions(attr):
 
 
 def variants(cls, attr):
-    """What an attribute stands for that is one method of the class and another of the instance."""
+    """An attribute that is one method of the class and another of the instance."""
     other = getattr(attr, "class_method_name", None)
     return [attr] + ([inspect.getattr_static(cls, other)] if other else [])
 
@@ -73,7 +73,7 @@ def classes(sync):
 
 
 def own(cls):
-    """Tells the same of what a class adds itself, and of nothing that it inherits."""
+    """The same for the methods that a class adds, without the inherited ones."""
     out = {}
     for name, attr in vars(cls).items():
         behind = [] if name.startswith("_") or isinstance(attr, property) else list(functions(attr))
@@ -83,7 +83,7 @@ def own(cls):
 
 
 def report(sync):
-    """Tells, of each method, whether a case called it."""
+    """Reports for each method whether a case called it."""
     out = {}
     for cls in classes(sync):
         if not re.search(r"Sandbox$|SandboxApi$|Commands$|Filesystem$|Pty$|Git$|Handle$|Paginator$|Volume$|Secret$|Template\w*$", cls.__name__):

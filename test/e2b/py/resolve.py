@@ -1,4 +1,4 @@
-"""Stands in for a wildcard entry of the DNS: what lies below E2B_TEST_NAME is
+"""Simulates a wildcard DNS entry: all names below E2B_TEST_NAME resolve to
 this machine."""
 
 import os
