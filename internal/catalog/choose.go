@@ -8,7 +8,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// NeedsOf returns what a Spec asks for. A caller adds what a Spec cannot say.
+// NeedsOf returns the needs of a Spec. A caller adds needs that a Spec cannot
+// express.
 func NeedsOf(s *sandbox.Spec) sandbox.Needs {
 	n := sandbox.Needs{
 		Images: s.Image != "" && s.Image != "host", Mounts: len(s.Mounts) > 0, User: s.User != "",
@@ -27,23 +28,23 @@ func NeedsOf(s *sandbox.Spec) sandbox.Needs {
 	return n
 }
 
-// Facts are what was found out about a provider of this daemon.
+// Facts describe a provider of this daemon.
 type Facts struct {
 	Descriptor sandbox.Descriptor
 	Available  bool
-	Why        string          // why it is not available
-	Isolates   bool            // code inside cannot harm the machine
-	Shares     bool            // has no root file system of its own
-	Images     bool            // takes OCI images
-	Mounts     bool            // shows directories of this machine
-	Holds      map[string]bool // limits that are really enforced
-	Denied     string          // why a policy forbids it; empty: it does not
+	Why        string          // why it is unavailable
+	Isolates   bool            // isolates the machine from code in the sandbox
+	Shares     bool            // uses the machine's root file system
+	Images     bool            // supports OCI images
+	Mounts     bool            // can mount directories of this machine
+	Holds      map[string]bool // enforced limits
+	Denied     string          // why a policy forbids it; empty: allowed
 	Default    bool            // the daemon's default
 }
 
-// Choose orders providers for what a sandbox needs, best first, and explains
-// each one. It is pure. The choice is the first that fits: the default
-// provider before others, then the cheaper class, then the name.
+// Choose orders providers by their suitability, best first, and explains each.
+// It is pure. The choice is the first that meets the needs: the default
+// provider before others, then the cheaper price class, then the name.
 func Choose(n sandbox.Needs, facts []Facts) sandbox.Choice {
 	list := slices.Clone(facts)
 	slices.SortFunc(list, func(a, b Facts) int {
@@ -79,7 +80,7 @@ func priceRank(p sandbox.PriceClass) int {
 	return slices.Index([]sandbox.PriceClass{sandbox.PriceFree, sandbox.PriceUse, sandbox.PricePlan}, p)
 }
 
-// refusals are the reasons why a provider does not fit.
+// refusals returns why a provider does not meet the needs.
 func refusals(n sandbox.Needs, f Facts) []string {
 	d := f.Descriptor
 	var why []string
@@ -91,20 +92,20 @@ func refusals(n sandbox.Needs, f Facts) []string {
 	refuse(n.Provider != "" && n.Provider != d.Name, "the spec names %s", n.Provider)
 	refuse(!f.Available, "not available: %s", cmp.Or(f.Why, d.Driver.Reason, "unknown reason"))
 	refuse(f.Denied != "", "policy: %s", f.Denied)
-	refuse(d.Tier == sandbox.TierNone, "makes no sandboxes")
-	refuse(n.Images && !f.Images, "takes no OCI images")
+	refuse(d.Tier == sandbox.TierNone, "cannot create sandboxes")
+	refuse(n.Images && !f.Images, "does not support OCI images")
 	refuse(n.Mounts && !f.Mounts, "cannot mount directories of this machine")
 	refuse(n.User && !d.RunAs, "cannot run commands as another user")
 	refuse(n.Egress != "" && d.Egress.Rank() < n.Egress.Rank(), "enforces egress at level %s, and %s is needed", d.Egress, n.Egress)
 	refuse(n.Pause == sandbox.PauseMemory && d.Pause != sandbox.PauseMemory, "does not keep memory while paused")
 	refuse(n.Pause == sandbox.PauseDisk && d.Pause == "", "cannot pause")
-	refuse(n.Snapshot == sandbox.SnapshotMemory && d.Snapshot.Kind != sandbox.SnapshotMemory, "takes no snapshots of memory")
-	refuse(n.Snapshot != "" && d.Snapshot.Kind == sandbox.SnapshotNone, "takes no snapshots")
+	refuse(n.Snapshot == sandbox.SnapshotMemory && d.Snapshot.Kind != sandbox.SnapshotMemory, "cannot take snapshots of memory")
+	refuse(n.Snapshot != "" && d.Snapshot.Kind == sandbox.SnapshotNone, "cannot take snapshots")
 	refuse(n.Fork && !d.Fork, "cannot fork")
 	refuse(n.Ports && d.Ports.Kind == sandbox.PortNone, "exposes no ports")
 	refuse(n.Desktop && !d.Desktop.Available, "has no desktop")
 	refuse(n.Isolated && !f.Isolates, "does not isolate")
-	refuse(n.OwnFiles && f.Shares, "has no files of its own: commands would use those of the machine")
+	refuse(n.OwnFiles && f.Shares, "has no root file system of its own: commands would use the machine's files")
 	refuse(n.Price != "" && priceRank(d.Price) > priceRank(n.Price), "price class %s is above %s", d.Price, n.Price)
 	for _, limit := range n.Limits {
 		refuse(!f.Holds[limit], "does not enforce the %s limit", limit)
@@ -112,7 +113,7 @@ func refusals(n sandbox.Needs, f Facts) []string {
 	return why
 }
 
-// merits are what speaks for a provider that fits.
+// merits returns the advantages of a provider that meets the needs.
 func merits(f Facts) []string {
 	good := []string{}
 	if f.Default {

@@ -24,13 +24,13 @@ func TestChoose(t *testing.T) {
 		want string
 		why  map[string]string // part of the reason per provider
 	}{
-		{"anything", sandbox.Needs{}, "gvisor", map[string]string{"docker": "no daemon answers", "none": "makes no sandboxes"}},
+		{"anything", sandbox.Needs{}, "gvisor", map[string]string{"docker": "no daemon answers", "none": "cannot create sandboxes"}},
 		{"named", sandbox.Needs{Provider: "e2b"}, "e2b", map[string]string{"gvisor": "the spec names e2b"}},
 		{"named and not there", sandbox.Needs{Provider: "docker"}, "", map[string]string{"docker": "no daemon answers"}},
 		{"a desktop", sandbox.Needs{Desktop: true}, "e2b", map[string]string{"gvisor": "has no desktop"}},
 		{"a desktop for free", sandbox.Needs{Desktop: true, Price: sandbox.PriceFree}, "", map[string]string{"e2b": "price class use is above free"}},
-		{"memory", sandbox.Needs{Limits: []string{"memory"}, Snapshot: sandbox.SnapshotMemory}, "gvisor", map[string]string{"host": "does not enforce the memory limit", "e2b": "takes no snapshots of memory"}},
-		{"files of its own", sandbox.Needs{OwnFiles: true}, "gvisor", map[string]string{"host": "has no files of its own"}},
+		{"memory", sandbox.Needs{Limits: []string{"memory"}, Snapshot: sandbox.SnapshotMemory}, "gvisor", map[string]string{"host": "does not enforce the memory limit", "e2b": "cannot take snapshots of memory"}},
+		{"files of its own", sandbox.Needs{OwnFiles: true}, "gvisor", map[string]string{"host": "has no root file system of its own"}},
 		{"rules for requests", sandbox.Needs{Egress: sandbox.EgressFull}, "gvisor", map[string]string{"e2b": "enforces egress at level host, and full is needed"}},
 	}
 	for _, tt := range tests {

@@ -6,15 +6,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Describe completes what was found out about providers with their descriptors,
-// and appends the systems that Atoll knows and has no driver for.
+// Describe adds descriptors to what is known about providers, and appends known
+// systems without a driver.
 func Describe(list []sandbox.Provider) []sandbox.Provider {
 	known := Known()
 	for i := range list {
 		p := &list[i]
-		permanent := p.Descriptor.Permanent // says the driver
+		permanent := p.Descriptor.Permanent // set by the driver
 		at := slices.IndexFunc(known, func(d sandbox.Descriptor) bool { return d.Name == p.Name })
-		if at < 0 { // a program brought its own
+		if at < 0 { // a provider that an embedding program brought
 			p.Descriptor = base(p.Name, p.Summary, sandbox.TierDev)
 			p.Descriptor.Persistable = false
 		} else {
@@ -33,7 +33,7 @@ func Describe(list []sandbox.Provider) []sandbox.Provider {
 	return list
 }
 
-// reduce takes from a descriptor what the driver does not do, or not here.
+// reduce removes from a descriptor what the driver does not support here.
 func reduce(d *sandbox.Descriptor, can map[string]bool) {
 	if !can["pause"] {
 		d.Pause, d.Lifetime.Suspend = "", false
@@ -55,10 +55,10 @@ func reduce(d *sandbox.Descriptor, can map[string]bool) {
 	}
 	d.RunAs = d.RunAs && can["users"]
 	d.FileSystem.Available = d.FileSystem.Available && can["files"]
-	d.Desktop, d.Recording = sandbox.DesktopSupport{}, false // no driver has one yet
+	d.Desktop, d.Recording = sandbox.DesktopSupport{}, false // no driver supports one yet
 }
 
-// ChooseFrom selects one of the providers described.
+// ChooseFrom selects one of the described providers.
 func ChooseFrom(n sandbox.Needs, list []sandbox.Provider) sandbox.Choice {
 	facts := make([]Facts, len(list))
 	for i, p := range list {

@@ -1,6 +1,6 @@
-// Package catalog is what Atoll knows about providers without asking them: the
-// descriptors of all systems, what can be done with a sandbox of one, and which
-// one fits what a sandbox needs. It is pure.
+// Package catalog contains static knowledge about providers: their descriptors,
+// the capabilities of their sandboxes, and the selection of a provider. It is
+// pure.
 package catalog
 
 import (
@@ -17,8 +17,8 @@ const noDriver = "this build of Atoll has no driver for it"
 
 var linux = sandbox.OSList{Supported: []string{"linux"}, Default: "linux"}
 
-// base returns the descriptor that most providers share: Linux, files, git, no
-// screen, and a terminal that shows output.
+// base returns the common part of most descriptors: Linux, files, git, no
+// desktop, and a read-only terminal.
 func base(name, summary string, tier sandbox.Tier) sandbox.Descriptor {
 	return sandbox.Descriptor{
 		Name: name, BackendID: name, Summary: summary, Tier: tier, OS: linux,
@@ -255,8 +255,8 @@ func hostedHeadless() []sandbox.Descriptor {
 	return []sandbox.Descriptor{cloudflare, vercel, superserve, boxlite, islo, kubernetes, microsandbox, opensandbox}
 }
 
-// CheckDescriptor reports a descriptor that contradicts itself, with the name
-// of the provider: the invariants of start-up.
+// CheckDescriptor reports a descriptor that contradicts itself. It is checked
+// at start-up.
 func CheckDescriptor(key string, d sandbox.Descriptor) error {
 	refuse := func(message string) error {
 		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "provider.register", Subject: key, Message: message}
@@ -282,8 +282,8 @@ func CheckDescriptor(key string, d sandbox.Descriptor) error {
 	return nil
 }
 
-// CheckCredentials reports what is missing of what a provider needs. It looks
-// at settings only, and touches no network. Values appear in no error.
+// CheckCredentials reports missing settings of a provider. It makes no network
+// calls. Errors contain no values.
 func CheckCredentials(d sandbox.Descriptor, lookup func(env string) (string, bool)) error {
 	given := map[string]bool{}
 	for _, c := range d.Credentials {
@@ -295,7 +295,7 @@ func CheckCredentials(d sandbox.Descriptor, lookup func(env string) (string, boo
 		case c.Required && !given[c.Name]:
 			return missing(d, c, "is missing")
 		case c.With != "" && given[c.With] && !given[c.Name]:
-			return missing(d, c, "is missing: "+c.With+" is given, and neither works without the other")
+			return missing(d, c, "is missing: "+c.With+" is set, and both are needed")
 		}
 	}
 	return nil

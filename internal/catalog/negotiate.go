@@ -7,46 +7,46 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Screen is the size of a desktop whose stream does not say.
+// Screen is the size of a desktop whose stream has none.
 var Screen = sandbox.Resolution{Width: 1280, Height: 800}
 
-// viewerHeartbeat is how often a viewer says that it is there.
+// viewerHeartbeat is the interval of a viewer's heartbeats.
 const viewerHeartbeat = 30 * time.Second
 
-// Query is what [Negotiate] decides from. Switches default to on: set the
-// fields that end in Off, and the ones that name a lack.
+// Query is the input of [Negotiate]. Features are enabled by default; the
+// fields that end in Off, and the negative ones, disable them.
 type Query struct {
 	SessionID string
 	OS        string // empty: the provider's default
 	Liveness  string // cold, warming, warm or draining; empty: cold
 	Epoch     int64
 
-	DesktopOff     bool // by policy
+	DesktopOff     bool // disabled by policy
 	DesktopView    bool // no input
-	ComputerOff    bool // by policy
+	ComputerOff    bool // disabled by policy
 	ComputerView   bool // screenshots only
-	TerminalOff    bool // by policy
+	TerminalOff    bool // disabled by policy
 	NoStreamSecret bool // stream tokens cannot be signed
 
-	Acknowledged bool     // this viewer has acknowledged this group's desktop
+	Acknowledged bool     // the viewer has acknowledged this group's desktop
 	Shared       bool     // other sessions use the sandbox
 	SharedWith   []string // their ids
 
-	Desktop  *Stream // minted
-	Terminal *Stream // minted
+	Desktop  *Stream // nil: not created
+	Terminal *Stream // nil: not created
 	Machine  *Machine
 	Now      time.Time
 }
 
-// Stream is an endpoint that was made for a viewer. That it could be made proves
-// that the sandbox lives.
+// Stream is an endpoint created for a viewer. Its creation proves that the
+// sandbox is alive.
 type Stream struct {
 	URL, Token string
 	Expires    time.Time
 	Resolution sandbox.Resolution
 }
 
-// Liveness of a machine that somebody brought.
+// Liveness is the liveness of a user's own machine.
 type Liveness string
 
 // The states of a machine.
@@ -56,19 +56,19 @@ const (
 	MachineOffline      Liveness = "offline"
 )
 
-// Machine is what is known about a self-hosted machine.
+// Machine describes a self-hosted machine.
 type Machine struct {
 	Liveness  Liveness
 	Display   bool // it has a screen
-	Consented bool // its owner allows the screen to be controlled
+	Consented bool // its owner allows control of the screen
 }
 
-// machineWindow is how long a machine that does not answer counts as
+// machineWindow is how long a machine that does not respond counts as
 // reconnecting.
 const machineWindow = 30 * time.Second
 
-// MachineLiveness decides whether a machine is there from its enrolment, one
-// probe, and when it was last heard of.
+// MachineLiveness returns the liveness of a machine from its enrolment, a
+// probe, and the time of its last message.
 func MachineLiveness(active, answered bool, seen, now time.Time) Liveness {
 	switch {
 	case !active:
@@ -81,11 +81,11 @@ func MachineLiveness(active, answered bool, seen, now time.Time) Liveness {
 	return MachineOffline
 }
 
-// Negotiate says what can be done with a sandbox of a provider now. It is pure:
-// it asks nobody.
+// Negotiate returns the current capabilities of a sandbox of a provider. It is
+// pure and makes no network calls.
 func Negotiate(d sandbox.Descriptor, q Query) (sandbox.CapabilityDocument, error) {
 	if d.Name == "" {
-		return sandbox.CapabilityDocument{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "session.negotiate", Message: "the provider is not known"}
+		return sandbox.CapabilityDocument{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "session.negotiate", Message: "unknown provider"}
 	}
 	if q.OS == "" {
 		q.OS = d.OS.Default
@@ -144,7 +144,7 @@ func terminalCell(d sandbox.Descriptor, q Query) sandbox.TerminalCell {
 	return c
 }
 
-// noScreen is why a provider can have no desktop at all. Empty: it can.
+// noScreen returns why a provider cannot have a desktop. Empty: it can.
 func noScreen(d sandbox.Descriptor) sandbox.UnavailableReason {
 	switch {
 	case d.Desktop.Available:
@@ -182,7 +182,7 @@ func desktopCell(d sandbox.Descriptor, q Query) sandbox.DesktopCell {
 	return c
 }
 
-// reveal completes what a viewer may know of a desktop that is available.
+// reveal fills in what a viewer may know about an available desktop.
 func reveal(c *sandbox.DesktopCell, q Query) {
 	c.RequiresAcknowledgment = c.Reason == ""
 	c.Acknowledged = q.Acknowledged
@@ -225,7 +225,7 @@ func computerCell(d sandbox.Descriptor, q Query) sandbox.ComputerUseCell {
 	return c
 }
 
-// overlay takes away what a machine that somebody brought cannot do now.
+// overlay removes what a user's own machine cannot do now.
 func overlay(doc *sandbox.CapabilityDocument, d sandbox.Descriptor, m Machine) {
 	switch {
 	case m.Liveness == MachineReconnecting:
@@ -242,7 +242,7 @@ func overlay(doc *sandbox.CapabilityDocument, d sandbox.Descriptor, m Machine) {
 	}
 }
 
-// refuseAll makes every cell unavailable for one reason.
+// refuseAll makes all cells unavailable for one reason.
 func refuseAll(doc *sandbox.CapabilityDocument, why sandbox.UnavailableReason) {
 	doc.FileSystem.Available, doc.FileSystem.Reason = false, why
 	doc.Git.Available, doc.Git.Reason = false, why
@@ -250,8 +250,8 @@ func refuseAll(doc *sandbox.CapabilityDocument, why sandbox.UnavailableReason) {
 	refuseScreen(doc, why, true)
 }
 
-// refuseScreen makes what needs a screen unavailable; what is so already keeps
-// its reason unless force is set.
+// refuseScreen makes everything that needs a screen unavailable. An unavailable
+// cell keeps its reason unless force is set.
 func refuseScreen(doc *sandbox.CapabilityDocument, why sandbox.UnavailableReason, force bool) {
 	if force || doc.Desktop.Reason == "" {
 		c := &doc.Desktop
@@ -265,19 +265,19 @@ func refuseScreen(doc *sandbox.CapabilityDocument, why sandbox.UnavailableReason
 	}
 }
 
-// HasDesktop reports whether the provider of that name or backend id can show a
-// screen.
+// HasDesktop reports whether the provider with that name or backend id can have
+// a desktop.
 func HasDesktop(list []sandbox.Descriptor, name string) bool {
 	i := slices.IndexFunc(list, func(d sandbox.Descriptor) bool { return d.Name == name || d.BackendID == name })
 	return i >= 0 && list[i].Desktop.Available
 }
 
-// StreamPorts are the ports of the desktop and of the terminal inside a sandbox.
+// StreamPorts are the ports of the desktop and the terminal in a sandbox.
 var StreamPorts = []int{6080, 7681}
 
-// MergePorts returns the ports to declare at creation: the caller's in their
-// order, and those of the streams if the provider can show a screen, policy
-// allows it, and ports cannot be exposed later.
+// MergePorts returns the ports to declare at creation: the declared ones in
+// their order, and those of the streams if the provider can have a desktop,
+// policy allows it, and ports cannot be exposed later.
 func MergePorts(d sandbox.Descriptor, declared []int, desktop bool) []int {
 	ports := slices.Clone(declared)
 	if !desktop || !d.Desktop.Available || d.Ports.OnDemand {

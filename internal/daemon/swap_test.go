@@ -136,10 +136,10 @@ func TestRB97TargetsAndRunOn(t *testing.T) {
 		t.Fatalf("the targets: %+v, %v", all, err)
 	}
 	at := slices.IndexFunc(all, func(target sandbox.SessionTarget) bool { return target.Provider == "machine" })
-	if at < 0 || all[at].Fits || !strings.Contains(strings.Join(all[at].Reasons, " "), "has no files of its own") {
+	if at < 0 || all[at].Fits || !strings.Contains(strings.Join(all[at].Reasons, " "), "has no root file system of its own") {
 		t.Errorf("the targets: %+v; want the machine refused, whose own /workspace would be overwritten", all)
 	}
-	if out, err := s.Swap(t.Context(), "machine"); err != nil || out.Swapped || !strings.Contains(out.Reason, "has no files of its own") {
+	if out, err := s.Swap(t.Context(), "machine"); err != nil || out.Swapped || !strings.Contains(out.Reason, "has no root file system of its own") {
 		t.Errorf("swap to the machine: %+v, %v; want a refusal", out, err)
 	}
 	_, err = s.RunOn(t.Context(), "machine", sandbox.Command{Shell: "true"}, atoll.RunOptions{})

@@ -1,5 +1,5 @@
-// Package metrics counts what a daemon does, in the form that Prometheus
-// reads. No name, tenant, path or key of anybody is part of a metric.
+// Package metrics provides Prometheus metrics of a daemon. Metrics contain no
+// names, tenants, paths or keys.
 package metrics
 
 import (
@@ -15,25 +15,26 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Stats is what there is now.
+// Stats is the current state of a daemon.
 type Stats struct {
 	Sandboxes map[sandbox.State]int64 // of this daemon
 	Leases    map[string]int64        // of all daemons on the database, by state
-	// Unsettled is how many actions were announced and have no outcome yet.
+	// Unsettled is the number of attempts without a recorded outcome.
 	Unsettled int64
-	// DiskFull: only what frees space can be done.
+	// DiskFull means that only operations that free space are possible.
 	DiskFull bool
-	// Making and Waiting are the requests for sandboxes that are being carried out,
-	// and those that wait until the machine can.
+	// Making and Waiting are the numbers of sandbox creations in progress, and of
+	// those waiting for admission.
 	Making, Waiting int
-	// GatewaySilent: the gateway's process runs and does not answer.
+	// GatewaySilent means that the gateway process is running but does not
+	// respond.
 	GatewaySilent bool
-	// Warnings is how much is wrong with the default provider, stopped sandboxes
-	// included.
+	// Warnings is the number of warnings about the default provider, including
+	// those about stopped sandboxes.
 	Warnings int
 }
 
-// Metrics counts requests. It may be used concurrently.
+// Metrics counts requests. It is safe for concurrent use.
 type Metrics struct {
 	page     http.Handler
 	requests *prometheus.CounterVec
@@ -41,18 +42,18 @@ type Metrics struct {
 	active   prometheus.Gauge
 }
 
-// New returns a Metrics that asks stats for what there is each time somebody
-// reads it, and shows what leases counts.
+// New returns a Metrics that calls stats whenever the metrics are read. It also
+// serves the metrics of leases.
 func New(stats func(context.Context) (Stats, error), leases *Leases) *Metrics {
 	m := &Metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "atoll_http_requests_total", Help: "Requests that were answered, by the pattern of their path.",
+			Name: "atoll_http_requests_total", Help: "Completed requests, by path pattern.",
 		}, []string{"route", "status"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "atoll_http_request_seconds", Help: "How long requests took, streams included.",
+			Name: "atoll_http_request_seconds", Help: "Duration of requests, including streams.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, []string{"route"}),
-		active: prometheus.NewGauge(prometheus.GaugeOpts{Name: "atoll_http_requests_active", Help: "Requests that are being answered."}),
+		active: prometheus.NewGauge(prometheus.GaugeOpts{Name: "atoll_http_requests_active", Help: "Requests in progress."}),
 	}
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(m.requests, m.seconds, m.active, &population{stats}, collectors.NewGoCollector(),
@@ -62,11 +63,11 @@ func New(stats func(context.Context) (Stats, error), leases *Leases) *Metrics {
 	return m
 }
 
-// ServeHTTP shows all metrics. Who may see them is the caller's business.
+// ServeHTTP serves all metrics. The caller controls access.
 func (m *Metrics) ServeHTTP(w http.ResponseWriter, r *http.Request) { m.page.ServeHTTP(w, r) }
 
-// Wrap counts what next answers. next is, or ends in, a http.ServeMux, which
-// tells the pattern.
+// Wrap counts the requests of next, which must be or end in a http.ServeMux
+// that sets the pattern.
 func (m *Metrics) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
@@ -74,7 +75,7 @@ func (m *Metrics) Wrap(next http.Handler) http.Handler {
 		seen := &answer{ResponseWriter: w, status: http.StatusOK}
 		defer func() {
 			m.active.Dec()
-			route := r.Pattern // of a path that somebody made up there is none
+			route := r.Pattern // empty for an unknown path
 			if route == "" || route == "/" {
 				route = "other"
 			}
@@ -85,7 +86,7 @@ func (m *Metrics) Wrap(next http.Handler) http.Handler {
 	})
 }
 
-// answer remembers the status of an answer.
+// answer records the status of a response.
 type answer struct {
 	http.ResponseWriter
 	status int
@@ -98,24 +99,25 @@ func (a *answer) WriteHeader(status int) {
 	a.ResponseWriter.WriteHeader(status)
 }
 
-// Unwrap lets http.ResponseController and WebSockets find what is below.
+// Unwrap gives http.ResponseController and WebSockets access to the underlying
+// writer.
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 var (
 	sandboxes   = prometheus.NewDesc("atoll_sandboxes", "Sandboxes of this daemon that are not gone, by state.", []string{"state"}, nil)
 	leaseStates = prometheus.NewDesc("atoll_leases", "Leases of sessions in the database, of all its daemons, by state.", []string{"state"}, nil)
-	unsettled   = prometheus.NewDesc("atoll_unsettled_actions", "Actions that were announced and have no outcome yet.", nil, nil)
-	diskFull    = prometheus.NewDesc("atoll_disk_full", "Whether the disk is so full that nothing can be made.", nil, nil)
-	making      = prometheus.NewDesc("atoll_sandboxes_in_progress", "Requests for sandboxes that are being carried out, or wait for the machine.", []string{"phase"}, nil)
-	gateway     = prometheus.NewDesc("atoll_gateway_silent", "Whether the gateway's process runs and does not answer.", nil, nil)
-	warnings    = prometheus.NewDesc("atoll_provider_warnings", "What atoll doctor warns of about the default provider, stopped sandboxes included.", nil, nil)
-	storeUp     = prometheus.NewDesc("atoll_store_up", "Whether the database answers.", nil, nil)
+	unsettled   = prometheus.NewDesc("atoll_unsettled_actions", "Attempted actions without a recorded outcome.", nil, nil)
+	diskFull    = prometheus.NewDesc("atoll_disk_full", "Whether the disk is too full to create sandboxes.", nil, nil)
+	making      = prometheus.NewDesc("atoll_sandboxes_in_progress", "Creations of sandboxes that are in progress or waiting.", []string{"phase"}, nil)
+	gateway     = prometheus.NewDesc("atoll_gateway_silent", "Whether the gateway process is running but does not respond.", nil, nil)
+	warnings    = prometheus.NewDesc("atoll_provider_warnings", "Number of warnings of atoll doctor about the default provider, including those about stopped sandboxes.", nil, nil)
+	storeUp     = prometheus.NewDesc("atoll_store_up", "Whether the database responds.", nil, nil)
 )
 
-// statsTimeout bounds what a reader of metrics waits for the database.
+// statsTimeout limits the wait for the database when metrics are read.
 const statsTimeout = 5 * time.Second
 
-// population tells what there is when it is asked.
+// population collects the current state.
 type population struct {
 	stats func(context.Context) (Stats, error)
 }

@@ -1,5 +1,5 @@
-// Package ops names the operations of the control plane. An operation carries
-// what allows it and how it is recorded.
+// Package ops lists the operations of the control plane, with the permission
+// each needs and how it is recorded.
 package ops
 
 import (
@@ -21,23 +21,23 @@ const (
 // Verbs lists all verbs.
 func Verbs() []Verb { return []Verb{Read, Exec, Write, Admin} }
 
-// Class says how an operation is recorded.
+// Class is how an operation is recorded.
 type Class uint8
 
 const (
-	// Recorded operations are written down before they happen, with their
+	// Recorded operations are recorded before they happen, and again with their
 	// outcome.
 	Recorded Class = iota
-	// Glance operations only look at what the daemon knows, or are a part of
-	// another one that was recorded. They leave a record only when they are
-	// refused.
+	// Glance operations only read the daemon's state, or are part of another
+	// recorded operation. They are recorded only if they are refused.
 	Glance
 )
 
-// Op is an operation. One that is not listed here takes Admin and is recorded.
+// Op is an operation. An operation that is not listed here needs Admin and is
+// recorded.
 type Op string
 
-// The operations, by what they are about.
+// The operations, by subject.
 const (
 	AuditPrune  Op = "audit.prune"
 	AuditVerify Op = "audit.verify"
@@ -196,7 +196,7 @@ const (
 	WorkspaceWrite   Op = "workspace.write"
 )
 
-// about says what allows an operation and how it is recorded.
+// about is the permission and the class of an operation.
 type about struct {
 	verb  Verb
 	class Class
@@ -370,7 +370,7 @@ func All() []Op {
 	return all
 }
 
-// Verb returns the verb that allows the operation.
+// Verb returns the permission that the operation needs.
 func (o Op) Verb() Verb {
 	if a, ok := table[o]; ok {
 		return a.verb
@@ -381,18 +381,18 @@ func (o Op) Verb() Verb {
 // Class returns how the operation is recorded.
 func (o Op) Class() Class { return table[o].class }
 
-// frees are the operations that give back space, or take power from somebody.
+// frees are the operations that free space or revoke access.
 var frees = []Op{
 	AuditPrune, FilesRemove, KeyRevoke, PreviewRemove, ProfileRemove, SandboxDestroy, SandboxExpire, SandboxIdle, SandboxKill, SandboxSweep,
 	SecretRemove, SessionRemove, SnapshotRemove, TemplatePrune, TemplateRemove, TenantDisable, WorkspaceDetach, WorkspacePrune, WorkspaceRemove,
 }
 
-// Frees reports whether the operation is possible on a full disk too: it frees
-// space, or takes power from somebody.
+// Frees reports whether the operation is possible on a full disk: it frees
+// space or revokes access.
 func (o Op) Frees() bool { return slices.Contains(frees, o) }
 
-// Inside reports whether the operation takes place in one sandbox, whose own
-// token then allows it.
+// Inside reports whether the operation takes place in one sandbox, so that the
+// sandbox's own token allows it.
 func (o Op) Inside() bool {
 	if o == SandboxFind || o == SandboxUsage {
 		return true

@@ -1,5 +1,6 @@
-// Package ownaddr tells whether an address belongs to this machine. It asks the
-// kernel's routing tables every time, so that changes count at once.
+// Package ownaddr reports whether an address belongs to this machine. It
+// queries the kernel's routing tables every time, so changes take effect
+// immediately.
 package ownaddr
 
 import (
@@ -12,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table asks the kernel about addresses in the network namespace in which it
-// was opened. Its methods may be called concurrently.
+// Table queries the routing tables of the network namespace in which it was
+// opened. It is safe for concurrent use.
 type Table struct {
 	mu  sync.Mutex
 	fd  int
@@ -26,7 +27,7 @@ func Open() (*Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the routing tables: %w", err)
 	}
-	// The kernel answers at once; this is for when it does not.
+	// The kernel normally responds immediately.
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 2}); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("opening the routing tables: %w", err)
@@ -37,8 +38,8 @@ func Open() (*Table, error) {
 // Close closes the Table.
 func (t *Table) Close() error { return unix.Close(t.fd) }
 
-// Own reports whether packets to an address end on this machine. When the
-// kernel cannot be asked, it reports true.
+// Own reports whether packets to an address end on this machine. If the query
+// fails, it reports true.
 func (t *Table) Own(a netip.Addr) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -48,7 +49,7 @@ func (t *Table) Own(a netip.Addr) bool {
 
 var errAnswer = errors.New("the kernel's answer about a route is invalid")
 
-// ask sends one RTM_GETROUTE and reads its answer.
+// ask sends one RTM_GETROUTE request and reads the response.
 func (t *Table) ask(a netip.Addr) (bool, error) {
 	t.seq++
 	if err := unix.Sendto(t.fd, request(a, t.seq), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
@@ -64,13 +65,13 @@ func (t *Table) ask(a netip.Addr) (bool, error) {
 			return false, err
 		}
 		if n >= unix.SizeofNlMsghdr && binary.NativeEndian.Uint32(buf[8:]) != t.seq {
-			continue // to an earlier question, which was given up
+			continue // the response to an earlier request that timed out
 		}
 		return answer(buf[:n])
 	}
 }
 
-// request asks which route leads to an address.
+// request builds a request for the route to an address.
 func request(a netip.Addr, seq uint32) []byte {
 	family, raw := byte(unix.AF_INET6), a.AsSlice()
 	if a.Is4() {
@@ -90,7 +91,7 @@ func request(a netip.Addr, seq uint32) []byte {
 	return append(b, raw...)
 }
 
-// answer reads the type of the route that was found, if any.
+// answer returns whether the route in a response is local.
 func answer(b []byte) (bool, error) {
 	if len(b) < unix.SizeofNlMsghdr+4 {
 		return false, errAnswer
@@ -98,7 +99,7 @@ func answer(b []byte) (bool, error) {
 	body := b[unix.SizeofNlMsghdr:]
 	switch binary.NativeEndian.Uint16(b[4:]) {
 	case unix.NLMSG_ERROR:
-		// Nothing leads there, and so it is not here.
+		// There is no route, so the address does not belong to this machine.
 		switch errno := unix.Errno(-int32(binary.NativeEndian.Uint32(body))); errno {
 		case unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.ENETDOWN, unix.ESRCH:
 			return false, nil

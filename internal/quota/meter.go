@@ -10,10 +10,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Meter counts what comes back by itself: commands and output per second. It
-// lives in the memory of one daemon, so with several daemons each grants the
-// full rate; the limits that must hold together are those of [Check]. The zero
-// value is not usable; a Meter may be used concurrently.
+// Meter limits rates: commands and output per second. Its state is in the
+// memory of one daemon, so with several daemons each grants the full rate.
+// Limits that must hold across daemons are checked by [Check]. The zero value
+// is not usable. A Meter is safe for concurrent use.
 type Meter struct {
 	now func() time.Time
 
@@ -27,7 +27,7 @@ type buckets struct {
 	used         time.Time
 }
 
-// NewMeter makes a Meter that tells time by now; nil means time.Now.
+// NewMeter returns a Meter with the clock now; nil means time.Now.
 func NewMeter(now func() time.Time) *Meter {
 	if now == nil {
 		now = time.Now
@@ -35,8 +35,8 @@ func NewMeter(now func() time.Time) *Meter {
 	return &Meter{now: now, tenants: map[string]*buckets{}}
 }
 
-// Exec counts one command of a tenant with the limits l, or refuses it with
-// CodeExhausted and the time after which one can start.
+// Exec counts one command of a tenant with the limits l, or returns
+// CodeExhausted with the time after which to retry.
 func (m *Meter) Exec(tenant string, l sandbox.Limits) error {
 	if l.ExecRate <= 0 {
 		return nil
@@ -45,9 +45,8 @@ func (m *Meter) Exec(tenant string, l sandbox.Limits) error {
 	return take(m.get(tenant, l, now).exec, now, 1, Exceeded{Resource: "execRate", Limit: l.ExecRate})
 }
 
-// Output counts n bytes that a command of the tenant wrote. It never refuses
-// them, because they are written; it returns how long to wait before reading
-// more, which is the back-pressure that slows the command down.
+// Output counts n bytes of a tenant's command output. It returns how long to
+// wait before reading more, which slows the command down.
 func (m *Meter) Output(tenant string, l sandbox.Limits, n int) time.Duration {
 	if l.OutputRate <= 0 || n <= 0 {
 		return 0
@@ -63,7 +62,7 @@ func (m *Meter) Output(tenant string, l sandbox.Limits, n int) time.Duration {
 	return wait
 }
 
-// take reserves n from lim without waiting, or says how long to wait.
+// take takes n tokens from lim without waiting, or returns how long to wait.
 func take(lim *rate.Limiter, now time.Time, n int, e Exceeded) error {
 	r := lim.ReserveN(now, n)
 	delay := r.DelayFrom(now)
@@ -75,8 +74,8 @@ func take(lim *rate.Limiter, now time.Time, n int, e Exceeded) error {
 	return exceeded(&e)
 }
 
-// forgetAfter is the time without use after which a tenant's buckets are
-// dropped. They are full again by then unless a rate is absurdly small.
+// forgetAfter is the idle time after which a tenant's limiters are dropped. By
+// then they are full again, unless a rate is extremely low.
 const forgetAfter = time.Hour
 
 func (m *Meter) get(tenant string, l sandbox.Limits, now time.Time) *buckets {
@@ -97,7 +96,7 @@ func (m *Meter) get(tenant string, l sandbox.Limits, now time.Time) *buckets {
 	return b
 }
 
-// forget drops the buckets that nobody used for long.
+// forget drops limiters that were idle for long.
 func (m *Meter) forget(now time.Time) {
 	for name, b := range m.tenants {
 		if now.Sub(b.used) > forgetAfter {
@@ -106,7 +105,7 @@ func (m *Meter) forget(now time.Time) {
 	}
 }
 
-// change sets the rate of a limiter, which keeps the tokens it has.
+// change sets the rate of a limiter, which keeps its tokens.
 func change(lim *rate.Limiter, now time.Time) func(rate.Limit, int) {
 	return func(r rate.Limit, burst int) {
 		lim.SetLimitAt(now, r)
@@ -116,7 +115,7 @@ func change(lim *rate.Limiter, now time.Time) func(rate.Limit, int) {
 
 func execRate(l sandbox.Limits) (rate.Limit, int) { return bucket(l.ExecRate, float64(l.ExecBurst)) }
 
-// minOutputBurst keeps one read of output from being cut into many parts.
+// minOutputBurst prevents one read of output from being split into many parts.
 const minOutputBurst = 64 << 10
 
 func outputRate(l sandbox.Limits) (rate.Limit, int) {

@@ -1,10 +1,10 @@
-// Package quota decides whether a tenant may have what it asks for. Its
-// decisions are pure: they look at limits, at what is used, and at what is
-// asked, and do no input or output. Package store calls [Check] inside the
-// transaction that creates a sandbox, while it holds the tenant's row, so that
-// several daemons on one database cannot exceed a limit together.
+// Package quota decides whether a request is within a tenant's quota. Its
+// decisions are pure: they depend on the limits, the current usage and the
+// request. Package store calls [Check] in the transaction that creates a
+// sandbox, while it holds the tenant's row, so that several daemons on one
+// database cannot exceed a limit together.
 //
-// [Meter] counts rates, such as commands and bytes of output per second, in the
+// [Meter] limits rates, such as commands and bytes of output per second, in the
 // memory of one daemon.
 package quota
 
@@ -19,29 +19,29 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Exceeded says which limit stood in the way. It is the cause of the
-// *sandbox.Error with CodeExhausted that the package returns.
+// Exceeded describes the limit that was exceeded. It is the cause of the
+// *sandbox.Error with CodeExhausted.
 type Exceeded struct {
-	Resource string // a name as in the JSON form of Limits
+	Resource string // a JSON field name of Limits
 	Limit    float64
 	Used     float64
 	Asked    float64
-	// RetryAfter is when the same request can succeed, or a guess at when it
-	// is worth another try if that depends on somebody giving something back.
+	// RetryAfter is when the same request can succeed, or an estimate if that
+	// depends on other resources being freed.
 	RetryAfter time.Duration
 }
 
-// Error says what was asked for and what the limit is.
+// Error describes the request and the limit.
 func (e *Exceeded) Error() string {
 	if e.Asked == 0 {
 		return fmt.Sprintf("quota of %s: %s used, %s allowed", e.Resource, amount(e.Resource, e.Used), amount(e.Resource, e.Limit))
 	}
-	return fmt.Sprintf("quota of %s: %s used, %s asked for, %s allowed",
+	return fmt.Sprintf("quota of %s: %s used, %s requested, %s allowed",
 		e.Resource, amount(e.Resource, e.Used), amount(e.Resource, e.Asked), amount(e.Resource, e.Limit))
 }
 
-// RetryAfter returns after what time a refused request is worth repeating. It
-// reports false if err is not a refusal of this package.
+// RetryAfter returns when to retry a refused request. It returns false if err
+// is not a refusal of this package.
 func RetryAfter(err error) (time.Duration, bool) {
 	var e *Exceeded
 	if !errors.As(err, &e) {
@@ -50,15 +50,15 @@ func RetryAfter(err error) (time.Duration, bool) {
 	return e.RetryAfter, true
 }
 
-// boxRetry is when a tenant whose sandboxes fill its quota should try again:
-// nobody can know when one of them is given back.
+// boxRetry is the retry time if a tenant's sandboxes use up its quota: it is
+// unknown when one will be removed.
 const boxRetry = 5 * time.Second
 
-// Check decides whether a tenant that uses u may have one more sandbox with
-// the resources ask, which hold what the sandbox will really get. The refusal
-// is an *sandbox.Error: CodeExhausted with an [*Exceeded] as its cause, or
-// CodeInvalid when ask leaves a limited resource without a limit, or asks for
-// unlimited processes under any of these quotas.
+// Check decides whether a tenant with the usage u may have one more sandbox
+// with the resources ask, which must include defaults. It returns a
+// *sandbox.Error: CodeExhausted with an [*Exceeded] as its cause, or
+// CodeInvalid if ask leaves a limited resource unlimited, or has unlimited
+// processes with any of these quotas.
 func Check(l sandbox.Limits, u sandbox.TenantUsage, ask sandbox.Resources) error {
 	for _, c := range []struct {
 		name              string
@@ -77,22 +77,22 @@ func Check(l sandbox.Limits, u sandbox.TenantUsage, ask sandbox.Resources) error
 		}
 		slack := 0.0
 		if c.name == "cpus" {
-			slack = 1e-6 // forgives the rounding of sums of fractions
+			slack = 1e-6 // tolerance for rounding of sums of fractions
 		}
 		if c.used+c.want > c.limit+slack {
 			return exceeded(&Exceeded{Resource: c.name, Limit: c.limit, Used: c.used, Asked: c.want, RetryAfter: boxRetry})
 		}
 	}
-	// No quota counts processes, but whoever has one may not do away with the
-	// limit that every sandbox has.
+	// No quota counts processes, but a tenant with a quota may not remove the
+	// process limit of a sandbox.
 	if ask.PIDs < 0 && (l.Boxes > 0 || l.CPUs > 0 || l.Memory > 0 || l.Disk > 0) {
 		return invalid("pids", "must be limited, because the tenant has a quota")
 	}
 	return nil
 }
 
-// CheckSnapshot decides whether a tenant that uses u may have one more snapshot
-// of so many bytes; zero if that is not known yet. The refusal is as Check's.
+// CheckSnapshot decides whether a tenant with the usage u may have one more
+// snapshot of that many bytes; zero if unknown. Errors are as for Check.
 func CheckSnapshot(l sandbox.Limits, u sandbox.TenantUsage, bytes int64) error {
 	switch {
 	case l.Snapshots > 0 && u.Snapshots+1 > l.Snapshots:
@@ -103,15 +103,15 @@ func CheckSnapshot(l sandbox.Limits, u sandbox.TenantUsage, bytes int64) error {
 	return nil
 }
 
-// Month returns when the calendar month of a time began and when the next one
-// begins, in UTC.
+// Month returns the start of the calendar month of a time and of the next
+// month, in UTC.
 func Month(now time.Time) (from, to time.Time) {
 	y, m, _ := now.UTC().Date()
 	return time.Date(y, m, 1, 0, 0, 0, 0, time.UTC), time.Date(y, m+1, 1, 0, 0, 0, 0, time.UTC)
 }
 
-// CheckWarm decides whether a tenant whose sessions had sandboxes for so long
-// since the month began may go on. The refusal is CodeExhausted with an
+// CheckWarm decides whether a tenant whose sessions used sandboxes for that
+// long in the current month may continue. It returns CodeExhausted with an
 // [*Exceeded] as its cause.
 func CheckWarm(l sandbox.Limits, used time.Duration, now time.Time) error {
 	if l.WarmHours <= 0 || used.Hours() < l.WarmHours {
@@ -121,7 +121,7 @@ func CheckWarm(l sandbox.Limits, used time.Duration, now time.Time) error {
 	e := &Exceeded{Resource: "warmHours", Limit: l.WarmHours, Used: used.Hours(), RetryAfter: next.Sub(now)}
 	return &sandbox.Error{
 		Code: sandbox.CodeExhausted, Subject: e.Resource, Message: e.Error(), Cause: e,
-		Hint: "turns that run go on; wait until " + next.Format(time.DateOnly) + ", or ask the operator for a larger quota",
+		Hint: "turns in progress continue; wait until " + next.Format(time.DateOnly) + ", or ask the operator for a larger quota",
 	}
 }
 

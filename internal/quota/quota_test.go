@@ -53,7 +53,7 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	err := quota.Check(limits, sandbox.TenantUsage{Memory: 4 * gib}, fits)
-	if want := "quota of memory: 4GiB used, 1GiB asked for, 4GiB allowed"; !strings.Contains(err.Error(), want) {
+	if want := "quota of memory: 4GiB used, 1GiB requested, 4GiB allowed"; !strings.Contains(err.Error(), want) {
 		t.Errorf("the refusal says %q", err)
 	}
 }

@@ -19,17 +19,17 @@ const (
 	sealedExt = ".sealed"
 )
 
-// Environments keeps the environments that sandboxes were made with, which may
-// hold secrets, so that a sandbox can be started again by another daemon. They
-// are sealed with a key that is in a file of the machine: neither a copy of the
-// directory nor of the database gives them away. It may be used concurrently.
+// Environments stores the environment variables of sandboxes, which may contain
+// secrets, so that another daemon can start a sandbox again. They are encrypted
+// with a key in a file of the machine: a copy of the directory or the database
+// does not reveal them. It is safe for concurrent use.
 type Environments struct {
 	dir  string
 	seal cipher.AEAD
 }
 
-// OpenEnvironments opens a directory of environments, making it, and the key in
-// keyFile, if they are missing.
+// OpenEnvironments opens a directory of environments. It creates the directory,
+// and the key in keyFile, if they are missing.
 func OpenEnvironments(dir, keyFile string) (*Environments, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -37,7 +37,7 @@ func OpenEnvironments(dir, keyFile string) (*Environments, error) {
 	key, err := os.ReadFile(keyFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		key = make([]byte, keySize)
-		_, _ = rand.Read(key) // never fails: it ends the program instead
+		_, _ = rand.Read(key) // never fails: it crashes the program instead
 		err = replace(keyFile, key)
 	}
 	if err != nil {
@@ -47,7 +47,7 @@ func OpenEnvironments(dir, keyFile string) (*Environments, error) {
 	if err != nil || len(key) != keySize {
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: keyFile, Message: "the key that seals environments is damaged",
-			Hint: "restore it from a copy of the state directory",
+			Hint: "restore it from a backup of the state directory",
 		}
 	}
 	seal, err := cipher.NewGCMWithRandomNonce(block)
@@ -58,7 +58,7 @@ func (e *Environments) path(id sandbox.ID) string {
 	return filepath.Join(e.dir, string(id)+sealedExt)
 }
 
-// Put keeps the environment of a sandbox. An empty one is not kept.
+// Put stores the environment of a sandbox. An empty one is not stored.
 func (e *Environments) Put(id sandbox.ID, env map[string]string) error {
 	if len(env) == 0 {
 		return nil
@@ -86,7 +86,7 @@ func (e *Environments) Get(id sandbox.ID) (env map[string]string, err error) {
 	return env, json.Unmarshal(text, &env)
 }
 
-// Remove forgets the environment of a sandbox.
+// Remove removes the environment of a sandbox.
 func (e *Environments) Remove(id sandbox.ID) error {
 	err := os.Remove(e.path(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -95,7 +95,7 @@ func (e *Environments) Remove(id sandbox.ID) error {
 	return err
 }
 
-// List returns the sandboxes whose environments are kept.
+// List returns the sandboxes whose environments are stored.
 func (e *Environments) List() (ids []sandbox.ID, err error) {
 	entries, err := os.ReadDir(e.dir)
 	for _, f := range entries {
@@ -106,7 +106,7 @@ func (e *Environments) List() (ids []sandbox.ID, err error) {
 	return ids, err
 }
 
-// replace writes a file whole or not at all.
+// replace writes a file atomically.
 func replace(path string, data []byte) error {
 	if err := writeSynced(path+".new", data); err != nil {
 		return err

@@ -1,12 +1,11 @@
-// Package snapshotstore keeps on disk what is needed of sandboxes that do not run: for
-// providers the directories of snapshots, and for the control plane, sealed, the
-// environments of sandboxes.
+// Package snapshotstore stores the data of sandboxes that are not running: snapshot directories for providers and,
+// encrypted, the environment variables of sandboxes for the control plane.
 //
-// A snapshot is written into a draft, which [Snapshots.Finish] turns into a kept
-// one: every file is synced and its size and SHA-256 are put into a manifest,
-// and only then the directory gets its name. A crash leaves a draft, never half
-// a snapshot. [Snapshots.Use] compares all of it with the manifest before
-// anything starts from it.
+// A snapshot is written to a draft, which [Snapshots.Finish] completes: it
+// syncs every file, writes their sizes and SHA-256 sums to a manifest, and only
+// then renames the directory. A crash leaves a draft, never an incomplete
+// snapshot. [Snapshots.Use] compares all files with the manifest before
+// anything is restored from them.
 package snapshotstore
 
 import (
@@ -40,13 +39,13 @@ const (
 	maxManifest  = 16 << 20
 )
 
-// Describe tells what the provider wrote into a directory, by the name of the
-// engine that restores it. An incomplete snapshot is an error.
+// Describe returns the kind of a snapshot in a directory, and the engine that
+// can restore it. An incomplete snapshot is an error.
 type Describe func(dir string) (kind driver.SnapshotKind, engine string, err error)
 
-// Snapshots is a directory of snapshots of one provider. It may be used
-// concurrently. Several processes may use one directory if only one of them
-// removes snapshots. The directory is made when it is needed.
+// Snapshots is a directory of snapshots of one provider. It is safe for
+// concurrent use. Several processes may use one directory if only one of them
+// removes snapshots. The directory is created when it is needed.
 type Snapshots struct {
 	dir      string
 	provider string
@@ -54,10 +53,10 @@ type Snapshots struct {
 
 	mu    sync.Mutex
 	users map[string]int
-	idle  map[string]chan struct{} // closed when the last user lets go
+	idle  map[string]chan struct{} // closed when the last user releases it
 }
 
-// NewSnapshots returns the snapshots in dir of the provider with that name in
+// NewSnapshots returns the snapshots in dir. provider is the provider's name in
 // its Facts.
 func NewSnapshots(dir, provider string, describe Describe) *Snapshots {
 	return &Snapshots{dir: dir, provider: provider, describe: describe, users: map[string]int{}, idle: map[string]chan struct{}{}}
@@ -66,8 +65,8 @@ func NewSnapshots(dir, provider string, describe Describe) *Snapshots {
 func (s *Snapshots) kept(id string) string  { return filepath.Join(s.dir, id) }
 func (s *Snapshots) draft(id string) string { return filepath.Join(s.dir, draftPrefix+id) }
 
-// Draft returns an empty directory in which to write a snapshot. What an
-// earlier attempt left there is removed; a complete snapshot with the ID is
+// Draft returns an empty directory for a new snapshot. It removes remains of an
+// earlier attempt. If a complete snapshot has the ID, it returns
 // CodeAlreadyExists.
 func (s *Snapshots) Draft(id string) (dir string, err error) {
 	if err := sandbox.ValidateName(id); err != nil {
@@ -83,8 +82,7 @@ func (s *Snapshots) Draft(id string) (dir string, err error) {
 	return dir, os.MkdirAll(dir, 0o700)
 }
 
-// has reports whether a snapshot is here, whole or damaged, and not only a draft
-// of it.
+// has reports whether a complete snapshot exists, damaged or not.
 func (s *Snapshots) has(id string) bool {
 	_, err := os.Lstat(s.kept(id))
 	return err == nil
@@ -92,7 +90,7 @@ func (s *Snapshots) has(id string) bool {
 
 func (s *Snapshots) filesOf(snapshot string) string { return filepath.Join(snapshot, filesDir) }
 
-// manifest says what belongs to a snapshot.
+// manifest lists the files of a snapshot.
 type manifest struct {
 	Files []entry `json:"files"`
 }
@@ -110,8 +108,8 @@ func (m *manifest) size() (n int64) {
 	return n
 }
 
-// Finish makes a draft a snapshot. One that is transient stays a draft, which only
-// this process restores.
+// Finish completes a draft. A transient snapshot stays a draft, which only this
+// process restores.
 func (s *Snapshots) Finish(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	files := s.filesOf(s.draft(opts.ID))
 	kind, engine, err := s.describe(files)
@@ -128,19 +126,21 @@ func (s *Snapshots) Finish(ctx context.Context, opts driver.SnapshotOptions) (dr
 	return driver.Snapshot{Ref: s.ref(kind, data), Engine: engine, Size: size}, err
 }
 
-// transientMark begins the Data of what is restored without looking for damage.
-const transientMark = "transient:" // no ID has a colon
+// transientMark is the prefix of the Data of a transient snapshot, which is
+// restored without verification.
+const transientMark = "transient:" // ids contain no colon
 
 func (s *Snapshots) ref(kind driver.SnapshotKind, data string) driver.SnapshotRef {
 	return driver.SnapshotRef{Provider: s.provider, Kind: kind, Data: data}
 }
 
-// idOf reads a reference. One that this provider did not write is CodeInvalid.
+// idOf parses a reference. If another provider created it, idOf returns
+// CodeInvalid.
 func (s *Snapshots) idOf(ref driver.SnapshotRef) (id string, transient bool, err error) {
 	if ref.Provider != s.provider {
 		return "", false, &sandbox.Error{
-			Code: sandbox.CodeInvalid, Subject: "snapshot", Message: fmt.Sprintf("the snapshot was made by provider %q, and this is %s", ref.Provider, s.provider),
-			Hint: "choose the provider that made it",
+			Code: sandbox.CodeInvalid, Subject: "snapshot", Message: fmt.Sprintf("the snapshot was created by provider %q, and this is %s", ref.Provider, s.provider),
+			Hint: "choose the provider that created it",
 		}
 	}
 	id, transient = strings.CutPrefix(ref.Data, transientMark)
@@ -169,15 +169,15 @@ func (s *Snapshots) keep(ctx context.Context, id string) (size int64, err error)
 	return m.size(), syncDir(s.dir)
 }
 
-// Find implements driver.SnapshotKeeper. A draft that has everything, because
-// its writer was killed before it could finish, is finished.
+// Find implements driver.SnapshotKeeper. It completes a draft with a full set
+// of files, whose writer was killed.
 func (s *Snapshots) Find(ctx context.Context, id string) (snap driver.Snapshot, err error) {
 	if err := sandbox.ValidateName(id); err != nil {
 		return snap, err
 	}
 	if m, err := readManifest(s.kept(id)); err == nil {
 		kind, engine, err := s.describe(s.filesOf(s.kept(id)))
-		if err != nil { // damaged: whoever restores it will say so
+		if err != nil { // damaged: restoring it will report that
 			kind = driver.SnapshotFilesystem
 		}
 		return driver.Snapshot{Ref: s.ref(kind, id), Engine: engine, Size: m.size()}, nil
@@ -195,10 +195,10 @@ func missing(id string) error {
 	return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: id, Message: "the snapshot is not on this machine", Cause: driver.ErrSnapshotLost}
 }
 
-// Use returns the directory of a snapshot, as it was written, for reading. It
-// is compared with its manifest first: what is damaged is CodeInvalid, what is
-// missing CodeNotFound, and both are driver.ErrSnapshotLost. The snapshot stays
-// until release is called.
+// Use returns the directory of a snapshot for reading. It first compares all
+// files with the manifest: damaged files are CodeInvalid, a missing snapshot is
+// CodeNotFound, and both are driver.ErrSnapshotLost. The snapshot is not
+// removed until release is called.
 func (s *Snapshots) Use(ctx context.Context, ref driver.SnapshotRef) (dir string, release func(), err error) {
 	id, transient, err := s.idOf(ref)
 	if err != nil {
@@ -225,8 +225,8 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// touch remembers that a snapshot was used just now. One whose time cannot be
-// set looks older than it is, which is no harm.
+// touch records the time of use. If that fails, the snapshot looks older, which
+// does no harm.
 func (s *Snapshots) touch(id string) {
 	now := time.Now()
 	_ = os.Chtimes(s.kept(id), now, now)
@@ -247,7 +247,7 @@ func (s *Snapshots) verify(ctx context.Context, id string) error {
 		return damaged("its manifest cannot be read")
 	}
 	dir := filepath.Join(s.kept(id), filesDir)
-	for _, e := range want.Files { // before reading gigabytes
+	for _, e := range want.Files { // cheap checks first
 		info, err := os.Lstat(filepath.Join(dir, filepath.FromSlash(e.Path)))
 		if err != nil || !info.Mode().IsRegular() || info.Size() != e.Size {
 			return damaged(fmt.Sprintf("%q has changed", e.Path))
@@ -270,8 +270,8 @@ func (s *Snapshots) verify(ctx context.Context, id string) error {
 	return nil
 }
 
-// Copy makes another snapshot of the same bytes, which are stored once: kept
-// files are never written to.
+// Copy creates another snapshot with the same data, which is stored once,
+// because files of a snapshot never change.
 func (s *Snapshots) Copy(ctx context.Context, ref driver.SnapshotRef, to string) (driver.Snapshot, error) {
 	source, release, err := s.Use(ctx, ref)
 	if err != nil {
@@ -295,7 +295,7 @@ func (s *Snapshots) Copy(ctx context.Context, ref driver.SnapshotRef, to string)
 	})
 }
 
-// add makes a snapshot of what fill writes.
+// add creates a snapshot from the files that fill writes.
 func (s *Snapshots) add(ctx context.Context, id string, fill func(draft string) error) (snap driver.Snapshot, err error) {
 	draft, err := s.Draft(id)
 	if err != nil {
@@ -320,8 +320,7 @@ func (s *Snapshots) Export(ctx context.Context, ref driver.SnapshotRef, w io.Wri
 	return tarball.Write(ctx, w, dir)
 }
 
-// Import keeps what Export wrote under another ID. What is no snapshot is
-// CodeInvalid.
+// Import stores what Export wrote under a new ID. Other data is CodeInvalid.
 func (s *Snapshots) Import(ctx context.Context, id string, r io.Reader) (driver.Snapshot, error) {
 	return s.add(ctx, id, func(draft string) error {
 		if err := tarball.Read(ctx, r, draft); err != nil {
@@ -334,10 +333,10 @@ func (s *Snapshots) Import(ctx context.Context, id string, r io.Reader) (driver.
 	})
 }
 
-// Discard removes a draft, or the snapshot it became, at once.
+// Discard removes a draft, or its completed snapshot, immediately.
 func (s *Snapshots) Discard(id string) error {
-	// A name that says it is a draft is never taken for a snapshot, should the
-	// removal break off.
+	// Rename the snapshot to a draft before removing it, so that an interrupted
+	// removal does not leave an incomplete snapshot.
 	if err := os.RemoveAll(s.draft(id)); err != nil {
 		return err
 	}
@@ -347,8 +346,8 @@ func (s *Snapshots) Discard(id string) error {
 	return os.RemoveAll(s.draft(id))
 }
 
-// Remove removes a snapshot, or the draft of one, once nobody uses it any more.
-// One that is not there is success.
+// Remove removes a snapshot or draft once it is not in use. It succeeds if
+// there is none.
 func (s *Snapshots) Remove(ctx context.Context, ref driver.SnapshotRef) error {
 	id, _, err := s.idOf(ref)
 	if err != nil {
@@ -383,7 +382,7 @@ func (s *Snapshots) List(ctx context.Context) iter.Seq2[driver.FoundSnapshot, er
 		for _, e := range entries {
 			id, draft := strings.CutPrefix(e.Name(), draftPrefix)
 			if sandbox.ValidateName(id) != nil {
-				continue // not ours
+				continue // not a snapshot
 			}
 			f := driver.FoundSnapshot{ID: id, Ref: s.ref(driver.SnapshotFilesystem, id)}
 			if info, err := e.Info(); err == nil {
@@ -399,7 +398,7 @@ func (s *Snapshots) List(ctx context.Context) iter.Seq2[driver.FoundSnapshot, er
 	}
 }
 
-// measured completes what List says of a snapshot that is not a draft.
+// measured fills in the details of a snapshot that is not a draft.
 func (s *Snapshots) measured(f driver.FoundSnapshot) driver.FoundSnapshot {
 	if m, err := readManifest(s.kept(f.ID)); err == nil {
 		f.Size = m.size()
@@ -410,7 +409,7 @@ func (s *Snapshots) measured(f driver.FoundSnapshot) driver.FoundSnapshot {
 	return f
 }
 
-// sizeOf adds up the files below a directory.
+// sizeOf returns the total size of the files below a directory.
 func sizeOf(dir string) (size int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -425,7 +424,7 @@ func sizeOf(dir string) (size int64, err error) {
 	return size, err
 }
 
-// hold keeps a snapshot from being removed.
+// hold prevents a snapshot from being removed.
 func (s *Snapshots) hold(id string) (release func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -444,9 +443,8 @@ func (s *Snapshots) hold(id string) (release func()) {
 	})
 }
 
-// describe reads every file below a directory, several at a time, and with
-// settle makes sure that they are on the disk. Anything but files and
-// directories is an error.
+// describe reads all files below a directory, several at once, and with settle
+// syncs them. Anything except files and directories is an error.
 func describe(ctx context.Context, dir string, settle bool) (*manifest, error) {
 	m := &manifest{}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -497,7 +495,7 @@ func digest(ctx context.Context, path string, settle bool) (size int64, sum stri
 	return size, hex.EncodeToString(h.Sum(nil)), err
 }
 
-// readerUntil reads until its context ends.
+// readerUntil fails when its context ends.
 type readerUntil struct {
 	ctx context.Context
 	r   io.Reader

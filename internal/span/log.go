@@ -5,8 +5,8 @@ import (
 	"log/slog"
 )
 
-// Logs returns a handler that adds to each record the request it belongs to,
-// and its trace.
+// Logs returns a handler that adds the ids of the request and its trace to each
+// record.
 func Logs(next slog.Handler) slog.Handler {
 	if _, already := next.(logs); already {
 		return next

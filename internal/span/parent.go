@@ -2,7 +2,7 @@ package span
 
 import "strings"
 
-// Parent is the span of a caller, as the header traceparent tells it (W3C Trace
+// Parent is the span of a caller, from the header traceparent (W3C Trace
 // Context).
 type Parent struct {
 	Trace   string // 32 hexadecimal digits, not all zero
@@ -10,8 +10,8 @@ type Parent struct {
 	Sampled bool
 }
 
-// ParseParent reads a header. Anything that is not exactly what the
-// recommendation describes is no parent.
+// ParseParent parses a header. It accepts only the exact format of the
+// recommendation.
 func ParseParent(header string) (p Parent, ok bool) {
 	parts := strings.Split(header, "-")
 	if len(parts) < 4 || !isHex(parts[0], 2) || parts[0] == "ff" || parts[0] == "00" && len(parts) != 4 {

@@ -1,10 +1,9 @@
-// Package span says which request something is done for, and where the time of
-// that request goes.
+// Package span identifies the current request and traces its duration.
 //
-// A span here has a name, a sandbox and an outcome. There is no field for
-// anything else, so that no command, path, variable or secret can become part
-// of a trace. Code that makes spans does not know the collector: a [Tracer] in
-// the context does. Without one, a span costs one context lookup.
+// A span has a name, a sandbox and an outcome, and no field for other data, so
+// commands, paths, variables and secrets cannot become part of a trace. Code
+// that creates spans does not depend on the collector: it uses the [Tracer] in
+// the context. Without one, a span costs one context lookup.
 package span
 
 import (
@@ -15,25 +14,25 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Tracer collects spans. It may be used concurrently.
+// Tracer collects spans. It must be safe for concurrent use.
 type Tracer interface {
-	// Start begins a span below the one in ctx. The function that it returns
-	// ends it, once, with what became of it.
+	// Start starts a span below the one in ctx. The returned function ends the
+	// span with its error.
 	Start(ctx context.Context, layer, op string, box sandbox.ID) (context.Context, func(error))
 }
 
 type tracerKey struct{}
 
-// WithTracer returns a context whose spans t collects.
+// WithTracer returns a context whose spans are collected by t.
 func WithTracer(ctx context.Context, t Tracer) context.Context {
 	return context.WithValue(ctx, tracerKey{}, t)
 }
 
 func ignore(error) {}
 
-// Start begins a span: what a layer does about an operation, both of which have
-// constant names, to a sandbox, if it is to one. The caller calls end, with the
-// error that the operation returns, of which only the code is told.
+// Start starts a span for an operation of a layer, whose names must be
+// constant, on a sandbox, if any. The caller calls end with the operation's
+// error; only its code is recorded.
 func Start(ctx context.Context, layer, op string, box sandbox.ID) (_ context.Context, end func(error)) {
 	t, ok := ctx.Value(tracerKey{}).(Tracer)
 	if !ok {
@@ -42,7 +41,7 @@ func Start(ctx context.Context, layer, op string, box sandbox.ID) (_ context.Con
 	return t.Start(ctx, layer, op, box)
 }
 
-// In runs f within a span.
+// In runs f in a span.
 func In(ctx context.Context, layer, op string, box sandbox.ID, f func(context.Context) error) error {
 	t, ok := ctx.Value(tracerKey{}).(Tracer)
 	if !ok {
@@ -56,7 +55,7 @@ func In(ctx context.Context, layer, op string, box sandbox.ID, f func(context.Co
 
 type requestKey struct{}
 
-// request identifies the request that work is done for.
+// request identifies the current request.
 type request struct {
 	id    string
 	trace atomic.Pointer[string]
@@ -67,17 +66,16 @@ type request struct {
 	after []func()
 }
 
-// WithRequest returns the context of a request: its id, and that of the trace it
-// belongs to, which may be empty. Both are shown and logged as they are.
+// WithRequest returns the context of a request with its id and the id of its
+// trace, which may be empty. Both are displayed and logged unchanged.
 func WithRequest(ctx context.Context, id, trace string) context.Context {
 	r := &request{id: id, done: ctx.Done()}
 	r.trace.Store(&trace)
 	return context.WithValue(ctx, requestKey{}, r)
 }
 
-// AtEnd has f called once ctx has ended. Where that is when a request is over,
-// Over calls it, which spares the goroutine that context.AfterFunc would have
-// for it.
+// AtEnd calls f once ctx has ended. For a request, Over calls f, which avoids
+// the goroutine of context.AfterFunc.
 func AtEnd(ctx context.Context, f func()) {
 	r, ok := ctx.Value(requestKey{}).(*request)
 	if !ok || r.done != ctx.Done() || !r.add(f) {
@@ -94,8 +92,8 @@ func (r *request) add(f func()) bool {
 	return !r.over
 }
 
-// Over says that the request of ctx was answered. The creator of the context
-// calls it.
+// Over marks the request of ctx as completed. The creator of the context calls
+// it.
 func Over(ctx context.Context) {
 	r, ok := ctx.Value(requestKey{}).(*request)
 	if !ok {
@@ -110,16 +108,16 @@ func Over(ctx context.Context) {
 	}
 }
 
-// SetTrace names the trace of the request of ctx, if there is one, for all who
-// hold the context.
+// SetTrace sets the trace id of the request of ctx, if there is one, for all
+// holders of the context.
 func SetTrace(ctx context.Context, trace string) {
 	if r, ok := ctx.Value(requestKey{}).(*request); ok {
 		r.trace.Store(&trace)
 	}
 }
 
-// IDs returns the id of the request of ctx and of its trace, each empty if there
-// is none.
+// IDs returns the ids of the request of ctx and of its trace. Each is empty if
+// there is none.
 func IDs(ctx context.Context) (id, trace string) {
 	if r, ok := ctx.Value(requestKey{}).(*request); ok {
 		return r.id, *r.trace.Load()

@@ -29,21 +29,21 @@ func (t *Telemetry) startEvents(ctx context.Context) (err error) {
 	return err
 }
 
-// Events reports whether the event log is to be sent.
+// Events reports whether the event log is exported.
 func (t *Telemetry) Events() bool { return t != nil && t.events != nil }
 
 const (
-	// shipEvery is how often it is looked whether there is something to send.
+	// shipEvery is the interval between checks for new events.
 	shipEvery = time.Second
-	// maxPause is the longest that a collector which fails is left alone.
+	// maxPause is the maximum delay after failures of a collector.
 	maxPause = time.Minute
-	// shipBatch is how many events are sent at once.
+	// shipBatch is the number of events per request.
 	shipBatch = 500
 )
 
-// Ship sends what this daemon writes into the event log, from the beginning and
-// each event at least once, until ctx ends. How far it came is kept in the
-// store. It is called once.
+// Ship exports the events that this daemon writes to the event log, from the
+// beginning and each at least once, until ctx ends. Progress is kept in the
+// store. Call it once.
 func (t *Telemetry) Ship(ctx context.Context, events *eventlog.Log) {
 	s := newShipper(t, events)
 	pause := shipEvery
@@ -65,7 +65,7 @@ func (t *Telemetry) Ship(ctx context.Context, events *eventlog.Log) {
 	}
 }
 
-// shipper sends events. It is used by one goroutine.
+// shipper exports events. It is not safe for concurrent use.
 type shipper struct {
 	t        *Telemetry
 	log      *eventlog.Log
@@ -79,7 +79,7 @@ func newShipper(t *Telemetry, events *eventlog.Log) *shipper {
 	return s
 }
 
-// collected keeps records until they are sent, so that it is known which were.
+// collected buffers records until they are sent.
 type collected struct{ all []sdklog.Record }
 
 func (c *collected) OnEmit(_ context.Context, r *sdklog.Record) error {
@@ -91,7 +91,7 @@ func (c *collected) Enabled(context.Context, sdklog.EnabledParameters) bool { re
 func (c *collected) Shutdown(context.Context) error                         { return nil }
 func (c *collected) ForceFlush(context.Context) error                       { return nil }
 
-// round sends all there is now.
+// round sends all pending events.
 func (s *shipper) round(ctx context.Context) error {
 	waiting, err := s.log.Unsent(ctx, s.t.opts.Node)
 	if err != nil {
@@ -107,8 +107,8 @@ func (s *shipper) round(ctx context.Context) error {
 	return nil
 }
 
-// batch sends the next events of a tenant and returns how far that came. Each
-// daemon sends only the events that it wrote itself to a shared log.
+// batch sends the next events of a tenant and returns the last number sent. In
+// a shared log, each daemon sends only its own events.
 func (s *shipper) batch(ctx context.Context, tenant string, after int64) (int64, error) {
 	page, err := s.log.Records(ctx, tenant, eventlog.Filter{}, after, shipBatch)
 	if err != nil || len(page) == 0 {
@@ -142,11 +142,11 @@ func emptyPage(page []eventlog.Record) error {
 	return errors.New("the log is shorter than its head says")
 }
 
-// rejected reports that a collector took what was sent and wants nothing of it
-// again. The exporter's error for that has no type that could be named.
+// rejected reports whether a collector rejected events permanently. The
+// exporter's error for that has no exported type.
 func rejected(err error) bool { return strings.Contains(err.Error(), "OTLP partial success") }
 
-// traced returns a context for a record of a trace.
+// traced returns a context with the trace of a record.
 func traced(ctx context.Context, id string) context.Context {
 	traceID, err := trace.TraceIDFromHex(id)
 	if err != nil {
@@ -155,7 +155,7 @@ func traced(ctx context.Context, id string) context.Context {
 	return trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{TraceID: traceID}))
 }
 
-// recordOf is an event as a record of OpenTelemetry.
+// recordOf converts an event to an OpenTelemetry record.
 func recordOf(e *eventlog.Record) (r log.Record) {
 	r.SetEventName("atoll." + e.Type)
 	r.SetTimestamp(e.Time)
@@ -174,7 +174,7 @@ func severity(e *eventlog.Record) log.Severity {
 	return log.SeverityInfo
 }
 
-// attributes are the fields of an event that are set.
+// attributes returns the non-empty fields of an event.
 func attributes(e *eventlog.Record) []attribute.KeyValue {
 	kvs := []attribute.KeyValue{
 		attribute.String("atoll.tenant", e.Tenant), attribute.Int64("atoll.seq", e.Seq), attribute.String("atoll.hash", hex.EncodeToString(e.Hash[:])),

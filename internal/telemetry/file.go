@@ -11,10 +11,10 @@ import (
 	"github.com/atoll-run/atoll/internal/eventlog"
 )
 
-// WriteEvents writes events as one line of OTLP's JSON form, as collectors read
-// it from files: what [Telemetry.Ship] sends of them, but that the resource
-// names no daemon, because several may have written a log. version is that of
-// the program. No events write nothing.
+// WriteEvents writes events as one line in the OTLP JSON file format. They are
+// the same as those of [Telemetry.Ship], except that the resource does not name
+// a daemon, because several may have written a log. version is the program's
+// version. Without events it writes nothing.
 func WriteEvents(w io.Writer, version string, events []eventlog.Record) error {
 	if len(events) == 0 {
 		return nil
@@ -32,8 +32,8 @@ func WriteEvents(w io.Writer, version string, events []eventlog.Record) error {
 	return json.NewEncoder(w).Encode(line)
 }
 
-// The JSON form of OTLP: numbers of 64 bits are strings, identifiers are
-// hexadecimal, enumerations are numbers.
+// In OTLP JSON, 64-bit numbers are strings, identifiers are hexadecimal, and
+// enumerations are numbers.
 type (
 	jsonLogs struct {
 		ResourceLogs []jsonResourceLogs `json:"resourceLogs"`
@@ -77,7 +77,7 @@ type (
 	}
 )
 
-// jsonRecordOf is the record of [recordOf] in JSON.
+// jsonRecordOf returns the record of [recordOf] in JSON form.
 func jsonRecordOf(e *eventlog.Record) jsonRecord {
 	r := recordOf(e)
 	return jsonRecord{
@@ -95,7 +95,7 @@ func jsonAttributes(kvs []attribute.KeyValue) []jsonAttribute {
 	return out
 }
 
-// jsonValueOf knows the kinds of values that [attributes] makes.
+// jsonValueOf converts a value of one of the types in [attributes].
 func jsonValueOf(v attribute.Value) jsonValue {
 	switch v.Type() {
 	case attribute.INT64:

@@ -1,10 +1,9 @@
-// Package telemetry speaks OpenTelemetry: it collects the spans of requests, and
-// sends them and the event log to a collector, over HTTP (OTLP).
+// Package telemetry exports OpenTelemetry data: it collects the spans of
+// requests, and sends them and the event log to a collector, over HTTP (OTLP).
 //
-// It is configured as OpenTelemetry's specification says, by variables of the
-// environment whose names begin with OTEL_, and does nothing unless they, or
-// [Options], name a collector. A collector that is slow or away costs traces,
-// never events, and nobody waits for it.
+// It is configured by the standard OTEL_ environment variables, and disabled
+// unless they or [Options] name a collector. If a collector is slow or
+// unavailable, traces may be lost, but not events, and no request waits for it.
 package telemetry
 
 import (
@@ -25,26 +24,27 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// scope is the name under which all is told.
+// scope is the instrumentation scope.
 const scope = "github.com/atoll-run/atoll"
 
 // Options of a Telemetry.
 type Options struct {
 	// Endpoint is the address of a collector, such as http://localhost:4318.
-	// Empty: the one that the environment names, if any.
+	// Empty: the one in the environment, if any.
 	Endpoint string
-	// Version is that of the program, Node the name of the daemon.
+	// Version is the program's version, Node the name of the daemon.
 	Version, Node string
-	// LookupEnv finds out whether and what to send. How is read from the
-	// environment of the process, by the OpenTelemetry libraries.
+	// LookupEnv returns the variables that determine whether and what to send. The
+	// OpenTelemetry libraries read further settings from the environment of the
+	// process.
 	LookupEnv func(string) (string, bool)
-	// Logger is told what could not be sent.
+	// Logger gets export errors.
 	Logger *slog.Logger
 }
 
-// Telemetry sends traces and events. A nil one, which [New] returns if nobody is
-// to be told anything, may be used and does nothing. It may be used
-// concurrently, but see [Telemetry.Events].
+// Telemetry exports traces and events. [New] returns a nil Telemetry if there
+// is no collector; its methods do nothing. It is safe for concurrent use, but
+// see [Telemetry.Events].
 type Telemetry struct {
 	opts     Options
 	provider *sdktrace.TracerProvider // nil: no traces
@@ -64,7 +64,7 @@ func (o *Options) lookup(names ...string) string {
 	return ""
 }
 
-// wants reports whether a signal is to be sent.
+// wants reports whether a signal is enabled.
 func (o *Options) wants(signal string) bool {
 	if strings.EqualFold(o.lookup("OTEL_SDK_DISABLED"), "true") || strings.EqualFold(o.lookup("OTEL_"+signal+"_EXPORTER"), "none") {
 		return false
@@ -72,14 +72,14 @@ func (o *Options) wants(signal string) bool {
 	return o.Endpoint != "" || o.lookup("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_"+signal+"_ENDPOINT") != ""
 }
 
-// check refuses what would be ignored without a word.
+// check refuses settings that would be silently ignored.
 func (o *Options) check() error {
 	bad := func(subject, message, hint string) error {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "telemetry.start", Subject: subject, Message: message, Hint: hint}
 	}
 	for _, name := range []string{"OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL"} {
 		if p := o.lookup(name); p != "" && p != "http/protobuf" {
-			return bad(name, "only http/protobuf is spoken", "collectors listen for it on port 4318")
+			return bad(name, "only http/protobuf is supported", "collectors listen for it on port 4318")
 		}
 	}
 	if o.Endpoint == "" {
@@ -92,8 +92,8 @@ func (o *Options) check() error {
 	return nil
 }
 
-// New returns what sends telemetry, or nil if nobody is named to send it to. It
-// does not connect. The caller closes it.
+// New returns a Telemetry, or nil if no collector is configured. It does not
+// connect. The caller closes it.
 func New(ctx context.Context, opts Options) (*Telemetry, error) {
 	traces, events := opts.wants("TRACES"), opts.wants("LOGS")
 	if !traces && !events {
@@ -106,7 +106,7 @@ func New(ctx context.Context, opts Options) (*Telemetry, error) {
 	var err error
 	t.resource, err = resource.New(ctx, resource.WithTelemetrySDK(), resource.WithAttributes(
 		attribute.String("service.name", "atoll"), attribute.String("service.version", opts.Version), attribute.String("service.instance.id", opts.Node),
-	), resource.WithFromEnv()) // what the environment says comes last and holds
+	), resource.WithFromEnv()) // last, so that the environment takes precedence
 	if err != nil {
 		return nil, unusable(err)
 	}
@@ -127,7 +127,7 @@ func unusable(err error) error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "telemetry.start", Message: "the OTEL_ variables cannot be used", Cause: err}
 }
 
-// at returns where a signal is sent, if the options say so.
+// at returns the address for a signal, if the options set it.
 func (o *Options) at(path string) (string, bool) {
 	if o.Endpoint == "" {
 		return "", false
@@ -152,14 +152,14 @@ func (t *Telemetry) startTraces(ctx context.Context) error {
 	return nil
 }
 
-// patient logs what could not be sent, instead of leaving that to a handler that
-// the whole process shares.
+// patient logs export errors itself, because the library's error handler is
+// global.
 type patient struct {
 	sdktrace.SpanExporter
 	logger *slog.Logger
-	life   context.Context // ends with the Telemetry
+	life   context.Context // canceled by Close
 	stop   context.CancelFunc
-	mu     sync.Mutex // held while something is sent
+	mu     sync.Mutex // held while sending
 }
 
 func (p *patient) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
@@ -177,7 +177,7 @@ func (p *patient) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan
 	return nil
 }
 
-// maxText bounds what a collector can put into our log.
+// maxText limits the length of a collector's messages in our log.
 const maxText = 300
 
 func clip(err error) string {
@@ -188,11 +188,11 @@ func clip(err error) string {
 	return text
 }
 
-// closeTime bounds how long the end waits for a collector.
+// closeTime is how long Close waits for a collector.
 const closeTime = 3 * time.Second
 
-// Close sends the traces that wait, if the collector takes them soon, and ends
-// everything. Nothing is used after it.
+// Close sends pending traces if the collector responds in time, and releases
+// all resources. The Telemetry must not be used afterwards.
 func (t *Telemetry) Close() error {
 	if t == nil {
 		return nil
@@ -203,14 +203,13 @@ func (t *Telemetry) Close() error {
 		if err := t.provider.Shutdown(ctx); err != nil {
 			t.opts.Logger.Warn("the last traces could not be sent", "error", clip(err))
 		}
-		// Whatever is still being sent, behind the back of a Shutdown that was
-		// cut short, ends now.
+		// Stop exports that are still running after an interrupted Shutdown.
 		t.sending.stop()
 		t.sending.mu.Lock()
-		t.sending.mu.Unlock() //nolint:staticcheck // only waited for
+		t.sending.mu.Unlock() //nolint:staticcheck // only wait for it
 	}
 	if t.events != nil {
-		_ = t.events.Shutdown(ctx) // it holds nothing back
+		_ = t.events.Shutdown(ctx) // it has no pending data
 	}
 	return nil
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Wrap has the spans of what next answers collected, below that of the caller
-// if it names one. next is, or ends in, a http.ServeMux, which tells the
-// pattern of the path; the path itself is told nobody.
+// Wrap collects the spans of next's requests, below the caller's span if it
+// sends one. next must be or end in a http.ServeMux, which sets the path
+// pattern; the path itself is not recorded.
 func (t *Telemetry) Wrap(next http.Handler) http.Handler {
 	if t == nil || t.provider == nil {
 		return next
@@ -44,7 +44,7 @@ func (t *Telemetry) Wrap(next http.Handler) http.Handler {
 	})
 }
 
-// method is the name of a method that exists; all that callers make up are one.
+// method returns the name of a standard method, and one name for all others.
 func method(name string) string {
 	switch name {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
@@ -53,7 +53,7 @@ func method(name string) string {
 	return "_OTHER"
 }
 
-// remote returns the context of a request with the span of its caller.
+// remote returns the context of a request with the caller's span.
 func remote(r *http.Request) context.Context {
 	p, ok := span.ParseParent(r.Header.Get("Traceparent"))
 	if !ok {
@@ -71,12 +71,12 @@ func remote(r *http.Request) context.Context {
 	if p.Sampled {
 		config.TraceFlags = trace.FlagsSampled
 	}
-	// A state that is not as it should be is none, as the recommendation says.
+	// An invalid tracestate is ignored, as the recommendation requires.
 	config.TraceState, _ = trace.ParseTraceState(r.Header.Get("Tracestate"))
 	return trace.ContextWithRemoteSpanContext(r.Context(), trace.NewSpanContext(config))
 }
 
-// tracer makes OpenTelemetry's spans of ours.
+// tracer converts our spans to OpenTelemetry's.
 type tracer struct{ trace.Tracer }
 
 func (t tracer) Start(ctx context.Context, layer, op string, box sandbox.ID) (context.Context, func(error)) {
@@ -88,13 +88,13 @@ func (t tracer) Start(ctx context.Context, layer, op string, box sandbox.ID) (co
 	return ctx, func(err error) {
 		if code := sandbox.CodeOf(err); code != "" {
 			s.SetAttributes(attribute.String("error.type", string(code)))
-			s.SetStatus(codes.Error, string(code)) // never the text, which names things
+			s.SetStatus(codes.Error, string(code)) // never the text, which may contain names
 		}
 		s.End()
 	}
 }
 
-// answer remembers the status of an answer.
+// answer records the status of a response.
 type answer struct {
 	http.ResponseWriter
 	status int
@@ -107,5 +107,6 @@ func (a *answer) WriteHeader(status int) {
 	a.ResponseWriter.WriteHeader(status)
 }
 
-// Unwrap lets http.ResponseController and WebSockets find what is below.
+// Unwrap gives http.ResponseController and WebSockets access to the underlying
+// writer.
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }

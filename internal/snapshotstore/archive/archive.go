@@ -1,16 +1,13 @@
-// Package archive keeps snapshots in a blob store, for good and for all daemons
-// that share it. The snapshots of one owner are a set: pieces that several of
-// them have in common are stored once, compressed and, unless the set says
-// otherwise, encrypted.
+// Package archive stores snapshots durably in a blob store, for all daemons
+// that share it. The snapshots of one owner are a set: their common pieces are
+// stored once, compressed and, unless the set is plain, encrypted.
 //
-// A set is a workspace, in the sense of package workspace, without a directory
-// that anybody works in: each snapshot is a version of its own, of which the
-// note says whose it is. So writing and removing have no lock, on one machine or on many, and
-// whoever is killed leaves the last good state and what the next [Archive.Sweep]
-// removes.
+// A set is a workspace (see package workspace) without a working directory. Each snapshot is a version, whose note
+// names its owner. So saving and removing need no locks, on one machine or several. A killed process leaves the last
+// consistent state, and garbage that the next [Archive.Sweep] removes.
 //
-// Nothing that comes back is believed: a snapshot is as it was written, by the
-// digest that the caller kept elsewhere, or [Archive.Load] fails.
+// The blob store is not trusted: [Archive.Load] fails unless the snapshot has
+// the digest that the caller stored elsewhere.
 package archive
 
 import (
@@ -29,37 +26,37 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Archive keeps sets of snapshots. It may be used concurrently, by any number
-// of processes, and holds nothing that has to be closed.
+// Archive stores sets of snapshots. It is safe for concurrent use, also by
+// several processes, and need not be closed.
 type Archive struct {
 	blobs blob.Store
 	key   []byte
 
 	mu   sync.Mutex
-	open map[string]*workspace.Workspace // what is known of their packs is not read again
+	open map[string]*workspace.Workspace // cached, so that their packs are not read again
 }
 
-// New returns an Archive in a part of a blob store. Key, of 32 bytes, encrypts
-// the sets that want to be.
+// New returns an Archive in a part of a blob store. key, of 32 bytes, encrypts
+// the sets that are not plain.
 func New(blobs blob.Store, key []byte) *Archive {
 	return &Archive{blobs: blobs, key: key, open: map[string]*workspace.Workspace{}}
 }
 
-// Set names the snapshots that share their pieces.
+// Set identifies snapshots that share pieces.
 type Set struct {
-	ID        string // never used again for another one
+	ID        string // never reused
 	Encrypted bool
 }
 
-// Place says where a snapshot is, and what it is.
+// Place is the location and the digest of a snapshot.
 type Place struct {
-	Version int    // its number in the set
-	Digest  string // of its content, in hexadecimal
-	Stored  int64  // bytes that the set grew by
+	Version int    // number of the version in the set
+	Digest  string // of the content, in hexadecimal
+	Stored  int64  // bytes by which the set grew
 }
 
-// Save adds a directory to a set, which is made if there is none. The note says
-// whose it is, for Sweep.
+// Save adds a directory to a set, which is created if missing. The note names
+// the owner, for Sweep.
 func (a *Archive) Save(ctx context.Context, set Set, note, dir string) (Place, error) {
 	w, err := a.set(ctx, set)
 	if err != nil {
@@ -76,9 +73,9 @@ func (a *Archive) Save(ctx context.Context, set Set, note, dir string) (Place, e
 	return Place{Version: v.Number, Digest: v.Digest(), Stored: v.Added}, nil
 }
 
-// Load writes a snapshot into an empty directory, and makes sure that it is the
-// one that was saved: any other is CodeInvalid. On an error the directory holds
-// rubbish.
+// Load restores a snapshot into an empty directory, and verifies its digest: a
+// different snapshot is CodeInvalid. On an error the directory is left
+// incomplete.
 func (a *Archive) Load(ctx context.Context, set Set, at Place, dir string) error {
 	w, err := a.set(ctx, set)
 	if err != nil {
@@ -91,7 +88,7 @@ func (a *Archive) Load(ctx context.Context, set Set, at Place, dir string) error
 	v, err := w.Restore(ctx, at.Version, root)
 	if err := errors.Join(err, root.Close()); err != nil {
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-			return damaged("it is missing in the blob store")
+			return damaged("it is missing from the blob store")
 		}
 		return named(err)
 	}
@@ -101,8 +98,8 @@ func (a *Archive) Load(ctx context.Context, set Set, at Place, dir string) error
 	return nil
 }
 
-// SaveFrom is Save of the files in a tar archive that export writes. They are
-// unpacked below the directory scratch, which is made if it is missing.
+// SaveFrom is Save of the files in a tar archive that export writes. It unpacks
+// them below the directory scratch, which is created if missing.
 func (a *Archive) SaveFrom(ctx context.Context, set Set, note, scratch string, export func(io.Writer) error) (at Place, err error) {
 	dir, remove, err := scratchDir(scratch)
 	if err != nil {
@@ -127,7 +124,7 @@ func (a *Archive) SaveFrom(ctx context.Context, set Set, note, scratch string, e
 	return a.Save(ctx, set, note, dir)
 }
 
-// LoadTo is Load that gives the files to read, as a tar archive.
+// LoadTo is Load; it passes the files to read as a tar archive.
 func (a *Archive) LoadTo(ctx context.Context, set Set, at Place, scratch string, read func(io.Reader) error) (err error) {
 	dir, remove, err := scratchDir(scratch)
 	if err != nil {
@@ -149,11 +146,12 @@ func (a *Archive) LoadTo(ctx context.Context, set Set, at Place, scratch string,
 	return err
 }
 
-// streamFile is the only file of a set's entry that Write made.
+// streamFile is the name of the only file of a snapshot created by Write.
 const streamFile = "stream"
 
-// Write adds to a set what from writes, as Save adds a directory. Size is the
-// number of bytes. They are kept below the directory scratch meanwhile.
+// Write adds the bytes that from writes to a set, as Save adds a directory.
+// size is the number of bytes. It stores them temporarily below the directory
+// scratch.
 func (a *Archive) Write(ctx context.Context, set Set, note, scratch string, from func(io.Writer) error) (at Place, size int64, err error) {
 	dir, remove, err := scratchDir(scratch)
 	if err != nil {
@@ -173,8 +171,8 @@ func (a *Archive) Write(ctx context.Context, set Set, note, scratch string, from
 	return at, info.Size(), err
 }
 
-// Read gives what Write added to read. It is the same, or Read fails before it
-// gives anything.
+// Read passes the bytes of a Write to to. It verifies them before it passes
+// any.
 func (a *Archive) Read(ctx context.Context, set Set, at Place, scratch string, to func(io.Reader) error) (err error) {
 	dir, remove, err := scratchDir(scratch)
 	if err != nil {
@@ -186,7 +184,7 @@ func (a *Archive) Read(ctx context.Context, set Set, at Place, scratch string, t
 	}
 	f, err := os.Open(filepath.Join(dir, streamFile))
 	if err != nil {
-		return damaged("it is of another kind")
+		return damaged("it is of another type")
 	}
 	defer f.Close()
 	return to(f)
@@ -200,14 +198,14 @@ func scratchDir(parent string) (dir string, remove func() error, err error) {
 	return dir, func() error { return os.RemoveAll(dir) }, err
 }
 
-// Kept is what a set has.
+// Kept is a snapshot in a set.
 type Kept struct {
 	Note    string
 	Version int
 	Created time.Time
 }
 
-// List returns what is in a set. One that was never made has nothing.
+// List returns the content of a set. A set that does not exist is empty.
 func (a *Archive) List(ctx context.Context, set Set) ([]Kept, error) {
 	w, err := a.find(ctx, set)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
@@ -227,9 +225,9 @@ func (a *Archive) List(ctx context.Context, set Set) ([]Kept, error) {
 	return all, nil
 }
 
-// Sweep removes the snapshots of a set that are named, and what killed
-// processes left. Another change at the same time is CodeConflict, and then
-// nothing was removed.
+// Sweep removes the given snapshots of a set, and garbage of killed processes.
+// If the set is changed at the same time, it returns CodeConflict and removes
+// nothing.
 func (a *Archive) Sweep(ctx context.Context, set Set, unwanted []int) error {
 	w, err := a.find(ctx, set)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
@@ -246,7 +244,7 @@ func (a *Archive) Sweep(ctx context.Context, set Set, unwanted []int) error {
 	return named(err)
 }
 
-// set opens a set, making it if there is none.
+// set opens a set, and creates it if missing.
 func (a *Archive) set(ctx context.Context, set Set) (*workspace.Workspace, error) {
 	w, err := a.find(ctx, set)
 	if sandbox.CodeOf(err) != sandbox.CodeNotFound {
@@ -259,7 +257,7 @@ func (a *Archive) set(ctx context.Context, set Set) (*workspace.Workspace, error
 	return a.find(ctx, set)
 }
 
-// find opens a set. None is CodeNotFound.
+// find opens a set. If it does not exist, find returns CodeNotFound.
 func (a *Archive) find(ctx context.Context, set Set) (*workspace.Workspace, error) {
 	a.mu.Lock()
 	w := a.open[set.ID]
@@ -296,7 +294,7 @@ func damaged(what string) error {
 	}
 }
 
-// named says in the words of snapshots what the store of versions found.
+// named converts errors about workspaces to errors about snapshots.
 func named(err error) error {
 	var known *sandbox.Error
 	if !errors.As(err, &known) {

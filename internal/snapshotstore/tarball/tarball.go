@@ -1,5 +1,5 @@
-// Package tarball turns a directory of regular files into a tar archive and
-// back. Holes of files stay holes.
+// Package tarball packs a directory of regular files to a tar archive and
+// unpacks it. Holes of files are preserved.
 package tarball
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Write writes the files below dir. Anything but files and directories is an
+// Write writes the files below dir. Anything except files and directories is an
 // error.
 func Write(ctx context.Context, w io.Writer, dir string) error {
 	tw := tar.NewWriter(w)
@@ -75,11 +75,11 @@ func writeFile(ctx context.Context, w io.Writer, tw *tar.Writer, path, name stri
 	return err
 }
 
-// trailer is the length of what ends an archive.
+// trailer is the length of the end mark of an archive.
 const trailer = 1024
 
-// Read unpacks an archive into an empty directory. One that is cut off, or has
-// anything but files and directories, is CodeInvalid.
+// Read unpacks an archive into an empty directory. If it is incomplete, or
+// contains anything except files and directories, Read returns CodeInvalid.
 func Read(ctx context.Context, r io.Reader, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -93,7 +93,7 @@ func Read(ctx context.Context, r io.Reader, dir string) error {
 		h, err := tr.Next()
 		switch {
 		case err == io.EOF && in.zeros < trailer:
-			return broken("it is cut off")
+			return broken("it is incomplete")
 		case err == io.EOF:
 			return nil
 		case err == nil:
@@ -104,7 +104,7 @@ func Read(ctx context.Context, r io.Reader, dir string) error {
 		case in.err != nil:
 			return in.err
 		case errors.Is(err, io.ErrUnexpectedEOF):
-			return broken("it is cut off")
+			return broken("it is incomplete")
 		case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrInsecurePath):
 			return broken(err.Error())
 		default:
@@ -120,13 +120,13 @@ func broken(what string) error {
 func readMember(ctx context.Context, root *os.Root, tr *tar.Reader, h *tar.Header) error {
 	name := filepath.FromSlash(h.Name)
 	if !filepath.IsLocal(name) {
-		return broken("it has a file outside")
+		return broken("it has a file outside the directory")
 	}
 	switch {
 	case h.Typeflag == tar.TypeDir:
 		return root.MkdirAll(name, 0o700)
 	case h.Typeflag != tar.TypeReg && !sparse.Is(h):
-		return broken("it has more than files and directories")
+		return broken("it contains something other than files and directories")
 	}
 	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -135,12 +135,12 @@ func readMember(ctx context.Context, root *os.Root, tr *tar.Reader, h *tar.Heade
 	return errors.Join(sparse.Copy(f, tr, h.Size, ctx.Err), f.Close())
 }
 
-// reader ends with its context, and remembers how reading failed.
+// reader fails when its context ends, and stores its error.
 type reader struct {
 	ctx   context.Context
 	r     io.Reader
-	zeros int   // bytes at the end of what was read since somebody set it to zero
-	err   error // not at the end
+	zeros int   // number of zero bytes at the end of what was read
+	err   error // except io.EOF
 }
 
 func (r *reader) Read(p []byte) (int, error) {
