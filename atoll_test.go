@@ -149,7 +149,7 @@ func TestStreams(t *testing.T) {
 	wantCode(t, p.Signal(ctx, 15), sandbox.CodeNotFound)
 }
 
-// A stream that nobody reads holds up neither the other one nor signals.
+// An unread stream does not block the other stream or signals.
 func TestStreamsAreIndependent(t *testing.T) {
 	s, ctx := create(t, client(t), "one"), t.Context()
 	p, err := s.Exec(ctx, sandbox.Command{Shell: "yes 1>&2 & sleep 0.01; echo out; wait"})

@@ -38,7 +38,7 @@ func pagesServer(t *testing.T, answer func(w http.ResponseWriter, n int) bool) *
 	return c
 }
 
-// Pages come in order, once each, and none is fetched that nobody looks at.
+// Pages are requested in order, once each, and only when the caller needs them.
 func TestListFollowsCursors(t *testing.T) {
 	asked := make(chan int, 100)
 	c := pagesServer(t, func(_ http.ResponseWriter, n int) bool { asked <- n; return false })

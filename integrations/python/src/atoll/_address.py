@@ -24,7 +24,7 @@ class Address:
     socket: str = ""
     key: str = field(default="", repr=False)
     named: bool = False
-    """Somebody named it; else it is where the daemon of this user would be."""
+    """The address was given; otherwise it is the socket of this user's daemon."""
 
     @classmethod
     def find(cls, host: str | None = None, key: str | None = None) -> Address:
