@@ -130,7 +130,8 @@ func TestStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	// More than all windows together, so that acknowledgements must work.
+	// More than all flow control windows together, so that acknowledgements are
+	// needed.
 	sent := bytes.Repeat([]byte("0123456789abcdef"), 200_000)
 	go func() {
 		_, _ = p.Stdin().Write(sent)
@@ -181,7 +182,7 @@ func TestCloseKillsForeground(t *testing.T) {
 	waitIdle(t, s)
 }
 
-// waitIdle waits until no command runs; the test's own deadline bounds it.
+// waitIdle waits until no command runs. The deadline of the test bounds it.
 func waitIdle(t *testing.T, s *atoll.Sandbox) {
 	t.Helper()
 	for busy := true; busy; {
@@ -360,7 +361,7 @@ func TestFiles(t *testing.T) {
 
 var errReader = errors.New("the disk fell off")
 
-// A source that fails leaves no part of a file behind.
+// If the source fails, no part of the file is left behind.
 func TestWriteIsWhole(t *testing.T) {
 	f, ctx := create(t, client(t), "one").Files(), t.Context()
 	broken := io.MultiReader(strings.NewReader(strings.Repeat("x", 1<<16)), iotestErr{})

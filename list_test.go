@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// pagesServer serves five numbered pages of two sandboxes each. answer, unless
-// nil, may answer for a page in its place.
+// pagesServer serves five numbered pages of two sandboxes each. answer, if not
+// nil, can answer a page instead.
 func pagesServer(t *testing.T, answer func(w http.ResponseWriter, n int) bool) *atoll.Client {
 	t.Helper()
 	const pages = 5
@@ -66,7 +66,8 @@ func TestListFollowsCursors(t *testing.T) {
 	}
 }
 
-// An error in the middle comes after what was before it, and ends the listing.
+// An error in the middle comes after the sandboxes before it, and ends the
+// listing.
 func TestListBreaksOff(t *testing.T) {
 	c := pagesServer(t, func(w http.ResponseWriter, n int) bool {
 		if n == 3 {

@@ -16,8 +16,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A command has ended when the connection breaks, and the daemon refuses to go on
-// with its output: a reader is told why, and not how the connection broke.
+// If the connection is lost after the command has ended, and the daemon refuses
+// to continue the output, a reader gets that error and not the error of the
+// connection.
 func TestOutputBreaksOff(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/sandboxes/one", func(w http.ResponseWriter, _ *http.Request) {

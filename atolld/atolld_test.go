@@ -46,7 +46,7 @@ func TestServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Other programs of this user see the same through the socket.
+	// Other programs of this user see the same sandboxes over the socket.
 	outside, err := atoll.New(atoll.Options{Host: "unix://" + s.StateDir + "/" + atoll.SocketName})
 	if err != nil {
 		t.Fatal(err)
@@ -69,8 +69,8 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// A program with a daemon of its own. Provider host keeps the example quick
-// and isolates nothing; the zero value isolates.
+// A program with an embedded daemon. The provider host makes the example fast,
+// but it does not isolate. The zero value of Server uses a provider that does.
 func Example() {
 	dir, err := os.MkdirTemp("", "atolld-")
 	if err != nil {

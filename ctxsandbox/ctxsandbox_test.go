@@ -73,7 +73,7 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// A command ends with the context of who asked for it.
+// A command ends with the context of its caller.
 func TestCancel(t *testing.T) {
 	c, _ := client(t)
 	h := create(t, c, ctxsandbox.SandboxSpec{})
@@ -94,7 +94,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// The logs are those of the sandbox: of commands in the foreground too.
+// The logs include commands in the foreground.
 func TestLogs(t *testing.T) {
 	c, _ := client(t)
 	h := create(t, c, ctxsandbox.SandboxSpec{})
@@ -142,8 +142,8 @@ func TestOneShots(t *testing.T) {
 	if res, err = c.RunPython(t.Context(), "print(1)", 0, ctxsandbox.SandboxSpec{}); err != nil || res.ExitCode != 127 {
 		t.Errorf("%+v %v", res, err)
 	}
-	// Whenever the caller goes away, also while its sandbox is being made, the
-	// sandbox does not stay.
+	// The sandbox is removed whenever the caller cancels, even while the sandbox is
+	// being made.
 	for i := range 60 {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Duration(i)*100*time.Microsecond, cancel)

@@ -7,7 +7,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A provider that cannot be used says why.
+// An unavailable provider has a Problem.
 func TestDescribeSaysWhatBlocks(t *testing.T) {
 	findings := []driver.Finding{
 		{Severity: driver.OK, Message: "fine"},

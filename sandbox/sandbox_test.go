@@ -109,8 +109,8 @@ func checkInvalid(t *testing.T, err error, subject string) {
 	}
 }
 
-// TestEnvErrorsHideValues uses a canary: the value of a variable may be a
-// secret.
+// TestEnvErrorsHideValues uses a canary, because the value of a variable may be
+// a secret.
 func TestEnvErrorsHideValues(t *testing.T) {
 	spec := Spec{Env: map[string]string{"TOKEN": "canary\x00"}}
 	if err := spec.Validate(); err == nil || strings.Contains(err.Error(), "canary") {

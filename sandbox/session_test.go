@@ -8,8 +8,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// An envelope that names no sandbox is read for the id that a driver kept in its
-// state.
+// For an envelope without a sandbox id, the id comes from the driver's state.
 func TestRB40InstanceID(t *testing.T) {
 	for state, want := range map[string]string{
 		`{"containerId":"c","hostId":"h","id":"i","instanceId":"n","sandboxId":"s"}`: "s",
@@ -37,8 +36,8 @@ func TestRB40InstanceID(t *testing.T) {
 	}
 }
 
-// What an envelope says is from outside: whatever it is, it is refused as
-// invalid, or means the same when it is written and read again.
+// Envelopes are untrusted input: every input is either refused as invalid, or
+// is the same after writing and reading it again.
 func FuzzParseEnvelope(f *testing.F) {
 	for _, e := range []sandbox.Envelope{
 		{Backend: "gvisor", Binding: "here/x", Box: "sb-1", Spec: sandbox.Spec{Image: "alpine:3", Env: map[string]string{"TOKEN": "x"}}},

@@ -7,8 +7,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// FuzzResourceAddress: the address of a resource has at most three parts, none of
-// which a check of names can be passed by with, and what is none is refused.
+// FuzzResourceAddress: the URI of a resource has at most three parts, none of
+// which can bypass the validation of names. Other URIs are refused.
 func FuzzResourceAddress(f *testing.F) {
 	for _, s := range []string{uriRoot, uriRoot + "/", uriRoot + "/box/files/etc%2fpasswd", uriRoot + "/%2e%2e/x", "file:///etc/passwd", uriRoot + "/a/b/c/../d", uriRoot + "/%zz"} {
 		f.Add(s)

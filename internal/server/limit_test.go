@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/server"
 )
 
-// Beyond its limit a listener turns connections away, and lets others in once
+// Above its limit, a listener closes new connections, and accepts others after
 // one is closed.
 func TestLimit(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
@@ -51,7 +51,7 @@ func TestLimit(t *testing.T) {
 		}
 	}
 	_ = first.Close()
-	_ = first.Close() // gives one place back and not two
+	_ = first.Close() // decrements the count once, not twice
 	dial()
 	third := <-accepted
 	if _, err := io.ReadAll(dial()); err != nil && !errors.Is(err, syscall.ECONNRESET) {
@@ -60,8 +60,8 @@ func TestLimit(t *testing.T) {
 	_, _ = second.Close(), third.Close()
 }
 
-// Whoever holds as many requests as it may is refused more, and takes nothing from
-// others. Its place is free again when a request ends.
+// A caller with the maximum number of requests is refused more, and does not
+// affect others. It can send another when a request ends.
 func TestLimitPerKey(t *testing.T) {
 	h := newHolder()
 	l := tcp(t)
@@ -72,8 +72,8 @@ func TestLimitPerKey(t *testing.T) {
 	h.fill(t, l, key("good"), key("better"))
 }
 
-// The same holds where a handler authenticates requests itself, and for the ports
-// of sandboxes, by their names.
+// The same applies if a handler authenticates requests itself, and to the ports
+// of sandboxes, by host name.
 func TestLimitPerShare(t *testing.T) {
 	h := newHolder()
 	l := tcp(t)
@@ -88,7 +88,7 @@ func TestLimitPerShare(t *testing.T) {
 	})
 }
 
-// portsOf answers for every name below "ports".
+// portsOf answers requests for every name below "ports".
 type portsOf struct{ http.Handler }
 
 func (portsOf) Match(r *http.Request) bool { return strings.HasSuffix(r.Host, ".ports") }
@@ -115,7 +115,7 @@ func (h *holder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// fill has one caller hold all that it may.
+// fill makes one caller hold the maximum number of requests.
 func (h *holder) fill(t *testing.T, l net.Listener, one, other func(*http.Request)) {
 	c := &http.Client{Transport: &http.Transport{}}
 	defer c.CloseIdleConnections()

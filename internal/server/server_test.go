@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 type whoKey struct{}
 
-// start serves a handler that tells who was let in.
+// start serves a handler that reports the authenticated caller.
 func start(t *testing.T, l net.Listener, handler http.HandlerFunc) *server.Server {
 	t.Helper()
 	if handler == nil {
@@ -101,7 +101,7 @@ func get(t *testing.T, c *http.Client, url string, header map[string]string) (in
 	return resp.StatusCode, string(text)
 }
 
-// A web page must not be able to use what its visitor's browser can reach.
+// A web page must not be able to use the API through its visitor's browser.
 func TestBrowsersAreKeptOut(t *testing.T) {
 	l := tcp(t)
 	start(t, l, nil)
@@ -207,8 +207,8 @@ func TestSocket(t *testing.T) {
 	}
 }
 
-// A socket that cannot be put in its place is an error, not a daemon that nobody
-// can reach, and leaves nothing.
+// If a socket cannot be moved to its path, ListenUnix returns an error and
+// leaves nothing behind.
 func TestSocketThatCannotBePlaced(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "api.sock")
@@ -237,7 +237,7 @@ func TestHugeHeaders(t *testing.T) {
 	}()
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
-		return // cut off before an answer: as good
+		return // disconnected before a response: that is fine too
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
@@ -254,7 +254,7 @@ func TestPanicIsAnAnswer(t *testing.T) {
 	}
 }
 
-// A request that runs is waited for; one that does not end is cut off.
+// Shutdown waits for running requests, and cancels those that do not end.
 func TestShutdown(t *testing.T) {
 	l := tcp(t)
 	begun, ended := make(chan struct{}), make(chan error, 1)
@@ -272,7 +272,7 @@ func TestShutdown(t *testing.T) {
 	}()
 	<-begun
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // no patience
+	cancel() // do not wait
 	if err := s.Shutdown(ctx); err != nil {
 		t.Error(err)
 	}
@@ -299,7 +299,7 @@ func TestMemoryCloses(t *testing.T) {
 	}
 }
 
-// While the daemon starts it is alive and not ready, and requests wait.
+// While the daemon starts, it is alive but not ready, and requests wait.
 func TestStarting(t *testing.T) {
 	ready := make(chan struct{})
 	s := server.New(server.Config{

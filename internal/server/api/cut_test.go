@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A request that was cut off is never answered as if it had succeeded, which no
-// answer would be: its caller could take nothing for an empty file.
+// A canceled request never gets a success status, which net/http sends for an
+// empty response: its caller could take that for an empty file.
 func TestCutOffRequestsAreAnswered(t *testing.T) {
 	a := New(Services{}, Options{})
 	for _, tt := range []struct {

@@ -15,8 +15,8 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// The time that a body may take must not bound what is done with it: a command
-// runs far longer than its request takes to arrive.
+// The deadline of a body must not bound the processing: a command runs much
+// longer than its request takes to arrive.
 func TestBodyTimeoutIsForTheBody(t *testing.T) {
 	a := New(Services{}, Options{})
 	op := operation("slow", http.MethodPost, "/slow/{ref}", "Test", "Take longer than the body may")
@@ -42,9 +42,9 @@ func TestBodyTimeoutIsForTheBody(t *testing.T) {
 }
 
 // TestAttackSilentBody sends part of a body, or none of it, and keeps the
-// connection: handlers must not wait for the rest for good, whether they read
-// it or not. A body that goes on, however slowly, is read to its end, and what
-// is done after it takes as long as it takes.
+// connection open. Handlers must not wait for the rest forever, whether they
+// read it or not. A slow body is read to its end, and processing it may take
+// any time.
 func TestAttackSilentBody(t *testing.T) {
 	const rest = 300 * time.Millisecond
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -68,7 +68,7 @@ func TestAttackSilentBody(t *testing.T) {
 	t.Cleanup(s.Close)
 	for name, tt := range map[string]struct {
 		path string
-		send []string // with pauses shorter than the rest
+		send []string // with pauses shorter than the deadline
 		want int
 	}{
 		"read, nothing comes":     {"/read", nil, http.StatusRequestTimeout},
@@ -103,8 +103,8 @@ func TestAttackSilentBody(t *testing.T) {
 	}
 }
 
-// A body that is read after its handler has returned does not end the request
-// that the connection serves then.
+// Reading a body after its handler has returned does not end the next request
+// on the connection.
 func TestBodyIsReadLate(t *testing.T) {
 	var body io.Reader
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

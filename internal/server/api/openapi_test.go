@@ -14,7 +14,7 @@ var update = flag.Bool("update", false, "write docs/openapi.json")
 
 const document = "../../../docs/openapi.json"
 
-// The committed document is what the daemon serves.
+// The committed document is the same as the one that the daemon serves.
 func TestOpenAPIIsCurrent(t *testing.T) {
 	text, err := New(Services{}, Options{}).OpenAPI()
 	if err != nil {
@@ -39,8 +39,8 @@ func TestOpenAPIIsCurrent(t *testing.T) {
 	}
 }
 
-// Every operation has a name of its own and a summary, every reference leads
-// somewhere, and every path parameter is described.
+// Every operation has a unique name and a summary, every reference resolves,
+// and every path parameter is described.
 func TestOpenAPIIsSound(t *testing.T) {
 	text, err := New(Services{}, Options{}).OpenAPI()
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 )
 
-// heldBack is a process whose output a quota holds back until its channel is
+// heldBack is a process whose output a quota delays until its channel is
 // closed.
 type heldBack struct {
 	driver.Process
@@ -24,8 +24,8 @@ func (h heldBack) Throttled() (now bool, changes int64) {
 	}
 }
 
-// What a quota has held back until this moment is still awaited: to the timer
-// that would end the wait, it looks as if nothing came for long.
+// Output that a quota has delayed until this moment must still arrive, although
+// the timer that ends the wait has seen no output for a long time.
 func TestSettleAwaitsWhatWasHeldBack(t *testing.T) {
 	for _, pause := range []time.Duration{linger / 2, linger - 1, linger, linger + 1, 3*linger - 1, 3 * linger} {
 		synctest.Test(t, func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestSettleAwaitsWhatWasHeldBack(t *testing.T) {
 	}
 }
 
-// Output that nobody holds back, and that does not end, is not awaited for long.
+// settle does not wait long for a stream that stays open if no quota delays it.
 func TestSettleGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		until := make(chan struct{})

@@ -14,8 +14,8 @@ type anySandbox struct{}
 
 func (anySandbox) Open(context.Context, string) (Box, error) { return nil, nil }
 
-// TestAttackSilentStream opens a stream for a command and never says which: it is
-// told that it should have, and cut off.
+// TestAttackSilentStream opens a stream for a command but sends no start
+// message. It gets an error and is disconnected.
 func TestAttackSilentStream(t *testing.T) {
 	t.Parallel()
 	s := httptest.NewServer(New(Services{Processes: anySandbox{}}, Options{}))

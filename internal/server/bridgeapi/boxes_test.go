@@ -8,7 +8,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// tenant has what a test says, and remembers what it is asked to create.
+// tenant is a fake tenant. It records the sandboxes that it is asked to create.
 type tenant struct {
 	Sandboxes
 	templates []sandbox.Template

@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// links are files of which some are symbolic links: the one named by the fuzzer
-// leads where the fuzzer says.
+// links are fake files, some of which are symbolic links. The fuzzer chooses
+// the name and the target of one.
 type links struct {
 	Files
 	name, target string
@@ -31,8 +31,8 @@ func (l *links) Stat(_ context.Context, p string) (sandbox.FileInfo, error) {
 	return sandbox.FileInfo{Type: sandbox.TypeDir}, nil
 }
 
-// FuzzPaths: wherever the end of a request's path and a link in the sandbox lead,
-// it is below the workspace, and nothing else is looked at.
+// FuzzPaths: for any request path and any link in the sandbox, the result is
+// below the workspace, and no other file is read.
 func FuzzPaths(f *testing.F) {
 	f.Add("a/b", "b", "../c")
 	f.Add("..%2f..%2fetc/passwd", "etc", "/")
@@ -63,8 +63,8 @@ func FuzzPaths(f *testing.F) {
 	})
 }
 
-// FuzzWords: a line that is taken apart into words means one command, and is
-// never one that only a shell has.
+// FuzzWords: a line that is split into words is one command, and never a shell
+// builtin.
 func FuzzWords(f *testing.F) {
 	for _, line := range []string{"ls -l", `echo 'a b' "c\"d" e\ f`, "a=b c", "cd /", "x;y", "a\nb", "$(id)", "'\n'", `"\` + "\n" + `"`} {
 		f.Add(line)
@@ -94,7 +94,7 @@ func FuzzWords(f *testing.F) {
 	})
 }
 
-// tarred are files of which an archive exists that nobody of ours wrote.
+// tarred are fake files whose export is an untrusted archive.
 type tarred struct {
 	Files
 	text []byte
@@ -112,8 +112,8 @@ func (a *tarred) Read(_ context.Context, p string, _ driver.ReadOptions) (io.Rea
 	return io.NopCloser(strings.NewReader("linked")), sandbox.FileInfo{Size: 6}, nil
 }
 
-// FuzzExport: whatever archive comes out of a sandbox, a client gets one that
-// holds nothing but files, directories and links below the workspace.
+// FuzzExport: for any archive from a sandbox, a client gets one that has only
+// files, directories and links below the workspace.
 func FuzzExport(f *testing.F) {
 	f.Add(tarOf(f,
 		tar.Header{Name: "workspace/", Typeflag: tar.TypeDir, Mode: 0o755},

@@ -18,8 +18,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// stub is a box whose commands do what the test says. A command that is closed
-// ends, as one that is killed.
+// stub is a box whose commands are controlled by the test. Closing a command
+// ends it as if it was killed.
 type stub struct {
 	Box
 	started chan *stubProcess
@@ -76,8 +76,8 @@ func (p *stubProcess) Close() error {
 	return nil
 }
 
-// serve serves a box to whoever bears the key "key", and returns the address of its
-// routes.
+// serve serves a box to clients with the key "key", and returns the address of
+// its routes.
 func serve(t *testing.T, box Box, opts Options) string {
 	opts.Logger = slog.New(slog.DiscardHandler)
 	h := New(Services{
@@ -164,7 +164,7 @@ func TestTerminalRunsACommandLine(t *testing.T) {
 	}
 	go func() {
 		p.end(sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonSignaled})
-		_, _ = io.WriteString(p.outW, "last words") // which come before the exit
+		_, _ = io.WriteString(p.outW, "last words") // must arrive before the exit
 		_ = p.outW.Close()
 	}()
 	if kind, got := c.read(); kind != websocket.MessageBinary || got != "last words" {
@@ -195,7 +195,7 @@ func TestTerminalTypesIntoAShell(t *testing.T) {
 			t.Errorf("the shell reads %q, %v", buf, err)
 		}
 		_ = c.ws.CloseNow()
-		<-p.ended // it is killed with its connection
+		<-p.ended // it is killed when its connection ends
 	}
 }
 
@@ -242,7 +242,7 @@ func TestExecEndsWithItsCaller(t *testing.T) {
 	go func() {
 		p := <-box.started
 		box.started <- p
-		_, _ = io.WriteString(p.outW, "h\xc3") // half a character waits for the other
+		_, _ = io.WriteString(p.outW, "h\xc3") // half a character is held back until the other half arrives
 		_, _ = io.WriteString(p.outW, "\xa9")
 	}()
 	resp, err := http.DefaultClient.Do(r)

@@ -18,8 +18,8 @@ func TestTunnelDomain(t *testing.T) {
 	}
 }
 
-// TestTunnelPasswords: an address is good for one port of one sandbox, and for one
-// tunnel.
+// TestTunnelPasswords: an address is valid for one port of one sandbox, and for
+// one tunnel.
 func TestTunnelPasswords(t *testing.T) {
 	t.Parallel()
 	a, b := &tunnels{secret: []byte("one")}, &tunnels{secret: []byte("another")}

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// FuzzTarget: whatever names a port in a request, one port of one name is meant,
-// and no token or API key of ours is passed on.
+// FuzzTarget: every request is for at most one port of one sandbox, and no
+// token or API key of Atoll is forwarded.
 func FuzzTarget(f *testing.F) {
 	f.Add("8000-box.localhost:80", "", "", "Bearer pt_x", "", "")
 	f.Add("localhost", "box", "22", "", "pt_x", "")

@@ -26,14 +26,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// boxes are two sandboxes with a port each, and the tokens that open them.
+// boxes are two sandboxes with a port each, and their tokens.
 type boxes struct {
 	ports map[string]net.Addr // "ID PORT" → what listens there
 	dials atomic.Int32
-	cut   chan context.CancelCauseFunc // what ends a request that was let in; nil: nothing does
+	cut   chan context.CancelCauseFunc // cancels an authenticated request; nil: not used
 
 	mu    sync.Mutex
-	actor []string // who dialled
+	actor []string // callers of DialPort
 }
 
 type actorKey struct{}
@@ -63,7 +63,7 @@ func (b *boxes) DialPort(ctx context.Context, ref string, port uint16) (net.Conn
 	return new(net.Dialer).DialContext(ctx, "tcp", addr.String())
 }
 
-// serve starts a program inside a sandbox.
+// serve starts a server inside a sandbox.
 func (b *boxes) serve(t *testing.T, id string, h http.HandlerFunc) {
 	t.Helper()
 	s := httptest.NewServer(h)
@@ -71,7 +71,7 @@ func (b *boxes) serve(t *testing.T, id string, h http.HandlerFunc) {
 	b.ports[id+" 8000"] = s.Listener.Addr()
 }
 
-// start starts a proxy and returns where it listens.
+// start starts a proxy and returns its address.
 func start(t *testing.T) (*boxes, string) {
 	t.Helper()
 	b := &boxes{ports: map[string]net.Addr{}}
@@ -115,8 +115,9 @@ func get(t *testing.T, addr, host string, headers ...string) (*http.Response, st
 	return resp, string(body)
 }
 
-// TestEndsWithItsKey: when the key that made a token ends, so does what was let
-// in with it, in the middle of a stream, and not as if that were over.
+// TestEndsWithItsKey: when the key that made a token ends, requests with the
+// token are aborted, even in the middle of a stream. The stream must not look
+// complete.
 func TestEndsWithItsKey(t *testing.T) {
 	b, addr := start(t)
 	b.cut = make(chan context.CancelCauseFunc, 1)
@@ -197,7 +198,8 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// TestAttackWhatGetsInside: credentials do not, and what names a client is ours.
+// TestAttackWhatGetsInside: credentials are not forwarded, and the headers that
+// name the client are set by the proxy.
 func TestAttackWhatGetsInside(t *testing.T) {
 	b, addr := start(t)
 	var got http.Header
@@ -221,7 +223,8 @@ func TestAttackWhatGetsInside(t *testing.T) {
 	if got.Get("X-Forwarded-Host") != "8000-one.localhost" {
 		t.Errorf("X-Forwarded-Host: %q", got.Get("X-Forwarded-Host"))
 	}
-	// An API key that somebody takes for a token is worth more than a port.
+	// A client may send an API key instead of a token. It must not reach the
+	// sandbox.
 	before := b.dials.Load()
 	for _, headers := range [][]string{
 		{"Authorization", "Bearer atoll_secret"}, {"Atoll-Token", "atoll_secret"}, {"Atoll-Token", "token-one", "Authorization", "bearer  atoll_secret"},
@@ -235,7 +238,7 @@ func TestAttackWhatGetsInside(t *testing.T) {
 	}
 }
 
-// TestCookiesStay: a program inside sets none for its neighbours.
+// TestCookiesStay: a program inside cannot set cookies for other sandboxes.
 func TestCookiesStay(t *testing.T) {
 	b, addr := start(t)
 	b.serve(t, "one", func(w http.ResponseWriter, _ *http.Request) {
@@ -249,8 +252,8 @@ func TestCookiesStay(t *testing.T) {
 	}
 }
 
-// TestAttackConnectionsAreNotShared: every token has connections of its own, so that
-// each is authorised and recorded.
+// TestAttackConnectionsAreNotShared: every token has separate connections, so
+// that each is authorised and recorded.
 func TestAttackConnectionsAreNotShared(t *testing.T) {
 	b, addr := start(t)
 	b.serve(t, "one", func(http.ResponseWriter, *http.Request) {})
@@ -268,7 +271,7 @@ func TestAttackConnectionsAreNotShared(t *testing.T) {
 	}
 }
 
-// raw sends bytes as they are and returns the answer.
+// raw sends raw bytes and returns the response.
 func raw(t *testing.T, addr, request string) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
@@ -287,8 +290,8 @@ func raw(t *testing.T, addr, request string) string {
 	return string(answer)
 }
 
-// TestAttackSmuggling: a second request that hides in the first is never one of the
-// program inside, nor of another sandbox.
+// TestAttackSmuggling: a second request hidden in the first reaches neither the
+// program inside nor another sandbox.
 func TestAttackSmuggling(t *testing.T) {
 	b, addr := start(t)
 	var seen []string
@@ -328,7 +331,8 @@ func TestAttackSmuggling(t *testing.T) {
 	}
 }
 
-// TestWebSocket: both ways, through a server whose end is hijacked.
+// TestWebSocket: messages pass both ways, through a server that hijacks its
+// connection.
 func TestWebSocket(t *testing.T) {
 	b, addr := start(t)
 	b.serve(t, "one", func(w http.ResponseWriter, r *http.Request) {
@@ -375,8 +379,8 @@ func TestWebSocket(t *testing.T) {
 	ws.Close(websocket.StatusNormalClosure, "")
 }
 
-// TestStreams: what a program says arrives when it says it, and a client that
-// does not read stops it.
+// TestStreams: output of a program arrives at once, and a client that does not
+// read blocks the program.
 func TestStreams(t *testing.T) {
 	b, addr := start(t)
 	next := make(chan struct{})
@@ -412,7 +416,7 @@ func TestStreams(t *testing.T) {
 		if line, err := lines.ReadString('\n'); err != nil || line != fmt.Sprintf("event %d\n", i) {
 			t.Fatalf("%q, %v", line, err)
 		}
-		next <- struct{}{} // it says no more before the client has what it said
+		next <- struct{}{} // continue after the client has received the output
 	}
 	flood, _ := open("/flood")
 	flood.Read(make([]byte, 1))
@@ -431,8 +435,8 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// TestNonsenseInside: a program that does not speak HTTP is the caller's to
-// hear about, and nothing of it is shown.
+// TestNonsenseInside: if a program does not send valid HTTP, the caller gets an
+// error without its output.
 func TestNonsenseInside(t *testing.T) {
 	b, addr := start(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -459,7 +463,7 @@ func TestNonsenseInside(t *testing.T) {
 	}
 }
 
-// TestShow: a face of its own has found out who asks.
+// TestShow: Show is called by an API that has authenticated the caller.
 func TestShow(t *testing.T) {
 	b := &boxes{ports: map[string]net.Addr{}}
 	b.serve(t, "one", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Host) })
@@ -482,8 +486,8 @@ func TestShow(t *testing.T) {
 	}
 }
 
-// TestShowSecured: what listens inside serves HTTPS, with a certificate that
-// nobody vouches for; one that serves none of it gets no request in the clear.
+// TestShowSecured: a server inside uses HTTPS with a self-signed certificate. A
+// server without HTTPS gets no unencrypted request.
 func TestShowSecured(t *testing.T) {
 	b := &boxes{ports: map[string]net.Addr{}}
 	asked := atomic.Int32{}
@@ -515,9 +519,9 @@ func TestShowSecured(t *testing.T) {
 	}
 }
 
-// TestConnectionsThatWaitAreNotTrusted: a program closes each connection when the
-// second request comes over it, as one may that has waited for long. Requests that
-// may be repeated are; others never meet such a connection.
+// TestConnectionsThatWaitAreNotTrusted: a program closes each connection at its
+// second request, as a server may close an idle connection. Requests that can
+// be repeated are repeated; others never use such a connection.
 func TestConnectionsThatWaitAreNotTrusted(t *testing.T) {
 	b, addr := start(t)
 	var acted atomic.Int32
