@@ -169,8 +169,8 @@ func TestCheckLinks(t *testing.T) {
 		"[a](docs/B.md)":                               "docs/B.md does not exist",
 		"[a](docs/A.md#not-a-heading)":                 "names no heading",
 		"[a](#missing)":                                "names no heading",
-		"[a](../elsewhere.md)":                         "leads out",
-		"[a](/etc/passwd)":                             "leads out",
+		"[a](../elsewhere.md)":                         "points outside",
+		"[a](/etc/passwd)":                             "points outside",
 		"[good](docs/A.md) [bad](docs/C.md) [b](docs)": "docs/C.md does not exist",
 	}
 	for text, want := range tests {
