@@ -91,7 +91,7 @@ func (s *Server) execTools() {
 			return c.run(ctx, b, cmd, in.Stdin)
 		})
 	add(s, "sandbox_process", "List, read or signal processes",
-		"Look after commands that were started in a sandbox: list them, read the output of a background command from its end, wait for its end, or send it a signal.", changes, onProcess)
+		"Manage commands that were started in a sandbox: list them, read the last output of a background command, wait until it ends, or send it a signal.", changes, onProcess)
 }
 
 func runOnce(ctx context.Context, c *call, in runArgs) (out execOut, err error) {

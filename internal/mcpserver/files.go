@@ -76,8 +76,8 @@ type fileOut struct {
 }
 
 func (s *Server) fileTools() {
-	add(s, "sandbox_read", "Read a file", "Read a file of a sandbox: text, base64, or an image that you can look at. Long files come in pieces; go on with next_offset.", looks, read)
-	add(s, "sandbox_write", "Write a file", "Make or replace a file in a sandbox: whole, or not at all.", changes, write)
+	add(s, "sandbox_read", "Read a file", "Read a file of a sandbox: text, base64, or an image that you can view. Long files come in parts; continue with next_offset.", looks, read)
+	add(s, "sandbox_write", "Write a file", "Create or replace a file in a sandbox atomically.", changes, write)
 	add(s, "sandbox_files", "List files", "List a directory of a sandbox.", looks, files)
 }
 

@@ -54,7 +54,7 @@ func (s *Server) networkTools() {
 	add(s, "port_url", "Get the URL of a port",
 		"Return a URL at which an HTTP server that listens in a sandbox can be reached, with a token if one is needed.", settles, portURL)
 	add(s, "egress_explain", "Explain refused connections",
-		"Show which connections of a sandbox were refused and by which rule, or try a URL against a stored egress profile without sending anything.", looks, explain)
+		"Show which connections of a sandbox were refused and by which rule, or check a URL against a stored egress profile without sending a request.", looks, explain)
 }
 
 func portURL(ctx context.Context, c *call, in portArgs) (portOut, error) {

@@ -101,7 +101,7 @@ func (s *Server) sandboxTools() {
 	add(s, "sandbox_run", "Run a command in a new sandbox",
 		"Make a sandbox, run one command in it, and remove it. Nothing is kept, so use sandbox_create for work in several steps.", adds, runOnce)
 	add(s, "sandbox_create", "Create a sandbox",
-		"Make a sandbox that stays until it is removed. Returns its name. Set idle_seconds or lifetime_seconds so that a forgotten one does not stay.", adds,
+		"Make a sandbox that stays until it is removed. Returns its name. Set idle_seconds or lifetime_seconds so that a forgotten sandbox ends.", adds,
 		func(ctx context.Context, c *call, in createArgs) (boxOut, error) {
 			spec := in.spec()
 			spec.Name, spec.Labels = in.Name, in.Labels
@@ -127,7 +127,7 @@ func (s *Server) sandboxTools() {
 			}
 			return out, nil
 		})
-	add(s, "sandbox_remove", "Remove a sandbox", "Remove a sandbox with everything in it. Workspaces and snapshots stay. One that is gone already is success.", removes,
+	add(s, "sandbox_remove", "Remove a sandbox", "Remove a sandbox with everything in it. Workspaces and snapshots stay. A sandbox that is already gone is success.", removes,
 		func(ctx context.Context, c *call, in boxArgs) (removeOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {
@@ -187,7 +187,7 @@ type pauseArgs struct {
 // stateTools are the tools that pause, resume, stop, start, snapshot and fork
 // sandboxes.
 func (s *Server) stateTools() {
-	add(s, "sandbox_snapshot", "Take a snapshot", "Save the files of a sandbox, and its memory if you ask. The sandbox goes on. Start others from it with sandbox_create.", adds,
+	add(s, "sandbox_snapshot", "Take a snapshot", "Save the files of a sandbox and, on request, its memory. The sandbox continues. Start others from the snapshot with sandbox_create.", adds,
 		func(ctx context.Context, c *call, in snapshotArgs) (snapshotOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {
@@ -222,7 +222,7 @@ func (s *Server) stateTools() {
 			info, err := b.Pause(ctx, kind)
 			return toBox(info), err
 		})
-	add(s, "sandbox_resume", "Resume a sandbox", "Continue a paused sandbox, or start a stopped one with the files it had. One that runs is success.", settles,
+	add(s, "sandbox_resume", "Resume a sandbox", "Continue a paused sandbox, or start a stopped one with the files it had. A running sandbox is success.", settles,
 		func(ctx context.Context, c *call, in boxArgs) (boxOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {

@@ -18,7 +18,7 @@ KNOWN = {
     "test_exec_large_command": "Atoll takes 1 MiB of arguments, a few bytes less than the check has",
     "test_exec_as_user": "adduser of the image host wants PAM; test_user has other users",
 }
-"""Checks of Inspect's own suite that do not hold, and why."""
+"""Checks of Inspect's own suite that do not apply, and why."""
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ export class Daemon {
     readonly state: string,
     readonly host: string,
     readonly key: string,
-    /** End the daemon. The tests must have left nothing. */
+    /** End the daemon. The tests must have left nothing behind. */
     readonly stop: () => Promise<void>,
   ) {}
 

@@ -18,7 +18,7 @@ export function cli(...args: string[]): string {
 
 cli('up', '--detach', '--pool', '0', '--session-grace', '1s')
 
-/** End the daemon, and return what the tests left. */
+/** End the daemon, and return the sandboxes that the tests left behind. */
 export function end(): string[] {
   const left = [
     ...(JSON.parse(cli('session', 'ls', '--json')) as { name: string }[]).map((s) => s.name),

@@ -11,7 +11,7 @@ test.after(() => assert.deepEqual(end(), [], 'the tests left sandboxes'))
 
 type Calls = Record<'send' | 'websocket', (this: unknown, ...args: unknown[]) => Promise<unknown>>
 
-/** Makes one call of all that clients make fail: before the daemon hears of it, or when it has done it and its answer is lost. */
+/** Makes one of the clients' calls fail: before it reaches the daemon, or after the daemon has carried it out, by losing the response. */
 class Fault {
   calls = 0
   failed = 0

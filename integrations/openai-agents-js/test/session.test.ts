@@ -213,5 +213,5 @@ test('no daemon', async () => {
   await assert.rejects(nobody.create(manifest()), errors.SandboxWorkspaceStartError)
   const lost = new AtollSandboxClient({ host: 'http://127.0.0.1:9' })
   const state = { manifest: manifest(), environment: {}, options: {}, atollSession: 'x' }
-  await assert.rejects(lost.resume(state), errors.SandboxWorkspaceStartError) // and makes no rival
+  await assert.rejects(lost.resume(state), errors.SandboxWorkspaceStartError) // and makes no second sandbox
 })

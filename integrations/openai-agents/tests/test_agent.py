@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.parametrize("pause", [False, True])
 async def test_approval_and_restart(pause: bool, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shell, patch and PTY; a pause for approval; another process goes on, in the same sandbox or in a new one."""
+    """Shell, patch and PTY; a pause for approval; another process continues, in the same sandbox or in a new one."""
     monkeypatch.setenv("HOME", str(tmp_path))  # where the SDK keeps its snapshots
     async with AtollSandboxClient(daemon.host, daemon.key) as client:
         options = AtollSandboxClientOptions(pause_on_exit=pause, labels={"test": "agent"})

@@ -287,7 +287,7 @@ async def test_bad_archives() -> None:
 
 @pytest.mark.parametrize("became", ["running", "paused", "stopped", "paused by its owner", "gone", "removed"])
 async def test_resume(became: str, daemon: Daemon) -> None:
-    """Whatever became of a sandbox, its state leads back to it, or to one that says that it is new."""
+    """With the state of a sandbox, resume finds it again, or makes a new one and reports that."""
     manifest = Manifest(entries={"given": File(content=b"given")})
     async with AtollSandboxClient() as client:
         session = await client.create(options=Options(pause_on_exit=became == "paused"), manifest=manifest)

@@ -1,4 +1,4 @@
-"""What is generated is what its sources make."""
+"""The generated files match their sources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_generated(tmp_path: Path) -> None:
 
 
 def test_names() -> None:
-    """Each field of the document has the name under which it travels."""
+    """Each field of the document has its JSON name."""
     for name, schema in json.loads(OPENAPI.read_text())["components"]["schemas"].items():
         kind = getattr(models, name)
         if isinstance(kind, type) and issubclass(kind, Model):

@@ -1,4 +1,4 @@
-"""Values keep secrets to themselves, and calls that are canceled leave nothing."""
+"""Values do not print secrets, and canceled calls leave nothing behind."""
 
 from __future__ import annotations
 
