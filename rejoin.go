@@ -202,7 +202,7 @@ type input struct {
 	mu   sync.Mutex // held while writing
 	at   *connection
 	sent int64
-	tail []byte // the last of what was sent
+	tail []byte // the last bytes sent
 }
 
 // Write sends b. It blocks if the command does not read.

@@ -108,7 +108,7 @@ func commandOf(c *sandbox.Command) (out command, err error) {
 	return out, nil
 }
 
-// Result is how a command ended and what it wrote.
+// Result is the exit and the output of a command.
 type Result struct {
 	Exit           sandbox.Exit
 	Stdout, Stderr []byte

@@ -197,7 +197,8 @@ func (s *Session) ID() string { return s.info.ID }
 // Name returns the name of the session, which never changes.
 func (s *Session) Name() string { return s.info.Name }
 
-// Info returns what was known when the handle was made; see [Sessions.Get].
+// Info returns the state of the session when the handle was made.
+// [Sessions.Get] returns a fresh one.
 func (s *Session) Info() sandbox.Session { return s.info }
 
 // Receipt returns the receipt of the last acquisition: whether the sandbox

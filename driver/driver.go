@@ -320,7 +320,7 @@ type ExportOptions struct {
 	Zstd bool
 }
 
-// ImportOptions say who is to own what is imported.
+// ImportOptions are options of Archiver.Import.
 type ImportOptions struct {
 	Owner string // as Spec.User; empty keeps the numeric owners of the members
 }

@@ -9,10 +9,11 @@ type E2BSettings struct {
 	// Listen is a TCP address, HOST:PORT. One that is not a loopback address needs a
 	// domain, or a daemon with a certificate.
 	Listen string `json:"listen" maxLength:"255"`
-	// Domain is the one under which sandboxes are reached as PORT-ID.DOMAIN. Empty:
-	// only URLs are served. Nil: a loopback address has one of the daemon's own.
+	// Domain is the domain of sandboxes, which are reached as PORT-ID.DOMAIN.
+	// Empty: only URLs are served. Nil: DefaultE2BDomain on a loopback address.
 	Domain *string `json:"domain,omitempty" maxLength:"253"`
-	// Internet lets sandboxes reach what their clients do not deny, as E2B does.
+	// Internet lets sandboxes reach all hosts that their clients do not deny, as
+	// E2B does.
 	Internet bool `json:"internet,omitempty"`
 }
 

@@ -9,8 +9,8 @@ import (
 // maxOutput is how much of each stream of a command is shown.
 const maxOutput = 32 << 10
 
-// excerpt keeps the beginning and the end of what is written to it. Its methods
-// may be called concurrently.
+// excerpt keeps the beginning and the end of the bytes written to it. Its
+// methods may be called concurrently.
 type excerpt struct {
 	seen func([]byte) // is called with each piece, if it is not nil
 

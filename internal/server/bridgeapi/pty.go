@@ -40,13 +40,14 @@ type control struct {
 	Message string `json:"message,omitempty"`
 }
 
-// terminal is a connection to a terminal: that of a session, or one of its own.
+// terminal is a connection to a terminal: the terminal of a session, or a new
+// one.
 type terminal struct {
 	ws    *websocket.Conn
 	size  sandbox.WindowSize
 	shell string
-	// session is that of the terminal, whose program runs on without the client.
-	// Empty: there is none. lock is held to find or to start the program.
+	// session is the session of the terminal, whose program keeps running without
+	// the client. Empty: no session. lock is held to find or to start the program.
 	session string
 	lock    func(context.Context) (release func(), err error)
 }
