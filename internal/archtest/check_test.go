@@ -97,11 +97,11 @@ func TestCheckKernel(t *testing.T) {
 func TestCheckPackage(t *testing.T) {
 	one(t, checkPackage(made("internal/image")), "")
 	for _, name := range []string{"internal/utils", "common", "internal/types/sandboxtypes", "pkg/image"} {
-		one(t, checkPackage(made(name)), "says nothing")
+		one(t, checkPackage(made(name)), "does not describe")
 	}
 	renamed := made("internal/image")
 	renamed.Name = "helpers"
-	one(t, checkPackage(renamed), "says nothing")
+	one(t, checkPackage(renamed), "does not describe")
 	silent := made("internal/image")
 	silent.Doc = ""
 	one(t, checkPackage(silent), "no package comment")

@@ -83,7 +83,7 @@ func (r *rule) refuses(dep string) string {
 		return "forbidden"
 	case ours(dep):
 		if !matchAny(r.only, local(dep)) {
-			return "not among what it may reach"
+			return "not among its permitted dependencies"
 		}
 	case r.std && !standard(dep) && !matchAny(r.libs, dep):
 		return "not of the standard library"
@@ -115,7 +115,7 @@ func checkPackage(p *pkg) (violations []string) {
 	}
 	for _, name := range append(strings.Split(p.local(), "/"), p.Name) {
 		if slices.Contains(vagueNames, name) {
-			violations = append(violations, fmt.Sprintf("%s: %q says nothing about what is inside", p.local(), name))
+			violations = append(violations, fmt.Sprintf("%s: the name %q does not describe the contents", p.local(), name))
 			break
 		}
 	}

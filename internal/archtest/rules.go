@@ -435,25 +435,25 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/span", std: true, only: []string{"sandbox"}, deny: []string{"os/exec", "net", "net/http"},
-		why: "everybody on the path of a request imports it, the engine too",
+		why: "all packages on the path of a request import it, including the engine",
 	},
 	{
 		pkgs: "internal/telemetry",
 		only: []string{"sandbox", "internal/span", "internal/eventlog", "internal/lease", "internal/store", "internal/quota", "internal/ops"},
 		deny: []string{kernel + "/..."},
-		why:  "it sends what it is told, and is the only one that knows OpenTelemetry",
+		why:  "it only exports data, and is the only package that imports OpenTelemetry",
 	},
 	{
 		pkgs: "internal/metrics",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/..."},
-		why:  "what is counted is told to it",
+		why:  "it is told what to count",
 	},
 	{
 		pkgs: "internal/daemon/...",
 		only: []string{module, "admin", "sandbox", "driver", "drivertest", "provider/...", "internal/..."},
 		deny: []string{"internal/archtest"},
-		why:  "the only package that knows everything",
+		why:  "the only package that imports everything",
 	},
 	{
 		pkgs: "atolld",
@@ -466,7 +466,7 @@ var rules = []rule{
 		pkgs: "internal/cli/...",
 		only: []string{module, "admin", "internal/client", "internal/tree", "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
 		deny: []string{kernel + "/...", "internal/daemon/..."},
-		why:  "verbs talk to control and are opened a node, whichever providers it has",
+		why:  "commands use control and open a node with any providers",
 	},
 	{
 		pkgs: "cmd/atoll",
@@ -478,8 +478,8 @@ var rules = []rule{
 		why: "main only dispatches",
 	},
 
-	{pkgs: "internal/archtest", std: true, why: "what holds the rules must not be able to break them"},
-	{pkgs: "test/mcp", std: true, why: "what uses the program from outside must not depend on it"},
-	{pkgs: "test/bridge", std: true, why: "what uses the program from outside must not depend on it"},
-	{pkgs: "test/e2b", std: true, why: "what uses the program from outside must not depend on it"},
+	{pkgs: "internal/archtest", std: true, why: "the package with the rules must not break them"},
+	{pkgs: "test/mcp", std: true, why: "tests of the program from outside must not import it"},
+	{pkgs: "test/bridge", std: true, why: "tests of the program from outside must not import it"},
+	{pkgs: "test/e2b", std: true, why: "tests of the program from outside must not import it"},
 }

@@ -29,7 +29,7 @@ func (p *Provider) network(n sandbox.Network) (string, error) {
 	case !n.Asked():
 		return "none", nil
 	case n.Plain == nil:
-		return refuse("the rules were not translated into what Docker enforces")
+		return refuse("the rules were not converted for Docker")
 	case n.Plain.Open:
 		return p.opts.Network, nil
 	case len(n.Plain.Allow) > 0:

@@ -148,7 +148,7 @@ func (p *Provider) inspect(ctx context.Context, id sandbox.ID, name string, size
 		err = p.gone(ctx, id)
 	}
 	if err == nil && res.Container.State == nil {
-		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: p.opts.Host, Message: "the daemon does not say what state the container is in"}
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: p.opts.Host, Message: "the daemon does not report the state of the container"}
 	}
 	if err == nil && res.Container.Config != nil {
 		err = p.mine(id, res.Container.Config.Labels, res.Container.Name)

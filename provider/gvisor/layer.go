@@ -313,7 +313,7 @@ func (zeros) Read(b []byte) (int, error) {
 func readSegments(r io.Reader, n int64) (size int64, segments []segment, err error) {
 	const entry = 24
 	if n < 8 || (n-8)%entry != 0 {
-		return 0, nil, errors.New("its description makes no sense")
+		return 0, nil, errors.New("the kernel's description of a file is invalid")
 	}
 	raw, err := io.ReadAll(r)
 	if err != nil {
@@ -328,7 +328,7 @@ func readSegments(r io.Reader, n int64) (size int64, segments []segment, err err
 	for binary.Read(rd, binary.LittleEndian, &v) == nil {
 		start, end, at := v[0], v[1], v[2]
 		if start < before || end <= start || at < 0 || size < 0 {
-			return 0, nil, errors.New("its description makes no sense")
+			return 0, nil, errors.New("the kernel's description of a file is invalid")
 		}
 		before = end
 		if end = min(end, size); end > start {

@@ -208,7 +208,7 @@ func (s *saved) parse(js []byte) error {
 		return damaged("its manifest was changed")
 	}
 	if err := json.Unmarshal(body, &s.manifest); err != nil {
-		return damaged("its manifest makes no sense")
+		return damaged("its manifest is malformed")
 	}
 	if s.Format != manifestFormat {
 		return &providerError{sandbox.CodeInvalid, fmt.Sprintf("snapshots of format %d are unknown here", s.Format), nil}
@@ -273,7 +273,7 @@ func (p part) check(ctx context.Context, f *os.File, transient bool) error {
 	case err != nil:
 		return err
 	case n != p.Size || got != p.Sum:
-		return damaged("%s is not what was written", p.Name)
+		return damaged("%s has a wrong checksum", p.Name)
 	}
 	verified.add(info, p.Sum)
 	return nil

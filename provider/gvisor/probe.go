@@ -57,7 +57,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	f.Findings = append(f.Findings, probeStopped(p.boxes)...)
 	if why := p.pool.off.Load(); why != nil {
 		f.Findings = append(f.Findings, driver.Finding{
-			Severity: driver.Warning, Subject: "pool", Message: "no sandboxes are kept ready: " + (*why).Error(), Fix: "nothing: it is tried again every few seconds",
+			Severity: driver.Warning, Subject: "pool", Message: "no sandboxes are kept ready: " + (*why).Error(), Fix: "no action is needed: it is retried every few seconds",
 		})
 	}
 	return f, nil
@@ -131,7 +131,7 @@ func (p *Provider) probeNamespaces() driver.Finding {
 		c.kill()
 		err = errors.New(ended)
 	}
-	f.Severity, f.Message = driver.Blocker, "a process in namespaces of its own cannot be started: "+reason(err)
+	f.Severity, f.Message = driver.Blocker, "a process cannot be started in new namespaces: "+reason(err)
 	switch {
 	case errors.Is(err, fs.ErrPermission) && os.Geteuid() == 0 && p.opts.Kernel != argvSelf:
 		f.Fix = "put the kernel's executable where every user can execute it: " + p.opts.Kernel

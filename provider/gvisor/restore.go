@@ -95,7 +95,7 @@ func (m *maker) decideMemory() {
 	case mem.Engine != engine:
 		m.why = fmt.Sprintf("its memory was written by engine %s, and this is %s", plain(mem.Engine), engine)
 	case len(lacking) > 0:
-		m.why = "its processes may use what this processor does not have: " + plain(strings.Join(lacking, " "))
+		m.why = "its processes may use features that this processor lacks: " + plain(strings.Join(lacking, " "))
 	case !slices.Equal(mem.Mounts, m.rec.Mounts):
 		m.why = "other host files are mounted than when it was made"
 	default:

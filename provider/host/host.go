@@ -164,7 +164,7 @@ func supported(spec *sandbox.Spec) error {
 	case len(spec.Mounts) > 0:
 		return refuse("mounts", "this provider has no mounts: commands see the whole machine")
 	case spec.Network.Asked() && (spec.Network.Plain == nil || !spec.Network.Plain.Open):
-		return refuse("network", "this provider cannot bound what commands reach: they have the machine's network")
+		return refuse("network", "this provider cannot restrict the network: commands use the machine's network")
 	}
 	if err := (*Provider)(nil).CheckImage(spec.Image); err != nil {
 		return err

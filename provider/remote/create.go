@@ -93,7 +93,7 @@ func (*Provider) CheckImage(image string) error {
 	for _, scheme := range []string{"dir:", "tar:", "oci:", "docker-archive:"} {
 		if strings.HasPrefix(image, scheme) {
 			return &sandbox.Error{
-				Code: sandbox.CodeUnsupported, Op: "remote.create", Subject: image, Message: "files of this machine are not where the sandbox is made",
+				Code: sandbox.CodeUnsupported, Op: "remote.create", Subject: image, Message: "the other daemon cannot read files of this machine",
 				Hint: "push the image to a registry that the other daemon reaches, and use its name there",
 			}
 		}

@@ -36,7 +36,7 @@ func network(n sandbox.Network) (sandbox.Network, error) {
 		return sandbox.Network{}, nil
 	case n.Plain == nil:
 		return sandbox.Network{}, &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Op: "remote.create", Subject: "network", Message: "the rules were not translated into what the other daemon enforces",
+			Code: sandbox.CodeUnsupported, Op: "remote.create", Subject: "network", Message: "the rules were not converted for the other daemon",
 			Hint: "leave the network out: the sandbox has none",
 		}
 	case n.Plain.Open:

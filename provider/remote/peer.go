@@ -145,7 +145,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 }
 
 func blocker(err error) driver.Finding {
-	f := driver.Finding{Severity: driver.Blocker, Subject: "daemon", Message: err.Error(), Fix: "see whether ATOLL_REMOTE_HOST is right and the daemon there is up"}
+	f := driver.Finding{Severity: driver.Blocker, Subject: "daemon", Message: err.Error(), Fix: "check ATOLL_REMOTE_HOST and whether the daemon there is running"}
 	if e, ok := errors.AsType[*sandbox.Error](err); ok && e.Hint != "" {
 		f.Fix = e.Hint
 	}
@@ -209,7 +209,7 @@ func (p *Provider) explain(err error) error {
 	case e.Code == sandbox.CodeUnavailable && e.Op == "client.request":
 		return &sandbox.Error{
 			Code: e.Code, Subject: p.host, Message: e.Message, Cause: e,
-			Hint: "see whether ATOLL_REMOTE_HOST is right and the daemon there is up",
+			Hint: "check ATOLL_REMOTE_HOST and whether the daemon there is running",
 		}
 	case e.Code == sandbox.CodeUnauthorized:
 		return &sandbox.Error{

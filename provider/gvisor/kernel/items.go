@@ -8,18 +8,17 @@ import (
 	"sync"
 )
 
-// Item is one thing that this package does with parts of gVisor that it does
-// not export, or against the way a program usually starts. An item stays only if
-// it saves at least 15 % of a headline benchmark by itself, or if something
-// would be wrong without it.
+// Item is one use of parts of gVisor that gVisor does not export, or one
+// deviation from the normal start of a program. An item must save at least 15 %
+// of a main benchmark by itself, or be necessary for correctness.
 type Item struct {
 	Name     string
 	Does     string
 	Why      string
-	Relies   string // on what of gVisor
-	Gain     string // measured by switching off this item alone
-	Without  string // what happens where it does not fit, or fails
-	Disabled error  // why it does not fit the linked gVisor; nil if it does
+	Relies   string // the parts of gVisor it relies on
+	Gain     string // measured by disabling only this item
+	Without  string // what happens if it is disabled or fails
+	Disabled error  // why it does not fit the linked gVisor; nil: it fits
 }
 
 // Items lists them. Those that do not fit the linked version of gVisor are
@@ -36,9 +35,9 @@ func Items() []Item {
 		},
 		{
 			Name: "untouched memory", Does: "Memory that was allocated but never written to is returned before a snapshot (`holes.go`).",
-			Why:    "gVisor allocates 2 MB at a time and looks at each page before it saves.",
+			Why:    "gVisor allocates 2 MB at a time and reads each page before it saves.",
 			Relies: "segments of `mm.MemoryManager`; one line of the log", Gain: "A snapshot with memory of an idle sandbox: CPU time −37 %.",
-			Without: "Snapshots take longer and are no larger.", Disabled: unfit,
+			Without: "Snapshots take longer, but are not larger.", Disabled: unfit,
 		},
 		{
 			Name: "late garbage collection", Does: "A kernel that saves or restores collects no garbage for a second (`gc.go`).",
@@ -48,15 +47,15 @@ func Items() []Item {
 		},
 		{
 			Name: "spinning on spare processors", Does: "Systrap waits by spinning only while the host has idle processors (`spin.go`).",
-			Why:    "gVisor goes on spinning where all processors are busy.",
+			Why:    "gVisor spins even if all processors are busy.",
 			Relies: "`systrap.neverEnableFastPath`, a variable", Gain: "An exec on a busy host: CPU time −22 %, wall time −41 %. Eight sandboxes at once: CPU time −24 %.",
-			Without: "gVisor decides by itself.", Disabled: unfit,
+			Without: "gVisor decides when to spin.", Disabled: unfit,
 		},
 		{
 			Name: "early start", Does: "Kernels, and the helper that unmounts `/proc`, start while packages are still being initialised (`kernel.go`, `early/`).",
 			Why:    "They need no daemon, and its packages cost time and memory.",
 			Relies: "the order of package initialisation in the Go specification; the command line of the helper",
-			Gain:   "A cold create: CPU time −22 % (kernel alone −12 %, helper alone −14 %).", Without: "Another command line goes to gVisor's own helper, which starts later.",
+			Gain:   "A cold create: CPU time −22 % (kernel alone −12 %, helper alone −14 %).", Without: "gVisor's own helper runs, which starts later.",
 		},
 		{
 			Name: "host name", Does: "Process 1 of a sandbox may set the host name without `CAP_SYS_ADMIN` (`syscalls.go`).",
@@ -65,9 +64,9 @@ func Items() []Item {
 		},
 		{
 			Name: "layers", Does: "The root of a sandbox has several lower layers (`layers.go`).",
-			Why:    "gVisor mounts one file there, so each image would be a copy of the one it was made of.",
+			Why:    "gVisor mounts one file there, so each image would be a full copy of its base image.",
 			Relies: "`vfs.VirtualFilesystem.fsTypes`; the list of counted objects in `refs`; three lines of the log; the files for a restored kernel",
-			Gain:   "An image made of another takes the space of what it adds: `RUN touch` 8 KB instead of all.", Without: "New images are made as one file. Those that have layers already cannot be used.",
+			Gain:   "A derived image takes only the space of its changes: 8 KB for `RUN touch` instead of a full copy.", Without: "New images are built as one file. Existing layered images cannot be used.",
 			Disabled: unfit,
 		},
 	}

@@ -2,11 +2,11 @@ package hosted
 
 import "github.com/atoll-run/atoll/internal/guest"
 
-// Inherited is a script for a copy. It ends the connections with the guest that
-// came along, whose callers are those of the original, so that the guest ends
-// what they run in the foreground. With bare it ends the guest itself and all
-// that descends from it: parents are stopped before their children are looked
-// for, so that no new ones are missed.
+// Inherited returns a script for a copy of a sandbox. It closes the inherited
+// connections of the guest, which belong to callers of the original, so that
+// the guest ends their foreground commands. With bare it kills the guest and
+// all its descendants. It stops each parent before it looks for its children,
+// so that it does not miss new ones.
 func Inherited(bare bool) string {
 	const each = `for d in /proc/[0-9]*; do case $(readlink "$d/exe") in ` + guest.NestedPrefix + `*) `
 	if !bare {

@@ -8,15 +8,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// again is how long it takes until a sandbox is ended again that could not be.
+// again is the delay before another attempt to end a sandbox.
 const again = 10 * time.Second
 
-// Expiry ends sandboxes in place of a service that knows no lifetimes: those of
-// its Boxes, when their records say so, by whichever process has them open. The
-// record stays, and says why. Its methods may be called concurrently.
+// Expiry ends sandboxes for a service without lifetimes. Every process that has
+// the Boxes open ends the sandboxes whose lifetimes are over. The record stays
+// and has the reason. Its methods may be called concurrently.
 type Expiry struct {
 	Boxes Boxes
-	// Erase ends a sandbox. One that is gone is success.
+	// Erase ends a sandbox. It succeeds if the sandbox is gone.
 	Erase func(ctx context.Context, id sandbox.ID, box string) error
 
 	mu     sync.Mutex
@@ -27,8 +27,8 @@ type Expiry struct {
 	cancel context.CancelFunc
 }
 
-// Watch ends a sandbox at a time, unless its record says otherwise by then. The
-// zero time is never.
+// Watch ends a sandbox at a time, unless its record then has another time. The
+// zero time means never.
 func (e *Expiry) Watch(id sandbox.ID, at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -45,7 +45,7 @@ func (e *Expiry) Watch(id sandbox.ID, at time.Time) {
 	e.timers[id] = time.AfterFunc(time.Until(at), func() { e.due(id) })
 }
 
-// WatchAll ends the sandboxes whose bindings are ours when their time is over.
+// WatchAll watches all sandboxes whose bindings are ours.
 func (e *Expiry) WatchAll(ours func(binding string) bool) {
 	for _, id := range e.Boxes.IDs() {
 		if r, ok := e.Boxes.Get(id); ok && ours(r.Binding) && !r.Doomed && !r.Over {
@@ -99,7 +99,7 @@ func (e *Expiry) end(id sandbox.ID) error {
 	return l.Write(r)
 }
 
-// Close ends no sandbox any more, and waits for those that are just ending.
+// Close stops watching and waits for sandboxes that are being ended.
 func (e *Expiry) Close() {
 	e.mu.Lock()
 	e.closed = true

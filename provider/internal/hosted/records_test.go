@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// keyed is a service that is asked for nothing but its credential.
+// keyed is a service that only returns its credential.
 type keyed struct {
 	Service
 	credential Credential
@@ -17,8 +17,8 @@ type keyed struct {
 
 func (k keyed) Credential() Credential { return k.credential }
 
-// Records of earlier versions, whose bindings named the directory too, are those
-// of the same account.
+// Records of earlier versions, whose bindings contained the directory, belong
+// to the same account.
 func TestFormerBinding(t *testing.T) {
 	base, err := url.Parse("https://api.example.com")
 	if err != nil {
@@ -48,7 +48,7 @@ func TestFormerBinding(t *testing.T) {
 			t.Errorf("%s: %v, want %s", id, err, want)
 		}
 	}
-	// Another directory knows the account by the same name, unless its key may
+	// The account has the same name in another directory, unless its key can
 	// change.
 	second := &Core{Boxes: Open(t.TempDir()), Service: c.Service, API: c.API}
 	one, err1 := c.Binding(t.Context())
@@ -59,6 +59,6 @@ func TestFormerBinding(t *testing.T) {
 	c.Service, second.Service = keyed{credential: Credential{Name: "file /key"}}, keyed{credential: Credential{Name: "file /key"}}
 	one, _ = c.Binding(t.Context())
 	if two, _ = second.Binding(t.Context()); one == two {
-		t.Errorf("with keys of files of their own, both have the binding %q", one)
+		t.Errorf("with keys from different files, both have the binding %q", one)
 	}
 }

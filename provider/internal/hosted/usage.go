@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Quote writes arguments for a shell.
+// Quote quotes arguments for a shell.
 func Quote(argv []string) string {
 	quoted := make([]string, len(argv))
 	for i, a := range argv {
@@ -20,7 +20,7 @@ func Quote(argv []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// Env is an environment as services take it.
+// Env converts an environment to a map.
 func Env(env []string) map[string]string {
 	vars := map[string]string{}
 	for _, v := range env {
@@ -30,21 +30,21 @@ func Env(env []string) map[string]string {
 	return vars
 }
 
-// usageScript says how many KiB of memory there are and are free, how many are
-// used on the disk, and how many processes there are.
+// usageScript prints the total and available memory and the used disk space in
+// KiB, and the number of processes.
 const usageScript = `while read -r name n rest; do case $name in MemTotal:) t=$n ;; MemFree:) f=$n ;; MemAvailable:) a=$n ;; esac; done </proc/meminfo
 set -- /proc/[0-9]*
 n=$#
 set -- $(df -Pk / | tail -n 1)
 echo "$((t - ${a:-$f})) ${3:--1} $n"`
 
-// Usage asks a sandbox itself what it uses. run runs a script in it and returns
-// what that writes. What processors did is not known.
+// Usage measures a sandbox from inside. run runs a script in it and returns the
+// output. Processor time is not measured.
 func Usage(ctx context.Context, in *guestkit.Instance, run func(context.Context, string) (string, error)) (sandbox.Usage, error) {
 	if _, ended := in.Ended(); ended {
 		return sandbox.Usage{}, guestkit.Gone(in.ID())
 	}
-	// With a guest, which is a process, figures compare.
+	// Start the guest first: it counts as a process in every measurement.
 	if err := in.Use(ctx, false, func(context.Context, *guest.Client) error { return nil }); err != nil {
 		return sandbox.Usage{}, err
 	}
@@ -70,7 +70,7 @@ func Usage(ctx context.Context, in *guestkit.Instance, run func(context.Context,
 	return u, nil
 }
 
-// Destinations are the names and addresses that rules allow.
+// Destinations returns the names and addresses that rules allow.
 func Destinations(rules *sandbox.EgressRules) []string {
 	all := []string{}
 	if rules == nil {
