@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -256,7 +257,8 @@ func (a processCommands) logsCmd() *cobra.Command {
 		Short: "Show what a background command wrote",
 		Long: `Logs shows the output of a background command. The log has a limited size, and the
 oldest output is dropped first. Without an ID (see atoll ps) it is the background
-command that was started last.`,
+command that was started last. Of the command of run -d that --restart has started
+again, logs shows all runs that are kept, at most 64, or with --tail the last one.`,
 		Example: `  atoll logs demo
   atoll logs --tail 10 demo`,
 		GroupID: groupBox,
@@ -273,20 +275,65 @@ command that was started last.`,
 		if err != nil {
 			return err
 		}
-		logs, err := box.Logs(ctx, id, opts)
-		if err != nil {
-			return err
+		if len(args) == 1 && opts.Tail == 0 {
+			if err := a.showEarlierRuns(ctx, box, id); err != nil {
+				return err
+			}
 		}
-		// A reader that waits for more is woken by closing it.
-		defer context.AfterFunc(ctx, func() { _ = logs.Close() })()
-		defer logs.Close()
-		err = a.copyLogs(logs)
-		if ctx.Err() != nil {
-			return exitCode(130)
-		}
-		return err
+		return a.showLogs(ctx, box, id, opts)
 	})
 	return cmd
+}
+
+// showLogs writes the log of a command.
+func (a processCommands) showLogs(ctx context.Context, box box, id string, opts driver.LogOptions) error {
+	logs, err := box.Logs(ctx, id, opts)
+	if err != nil {
+		return err
+	}
+	// A reader that waits for more is woken by closing it.
+	defer context.AfterFunc(ctx, func() { _ = logs.Close() })()
+	defer logs.Close()
+	err = a.copyLogs(logs)
+	if ctx.Err() != nil {
+		return exitCode(exitInterrupted)
+	}
+	return err
+}
+
+// showEarlierRuns writes what a main command wrote before it was started again, as
+// far as it is kept. Other commands run once.
+func (a processCommands) showEarlierRuns(ctx context.Context, box box, id string) error {
+	main := box.Main()
+	if main == nil || main.Process != id || main.Restarts == 0 {
+		return nil
+	}
+	all, err := box.Processes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, run := range earlierRuns(all, main) {
+		err := a.showLogs(ctx, box, run, driver.LogOptions{})
+		if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound { // not forgotten meanwhile
+			return err
+		}
+	}
+	return nil
+}
+
+// earlierRuns returns the ids of the runs of a main command before its last, the
+// oldest first.
+func earlierRuns(all []sandbox.ProcessInfo, main *sandbox.MainCommand) (ids []string) {
+	last := slices.IndexFunc(all, func(p sandbox.ProcessInfo) bool { return p.ID == main.Process })
+	if last < 0 {
+		return nil
+	}
+	for _, p := range all[:last] {
+		if p.Background && slices.Equal(p.Args, all[last].Args) {
+			ids = append(ids, p.ID)
+		}
+	}
+	return ids[max(0, len(ids)-main.Restarts):]
 }
 
 func (a processCommands) killCmd() *cobra.Command {

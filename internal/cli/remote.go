@@ -101,8 +101,9 @@ func absoluteImage(image string) (string, error) {
 }
 
 // orphanTime is how long a sandbox that goes away with its command may be unused
-// before the daemon removes it.
-const orphanTime = 2 * time.Minute
+// before the daemon removes it: its command ends with the connection to us, and then
+// nothing uses it.
+const orphanTime = 10 * time.Second
 
 // remoteTeardown bounds the removal of a sandbox whose caller went away.
 const remoteTeardown = 30 * time.Second
@@ -167,6 +168,9 @@ const execHold = time.Minute
 type remoteBox struct{ *atoll.Sandbox }
 
 func (b remoteBox) Limits() map[string]sandbox.Enforcement { return b.Info().Limits }
+
+// Main implements box.
+func (b remoteBox) Main() *sandbox.MainCommand { return b.Info().Main }
 
 func (b remoteBox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
 	info, err := b.Sandbox.Stop(ctx, grace)

@@ -39,6 +39,8 @@ type box interface {
 	// Limits are those that its provider does not enforce, as far as that is
 	// known.
 	Limits() map[string]sandbox.Enforcement
+	// Main is the command that it exists for, nil if there is none.
+	Main() *sandbox.MainCommand
 	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
 	driver.ProcessManager
 	Dial(ctx context.Context, port uint16) (net.Conn, error)
@@ -174,6 +176,9 @@ type local struct {
 
 // localBox is a sandbox of this machine.
 type localBox struct{ *control.Sandbox }
+
+// Main implements box. A main command needs a daemon.
+func (b localBox) Main() *sandbox.MainCommand { return nil }
 
 func (b localBox) Files() boxFiles { return b.Sandbox.Files() }
 

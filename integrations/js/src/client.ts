@@ -136,6 +136,11 @@ export class Client {
     return (await this.#conn.call<m.ProvidersOutputBody>('GET', '/v1/providers')).providers ?? []
   }
 
+  /** The ports of the daemon's machine that are forwarded to sandboxes. */
+  async publishedPorts(): Promise<m.Publication[]> {
+    return (await this.#conn.call<m.PublishedOutputBody>('GET', '/v1/published-ports')).ports ?? []
+  }
+
   async templates(): Promise<m.Template[]> {
     return (await this.#conn.call<m.TemplatesOutputBody>('GET', '/v1/templates')).templates ?? []
   }

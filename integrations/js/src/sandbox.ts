@@ -157,6 +157,31 @@ export class Sandbox {
     return this.conn.address.portURL(port, this.id)
   }
 
+  /** Have the daemon's machine listen on a port (any that is free if none is named) and forward its connections to a port inside. */
+  publish(port: number, o: { hostPort?: number; address?: string } = {}): Promise<m.PublishedPort> {
+    return this.conn.call('POST', `${this.base}/published-ports`, { json: { port, ...o } })
+  }
+
+  /** Stop listening on a port of the daemon's machine. */
+  async unpublish(hostPort: number): Promise<void> {
+    await this.conn.call('DELETE', `${this.base}/published-ports/${hostPort}`)
+  }
+
+  /** A URL of the provider for an HTTP server on a port, with a token unless it is public. Many have none: UnsupportedError. */
+  preview(port: number, o: { public?: boolean } = {}): Promise<m.Preview> {
+    return this.conn.call('POST', `${this.base}/previews`, { json: { port, ...o } })
+  }
+
+  /** Take back the provider's URL of a port. A port without one is success. */
+  async unpreview(port: number): Promise<void> {
+    await this.conn.call('DELETE', `${this.base}/previews/${port}`)
+  }
+
+  /** The ports with a URL of the provider, without tokens. */
+  async previews(): Promise<m.Preview[]> {
+    return (await this.conn.call<m.PreviewsOutputBody>('GET', `${this.base}/previews`)).previews ?? []
+  }
+
   /** Connect to a TCP port from the sandbox's own loopback. */
   async dial(port: number): Promise<Duplex> {
     return tunnel(await this.conn.websocket(`${this.base}/ports/${port}`))

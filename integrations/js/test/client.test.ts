@@ -156,6 +156,22 @@ test('ports', async () => {
     headers: { 'Atoll-Sandbox': box.id, 'Atoll-Port': '8000', 'Atoll-Token': token },
   })
   assert.equal(await answer.text(), 'served')
+
+  const { hostPort, address } = await box.publish(8000)
+  assert.ok(hostPort)
+  assert.equal(address, '127.0.0.1')
+  assert.equal(await (await fetch(`http://127.0.0.1:${hostPort}/index.html`)).text(), 'served')
+  const listed = (await client.publishedPorts()).filter((p) => p.sandbox === box.id)
+  assert.deepEqual(
+    listed.map((p) => [p.port, p.hostPort]),
+    [[8000, hostPort]],
+  )
+  await assert.rejects(box.publish(8001, { hostPort }), atoll.ConflictError)
+  await box.unpublish(hostPort)
+  assert.ok((await client.publishedPorts()).every((p) => p.sandbox !== box.id))
+  await assert.rejects(fetch(`http://127.0.0.1:${hostPort}/index.html`))
+  await assert.rejects(box.preview(8000), atoll.UnsupportedError)
+  await assert.rejects(box.previews(), atoll.UnsupportedError)
 })
 
 test('states, snapshots and forks', async () => {

@@ -114,6 +114,10 @@ class AsyncClient:
     async def providers(self) -> Sequence[m.Provider]:
         return (await self._conn.get(m.ProvidersOutputBody, "GET", "/v1/providers")).providers or []
 
+    async def published_ports(self) -> Sequence[m.Publication]:
+        """The ports of the daemon's machine that are forwarded to sandboxes."""
+        return (await self._conn.get(m.PublishedOutputBody, "GET", "/v1/published-ports")).ports or []
+
     async def templates(self) -> Sequence[m.Template]:
         return (await self._conn.get(m.TemplatesOutputBody, "GET", "/v1/templates")).templates or []
 

@@ -115,6 +115,10 @@ class Client:
     def providers(self) -> Sequence[m.Provider]:
         return (self._conn.get(m.ProvidersOutputBody, "GET", "/v1/providers")).providers or []
 
+    def published_ports(self) -> Sequence[m.Publication]:
+        """The ports of the daemon's machine that are forwarded to sandboxes."""
+        return (self._conn.get(m.PublishedOutputBody, "GET", "/v1/published-ports")).ports or []
+
     def templates(self) -> Sequence[m.Template]:
         return (self._conn.get(m.TemplatesOutputBody, "GET", "/v1/templates")).templates or []
 

@@ -163,6 +163,27 @@ class Sandbox:
         """The URL of an HTTP server on a port, for requests with a token. Without TCP on the daemon, this raises UnsupportedError."""
         return self._conn.address.port_url(port, self.id)
 
+    def publish(self, port: int, host_port: int | None = None, *, address: str | None = None) -> m.PublishedPort:
+        """Have the daemon's machine listen on a port (any that is free if none is named) and forward its connections to a port inside."""
+        body = m.PublishedPort(port=port, host_port=host_port, address=address)
+        return self._conn.get(m.PublishedPort, "POST", f"{self._base}/published-ports", body)
+
+    def unpublish(self, host_port: int) -> None:
+        """Stop listening on a port of the daemon's machine."""
+        self._conn.call("DELETE", f"{self._base}/published-ports/{host_port}")
+
+    def preview(self, port: int, *, public: bool = False) -> m.Preview:
+        """A URL of the provider for an HTTP server on a port, with a token unless it is public. Many have none: UnsupportedError."""
+        return self._conn.get(m.Preview, "POST", f"{self._base}/previews", m.PreviewRequest(port=port, public=public))
+
+    def unpreview(self, port: int) -> None:
+        """Take back the provider's URL of a port. A port without one is success."""
+        self._conn.call("DELETE", f"{self._base}/previews/{port}")
+
+    def previews(self) -> Sequence[m.Preview]:
+        """The ports with a URL of the provider, without tokens."""
+        return (self._conn.get(m.PreviewsOutputBody, "GET", f"{self._base}/previews")).previews or []
+
     def dial(self, port: int) -> Tunnel:
         """Connect to a TCP port from the sandbox's own loopback."""
         return Tunnel(self._conn.websocket(f"{self._base}/ports/{port}"))
