@@ -142,26 +142,36 @@ def test_ports(daemon: Daemon) -> None:
             assert url.host == f"8000-{sandbox.id}.localhost"
             where = url.copy_with(host="127.0.0.1", path="/hostname")
             assert httpx.get(where, headers={"Host": url.netloc.decode(), "Atoll-Token": token}).status_code == 200
-            published = sandbox.publish(8000)
-            assert published.host_port
-            assert httpx.get(f"http://127.0.0.1:{published.host_port}/hostname").status_code == 200
-            listed = [p for p in client.published_ports() if p.sandbox == sandbox.id]
-            assert [(p.port, p.host_port) for p in listed] == [(8000, published.host_port)]
-            with pytest.raises(errors.ConflictError):
-                sandbox.publish(8001, published.host_port)
-            sandbox.unpublish(published.host_port)
-            assert all(p.sandbox != sandbox.id for p in client.published_ports())
-            with pytest.raises(httpx.ConnectError):
-                httpx.get(f"http://127.0.0.1:{published.host_port}/hostname")
-            with pytest.raises(errors.UnsupportedError):
-                sandbox.preview(8000)
-            with pytest.raises(errors.UnsupportedError):
-                sandbox.previews()
+            with pytest.raises(errors.DeniedError):  # of a key, even of an admin
+                sandbox.publish(8000)
         with pytest.raises(errors.UnavailableError):
             sandbox.dial(8001)
     with box() as sandbox:
         with pytest.raises(errors.UnsupportedError):
             sandbox.port_url(8000)
+
+
+def test_published_ports() -> None:
+    with atoll.connect() as client, client.create(HOST) as sandbox:
+        server = "cd /etc && exec python3 -u -m http.server 8000"
+        with sandbox.exec(server, background=True) as process:
+            process.__next__()
+        published = sandbox.publish(8000)
+        assert published.host_port
+        url = f"http://127.0.0.1:{published.host_port}/hostname"
+        assert httpx.get(url).status_code == 200
+        listed = [p for p in client.published_ports() if p.sandbox == sandbox.id]
+        assert [(p.port, p.host_port) for p in listed] == [(8000, published.host_port)]
+        with pytest.raises(errors.ConflictError):
+            sandbox.publish(8001, published.host_port)
+        sandbox.unpublish(published.host_port)
+        assert all(p.sandbox != sandbox.id for p in client.published_ports())
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url)
+        with pytest.raises(errors.UnsupportedError):
+            sandbox.preview(8000)
+        with pytest.raises(errors.UnsupportedError):
+            sandbox.previews()
 
 
 def test_main_flow() -> None:
