@@ -18,7 +18,7 @@ var forbidden = []struct {
 	what string
 	re   *regexp.Regexp
 }{
-	{"a path of somebody's machine", regexp.MustCompile(`(?:^|[^\w.\-/])/(?:wor[k]|far[m]|User[s])/`)},
+	{"a path of a developer's machine", regexp.MustCompile(`(?:^|[^\w.\-/])/(?:wor[k]|far[m]|User[s])/`)},
 	{"the host of a package registry", regexp.MustCompile(`\b(?:proxy\.golang\.or[g]|sum\.golang\.or[g]|deb\.debian\.or[g]|registry\.npmjs\.or[g]|pypi\.or[g]|files\.pythonhosted\.or[g])\b`)},
 }
 
@@ -65,12 +65,12 @@ func checkDependencies(used []string, doc string) (violations []string) {
 			violations = append(violations, m[1]+": its row lacks a reason or a licence")
 		}
 		if !slices.Contains(used, m[1]) {
-			violations = append(violations, m[1]+": listed, and nothing imports it")
+			violations = append(violations, m[1]+": listed, but not imported")
 		}
 	}
 	for _, u := range used {
 		if !slices.Contains(listed, u) {
-			violations = append(violations, u+": imported, and not listed")
+			violations = append(violations, u+": imported, but not listed")
 		}
 	}
 	return violations

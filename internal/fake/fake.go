@@ -4,10 +4,9 @@
 // functions. It starts no process and opens no file of the machine but those of
 // snapshots, so it also works in the bubbles of testing/synctest.
 //
-// It passes package drivertest for every capability it declares, but for what
-// its shell cannot do: programs do not handle signals, and fifos cannot be
-// opened. It has no images, mounts or terminals, and
-// no user but root.
+// It passes package drivertest for every capability it declares, with the
+// restrictions of its shell: programs do not handle signals, and fifos cannot
+// be opened. It has no images, mounts or terminals, and no user except root.
 package fake
 
 import (
@@ -25,37 +24,36 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Options configure a provider. The zero value is ready to use.
+// Options configures a provider. The zero value is usable.
 type Options struct {
-	// World holds the sandboxes. Providers that share one see the same
-	// sandboxes, as processes on one machine do; a provider that is closed and
-	// another one made over its World are a daemon that restarts. Nil means a
-	// world of its own.
+	// World holds the sandboxes. Providers that share one see the same sandboxes,
+	// like processes on one machine. To simulate a restart of a daemon, close a
+	// provider and create another one with its World. Nil means a new world.
 	World *World
 
 	// SnapshotDir holds snapshots. Without one there are none.
 	SnapshotDir string
 
-	// Fault, if not nil, is asked before every operation, with its name, and
-	// fails it by returning an error; the error is passed on as it is. Fault
-	// may also wait, or hang: it runs in a goroutine of its own, and an
-	// operation whose context ends does not wait for it any longer. It must be
-	// safe for concurrent use. The names are those of [Operations].
+	// Fault, if not nil, is called before every operation, with its name. If it
+	// returns an error, the operation fails with that error. Fault may also wait
+	// or hang: it runs in a separate goroutine, and an operation whose context
+	// ends does not wait for it. It must be safe for concurrent use. The names are
+	// those of [Operations].
 	Fault func(op string) error
 
-	// Binding is what Binding returns. Empty: "memory", and for a World what tells
-	// it apart.
+	// Binding is what Binding returns. Empty: "memory", with an identifier of the
+	// World if there is one.
 	Binding string
 
 	// Former is what FormerBindings returns.
 	Former []string
 
-	// Limited has Probe say that every limit holds, for tests of what is made of
-	// that: the fake runs nothing that could exceed one.
+	// Limited makes Probe report that every limit is enforced, for tests that
+	// depend on it. The fake runs nothing that could exceed a limit.
 	Limited bool
 
-	// Bare makes instances that have no optional interface and declare no
-	// capability but reattachment.
+	// Bare makes instances without optional interfaces, and with no capability
+	// except reattachment.
 	Bare bool
 }
 

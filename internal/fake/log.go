@@ -25,7 +25,7 @@ type outputLog struct {
 	mu     sync.Mutex
 	pieces []piece // in order, without gaps
 	end    int64   // bytes ever written
-	closed bool    // nobody writes any more
+	closed bool    // no more output will be written
 	ended  bool    // the command has
 	wake   chan struct{}
 	held   bool
@@ -160,7 +160,7 @@ func (l *outputLog) write(ctx context.Context, stream int, b []byte) (int, error
 	return len(b), nil
 }
 
-// close says that nobody writes any more.
+// close marks that no more output will be written.
 func (l *outputLog) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -168,7 +168,7 @@ func (l *outputLog) close() {
 	l.changed()
 }
 
-// logStream reads one stream of a log, and then live until nobody writes it.
+// logStream reads one stream of a log, including new output until it is closed.
 type logStream struct {
 	log    *outputLog
 	ctx    context.Context

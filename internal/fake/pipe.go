@@ -25,7 +25,7 @@ type pipe struct {
 
 func newPipe() *pipe { return &pipe{wake: make(chan struct{})} }
 
-// change makes a change and wakes everybody.
+// change makes a change and wakes all waiting calls.
 func (p *pipe) change(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

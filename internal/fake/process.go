@@ -17,7 +17,7 @@ const (
 	sigTerm = int(syscall.SIGTERM)
 )
 
-// harmless are the signals that end nobody.
+// harmless are the signals that do not end a process.
 var harmless = []syscall.Signal{
 	0, syscall.SIGCHLD, syscall.SIGCONT, syscall.SIGSTOP, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGURG, syscall.SIGWINCH,
 }
@@ -71,7 +71,7 @@ func (c *command) write(stream int) func(context.Context, []byte) (int, error) {
 	}
 }
 
-// hold adds somebody who writes to the command's output; release removes one.
+// hold adds a writer of the command's output; release removes one.
 func (c *command) hold() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

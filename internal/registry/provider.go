@@ -11,22 +11,23 @@ import (
 type Provider struct {
 	driver.Provider
 	Name string
-	// Binding names what the sandboxes belong to: an account, an endpoint or a
-	// machine. It is no secret. Empty: this machine.
+	// Binding identifies where the sandboxes are: an account, an endpoint or a
+	// machine. It is not secret. Empty: this machine.
 	Binding string
-	// Former are the bindings that records of earlier versions have.
+	// Former are the bindings recorded by earlier versions.
 	Former []string
 
 	mu    sync.Mutex
-	facts driver.Facts // of the last Probe that found the provider available
+	facts driver.Facts // of the last successful Probe
 }
 
 // Unwrap implements driver.Unwrapper.
 func (p *Provider) Unwrap() any { return p.Provider }
 
-// Facts returns what Probe found, asking once until the provider is available:
-// what does not change while a process runs, such as its capabilities and which
-// limits it enforces. Call Probe to find out whether it still works.
+// Facts returns the result of Probe, which it calls until the provider is
+// available. It contains what does not change while a process runs, such as
+// capabilities and enforced limits. Call Probe to check whether the provider
+// still works.
 func (p *Provider) Facts(ctx context.Context) (driver.Facts, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

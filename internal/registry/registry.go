@@ -1,5 +1,5 @@
-// Package registry holds the providers of a daemon, or of a command that needs
-// none: an explicit list of entries, each opened when it is first used.
+// Package registry holds the providers of a daemon, or of a command without a
+// daemon: an explicit list of entries, each opened on first use.
 package registry
 
 import (
@@ -17,12 +17,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Host is what a machine offers to a provider that is opened on it. A provider
-// uses what it needs.
+// Host has the machine's resources for a provider.
 type Host struct {
-	// Dir is a directory for this provider alone. It may be missing.
+	// Dir is a directory for this provider alone. It may not exist yet.
 	Dir string
-	// Snapshots is the directory for its snapshots. It may be missing.
+	// Snapshots is the directory for its snapshots. It may not exist yet.
 	Snapshots string
 	LookupEnv func(string) (string, bool)
 	// Options are the provider's own options, as a JSON object. See Decode.
@@ -31,24 +30,24 @@ type Host struct {
 	Images func() (*image.Store, error)
 	// Network connects sandboxes to the egress gateway. Nil: there is none.
 	Network Network
-	// Attached ends sandboxes with this process, if the provider can do that.
+	// Attached ends sandboxes with this process, if the provider supports it.
 	Attached bool
 	// Pool is the number of warm sandboxes to keep per image (0 disables it).
 	Pool int
 }
 
-// Network connects sandboxes to the egress gateway. Its methods may be called
-// concurrently.
+// Network connects sandboxes to the egress gateway. It must be safe for
+// concurrent use.
 type Network interface {
-	// Connect makes the network card of a sandbox. former is what the sandbox
-	// knows about its network from an earlier life; it may be empty.
+	// Connect creates the network card of a sandbox. former is what programs in
+	// the sandbox know from before a snapshot; it may be empty.
 	Connect(ctx context.Context, spec *sandbox.Spec, former gateway.Known) (*gateway.Link, error)
-	// Known returns what a sandbox has been told about its network. It is empty
-	// for a sandbox without one.
+	// Known returns what programs in a sandbox know about its network. It is empty
+	// for a sandbox without a network.
 	Known(ctx context.Context, id sandbox.ID) (gateway.Known, error)
 }
 
-// Decode reads the provider's own options into a struct. Unknown options are
+// Decode decodes the provider's options into a struct. Unknown options are
 // CodeInvalid.
 func (h Host) Decode(into any) error {
 	if len(h.Options) == 0 {
@@ -75,12 +74,12 @@ func (h Host) Env(name string) string {
 type Entry struct {
 	Name    string
 	Summary string // one line
-	Warning string // shown whenever the provider runs something; usually empty
+	Warning string // shown when the provider runs a command; usually empty
 	Open    func(Host) (driver.Provider, error)
 }
 
-// Registry opens providers by name, each once. Its methods may be called
-// concurrently. The caller closes it.
+// Registry opens providers by name, each once. It is safe for concurrent use.
+// The caller closes it.
 type Registry struct {
 	entries []Entry
 	host    func(name string) Host
@@ -90,14 +89,14 @@ type Registry struct {
 	closed bool
 }
 
-// opening is a provider that was asked for.
+// opening is the state of a provider.
 type opening struct {
 	mu       sync.Mutex // held while the provider is being opened
 	provider *Provider  // nil: not yet, or the last attempt failed
 }
 
-// New returns a registry of entries, the default first. host says what the
-// provider of that name gets. An unusable or repeated name is CodeInvalid.
+// New returns a registry of entries, the default first. host returns the
+// resources of a provider by name. An invalid or repeated name is CodeInvalid.
 func New(host func(name string) Host, entries ...Entry) (*Registry, error) {
 	r := &Registry{entries: slices.Clone(entries), host: host, opened: map[string]*opening{}}
 	for _, e := range entries {
@@ -144,8 +143,8 @@ func (r *Registry) Lookup(name string) (Entry, error) {
 	}
 }
 
-// Open returns a provider, opening it at its first use. The registry closes it.
-// A failure is not remembered: the next call tries again.
+// Open returns a provider, and opens it on first use. The registry closes it.
+// After a failure, the next call tries again.
 func (r *Registry) Open(ctx context.Context, name string) (*Provider, error) {
 	entry, err := r.Lookup(name)
 	if err != nil {
@@ -181,7 +180,7 @@ func (r *Registry) Open(ctx context.Context, name string) (*Provider, error) {
 	return p, nil
 }
 
-// Fresh opens a provider anew. The caller closes it.
+// Fresh opens a new instance of a provider. The caller closes it.
 func (r *Registry) Fresh(name string) (driver.Provider, error) {
 	entry, err := r.Lookup(name)
 	if err != nil {
@@ -204,8 +203,7 @@ func unavailable(name string, err error) error {
 	}
 }
 
-// Close closes every provider that was opened. It ends no sandbox, and is
-// idempotent.
+// Close closes all open providers. It does not end sandboxes. It is idempotent.
 func (r *Registry) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// hold locks a directory for as long as this process lives. The caller closes
-// what it returns, also after an error.
+// hold locks a directory until the process ends. The caller closes the result,
+// even after an error.
 func hold(dir string) (io.Closer, error) {
 	lock, err := os.Open(dir)
 	if err == nil {

@@ -2,8 +2,8 @@ package scratch
 
 import "io"
 
-// Directories cannot be locked here, so what a killed process leaves stays in
-// the temporary directory, as with other programs.
+// Directories cannot be locked on Windows, so the directories of a killed
+// process stay in the temporary directory.
 
 func hold(string) (io.Closer, error) { return io.NopCloser(nil), nil }
 

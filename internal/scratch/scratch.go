@@ -1,5 +1,5 @@
-// Package scratch makes temporary directories that go even if their maker is
-// killed: what it leaves, the next who asks for one of the kind removes.
+// Package scratch creates temporary directories that are removed even if their
+// creator is killed: the next call of Dir with the same prefix removes them.
 package scratch
 
 import (
@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// young is how old a directory must be before the lack of a lock means that
-// its maker is gone, and not that it has just begun.
+// young is the age below which an unlocked directory is assumed to be new, not
+// abandoned.
 const young = time.Minute
 
-// Dir makes a directory below the system's temporary one whose name begins
-// with prefix, which no other prefix in use begins with. Everybody may pass
-// through it. It goes with remove, which must be called once, or after the end
-// of this process when Dir is called with the same prefix.
+// Dir creates a directory below the system's temporary directory. Its name
+// begins with prefix, which must not be a prefix of another one in use. Other
+// users can traverse it. It is removed by remove, which must be called once, or
+// after the end of this process by the next Dir with the same prefix.
 func Dir(prefix string) (dir string, remove func() error, err error) {
 	sweep(prefix, time.Now())
 	dir, err = os.MkdirTemp("", prefix)
@@ -38,8 +38,8 @@ func Dir(prefix string) (dir string, remove func() error, err error) {
 	}, nil
 }
 
-// sweep removes what nobody holds any more. Directories that cannot be removed
-// are left for the next sweep; they may belong to another user.
+// sweep removes abandoned directories. Directories that cannot be removed,
+// perhaps because they belong to another user, are skipped.
 func sweep(prefix string, now time.Time) {
 	entries, err := os.ReadDir(os.TempDir())
 	if err != nil {

@@ -21,36 +21,36 @@ import (
 	"time"
 )
 
-// Fault is what goes wrong with a request. The zero value goes wrong with
-// nothing.
+// Fault describes what goes wrong with a request. The zero value does nothing.
 type Fault struct {
 	Method string // empty: any
 	Path   string // a pattern as in path.Match; empty: any
 	Skip   int    // let this many requests pass first
 	Times  int    // then break this many; 0: all
 
-	// Before is called before the service acts, to change something behind the
-	// client's back.
+	// Before is called before the service acts, to change its state without the
+	// client's knowledge.
 	Before func()
-	// Delay is waited before the service acts, or until the client gives up.
+	// Delay is the delay before the service acts, or until the client gives up.
 	Delay time.Duration
 
-	// Status is the answer, and the service does nothing. With Act it does what
-	// it was asked for, and then answers so.
+	// Status is the status of the response. The service does nothing, unless Act
+	// is set.
 	Status int
 	Header http.Header
 	Body   string
 	Act    bool
 
-	// Lose has the service act, and cuts the connection instead of answering.
+	// Lose makes the service act, and then cuts the connection instead of
+	// responding.
 	Lose bool
-	// Truncate cuts the connection after so many bytes of the answer's body.
+	// Truncate cuts the connection after this many bytes of the response's body.
 	Truncate int
-	// Rewrite changes the body of the answer.
+	// Rewrite changes the body of the response.
 	Rewrite func([]byte) []byte
 }
 
-// TooMany is a refusal for the number of requests.
+// TooMany is a refusal because of the number of requests.
 func TooMany(method, path string, retryAfter time.Duration, times int) Fault {
 	return Fault{
 		Method: method, Path: path, Times: times, Status: http.StatusTooManyRequests,
@@ -59,8 +59,8 @@ func TooMany(method, path string, retryAfter time.Duration, times int) Fault {
 	}
 }
 
-// Faults break the requests to a service. The zero value breaks none. Its
-// methods may be called concurrently.
+// Faults break requests to a service. The zero value breaks none. It is safe
+// for concurrent use.
 type Faults struct {
 	mu     sync.Mutex
 	faults []*fault

@@ -51,7 +51,7 @@ func Stream(ctx context.Context, in driver.Instance, cmd sandbox.Command, stdout
 	return p.Wait(ctx)
 }
 
-// Pump hands on what can be read until there is no more or nobody takes it.
+// Pump passes on what can be read until the end, or until the receiver stops.
 func Pump(r io.Reader, to func([]byte) error) {
 	buf := make([]byte, 32<<10)
 	for {

@@ -1,9 +1,8 @@
-// Package sparse keeps the holes of files that travel in tar streams. They are
-// written in the form that GNU tar, libarchive and Go's reader understand, PAX
-// with "GNU.sparse" of version 1.0, and made again where such a file is
-// unpacked.
+// Package sparse preserves the holes of files in tar streams. It writes the PAX
+// format "GNU.sparse" 1.0, which GNU tar, libarchive and Go's reader support,
+// and restores holes when such a file is unpacked.
 //
-// Go's archive/tar reads that form and has no way to write it.
+// Go's archive/tar can read that format but not write it.
 package sparse
 
 import (
@@ -19,33 +18,33 @@ import (
 	"time"
 )
 
-// Extent is a part of a file that has data.
+// Extent is a part of a file with data.
 type Extent struct{ Offset, Length int64 }
 
-// File is what is read of a file: Seek is only asked where data and holes are.
+// File is a file to read. Seek is only used to find data and holes.
 type File interface {
 	io.ReaderAt
 	io.Seeker
 }
 
-// How lseek(2) is asked.
+// Whence values of lseek(2).
 const (
 	seekData = 3
 	seekHole = 4
 )
 
 const (
-	// worth is how many bytes have to be spared for a file to be written as a
-	// sparse one, and the least length of a hole.
+	// worth is the minimum number of bytes saved for a file to be written as
+	// sparse, and the minimum length of a hole.
 	worth = 32 << 10
-	// maxExtents bounds the memory of a map: what comes after so many is one.
+	// maxExtents limits the size of a map; further extents are merged into one.
 	maxExtents = 64 << 10
 	block      = 4096
 )
 
-// Find returns where a file of size bytes, of which so many are allocated, has
-// data, and false if it is not worth while. Where the kernel does not know, the
-// file is read, and what is zero counts as a hole.
+// Find returns the extents of a file of size bytes, of which allocated are on
+// disk. It returns false if a sparse form is not worthwhile. If the kernel
+// cannot list holes, Find reads the file and treats zeros as holes.
 func Find(f File, size, allocated int64) ([]Extent, bool, error) {
 	if size < 2*worth {
 		return nil, false, nil
@@ -75,19 +74,19 @@ func spares(all []Extent, size int64) bool {
 	return size >= worth
 }
 
-// ask has the kernel tell.
+// ask lists extents with lseek(2).
 func ask(f File, size int64) (all []Extent, err error) {
 	for at := int64(0); at < size; {
 		start, err := f.Seek(at, seekData)
 		if err != nil {
-			return all, nil //nolint:nilerr // nothing but a hole is left
+			return all, nil //nolint:nilerr // the rest is a hole
 		}
 		end, err := f.Seek(start, seekHole)
 		if err != nil {
 			return nil, err
 		}
 		if start = max(start, at); start >= size || end <= start {
-			break // it is being cut off
+			break // the file is being truncated
 		}
 		if len(all) == maxExtents {
 			end = size
@@ -98,17 +97,17 @@ func ask(f File, size int64) (all []Extent, err error) {
 	return all, nil
 }
 
-// Scan reads a file and returns where it is not zero.
+// Scan reads a file and returns the extents that are not zero.
 func Scan(r io.ReaderAt, size int64) (all []Extent, err error) {
 	kept := buffers.Get().(*[bufferSize]byte)
 	defer buffers.Put(kept)
 	buf := kept[:]
-	open := false // the last extent goes on
+	open := false // whether the last extent continues
 	for at := int64(0); at < size; {
 		n, err := r.ReadAt(buf[:min(int64(len(buf)), size-at)], at)
 		if n == 0 {
 			if err == io.EOF {
-				break // it is being cut off
+				break // the file is being truncated
 			}
 			return nil, err
 		}
@@ -135,7 +134,7 @@ var zeroBlock [block]byte
 
 func isZero(p []byte) bool { return bytes.Equal(p, zeroBlock[:len(p)]) }
 
-// gapIsShort reports whether what follows the last extent up to end is too
+// gapIsShort reports whether the gap between the last extent and end is too
 // short for a hole.
 func gapIsShort(all []Extent, end int64) bool {
 	last := all[len(all)-1]
@@ -151,10 +150,9 @@ func extend(all []Extent, at, length int64, open bool) []Extent {
 	return all
 }
 
-// Write writes a member of h.Size bytes that has data only where extents say.
-// out is what tw writes to. Of the header, the name, mode, owner, time and the
-// records of extended attributes are used. A file that shrinks meanwhile is
-// filled up.
+// Write writes a member of h.Size bytes with data only in extents. out is the
+// writer below tw. Of the header, it uses name, mode, owner, time and extended
+// attributes. If the file shrinks meanwhile, it writes zeros instead.
 func Write(out io.Writer, tw *tar.Writer, h *tar.Header, r io.ReaderAt, extents []Extent) error {
 	if err := tw.Flush(); err != nil {
 		return err
@@ -184,7 +182,7 @@ func Write(out io.Writer, tw *tar.Writer, h *tar.Header, r io.ReaderAt, extents 
 	return err
 }
 
-// tableOf is the map of a file, as it comes before its data.
+// tableOf returns the map of a file, which precedes its data.
 func tableOf(extents []Extent, size int64) []byte {
 	var b bytes.Buffer
 	end := int64(0)
@@ -192,7 +190,7 @@ func tableOf(extents []Extent, size int64) []byte {
 		end = extents[len(extents)-1].Offset + extents[len(extents)-1].Length
 	}
 	entries := slices.Clone(extents)
-	if end < size { // the size is told by an empty extent at the end
+	if end < size { // an empty extent at the end marks the size
 		entries = append(entries, Extent{size, 0})
 	}
 	fmt.Fprintf(&b, "%d\n", len(entries))
@@ -202,7 +200,7 @@ func tableOf(extents []Extent, size int64) []byte {
 	return padded(b.Bytes())
 }
 
-// recordsOf are the extended records of a member.
+// recordsOf returns the extended records of a member.
 func recordsOf(h *tar.Header, packed int64) map[string]string {
 	records := maps.Clone(h.PAXRecords)
 	if records == nil {
@@ -216,7 +214,7 @@ func recordsOf(h *tar.Header, packed int64) map[string]string {
 	return records
 }
 
-// seconds writes a time as PAX does. Before 1970 the fraction counts backwards.
+// seconds formats a time for PAX. Before 1970 the fraction counts backwards.
 func seconds(t time.Time) string {
 	s, n := t.Unix(), int64(t.Nanosecond())
 	if n == 0 {
@@ -229,7 +227,7 @@ func seconds(t time.Time) string {
 	return strings.TrimRight(fmt.Sprintf("%s%d.%09d", sign, s, n), "0")
 }
 
-// encode writes records, each with its own length in front.
+// encode encodes records, each preceded by its length.
 func encode(records map[string]string) []byte {
 	var b []byte
 	for _, k := range slices.Sorted(maps.Keys(records)) {
@@ -247,7 +245,7 @@ const tarBlock = 512
 
 func padded(b []byte) []byte { return append(b, make([]byte, -len(b)&(tarBlock-1))...) }
 
-// header is one block. The rest is in the records.
+// header returns a header block. Other fields are in the records.
 func header(name string, kind byte, size, mode int64, uid, gid int, at time.Time) []byte {
 	b := make([]byte, tarBlock)
 	copy(b, name)
@@ -281,23 +279,23 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Is reports whether a member is a sparse file. Its reader yields zeros for the
+// Is reports whether a member is a sparse file. Reading it returns zeros for
 // holes.
 func Is(h *tar.Header) bool {
 	return h.Typeflag == tar.TypeGNUSparse || h.PAXRecords["GNU.sparse.major"] != "" || h.PAXRecords["GNU.sparse.map"] != "" ||
 		h.PAXRecords["GNU.sparse.size"] != ""
 }
 
-// Target is an empty file that is being written.
+// Target is an empty file being written.
 type Target interface {
 	io.Writer
 	io.Seeker
 	Truncate(size int64) error
 }
 
-// Copy writes size bytes of src into an empty file, and leaves out what is zero.
-// It asks stop from time to time, because holes can be long and cost nobody
-// anything but us.
+// Copy writes size bytes of src to an empty file, and leaves holes for zeros.
+// It calls stop regularly, because a sender can make a hole very long at no
+// cost.
 func Copy(dst Target, src io.Reader, size int64, stop func() error) error {
 	if err := dst.Truncate(size); err != nil {
 		return err

@@ -5,18 +5,18 @@ import (
 	"io"
 )
 
-// page is the size that files of sysfs have, whatever is in them. Those of
-// procfs have the size 0.
+// page is the size of all files in sysfs. Files in procfs have size 0.
 const page = 4096
 
-// maxWhole bounds a file that is read into memory because its size says nothing.
+// maxWhole limits the size of a file read into memory because its size is
+// unknown.
 const maxWhole = 16 << 20
 
 var errEndless = errors.New("it has no size and no end")
 
-// Whole returns the content of a file that a kernel makes up when it is read, as
-// in /proc and /sys: its size does not tell how much that is. Of files with any
-// other size it returns false. One that cannot be read, and has no size, is empty.
+// Whole returns the content of a file that the kernel generates on reading, as
+// in /proc and /sys, whose reported size is wrong. For files with other sizes
+// it returns false. A file that cannot be read and has no size counts as empty.
 func Whole(f io.ReaderAt, size int64) (content []byte, ok bool, err error) {
 	if size != 0 && size != page {
 		return nil, false, nil

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// acceptPause is how long nobody is let in when this process has no
-// descriptors left.
+// acceptPause is the pause between attempts to accept when this process has no
+// free file descriptors.
 const acceptPause = 50 * time.Millisecond
 
-// Forward accepts the connections of a TCP listener and carries each to one that
-// dial makes, whose context ends with the connection. One that cannot be made is
-// refused, as far as one that was accepted still can be, and failed is told why;
-// it may be called concurrently. Forward closes the listener, and returns when ctx
-// ends or the listener is closed, after all connections have ended.
+// Forward accepts connections of a TCP listener, and connects each to a
+// connection from dial, whose context ends with the connection. If dial fails,
+// the accepted connection is reset, and failed is called with the error,
+// possibly concurrently. Forward closes the listener. It returns when ctx ends
+// or the listener is closed, after all connections have ended.
 func Forward(ctx context.Context, l net.Listener, dial func(context.Context) (net.Conn, error), failed func(error)) {
 	var conns sync.WaitGroup
 	defer conns.Wait()

@@ -1,12 +1,12 @@
 // Package stream carries the standard streams of one command over one
 // WebSocket, between the daemon and its clients.
 //
-// A binary frame is one byte that names a channel (0 standard input, 1 standard
-// output or terminal, 2 standard error) and what was written to it. A text
-// frame is a [Message] in JSON. Each channel has a window of its own: a sender
-// has at most [Window] bytes on the way that the receiver has not acknowledged
-// as read, so a channel that nobody reads stops its writer, fills no memory, and
-// holds up neither the other channels nor the messages.
+// A binary frame consists of a byte with the channel (0 standard input, 1
+// standard output or terminal, 2 standard error) and data. A text frame is a
+// [Message] in JSON. Each channel has its own window: a sender has at most
+// [Window] bytes in transit that the receiver has not acknowledged as read. So
+// an unread channel blocks its writer, and uses bounded memory, without
+// blocking other channels or messages.
 package stream
 
 import (
@@ -33,11 +33,12 @@ const (
 )
 
 const (
-	// Window is how many bytes of a channel may be on the way unread.
+	// Window is the maximum number of unread bytes of a channel.
 	Window = 256 << 10
-	// maxData is the most that a frame carries.
+	// maxData is the maximum size of a frame's data.
 	maxData = 32 << 10
-	// MaxMessage bounds a message: a command with its arguments fits.
+	// MaxMessage is the maximum size of a message, in bytes. A command with its
+	// arguments fits.
 	MaxMessage = 4 << 20
 
 	pingEvery   = 30 * time.Second
@@ -49,21 +50,21 @@ type Message struct {
 	// Type is one of: start, started, signal, resize, exit, error, eof, ack.
 	Type string `json:"type"`
 
-	Command json.RawMessage      `json:"command,omitempty"` // start: what to run
+	Command json.RawMessage      `json:"command,omitempty"` // start: the command
 	Process *sandbox.ProcessInfo `json:"process,omitempty"` // started
 	Exit    *sandbox.Exit        `json:"exit,omitempty"`    // exit
-	Error   json.RawMessage      `json:"error,omitempty"`   // error: a problem as in HTTP
+	Error   json.RawMessage      `json:"error,omitempty"`   // error: a problem document as in HTTP
 	Signal  int                  `json:"signal,omitempty"`  // signal: by its Linux number
-	Size    *sandbox.WindowSize  `json:"size,omitempty"`    // resize
+	Size    *sandbox.WindowSize  `json:"size,omitempty"`    // resize: the size
 
-	At *Position `json:"at,omitempty"` // started: where the streams go on, if they can be rejoined
+	At *Position `json:"at,omitempty"` // started: the position of the streams, if they can be rejoined
 
 	Channel int `json:"channel,omitempty"` // eof and ack
-	N       int `json:"n,omitempty"`       // ack: how many bytes were read
+	N       int `json:"n,omitempty"`       // ack: the number of bytes read
 }
 
-// Position is how far the streams of a command have come, in bytes. A negative
-// one of input says that input cannot be sent again.
+// Position is the position in the streams of a command, in bytes. A negative
+// input position means that input cannot be resent.
 type Position struct {
 	Stdin  int64 `json:"stdin"`
 	Stdout int64 `json:"stdout"`
@@ -73,21 +74,20 @@ type Position struct {
 // ErrClosed is returned by reads and writes after the link was closed.
 var ErrClosed = errors.New("the stream is closed")
 
-// errProtocol says that the other side does not follow the protocol.
+// errProtocol means that the peer violated the protocol.
 var errProtocol = errors.New("the other side broke the protocol")
 
-// Link is one end of a stream. Its methods may be called concurrently, but each
-// channel has one reader and one writer. The caller runs Run, and closes the
-// Link.
+// Link is one end of a stream. It is safe for concurrent use, but each channel
+// has one reader and one writer. The caller runs Run, and closes the Link.
 type Link struct {
 	ws  *websocket.Conn
-	ctx context.Context // ends with the link
+	ctx context.Context // canceled when the link ends
 	end context.CancelFunc
 	in  [channels]inflow
 	out [channels]outflow
 }
 
-// New makes a link over an open WebSocket, which it owns from now on.
+// New returns a link over an open WebSocket, and takes ownership of it.
 func New(ctx context.Context, ws *websocket.Conn) *Link {
 	l := &Link{ws: ws}
 	l.ctx, l.end = context.WithCancel(ctx)
@@ -101,14 +101,14 @@ func New(ctx context.Context, ws *websocket.Conn) *Link {
 	return l
 }
 
-// Read returns what the other side writes to a channel.
+// Reader returns a reader of a channel.
 func (l *Link) Reader(channel int) io.Reader { return &l.in[channel] }
 
-// Writer writes to a channel; closing it ends the channel.
+// Writer returns a writer to a channel. Closing it closes the channel.
 func (l *Link) Writer(channel int) io.WriteCloser { return &l.out[channel] }
 
-// Arrived is how many bytes of a channel have come, read or not. They can all
-// be read, also after the link has ended.
+// Arrived returns how many bytes of a channel have arrived. All of them can be
+// read, even after the link has ended.
 func (l *Link) Arrived(channel int) int64 {
 	f := &l.in[channel]
 	f.mu.Lock()
@@ -125,7 +125,7 @@ func (l *Link) Send(ctx context.Context, m Message) error {
 	return l.ws.Write(ctx, websocket.MessageText, text)
 }
 
-// Receive waits for one message. It is for the beginning, before Run.
+// Receive waits for one message. It may only be used before Run.
 func (l *Link) Receive(ctx context.Context) (m Message, err error) {
 	kind, data, err := l.ws.Read(ctx)
 	if err != nil {
@@ -140,9 +140,9 @@ func (l *Link) Receive(ctx context.Context) (m Message, err error) {
 	return m, nil
 }
 
-// Run receives until the link ends, and hands messages that are not about
-// channels to handle, which must not block. Then all reads and writes end. The
-// error is nil if the other side closed the link in good order.
+// Run receives until the link ends, and passes messages that are not about
+// channels to handle, which must not block. After the end, reads and writes
+// fail. The error is nil if the peer closed the link normally.
 func (l *Link) Run(handle func(Message)) error {
 	stopped := make(chan struct{})
 	go func() {
@@ -193,7 +193,7 @@ func (l *Link) refuse() error {
 	return errProtocol
 }
 
-// keepAlive finds out that the other side is gone without a word.
+// keepAlive detects that the peer is gone.
 func (l *Link) keepAlive() {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
@@ -213,7 +213,7 @@ func (l *Link) keepAlive() {
 	}
 }
 
-// fail ends all reads and writes.
+// fail fails all reads and writes.
 func (l *Link) fail(err error) {
 	if err == nil || websocket.CloseStatus(err) == websocket.StatusNormalClosure {
 		err = ErrClosed
@@ -226,7 +226,7 @@ func (l *Link) fail(err error) {
 	}
 }
 
-// Close ends the link in good order, or after a few seconds without.
+// Close closes the link normally, or after a few seconds without the peer.
 func (l *Link) Close() error {
 	err := l.ws.Close(websocket.StatusNormalClosure, "")
 	l.fail(nil)
@@ -234,7 +234,7 @@ func (l *Link) Close() error {
 	return err
 }
 
-// Abort ends the link at once.
+// Abort closes the link immediately.
 func (l *Link) Abort() {
 	_ = l.ws.CloseNow()
 	l.fail(nil)
@@ -249,14 +249,13 @@ type inflow struct {
 	mu     sync.Mutex
 	wake   sync.Cond
 	buf    []byte
-	came   int64 // bytes that arrived ever
-	read   int   // bytes that were read and not yet acknowledged
-	err    error // once nothing more will come
-	unread int   // bytes that the other side may still think are on the way
+	came   int64 // total number of bytes received
+	read   int   // bytes read and not yet acknowledged
+	err    error // set when no more data will arrive
+	unread int   // bytes that are not acknowledged
 }
 
-// add takes what arrived. It reports false if the other side sent more than it
-// was allowed to.
+// add appends received data. It returns false if the peer exceeded the window.
 func (f *inflow) add(data []byte) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -279,8 +278,7 @@ func (f *inflow) finish(err error) {
 	f.wake.Broadcast()
 }
 
-// Read returns what arrived, in order; what arrived before the end comes
-// before the end.
+// Read returns received data in order, and the end only after all data.
 func (f *inflow) Read(p []byte) (int, error) {
 	f.mu.Lock()
 	for len(f.buf) == 0 && f.err == nil && len(p) > 0 {
@@ -289,7 +287,7 @@ func (f *inflow) Read(p []byte) (int, error) {
 	n := copy(p, f.buf)
 	f.buf = f.buf[n:]
 	if len(f.buf) == 0 {
-		f.buf = nil // an idle channel holds no memory
+		f.buf = nil // free the memory of an idle channel
 	}
 	f.read += n
 	ack := 0
@@ -300,7 +298,7 @@ func (f *inflow) Read(p []byte) (int, error) {
 	err := f.err
 	f.mu.Unlock()
 	if ack > 0 {
-		// Should it fail, the link is at its end and the next read says so.
+		// If this fails, the link has ended, and the next read reports it.
 		_ = f.link.Send(f.link.ctx, Message{Type: "ack", Channel: f.id, N: ack})
 	}
 	if n > 0 || len(p) == 0 {
@@ -314,7 +312,7 @@ type outflow struct {
 	link *Link
 	id   int
 
-	sending sync.Mutex // held while frames are written, so that they keep their order
+	sending sync.Mutex // held while frames are written, to keep their order
 
 	mu     sync.Mutex
 	wake   sync.Cond
@@ -322,8 +320,8 @@ type outflow struct {
 	closed bool
 }
 
-// grant lets n more bytes be sent. It reports false if there cannot have been
-// so many.
+// grant allows n more bytes. It returns false if n exceeds the bytes in
+// transit.
 func (f *outflow) grant(n int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -342,8 +340,8 @@ func (f *outflow) finish() {
 	f.wake.Broadcast()
 }
 
-// take waits until something may be sent and returns how much, or 0 when the
-// channel is closed.
+// take waits until bytes may be sent and returns how many, or 0 if the channel
+// is closed.
 func (f *outflow) take(want int) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -358,7 +356,7 @@ func (f *outflow) take(want int) int {
 	return n
 }
 
-// Write sends p, and waits for the other side to read if it is far behind.
+// Write sends p. It blocks while the peer is too far behind in reading.
 func (f *outflow) Write(p []byte) (sent int, err error) {
 	f.sending.Lock()
 	defer f.sending.Unlock()
@@ -378,7 +376,7 @@ func (f *outflow) Write(p []byte) (sent int, err error) {
 	return sent, nil
 }
 
-// Close ends the channel. A Write that waits returns ErrClosed.
+// Close closes the channel. A blocked Write returns ErrClosed.
 func (f *outflow) Close() error {
 	f.mu.Lock()
 	was := f.closed

@@ -13,15 +13,14 @@ import (
 	"github.com/coder/websocket"
 )
 
-// closeTime bounds how long the end of a stream may take to be said.
+// closeTime limits the time for closing.
 const closeTime = time.Second
 
 // Tunnel is a byte stream over a WebSocket, with half-close: a binary message
-// is some of the bytes, and an empty one says that no more come this way. An
-// unread stream blocks its writer, by the flow control of the underlying
-// connection.
+// contains bytes, and an empty message closes its direction. An unread stream
+// blocks its writer, through the flow control of the underlying connection.
 //
-// It is a net.Conn with one difference: a deadline that passes ends it.
+// It is a net.Conn with one difference: an exceeded deadline closes it.
 type Tunnel struct {
 	ws   *websocket.Conn
 	name string
@@ -29,17 +28,16 @@ type Tunnel struct {
 	in, out lane
 
 	reading sync.Mutex
-	message io.Reader // of which some is not read yet
-	bytes   int       // read of it
-	ended   bool      // the other side has said all
+	message io.Reader // partially read
+	bytes   int       // bytes read of it
+	ended   bool      // the peer has closed its direction
 
 	writing sync.Mutex
-	silent  bool // this side has said all
+	silent  bool // this side has closed its direction
 	once    sync.Once
 }
 
-// lane is one direction: the context of its operations and what its deadline
-// does to it.
+// lane is one direction: the context of its operations, and its deadline.
 type lane struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -50,8 +48,8 @@ type lane struct {
 
 var _ net.Conn = (*Tunnel)(nil)
 
-// NewTunnel returns a Tunnel over ws, which belongs to it from here on. name is
-// what its RemoteAddr says. The caller closes it.
+// NewTunnel returns a Tunnel over ws, and takes ownership of it. name is its
+// remote address. The caller closes it.
 func NewTunnel(ws *websocket.Conn, name string) *Tunnel {
 	ws.SetReadLimit(maxTunnelMessage)
 	t := &Tunnel{ws: ws, name: name}
@@ -113,7 +111,7 @@ func (t *Tunnel) Write(p []byte) (int, error) {
 	return sent, nil
 }
 
-// CloseWrite says that no more comes from this side. Reading goes on.
+// CloseWrite closes the sending direction.
 func (t *Tunnel) CloseWrite() error {
 	t.writing.Lock()
 	defer t.writing.Unlock()
@@ -124,10 +122,10 @@ func (t *Tunnel) CloseWrite() error {
 	return t.out.explain(t.ws.Write(t.out.ctx, websocket.MessageBinary, nil))
 }
 
-// Close ends the tunnel in good order: what was written before gets there.
+// Close closes the tunnel normally: written data is delivered.
 func (t *Tunnel) Close() error {
 	t.once.Do(func() {
-		// A writer that is stuck must not keep this from ending.
+		// Do not let a blocked writer delay this.
 		_ = t.SetWriteDeadline(time.Now().Add(closeTime))
 		_ = t.CloseWrite()
 		t.drop()
@@ -135,8 +133,7 @@ func (t *Tunnel) Close() error {
 	return nil
 }
 
-// Abort ends the tunnel so that the other side does not take it for an end in
-// good order.
+// Abort closes the tunnel in a way that the peer detects as abnormal.
 func (t *Tunnel) Abort() { t.once.Do(t.drop) }
 
 func (t *Tunnel) drop() {
@@ -146,10 +143,10 @@ func (t *Tunnel) drop() {
 	_ = t.ws.CloseNow()
 }
 
-// LocalAddr names the tunnel.
+// LocalAddr implements net.Conn.
 func (t *Tunnel) LocalAddr() net.Addr { return tunnelAddr("tunnel") }
 
-// RemoteAddr names what it leads to.
+// RemoteAddr returns the name of the tunnel.
 func (t *Tunnel) RemoteAddr() net.Addr { return tunnelAddr(t.name) }
 
 type tunnelAddr string
@@ -163,13 +160,13 @@ func (t *Tunnel) SetDeadline(at time.Time) error {
 	return t.SetWriteDeadline(at)
 }
 
-// SetReadDeadline ends the tunnel if a Read waits longer.
+// SetReadDeadline closes the tunnel if a Read blocks beyond it.
 func (t *Tunnel) SetReadDeadline(at time.Time) error {
 	t.in.until(at)
 	return nil
 }
 
-// SetWriteDeadline ends the tunnel if a Write waits longer.
+// SetWriteDeadline closes the tunnel if a Write blocks beyond it.
 func (t *Tunnel) SetWriteDeadline(at time.Time) error {
 	t.out.until(at)
 	return nil
@@ -199,19 +196,19 @@ func (l *lane) explain(err error) error {
 	case l.ctx.Err() != nil:
 		return net.ErrClosed
 	case errors.Is(err, io.EOF):
-		return io.ErrUnexpectedEOF // only an empty message is an end
+		return io.ErrUnexpectedEOF // only an empty message is a normal end
 	}
 	return err
 }
 
-// Duplex is a connection of which either direction can end first.
+// Duplex is a connection that supports half-close.
 type Duplex interface {
 	io.ReadWriteCloser
 	CloseWrite() error
 }
 
-// AsDuplex returns conn as one. Where only the whole of it can be closed, an
-// end of one direction is not passed on.
+// AsDuplex returns conn as a Duplex. If conn does not support half-close,
+// CloseWrite does nothing.
 func AsDuplex(conn net.Conn) Duplex {
 	if d, ok := conn.(Duplex); ok {
 		return d
@@ -223,9 +220,9 @@ type whole struct{ net.Conn }
 
 func (whole) CloseWrite() error { return nil }
 
-// Join carries bytes between two connections until both directions have ended
-// or ctx has, and closes both. An end of one direction is passed on as that; a
-// connection that breaks breaks the other.
+// Join copies between two connections until both directions have ended or ctx
+// has, and closes both. A half-close is passed on. If one connection breaks,
+// the other is aborted.
 func Join(ctx context.Context, a, b Duplex) {
 	stop := context.AfterFunc(ctx, func() { breakOff(a, b) })
 	defer stop()
@@ -236,7 +233,7 @@ func Join(ctx context.Context, a, b Duplex) {
 				breakOff(a, b)
 				return
 			}
-			_ = to.CloseWrite() // if that fails, the other direction ends too
+			_ = to.CloseWrite() // if this fails, the other direction ends, too
 		})
 	}
 	carry(a, b)
@@ -245,8 +242,8 @@ func Join(ctx context.Context, a, b Duplex) {
 	_, _ = a.Close(), b.Close()
 }
 
-// breakOff closes connections so that nobody takes it for a good end, as far
-// as they can do that.
+// breakOff aborts connections, so that the peers detect an abnormal end if
+// possible.
 func breakOff(conns ...Duplex) {
 	for _, c := range conns {
 		switch c := c.(type) {

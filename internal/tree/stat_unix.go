@@ -7,8 +7,7 @@ import (
 	"syscall"
 )
 
-// owner returns the numeric owner and group of a file, root's if they are
-// unknown.
+// owner returns the numeric owner and group of a file, or root's if unknown.
 func owner(info fs.FileInfo) (uid, gid int) {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return int(st.Uid), int(st.Gid)
@@ -16,8 +15,8 @@ func owner(info fs.FileInfo) (uid, gid int) {
 	return 0, 0
 }
 
-// stored returns how many bytes of a file are on disk. Fewer than its size
-// means that it has holes.
+// stored returns the number of bytes on disk. If it is less than the size, the
+// file has holes.
 func stored(info fs.FileInfo) int64 {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return st.Blocks * 512

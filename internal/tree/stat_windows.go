@@ -5,5 +5,5 @@ import "io/fs"
 // owner returns root: files have no numeric owner here.
 func owner(fs.FileInfo) (uid, gid int) { return 0, 0 }
 
-// stored returns the size of a file: its holes are not looked for here.
+// stored returns the size of a file: holes are not detected here.
 func stored(info fs.FileInfo) int64 { return info.Size() }

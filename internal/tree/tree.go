@@ -1,6 +1,6 @@
-// Package tree carries local file trees to and from tar streams, for copying
-// in and out of a sandbox. What comes out of a sandbox is hostile: Unpack
-// writes nothing outside its directory, follows no link, and makes nothing but
+// Package tree converts local file trees to tar streams and back, to copy them
+// into and out of a sandbox. Streams from a sandbox are not trusted: Unpack
+// writes nothing outside its directory, follows no links, and creates only
 // files, directories and links, without set-id bits.
 package tree
 
@@ -18,25 +18,25 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// permissions are the mode bits that are carried over.
+// permissions are the mode bits that are copied.
 const permissions = 0o777
 
-// Pack writes the file or tree at root as a tar stream whose members begin
-// with name. Links are kept as links, but for root itself, which is followed.
-// Sockets, pipes and devices are left out. Owners are root's: whoever unpacks
-// says who they belong to.
+// Pack writes the file or tree at root as a tar stream whose members begin with
+// name. Symbolic links are kept as links, except for root itself, which is
+// followed. Sockets, pipes and devices are left out. All owners are root; the
+// receiver decides who owns the files.
 func Pack(ctx context.Context, w io.Writer, root, name string) error {
 	return packTree(ctx, w, root, name, func(fs.FileInfo, *tar.Header) {})
 }
 
-// PackOwned is Pack that keeps the numeric owners.
+// PackOwned is Pack with the numeric owners.
 func PackOwned(ctx context.Context, w io.Writer, root, name string) error {
 	return packTree(ctx, w, root, name, func(info fs.FileInfo, h *tar.Header) {
 		h.Uid, h.Gid = owner(info)
 	})
 }
 
-// owned completes a header.
+// owned sets the owner in a header.
 type owned func(fs.FileInfo, *tar.Header)
 
 func packTree(ctx context.Context, w io.Writer, root, name string, own owned) error {
@@ -114,7 +114,7 @@ func pack(w io.Writer, tw *tar.Writer, file, name string, d fs.DirEntry, own own
 	return err
 }
 
-// packOther packs what is not a regular file, if it can be.
+// packOther packs anything except a regular file, if possible.
 func packOther(tw *tar.Writer, file, name string, info fs.FileInfo, own owned) error {
 	switch {
 	case info.IsDir():
@@ -152,8 +152,8 @@ func hostile(member, message string) error {
 	return &sandbox.Error{Code: sandbox.CodeDenied, Op: "copy.out", Subject: member, Message: message}
 }
 
-// rename puts name in the place of the first element of a member's path, and
-// refuses paths that do not stay below it.
+// rename replaces the first element of a member's path by name, and refuses
+// paths that leave it.
 func rename(member, name string) (string, error) {
 	if member == "" || strings.HasPrefix(member, "/") || strings.IndexByte(member, 0) >= 0 {
 		return "", hostile(member, "the sandbox sent a member with a bad name")
@@ -164,7 +164,7 @@ func rename(member, name string) (string, error) {
 			return "", hostile(member, "the sandbox sent a member that leads out of the destination")
 		}
 	}
-	if parts[0] == "." && len(parts) > 1 { // the root itself was exported
+	if parts[0] == "." && len(parts) > 1 { // root itself was exported
 		return filepath.Join(append([]string{name}, parts[1:]...)...), nil
 	}
 	parts[0] = name

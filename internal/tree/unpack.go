@@ -16,21 +16,20 @@ import (
 	"github.com/atoll-run/atoll/internal/sparse"
 )
 
-// maxSkipped bounds how many left out members are remembered.
+// maxSkipped is the maximum number of skipped members returned.
 const maxSkipped = 20
 
-// Unpack writes a tar stream below the directory dir, where the first element
-// of every member's path becomes name, and returns the members it left out
-// because they are neither files nor directories nor links. Files that exist
-// are replaced; no link is followed, whether it was there before or came with
-// the stream. A member that would lead out is an error; what came before it
-// stays.
+// Unpack unpacks a tar stream below the directory dir. The first element of
+// every member's path is replaced by name. It returns members that were skipped
+// because they are neither files nor directories nor links. Existing files are
+// replaced. No link is followed, neither an existing one nor one from the
+// stream. A member outside the destination is an error; members before it stay.
 func Unpack(ctx context.Context, r io.Reader, dir, name string) (skipped []string, err error) {
 	return unpack(ctx, r, dir, name, false)
 }
 
-// UnpackOwned is Unpack that keeps the numeric owners, as far as this process may
-// give files away.
+// UnpackOwned is Unpack with the numeric owners, if this process may change
+// owners.
 func UnpackOwned(ctx context.Context, r io.Reader, dir, name string) (skipped []string, err error) {
 	return unpack(ctx, r, dir, name, os.Geteuid() == 0)
 }
@@ -63,16 +62,16 @@ func unpack(ctx context.Context, r io.Reader, dir, name string, owners bool) (sk
 	}
 }
 
-// maxDepth is how many directories a name may lead through. What it takes to
-// make them grows with the square of that.
+// maxDepth is the maximum nesting of directories. The cost of creating them
+// grows with its square.
 const maxDepth = 1000
 
 type unpacker struct {
-	ctx     context.Context // of the one call
+	ctx     context.Context // of the call
 	root    *os.Root
 	name    string
-	owners  bool      // keep them
-	dirs    []dirMode // given their modes last, so that they can be written to
+	owners  bool      // set owners
+	dirs    []dirMode // modes are set last, so that the directories are writable
 	skipped []string
 }
 
@@ -112,8 +111,8 @@ func (u *unpacker) member(tr *tar.Reader, h *tar.Header) error {
 	return nil
 }
 
-// parents makes the missing directories above p, and refuses a link among
-// them: whoever sent it wants us to write elsewhere.
+// parents creates missing parents of p. It refuses a link among them, which
+// would lead elsewhere.
 func (u *unpacker) parents(p string) error {
 	parent := filepath.Dir(p)
 	if parent == "." {
@@ -130,7 +129,7 @@ func (u *unpacker) parents(p string) error {
 	return nil
 }
 
-// plainDir makes sure that p is a directory and not a link to one.
+// plainDir makes sure that p is a directory and not a symbolic link.
 func (u *unpacker) plainDir(p string) error {
 	info, err := u.root.Lstat(p)
 	switch {
@@ -153,7 +152,7 @@ func (u *unpacker) dir(p string, h *tar.Header) error {
 	if err := u.plainDir(p); err != nil {
 		return err
 	}
-	// Writable by us until all that is in it was written.
+	// Writable for us until its content has been written.
 	if err := u.root.Chmod(p, 0o700); err != nil {
 		return err
 	}
@@ -161,7 +160,7 @@ func (u *unpacker) dir(p string, h *tar.Header) error {
 	return u.own(p, h)
 }
 
-// own gives what was made to its owner, if owners are kept.
+// own sets the owner, if enabled.
 func (u *unpacker) own(p string, h *tar.Header) error {
 	if !u.owners {
 		return nil
@@ -169,7 +168,7 @@ func (u *unpacker) own(p string, h *tar.Header) error {
 	return u.root.Lchown(p, h.Uid, h.Gid)
 }
 
-// clear removes what is at p, unless it is a directory that is not empty.
+// clear removes p, unless it is a directory that is not empty.
 func (u *unpacker) clear(p string) error {
 	err := u.root.Remove(p)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -203,8 +202,8 @@ func (u *unpacker) file(p string, h *tar.Header, r io.Reader) error {
 	return u.root.Chtimes(p, time.Time{}, h.ModTime)
 }
 
-// link makes a hard link to a member that came before. Its target is renamed
-// like any member, and must be a file and no link.
+// link creates a hard link to an earlier member. Its target is renamed like any
+// member, and must be a file, not a link.
 func (u *unpacker) link(p string, h *tar.Header) error {
 	target, err := rename(h.Linkname, u.name)
 	if err != nil {
@@ -229,12 +228,11 @@ func (u *unpacker) link(p string, h *tar.Header) error {
 	return u.root.Link(target, p)
 }
 
-// finish gives the directories their modes and times, the deepest first.
+// finish sets modes and times of directories, deepest first.
 func (u *unpacker) finish() error {
 	var failed error
 	for _, d := range slices.Backward(u.dirs) {
-		// A later member may have put a link in its place, which must not
-		// lead the change elsewhere.
+		// A later member may have replaced it by a link, which must not be followed.
 		if info, err := u.root.Lstat(d.path); err != nil || !info.IsDir() {
 			continue
 		}

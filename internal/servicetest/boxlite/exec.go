@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	// reaping is how long a command runs on that nobody is attached to.
+	// reaping is how long a command without an attached client keeps running.
 	reaping = 5 * time.Minute
-	// beat is how often a client is asked whether it is there.
+	// beat is the interval of pings to a client.
 	beat = 15 * time.Second
 	// maxFrame is the largest WebSocket message that the server takes.
 	maxFrame = 1 << 20
@@ -94,7 +94,7 @@ func (s *Server) exec(r *http.Request, b *box) (int, any, error) {
 	return http.StatusCreated, map[string]string{"execution_id": e.id}, nil
 }
 
-// orphan has a command end some time after nobody is attached to it.
+// orphan ends a command some time after its last client has detached.
 func (e *execution) orphan() {
 	e.reaper.Set(reaping, func() { _ = e.p.Signal(context.Background(), int(unix.SIGHUP)) })
 }

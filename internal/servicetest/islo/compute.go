@@ -123,7 +123,7 @@ type execution struct {
 	Truncated bool   `json:"truncated"`
 }
 
-// exec starts a command, which goes on whoever listens.
+// exec starts a command, which runs independently of its clients.
 func (s *Server) exec(r *http.Request, b *box) (int, any, error) {
 	cmd, err := s.command(r, b)
 	if err != nil {
@@ -361,7 +361,7 @@ func (s *Server) createSession(r *http.Request, b *box) (int, any, error) {
 	}
 	args := in.Command
 	if len(args) == 0 {
-		args = []string{"sleep", "1000000"} // a shell that nobody types into
+		args = []string{"sleep", "1000000"} // a shell without input
 	}
 	p, err := b.in.Exec(context.WithoutCancel(r.Context()), &sandbox.Command{Args: args, Env: in.Env, Dir: in.Workdir, User: in.User, Background: true})
 	if err != nil {

@@ -222,8 +222,8 @@ func (s *Server) handle(pattern string, f call) {
 	})
 }
 
-// read decodes the body of a request. Null and unknown fields are refused:
-// whoever sends what the SDK does not is wrong.
+// read decodes the body of a request. Null and unknown fields are refused,
+// because the SDK does not send them.
 func read(r *http.Request, into any) error {
 	text, err := io.ReadAll(r.Body)
 	if err != nil {

@@ -102,7 +102,7 @@ func (s *Server) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// ServeHTTP serves both planes: the data plane to whoever names a sandbox.
+// ServeHTTP serves both planes: the data plane if the host names a sandbox.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.Faults.Wrap(http.HandlerFunc(s.route)).ServeHTTP(w, r)
 }
@@ -188,7 +188,7 @@ func (s *Server) handle(mux *http.ServeMux, pattern string, f call) {
 // read decodes the body of a request.
 func read(r *http.Request, into any) error {
 	dec := json.NewDecoder(r.Body)
-	dec.DisallowUnknownFields() // whoever sends what the SDK does not is wrong
+	dec.DisallowUnknownFields() // the SDK sends no unknown fields
 	if err := dec.Decode(into); err != nil {
 		return fail(http.StatusBadRequest, "validation_error", "invalid body: %v", err)
 	}
