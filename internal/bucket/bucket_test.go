@@ -296,8 +296,8 @@ func TestLargeFile(t *testing.T) {
 	}
 }
 
-// The kernels of sandboxes keep files open: what is written is uploaded although
-// nobody closes or syncs.
+// The kernels of sandboxes keep files open: written data is uploaded without a
+// close or sync.
 func TestOpenFileIsUploaded(t *testing.T) {
 	f := mounted(t, blobtest.S3(t), bucket.Options{})
 	file, err := os.Create(f.path("log"))
@@ -367,8 +367,8 @@ func TestManyWriters(t *testing.T) {
 	}
 }
 
-// The process that serves a bucket is killed: whoever uses it is told, and the
-// next mount is good.
+// The process that serves a bucket is killed: its users get an error, and the
+// next mount works.
 func TestServerIsKilled(t *testing.T) {
 	f := mounted(t, blobtest.S3(t), bucket.Options{})
 	f.write("kept", "kept")

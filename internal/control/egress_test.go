@@ -28,8 +28,8 @@ func (b *bounding) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	return b.Provider.Create(ctx, &own)
 }
 
-// A provider without a gateway gets rules that it can enforce, and nobody gets a
-// sandbox whose rules it cannot.
+// A provider without a gateway gets the rules that it can enforce. A sandbox
+// with other rules is refused.
 func TestRulesOfProviders(t *testing.T) {
 	p := &bounding{fake.New(fake.Options{}), sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}}, nil}
 	t.Cleanup(func() { _ = p.Close() })

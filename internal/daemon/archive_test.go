@@ -188,9 +188,9 @@ func TestSnapshotDamage(t *testing.T) {
 	}
 }
 
-// Whoever may write to the blob store puts one snapshot in the place of
-// another: the database knows better. Without encryption that is all that
-// stands in the way.
+// An attacker who can write to the blob store replaces one snapshot by another.
+// The digest in the database reveals that. Without encryption it is the only
+// protection.
 func TestAttackSnapshotSwapped(t *testing.T) {
 	m := daemontest.New(t)
 	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.PlainSnapshots = true }))

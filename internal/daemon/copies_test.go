@@ -324,8 +324,8 @@ func TestBridgedWorkspaceRefusals(t *testing.T) {
 	}
 }
 
-// RB-19, RB-20: a session says what can be done with it now, without being held,
-// and since when nobody holds its sandbox.
+// RB-19, RB-20: the capabilities of a session can be read without holding it,
+// and since when its sandbox has no holders.
 func TestRB19SessionCapabilities(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)

@@ -33,8 +33,8 @@ func adminKey(t *testing.T, d *daemon.Daemon, tenant string) string {
 	return envd.Key(k.Token)
 }
 
-// TestE2BSecrets looks for the values where nobody may find them, and at them
-// as another tenant.
+// TestE2BSecrets looks for secret values where they must not be, and tries to
+// read them as another tenant.
 func TestE2BSecrets(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, func(o *daemon.Options) { o.E2B.Listen = "127.0.0.1:0" })

@@ -161,9 +161,9 @@ func operations(t *testing.T) (all []operation) {
 	return all
 }
 
-// TestAttackForeignNames: a name or an id of another tenant's, and
-// one that nobody has, lead to the same answer, byte for byte, and to the same
-// statements of the store on the way there. So no clock tells them apart.
+// TestAttackForeignNames: names and ids of another tenant, and ones that do not
+// exist, give the same response, byte for byte, after the same database
+// statements. So they cannot be distinguished by timing either.
 func TestAttackForeignNames(t *testing.T) {
 	work := &traces{of: map[string][]string{}}
 	m := daemontest.New(t)
@@ -206,8 +206,8 @@ func probe(t *testing.T, d *daemon.Daemon, ids things, work *traces) {
 	}
 }
 
-// compare sends an operation with each name that is foreign, and with one that
-// nobody has.
+// compare sends an operation with each name of another tenant, and with one
+// that does not exist.
 func (p *prober) compare(t *testing.T, op operation, ids things) {
 	t.Run(op.id, func(t *testing.T) {
 		header := http.Header{}

@@ -11,9 +11,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// When a tenant has used up its warm time, sandboxes that no turn holds are let go
-// of, and nobody gets another one. A turn goes on, with what serves it. The gate
-// opens by itself when the quota is raised.
+// When a tenant has used up its warm time, sandboxes without turns are
+// released, and no new ones are created. Turns in progress keep their
+// sandboxes. The gate opens when the quota is raised.
 func TestRB59GateClosesAtTheQuota(t *testing.T) {
 	t.Parallel()
 	d := daemontest.New(t).Start(t, shortGrace)
@@ -76,7 +76,7 @@ func TestRB59GateClosesAtTheQuota(t *testing.T) {
 	}
 }
 
-// What an attempt that is over made, and nobody wants, is ended, and counted.
+// An orphan of an attempt that is over is ended, and counted.
 func TestRB56OrphansAreCounted(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	c := daemontest.Client(t, d)

@@ -20,7 +20,8 @@ import (
 // open is something that lasts, and a function that waits for its end.
 type open map[string]func() error
 
-// openAll opens in a sandbox what lasts until somebody ends it.
+// openAll opens streams and connections in a sandbox that last until they are
+// closed.
 func openAll(t *testing.T, c *atoll.Client, id sandbox.ID, port uint16) open {
 	t.Helper()
 	ctx, s := t.Context(), atoll.Handle(c, id)
@@ -94,8 +95,8 @@ func stalledUpload(ctx context.Context, s *atoll.Sandbox) error {
 	return err
 }
 
-// TestKeysEndWhatTheyOpened: what goes on in the name of a key ends when the
-// key does, however it ends and whoever ends it, and nothing else does.
+// TestKeysEndWhatTheyOpened: requests in progress of a key end when the key
+// ends, for any reason, and others do not.
 func TestKeysEndWhatTheyOpened(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, m *daemontest.Machine, d *daemon.Daemon, id string){
 		"revoked": func(t *testing.T, _ *daemontest.Machine, d *daemon.Daemon, id string) {

@@ -28,9 +28,9 @@ var toolArguments = map[string]any{
 	"command": "true", "path": "/x", "content": "x", "port": 80, "action": "list", "url": "https://a.example/",
 }
 
-// TestAttackForeignNamesThroughMCP calls every tool with the names of what another
-// tenant has, through a server that itself acts for the machine's owner. The answer
-// is the same as for names that nobody has.
+// TestAttackForeignNamesThroughMCP calls every tool with names of another
+// tenant, through a server that itself acts for the machine's owner. The
+// response is the same as for names that do not exist.
 func TestAttackForeignNamesThroughMCP(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, nil)

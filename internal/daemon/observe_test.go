@@ -42,8 +42,8 @@ func fetch(t *testing.T, d *daemon.Daemon, path, token, id string) (*http.Respon
 	return resp, string(text)
 }
 
-// Metrics say what happens and name nobody; who may not see all tenants may not
-// see them.
+// Metrics contain no names. Callers who may not see all tenants may not read
+// them.
 func TestMetrics(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	c := daemontest.Client(t, d)

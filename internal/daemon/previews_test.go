@@ -75,8 +75,8 @@ func (s *shown) Previews(context.Context) (all []sandbox.Preview, err error) {
 	return all, nil
 }
 
-// TestPreviews: a port is shown to those with a token unless somebody with more
-// permission asks for more, and nobody else's is.
+// TestPreviews: a port needs a token unless a caller with more permissions
+// makes it public, and other tenants cannot access it.
 func TestPreviews(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, func(o *daemon.Options) {

@@ -126,8 +126,8 @@ func TestUsageCanBeAddedUp(t *testing.T) {
 	}
 }
 
-// Nobody changes or sees limits but the owner of the machine, and a disabled
-// tenant's keys are refused.
+// Only the owner of the machine can see and change limits. Keys of a disabled
+// tenant are refused.
 func TestTenantsAreTheOwners(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner, boss := daemontest.Client(t, d), bearer(t, d, "acme", "admin")
@@ -283,7 +283,8 @@ func TestSlowReaders(t *testing.T) {
 			_, _ = io.Copy(p.Stdin(), io.LimitReader(zeros{&taken}, each)) // ends when p is closed
 		})
 	}
-	// Who is held up takes no more. Should nobody be, all is accepted.
+	// A throttled command accepts no more input. Without throttling, all input
+	// would be accepted.
 	for last, same := int64(-1), 0; same < 10; {
 		time.Sleep(20 * time.Millisecond)
 		if now := taken.Load(); now == last {
@@ -367,8 +368,8 @@ func TestLastPlaces(t *testing.T) {
 	}
 }
 
-// An attacker whose tenant has a quota asks for as many processes as the
-// machine has, which would starve everybody else of them.
+// An attacker whose tenant has a quota requests as many processes as the
+// machine has, which would leave none for others.
 func TestAttackUnlimitedProcesses(t *testing.T) {
 	for name, quota := range map[string]map[string]float64{
 		"of sandboxes": {"boxes": 3}, "of memory": {"memory": 2 << 30}, "of disk": {"disk": 20 << 30}, "of cpus": {"cpus": 2},

@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Only the owner of the machine prunes; that is an event, and the log is sound
-// afterwards, until somebody removes events in the database.
+// Only the owner of the machine can prune. Pruning is recorded, and the log is
+// valid afterwards, until events are removed from the database.
 func TestPruneAudit(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, nil)

@@ -16,9 +16,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A value goes in and does not come out: not in an answer, not in the error to
-// a request that nobody can read, not in a file, and not in the log, whatever
-// happens to it on the way.
+// A secret value never comes out: not in a response, not in the error for an
+// invalid request, not in a file, and not in the log.
 func TestAttackStoredSecretsStayIn(t *testing.T) {
 	m := daemontest.New(t)
 	var logged bytes.Buffer

@@ -40,8 +40,8 @@ type collector struct {
 	names   []string // service names of resources
 }
 
-// newCollector returns a collector that does not listen yet; its address is
-// known, and nobody answers there.
+// newCollector returns a collector that does not listen yet. Its address is
+// known, but does not accept connections.
 func newCollector(t *testing.T) *collector {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -286,8 +286,8 @@ func TestEventsNameRequests(t *testing.T) {
 	}
 }
 
-// A collector is away, busy and slow: nobody waits for it, and every event
-// arrives, in order, whichever daemon sends it.
+// A collector is unavailable, busy and slow: no request waits for it, and every
+// event arrives, in order, whichever daemon sends it.
 func TestEventsReachCollector(t *testing.T) {
 	col := newCollector(t)
 	m := daemontest.New(t)

@@ -92,8 +92,8 @@ func bearer(r *http.Request) string {
 	return strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
 }
 
-// webSocketAttacks are requests by which a program inside tries to get another
-// protocol than WebSocket, or requests that nobody decides about, to a server.
+// webSocketAttacks are requests with which a program tries to get another
+// protocol than WebSocket, or unchecked requests, to a server.
 var webSocketAttacks = []struct{ name, head, then string }{
 	{"h2c next to it", "Upgrade: h2c\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n", rawRequest},
 	{"h2c behind it", "Upgrade: websocket\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n", rawRequest},
@@ -111,8 +111,8 @@ var webSocketAttacks = []struct{ name, head, then string }{
 
 const rawRequest = "GET /forbidden HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n"
 
-// TestAttackWebSocketUpgrade has a program inside and a server work together to
-// speak another protocol where WebSockets are allowed.
+// TestAttackWebSocketUpgrade lets a program and a server cooperate to use
+// another protocol where WebSockets are allowed.
 func TestAttackWebSocketUpgrade(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "ws.test", "plain.test")
@@ -219,9 +219,9 @@ func (w *world) noticing(conn net.Conn, in *bufio.Reader) {
 	}
 }
 
-// TestAttackPublicAddressOfTheMachine has a sandbox that may reach everything
-// public try services of the machine at its public addresses, which it got
-// while the gateway ran.
+// TestAttackPublicAddressOfTheMachine lets a sandbox that may reach all public
+// addresses try services of the machine at public addresses that it got while
+// the gateway was running.
 func TestAttackPublicAddressOfTheMachine(t *testing.T) {
 	w := newWorld(t)
 	public, allowed := netip.MustParseAddr("9.9.9.10"), netip.MustParseAddr("9.9.9.11")

@@ -226,7 +226,7 @@ print("ready", flush=True)
 sys.stdin.read()
 '`
 
-// privateMemory is what of a process's memory nobody shares, in bytes.
+// privateMemory returns the private memory of a process, in bytes.
 func privateMemory(tb testing.TB, pid int) float64 {
 	tb.Helper()
 	rollup, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "smaps_rollup"))

@@ -176,7 +176,7 @@ func serveApt(w *world) {
 	})
 }
 
-// emptyZip is a wheel as far as anybody looks who only downloads it.
+// emptyZip is enough of a wheel for a client that only downloads it.
 func emptyZip() []byte {
 	var out bytes.Buffer
 	z := zip.NewWriter(&out)

@@ -30,8 +30,8 @@ func (g *Gateway) KeyOf(id sandbox.ID) (forms [][]byte, err error) {
 // Master is the key that those of authorities are derived from.
 func (g *Gateway) Master() []byte { return g.master }
 
-// Forge makes an authority whose certificate has the serial number of another
-// one, as somebody who may write snapshots could.
+// Forge creates an authority whose certificate has the serial number of another
+// one, as an attacker who can write snapshots could.
 func Forge(serial *big.Int) ([]byte, error) {
 	a, err := newAuthority([]byte("a key of somebody else's, 32 byte"), "forged")
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 )
 
 // TestPortChosenAgain checks that a program may connect from the port of a
-// connection that has just ended, as happens by chance to whoever makes some
-// hundred connections to one host in a minute.
+// connection that has just ended. That happens by chance to programs that open
+// hundreds of connections to one host per minute.
 func TestPortChosenAgain(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "good.test")
@@ -41,8 +41,8 @@ EOF`)
 	}
 }
 
-// TestManyOpenConnections checks that connections which are open and at rest
-// cost the gateway process little: 2,000 of them, 100 MB in all.
+// TestManyOpenConnections checks that idle connections cost the gateway process
+// little: 100 MB for 2,000 of them.
 func TestManyOpenConnections(t *testing.T) {
 	const flows, most = 2000, 100e6
 	w := newWorld(t)

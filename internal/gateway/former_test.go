@@ -28,9 +28,9 @@ open("/tmp/got.new", "wb").write(got)
 os.rename("/tmp/got.new", "/tmp/got")
 `
 
-// TestNamesGoAlong checks that a program which has looked a name up reaches it
-// in a copy of its sandbox, and in one that was stopped and restored, and that
-// no other name gets that address.
+// TestNamesGoAlong checks that a program which has looked up a name reaches it
+// in a copy of its sandbox, and in a restored one, and that no other name gets
+// that address.
 func TestNamesGoAlong(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "first.test", "good.test", "third.test")

@@ -298,8 +298,8 @@ func TestLingers(t *testing.T) {
 	r.gateway = own
 }
 
-// TestStopped: a gateway process that answers nothing keeps nobody waiting, and
-// another one takes its place, whether or not somebody asks it something.
+// TestStopped: a gateway process that does not respond blocks no caller, and is
+// replaced, even without a request.
 func TestStopped(t *testing.T) {
 	g, err := gateway.New(gateway.Patient(gateway.Options{Dir: t.TempDir(), Executable: program}, 500*time.Millisecond))
 	if err != nil {

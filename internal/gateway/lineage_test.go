@@ -20,8 +20,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// believer is a program that loads whom it trusts once, as a long-lived one
-// does, and makes a request when it is told to.
+// believer is a long-lived program that loads trusted certificates once, and
+// makes a request on demand.
 const believer = `import os, ssl, time, urllib.request
 trust = ssl.create_default_context()
 assert trust.get_ca_certs()
@@ -35,7 +35,7 @@ open("/tmp/got.new", "w").write(got)
 os.rename("/tmp/got.new", "/tmp/got")
 `
 
-// lineage is a sandbox in which a program has loaded whom it trusts.
+// lineage is a sandbox in which a program has loaded its trusted certificates.
 func (r *rig) lineage(id sandbox.ID, p gateway.Policy) *box {
 	r.tb.Helper()
 	b := r.box(id, p)
@@ -51,14 +51,14 @@ func (r *rig) lineage(id sandbox.ID, p gateway.Policy) *box {
 	return b
 }
 
-// loaded has the program that loaded whom it trusts make its request.
+// loaded makes the program with loaded certificates send its request.
 func (b *box) loaded() string {
 	b.r.tb.Helper()
 	out, _ := b.sh("touch /tmp/go; while ! [ -e /tmp/got ]; do sleep 0.05; done; cat /tmp/got")
 	return out
 }
 
-// anew makes the request by a program that reads whom it trusts now.
+// anew makes the request with a program that loads its certificates now.
 func (b *box) anew() string {
 	b.r.tb.Helper()
 	out, _ := b.sh("curl -sS --max-time 20 https://api.test/v1/anew")
@@ -111,10 +111,10 @@ func terminated() gateway.Policy {
 	return profile(sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test"}, Paths: []string{"/v1/**"}})
 }
 
-// TestAuthorityGoesAlong checks that a program which has loaded whom it trusts
-// goes on through the gateway in a copy of its sandbox and in one that was
-// stopped and restored, by another gateway with the same key, too; and that a
-// machine with another key has an authority of its own.
+// TestAuthorityGoesAlong checks that a program which has loaded its trusted
+// certificates can still connect in a copy of its sandbox and in a restored
+// one, also through another gateway with the same key; and that a machine with
+// another key has another authority.
 func TestAuthorityGoesAlong(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "api.test")
@@ -189,8 +189,8 @@ func absent(t *testing.T, dir string, texts [][]byte) {
 	}
 }
 
-// eachData calls f with what is in a file, piece by piece and without its
-// holes. Pieces overlap by more than a key is long.
+// eachData calls f with the data of a file, piece by piece, without its holes.
+// Pieces overlap by more than the length of a key.
 func eachData(path string, f func([]byte)) error {
 	const piece, overlap = 1 << 20, 1 << 10
 	file, err := os.Open(path)
@@ -213,8 +213,8 @@ func eachData(path string, f func([]byte)) error {
 	}
 }
 
-// TestAuthorityIsNotBelieved checks that what a snapshot says about its
-// authority is an offer: one that this machine did not make is nobody's.
+// TestAuthorityIsNotBelieved checks that the certificate in a snapshot is not
+// trusted: an authority that this machine did not create is not used.
 func TestAuthorityIsNotBelieved(t *testing.T) {
 	g, err := gateway.New(gateway.Options{Dir: t.TempDir(), Executable: program})
 	if err != nil {
@@ -254,8 +254,8 @@ func TestAuthorityIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestMasterKey checks that processes which begin at once agree about a key,
-// that only its owner reads it, and that a damaged one is not replaced.
+// TestMasterKey checks that processes that start at the same time use the same
+// key, that only its owner can read it, and that a damaged one is not replaced.
 func TestMasterKey(t *testing.T) {
 	dir := t.TempDir()
 	made := make(chan []byte)

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outside is a network namespace of a test's own, in which the world of the
-// test lives: addresses in it are nobody else's, and neither are ports.
+// outside is a network namespace for a test, so that addresses and ports in it
+// are not used by others.
 type outside struct {
 	tb testing.TB
 	ns *os.File

@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// flood serves a listener that sends without end to whoever connects.
+// flood serves a listener that sends endless data to every client.
 func (w *world) flood(l net.Listener) {
 	chunk := make([]byte, 1<<20)
 	w.each(l, func(c net.Conn) {
@@ -28,9 +28,8 @@ func (w *world) hold(l net.Listener) {
 	w.each(l, func(net.Conn) { <-done })
 }
 
-// TestSlowReaders checks that the gateway keeps little of what a sandbox does
-// not read, and of what the world does not read, and that another sandbox is
-// served meanwhile.
+// TestSlowReaders checks that the gateway buffers little when a sandbox or a
+// server does not read, and that another sandbox is served meanwhile.
 func TestSlowReaders(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "good.test")
@@ -78,8 +77,8 @@ print("ready", flush=True)
 sys.stdin.read()
 '`
 
-// TestSlowRequests checks that whoever sends a request byte by byte, or never
-// ends one, is in nobody's way.
+// TestSlowRequests checks that clients that send a request byte by byte, or
+// never complete one, do not affect others.
 func TestSlowRequests(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "api.test")

@@ -17,13 +17,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// wicked is a proxy of the operator's that somebody has taken over. What it does
-// depends on who is asked for.
+// wicked is an operator's proxy that an attacker controls. Its behavior depends
+// on the requested host.
 type wicked struct {
 	w    *world
-	own  *tls.Certificate // of an authority that nobody trusts
+	own  *tls.Certificate // of an untrusted authority
 	mu   sync.Mutex
-	told strings.Builder // what it was sent behind the head
+	told strings.Builder // data that it was sent after the head
 }
 
 func (p *wicked) heard(b []byte) {
@@ -85,8 +85,8 @@ func (p *wicked) serve(c net.Conn) {
 	}
 }
 
-// TestAttackHostileProxy has the operator's proxy try to read secrets, to answer
-// in the place of servers, and to have its password shown to a sandbox.
+// TestAttackHostileProxy lets the operator's proxy try to read secrets, to
+// impersonate servers, and to reveal its password to a sandbox.
 func TestAttackHostileProxy(t *testing.T) {
 	w, other := newWorld(t), &world{tb: t}
 	other.authority()

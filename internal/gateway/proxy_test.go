@@ -16,7 +16,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// proxyPassword must be seen by nobody but the proxy.
+// proxyPassword must be visible only to the proxy.
 const proxyPassword = "canary-of-the-proxy"
 
 // aProxy is an operator's proxy, which looks names up itself.
@@ -110,12 +110,12 @@ func (p *aProxy) socks(c net.Conn) {
 	join(c, in, out)
 }
 
-// TestProxies reaches hosts through the operator's proxy, which is given names
-// and not addresses, and whose password nobody else sees.
+// TestProxies connects through the operator's proxy, which gets names and not
+// addresses, and whose password is not revealed.
 func TestProxies(t *testing.T) {
 	for _, scheme := range []string{"http", "socks5"} {
 		t.Run(scheme, func(t *testing.T) {
-			w := newWorld(t) // whose name server knows nobody
+			w := newWorld(t) // its name server knows no names
 			p := &aProxy{w: w}
 			w.outside.do(func() {
 				l := w.listen(w.good, 3128)

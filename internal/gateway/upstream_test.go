@@ -23,8 +23,8 @@ func (b *box) want(scripts map[string]string) {
 	}
 }
 
-// TestDNSServers looks names up at the servers of a profile, and at no other. An
-// address that they answer with is checked like any other.
+// TestDNSServers looks up names only at the DNS servers of a profile. Returned
+// addresses are checked like any others.
 func TestDNSServers(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "good.test")
@@ -65,7 +65,7 @@ func TestDNSServers(t *testing.T) {
 }
 
 // TestUpstreamProxy connects through the proxy of a profile. Its password is
-// seen by nobody else, and nothing goes past it.
+// not revealed, and no traffic bypasses it.
 func TestUpstreamProxy(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "plain.test", "api.test", "proxy.test")
@@ -130,8 +130,8 @@ func TestUpstreamProxy(t *testing.T) {
 	}
 }
 
-// TestSteeredInTheClear adds no credential to a request in the clear where the
-// profile says who looks names up.
+// TestSteeredInTheClear adds no credential to a request without TLS if the
+// profile sets its own DNS servers.
 func TestSteeredInTheClear(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "api.test")

@@ -214,7 +214,7 @@ func TestLayersLookFlat(t *testing.T) {
 	}
 }
 
-// TestRandomLayersLookFlat does so with what nobody thought of.
+// TestRandomLayersLookFlat does the same with random layers.
 func TestRandomLayersLookFlat(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

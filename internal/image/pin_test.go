@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// An image that somebody needs who does not run is not removed: not when asked
-// to, not to free space, and not when its name moves on.
+// A pinned image is not removed: not on request, not to free space, and not
+// when its name moves.
 func TestProtect(t *testing.T) {
 	reg, s, ctx := newRegistry(t), open(t, Options{}), context.Background()
 	ref := reg.push(t, "app:1", imageOf(t, "linux/amd64", tarOf(t, "f", "1")))

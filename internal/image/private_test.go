@@ -30,8 +30,9 @@ func as(username, password string) Login {
 	return func() (string, string) { return username, password }
 }
 
-// TestPrivate: an image that took a login is there under its own name, and is
-// fetched again only if it has changed, by whoever still has the login.
+// TestPrivate: an image that needed a login is stored under its own name, and
+// is downloaded again only if it has changed, by a caller who still has the
+// login.
 func TestPrivate(t *testing.T) {
 	ctx := context.Background()
 	reg, s := guarded(t), open(t, Options{})
@@ -77,9 +78,9 @@ func TestPrivate(t *testing.T) {
 	wantCode(t, err, sandbox.CodeInvalid)
 }
 
-// TestPrivateStaysPrivate is somebody's who knows all that can be known of
-// another's image but has no login: its name, its digests, and a registry of
-// his own that says that its layers are his.
+// TestPrivateStaysPrivate simulates an attacker who knows everything about
+// another tenant's image except the login: its name, its digests, and with a
+// registry that claims to have its layers.
 func TestPrivateStaysPrivate(t *testing.T) {
 	ctx := context.Background()
 	reg, s := guarded(t), open(t, Options{})

@@ -93,8 +93,8 @@ func TestSignatures(t *testing.T) {
 	wantSignatures(t, mustGet(t, open(t, Options{}), bare, linux), nil)
 }
 
-// A registry that does not tell, or tells nonsense, has an image without
-// signatures, and nobody has to do without the image.
+// If a registry fails or returns invalid signatures, the image counts as
+// unsigned, and can still be pulled.
 func TestSignaturesThatAreNone(t *testing.T) {
 	linux := GetOptions{Platform: "linux/amd64"}
 	for name, prepare := range map[string]func(r *testRegistry, tag string){

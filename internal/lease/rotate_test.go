@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A sandbox that is in use near its deadline is drained all the same: it serves
-// nobody, its holders stay, and they get the next one.
+// A sandbox that is in use near its deadline is drained anyway: it serves no
+// requests, its holders stay, and they get the next one.
 func TestRB58Eviction(t *testing.T) {
 	if _, effect, _ := Apply(at(Warm, 1), Evict{3}, config, start); effect.Done {
 		t.Error("a sandbox was evicted that does not rotate")

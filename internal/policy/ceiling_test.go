@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Under ceilings exactly that is allowed which the profile and each ceiling
-// allow alone, in every question that is asked, whatever their order.
+// With ceilings, exactly those requests are allowed that the profile and each
+// ceiling allow, in any order.
 func TestUnderCeilings(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 5))
 	denied := 0
@@ -85,8 +85,8 @@ func compareUnder(t *testing.T, both *Policy, alone []*Policy, f Flow, r *rand.R
 	return denied
 }
 
-// What a ceiling refuses it says in its own name, and what it cannot mean it
-// does not take.
+// A refusal by a ceiling names the ceiling. Rules that make no sense in a
+// ceiling are refused.
 func TestCeiling(t *testing.T) {
 	deny := sandbox.Rule{Name: "no admin", Action: sandbox.Deny, Hosts: []string{"api.example.com"}, Paths: []string{"/admin/**"}}
 	own := sandbox.Profile{Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"api.example.com", "evil.example"}, Inject: []sandbox.Injection{{Secret: "s", Mode: sandbox.InjectBearer}}}}}
@@ -121,7 +121,7 @@ func TestCeiling(t *testing.T) {
 	}
 }
 
-// Whatever the two say, together they allow no more than either.
+// Profile and ceiling together allow no more than either alone.
 func FuzzCeiling(f *testing.F) {
 	f.Add("*.example.com", "/a/**", "api.example.com", "/**", "api.example.com", uint16(443), "/a/b", false, true)
 	f.Add("*", "/", "192.0.2.0/24", "/x", "", uint16(80), "/", true, false)

@@ -15,7 +15,7 @@ func parts(of ...sandbox.InjectPart) sandbox.Injection {
 func text(s string) sandbox.InjectPart   { return sandbox.InjectPart{Text: s} }
 func secret(s string) sandbox.InjectPart { return sandbox.InjectPart{Secret: s} }
 
-// A header is made of parts, of which any number are secrets.
+// A header consists of parts, any number of which are secrets.
 func TestInjectionOfParts(t *testing.T) {
 	also := func(i sandbox.Injection, change func(*sandbox.Injection)) sandbox.Injection {
 		change(&i)
@@ -52,8 +52,8 @@ func TestInjectionOfParts(t *testing.T) {
 	}
 }
 
-// No part goes where its secret may not, whatever the others may; and the
-// request that gets parts is one over TLS.
+// No part is sent to a host that its secret does not allow. Headers with parts
+// are only sent over TLS.
 func TestInjectionOfPartsKeepsToItsHosts(t *testing.T) {
 	r := allow("api.example.com")
 	r.Inject = []sandbox.Injection{parts(secret("anywhere"), text(":"), secret("bound"))}

@@ -6,8 +6,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The machine's loopback is reached by its name alone, on ports that a rule and the
-// operator open.
+// The machine's loopback can be reached only by its name, on ports that both a
+// rule and the operator open.
 func TestMachineHost(t *testing.T) {
 	const host = sandbox.MachineHost
 	operator := Operator{HostPorts: []uint16{5432, 8000}}

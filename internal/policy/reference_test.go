@@ -13,8 +13,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The reference decides as the documentation says it, rule by rule and without
-// any of the shortcuts that the compiled form takes.
+// The reference decides as documented, rule by rule, without the optimizations
+// of the compiled form.
 
 func refHost(pattern string, f Flow) bool {
 	p, err := parsePattern(pattern)
@@ -120,9 +120,10 @@ func randomRules(r *rand.Rand) []sandbox.Rule {
 	return rules
 }
 
-// The index, the shortcuts and the merging of lists change nothing: on many
-// random profiles, the compiled form decides as the reference does, and a
-// connection is let through exactly if some request on it could be.
+// The index, the optimizations and the merging of lists do not change
+// decisions: on many random profiles, the compiled form decides like the
+// reference, and a connection is allowed exactly if some request on it could
+// be.
 func TestAgainstReference(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 11))
 	for range 1000 {
@@ -195,8 +196,8 @@ func compareResolve(t *testing.T, p *Policy, rules []sandbox.Rule, f Flow) {
 	}
 }
 
-// A profile that was learned allows what was seen, and nothing that differs in
-// any one thing.
+// A learned profile allows what was seen, and nothing that differs in any
+// respect.
 func TestLearn(t *testing.T) {
 	seen := []Seen{
 		{"api.example.com", 443, "GET", "/v1/a"},
@@ -254,8 +255,8 @@ func TestLearn(t *testing.T) {
 	}
 }
 
-// Whatever goes in, a canonical host is canonical, and is one that others read
-// in the same way.
+// For any input, a canonical host is canonical, and other parsers read it in
+// the same way.
 func FuzzParseHost(f *testing.F) {
 	for _, s := range []string{"example.com", "EXAMPLE.com.", "bücher.example", "xn--bcher-kva.example", "127.1", "0x7f.1", "[::1]", "::ffff:10.0.0.1", "a..b", "a\x00.example", "1.2.3.4.", "ex\u3002ample.com", "fe80::1%eth0"} {
 		f.Add(s)
@@ -283,8 +284,8 @@ func FuzzParseHost(f *testing.F) {
 	})
 }
 
-// Whatever goes in, a normalised path stays as it is when it is normalised
-// again, holds nothing that climbs, and is what the standard library reads.
+// For any input, normalizing a normalized path does not change it, it has no
+// "..", and the standard library reads it in the same way.
 func FuzzNormalizePath(f *testing.F) {
 	for _, s := range []string{"/", "/a/../b", "/%2e%2e/", "/a%2Fb", "/a%252e", "/a;b/..;/c", "//a///b/.", "/%41%zz", "/\u00fc", "/a%5cb", "/%00", "/{x}|y^", "/a/.../b"} {
 		f.Add(s)

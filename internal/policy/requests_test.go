@@ -96,8 +96,8 @@ func decides(rules sandbox.EgressRules, f Flow, method, path string) bool {
 	return slices.ContainsFunc(rules.Allow, func(t sandbox.EgressTarget) bool { return host(t.Host) })
 }
 
-// Whatever the profile and the ceilings: unless rules are let pass, no request
-// passes that the profile denies.
+// For any profile and ceilings: unless rules are let pass, no request is
+// allowed that the profile denies.
 func TestTranslateRequestsNeverWidens(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 8))
 	passed, refused, exact := 0, 0, 0

@@ -40,9 +40,9 @@ var someAbilities = []sandbox.EgressAbility{
 	{Kind: sandbox.EgressHostPort, MaxTargets: 3},
 }
 
-// Whatever the profile, the ceilings and the provider: unless rules are let
-// pass, a provider that does what it is told lets nothing through that the
-// profile denies, or of which it would have to see more.
+// For any profile, ceilings and provider: unless rules are let pass, a provider
+// that follows its rules allows nothing that the profile denies, or that it
+// would have to inspect further.
 func TestTranslateNeverWidens(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 4))
 	operator := Operator{Allow: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("169.254.0.0/16")}}
@@ -117,8 +117,8 @@ func allRequests(p *Policy, f Flow) bool {
 	return true
 }
 
-// What a provider can enforce it is told exactly, and what it cannot is refused
-// by name.
+// Rules that the provider can enforce are translated exactly, and others are
+// refused by name.
 func TestTranslate(t *testing.T) {
 	e2b := sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}, Wildcards: true}
 	docker := sandbox.EgressAbility{Kind: sandbox.EgressSwitch}

@@ -78,8 +78,7 @@ func TestManyWindows(t *testing.T) {
 	}
 }
 
-// A channel that nobody reads stops its writer after a window, and nothing
-// else.
+// An unread channel blocks its writer after a window, and nothing else.
 func TestBackPressure(t *testing.T) {
 	a, b, toB := links(t)
 	stuck := make(chan int, 1)

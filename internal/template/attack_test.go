@@ -72,7 +72,7 @@ func header(t testing.TB, h tar.Header) []byte {
 	return b.Bytes()
 }
 
-// endless is content that goes on until somebody has read too much of it.
+// endless is content that continues until too much of it was read.
 type endless struct {
 	t    *testing.T
 	read int64

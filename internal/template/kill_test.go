@@ -13,8 +13,9 @@ import (
 // writes half a layer.
 const hangEnv = "TEMPLATE_TEST_HANG"
 
-// TestKilledBuild kills whoever writes a layer: who opens the cache while he
-// lives leaves it, and who opens it after that removes it. What was whole stays.
+// TestKilledBuild kills the writer of a layer. Opening the cache while the
+// writer is alive keeps its file, and later removes it. Complete layers are
+// kept.
 func TestKilledBuild(t *testing.T) {
 	if dir := os.Getenv(hangEnv); dir != "" {
 		hang(dir)

@@ -595,8 +595,8 @@ func TestS3(t *testing.T) {
 	}
 }
 
-// Directories that have nothing to do with each other become versions side by
-// side, whoever else adds some, and are told apart when some are forgotten.
+// Unrelated directories are appended as versions concurrently, and can be
+// removed individually.
 func TestAppendAndForget(t *testing.T) {
 	f := newFixture(t, testKey)
 	f.write("f", "one")

@@ -58,8 +58,8 @@ func TestTenantsTakeTurns(t *testing.T) {
 	})
 }
 
-// Beyond a bound nobody waits, and whoever waits too long is told so, with a time
-// after which to try again. A place in the queue is given back.
+// Requests beyond the limit are refused at once, and those that wait too long
+// are refused with a retry time. Their places in the queue are freed.
 func TestBounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := admission.New(admission.Config{Slots: 1, Waiting: 2, Total: 3, Patience: 10 * time.Second, Memory: plenty})

@@ -531,9 +531,9 @@ func TestHalfMade(t *testing.T) {
 	}
 }
 
-// Whoever may only make sandboxes changes neither rules nor secrets; another
-// tenant does not even learn that they are there; nobody but the owner of the
-// machine names its files.
+// A caller who may only create sandboxes can change neither rules nor secrets.
+// Another tenant cannot see that they exist. Only the owner of the machine may
+// use its files.
 func TestWhoMay(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
@@ -580,8 +580,8 @@ func TestWhoMay(t *testing.T) {
 	}
 	_, err = r.Secrets.Rotate(r.owner, "outside", sandbox.SecretValue{Value: []byte("a value")})
 	wants(t, "a value for a secret that is kept outside", err, sandbox.CodeInvalid)
-	// What the store holds of one tenant opens for no other, even if somebody
-	// writes to the database.
+	// Encrypted values of one tenant cannot be decrypted for another, even by an
+	// attacker who writes to the database.
 	if err := r.store.Update(t.Context(), func(tx *store.Tx) error {
 		s, err := tx.Secrets().Get(t.Context(), "acme", "github")
 		if err != nil {
@@ -597,8 +597,8 @@ func TestWhoMay(t *testing.T) {
 	wants(t, "a row that was moved", err, sandbox.CodeUnavailable)
 }
 
-// What a sandbox may reach changes while it runs, for itself alone; and a secret
-// that names no hosts goes where somebody says who may see to secrets.
+// The network rules of a running sandbox can be changed, for it alone. A secret
+// without hosts is sent only by callers who may manage secrets.
 func TestSetNetwork(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "hosted", nil)

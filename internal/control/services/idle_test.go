@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// onFakeTime runs a test in which time passes when nobody has anything to do.
+// onFakeTime runs a test with simulated time.
 func onFakeTime(t *testing.T, test func(t *testing.T, m *machine, p *services.Services, ctx context.Context)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -29,7 +29,7 @@ func idle(after time.Duration, action sandbox.IdleAction) sandbox.Lifetime {
 	return sandbox.Lifetime{Idle: after, IdleAction: action}
 }
 
-// What nobody uses is put to rest as its policy says, and not before.
+// An idle sandbox is paused or removed as its policy says, and not before.
 func TestIdlePolicies(t *testing.T) {
 	for action, want := range map[sandbox.IdleAction]sandbox.State{
 		sandbox.IdlePause: sandbox.Paused, sandbox.IdleSleep: sandbox.Paused, sandbox.IdleStop: sandbox.Stopped,
@@ -54,8 +54,8 @@ func TestIdlePolicies(t *testing.T) {
 	}
 }
 
-// A sandbox that went to sleep by itself wakes when it is used, however many
-// use it at once; one that was paused by somebody does not.
+// A sandbox paused by its idle policy wakes when it is used, also by several
+// callers at once. One that was paused on request does not.
 func TestWakeOnUse(t *testing.T) {
 	uses := map[string]func(p *services.Services, ctx context.Context) error{
 		"a command": func(p *services.Services, ctx context.Context) error {

@@ -75,8 +75,8 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// Many do everything to one sandbox at once: nobody waits for ever, it ends in
-// a state that makes sense, and no byte is left that nobody wants.
+// Concurrent operations of all kinds on one sandbox: none blocks forever, the
+// final state is consistent, and no unneeded data is left.
 func TestConcurrentChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(t)

@@ -247,8 +247,8 @@ func mustProfile(t *testing.T, r *rig) string {
 	return p.Name
 }
 
-// A file that cannot be used changes nothing, is said so once, and whoever is
-// not the owner of the machine learns nothing of it.
+// An invalid file changes nothing and is reported once. Callers other than the
+// owner of the machine do not see the error.
 func TestBrokenPolicies(t *testing.T) {
 	r := ruled(t)
 	for _, broken := range []string{"", "policies: []", "policies: [{name: a, cpu: 1}]"} {

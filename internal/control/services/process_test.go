@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The end of a command in the background is recorded once, whether whoever
-// started it stays, lets go of it while it runs, or after.
+// The end of a background command is recorded once, whether its caller stays
+// connected, or disconnects before or after the end.
 func TestEndsInTheBackground(t *testing.T) {
 	onFakeTime(t, func(t *testing.T, _ *machine, p *services.Services, ctx context.Context) {
 		create(t, p, ctx, sandbox.Spec{Name: "one"})

@@ -23,16 +23,16 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// wireEnd is the other end of a link: whoever holds it can send what no kernel
-// would.
+// wireEnd is the kernel's end of a link. A test can send packets on it that no
+// kernel would.
 type wireEnd struct {
 	tb testing.TB
 	f  *os.File
 	id uint16
 }
 
-// testLink serves a sandbox that may reach good.test and returns the end of its
-// link that its kernel would have.
+// testLink serves a sandbox that may reach good.test, and returns the kernel's
+// end of its link.
 func testLink(tb testing.TB, p *Plane, id sandbox.ID) *wireEnd {
 	tb.Helper()
 	ours, theirs := packetPair(tb)
@@ -190,8 +190,8 @@ func FuzzLink(f *testing.F) {
 	})
 }
 
-// TestFlood checks that a kernel which sends as fast as it can is in nobody's
-// way, and that what it begins is bounded.
+// TestFlood checks that a kernel which sends as fast as it can does not affect
+// other sandboxes, and that its connections are limited.
 func TestFlood(t *testing.T) {
 	p := testPlane(t)
 	bad, good := testLink(t, p, "bad"), testLink(t, p, "good")
@@ -244,9 +244,9 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// TestKernelThatReadsNothing checks that a kernel which takes no packets holds
-// up nobody who decides: policies change, and its link can be ended, also while
-// the stack is about to answer one more packet.
+// TestKernelThatReadsNothing checks that a kernel which reads no packets does
+// not block policy changes or the removal of its link, even while the stack is
+// about to send another packet.
 func TestKernelThatReadsNothing(t *testing.T) {
 	p := testPlane(t)
 	for range 100 {

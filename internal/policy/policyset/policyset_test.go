@@ -59,8 +59,8 @@ func fine() policyset.Request {
 	}
 }
 
-// Each thing that is more than a policy allows is refused by the rule that says
-// so, with the line where it stands.
+// Everything beyond a policy is refused by the rule that limits it, with its
+// line.
 func TestCheck(t *testing.T) {
 	b := parse(t, agents)
 	if err := b.Check(fine()); err != nil {
@@ -140,8 +140,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// What a request leaves open it gets within the limits, and what it asks for
-// stays as it is.
+// Limits that a request leaves open are filled in within the policy, and
+// requested values are not changed.
 func TestFill(t *testing.T) {
 	c := parse(t, agents).Caps(policyset.About{Tenant: "acme"})
 	for _, tt := range []struct{ have, otherwise, want sandbox.Resources }{
@@ -157,8 +157,7 @@ func TestFill(t *testing.T) {
 	}
 }
 
-// One more policy never makes anything wider, and the order of files makes no
-// difference.
+// Another policy never allows more, and the order of files makes no difference.
 func TestOnlyNarrower(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	one := func(i int) string {
@@ -213,7 +212,7 @@ func TestOnlyNarrower(t *testing.T) {
 	}
 }
 
-// What is wrong is said with its line, and nothing is taken for what it is not.
+// Errors have line numbers, and invalid input is never accepted.
 func TestParse(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                       "it is not YAML",
@@ -281,7 +280,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// The tests beside the policies find what is not as it was meant.
+// The tests in policy files find mistakes.
 func TestRun(t *testing.T) {
 	b := parse(t, agents+`tests:
   - {name: small, tenant: acme, cpus: 1, image: "debian:12", want: allow}
@@ -318,8 +317,7 @@ func TestUnenforceable(t *testing.T) {
 	}
 }
 
-// Whatever a file holds, it is understood or refused, and what is understood
-// answers.
+// Any file is either parsed or refused, and a parsed policy can decide.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(agents))
 	f.Add([]byte("policies: [{name: a, labels: {a: *b}}]"))

@@ -78,8 +78,8 @@ func newKeys(t testing.TB) (*ecdsa.PrivateKey, ed25519.PrivateKey) {
 	return release, other
 }
 
-// An image runs by a signature of a key of the policy, about that very image,
-// and by nothing that looks like one.
+// An image is allowed by a signature of one of the policy's keys for exactly
+// that image, and by nothing similar.
 func TestSigners(t *testing.T) {
 	release, other := newKeys(t)
 	stranger, _ := newKeys(t)
@@ -145,8 +145,8 @@ func TestSigners(t *testing.T) {
 	}
 }
 
-// Another key is another set, and a file that is no public key is an error
-// with its line, and is never shown.
+// A different key makes a different set. A file that is not a public key is an
+// error with its line, and is not quoted.
 func TestSignersKeys(t *testing.T) {
 	release, other := newKeys(t)
 	load := func(key []byte, change ...string) (*policyset.Set, error) {

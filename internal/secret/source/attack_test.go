@@ -18,9 +18,9 @@ import (
 	"github.com/atoll-run/atoll/internal/secret/source"
 )
 
-// TestAttackHostileVault has a Vault, or somebody in its place, answer so that the
-// daemon sends its token elsewhere, tells it, uses up its memory, or takes for the
-// secret what is none.
+// TestAttackHostileVault: a Vault, or an attacker in its place, tries to make
+// the daemon send its token elsewhere, reveal it, use up its memory, or accept
+// an invalid value as the secret.
 func TestAttackHostileVault(t *testing.T) {
 	const token = "canary-vault-token"
 	var stolen atomic.Int64
@@ -113,8 +113,8 @@ func answering(text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) }
 }
 
-// TestAttackSilentVault has a Vault take connections and say nothing, or a byte
-// now and then. Whoever reads the secret can leave.
+// TestAttackSilentVault: a Vault accepts connections and sends nothing, or a
+// byte from time to time. Reading the secret can be canceled.
 func TestAttackSilentVault(t *testing.T) {
 	for name, say := range map[string]string{"nothing": "", "half a head": "HTTP/1.1 200 OK\r\nX: ", "half a body": "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -105,8 +105,8 @@ func TestLife(t *testing.T) {
 	}
 }
 
-// Whoever is killed in the middle of a checkout leaves rubbish, and never half
-// a directory under a name that counts.
+// A process killed during a checkout leaves garbage, but never an incomplete
+// directory under a final name.
 func TestKilledCheckout(t *testing.T) {
 	ctx := t.Context()
 	s, dir := machine(t, must(blob.OpenDir(t.TempDir()))(t), filepath.Join(t.TempDir(), "key"))
