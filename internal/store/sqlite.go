@@ -48,6 +48,7 @@ func (s *Store) openSQLite(ctx context.Context, path string) (err error) {
 		return err
 	}
 	s.dialect = &sqliteDialect{db: s.read}
+	s.prepared = map[*sql.DB]*statements{s.write: {db: s.write}, s.read: {db: s.read}}
 	s.reserve = openReserve(path + ".reserve")
 	return s.migrate(ctx, goose.DialectSQLite3, "sqlite")
 }

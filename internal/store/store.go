@@ -50,6 +50,8 @@ type Store struct {
 	now     func() time.Time
 	trace   func(ctx context.Context, statement string) // never nil
 	reserve *reserve                                    // nil: the disk is not ours
+	// prepared are statements by the pool they belong to. Nil: the driver keeps them.
+	prepared map[*sql.DB]*statements
 
 	// patience bounds the wait for a connection and for the first answer to a
 	// statement, where the database is another process. Zero: there is no bound.
@@ -165,6 +167,8 @@ func (s *Store) Ping(ctx context.Context) error {
 type Tx struct {
 	s         *Store
 	tx        *sql.Tx
+	prepared  *statements
+	missed    []string // queries that are not prepared yet
 	committed []func()
 	releases  []func() // of the contexts of its queries
 }
@@ -225,6 +229,8 @@ func (s *Store) run(ctx context.Context, db *sql.DB, opts *sql.TxOptions, f func
 	if err = stop(err); err != nil {
 		return err
 	}
+	tx := &Tx{s: s, prepared: s.prepared[db]}
+	defer func() { tx.prepared.add(ctx, tx.missed) }() // which takes a connection
 	defer func() { _ = conn.Close() }()
 	// The end of ctx ends statements, but neither the transaction nor its commit.
 	txCtx, stop, release := s.patiently(context.WithoutCancel(ctx))
@@ -235,7 +241,7 @@ func (s *Store) run(ctx context.Context, db *sql.DB, opts *sql.TxOptions, f func
 	if err = stop(err); err != nil {
 		return err
 	}
-	tx := &Tx{s: s, tx: began}
+	tx.tx = began
 	defer tx.release()
 	defer func() { // after a commit this does nothing
 		if s.patience > 0 {
@@ -309,7 +315,7 @@ func (tx *Tx) exec(ctx context.Context, query string, args ...any) (int64, error
 	tx.s.trace(ctx, query)
 	ctx, stop, release := tx.s.patiently(ctx)
 	defer release()
-	res, err := tx.tx.ExecContext(ctx, query, args...)
+	res, err := tx.statement(ctx, query).ExecContext(ctx, args...)
 	if err = stop(err); err != nil {
 		return 0, err
 	}
@@ -320,7 +326,7 @@ func (tx *Tx) query(ctx context.Context, query string, args ...any) (*sql.Rows, 
 	tx.s.trace(ctx, query)
 	ctx, stop, release := tx.s.patiently(ctx)
 	tx.releases = append(tx.releases, release) // the rows need the context
-	rows, err := tx.tx.QueryContext(ctx, query, args...)
+	rows, err := tx.statement(ctx, query).QueryContext(ctx, args...)
 	return rows, stop(err)
 }
 
@@ -328,7 +334,7 @@ func (tx *Tx) queryRow(ctx context.Context, query string, args ...any) scanner {
 	tx.s.trace(ctx, query)
 	ctx, stop, release := tx.s.patiently(ctx)
 	tx.releases = append(tx.releases, release)
-	row := tx.tx.QueryRowContext(ctx, query, args...)
+	row := tx.statement(ctx, query).QueryRowContext(ctx, args...)
 	if err := stop(row.Err()); err != nil {
 		return noRow{err}
 	}

@@ -36,7 +36,12 @@ func (s *records) onLease(ctx context.Context, op ops.Op, ref string, do func(co
 
 // find reads a session of a tenant that is not being removed.
 func (s *records) find(ctx context.Context, tenant, ref string) (store.Session, error) {
-	row, err := s.findAny(ctx, tenant, ref)
+	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Session, error) { return present(ctx, tx, tenant, ref) })
+}
+
+// present reads a session that is not being removed.
+func present(ctx context.Context, tx *store.Tx, tenant, ref string) (store.Session, error) {
+	row, err := known(ctx, tx, tenant, ref)
 	if err == nil && row.Removing {
 		err = &sandbox.Error{
 			Code: sandbox.CodeConflict, Subject: row.Name, Message: "the session is being removed",
@@ -46,11 +51,12 @@ func (s *records) find(ctx context.Context, tenant, ref string) (store.Session, 
 	return row, err
 }
 
-func (s *records) findAny(ctx context.Context, tenant, ref string) (store.Session, error) {
+// known reads a session.
+func known(ctx context.Context, tx *store.Tx, tenant, ref string) (store.Session, error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return store.Session{}, err
 	}
-	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Session, error) { return tx.Sessions().Get(ctx, tenant, ref) })
+	return tx.Sessions().Get(ctx, tenant, ref)
 }
 
 // described returns a session with its lease.

@@ -38,11 +38,7 @@ func (s *Holders) Route(ctx context.Context, ref string, epoch int64, follow boo
 	if err != nil {
 		return Routed{}, err
 	}
-	row, err := s.find(ctx, who.Tenant, ref)
-	if err != nil {
-		return Routed{}, core.Named(op, err)
-	}
-	r, err := s.reach(ctx, row, epoch, follow)
+	r, err := s.reach(ctx, who.Tenant, ref, epoch, follow)
 	return r, core.Named(op, err)
 }
 
@@ -50,10 +46,14 @@ func (s *Holders) Route(ctx context.Context, ref string, epoch int64, follow boo
 var errMoving = errors.New("the session is being moved")
 
 // reach is Route for a session. Each attempt reads the pointer again.
-func (s *Holders) reach(ctx context.Context, row store.Session, epoch int64, follow bool) (Routed, error) {
+func (s *Holders) reach(ctx context.Context, tenant, ref string, epoch int64, follow bool) (Routed, error) {
 	deadline := time.Now().Add(s.patience)
 	for follows := 0; ; {
-		r, l, err := s.reachOnce(ctx, row, epoch, follow)
+		row, l, box, err := s.pointer(ctx, tenant, ref)
+		if err != nil {
+			return Routed{}, err
+		}
+		r, err := s.reachOnce(ctx, row, l, box, epoch, follow)
 		switch {
 		case errors.Is(err, errMoving):
 			if err := s.passable(ctx, row, deadline); err != nil {
@@ -99,44 +99,45 @@ func (s *Holders) passable(ctx context.Context, row store.Session, deadline time
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: row.Name, Message: "the session is being moved to another sandbox", Hint: "try again"}
 }
 
-// reachOnce reads the pointer and uses the sandbox that it names, or acquires one.
-func (s *Holders) reachOnce(ctx context.Context, row store.Session, epoch int64, follow bool) (_ Routed, l lease.Lease, err error) {
-	var box store.Sandbox
+// pointer reads a session, its lease, and the sandbox that it names, if any.
+func (s *Holders) pointer(ctx context.Context, tenant, ref string) (row store.Session, l lease.Lease, box store.Sandbox, err error) {
 	err = s.Store.View(ctx, func(tx *store.Tx) (err error) {
-		if l, err = tx.Sessions().Lease(ctx, row.Tenant, row.Group); err != nil || l.Sandbox == "" {
+		box = store.Sandbox{}
+		if row, err = present(ctx, tx, tenant, ref); err != nil {
 			return err
 		}
-		box, err = tx.Sandboxes().Get(ctx, row.Tenant, l.Sandbox)
-		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-			err = nil
+		if l, err = tx.Sessions().Lease(ctx, tenant, row.Group); err != nil || l.Sandbox == "" {
+			return err
 		}
-		return err
+		box, err = tx.Sandboxes().Get(ctx, tenant, l.Sandbox)
+		return ignore(err, sandbox.CodeNotFound)
 	})
+	return row, l, box, err
+}
+
+// reachOnce uses the sandbox of a session, or acquires one.
+func (s *Holders) reachOnce(ctx context.Context, row store.Session, l lease.Lease, box store.Sandbox, epoch int64, follow bool) (Routed, error) {
 	at := place{row.Tenant, row.Group}
-	switch {
-	case err != nil:
-		return Routed{}, l, err
-	case s.leases.moving(l) || s.present.opening(at) != nil:
-		return Routed{}, l, errMoving
+	if s.leases.moving(l) || s.present.opening(at) != nil {
+		return Routed{}, errMoving
 	}
 	if epoch != 0 {
 		if follow && epoch != l.Epoch && l.Follows(epoch) && l.State == lease.Warm {
-			return Routed{}, l, stale(row.Name, "the session was moved") // and the caller follows it
+			return Routed{}, stale(row.Name, "the session was moved") // and the caller follows it
 		}
 		if err := s.leases.fence(ctx, row, l, epoch, ops.SessionRoute); err != nil {
-			return Routed{}, l, err
+			return Routed{}, err
 		}
 	}
 	if l.State == lease.Warm && box.State == sandbox.Running {
 		if done, ok := s.present.join(at, l); ok {
-			return Routed{l.Sandbox, l.Epoch, done}, l, nil
+			return Routed{l.Sandbox, l.Epoch, done}, nil
 		}
 	}
 	if l.Serves() && box.State == sandbox.Running && !mayHold(ctx) {
-		return Routed{l.Sandbox, l.Epoch, func() {}}, l, nil // as long as others hold it
+		return Routed{l.Sandbox, l.Epoch, func() {}}, nil // as long as others hold it
 	}
-	r, err := s.hold(ctx, row, at, epoch)
-	return r, l, err
+	return s.hold(ctx, row, at, epoch)
 }
 
 // mayHold reports whether the caller may keep a sandbox from being ended. Who may

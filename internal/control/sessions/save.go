@@ -25,7 +25,7 @@ func (s *Holders) Save(ctx context.Context, ref string, epoch int64, follow bool
 		if err != nil {
 			return err
 		}
-		at, err := s.reach(ctx, row, epoch, follow)
+		at, err := s.reach(ctx, row.Tenant, row.ID, epoch, follow)
 		if err != nil {
 			return err
 		}

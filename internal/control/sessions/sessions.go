@@ -232,7 +232,7 @@ func (s *Service) Remove(ctx context.Context, ref string) error {
 		return err
 	}
 	return core.Named(op, s.Do(ctx, op, guard.Subject{Subject: ref}, func(ctx context.Context) error {
-		row, err := s.findAny(ctx, who.Tenant, ref)
+		row, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Session, error) { return known(ctx, tx, who.Tenant, ref) })
 		if err != nil {
 			return err
 		}

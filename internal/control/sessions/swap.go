@@ -214,7 +214,7 @@ func (s *Movers) Visit(ctx context.Context, ref, target string, use func(context
 		if reason != "" {
 			return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: provider, Message: "it cannot serve the session: " + reason}
 		}
-		at, err := s.holders.reach(ctx, row, 0, false)
+		at, err := s.holders.reach(ctx, row.Tenant, row.ID, 0, false)
 		if err != nil {
 			return err
 		}
