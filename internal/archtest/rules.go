@@ -268,7 +268,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/...",
-		only: []string{"sandbox", "internal/span", "driver", "internal/catalog", "internal/control/...", "internal/ops", "internal/stream", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/tree", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball"},
+		only: []string{"sandbox", "internal/span", "driver", "internal/catalog", "internal/control/...", "internal/keyed", "internal/ops", "internal/stream", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/tree", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball"},
 		deny: []string{kernel + "/..."},
 		why:  "the control services of a daemon use providers only through the driver contract, and import no protocol",
 	},
@@ -393,7 +393,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/server/...",
-		only: []string{"sandbox", "internal/span", "driver", "internal/stream", "internal/envd", "internal/template", "internal/server/..."},
+		only: []string{"sandbox", "internal/span", "driver", "internal/stream", "internal/envd", "internal/keyed", "internal/template", "internal/server/..."},
 		deny: []string{kernel + "/...", "database/sql", "os/exec"},
 		why:  "a protocol declares the interfaces it needs of control, and does not import it",
 	},
@@ -434,6 +434,10 @@ var rules = []rule{
 		why:  "clients are light: no engine, no store, no daemon",
 	},
 	{
+		pkgs: "internal/keyed", std: true, only: []string{}, deny: []string{"os/exec", "net", "net/http"},
+		why: "faces and control share it",
+	},
+	{
 		pkgs: "internal/span", std: true, only: []string{"sandbox"}, deny: []string{"os/exec", "net", "net/http"},
 		why: "all packages on the path of a request import it, including the engine",
 	},
@@ -471,7 +475,7 @@ var rules = []rule{
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
+			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops",
 		},

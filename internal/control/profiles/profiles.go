@@ -9,6 +9,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/keyed"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
@@ -57,7 +58,7 @@ type Config struct {
 type Service struct {
 	*core.Core
 	cfg     Config
-	telling core.Locks[sandbox.ID] // held while the gateway is updated for a sandbox
+	telling keyed.Locks[sandbox.ID] // held while the gateway is updated for a sandbox
 }
 
 // New returns a Service.

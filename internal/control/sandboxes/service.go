@@ -25,6 +25,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/tenants"
 	"github.com/atoll-run/atoll/internal/control/workspaces"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/keyed"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -75,14 +76,14 @@ func (s *Service) Connect(all Services) { *s.Services = all }
 type records struct {
 	*core.Core
 	*Services
-	locks    core.Locks[sandbox.ID]
+	locks    keyed.Locks[sandbox.ID]
 	watched  sync.Map // sandbox.ID → *watcher: the goroutine that waits for its end
 	ending   sync.Map // sandbox.ID → nil: being removed
 	stopping sync.Map // sandbox.ID → nil: being stopped
 	// restarting are the main commands (mainProcess) that are about to be
 	// restarted, and backoffs are the last delays, by sandbox.
 	restarting, backoffs sync.Map
-	inflight             core.Inflight[sandbox.ID]
+	inflight             keyed.Inflight[sandbox.ID]
 	uses                 uses
 	due                  due
 	// unsettled means that a state is known to be incomplete.

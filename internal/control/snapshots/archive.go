@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/keyed"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -33,7 +34,7 @@ const (
 
 // archiving is the state of saving snapshots.
 type archiving struct {
-	locks   core.Locks[string] // per snapshot, for saving and fetching
+	locks   keyed.Locks[string] // per snapshot, for saving and fetching
 	wake    chan struct{}
 	mu      sync.Mutex
 	running map[string]context.CancelFunc // saves in progress, by snapshot

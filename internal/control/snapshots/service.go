@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/keyed"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -57,7 +58,7 @@ type Config struct {
 type Service struct {
 	*core.Core
 	cfg     Config
-	writing core.Inflight[string] // snapshots in progress that no sandbox record refers to
+	writing keyed.Inflight[string] // snapshots in progress that no sandbox record refers to
 	archive archiving
 }
 

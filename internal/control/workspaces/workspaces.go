@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/keyed"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
@@ -61,7 +62,7 @@ type Service struct {
 	sandboxes Sandboxes
 	access    Access
 	every     time.Duration
-	locks     core.Locks[string] // by workspace id
+	locks     keyed.Locks[string] // by workspace id
 	pending   pending
 }
 

@@ -105,6 +105,16 @@ func (h *Handler) image(ctx context.Context) (string, error) {
 	return "host", err
 }
 
+// openLocked is open with the lock for changes to the sessions and tunnels of the
+// sandbox. The caller calls release.
+func (h *Handler) openLocked(ctx context.Context, c *call) (box Box, release func(), err error) {
+	if box, err = h.open(ctx, c); err != nil {
+		return nil, nil, err
+	}
+	release, err = h.locks.Take(ctx, c.key())
+	return box, release, err
+}
+
 // open returns the running sandbox of an id. If it does not exist, or is gone,
 // it is created.
 func (h *Handler) open(ctx context.Context, c *call) (Box, error) {

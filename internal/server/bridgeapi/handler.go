@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"github.com/atoll-run/atoll/internal/keyed"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/server/portproxy"
 )
@@ -51,8 +52,8 @@ type Handler struct {
 	mux      *http.ServeMux
 	routes   map[string]route // of a sandbox, by method and the first segment after its id
 	tunnels  *tunnels
-	locks    locks    // of sandboxes, by call.key
-	active   commands // in sessions, by call.key and session
+	locks    keyed.Locks[string] // of sandboxes whose sessions or tunnels change, by call.key
+	active   commands            // in sessions, by call.key and session
 }
 
 // New returns a handler, which the caller closes.

@@ -84,7 +84,7 @@ func (h *Handler) pty(w http.ResponseWriter, r *http.Request, c *call) error {
 	defer func() { _ = ws.CloseNow() }()
 	ws.SetReadLimit(maxFrame)
 	t := &terminal{ws: ws, size: sandbox.WindowSize{Cols: uint16(cols), Rows: uint16(rows)}, shell: q.Get("shell"), session: session}
-	t.lock = func(ctx context.Context) (func(), error) { return h.locks.take(ctx, c.key()) }
+	t.lock = func(ctx context.Context) (func(), error) { return h.locks.Take(ctx, c.key()) }
 	if t.shell == "" {
 		t.shell = defaultShell
 	}

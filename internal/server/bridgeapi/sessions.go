@@ -180,11 +180,7 @@ func (h *Handler) createSession(w http.ResponseWriter, r *http.Request, c *call)
 			return err
 		}
 	}
-	box, err := h.open(r.Context(), c)
-	if err != nil {
-		return err
-	}
-	release, err := h.locks.take(r.Context(), c.key())
+	box, release, err := h.openLocked(r.Context(), c)
 	if err != nil {
 		return err
 	}
@@ -252,11 +248,7 @@ func (h *Handler) deleteSession(w http.ResponseWriter, r *http.Request, c *call)
 	case err != nil:
 		return err
 	}
-	box, err := h.open(r.Context(), c)
-	if err != nil {
-		return err
-	}
-	release, err := h.locks.take(r.Context(), c.key())
+	box, release, err := h.openLocked(r.Context(), c)
 	if err != nil {
 		return err
 	}
@@ -325,7 +317,7 @@ var changes = map[string]func(ctx context.Context, files Files, s *shellSession,
 
 // change runs a command that changes a session.
 func (h *Handler) change(w http.ResponseWriter, r *http.Request, c *call, box Box, id string, args []string) error {
-	release, err := h.locks.take(r.Context(), c.key())
+	release, err := h.locks.Take(r.Context(), c.key())
 	if err != nil {
 		return err
 	}
@@ -350,41 +342,6 @@ func (h *Handler) change(w http.ResponseWriter, r *http.Request, c *call, box Bo
 	}
 	h.sayEnd(r.Context(), out, exit, nil)
 	return nil
-}
-
-// locks has a lock per sandbox, which is held while its sessions or tunnels
-// change. The zero value is ready.
-type locks struct {
-	mu   sync.Mutex
-	held map[string]chan struct{}
-}
-
-// take waits for a lock; the caller calls release.
-func (l *locks) take(ctx context.Context, key string) (release func(), err error) {
-	for {
-		l.mu.Lock()
-		other := l.held[key]
-		if other == nil {
-			mine := make(chan struct{})
-			if l.held == nil {
-				l.held = map[string]chan struct{}{}
-			}
-			l.held[key] = mine
-			l.mu.Unlock()
-			return func() {
-				l.mu.Lock()
-				delete(l.held, key)
-				l.mu.Unlock()
-				close(mine)
-			}, nil
-		}
-		l.mu.Unlock()
-		select {
-		case <-other:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
 }
 
 // commands are the running commands, by session. The zero value is ready.

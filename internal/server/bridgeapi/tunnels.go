@@ -149,10 +149,7 @@ func (h *Handler) createTunnel(w http.ResponseWriter, r *http.Request, c *call) 
 	if err != nil {
 		return err
 	}
-	if _, err := h.open(r.Context(), c); err != nil {
-		return err
-	}
-	release, err := h.locks.take(r.Context(), c.key())
+	_, release, err := h.openLocked(r.Context(), c)
 	if err != nil {
 		return err
 	}
@@ -239,7 +236,7 @@ func (h *Handler) deleteTunnel(w http.ResponseWriter, r *http.Request, c *call) 
 	if err != nil {
 		return err
 	}
-	release, err := h.locks.take(r.Context(), c.key())
+	release, err := h.locks.Take(r.Context(), c.key())
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,5 @@
-package core
+// Package keyed serializes work on one object at a time, by its id.
+package keyed
 
 import (
 	"context"
