@@ -35,13 +35,13 @@ func main() {
 	// The Docker daemon ends with the thread that started it.
 	runtime.LockOSThread()
 	var c config
-	flag.StringVar(&c.atoll, "atoll", "bin/atoll", "the executable to measure; everybody must be able to reach it")
+	flag.StringVar(&c.atoll, "atoll", "bin/atoll", "the executable to measure; every user must be able to run it")
 	flag.StringVar(&c.doc, "doc", "", "document to write the results into; they are always printed")
 	flag.StringVar(&c.results, "results", "bench/results", "directory for the samples, if there is a document")
-	flag.StringVar(&c.tar, "tar", "bin/bench-rootfs.tar", "root file system with a shell, coreutils and python3; made with mmdebstrap if it is missing")
-	flag.IntVar(&c.rounds, "rounds", 15, "how often short things are measured")
-	flag.IntVar(&c.boxes, "boxes", 40, "how many idle sandboxes memory is measured with")
-	flag.IntVar(&c.density, "density", 300, "how many sandboxes must live at once")
+	flag.StringVar(&c.tar, "tar", "bin/bench-rootfs.tar", "root file system with a shell, coreutils and python3; built with mmdebstrap if missing")
+	flag.IntVar(&c.rounds, "rounds", 15, "number of rounds of the short measurements")
+	flag.IntVar(&c.boxes, "boxes", 40, "number of idle sandboxes for measuring memory")
+	flag.IntVar(&c.density, "density", 300, "number of sandboxes that must exist at the same time")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Adopt implements driver.Adopter. A Claimer is told; otherwise only the record of
-// this directory says that it has the sandbox.
+// Adopt implements driver.Adopter. If the service is a Claimer, it records the
+// new owner; otherwise only the record of this directory does.
 func (c *Core) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 	id := spec.ID
 	l, err := c.Lock(ctx, string(id))
@@ -20,7 +20,7 @@ func (c *Core) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 	defer l.Unlock()
 	switch _, err := c.Find(ctx, id); {
 	case err == nil:
-		return nil // it is ours
+		return nil // it belongs to this directory already
 	case sandbox.CodeOf(err) != sandbox.CodeGone:
 		return err
 	}
@@ -54,16 +54,16 @@ func (c *Core) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 	return nil
 }
 
-// unadopted removes the lock of a sandbox that this directory has no record of.
+// unadopted removes the lock of a sandbox without a record in this directory.
 func (c *Core) unadopted(l *Locked, err error) error {
 	if l.Read().Binding == "" {
-		_ = l.Remove() // it is empty
+		_ = l.Remove() // the record is empty
 	}
 	return err
 }
 
-// foreign returns the one sandbox with an ID that another directory has, and that
-// directory's scope.
+// foreign returns the only sandbox with an ID that belongs to another
+// directory, and the scope of that directory.
 func (c *Core) foreign(ctx context.Context, id sandbox.ID) (b Box, scope string, err error) {
 	scopes, err := c.Service.Scopes(ctx, id)
 	switch {
@@ -77,7 +77,7 @@ func (c *Core) foreign(ctx context.Context, id sandbox.ID) (b Box, scope string,
 		}
 	}
 	if b, err = c.Service.Find(ctx, scopes[0], id); err == nil {
-		b.Scope = "" // it is about to change
+		b.Scope = "" // Adopt is about to change it
 		err = c.Usable(b)
 	}
 	if errors.Is(err, ErrNone) {
@@ -86,8 +86,8 @@ func (c *Core) foreign(ctx context.Context, id sandbox.ID) (b Box, scope string,
 	return b, scopes[0], err
 }
 
-// adopted adds the sandboxes to a list that the service lists under the scopes of
-// others.
+// adopted adds the adopted sandboxes, which the service lists under other
+// scopes, to a list.
 func (c *Core) adopted(ctx context.Context, all []Box) ([]Box, error) {
 	for _, name := range c.IDs() {
 		r, ok := c.Get(name)
@@ -97,7 +97,7 @@ func (c *Core) adopted(ctx context.Context, all []Box) ([]Box, error) {
 		switch b, err := c.Find(ctx, sandbox.ID(name)); sandbox.CodeOf(err) {
 		case "":
 			all = append(all, b)
-		case sandbox.CodeGone, sandbox.CodeUnauthorized: // it ended, or is another account's
+		case sandbox.CodeGone, sandbox.CodeUnauthorized: // it has ended, or belongs to another account
 		default:
 			return nil, err
 		}

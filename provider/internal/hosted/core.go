@@ -18,9 +18,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Box is a sandbox as its service describes it.
+// Box is the service's description of a sandbox.
 type Box struct {
-	ID      string // the service's
+	ID      string // the service's ID
 	Sandbox sandbox.ID
 	Status  string        // in the service's words
 	State   sandbox.State // what the status means; Lost: nobody knows
@@ -34,53 +34,53 @@ type Box struct {
 // ErrNone is the service's own word that there is no such sandbox.
 var ErrNone = errors.New("the service has no such sandbox")
 
-// Service is what a driver asks its service about sandboxes. The methods may be
-// called concurrently. They return ErrNone, or *sandbox.Error.
+// Service is a driver's access to its service. The methods may be called
+// concurrently. They return ErrNone or *sandbox.Error.
 type Service interface {
-	// Get asks for a sandbox whose id with the service is known.
+	// Get returns the sandbox with the service's ID box.
 	Get(ctx context.Context, id sandbox.ID, box string) (Box, error)
-	// Find looks for the sandbox with our ID, also among those that are listed.
+	// Find finds the sandbox with our ID, also in the service's list.
 	Find(ctx context.Context, scope string, id sandbox.ID) (Box, error)
-	// List returns the sandboxes that were made with a scope.
+	// List returns the sandboxes that were created with a scope.
 	List(ctx context.Context, scope string) ([]Box, error)
-	// End ends a sandbox, and no other that has its name by now.
+	// End ends this sandbox, and not a later one with its name.
 	End(ctx context.Context, id sandbox.ID, box string) error
-	// Clear removes what a sandbox that has ended had besides, if its record says
-	// that there is More. If a sandbox still uses it, that is CodeConflict: at once
-	// if it is tried only once, and otherwise after a while.
+	// Clear removes the other resources of a sandbox that has ended, if its record
+	// has More. If a sandbox still uses them, the error is CodeConflict, returned
+	// at once with once, else after retries.
 	Clear(ctx context.Context, id sandbox.ID, once bool) error
-	// Account returns the account of the present credential in the service's
-	// words, or nothing if the service does not tell.
+	// Account returns the service's name of the present credential's account, or
+	// "" if the service does not report it.
 	Account(ctx context.Context) (string, error)
-	// Credential names the present credential, or where it comes from, without
-	// asking anybody.
+	// Credential identifies the present credential or its source. It makes no
+	// network call.
 	Credential() Credential
-	// Scopes returns the scopes with which the account has sandboxes with an ID.
+	// Scopes returns the scopes of the account's sandboxes with an ID.
 	Scopes(ctx context.Context, id sandbox.ID) ([]string, error)
 }
 
-// Credential is what an account is known by. It can hold the secret.
+// Credential identifies an account. It may contain the secret.
 type Credential struct {
-	// Name tells one credential from another, or says where they come from.
+	// Name distinguishes credentials or their sources.
 	Name string
-	// Key is the secret itself, if it is always the same one. It names the account
-	// for everybody.
+	// Key is the secret if it is constant. It identifies the account in every
+	// directory.
 	Key string
 }
 
-// Claimer is implemented by a Service that can be told whom a sandbox belongs to.
-// Its boxes have a Scope.
+// Claimer is implemented by a Service that stores the owner of a sandbox. Its
+// boxes have a Scope.
 type Claimer interface {
-	// Claim makes a sandbox belong to a scope.
+	// Claim sets the scope of a sandbox.
 	Claim(ctx context.Context, id sandbox.ID, box, scope string) error
 }
 
-// Core is what a provider of a hosted service is made of. Its methods may be
-// called concurrently.
+// Core is the common part of the providers of hosted services. Its methods may
+// be called concurrently.
 type Core struct {
 	Boxes
-	Name    string // the provider's
-	Hint    string // what to do about a sandbox of another account
+	Name    string // name of the provider
+	Hint    string // hint for a sandbox of another account
 	Service Service
 	API     *rest.Client
 	Kit     guestkit.Kit
@@ -89,15 +89,15 @@ type Core struct {
 
 	Work  sync.WaitGroup  // what goes on after its caller gave up
 	Open  context.Context // ends with Close
-	Conns sync.WaitGroup  // connections, which end with Open
+	Conns sync.WaitGroup  // connections, which end when Open is canceled
 
 	expiry Expiry
 	close  context.CancelFunc
 }
 
-// Start opens a core whose fields are set. It asks nobody, but forgets what was
-// kept of sandboxes that ended long ago. executable is the guest where none is
-// embedded.
+// Start opens a core whose fields are set. It makes no network call, but
+// forgets old records of sandboxes that have ended. executable is the guest if
+// none is embedded.
 func (c *Core) Start(executable string) error {
 	c.Open, c.close = context.WithCancel(context.Background())
 	c.Kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, executable) }
@@ -116,8 +116,8 @@ func (c *Core) Start(executable string) error {
 	return nil
 }
 
-// Close implements driver.Provider. It waits for what went on after its caller
-// gave up, and ends all connections.
+// Close implements driver.Provider. It waits for requests that continue after
+// their callers gave up, and closes all connections.
 func (c *Core) Close() error {
 	c.expiry.Close()
 	c.Work.Wait()
@@ -130,9 +130,9 @@ func (c *Core) Close() error {
 // ErrorCode implements driver.Provider.
 func (*Core) ErrorCode(err error) sandbox.Code { return guest.ErrorCode(err) }
 
-// Binding implements driver.Binder. It asks nobody: the account is known by a
-// fingerprint of its key. Without a key, or with one that may change, it is known
-// to this directory alone.
+// Binding implements driver.Binder. It makes no network call: a fingerprint of
+// the key identifies the account. Without a key, or with one that may change,
+// the account is identified only within this directory.
 func (c *Core) Binding(ctx context.Context) (string, error) {
 	if key := c.Service.Credential().Key; key != "" {
 		return identity.Account(c.API.Base, key), ctx.Err()
@@ -154,18 +154,18 @@ func (c *Core) FormerBindings(ctx context.Context) ([]string, error) {
 	return []string{former}, err
 }
 
-// Ours returns what reports whether a binding is the present one, under its
-// present name or its former one.
+// Ours returns a function that reports whether a binding is the present one, by
+// its present name or by its former one.
 func (c *Core) Ours(ctx context.Context) (func(binding string) bool, error) {
 	now, err1 := c.Binding(ctx)
 	former, err2 := c.local(ctx)
 	return func(b string) bool { return b == now || b == former }, errors.Join(err1, err2)
 }
 
-// Strange is the error of a service that does not do what it should.
+// Strange returns the error of a service that behaves incorrectly.
 func (c *Core) Strange(message string) error { return c.API.Strange(message) }
 
-// owned is the error of a sandbox that belongs to another directory.
+// owned returns the error for a sandbox that belongs to another directory.
 func (c *Core) owned(b Box) error {
 	if b.Scope == "" {
 		return nil
@@ -177,8 +177,8 @@ func (c *Core) owned(b Box) error {
 	return err
 }
 
-// Usable is the error of a sandbox that nothing can be done with, because of its
-// status or because another directory has it.
+// Usable returns an error if the sandbox cannot be used because of its status
+// or because another directory owns it.
 func (c *Core) Usable(b Box) error {
 	if b.State == sandbox.Gone {
 		return guestkit.Gone(b.Sandbox)
@@ -197,8 +197,8 @@ func (c *Core) Usable(b Box) error {
 	return nil
 }
 
-// Find asks the service for a sandbox of ours. That it has none is CodeGone, and
-// evidence: it has taken the credential.
+// Find asks the service for one of our sandboxes. It returns CodeGone if the
+// service has accepted the credential and does not have the sandbox.
 func (c *Core) Find(ctx context.Context, id sandbox.ID) (Box, error) {
 	if err := ctx.Err(); err != nil {
 		return Box{}, err
@@ -222,8 +222,8 @@ func (c *Core) Find(ctx context.Context, id sandbox.ID) (Box, error) {
 	return Box{}, c.Absent(id, ours, account, c.Hint)
 }
 
-// known is Find, and tells a sandbox that is gone from one that belongs to
-// another directory.
+// known is Find, but distinguishes a sandbox that is gone from one that belongs
+// to another directory.
 func (c *Core) known(ctx context.Context, id sandbox.ID) (Box, error) {
 	b, err := c.Find(ctx, id)
 	if sandbox.CodeOf(err) != sandbox.CodeGone {
@@ -239,8 +239,8 @@ func (c *Core) known(ctx context.Context, id sandbox.ID) (Box, error) {
 	return b, err
 }
 
-// Living returns a sandbox of ours that something can be done with, and sees to
-// it that its lifetime ends in time.
+// Living returns one of our sandboxes that can be used, and starts to watch the
+// end of its lifetime.
 func (c *Core) Living(ctx context.Context, id sandbox.ID) (Box, error) {
 	b, err := c.known(ctx, id)
 	if err == nil {
@@ -262,8 +262,8 @@ func (c *Core) State(ctx context.Context, id sandbox.ID) (sandbox.State, error) 
 	return b.State, nil
 }
 
-// List implements driver.Provider. It removes what earlier attempts to make a
-// sandbox have left.
+// List implements driver.Provider. It removes what earlier attempts to create a
+// sandbox left behind.
 func (c *Core) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 	return func(yield func(driver.Found, error) bool) {
 		all, err := c.living(ctx)
@@ -286,7 +286,8 @@ func (c *Core) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 	}
 }
 
-// living lists the sandboxes that there are, without those that nobody was given.
+// living lists the existing sandboxes, without those that were never returned
+// to a caller.
 func (c *Core) living(ctx context.Context) (living []Box, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -319,9 +320,9 @@ func (c *Core) living(ctx context.Context) (living []Box, err error) {
 	return living, nil
 }
 
-// tidy ends what appears of sandboxes whose making was not finished, because the
-// service did not answer or the process ended, and takes it off the list. It also
-// removes what others had besides that have ended by themselves.
+// tidy ends sandboxes whose creation was not completed, because the service did
+// not answer or the process ended, and removes them from the list. It also
+// removes the other resources of sandboxes that ended by themselves.
 func (c *Core) tidy(ctx context.Context, there map[sandbox.ID]Box) error {
 	ours, err := c.Ours(ctx)
 	if err != nil {
@@ -334,10 +335,10 @@ func (c *Core) tidy(ctx context.Context, there map[sandbox.ID]Box) error {
 			continue
 		}
 		once, cancel := context.WithCancel(ctx)
-		cancel() // one try
+		cancel() // a single attempt
 		l, err := c.Lock(once, name)
 		if err != nil {
-			continue // it is being made, or removed
+			continue // it is being created or removed
 		}
 		gone, err := c.finish(ctx, l, id)
 		l.Unlock()
@@ -351,8 +352,7 @@ func (c *Core) tidy(ctx context.Context, there map[sandbox.ID]Box) error {
 	return nil
 }
 
-// unfinished reports whether there is something to do about a sandbox that is
-// there, or is not.
+// unfinished reports whether work is left for a sandbox that exists or not.
 func (r Record) unfinished(there bool) bool {
 	if r.Box == "" {
 		return there || r.More || time.Since(r.Asked) > kept
@@ -360,14 +360,14 @@ func (r Record) unfinished(there bool) bool {
 	return !there && r.More
 }
 
-// finish does what is left to do about a sandbox whose making was not finished,
-// or that has ended by itself. gone says that there is no such sandbox.
+// finish completes or undoes the creation of a sandbox, or cleans up after one
+// that ended by itself. gone means that there is no such sandbox.
 func (c *Core) finish(ctx context.Context, l *Locked, id sandbox.ID) (gone bool, err error) {
 	r := l.Read()
 	b, err := c.Find(ctx, id)
 	switch {
 	case err == nil && r.Box != "":
-		return false, nil // it is there after all
+		return false, nil // it exists after all
 	case err == nil:
 		if err := c.Erase(ctx, id, b.ID); err != nil {
 			return false, err
@@ -380,18 +380,18 @@ func (c *Core) finish(ctx context.Context, l *Locked, id sandbox.ID) (gone bool,
 		switch err := c.Service.Clear(ctx, id, true); {
 		case err == nil:
 			r.More = false
-		case sandbox.CodeOf(err) != sandbox.CodeConflict: // there is one that is not listed yet
+		case sandbox.CodeOf(err) != sandbox.CodeConflict: // a sandbox exists that is not listed yet
 			return false, err
 		}
 	}
 	if r.Box == "" && !r.More && time.Since(r.Asked) > kept {
 		return true, l.Remove()
 	}
-	return true, l.Write(r) // it may appear yet
+	return true, l.Write(r) // it may still appear
 }
 
-// Erase ends a sandbox, and removes what it has besides. That the service does
-// not know it counts only if it does not list it either.
+// Erase ends a sandbox and removes its other resources. An unknown sandbox
+// counts as gone only if the service does not list it either.
 func (c *Core) Erase(ctx context.Context, id sandbox.ID, box string) error {
 	err := c.Service.End(ctx, id, box)
 	if errors.Is(err, ErrNone) {
@@ -412,8 +412,8 @@ func (c *Core) Erase(ctx context.Context, id sandbox.ID, box string) error {
 	return c.Service.Clear(ctx, id, false)
 }
 
-// Poll calls f, ever less often, until it is done or fails, and for two minutes
-// at most: late is the error then.
+// Poll calls f with increasing delays until it is done or fails, for at most
+// two minutes; then it returns late().
 func Poll(ctx context.Context, f func() (done bool, err error), late func() error) error {
 	start := time.Now()
 	for wait := fastPoll; ; wait = min(2*wait, slowPoll) {
@@ -430,13 +430,13 @@ func Poll(ctx context.Context, f func() (done bool, err error), late func() erro
 }
 
 const (
-	// settling is how long a status may take to change.
+	// settling limits waiting for a status to change.
 	settling = 2 * time.Minute
 	fastPoll = 50 * time.Millisecond
 	slowPoll = time.Second
 )
 
-// Settled waits until a status of a sandbox does not change by itself.
+// Settled waits until the status of a sandbox is stable.
 func (c *Core) Settled(ctx context.Context, id sandbox.ID, box string, rests func(Box) bool) (b Box, err error) {
 	err = Poll(ctx, func() (bool, error) {
 		if b, err = c.Service.Get(ctx, id, box); err == nil {

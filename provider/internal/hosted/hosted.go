@@ -1,6 +1,6 @@
-// Package hosted is what providers of hosted services do in the same way: they
-// remember their sandboxes, make each of them once, end them, and tell what
-// became of them.
+// Package hosted is the common part of the providers of hosted services: it
+// records their sandboxes, creates each of them once, ends them, and reports
+// how they ended.
 package hosted
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Record is what is kept of a sandbox. It holds no secret.
+// Record is the stored data of a sandbox. It contains no secrets.
 type Record struct {
 	Box     string            `json:"box"`              // the service's id; empty until it has been made
 	Asked   time.Time         `json:"asked,omitzero"`   // when the service was asked to make it
@@ -26,19 +26,19 @@ type Record struct {
 	Doomed  bool              `json:"doomed,omitempty"` // we ended it, or were about to
 	Over    bool              `json:"over,omitempty"`   // we ended it because its lifetime was over
 	Binding string            `json:"binding"`
-	Account string            `json:"account,omitempty"` // in the service's words, if it tells
-	Network string            `json:"network,omitempty"` // what it may reach, if the service does not tell
-	Labels  map[string]string `json:"labels,omitempty"`  // if the service keeps none
-	// Scope is that of the directory that made the sandbox, if it was another one
-	// and the service goes on to say so.
+	Account string            `json:"account,omitempty"` // the service's name of the account, if known
+	Network string            `json:"network,omitempty"` // the permitted network, if the service does not report it
+	Labels  map[string]string `json:"labels,omitempty"`  // labels, if the service does not store them
+	// Scope is the scope of the directory that created the sandbox, if that was
+	// another one and the service still reports it.
 	Scope string `json:"scope,omitempty"`
 }
 
-// making bounds how long a request may go on whose caller gave up.
+// making limits how long a request may continue after its caller gave up.
 const making = 2 * time.Minute
 
-// kept is how long the record of a sandbox is kept that has ended by itself:
-// whoever used it may still ask why.
+// kept is how long the record of a sandbox that ended by itself is kept, so
+// that its users can still read the reason.
 const kept = 24 * time.Hour
 
 // Boxes are the records of a provider's sandboxes. Its methods may be called
@@ -48,15 +48,16 @@ type Boxes struct{ records.Dir[Record] }
 // Open returns the records below a directory, which need not exist.
 func Open(dir string) Boxes { return Boxes{records.Dir[Record]{Root: dir, Name: "boxes"}} }
 
-// Forget forgets sandboxes that ended long ago, of those that ours reports to be
-// of the present binding. The state of others is not known.
+// Forget removes old records of ended sandboxes whose bindings are ours. The
+// state of other sandboxes is unknown.
 func (b Boxes) Forget(ours func(binding string) bool) {
 	b.Sweep(func(r Record) bool {
 		return !r.Ends.IsZero() && time.Now().After(r.Ends.Add(kept)) && ours(r.Binding)
 	})
 }
 
-// ScopeOf returns the scope that the service says of a sandbox of this directory.
+// ScopeOf returns the scope that the service reports for a sandbox of this
+// directory.
 func (b Boxes) ScopeOf(id sandbox.ID) (string, error) {
 	if r, ok := b.Get(string(id)); ok && r.Scope != "" {
 		return r.Scope, nil
@@ -64,8 +65,8 @@ func (b Boxes) ScopeOf(id sandbox.ID) (string, error) {
 	return b.Scope()
 }
 
-// Of returns the record of a sandbox, or an empty one if another box of the
-// service has its name now.
+// Of returns the record of a sandbox, or an empty one if the name now belongs
+// to another sandbox of the service.
 func (b Boxes) Of(id sandbox.ID, box string) Record {
 	if r, ok := b.Get(string(id)); ok && r.Box == box {
 		return r
@@ -83,8 +84,8 @@ func (b Boxes) Cause(id sandbox.ID, box string, ends time.Time) sandbox.Exit {
 	return guestkit.Expired
 }
 
-// Absent is the error of a sandbox that the service does not list: it is gone,
-// unless it was made with another binding or in another account.
+// Absent returns the error for a sandbox that the service does not list: it is
+// gone, unless it was created with another binding or in another account.
 func (b Boxes) Absent(id sandbox.ID, ours func(binding string) bool, account, hint string) error {
 	r, ok := b.Get(string(id))
 	if !ok || r.Binding == "" || ours(r.Binding) && (r.Account == account || r.Account == "") {
@@ -125,7 +126,7 @@ func (b Boxes) Destroy(ctx context.Context, in *guestkit.Instance, box string, e
 	return nil
 }
 
-// NewKey is an idempotency key: a random UUID.
+// NewKey returns an idempotency key: a random UUID.
 func NewKey() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // Read never fails.

@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Inside is what can be done inside one sandbox. Its methods may be called
+// Inside gives access to the inside of one sandbox. Its methods may be called
 // concurrently.
 type Inside interface {
 	guestkit.Runner
@@ -25,16 +25,16 @@ type Instance struct {
 	*guestkit.Instance
 	core   *Core
 	inside Inside
-	Box    string // the service's id
+	Box    string // the service's ID
 }
 
-// Instance makes an instance of a sandbox. It asks nobody.
+// Instance returns an instance of a sandbox. It makes no network call.
 func (c *Core) Instance(id sandbox.ID, box string, inside Inside, ends time.Time) *Instance {
 	m := &machine{Inside: inside, core: c, id: id, box: box}
 	return &Instance{Instance: c.Kit.Instance(id, m, ends), core: c, inside: inside, Box: box}
 }
 
-// machine is a sandbox as the service knows it.
+// machine is a sandbox as reported by the service.
 type machine struct {
 	Inside
 	core *Core
@@ -42,9 +42,9 @@ type machine struct {
 	box  string
 }
 
-// Status implements guestkit.Machine. Evidence is the service's own word that it
-// does not know the sandbox, and that it does not list it for this account; or
-// that another has its name now.
+// Status implements guestkit.Machine. A sandbox is gone if the service does not
+// know it and does not list it for this account, or if another sandbox now has
+// its name.
 func (m *machine) Status(ctx context.Context) (guestkit.Status, error) {
 	b, err := m.core.Service.Get(ctx, m.id, m.box)
 	if errors.Is(err, ErrNone) {
@@ -71,7 +71,7 @@ func (m *machine) Answers(ctx context.Context) bool {
 // Cause implements guestkit.Machine. Services do not say how a sandbox ended.
 func (m *machine) Cause(ends time.Time) sandbox.Exit { return m.core.Cause(m.id, m.box, ends) }
 
-// Configure gives the guest what commands of the sandbox begin with.
+// Configure sends the guest the defaults of commands.
 func (in *Instance) Configure(ctx context.Context, d guest.Defaults) error {
 	return in.Use(ctx, false, func(ctx context.Context, g *guest.Client) error { return g.Configure(ctx, d) })
 }
@@ -87,14 +87,14 @@ func (in *Instance) Destroy(ctx context.Context) error {
 }
 
 // mayEnd refuses to end a sandbox that another directory has adopted, if the
-// service can tell.
+// service records that.
 func (c *Core) mayEnd(ctx context.Context, id sandbox.ID, box string) error {
 	if _, ok := c.Service.(Claimer); !ok {
 		return nil
 	}
 	b, err := c.Service.Get(ctx, id, box)
 	if errors.Is(err, ErrNone) {
-		return nil // Erase finds that out, too
+		return nil // Erase detects that, too
 	}
 	if err == nil {
 		err = c.owned(b)

@@ -13,28 +13,28 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Locked is the record of a sandbox that nobody else changes.
+// Locked is the locked record of a sandbox.
 type Locked = records.Locked[Record]
 
-// Making is how one provider makes one sandbox. Functions that are nil do
+// Making describes how a provider creates one sandbox. Nil functions do
 // nothing.
 type Making[I Made] struct {
 	Spec *sandbox.Spec
-	// Life is the lifetime that the service was asked for; 0: none.
+	// Life is the requested lifetime; 0: none.
 	Life time.Duration
-	// Network in the record is what the sandbox may reach.
+	// Network describes the permitted network, for the record.
 	Network string
-	// More says that there is more than a sandbox: Prepare makes it, and
-	// Service.Clear removes it.
+	// More means that there are other resources: Prepare creates them, and
+	// Service.Clear removes them.
 	More    bool
 	Prepare func(context.Context) error
-	// Ask asks for the sandbox and finds it: see Search.
+	// Ask requests the sandbox and finds it: see Search.
 	Ask func(context.Context) (Box, error)
-	// Confirm checks that the service enforces what it was asked for.
+	// Confirm checks that the service enforces the request.
 	Confirm func() error
-	// Instance makes an instance of what Ask has returned.
+	// Instance returns an instance for the result of Ask.
 	Instance func(b Box, ends time.Time) I
-	// Begin has the sandbox run, before the guest is started.
+	// Begin starts the sandbox, before the guest is started.
 	Begin func(context.Context, I) error
 }
 
@@ -45,10 +45,10 @@ type Made interface {
 	Finish(exit sandbox.Exit)
 }
 
-// Make makes a sandbox that is ready for commands. Nothing is left of one that is
-// not returned; what cannot be removed at once goes when somebody lists
-// sandboxes. What was asked for cannot be taken back, so it goes on in c.Work
-// when its caller has given up.
+// Make creates a sandbox that is ready for commands. If it fails, it leaves
+// nothing behind; what cannot be removed at once is removed by the next List. A
+// request cannot be canceled, so it continues in c.Work after its caller has
+// given up.
 func Make[I Made](ctx context.Context, c *Core, m *Making[I]) (driver.Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -71,8 +71,8 @@ func Make[I Made](ctx context.Context, c *Core, m *Making[I]) (driver.Instance, 
 	return in, nil
 }
 
-// vacant checks that there is no sandbox with an ID. One whose making was not
-// finished is ended.
+// vacant checks that there is no sandbox with an ID. It ends one whose creation
+// was not completed.
 func (c *Core) vacant(ctx context.Context, l *Locked, id sandbox.ID) error {
 	b, err := c.Find(ctx, id)
 	r := l.Read()
@@ -137,16 +137,16 @@ func settle[I Made](ctx context.Context, c *Core, l *Locked, m *Making[I]) (in I
 	return in, nil
 }
 
-// undo removes what there is of a sandbox that is not returned: a box of the
-// service, if one was made, and what it has besides. What cannot be removed, and
-// what may yet appear, is known for what it is by its record.
+// undo removes what a failed creation left: a sandbox of the service, if one
+// was created, and its other resources. The record identifies what cannot be
+// removed now or may still appear.
 func (c *Core) undo(ctx, asking context.Context, l *Locked, id sandbox.ID, box string, err error) error {
 	unanswered := errors.Is(err, errUnanswered)
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	}
 	r := l.Read()
-	r.Box = "" // nobody was given it
+	r.Box = "" // it was not returned to the caller
 	left := l.Write(r)
 	switch {
 	case left != nil:
@@ -154,7 +154,7 @@ func (c *Core) undo(ctx, asking context.Context, l *Locked, id sandbox.ID, box s
 		left = c.Erase(asking, id, box)
 	case r.More:
 		if left = c.Service.Clear(asking, id, unanswered); unanswered && sandbox.CodeOf(left) == sandbox.CodeConflict {
-			left = nil // it was made
+			left = nil // it was created
 		}
 	}
 	if left == nil && !unanswered {
@@ -163,26 +163,27 @@ func (c *Core) undo(ctx, asking context.Context, l *Locked, id sandbox.ID, box s
 	return errors.Join(err, left)
 }
 
-// errUnanswered says that it is not known whether a sandbox was made.
+// errUnanswered means that it is unknown whether a sandbox was created.
 var errUnanswered = errors.New("whether it was made is not known")
 
-// unanswered is the error of a request that was not answered, which it explains.
+// unanswered is the error of a request without an answer. It contains the
+// reason.
 type unanswered struct{ error }
 
 func (u unanswered) Unwrap() []error { return []error{u.error, errUnanswered} }
 
-// Refused reports whether a service refused a request, so that nothing was made.
-// conflict says whether a conflict is a refusal, too.
+// Refused reports whether a service refused a request, so that nothing was
+// created. conflict says whether a conflict counts as a refusal.
 func Refused(err error) bool {
 	code := sandbox.CodeOf(err)
 	return err != nil && code != sandbox.CodeUnavailable && code != sandbox.CodeTimeout && !errors.Is(err, context.DeadlineExceeded)
 }
 
-// searches is how often something is looked for whose making was not answered.
+// searches is how often to look for the result of an unanswered request.
 const searches = 3
 
-// Search looks for what a request has made, whether it was answered or not: it is
-// never asked for twice. err is the error of the request, if there was one.
+// Search looks for the result of a request, answered or not, because a request
+// is never repeated. err is the error of the request, or nil.
 func Search[B any](ctx context.Context, api *rest.Client, err error, look func() (B, error)) (b B, _ error) {
 	for n := range searches {
 		if n > 0 {

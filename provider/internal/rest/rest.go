@@ -1,6 +1,6 @@
-// Package rest makes requests to the API of a hosted service: with a bound to
-// every answer, repetition where that can do no harm, errors that contain no
-// credential, and no redirections.
+// Package rest makes requests to the API of a hosted service. It limits the
+// size of answers, repeats requests where that is safe, keeps credentials out
+// of errors, and follows no redirects.
 package rest
 
 import (
@@ -29,13 +29,13 @@ type Client struct {
 	HTTP *http.Client
 	Base *url.URL
 	Sign func(http.Header)
-	// Fresh, if it is set, sees to it before each request that Sign has a
-	// credential. With refused, the service did not take the present one: then it
-	// gets another, or returns an error.
+	// Fresh, if set, is called before each request and ensures that Sign has a
+	// credential. With refused, the service rejected the present one: Fresh gets
+	// another or returns an error.
 	Fresh func(ctx context.Context, refused bool) error
-	// Hidden, if it is set, returns further Secrets.
+	// Hidden, if set, returns further Secrets.
 	Hidden func() []string
-	// Secrets are replaced in errors: a service may repeat them.
+	// Secrets are replaced in errors, because a service may repeat them.
 	Secrets []string
 	// Words reads an error as the service tells it. ok says that it is the
 	// service's own, and not that of something on the way to it.
@@ -53,10 +53,10 @@ func NewHTTP(transport http.RoundTripper) *http.Client {
 	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// idle is how long a connection to the service is kept for the next request.
+// idle is how long an unused connection to the service is kept.
 const idle = 10 * time.Second
 
-// ParseURL reads the address of a service.
+// ParseURL parses the address of a service.
 func ParseURL(op, what, text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" {
@@ -71,14 +71,14 @@ func Loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// Refusal is an answer that is not the hoped one.
+// Refusal is an unsuccessful answer.
 type Refusal struct {
 	Status     int
-	Code       string // in the service's words
+	Code       string // the service's error code
 	Text       string
-	Ours       bool // the service's own answer
+	Ours       bool // the answer comes from the service itself
 	Header     http.Header
-	RetryAfter time.Duration // positive if the service refuses so many requests now
+	RetryAfter time.Duration // positive if the service limits the rate of requests
 }
 
 func (r *Refusal) Error() string { return fmt.Sprintf("status %d", r.Status) }
@@ -88,7 +88,7 @@ const (
 	firstWait = 100 * time.Millisecond
 	maxWait   = 30 * time.Second
 	maxAnswer = 16 << 20
-	// maxMessage bounds what of an answer is shown.
+	// maxMessage limits the length of an answer in errors.
 	maxMessage = 300
 )
 
@@ -124,7 +124,7 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) err
 }
 
 // Signed calls f, which signs and makes a request, and calls it again if the
-// service refused the credential and there is another.
+// service rejected the credential and there is another.
 func (c *Client) Signed(ctx context.Context, f func() error) error {
 	if c.Fresh == nil {
 		return f()
@@ -140,12 +140,12 @@ func (c *Client) Signed(ctx context.Context, f func() error) error {
 	case renewed == nil:
 		return f()
 	case sandbox.CodeOf(renewed) != sandbox.CodeUnauthorized:
-		return renewed // whether the credential is good is not known
+		return renewed // it is unknown whether the credential is valid
 	}
 	return err
 }
 
-// RefusalOf returns what the service answered, or an empty one.
+// RefusalOf returns the Refusal in an error, or an empty one.
 func RefusalOf(err error) *Refusal {
 	var r *Refusal
 	if errors.As(err, &r) {
@@ -154,15 +154,15 @@ func RefusalOf(err error) *Refusal {
 	return new(Refusal)
 }
 
-// A sandbox whose state changes refuses to be removed for a moment.
+// Delays for removing a sandbox whose state is changing.
 const (
 	removals     = 11
 	firstRemoval = 100 * time.Millisecond
 	maxRemoval   = 5 * time.Second
 )
 
-// Remove is DELETE, again for a while if there is a conflict. An answer that
-// there is nothing to remove is passed on.
+// Remove makes a DELETE request and repeats it for a while after a conflict. It
+// returns the error for a missing resource.
 func (c *Client) Remove(ctx context.Context, path string) error {
 	for n := range removals {
 		err := c.Call(ctx, http.MethodDelete, path, nil, nil)
@@ -222,7 +222,7 @@ func (c *Client) Send(ctx context.Context, method, path string, header http.Head
 	return c.Do(req)
 }
 
-// Upload makes a request with a body whose answer does not matter, once.
+// Upload makes one request with a body and ignores the answer's content.
 func (c *Client) Upload(ctx context.Context, method, path, kind string, body io.Reader) error {
 	res, err := c.Send(ctx, method, path, http.Header{"Content-Type": {kind}}, body)
 	if err != nil {
@@ -231,7 +231,7 @@ func (c *Client) Upload(ctx context.Context, method, path, kind string, body io.
 	return res.Body.Close()
 }
 
-// Dial opens a WebSocket. The context bounds the opening only.
+// Dial opens a WebSocket. The context limits only opening it.
 func (c *Client) Dial(ctx context.Context, url string, protocols ...string) (*websocket.Conn, error) {
 	header := http.Header{}
 	c.Sign(header)
@@ -248,13 +248,13 @@ func (c *Client) Dial(ctx context.Context, url string, protocols ...string) (*we
 	return nil, c.Unreachable(ctx, err)
 }
 
-// Strange is the error of a service that does not do what it should.
+// Strange returns the error of a service that behaves incorrectly.
 func (c *Client) Strange(message string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: c.Base.Host, Message: message}
 }
 
-// Do makes a request, once. An answer that is not of the 200s is an error with a
-// *Refusal. The caller closes the body.
+// Do makes one request. An answer other than 2xx is an error with a *Refusal.
+// The caller closes the body.
 func (c *Client) Do(req *http.Request) (*http.Response, error) {
 	res, err := c.HTTP.Do(req)
 	if err != nil {
@@ -267,8 +267,8 @@ func (c *Client) Do(req *http.Request) (*http.Response, error) {
 	return nil, c.Refused(res)
 }
 
-// Refused is the error of an answer that is not the hoped one. What is not the
-// service's own word says only that it cannot be reached.
+// Refused returns the error of an unsuccessful answer. An answer that is not
+// from the service itself only means that the service is unreachable.
 func (c *Client) Refused(res *http.Response) error {
 	text, _ := io.ReadAll(io.LimitReader(res.Body, 64<<10))
 	r := &Refusal{Status: res.StatusCode, Header: res.Header}
@@ -303,8 +303,8 @@ var codes = map[int]sandbox.Code{
 	http.StatusInsufficientStorage: sandbox.CodeExhausted,
 }
 
-// Unreachable is the error of a request that was not answered: evidence of
-// nothing.
+// Unreachable returns the error of a request without an answer. It says nothing
+// about the sandbox.
 func (c *Client) Unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
