@@ -30,6 +30,9 @@ type SessionOptions struct {
 	// AttachIfExists returns the session of that name if there is one. The spec and
 	// the other options are then ignored.
 	AttachIfExists bool
+	// Provider, for Resume, is that of a sandbox which is rebuilt; empty: the one
+	// that the envelope names. Create takes it from the spec.
+	Provider string
 	// Turn holds the sandbox until Release is called, even if this program ends
 	// first. Without Turn, the daemon releases it 90 seconds after the last
 	// heartbeat of this program.
@@ -97,11 +100,12 @@ func (s Sessions) Attach(ctx context.Context, ref string, opts SessionOptions) (
 }
 
 // Resume returns the session of an envelope and acquires its sandbox: the one
-// that the envelope names, or one that is rebuilt. Of opts, Name and Turn apply.
+// that the envelope names, or one that is rebuilt. Of opts, Name, Provider and
+// Turn apply.
 func (s Sessions) Resume(ctx context.Context, e sandbox.Envelope, opts SessionOptions) (*Session, error) {
 	holder := opts.holder()
 	var out sandbox.Opened
-	in := sandbox.ResumeRequest{Envelope: e, Name: opts.Name, Holder: &holder}
+	in := sandbox.ResumeRequest{Envelope: e, Name: opts.Name, Provider: opts.Provider, Holder: &holder}
 	if err := s.client.conn.Call(ctx, http.MethodPost, "/v1/sessions/resume", nil, in, &out); err != nil {
 		return nil, err
 	}

@@ -27,6 +27,9 @@ type Envelope struct {
 	Spec       Spec           `json:"spec"`
 	Workspaces []WorkspaceRef `json:"workspaces,omitempty"`
 	Archive    *Archive       `json:"archive,omitempty"`
+	// Files is the file that goes along with the envelope, with which any Atoll
+	// rebuilds the sandbox. Whoever resumes it has to have the file.
+	Files *ArchiveFile `json:"files,omitempty"`
 
 	// Fingerprint is "sha256:" and the hash of the envelope without this field. It
 	// detects damage, but does not prove who wrote the envelope.
@@ -48,6 +51,12 @@ type Archive struct {
 	Hash     string `json:"hash,omitempty"` // "sha256:" and hex, of a tar
 	Provider string `json:"provider,omitempty"`
 	Binding  string `json:"binding,omitempty"`
+}
+
+// ArchiveFile is a tar archive of /workspace, by its content.
+type ArchiveFile struct {
+	Hash string `json:"hash" doc:"sha256: and 64 hexadecimal digits"`
+	Size int64  `json:"size" doc:"bytes"`
 }
 
 // Sealed returns the envelope with its version and fingerprint set and its
@@ -239,8 +248,10 @@ type SessionChange struct {
 
 // ResumeRequest asks for the session of an envelope.
 type ResumeRequest struct {
-	Envelope Envelope   `json:"envelope"`
-	Name     string     `json:"name,omitempty" maxLength:"63" doc:"name of the session if it is a new one; its id if it is left out"`
+	Envelope Envelope `json:"envelope"`
+	Name     string   `json:"name,omitempty" maxLength:"63" doc:"name of the session if it is a new one; its id if it is left out"`
+	// Provider is that of a sandbox which is rebuilt. Empty: the envelope's.
+	Provider string     `json:"provider,omitempty" maxLength:"63" doc:"provider of the sandbox if it is rebuilt; that of the envelope if it is left out"`
 	Holder   *HolderRef `json:"holder,omitempty" doc:"acquire the sandbox for this holder; without a holder, the sandbox is found or made when it is first used"`
 }
 

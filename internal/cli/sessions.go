@@ -225,13 +225,19 @@ the sandbox.`,
 }
 
 func (a sessionCommands) envelopeCmd() *cobra.Command {
+	var archive string
 	cmd := &cobra.Command{
-		Use: "envelope SESSION", Short: "Write JSON from which a session can be resumed", Args: cobra.ExactArgs(1), ValidArgsFunction: a.complete,
+		Use: "envelope [flags] SESSION", Short: "Write JSON from which a session can be resumed", Args: cobra.ExactArgs(1), ValidArgsFunction: a.complete,
 		Long: `Envelope writes JSON without secrets from which the daemon, or one that shares its
 store, finds the sandbox of a session again or rebuilds it. The values of environment
-variables are not in it.`,
-		Example: `  atoll session envelope notes > notes.json`,
+variables are not in it.
+
+With --archive, envelope also writes the files below /workspace as a tar archive, which
+the envelope names by its digest. Any daemon rebuilds the session from both.`,
+		Example: `  atoll session envelope notes > notes.json
+  atoll session envelope --archive notes.tar notes > notes.json`,
 	}
+	cmd.Flags().StringVar(&archive, "archive", "", "file to write the files below /workspace to; must not exist")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
@@ -241,13 +247,32 @@ variables are not in it.`,
 		if err != nil {
 			return err
 		}
-		e, err := s.Envelope(ctx)
+		var e sandbox.Envelope
+		if archive == "" {
+			e, err = s.Envelope(ctx)
+		} else {
+			e, err = writeArchive(ctx, s, archive)
+		}
 		if err != nil {
 			return err
 		}
 		return a.printJSON(e)
 	})
 	return cmd
+}
+
+// writeArchive writes the archive of a session to a new file, which only its
+// owner can read. Nothing is left of one that is not complete.
+func writeArchive(ctx context.Context, s *atoll.Session, name string) (sandbox.Envelope, error) {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return sandbox.Envelope{}, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: name, Message: "cannot be made", Cause: err}
+	}
+	e, err := s.Archive(ctx, f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		_ = os.Remove(name)
+	}
+	return e, err
 }
 
 // maxEnvelope bounds what is read as an envelope.
@@ -274,21 +299,30 @@ func (a sessionCommands) readEnvelope(name string) (e sandbox.Envelope, err erro
 }
 
 func (a sessionCommands) resumeCmd() *cobra.Command {
-	var opts atoll.SessionOptions
+	var (
+		opts    atoll.SessionOptions
+		archive string
+	)
 	cmd := &cobra.Command{
 		Use: "resume [flags] FILE", Short: "Resume a session from an envelope", Args: cobra.ExactArgs(1),
 		Long: `Resume reads an envelope from a file, or from standard input if FILE is "-". If a
 session has the sandbox of the envelope, resume returns that session. Otherwise it makes
-a session that finds the sandbox, or rebuilds it from what was saved.`,
-		Example: `  atoll session envelope notes | atoll session resume -`,
+a session that finds the sandbox, or rebuilds it from what was saved.
+
+With --archive, the file that was written with the envelope, resume rebuilds the sandbox
+with the files in it, if that is gone or cannot be reached from this daemon.`,
+		Example: `  atoll session envelope notes | atoll session resume -
+  atoll session resume --archive notes.tar notes.json`,
 	}
 	cmd.Flags().StringVar(&opts.Name, "name", "", "name of the session, if it is a new one")
+	cmd.Flags().StringVar(&archive, "archive", "", "file that was written with the envelope")
+	cmd.Flags().StringVar(&opts.Provider, "provider", "", "provider of a sandbox that is rebuilt (default: that of the envelope)")
 	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out sandbox.Opened, err error) {
 		e, err := a.readEnvelope(args[0])
 		if err != nil {
 			return out, err
 		}
-		s, err := c.Sessions().Resume(ctx, e, opts)
+		s, err := resumed(ctx, c, e, archive, opts)
 		if err != nil {
 			return out, err
 		}
@@ -297,6 +331,18 @@ a session that finds the sandbox, or rebuilds it from what was saved.`,
 		_, err := fmt.Fprintln(a.Stdout, outcome(o.Session.Name, o.Receipt))
 		return err
 	})
+}
+
+func resumed(ctx context.Context, c *atoll.Client, e sandbox.Envelope, archive string, opts atoll.SessionOptions) (*atoll.Session, error) {
+	if archive == "" {
+		return c.Sessions().Resume(ctx, e, opts)
+	}
+	f, err := os.Open(archive)
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: archive, Message: "cannot be read", Cause: err}
+	}
+	defer f.Close()
+	return c.Sessions().ResumeFrom(ctx, e, f, opts)
 }
 
 func (a sessionCommands) lsCmd() *cobra.Command {

@@ -118,7 +118,7 @@ func TestRB45ReplacedArchivesAreRemoved(t *testing.T) {
 		{"of another tenant", func(a *sandbox.Archive) { a.Ref = "se-000000000000000000000000.1" }, sandbox.CodeNotFound},
 		{"another version", func(a *sandbox.Archive) { a.Ref += "000" }, sandbox.CodeInvalid},
 		{"no version", func(a *sandbox.Archive) { a.Ref = "../.." }, sandbox.CodeInvalid},
-		{"of another installation", func(a *sandbox.Archive) { a.Binding = "atoll:elsewhere" }, sandbox.CodeUnavailable},
+		{"of another installation", func(a *sandbox.Archive) { a.Binding, a.Ref = "atoll:elsewhere", "se-000000000000000000000000.1" }, sandbox.CodeUnavailable},
 	} {
 		a := *last
 		tt.change(&a)

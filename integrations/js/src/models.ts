@@ -19,6 +19,15 @@ export interface components {
             /** Format: int64 */
             size?: number;
         };
+        ArchiveFile: {
+            /** @description sha256: and 64 hexadecimal digits */
+            hash: string;
+            /**
+             * Format: int64
+             * @description bytes
+             */
+            size: number;
+        };
         Attachment: {
             /** @enum {string} */
             mode: "exclusive" | "shared" | "read";
@@ -273,6 +282,7 @@ export interface components {
             backend: string;
             binding?: string;
             box?: string;
+            files?: components["schemas"]["ArchiveFile"];
             fingerprint?: string;
             spec: components["schemas"]["Spec"];
             state?: unknown;
@@ -1301,6 +1311,8 @@ export interface components {
             holder?: components["schemas"]["HolderRef"];
             /** @description name of the session if it is a new one; its id if it is left out */
             name?: string;
+            /** @description provider of the sandbox if it is rebuilt; that of the envelope if it is left out */
+            provider?: string;
         };
         Rule: {
             /** @enum {string} */

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
@@ -41,6 +42,9 @@ type archives struct {
 // readable refuses an archive that this daemon cannot read.
 func (s *archives) readable(ctx context.Context, tenant string, a sandbox.Archive) error {
 	err := s.own.has("archive", a.Binding)
+	if err != nil && a.Kind == tarKind {
+		return s.shared(ctx, a, err)
+	}
 	switch a.Kind {
 	case snapshotKind:
 		return core.FirstError(sandbox.ValidateName(a.Ref), err)
@@ -64,15 +68,9 @@ func (s *archives) sets(ctx context.Context, tenant string) (plain, sealed archi
 
 // pack keeps the files below /workspace of a sandbox in the blob store.
 func (s *archives) pack(ctx context.Context, tenant, group string, box session.Box) (*sandbox.Archive, error) {
-	if s.blobs == nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.save", Message: "the provider takes no snapshots, and this daemon has no blob store"}
-	}
-	plain, set, err := s.sets(ctx, tenant)
+	set, err := s.ownSet(ctx, tenant)
 	if err != nil {
 		return nil, err
-	}
-	if s.plain {
-		set = plain
 	}
 	at, size, err := s.blobs.Write(ctx, set, group, s.scratch, func(w io.Writer) error { return s.trees.exportTree(ctx, box.ID, w) })
 	if err != nil {
@@ -105,6 +103,8 @@ func (s *archives) place(ctx context.Context, tenant string, a sandbox.Archive) 
 		set = plain
 	case id == sealed.ID:
 		set = sealed
+	case a.Binding != string(s.own) && anySet.MatchString(id) && !guard.ForTenant(ctx):
+		set = archive.Set{ID: id, Encrypted: !strings.HasSuffix(id, "-plain")}
 	default:
 		return set, at, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "session.resume", Subject: "archive", Message: "there is no such archive"}
 	}
@@ -122,6 +122,9 @@ func (s *archives) unpack(ctx context.Context, tenant string, to sandbox.ID, a s
 
 // remove removes an archive. One that is not there is removed.
 func (s *archives) remove(ctx context.Context, tenant string, a sandbox.Archive) error {
+	if s.own.has("archive", a.Binding) != nil {
+		return nil // whoever made it removes it
+	}
 	if a.Kind == snapshotKind {
 		return ignore(s.snapshots.RemoveSnapshot(ctx, a.Ref), sandbox.CodeNotFound)
 	}

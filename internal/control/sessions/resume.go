@@ -62,15 +62,19 @@ func (s *Service) fromEnvelope(ctx context.Context, tenant string, req sandbox.R
 			Code: sandbox.CodeDenied, Subject: "envelope", Message: "an envelope cannot show files of the machine to a sandbox", Hint: "create a session with those mounts",
 		}
 	case e.Box != "":
-		err = core.FirstError(sandbox.ValidateName(e.Box), b.reachable(ctx, e))
+		if err := sandbox.ValidateName(e.Box); err != nil {
+			return store.Session{}, err
+		}
+		err = b.reachable(ctx, e)
 	}
-	// The archive of another installation is refused when it is needed: its sandbox
-	// may be there.
-	if _, other := s.provision.own.elsewhere(e.Binding); err == nil && e.Archive != nil && (e.Box == "" || !other) {
-		err = s.archives.readable(ctx, tenant, *e.Archive)
-	}
-	if err != nil {
+	if err := s.choose(ctx, tenant, &e, err); err != nil {
 		return store.Session{}, err
+	}
+	if e.Box == "" && req.Provider != "" {
+		e.Backend = req.Provider
+		if e.Archive != nil && e.Archive.Kind == tarKind {
+			e.Archive.Provider = req.Provider
+		}
 	}
 	spec := e.Spec
 	spec.Provider = e.Backend

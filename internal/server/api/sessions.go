@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -25,6 +26,8 @@ const FollowHeader = "Atoll-Follow"
 type Sessions interface {
 	Create(ctx context.Context, n sandbox.NewSession) (sandbox.Opened, error)
 	Resume(ctx context.Context, r sandbox.ResumeRequest) (sandbox.Opened, error)
+	// Send keeps the file that goes along with an envelope.
+	Send(ctx context.Context, r io.Reader) (sandbox.ArchiveFile, error)
 	Get(ctx context.Context, ref string) (sandbox.Session, error)
 	Capabilities(ctx context.Context, ref string) (sandbox.CapabilityDocument, error)
 	List(ctx context.Context, labels map[string]string) ([]sandbox.Session, error)
@@ -127,6 +130,14 @@ func (a *API) sessions() {
 	huma.Register(a.huma, resume, func(ctx context.Context, in *resumeSessionInput) (*openedOutput, error) {
 		return a.openedSession(ctx)(a.services.Sessions.Resume(ctx, in.Body))
 	})
+	a.raw(operation("sendArchive", http.MethodPost, "/v1/sessions/archives", "Sessions", "Send the file that goes along with an envelope, a tar archive of /workspace, for a session that is resumed within the hour"),
+		nil, "application/x-tar", "application/json", func(w http.ResponseWriter, r *http.Request) error {
+			f, err := a.services.Sessions.Send(r.Context(), r.Body)
+			if err != nil {
+				return err
+			}
+			return writeJSON(w, http.StatusOK, f)
+		})
 	huma.Register(a.huma, operation("listSessions", http.MethodGet, "/v1/sessions", "Sessions", "List sessions"), a.listSessions)
 	huma.Register(a.huma, operation("getSession", http.MethodGet, sessionBase, "Sessions", "Get a session, its holders and its last receipt"),
 		func(ctx context.Context, in *SessionRef) (*sessionOutput, error) {

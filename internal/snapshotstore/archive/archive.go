@@ -153,6 +153,11 @@ const streamFile = "stream"
 // size is the number of bytes. It stores them temporarily below the directory
 // scratch.
 func (a *Archive) Write(ctx context.Context, set Set, note, scratch string, from func(io.Writer) error) (at Place, size int64, err error) {
+	return a.Take(ctx, set, scratch, func(w io.Writer) (string, error) { return note, from(w) })
+}
+
+// Take is Write, whose note is known only after what from writes.
+func (a *Archive) Take(ctx context.Context, set Set, scratch string, from func(io.Writer) (note string, err error)) (at Place, size int64, err error) {
 	dir, remove, err := scratchDir(scratch)
 	if err != nil {
 		return at, 0, err
@@ -162,7 +167,7 @@ func (a *Archive) Write(ctx context.Context, set Set, note, scratch string, from
 	if err != nil {
 		return at, 0, err
 	}
-	err = from(f)
+	note, err := from(f)
 	info, statErr := f.Stat()
 	if err := errors.Join(err, statErr, f.Close()); err != nil {
 		return at, 0, err
@@ -202,6 +207,7 @@ func scratchDir(parent string) (dir string, remove func() error, err error) {
 type Kept struct {
 	Note    string
 	Version int
+	Digest  string
 	Created time.Time
 }
 
@@ -220,7 +226,7 @@ func (a *Archive) List(ctx context.Context, set Set) ([]Kept, error) {
 	}
 	all := make([]Kept, len(versions))
 	for i, v := range versions {
-		all[i] = Kept{v.Note, v.Number, v.Created}
+		all[i] = Kept{v.Note, v.Number, v.Digest(), v.Created}
 	}
 	return all, nil
 }

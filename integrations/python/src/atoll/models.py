@@ -18,6 +18,17 @@ class Archive(Model):
     size: int | None = None
 
 
+class ArchiveFile(Model):
+    hash: str
+    """
+    sha256: and 64 hexadecimal digits
+    """
+    size: int
+    """
+    bytes
+    """
+
+
 class Attachment(Model):
     mode: Literal["exclusive", "shared", "read"]
     sandbox: str
@@ -2204,6 +2215,7 @@ class Envelope(Model):
     backend: str
     binding: str | None = None
     box: str | None = None
+    files: ArchiveFile | None = None
     fingerprint: str | None = None
     spec: Spec
     state: Any | None = None
@@ -2293,6 +2305,10 @@ class ResumeRequest(Model):
     name: str | None = None
     """
     name of the session if it is a new one; its id if it is left out
+    """
+    provider: str | None = None
+    """
+    provider of the sandbox if it is rebuilt; that of the envelope if it is left out
     """
 
 

@@ -1,0 +1,183 @@
+package sessions
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// anySet is the name of a set of tar archives, of whichever installation.
+var anySet = regexp.MustCompile(`^se-[0-9a-f]{24}(-plain)?$`)
+
+// shared refuses a tar archive of another installation, unless it is in a blob
+// store that both have. why is the error otherwise. Names and digests are no
+// secrets: only the owner of the machine reads what others made.
+func (s *archives) shared(ctx context.Context, a sandbox.Archive, why error) error {
+	if guard.ForTenant(ctx) {
+		return why
+	}
+	set, at, err := s.place(ctx, core.DefaultTenant, a)
+	if err != nil {
+		return why
+	}
+	all, err := s.blobs.List(ctx, set)
+	if err != nil || !slices.ContainsFunc(all, func(k archive.Kept) bool { return k.Version == at.Version && k.Digest == at.Digest }) {
+		return why
+	}
+	return nil
+}
+
+// Archives that were sent carry their SHA-256 in their notes. They are for
+// envelopes, and are removed like all that no session is rebuilt from.
+const (
+	sentNote = "sent "
+	// maxSent bounds one of them, and mostSent how many of a tenant no session
+	// uses yet.
+	maxSent  = 16 << 30
+	mostSent = 16
+)
+
+// Send keeps a tar archive of /workspace for a session that is resumed within the
+// hour from an envelope which names it.
+func (s *Service) Send(ctx context.Context, r io.Reader) (out sandbox.ArchiveFile, err error) {
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return out, err
+	}
+	err = s.Do(ctx, ops.SessionResume, guard.Subject{Subject: "archive"}, func(ctx context.Context) error {
+		out, err = s.archives.keepSent(ctx, who.Tenant, r)
+		return err
+	})
+	return out, core.Named(ops.SessionResume, err)
+}
+
+func (s *archives) keepSent(ctx context.Context, tenant string, r io.Reader) (out sandbox.ArchiveFile, err error) {
+	set, err := s.ownSet(ctx, tenant)
+	if err != nil {
+		return out, err
+	}
+	waiting, err := s.waiting(ctx, tenant, set)
+	switch {
+	case err != nil:
+		return out, err
+	case waiting >= mostSent:
+		return out, &sandbox.Error{
+			Code: sandbox.CodeExhausted, Op: "session.resume", Subject: "archive", Message: fmt.Sprintf("%d archives were sent that no session uses", waiting),
+			Hint: "resume sessions from them, or wait an hour",
+		}
+	}
+	_, _, err = s.blobs.Take(ctx, set, s.scratch, func(w io.Writer) (note string, err error) {
+		sum := sha256.New()
+		out.Size, err = io.Copy(io.MultiWriter(w, sum), io.LimitReader(r, maxSent+1))
+		if err == nil && out.Size > maxSent {
+			err = &sandbox.Error{Code: sandbox.CodeExhausted, Op: "session.resume", Subject: "archive", Message: "is larger than 16 GiB"}
+		}
+		out.Hash = "sha256:" + hex.EncodeToString(sum.Sum(nil))
+		return sentNote + out.Hash, err
+	})
+	return out, err
+}
+
+// ownSet is the set that new tar archives of a tenant go to.
+func (s *archives) ownSet(ctx context.Context, tenant string) (archive.Set, error) {
+	if s.blobs == nil {
+		return archive.Set{}, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: "archive", Message: "this daemon has no blob store"}
+	}
+	plain, sealed, err := s.sets(ctx, tenant)
+	if s.plain {
+		return plain, err
+	}
+	return sealed, err
+}
+
+// waiting counts the archives that were sent and that no session uses.
+func (s *archives) waiting(ctx context.Context, tenant string, set archive.Set) (n int, err error) {
+	all, err := s.blobs.List(ctx, set)
+	if err != nil || len(all) < mostSent {
+		return 0, err
+	}
+	wanted, err := s.wantedTars(ctx, tenant)
+	for _, k := range all {
+		if strings.HasPrefix(k.Note, sentNote) && !wanted[set.ID+"."+strconv.Itoa(k.Version)] {
+			n++
+		}
+	}
+	return n, err
+}
+
+// sent finds the archive that the tenant has sent of the file of an envelope. What
+// others sent is not looked at: a digest is no proof of having a file.
+func (s *archives) sent(ctx context.Context, tenant string, f sandbox.ArchiveFile) (*sandbox.Archive, error) {
+	set, err := s.ownSet(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.blobs.List(ctx, set)
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range all {
+		if k.Note == sentNote+f.Hash {
+			return &sandbox.Archive{
+				Kind: tarKind, Ref: set.ID + "." + strconv.Itoa(k.Version), Size: f.Size, Hash: "sha256:" + k.Digest, Binding: string(s.own),
+			}, nil
+		}
+	}
+	return nil, nil
+}
+
+// choose decides what a session is rebuilt from: what was saved here, else the
+// file that goes along with its envelope. If that has a sandbox which cannot be
+// reached from here, whoever sent the file wants another one.
+func (s *Service) choose(ctx context.Context, tenant string, e *sandbox.Envelope, unreachable error) error {
+	var file *sandbox.Archive
+	if e.Files != nil {
+		var err error
+		if file, err = s.archives.sent(ctx, tenant, *e.Files); err != nil {
+			return err
+		}
+	}
+	if file != nil && (e.Archive == nil || s.archives.readable(ctx, tenant, *e.Archive) != nil) {
+		file.Provider, e.Archive = e.Backend, file
+	} else {
+		file = nil
+	}
+	err := unreachable
+	code := sandbox.CodeOf(err)
+	switch _, other := s.provision.own.elsewhere(e.Binding); {
+	case file != nil && len(e.Spec.Workspaces) > 0:
+		return &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Subject: "envelope", Message: "its workspaces are those of another installation", Hint: "resume the session where it was",
+		}
+	case file != nil && (code == sandbox.CodeUnavailable || code == sandbox.CodeDenied):
+		e.Box, e.State, e.Binding = "", nil, ""
+		return nil
+	case err != nil:
+	case e.Archive != nil && (e.Box == "" || !other):
+		// The archive of another installation is refused when it is needed: its
+		// sandbox may be there.
+		err = s.archives.readable(ctx, tenant, *e.Archive)
+	case e.Archive == nil && e.Box == "" && e.Files != nil:
+		err = &sandbox.Error{Code: sandbox.CodeNotFound, Op: "session.resume", Subject: "archive", Message: "the file that goes along with the envelope was not sent"}
+	}
+	var refused *sandbox.Error
+	if e.Files != nil && errors.As(err, &refused) {
+		hinted := *refused
+		hinted.Hint = "send the file that goes along with the envelope: atoll session resume --archive FILE"
+		return &hinted
+	}
+	return err
+}
