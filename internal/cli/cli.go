@@ -71,6 +71,7 @@ type App struct {
 	system   System        // once it is open
 	client   *atoll.Client // of a daemon, once it was found
 	sessions bool          // the command names sessions and not sandboxes
+	quiet    bool          // no warnings about new sandboxes
 }
 
 // Version says what this program is made of.

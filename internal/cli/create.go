@@ -67,7 +67,8 @@ manages the sandbox and remembers its settings when it is stopped and started.`,
 		if err != nil {
 			return err
 		}
-		if !boxed.quiet {
+		a.quiet = boxed.quiet
+		if !a.quiet {
 			a.warn(t.warning(cmd.Context(), req.Spec.Provider))
 			if req.Spec.Network.Asked() {
 				a.warnEgress(cmd.Context())

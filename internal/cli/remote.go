@@ -23,14 +23,20 @@ type remote struct {
 
 func (a *App) remote(c *atoll.Client) remote { return remote{a, c} }
 
-// warning asks the daemon. One that does not say has nothing to warn of.
+// warning asks the daemon about a provider that this program does not know. Asking
+// makes the daemon probe all of its providers. Without a name, create warns of the
+// provider that the daemon chose.
 func (r remote) warning(ctx context.Context, provider string) string {
+	known := slices.ContainsFunc(r.app.Providers, func(p ProviderInfo) bool { return p.Name == provider })
+	if known || provider == "" {
+		return r.app.warningOf(provider)
+	}
 	all, err := r.client.Providers(ctx)
 	if err != nil {
-		return ""
+		return "" // the daemon refuses the provider, if it must
 	}
 	for _, p := range all {
-		if p.Name == provider || provider == "" && p.Default {
+		if p.Name == provider {
 			return p.Warning
 		}
 	}
@@ -73,6 +79,9 @@ func (r remote) create(ctx context.Context, req *control.RunRequest) (*atoll.San
 		return nil, nil, err
 	}
 	r.app.noteReason(s.Info())
+	if spec.Provider == "" && !r.app.quiet {
+		r.app.warn(r.warning(ctx, s.Info().Provider))
+	}
 	cmd := req.Command
 	if cmd.Shell == "" {
 		img := control.ImageConfig{Entrypoint: s.Info().Entrypoint, Cmd: s.Info().Cmd}

@@ -71,7 +71,8 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 		if err != nil {
 			return err
 		}
-		if !boxed.quiet {
+		a.quiet = boxed.quiet
+		if !a.quiet {
 			a.warn(t.warning(cmd.Context(), req.Spec.Provider))
 			if req.Spec.Network.Asked() {
 				a.warnEgress(cmd.Context())
