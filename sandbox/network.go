@@ -176,13 +176,36 @@ type Injection struct {
 	Service      string `json:"service,omitempty" doc:"for sigv4"`
 	SessionToken string `json:"sessionToken,omitempty" doc:"for sigv4: name of the secret that holds the session token"`
 
-	Parts []InjectPart `json:"parts,omitempty" maxItems:"32" doc:"for parts: texts and secrets that make up the header's value, in order"`
+	Parts []InjectPart `json:"parts,omitempty" maxItems:"32" doc:"for parts: texts, secrets and identity tokens that make up the header's value, in order"`
 }
 
-// InjectPart is a part of a header's value: either a text or a secret.
+// InjectPart is a part of a header's value: a text, a secret or an identity token.
 type InjectPart struct {
 	Text   string `json:"text,omitempty" maxLength:"4096" doc:"as it is"`
 	Secret string `json:"secret,omitempty" doc:"name of the secret whose value goes here"`
+	// Audience is the service that the token is for.
+	Audience string `json:"audience,omitempty" maxLength:"256" doc:"audience of an identity token of the sandbox that goes here: a short-lived JSON Web Token, signed by the daemon"`
+}
+
+// IdentityToken returns the name of the identity token for an audience. It is not a
+// valid name of a secret.
+func IdentityToken(audience string) string { return "token for " + audience }
+
+// Audiences returns the audiences of the identity tokens that the rules of a profile
+// add to requests, sorted.
+func (p Profile) Audiences() []string {
+	var all []string
+	for _, r := range p.Rules {
+		for _, i := range r.Inject {
+			for _, part := range i.Parts {
+				if part.Audience != "" {
+					all = append(all, part.Audience)
+				}
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // Secrets returns the names of all secrets that the rules of a profile add to

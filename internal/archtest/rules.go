@@ -147,6 +147,12 @@ var rules = []rule{
 		why:  "values are sealed and found without network calls",
 	},
 	{
+		pkgs: "internal/identity",
+		only: []string{"sandbox", "internal/secret"},
+		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
+		why:  "tokens are signed without anybody being asked",
+	},
+	{
 		pkgs: "internal/gateway/wire",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
@@ -475,7 +481,7 @@ var rules = []rule{
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
+			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
 			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops",
 		},

@@ -30,6 +30,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/sessions"
 	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/identity"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/metrics"
 	"github.com/atoll-run/atoll/internal/registry"
@@ -159,6 +160,7 @@ type Daemon struct {
 	socket       string
 	tcp          net.Addr
 	e2b          e2bFace
+	identity     *identity.Issuer
 	bridge       net.Addr
 	stop         context.CancelFunc
 	work         sync.WaitGroup
@@ -259,6 +261,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	d.work.Go(func() { d.sessions.Reaper.Watch(ctx) })
 	d.work.Go(func() { d.services.Workspaces.Watch(ctx) })
 	d.work.Go(func() { d.services.Tenants.WatchKeys(ctx) })
+	d.work.Go(func() { d.services.Profiles.WatchTokens(ctx, identity.Renewal) })
 	if d.opts.Policies != "" {
 		d.work.Go(func() { d.watchPolicies(ctx) })
 	}

@@ -93,10 +93,14 @@ func (d *Daemon) serveE2B(opts E2B) (err error) {
 		Secret: secret, Domain: opts.Domain, Internet: opts.Internet, RetryAfter: retryAfter, Logger: d.opts.Logger,
 	})
 	srv := server.New(server.Config{Handler: d.otel.Wrap(handler), Share: e2bapi.Share, Ready: d.recovered, Logger: d.opts.Logger})
+	if opts.Domain != "" {
+		d.identity.Publish("https://api." + opts.Domain)
+	}
 	d.serveWith(srv, l)
 	d.e2b.opened(asked, l.Addr(), func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), d.opts.Drain)
 		defer cancel()
+		d.identity.Publish("")
 		_ = os.Remove(d.e2bPlace()) // a stale file does no harm: nothing listens there
 		return errors.Join(srv.Shutdown(ctx), handler.Close())
 	})
@@ -210,6 +214,7 @@ func (d *Daemon) e2bServices() e2bapi.Services {
 		Authenticate: d.authenticateKey, Open: d.openForE2B, HasImage: d.hasImage, ECRLogin: d.ecrLogin, Defaults: d.imageDefaults,
 		Sandboxes: s, Lifecycle: s, Networks: s, Usage: d.services.Sandboxes, Ports: d.services.Exec, Entrance: d.services.Sandboxes,
 		Snapshots: d.services.Snapshots, Events: d.services.Events, Secrets: d.services.Secrets, Templates: d.services.Templates, Builder: d.services.Templates, Workspaces: d.services.Workspaces,
+		Identity: d.identity,
 	}
 }
 
@@ -252,12 +257,12 @@ func (d *Daemon) imageDefaults(ctx context.Context, digest string) (user, dir st
 }
 
 // ecrLogin exchanges AWS keys for a login to ECR.
-func (d *Daemon) ecrLogin(ctx context.Context, accessKey string, secret func() string, region string) (func() (username, password string), error) {
+func (d *Daemon) ecrLogin(ctx context.Context, image, accessKey string, secret func() string, region string) (func() (username, password string), error) {
 	images, err := d.node.Images()
 	if err != nil {
 		return nil, err
 	}
-	return images.ECRLogin(ctx, accessKey, secret, region)
+	return images.ECRLogin(ctx, image, accessKey, secret, region)
 }
 
 // hasImage reports whether an image is on this machine.

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/identity"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ownaddr"
@@ -143,6 +144,10 @@ func (d *Daemon) openKeys(_ context.Context, config *services.Config) error {
 	if config.Sealer, err = secret.OpenSealer(filepath.Join(d.node.Dir(), "secret.key")); err != nil {
 		return err
 	}
+	if d.identity, err = identity.Open(filepath.Join(d.node.Dir(), "identity.key"), nil); err != nil {
+		return err
+	}
+	config.Identities = d.identity
 	config.Environments, err = snapshotstore.OpenEnvironments(filepath.Join(d.node.Dir(), "environments"), filepath.Join(d.node.Dir(), "seal.key"))
 	return err
 }

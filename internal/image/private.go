@@ -20,9 +20,10 @@ import (
 // password cannot appear in logs or records.
 type Login func() (username, password string)
 
-// ECRLogin exchanges AWS keys for a login to the ECR registry of their account.
-func (s *Store) ECRLogin(ctx context.Context, accessKey string, secret func() string, region string) (Login, error) {
-	keys := registry.AWSKeys{AccessKey: accessKey, Secret: secret, Region: region, Endpoint: s.opts.ECR}
+// ECRLogin exchanges AWS keys for a login to the ECR registry of their account, which
+// the image must be in.
+func (s *Store) ECRLogin(ctx context.Context, image, accessKey string, secret func() string, region string) (Login, error) {
+	keys := registry.AWSKeys{AccessKey: accessKey, Secret: secret, Region: region, Image: image, Endpoint: s.opts.ECR}
 	username, password, err := registry.ECRLogin(ctx, keys, registry.Options{
 		Transport: s.opts.Transport, PlainHTTP: s.opts.PlainHTTP, StallTimeout: s.opts.StallTimeout, Permit: s.permit(ctx),
 	})

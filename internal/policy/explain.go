@@ -61,6 +61,11 @@ func (p *Policy) explained(e sandbox.Explanation, f Flow, d Decision, req *Reque
 	e.Allow, e.Reason, e.Rule, e.Message, e.Path, e.Limits = d.Allow, string(d.Reason), d.Rule, d.Message(), d.Path, d.Limits
 	for _, i := range d.Inject {
 		e.Inject = append(e.Inject, i.Secrets()...)
+		for _, part := range i.Parts {
+			if part.Audience != "" {
+				e.Inject = append(e.Inject, sandbox.IdentityToken(part.Audience))
+			}
+		}
 	}
 	e.Steps = p.steps(f, req, d)
 	e.Operator = p.operator.about(f, d)

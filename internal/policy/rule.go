@@ -173,7 +173,7 @@ var (
 	errFormat     = errors.New("the format has no {} for the value, or contains a control character")
 	errUsername   = errors.New("the user name contains a colon or a control character")
 	errSigV4      = errors.New("sigv4 needs accessKey, region and service")
-	errParts      = errors.New("each of at most 32 parts is either a text without control characters or a secret")
+	errParts      = errors.New("each of at most 32 parts is one of a text, a secret and an audience, without control characters")
 	errOnlyParts  = errors.New("only the mode parts has parts, and it has nothing else")
 )
 
@@ -357,6 +357,7 @@ func hasControl(s string) bool {
 const (
 	maxParts    = 32
 	maxPartText = 4096
+	maxAudience = 256
 )
 
 func checkParts(i sandbox.Injection) error {
@@ -370,7 +371,13 @@ func checkParts(i sandbox.Injection) error {
 		return errParts
 	}
 	for _, p := range i.Parts {
-		if (p.Text == "") == (p.Secret == "") || len(p.Text) > maxPartText || hasControl(p.Text) {
+		given := 0
+		for _, s := range []string{p.Text, p.Secret, p.Audience} {
+			if s != "" {
+				given++
+			}
+		}
+		if given != 1 || len(p.Text) > maxPartText || len(p.Audience) > maxAudience || hasControl(p.Text+p.Audience) {
 			return errParts
 		}
 		if p.Secret == "" {

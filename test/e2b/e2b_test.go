@@ -7,6 +7,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,7 +40,11 @@ func start(t *testing.T, flags ...string) *atoll {
 	if a.state == "" {
 		a.state = t.TempDir()
 	}
-	daemon := exec.Command(bin, append([]string{"up", "--e2b=127.0.0.1:0", "--e2b-domain="}, flags...)...)
+	verifier := httptest.NewServer(http.HandlerFunc(showIdentity))
+	t.Cleanup(verifier.Close)
+	_, port, _ := strings.Cut(verifier.Listener.Addr().String(), ":")
+	a.env = append(a.env, "E2B_TEST_IDENTITY=host.atoll.internal:"+port)
+	daemon := exec.Command(bin, append([]string{"up", "--e2b=127.0.0.1:0", "--e2b-domain=", "--egress-host-ports=" + port}, flags...)...)
 	// The tests' registry listens on this machine.
 	daemon.Env = append(os.Environ(), "ATOLL_STATE_DIR="+a.state, "ATOLL_EGRESS_ALLOW=127.0.0.0/8", "AWS_ENDPOINT_URL_ECR="+startECR(t))
 	stderr, err := daemon.StderrPipe()

@@ -570,6 +570,8 @@ export interface components {
             uses: components["schemas"]["ImageUse"][] | null;
         };
         InjectPart: {
+            /** @description audience of an identity token of the sandbox that goes here: a short-lived JSON Web Token, signed by the daemon */
+            audience?: string;
             /** @description name of the secret whose value goes here */
             secret?: string;
             /** @description as it is */
@@ -584,7 +586,7 @@ export interface components {
             mode: "header" | "bearer" | "basic" | "query" | "sigv4" | "parts";
             /** @description of the header or query parameter */
             name?: string;
-            /** @description for parts: texts and secrets that make up the header's value, in order */
+            /** @description for parts: texts, secrets and identity tokens that make up the header's value, in order */
             parts?: components["schemas"]["InjectPart"][] | null;
             /** @description for sigv4 */
             region?: string;

@@ -73,6 +73,12 @@ func (s *Service) Egress(ctx context.Context, id sandbox.ID) (Egress, error) {
 		}
 		e.Secrets = append(e.Secrets, w.EgressSecret)
 	}
+	// The same holds for identity tokens.
+	tokens, err := s.tokens(tenant, id, e.Profile)
+	if err != nil {
+		s.Report(ctx, err)
+	}
+	e.Secrets = append(e.Secrets, tokens...)
 	// Without the password the proxy refuses connections, and the gateway makes no
 	// direct ones.
 	if e.ProxyPassword, err = s.cfg.Secrets.OpenProxy(tenant, e.Profile.Proxy); err != nil {

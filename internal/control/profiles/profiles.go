@@ -43,6 +43,14 @@ type Sandboxes interface {
 	HasGateway(ctx context.Context, b *store.Sandbox) (bool, error)
 }
 
+// Identities issues the identity tokens of sandboxes.
+type Identities interface {
+	// Available reports, as an error, that it issues none.
+	Available() error
+	// Token issues one. The caller clears it.
+	Token(tenant string, id sandbox.ID, audience string) (secret.Value, error)
+}
+
 // Config is what a Service works with.
 type Config struct {
 	// Gateway enforces network rules. Nil: there is no gateway.
@@ -52,6 +60,8 @@ type Config struct {
 	Policies  Policies
 	Secrets   Secrets
 	Sandboxes Sandboxes
+	// Identities issues identity tokens. Nil: there are none.
+	Identities Identities
 }
 
 // Service stores egress profiles. It is safe for concurrent use.
@@ -219,7 +229,7 @@ func trusted(ctx context.Context, n sandbox.Network) bool {
 // compiles refuses a profile that cannot be enforced with the tenant's secrets.
 // Unless the profile is trusted, secrets that its rules add must have hosts.
 func (s *Service) compiles(ctx context.Context, tx *store.Tx, tenant string, profile sandbox.Profile, trusted bool, swaps []policy.Swap) error {
-	if err := policy.CheckReach(profile); err != nil {
+	if err := core.FirstError(policy.CheckReach(profile), s.identifies(profile)); err != nil {
 		return err
 	}
 	secrets := map[string][]string{}

@@ -25,6 +25,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/fake"
+	"github.com/atoll-run/atoll/internal/identity"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/secret"
@@ -38,19 +39,26 @@ const canary = "ghp_canary0451canary0451canary0451canary"
 
 // told is a gateway that remembers what it was told last.
 type told struct {
-	mu   sync.Mutex
-	seen map[sandbox.ID]profiles.Egress
-	fail error
+	mu    sync.Mutex
+	seen  map[sandbox.ID]profiles.Egress
+	fail  error
+	heard chan sandbox.ID // if it is set, somebody has to listen
 }
 
-func (g *told) SetEgress(_ context.Context, box sandbox.ID, e profiles.Egress) error {
+func (g *told) SetEgress(ctx context.Context, box sandbox.ID, e profiles.Egress) error {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.fail != nil {
-		return g.fail
+	err := g.fail
+	if err == nil {
+		g.seen[box] = e
 	}
-	g.seen[box] = e
-	return nil
+	g.mu.Unlock()
+	if g.heard != nil {
+		select {
+		case g.heard <- box:
+		case <-ctx.Done():
+		}
+	}
+	return err
 }
 
 func (g *told) last(t *testing.T, box sandbox.ID) profiles.Egress {
@@ -92,6 +100,7 @@ type rig struct {
 	dir     string
 	store   *store.Store
 	gateway *told
+	issuer  *identity.Issuer
 	logged  *bytes.Buffer
 	owner   context.Context // the owner of the machine
 	writer  context.Context // may make sandboxes, and nothing else
@@ -116,6 +125,8 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 	provider := linked{fake.New(fake.Options{Limited: true, SnapshotDir: filepath.Join(r.dir, "snapshots")})}
 	sealer, err := secret.OpenSealer(filepath.Join(r.dir, "secret.key"))
 	must(err)
+	r.issuer, err = identity.Open(filepath.Join(r.dir, "identity.key"), nil)
+	must(err)
 	environments, err := snapshotstore.OpenEnvironments(filepath.Join(r.dir, "environments"), filepath.Join(r.dir, "seal.key"))
 	must(err)
 	r.Services = services.New(services.Config{
@@ -128,7 +139,7 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 		Policies: policies.Files{Source: "caps.yaml", Load: func() (*policyset.Set, error) {
 			return policyset.Parse(map[string][]byte{"caps.yaml": []byte(r.rules)})
 		}},
-		Sealer: sealer, Gateway: r.gateway,
+		Sealer: sealer, Gateway: r.gateway, Identities: r.issuer,
 		Sources: &source.Reader{LookupEnv: func(name string) (string, bool) { return "from-the-environment", name == "DAEMON_TOKEN" && !r.lost }},
 	})
 	t.Cleanup(func() {

@@ -88,6 +88,8 @@ type Config struct {
 	Gateway profiles.Gateway
 	// Operator has the machine owner's settings for all profiles.
 	Operator policy.Operator
+	// Identities issues identity tokens of sandboxes. Nil: there are none.
+	Identities profiles.Identities
 	// Policies is the source of the machine's policies.
 	Policies policies.Files
 	// Builder builds templates. Nil: templates cannot be built.
@@ -145,6 +147,7 @@ func New(cfg Config) *Services {
 	s.Secrets = secrets.New(c, secrets.Config{Sealer: cfg.Sealer, Sources: cfg.Sources, Policies: s.Policies, Gateway: enforcer{s}})
 	s.Profiles = profiles.New(c, profiles.Config{
 		Gateway: cfg.Gateway, Operator: cfg.Operator, Policies: s.Policies, Secrets: s.Secrets, Sandboxes: s.Sandboxes,
+		Identities: cfg.Identities,
 	})
 	s.Exec = exec.New(c, exec.Config{Sandboxes: s.Sandboxes, Redactors: s.Secrets, Tenants: s.Tenants, Passes: cfg.Passes})
 	s.Ports = ports.New(c, s.Exec)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+	"github.com/google/go-containerregistry/pkg/name"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -29,6 +30,8 @@ type AWSKeys struct {
 	AccessKey string
 	Secret    func() string
 	Region    string
+	// Image is a reference to an image in the registry that the login is for.
+	Image string
 	// Endpoint is the ECR endpoint of the region; empty: the AWS default.
 	Endpoint string
 }
@@ -42,6 +45,10 @@ var awsRegion = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile
 func ECRLogin(ctx context.Context, keys AWSKeys, opts Options) (username, password string, err error) {
 	if !awsRegion().MatchString(keys.Region) {
 		return "", "", &sandbox.Error{Code: sandbox.CodeInvalid, Op: "image.pull", Subject: "region", Message: fmt.Sprintf("%.40q is not a region of AWS", keys.Region)}
+	}
+	at, err := keys.registry()
+	if err != nil {
+		return "", "", err
 	}
 	host := "api.ecr." + keys.Region + ".amazonaws.com"
 	if strings.HasPrefix(keys.Region, "cn-") {
@@ -78,7 +85,29 @@ func ECRLogin(ctx context.Context, keys AWSKeys, opts Options) (username, passwo
 		return "", "", e
 	}
 	defer resp.Body.Close()
-	return authorizationOf(endpoint.Host, resp)
+	return authorizationOf(endpoint.Host, at, resp)
+}
+
+// ecrHost is what AWS calls the registry of an account, behind the account's number.
+var ecrHost = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[0-9]{12}\.dkr\.ecr(-fips)?\.([a-z0-9-]+)\.amazonaws\.com(\.cn)?$`)
+})
+
+// registry returns the host of the image. Where AWS has its own endpoint, another
+// one than the region's registry is refused: it would get the login.
+func (k *AWSKeys) registry() (string, error) {
+	ref, err := name.ParseReference(strings.TrimPrefix(k.Image, "docker://"))
+	if err != nil {
+		return "", &sandbox.Error{Code: sandbox.CodeInvalid, Op: "image.pull", Subject: "image", Message: fmt.Sprintf("%.200q is not an image of a registry", k.Image)}
+	}
+	host := ref.Context().RegistryStr()
+	if m := ecrHost().FindStringSubmatch(host); k.Endpoint == "" && (m == nil || m[2] != k.Region) {
+		return "", &sandbox.Error{
+			Code: sandbox.CodeInvalid, Op: "image.pull", Subject: host, Message: "is not the registry of an account of AWS in " + k.Region,
+			Hint: "name the image as ACCOUNT.dkr.ecr." + k.Region + ".amazonaws.com/REPOSITORY:TAG",
+		}
+	}
+	return host, nil
 }
 
 // authorizationRequest returns a request signed with the keys. It does not
@@ -96,8 +125,8 @@ func authorizationRequest(ctx context.Context, endpoint *url.URL, keys *AWSKeys)
 	return req, v4.NewSigner().SignHTTP(ctx, credentials, req, hex.EncodeToString(sum[:]), "ecr", keys.Region, time.Now())
 }
 
-// authorizationOf parses the response.
-func authorizationOf(host string, resp *http.Response) (username, password string, err error) {
+// authorizationOf parses the response, which must be for the registry.
+func authorizationOf(host, registry string, resp *http.Response) (username, password string, err error) {
 	e := &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "image.pull", Subject: host}
 	switch {
 	case resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests:
@@ -111,6 +140,7 @@ func authorizationOf(host string, resp *http.Response) (username, password strin
 	var out struct {
 		AuthorizationData []struct {
 			AuthorizationToken string `json:"authorizationToken"`
+			ProxyEndpoint      string `json:"proxyEndpoint"`
 		} `json:"authorizationData"`
 	}
 	err = json.NewDecoder(resp.Body).Decode(&out)
@@ -124,6 +154,10 @@ func authorizationOf(host string, resp *http.Response) (username, password strin
 	username, password, ok := strings.Cut(string(text), ":")
 	if err != nil || !ok || username == "" || password == "" {
 		e.Message = "answered with something that is not a login" // the error must not contain more
+		return "", "", e
+	}
+	if of := out.AuthorizationData[0].ProxyEndpoint; of != "" && strings.TrimPrefix(of, "https://") != registry {
+		e.Code, e.Subject, e.Message = sandbox.CodeInvalid, registry, "is not the registry that the keys are for"
 		return "", "", e
 	}
 	return username, password, nil

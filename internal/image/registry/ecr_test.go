@@ -67,7 +67,14 @@ func signedWell(r *http.Request, body []byte) bool {
 }
 
 func keysOf(endpoint, region, secret string) registry.AWSKeys {
-	return registry.AWSKeys{AccessKey: ecrKey, Secret: func() string { return secret }, Region: region, Endpoint: endpoint}
+	return registry.AWSKeys{AccessKey: ecrKey, Secret: func() string { return secret }, Region: region, Image: "x.test/app:1", Endpoint: endpoint}
+}
+
+// inAWS are keys for an image, at AWS itself.
+func inAWS(image string) registry.AWSKeys {
+	keys := keysOf("", ecrRegion, ecrSecret)
+	keys.Image = image
+	return keys
 }
 
 func TestECRLogin(t *testing.T) {
@@ -98,6 +105,17 @@ func TestECRLogin(t *testing.T) {
 		"not permitted":   {keysOf(endpoint, ecrRegion, ecrSecret), registry.Options{Permit: nothing}, sandbox.CodeUnavailable},
 		"no login":        {keysOf(startECR(t, "!"), ecrRegion, ecrSecret), registry.Options{}, sandbox.CodeUnavailable},
 		"no password":     {keysOf(startECR(t, base64.StdEncoding.EncodeToString([]byte("AWS:"))), ecrRegion, ecrSecret), registry.Options{}, sandbox.CodeUnavailable},
+		// The login goes to the registry of the account, and to no other host.
+		"another registry":   {inAWS("registry.evil.test/app"), registry.Options{}, sandbox.CodeInvalid},
+		"a look-alike":       {inAWS("123456789012.dkr.ecr.eu-west-1.amazonaws.com.evil.test/app"), registry.Options{}, sandbox.CodeInvalid},
+		"a registry before":  {inAWS("evil.test/123456789012.dkr.ecr.eu-west-1.amazonaws.com/app"), registry.Options{}, sandbox.CodeInvalid},
+		"a port":             {inAWS("123456789012.dkr.ecr.eu-west-1.amazonaws.com:5000/app"), registry.Options{}, sandbox.CodeInvalid},
+		"a region elsewhere": {inAWS("123456789012.dkr.ecr.us-east-1.amazonaws.com/app"), registry.Options{}, sandbox.CodeInvalid},
+		"Docker Hub":         {inAWS("debian:12"), registry.Options{}, sandbox.CodeInvalid},
+		"no image":           {inAWS("host/"), registry.Options{}, sandbox.CodeInvalid},
+		"a registry that the keys are not for": {
+			registry.AWSKeys{AccessKey: ecrKey, Secret: func() string { return ecrSecret }, Region: ecrRegion, Image: "y.test/app", Endpoint: endpoint}, registry.Options{}, sandbox.CodeInvalid,
+		},
 	} {
 		_, _, err := registry.ECRLogin(ctx, test.keys, test.opts)
 		if sandbox.CodeOf(err) != test.want {

@@ -122,10 +122,14 @@ func applyParts(req *http.Request, i sandbox.Injection, values Values) error {
 	var whole strings.Builder
 	for _, p := range i.Parts {
 		whole.WriteString(p.Text)
-		if p.Secret == "" {
+		name := p.Secret
+		if p.Audience != "" {
+			name = sandbox.IdentityToken(p.Audience)
+		}
+		if name == "" {
 			continue
 		}
-		v, err := values(p.Secret)
+		v, err := values(name)
 		if err != nil {
 			return err
 		}

@@ -358,7 +358,7 @@ func (h *buildAPI) start(w http.ResponseWriter, r *http.Request) error {
 		}
 		if want.Region != "" {
 			accessKey, secret := want.Login()
-			login, err := h.services.ECRLogin(ctx, accessKey, func() string { return secret }, want.Region)
+			login, err := h.services.ECRLogin(ctx, want.From, accessKey, func() string { return secret }, want.Region)
 			if err != nil {
 				return err
 			}

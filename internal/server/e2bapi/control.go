@@ -23,7 +23,7 @@ func (h *Handler) controlPlane(s *Services, metrics *metricsAPI) http.Handler {
 	templates := &templateAPI{s.Templates, s.HasImage, s.Defaults, snapshots}
 	builds := newBuildAPI(h.common, s, templates)
 	volumes := &volumeAPI{h.common, s.Workspaces}
-	sandboxes := &sandboxAPI{h.common, find, s.Lifecycle, s.Networks, templates, volumes}
+	sandboxes := &sandboxAPI{h.common, find, s.Lifecycle, s.Networks, templates, volumes, s.Identity}
 	logs := &logAPI{find, s.Events}
 	secrets := &secretAPI{s.Secrets}
 	h.close = append(h.close, builds.builds.close)
@@ -90,6 +90,7 @@ func (h *Handler) controlPlane(s *Services, metrics *metricsAPI) http.Handler {
 	handle("POST /templates/tags", templates.addTags)
 	handle("DELETE /templates/tags", templates.removeTags)
 	mux.HandleFunc("PUT /uploads/{ticket}", builds.putUpload)
+	h.identityRoutes(mux, s.Identity)
 	handle("GET /volumes", volumes.list)
 	handle("POST /volumes", volumes.create)
 	handle("GET /volumes/{id}", volumes.get)

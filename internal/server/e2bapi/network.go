@@ -146,23 +146,23 @@ func securedPorts(s *sandbox.Sandbox) (ports []int) {
 }
 
 // spec is the network in the vocabulary. internet says that whatever is not
-// denied is allowed. A sandbox that asks for nothing and gets nothing has no
-// network.
-func (n *network) spec(internet bool) (sandbox.Network, error) {
+// denied is allowed; tokens are the audiences of the sandbox's tokens. A sandbox
+// that asks for nothing and gets nothing has no network.
+func (n *network) spec(internet bool, tokens map[string]string) (sandbox.Network, error) {
 	if n == nil {
 		n = &network{}
 	}
 	if !internet && n.AllowOut == nil && n.DenyOut == nil && n.Rules == nil && n.EgressProxy == nil && n.DNSServers == nil {
 		return sandbox.Network{}, nil
 	}
-	profile, err := n.profile(internet)
+	profile, err := n.profile(internet, tokens)
 	return sandbox.Network{Inline: &profile}, err
 }
 
 // profile puts what E2B decides at once into an order: what is allowed, what is
 // denied, the rest. A transform does not allow its domain, and so stands before
 // what allows it.
-func (n *network) profile(internet bool) (p sandbox.Profile, err error) {
+func (n *network) profile(internet bool, tokens map[string]string) (p sandbox.Profile, err error) {
 	p.Default = sandbox.Deny
 	if p.Proxy, err = n.EgressProxy.proxy(); err != nil {
 		return p, err
@@ -185,7 +185,7 @@ func (n *network) profile(internet bool) (p sandbox.Profile, err error) {
 	if internet && !everything {
 		p.Default = sandbox.Allow
 	}
-	transforms, err := n.transforms()
+	transforms, err := n.transforms(tokens)
 	if err != nil {
 		return p, err
 	}
@@ -258,11 +258,13 @@ func covered(allowed []string, domain string) bool {
 	})
 }
 
-var placeholder = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\$\{e2b\.([a-z.]+)\.([A-Za-z0-9_-]+)\}`) })
+var placeholder = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`\$\{e2b\.(secrets|identity\.tokens|[a-z.]+)\.([^{}]+)\}`)
+})
 
 // transforms returns a rule for each domain, the most specific first, because
 // only that one counts.
-func (n *network) transforms() (rules []sandbox.Rule, err error) {
+func (n *network) transforms(tokens map[string]string) (rules []sandbox.Rule, err error) {
 	if len(n.Rules) > maxDomains {
 		return nil, invalid("network.rules", "has more than %d domains", maxDomains)
 	}
@@ -276,7 +278,7 @@ func (n *network) transforms() (rules []sandbox.Rule, err error) {
 			continue
 		}
 		domain = strings.ToLower(domain)
-		inject, err := injections(acts[0].Transform.Headers)
+		inject, err := injections(acts[0].Transform.Headers, tokens)
 		if err != nil {
 			return nil, err
 		}
@@ -290,8 +292,8 @@ func (n *network) transforms() (rules []sandbox.Rule, err error) {
 	return rules, nil
 }
 
-// injections are headers, with any number of secrets in each.
-func injections(headers map[string]string) (all []sandbox.Injection, err error) {
+// injections are headers, with any number of secrets and tokens in each.
+func injections(headers, tokens map[string]string) (all []sandbox.Injection, err error) {
 	if len(headers) > maxHeaders {
 		return nil, invalid("network.rules", "a transform sets more than %d headers", maxHeaders)
 	}
@@ -299,7 +301,7 @@ func injections(headers map[string]string) (all []sandbox.Injection, err error) 
 		if name == "" || len(name) > maxHeaderName || len(value) > maxHeaderValue {
 			return nil, invalid("network.rules", "the header %.64q, or its value, is too long", name)
 		}
-		one, err := injection(name, value)
+		one, err := injection(name, value, tokens)
 		if err != nil {
 			return nil, err
 		}
@@ -311,7 +313,7 @@ func injections(headers map[string]string) (all []sandbox.Injection, err error) 
 
 // injection is a header: around one secret it is a format, else it is made of
 // parts.
-func injection(name, value string) (sandbox.Injection, error) {
+func injection(name, value string, tokens map[string]string) (sandbox.Injection, error) {
 	var parts []sandbox.InjectPart
 	text := func(s string) {
 		if s != "" {
@@ -321,27 +323,42 @@ func injection(name, value string) (sandbox.Injection, error) {
 	if value == "" {
 		return sandbox.Injection{}, invalid("network.rules", "the header %s has no value", name)
 	}
-	end, secrets := 0, placeholder().FindAllStringSubmatchIndex(value, -1)
-	for _, at := range secrets {
-		if value[at[2]:at[3]] != "secrets" {
-			return sandbox.Injection{}, unsupported("network.rules: what is no secret")
+	end, found := 0, placeholder().FindAllStringSubmatchIndex(value, -1)
+	for _, at := range found {
+		part, err := replaced(value[at[2]:at[3]], value[at[4]:at[5]], tokens)
+		if err != nil {
+			return sandbox.Injection{}, err
 		}
 		text(value[end:at[0]])
-		parts = append(parts, sandbox.InjectPart{Secret: strings.ToLower(value[at[4]:at[5]])})
+		parts = append(parts, part)
 		end = at[1]
 	}
 	text(value[end:])
-	if len(secrets) != 1 || strings.Contains(value, "{}") {
+	if len(found) != 1 || strings.Contains(value, "{}") || slices.ContainsFunc(parts, func(p sandbox.InjectPart) bool { return p.Audience != "" }) {
 		return sandbox.Injection{Mode: sandbox.InjectParts, Name: name, Parts: parts}, nil
 	}
-	at := secrets[0]
+	at := found[0]
 	return sandbox.Injection{
 		Secret: strings.ToLower(value[at[4]:at[5]]), Mode: sandbox.InjectHeader, Name: name, Format: value[:at[0]] + "{}" + value[at[1]:],
 	}, nil
 }
 
+// replaced is what a placeholder stands for.
+func replaced(kind, name string, tokens map[string]string) (sandbox.InjectPart, error) {
+	switch kind {
+	case "secrets":
+		return sandbox.InjectPart{Secret: strings.ToLower(name)}, nil
+	case "identity.tokens":
+		if tokens[name] == "" {
+			return sandbox.InjectPart{}, invalid("network.rules", "the sandbox has no token %.80q: iam.tokens has to name it when the sandbox is created", name)
+		}
+		return sandbox.InjectPart{Audience: tokens[name]}, nil
+	}
+	return sandbox.InjectPart{}, unsupported("network.rules: ${e2b." + kind + "." + name + "}")
+}
+
 // asked is the reverse of injection.
-func asked(i sandbox.Injection) string {
+func asked(i sandbox.Injection, labels map[string]string) string {
 	if i.Mode != sandbox.InjectParts {
 		return strings.Replace(i.Format, "{}", "${e2b.secrets."+i.Secret+"}", 1)
 	}
@@ -349,6 +366,9 @@ func asked(i sandbox.Injection) string {
 	for _, p := range i.Parts {
 		if value += p.Text; p.Secret != "" {
 			value += "${e2b.secrets." + p.Secret + "}"
+		}
+		if p.Audience != "" {
+			value += "${e2b.identity.tokens." + tokenFor(labels, p.Audience) + "}"
 		}
 	}
 	return value
@@ -380,7 +400,7 @@ func shownNetwork(s *sandbox.Detail) *network {
 			one := act{}
 			one.Transform.Headers = map[string]string{}
 			for _, i := range r.Inject {
-				one.Transform.Headers[i.Name] = asked(i)
+				one.Transform.Headers[i.Name] = asked(i, s.Labels)
 			}
 			if n.Rules == nil {
 				n.Rules = map[string][]act{}
@@ -423,7 +443,7 @@ func (h *sandboxAPI) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	if req.AllowOut == nil {
 		req.AllowOut = []string{} // it is asked for, though it may be nothing
 	}
-	n, err := req.spec(h.internet(req.AllowInternetAccess))
+	n, err := req.spec(h.internet(req.AllowInternetAccess), audiences(s.Labels))
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,9 @@ func rules(p *sandbox.Profile) string {
 		for _, i := range r.Inject {
 			line += " [" + i.Name + ": " + i.Format + " " + i.Secret
 			for _, part := range i.Parts {
-				line += "<" + part.Text + ">" + part.Secret
+				if line += "<" + part.Text + ">" + part.Secret; part.Audience != "" {
+					line += "@" + part.Audience
+				}
 			}
 			line += "]"
 		}
@@ -61,6 +63,11 @@ func TestNetworkBecomesAProfile(t *testing.T) {
 			`{"allowOut":["a.test"],"rules":{"a.test":[{"transform":{"headers":{"A":"plain {}","B":"${e2b.secrets.S}:${e2b.secrets.t} x","C":"{} ${e2b.secrets.s}"}}}]}}`,
 			"allow a.test [A:  <plain {}>] [B:  <>s<:><>t< x>] [C:  <{} ><>s]; allow a.test; else deny",
 		},
+		// A token of the sandbox is one for the audience that its maker gave it.
+		{
+			false, `{"allowOut":["a.test"],"rules":{"a.test":[{"transform":{"headers":{"A":"Bearer ${e2b.identity.tokens.my aws}","B":"${e2b.secrets.s} ${e2b.identity.tokens.my aws}"}}}]}}`,
+			"allow a.test [A:  <Bearer ><>@sts.example.com] [B:  <>s< ><>@sts.example.com]; allow a.test; else deny",
+		},
 		// DNS servers can be reached where a name is allowed.
 		{false, `{"allowOut":["a.test"],"dnsServers":["192.0.2.53"]}`, "allow a.test; allow 192.0.2.53/32:*; else deny"},
 		{false, `{"allowOut":["a.test"],"dnsServers":["127.0.0.53"]}`, "allow a.test; else deny"},
@@ -71,7 +78,7 @@ func TestNetworkBecomesAProfile(t *testing.T) {
 			"deny 192.0.2.0/24:*; allow a.test [K: {} s]; else allow",
 		},
 	} {
-		n, err := parseNetwork(t, c.asked).spec(c.internet)
+		n, err := parseNetwork(t, c.asked).spec(c.internet, map[string]string{"my aws": "sts.example.com"})
 		if err != nil || n.Inline == nil {
 			t.Errorf("%s: %v", c.asked, err)
 			continue
@@ -92,12 +99,13 @@ func TestNetworkIsRefused(t *testing.T) {
 		`{"rules":{"a.test":[{},{}]}}`:                                                      sandbox.CodeInvalid,
 		`{"rules":{"a.test":[{"transform":{"headers":{"A":"` + long + `"}}}]}}`:             sandbox.CodeInvalid,
 		`{"rules":{"a.test":[{"transform":{"headers":{"A":""}}}]}}`:                         sandbox.CodeInvalid,
-		`{"rules":{"a.test":[{"transform":{"headers":{"A":"${e2b.identity.tokens.t}"}}}]}}`: sandbox.CodeUnsupported,
+		`{"rules":{"a.test":[{"transform":{"headers":{"A":"${e2b.identity.tokens.t}"}}}]}}`: sandbox.CodeInvalid, // which was not registered
+		`{"rules":{"a.test":[{"transform":{"headers":{"A":"${e2b.unknown.t}"}}}]}}`:         sandbox.CodeUnsupported,
 		`{"egressProxy":{"address":"192.0.2.1:1080","password":"p"}}`:                       sandbox.CodeInvalid,
 		`{"dnsServers":["2001:db8::53"]}`:                                                   sandbox.CodeInvalid,
 		`{"dnsServers":["name.test"]}`:                                                      sandbox.CodeInvalid,
 	} {
-		if _, err := parseNetwork(t, asked).spec(true); sandbox.CodeOf(err) != code {
+		if _, err := parseNetwork(t, asked).spec(true, nil); sandbox.CodeOf(err) != code {
 			t.Errorf("%s: %v", asked, err)
 		}
 	}
@@ -105,16 +113,17 @@ func TestNetworkIsRefused(t *testing.T) {
 
 // TestNetworkIsShownAsAsked also shows that nobody who asked for nothing has one.
 func TestNetworkIsShownAsAsked(t *testing.T) {
-	asked := `{"allowPublicTraffic":true,"allowOut":["a.test","192.0.2.0/24"],"denyOut":["0.0.0.0/0","198.51.100.0/24"],"rules":{"a.test":[{"transform":{"headers":{"K":"Bearer ${e2b.secrets.s}","L":"{plain}","M":"${e2b.secrets.s}${e2b.secrets.t}"}}}]}}`
-	n, err := parseNetwork(t, asked).spec(true)
+	asked := `{"allowPublicTraffic":true,"allowOut":["a.test","192.0.2.0/24"],"denyOut":["0.0.0.0/0","198.51.100.0/24"],"rules":{"a.test":[{"transform":{"headers":{"K":"Bearer ${e2b.secrets.s}","L":"{plain}","M":"${e2b.secrets.s}${e2b.secrets.t}","N":"Bearer ${e2b.identity.tokens.aws}"}}}]}}`
+	n, err := parseNetwork(t, asked).spec(true, map[string]string{"aws": "sts.example.com"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := shownNetwork(&sandbox.Detail{Spec: sandbox.Spec{Network: n}}); !reflect.DeepEqual(got, parseNetwork(t, asked)) {
+	labels := map[string]string{"e2b.token.aws": "sts.example.com", "e2b.token.zoo": "sts.example.com"}
+	if got := shownNetwork(&sandbox.Detail{Sandbox: sandbox.Sandbox{Labels: labels}, Spec: sandbox.Spec{Network: n}}); !reflect.DeepEqual(got, parseNetwork(t, asked)) {
 		text, _ := json.Marshal(got)
 		t.Errorf("asked for %s, shown %s", asked, text)
 	}
-	none, err := (*network)(nil).spec(false)
+	none, err := (*network)(nil).spec(false, nil)
 	if err != nil || none.Asked() || shownNetwork(&sandbox.Detail{}) != nil {
 		t.Errorf("nobody asked for a network: %v %v", none, err)
 	}
@@ -141,7 +150,7 @@ func TestPortsThatServeHTTPS(t *testing.T) {
 
 // TestProxyIsShownWithoutWhatIsOnlyTaken also checks how the vocabulary has it.
 func TestProxyIsShownWithoutWhatIsOnlyTaken(t *testing.T) {
-	n, err := parseNetwork(t, `{"dnsServers":["192.0.2.53"],"egressProxy":{"address":"p.test:1080","username":"u","password":"canary","tls":{"enabled":true,"serverName":"q.test","caCert":"PEM"}}}`).spec(false)
+	n, err := parseNetwork(t, `{"dnsServers":["192.0.2.53"],"egressProxy":{"address":"p.test:1080","username":"u","password":"canary","tls":{"enabled":true,"serverName":"q.test","caCert":"PEM"}}}`).spec(false, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

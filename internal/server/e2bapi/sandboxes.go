@@ -37,7 +37,7 @@ type newSandbox struct {
 	EnvVars             map[string]string `json:"envVars"`
 	AllowInternetAccess *bool             `json:"allow_internet_access"`
 	Network             *network          `json:"network"`
-	IAM                 any               `json:"iam"`
+	IAM                 *iam              `json:"iam"`
 	AutoPause           bool              `json:"autoPause"`
 	AutoPauseMemory     *bool             `json:"autoPauseMemory"`
 	AutoResume          *struct {
@@ -102,6 +102,7 @@ type sandboxAPI struct {
 	networks  Networks
 	templates *templateAPI
 	volumes   *volumeAPI
+	identity  Identity
 }
 
 // finder finds the sandbox that a path names.
@@ -122,6 +123,11 @@ func (h *sandboxAPI) createSandbox(w http.ResponseWriter, r *http.Request, timeo
 	}
 	if err := req.refuse(); err != nil {
 		return err
+	}
+	if req.IAM != nil && len(req.IAM.Tokens) > 0 {
+		if err := h.identity.Available(); err != nil {
+			return err
+		}
 	}
 	timeout, err := seconds(req.Timeout, timeout)
 	if err != nil {
@@ -152,8 +158,6 @@ func (req *newSandbox) refuse() error {
 		return invalid("autoPauseMemory", "needs autoPause")
 	case req.AutoPauseMemory != nil && !*req.AutoPauseMemory && req.AutoResume != nil && req.AutoResume.Enabled:
 		return invalid("autoResume", "cannot resume what keeps no memory")
-	case req.IAM != nil:
-		return unsupported("iam")
 	}
 	return nil
 }
@@ -172,13 +176,16 @@ func (req *newSandbox) spec(timeout time.Duration, internet bool) (sandbox.Spec,
 	if err := req.Network.label(spec.Labels); err != nil {
 		return spec, err
 	}
+	if err := req.IAM.label(spec.Labels); err != nil {
+		return spec, err
+	}
 	spec.Labels[labelTemplate] = template
 	spec.Labels[labelTimeout] = strconv.FormatInt(int64(timeout/time.Second), 10)
 	if req.AllowInternetAccess != nil {
 		spec.Labels[labelInternet] = strconv.FormatBool(*req.AllowInternetAccess)
 	}
 	var err error
-	spec.Network, err = req.Network.spec(internet)
+	spec.Network, err = req.Network.spec(internet, audiences(spec.Labels))
 	return spec, err
 }
 

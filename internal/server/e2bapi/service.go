@@ -29,8 +29,9 @@ type Services struct {
 	Open func(ctx context.Context, ref string) (Box, error)
 	// HasImage reports whether an image is on this machine.
 	HasImage func(ctx context.Context, ref string) (bool, error)
-	// ECRLogin exchanges keys of AWS for a login to the registry of their account.
-	ECRLogin func(ctx context.Context, accessKey string, secret func() string, region string) (func() (username, password string), error)
+	// ECRLogin exchanges keys of AWS for a login to the registry of their account,
+	// where the image has to be.
+	ECRLogin func(ctx context.Context, image, accessKey string, secret func() string, region string) (func() (username, password string), error)
 	// Defaults returns the user and the directory with which commands begin in an image
 	// of this machine; empty if it says nothing.
 	Defaults   func(ctx context.Context, digest string) (user, dir string, err error)
@@ -46,6 +47,15 @@ type Services struct {
 	Templates  Templates
 	Builder    Builder
 	Workspaces Workspaces
+	Identity   Identity
+}
+
+// Identity tells how identity tokens of sandboxes are verified.
+type Identity interface {
+	// Available reports, as an error, that there are none.
+	Available() error
+	// Published returns what everybody may read, by path.
+	Published() map[string]func() (any, error)
 }
 
 // Sandboxes creates, describes and removes sandboxes.

@@ -72,6 +72,25 @@ test('network: a proxy of the sandbox', async () => {
   }
 }, '2.45.0')
 
+test('network: identity tokens of the sandbox', async () => {
+  const at = process.env.E2B_TEST_IDENTITY
+  const opts = {
+    iam: { tokens: { 'my cloud': Secret.iamToken({ audience: 'cloud.test', tokenType: 'JWT-SVID' }) } },
+    network: { allowOut: [at], rules: { [at]: [{ transform: ({ iam }) => ({ headers: { Authorization: `Bearer ${iam.tokens['my cloud']}` } }) }] } },
+  }
+  if (process.env.E2B_API_URL) { // there is no name under which keys could be published
+    await rejects(Sandbox.create(opts), 'SandboxError')
+    return
+  }
+  await box(async (sbx) => {
+    const said = JSON.parse((await sbx.commands.run(`curl -sS -m 30 'http://${at}/?audience=cloud.test'`)).stdout)
+    assert.ok(said.sub?.endsWith('/sandbox/' + sbx.sandboxId.replace(/^sb/, 'sb-')), JSON.stringify(said))
+    const other = JSON.parse((await sbx.commands.run(`curl -sS -m 30 'http://${at}/?audience=other.test'`)).stdout)
+    assert.match(other.error, /audience/)
+    assert.equal((await sbx.commands.run('env; cat /proc/self/environ')).stdout.includes('eyJ'), false)
+  }, opts)
+}, '2.51.0')
+
 test('logs', () => box(async (sbx) => {
   await sbx.commands.run('true')
   const base = process.env.E2B_API_URL ?? 'https://api.' + process.env.E2B_DOMAIN

@@ -1,5 +1,6 @@
 """Cases of templates, volumes, secrets, networks and Git."""
 
+import json
 import os
 import tempfile
 import urllib.request
@@ -296,6 +297,31 @@ async def _():
         assert await ask("named.test") == ""  # the proxy does not speak TLS
     for bad in ({"dns_servers": ["10.1.2.3"]}, {"dns_servers": ["::1"]}, {"egress_proxy": {"address": "10.1.2.3:1"}}):
         await raises(Sandbox.create(network={**network, **bad}), "InvalidArgumentException", "SandboxException")
+
+
+@test("network: identity tokens of the sandbox", "2.63.0")
+async def _():
+    at = os.environ["E2B_TEST_IDENTITY"]
+    token = e2b.Secret.iam_token(audience="cloud.test", token_type="JWT-SVID")
+    opts = {
+        "iam": {"tokens": {"my cloud": token}},
+        "network": {
+            "allow_out": [at],
+            "rules": {at: [{"transform": lambda ctx: {"headers": {"Authorization": f"Bearer {ctx.iam.tokens['my cloud']}"}}}]},
+        },
+    }
+    if os.environ.get("E2B_API_URL"):  # there is no name under which keys could be published
+        await raises(Sandbox.create(**opts), "SandboxException")
+        return
+    async with Box(**opts) as sbx:
+
+        async def ask(audience):
+            return json.loads((await sbx.commands.run(f"curl -sS -m 30 'http://{at}/?audience={audience}'")).stdout)
+
+        said = await ask("cloud.test")
+        assert said.get("sub", "").endswith("/sandbox/" + sbx.sandbox_id.replace("sb", "sb-", 1)), said
+        assert "audience" in (await ask("other.test"))["error"]
+        assert "eyJ" not in (await sbx.commands.run("env; cat /proc/self/environ")).stdout
 
 
 @test("snapshots: names and pages", "2.45.0")

@@ -377,6 +377,10 @@ class ImageUsesOutputBody(Model):
 
 
 class InjectPart(Model):
+    audience: str | None = None
+    """
+    audience of an identity token of the sandbox that goes here: a short-lived JSON Web Token, signed by the daemon
+    """
     secret: str | None = None
     """
     name of the secret whose value goes here
@@ -403,7 +407,7 @@ class Injection(Model):
     """
     parts: list[InjectPart] | None = None
     """
-    for parts: texts and secrets that make up the header's value, in order
+    for parts: texts, secrets and identity tokens that make up the header's value, in order
     """
     region: str | None = None
     """

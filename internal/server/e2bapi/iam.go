@@ -1,0 +1,86 @@
+package e2bapi
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// iam names identity tokens of a sandbox, which transforms add to requests.
+type iam struct {
+	Tokens map[string]struct {
+		Audience  string `json:"audience"`
+		TokenType string `json:"tokenType"`
+	} `json:"tokens"`
+}
+
+// labelToken begins a label with the audience of a token, which the rest names.
+const labelToken = labelPrefix + "token."
+
+// E2B's bounds of tokens, and the only type that it knows.
+const (
+	maxTokens = 5
+	tokenType = "JWT-SVID"
+)
+
+// label notes the tokens.
+func (i *iam) label(labels map[string]string) error {
+	if i == nil {
+		return nil
+	}
+	if len(i.Tokens) > maxTokens {
+		return invalid("iam.tokens", "%d tokens, at most %d", len(i.Tokens), maxTokens)
+	}
+	control := func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 }
+	for name, t := range i.Tokens {
+		switch {
+		case name == "" || len(labelToken+name) > sandbox.MaxLabelLen || strings.ContainsAny(name, "{}") || strings.ContainsFunc(name, control):
+			return invalid("iam.tokens", "%.80q cannot be the name of a token", name)
+		case t.TokenType != tokenType:
+			return invalid("iam.tokens."+name, "%.80q is not a type of tokens; %s is", t.TokenType, tokenType)
+		case t.Audience == "" || len(t.Audience) > sandbox.MaxLabelLen || strings.ContainsFunc(t.Audience, control):
+			return invalid("iam.tokens."+name, "the audience is empty, or has more than %d bytes, or a control character", sandbox.MaxLabelLen)
+		}
+		labels[labelToken+name] = t.Audience
+	}
+	return nil
+}
+
+// audiences are those of the tokens of a sandbox, by the tokens' names.
+func audiences(labels map[string]string) map[string]string {
+	all := map[string]string{}
+	for k, v := range labels {
+		if name, ok := strings.CutPrefix(k, labelToken); ok {
+			all[name] = v
+		}
+	}
+	return all
+}
+
+// tokenFor returns the name of the token for an audience: the first of several.
+func tokenFor(labels map[string]string, audience string) (found string) {
+	for name, a := range audiences(labels) {
+		if a == audience && (found == "" || name < found) {
+			found = name
+		}
+	}
+	return found
+}
+
+// identityRoutes publish with which keys tokens are verified, to everybody.
+func (h *Handler) identityRoutes(mux *http.ServeMux, issuer Identity) {
+	if issuer == nil {
+		return
+	}
+	for path, read := range issuer.Published() {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+			body, err := read()
+			if err != nil {
+				h.fail(w, r, err)
+				return
+			}
+			writeJSON(w, http.StatusOK, body)
+		})
+	}
+}
