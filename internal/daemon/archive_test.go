@@ -14,7 +14,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// passing is a fault that does no harm, and tells when a point is passed.
+// passing returns a fault that does no harm, and closes passed when a point is
+// reached.
 func passing(point string) (fault func(string) error, passed <-chan struct{}) {
 	c := make(chan struct{}, 1000)
 	return func(at string) error {
@@ -25,7 +26,7 @@ func passing(point string) (fault func(string) error, passed <-chan struct{}) {
 	}, c
 }
 
-// packs lists what the snapshots in a directory of blobs consist of.
+// packs lists the packs of snapshots in a blob directory.
 func packs(t *testing.T, blobs string) (all []string) {
 	t.Helper()
 	err := filepath.WalkDir(filepath.Join(blobs, "snapshots"), func(path string, d fs.DirEntry, err error) error {
@@ -43,7 +44,7 @@ func packs(t *testing.T, blobs string) (all []string) {
 	return all
 }
 
-// saved makes a snapshot and waits until it is in the blob store.
+// saved takes a snapshot and waits until it is in the blob store.
 func saved(t *testing.T, s *atoll.Sandbox, name string) sandbox.Snapshot {
 	t.Helper()
 	snap, err := s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: name, Save: true})
@@ -61,9 +62,9 @@ func lose(t *testing.T, m *daemontest.Machine, id string) {
 	}
 }
 
-// Two daemons that share a database, a blob store and a key make sandboxes of
-// each other's snapshots. A copy that was fetched survives a restart, and goes
-// with the snapshot, on all machines and in the store.
+// Two daemons that share a database, a blob store and a key create sandboxes
+// from each other's snapshots. A fetched copy survives a restart. Removing the
+// snapshot removes all copies.
 func TestSnapshotElsewhere(t *testing.T) {
 	address, blobs := storetest.Postgres(t), t.TempDir()
 	m1, m2 := daemontest.New(t), daemontest.New(t)
@@ -111,8 +112,8 @@ func TestSnapshotElsewhere(t *testing.T) {
 	}
 }
 
-// A daemon with another key than the one that saved a snapshot says what is
-// missing, and starts nothing.
+// A daemon with another key than the one that saved a snapshot returns an error
+// and starts nothing.
 func TestSnapshotOfAnotherKey(t *testing.T) {
 	m := daemontest.New(t)
 	first := m.Start(t, nil)
@@ -135,8 +136,9 @@ func TestSnapshotOfAnotherKey(t *testing.T) {
 	}
 }
 
-// What is damaged on the machine is fetched again; what is damaged in the blob
-// store too, or is another's, is found before anything starts.
+// A damaged local copy is fetched again. If the copy in the blob store is
+// damaged, too, or from another snapshot, that is detected before anything
+// starts.
 func TestSnapshotDamage(t *testing.T) {
 	truncate := func(path string) error { return os.Truncate(path, 100) }
 	flip := func(path string) error {
@@ -211,8 +213,8 @@ func TestAttackSnapshotSwapped(t *testing.T) {
 	}
 }
 
-// Copies of saved snapshots take no more than they may; what is gone from the
-// machine is fetched when it is used.
+// Copies of saved snapshots stay within their limit. A removed copy is fetched
+// when it is used.
 func TestSnapshotCache(t *testing.T) {
 	m := daemontest.New(t)
 	fault, trimmed := passing("trim.done")
@@ -232,8 +234,8 @@ func TestSnapshotCache(t *testing.T) {
 	}
 }
 
-// Wherever saving, fetching or sweeping is cut off, the next daemon goes on,
-// and nothing is left that no record wants.
+// If saving, fetching or sweeping is interrupted, the next daemon continues,
+// and no garbage is left.
 func TestArchiveCrashPoints(t *testing.T) {
 	for _, point := range []string{"save.begun", "save.stored", "save.recorded", "fetch.loaded", "snapshot.forgotten", "sweep.begun", "sweep.done"} {
 		t.Run(point, func(t *testing.T) {

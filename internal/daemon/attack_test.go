@@ -22,7 +22,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// tokenOf makes a key of a tenant.
+// tokenOf creates a key of a tenant and returns its token.
 func tokenOf(t *testing.T, d *daemon.Daemon, tenant string, verbs ...string) string {
 	t.Helper()
 	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: verbs})
@@ -32,9 +32,9 @@ func tokenOf(t *testing.T, d *daemon.Daemon, tenant string, verbs ...string) str
 	return k.Token
 }
 
-// TestAttackForgedEnvelopes resumes envelopes that name what belongs to another
-// tenant or installation, that ask for more than their bearer may have, or that
-// make no sense.
+// TestAttackForgedEnvelopes resumes envelopes that name objects of another
+// tenant or installation, that request more than their bearer may have, or that
+// are invalid.
 func TestAttackForgedEnvelopes(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	victim := bearer(t, d, "acme", "admin")
@@ -134,8 +134,8 @@ func TestAttackForgedEnvelopes(t *testing.T) {
 	}
 }
 
-// TestAttackEnvelopeOfAFreerTime resumes an envelope from before the policies: what
-// they forbid is not made again, from whatever the envelope says.
+// TestAttackEnvelopeOfAFreerTime resumes an envelope from before the policies:
+// what they forbid is refused, whatever the envelope contains.
 func TestAttackEnvelopeOfAFreerTime(t *testing.T) {
 	file := t.TempDir() + "/policies.yaml"
 	ok(t, os.WriteFile(file, []byte("policies:\n  - {name: small, memory: 16g}\n"), 0o600))
@@ -174,8 +174,9 @@ func TestAttackEnvelopeOfAFreerTime(t *testing.T) {
 
 func ignoring[T any](_ T, err error) error { return err }
 
-// TestAttackArchiveThatIsNone has an envelope pass a snapshot of the tenant off as
-// the archive of a session. Removing the session leaves the snapshot.
+// TestAttackArchiveThatIsNone uses an envelope that presents a snapshot of the
+// tenant as the archive of a session. Removing the session must not remove the
+// snapshot.
 func TestAttackArchiveThatIsNone(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	c := bearer(t, d, "acme", "admin")
@@ -205,8 +206,8 @@ func TestAttackArchiveThatIsNone(t *testing.T) {
 	t.Error("the snapshot went with a session that was not its own")
 }
 
-// TestAttackHolders has keys of another tenant, and of fewer verbs, hold, keep and
-// release what holders of a session have.
+// TestAttackHolders tries to hold, keep alive and release holders of a session
+// with keys of another tenant, and with keys of fewer verbs.
 func TestAttackHolders(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	s := openSession(t, bearer(t, d, "acme", "admin"), sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
@@ -256,9 +257,9 @@ func mustSession(t *testing.T, c *atoll.Client, name string) sandbox.Session {
 	return s.Info()
 }
 
-// TestAttackTwoReapers has two daemons of one database look after the same
-// sessions, whose holders leave again and again. No epoch is used twice, nothing
-// is ended that is used, and what was saved is there.
+// TestAttackTwoReapers lets two daemons of one database manage the same
+// sessions, whose holders come and go. No epoch is used twice, no sandbox in
+// use is ended, and no saved data is lost.
 func TestAttackTwoReapers(t *testing.T) {
 	address := storetest.Postgres(t)
 	quick := func(o *daemon.Options) { o.Store, o.SessionGrace = address, time.Millisecond }
@@ -314,8 +315,8 @@ func TestAttackTwoReapers(t *testing.T) {
 	}
 }
 
-// TestAttackReaderOfTheDatabase looks at all rows of a shared database for what
-// is secret.
+// TestAttackReaderOfTheDatabase searches all rows of a shared database for
+// secrets.
 func TestAttackReaderOfTheDatabase(t *testing.T) {
 	address := storetest.Postgres(t)
 	d := daemontest.New(t).Start(t, on(address))

@@ -23,7 +23,7 @@ import (
 
 var errCrash = errors.New("the daemon died here")
 
-// crashAt is a fault that kills one point, once.
+// crashAt is a fault that fails at one point, once.
 func crashAt(point string) func(string) error {
 	var once sync.Once
 	return func(at string) (err error) {
@@ -34,7 +34,7 @@ func crashAt(point string) func(string) error {
 	}
 }
 
-// running lists what really runs on a machine.
+// running lists the running sandboxes of a machine.
 func running(t *testing.T, m *daemontest.Machine) map[sandbox.ID]driver.Found {
 	t.Helper()
 	p := fake.New(fake.Options{World: m.World})
@@ -49,8 +49,8 @@ func running(t *testing.T, m *daemontest.Machine) map[sandbox.ID]driver.Found {
 	return out
 }
 
-// kept fails unless the snapshots on the disk are those that the store wants,
-// and every sandbox at rest has one.
+// kept fails unless the snapshots on disk are those in the store, and every
+// sandbox on disk has one.
 func kept(t *testing.T, m *daemontest.Machine, c *atoll.Client) {
 	t.Helper()
 	wanted := wantedSnapshots(t, m.Dir+"/atoll.db")
@@ -69,8 +69,8 @@ func kept(t *testing.T, m *daemontest.Machine, c *atoll.Client) {
 	}
 }
 
-// wantedSnapshots are those that a database knows. Machines with another one,
-// which have no file, make no snapshots.
+// wantedSnapshots are the snapshots in a database file. Without a file there
+// are none.
 func wantedSnapshots(t *testing.T, file string) map[string]bool {
 	t.Helper()
 	wanted := map[string]bool{}
@@ -95,7 +95,7 @@ func wantedSnapshots(t *testing.T, file string) map[string]bool {
 	return wanted
 }
 
-// agree fails unless the store, the provider and the log tell the same story.
+// agree fails unless the store, the provider and the log are consistent.
 func agree(t *testing.T, m *daemontest.Machine, c *atoll.Client) {
 	t.Helper()
 	real := running(t, m)
@@ -138,8 +138,8 @@ func agree(t *testing.T, m *daemontest.Machine, c *atoll.Client) {
 	}
 }
 
-// Wherever a creation or removal is cut off, the next daemon finishes or undoes
-// it, and nothing is leaked or forgotten.
+// If a creation or removal is interrupted at any point, the next daemon
+// completes or undoes it, and nothing is leaked or forgotten.
 func TestCrashPoints(t *testing.T) {
 	tests := []struct {
 		point string
@@ -185,8 +185,7 @@ func TestCrashPoints(t *testing.T) {
 	}
 }
 
-// A command in the background, with its log, does not notice that the daemon
-// is another one.
+// A background command and its log are not affected by a restart of the daemon.
 func TestReattach(t *testing.T) {
 	m := daemontest.New(t)
 	first := m.Start(t, nil)
@@ -217,7 +216,7 @@ func TestReattach(t *testing.T) {
 	}
 }
 
-// What a daemon that was killed had begun to write goes when the next one starts.
+// Temporary files of a killed daemon are removed at the next start.
 func TestScratchOfTheKilled(t *testing.T) {
 	m := daemontest.New(t)
 	for _, name := range []string{".s1234/s", ".backup-99/atoll.db"} {
@@ -235,7 +234,7 @@ func TestScratchOfTheKilled(t *testing.T) {
 	}
 }
 
-// What cannot be reached is lost and not gone, and is found again.
+// A sandbox that cannot be reached is lost, not gone, and is found again.
 func TestLostIsNotGone(t *testing.T) {
 	m := daemontest.New(t)
 	first := m.Start(t, nil)
@@ -270,7 +269,7 @@ func TestLostIsNotGone(t *testing.T) {
 	agree(t, m, c)
 }
 
-// A list that fails proves nothing about anybody.
+// A list that fails proves nothing about any sandbox.
 func TestBrokenListProvesNothing(t *testing.T) {
 	m := daemontest.New(t)
 	first := m.Start(t, nil)
@@ -290,8 +289,8 @@ func TestBrokenListProvesNothing(t *testing.T) {
 	}
 }
 
-// What was made without a daemon, or under a database that is lost, is given
-// to its tenant and not destroyed.
+// Sandboxes created without a daemon, or with a lost database, are adopted by
+// their tenant and not destroyed.
 func TestAdoption(t *testing.T) {
 	m := daemontest.New(t)
 	first := m.Start(t, nil)
@@ -318,7 +317,7 @@ func TestAdoption(t *testing.T) {
 	wantCode(t, err, sandbox.CodeNotFound)
 }
 
-// No record, no action.
+// An action does not run if it cannot be recorded.
 func TestNoRecordNoAction(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, nil)
@@ -375,7 +374,7 @@ func TestConcurrentCreateOfOneName(t *testing.T) {
 	}
 }
 
-// rounds is how often TestRestarts starts a daemon anew.
+// rounds is how often TestRestarts restarts the daemon.
 func rounds() int {
 	if n, err := strconv.Atoi(os.Getenv("ATOLL_SOAK_ROUNDS")); err == nil {
 		return n
@@ -386,8 +385,8 @@ func rounds() int {
 	return 4
 }
 
-// Clients work while daemons come, fail at random points and go; at the end
-// everything that was acknowledged is there and nothing else is.
+// Clients work while daemons start, fail at random points and end. At the end
+// everything acknowledged exists, and nothing else.
 func TestRestarts(t *testing.T) {
 	m := daemontest.New(t)
 	acknowledged := map[string]sandbox.ID{}

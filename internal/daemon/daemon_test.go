@@ -55,8 +55,8 @@ func certificate(t *testing.T) (*tls.Config, *x509.CertPool) {
 	return &tls.Config{Certificates: s.TLS.Certificates}, pool
 }
 
-// TestAttackOldCiphers offers nothing but what attacks on padding need, or what
-// is older than TLS 1.2.
+// TestAttackOldCiphers offers only ciphers that are open to padding attacks, or
+// TLS versions before 1.2.
 func TestAttackOldCiphers(t *testing.T) {
 	config, pool := certificate(t)
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.Listen, o.TLS = "127.0.0.1:0", config })
@@ -203,7 +203,7 @@ func TestHostileRequests(t *testing.T) {
 	}
 }
 
-// A handshake that is refused is told like any other error.
+// A refused handshake gets an error like other requests.
 func TestBadHandshakes(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	create(t, daemontest.Client(t, d), sandbox.Spec{Name: "one"})
@@ -242,7 +242,7 @@ func TestBadHandshakes(t *testing.T) {
 	}
 }
 
-// Values that may be secrets are in no answer and no file of the daemon.
+// Secret values are in no response and no file of the daemon.
 func TestSecretsStayOut(t *testing.T) {
 	m := daemontest.New(t)
 	var logged bytes.Buffer

@@ -16,7 +16,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// finding returns what was found of a subject that is worse than well.
+// finding returns a finding about a subject that is not OK.
 func finding(d sandbox.Diagnosis, subject string) sandbox.Finding {
 	i := slices.IndexFunc(d.Findings, func(f sandbox.Finding) bool { return f.Subject == subject && f.Severity != "ok" })
 	if i < 0 {
@@ -83,8 +83,8 @@ func messages(d sandbox.Diagnosis) (all []string) {
 	return all
 }
 
-// A log that was cut, a schema that is newer, a provider that is broken and a
-// database that is away are all found.
+// Doctor finds a truncated log, a newer schema, a broken provider and an
+// unavailable database.
 func TestDoctorFindsFaults(t *testing.T) {
 	t.Run("log", func(t *testing.T) {
 		m := daemontest.New(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A daemon that ends takes no new connections, says on those it has that it is
-// not ready, and lets commands that run come to their end.
+// A daemon that is shutting down accepts no new connections, reports on
+// existing ones that it is not ready, and lets running commands end.
 func TestDrain(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, func(o *daemon.Options) { o.Socket, o.Drain = true, time.Minute })
@@ -96,7 +96,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// letGo makes /go in a sandbox, past the daemon.
+// letGo creates /go in a sandbox, without the daemon.
 func letGo(t *testing.T, m *daemontest.Machine, id sandbox.ID) {
 	t.Helper()
 	p := m.Provider()

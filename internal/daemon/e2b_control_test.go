@@ -75,15 +75,16 @@ func TestE2BSecrets(t *testing.T) {
 	nowhere(t, m.Dir, canary, second)
 }
 
-// TestE2BSecretsWantAnAdministrator shows that the usual key makes none.
+// TestE2BSecretsWantAnAdministrator checks that the default key cannot create
+// secrets.
 func TestE2BSecretsWantAnAdministrator(t *testing.T) {
 	_, c, mine, _ := startE2B(t)
 	c.want(403, c.call("POST", "/secrets", `{"name":"token","value":"x"}`, "X-API-Key", mine))
 	c.want(200, c.call("GET", "/secrets", "", "X-API-Key", mine))
 }
 
-// TestE2BNetworkIsClosedByDefault shows that without the operator's word, and
-// the client's, there is none; and that the face says so.
+// TestE2BNetworkIsClosedByDefault checks that there is no network unless both
+// the operator and the client allow it, and that the API reports that.
 func TestE2BNetworkIsClosedByDefault(t *testing.T) {
 	_, c, mine, other := startE2B(t)
 	id, _ := c.create(mine)
@@ -134,8 +135,8 @@ func TestE2BLogs(t *testing.T) {
 	}
 }
 
-// TestE2BUploads is an attacker's: files go where a link leads that the tenant
-// asked for, and nowhere else.
+// TestE2BUploads is an attack: files must be written only where the tenant's
+// signed URL allows, even through links.
 func TestE2BUploads(t *testing.T) {
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.E2B.Listen = "127.0.0.1:0" })
 	c, owner := e2bClient{t, d.E2B().String()}, daemontest.Client(t, d)
@@ -219,8 +220,8 @@ func TestE2BTemplatesThatAreNotBuilt(t *testing.T) {
 	c.want(404, c.call("POST", "/v2/sandboxes", `{"templateID":"tools"}`, "X-API-Key", mine))
 }
 
-// TestAttackE2BVolumesWantTheirOwnToken is an attacker's, who has a key, a token of
-// another volume and names that lead out.
+// TestAttackE2BVolumesWantTheirOwnToken is an attack with a key, a token of
+// another volume, and names that lead outside.
 func TestAttackE2BVolumesWantTheirOwnToken(t *testing.T) {
 	m, c, mine, other := startE2B(t)
 	volume := func(key string) (id, token string) {

@@ -28,8 +28,8 @@ func (f e2bFiles) file(method, path, body string, headers ...string) answer {
 		append(headers, "E2b-Sandbox-Id", f.id, "E2b-Sandbox-Port", "49983", "X-Access-Token", f.token)...)
 }
 
-// TestE2BDownloads asks for files whole and in parts, as browsers and clients
-// that go on after an interruption do.
+// TestE2BDownloads downloads whole files and ranges, as browsers and resuming
+// clients do.
 func TestE2BDownloads(t *testing.T) {
 	_, c, mine, _ := startE2B(t)
 	id, token := c.create(mine)
@@ -78,8 +78,8 @@ func TestE2BDownloads(t *testing.T) {
 	}
 }
 
-// TestE2BForms uploads forms whose parts look like the boundary, and forms that
-// end too soon, of which nothing may stay.
+// TestE2BForms uploads forms whose parts contain the boundary, and incomplete
+// forms, which must leave nothing.
 func TestE2BForms(t *testing.T) {
 	_, c, mine, _ := startE2B(t)
 	id, token := c.create(mine)
@@ -102,8 +102,8 @@ func TestE2BForms(t *testing.T) {
 	f.want(400, send("/tmp/none", "no form"))
 }
 
-// TestE2BReboots lets sandboxes go on without their memory, however they were
-// put to rest. That processes are gone is for real kernels to show.
+// TestE2BReboots restarts sandboxes without their memory, from any paused
+// state. Tests with real kernels check that processes are gone.
 func TestE2BReboots(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, func(o *daemon.Options) { o.E2B.Listen = "127.0.0.1:0" })
@@ -133,7 +133,7 @@ func TestE2BReboots(t *testing.T) {
 	}
 }
 
-// TestE2BUploadsThatAreRefused are requests about files that cannot be right.
+// TestE2BUploadsThatAreRefused sends invalid requests about files.
 func TestE2BUploadsThatAreRefused(t *testing.T) {
 	_, c, mine, _ := startE2B(t)
 	id, token := c.create(mine)
@@ -156,8 +156,7 @@ func TestE2BUploadsThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestE2BOldRoutes calls what no SDK of today calls any more, or only E2B's
-// command line.
+// TestE2BOldRoutes calls routes that only old SDKs or E2B's command line use.
 func TestE2BOldRoutes(t *testing.T) {
 	_, c, mine, other := startE2B(t)
 	id, _ := c.create(mine)

@@ -21,7 +21,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// byNameClient reaches a daemon under names of a domain, over TLS.
+// byNameClient connects to a daemon under names of a domain, over TLS.
 func byNameClient(t *testing.T, m *daemontest.Machine, d *daemon.Daemon, http2 bool) *http.Client {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(m.Dir, "ca.pem"))
@@ -43,9 +43,9 @@ func byNameClient(t *testing.T, m *daemontest.Machine, d *daemon.Daemon, http2 b
 	return &http.Client{Transport: transport}
 }
 
-// TestE2BKilledUnderStreams kills sandboxes while commands are followed. An SDK
-// whose stream is cut asks at once whether the sandbox runs, and tells its caller
-// of a timeout only if it does not.
+// TestE2BKilledUnderStreams kills sandboxes while commands are being followed.
+// An SDK whose stream is cut asks whether the sandbox is running, and reports a
+// timeout only if it is not.
 func TestE2BKilledUnderStreams(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)

@@ -55,7 +55,7 @@ func (f frames) next() (flags byte, said map[string]any, err error) {
 	return head[0], said, json.Unmarshal(body, &said)
 }
 
-// until reads events until there is one of a kind.
+// until reads events until one of a kind arrives.
 func (f frames) until(kind string) any {
 	f.t.Helper()
 	for {
@@ -69,10 +69,9 @@ func (f frames) until(kind string) any {
 	}
 }
 
-// TestE2BStreams looks at the frames of commands: who waits in silence is told
-// that the stream lives, time runs out with an error of its own, and a sandbox
-// that is killed ends its streams in the middle, which no client takes for the
-// end of the command.
+// TestE2BStreams checks the frames of commands: an idle stream gets keepalives,
+// a timeout has its own error, and the streams of a killed sandbox end in the
+// middle, so that clients do not take that for the end of the command.
 func TestE2BStreams(t *testing.T) {
 	_, c, mine, _ := startE2B(t)
 	id, token := c.create(mine)

@@ -22,13 +22,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// e2bClient calls the face for clients of E2B.
+// e2bClient calls the E2B API.
 type e2bClient struct {
 	t    *testing.T
 	addr string
 }
 
-// answer is what came back; Fields are those of a JSON object.
+// answer is a response; Fields are those of a JSON object.
 type answer struct {
 	status int
 	header http.Header
@@ -74,7 +74,7 @@ func (c e2bClient) want(status int, a answer) answer {
 	return a
 }
 
-// startE2B starts a daemon with the face, and makes keys of two tenants.
+// startE2B starts a daemon with the E2B API, and creates keys of two tenants.
 func startE2B(t *testing.T) (m *daemontest.Machine, c e2bClient, mine, other string) {
 	m = daemontest.New(t)
 	d := m.Start(t, func(o *daemon.Options) { o.E2B.Listen = "127.0.0.1:0" })
@@ -193,7 +193,8 @@ func TestAttackE2BSignatures(t *testing.T) {
 	c.want(401, wrong) // a header wins over a signature
 }
 
-// What is secret is nowhere in the state directory but where it is made from.
+// Secrets are only in the file in the state directory that they are derived
+// from.
 func TestE2BKeepsSecrets(t *testing.T) {
 	m, c, mine, _ := startE2B(t)
 	_, token := c.create(mine)
@@ -255,8 +256,8 @@ func sign(text string) string {
 	return "v1_" + strings.TrimRight(base64.StdEncoding.EncodeToString(sum[:]), "=")
 }
 
-// TestE2BPlaceIsTheDaemonsOwn: where a daemon that was killed served clients of E2B is
-// not what the next one says, from the first moment at which it can be reached.
+// TestE2BPlaceIsTheDaemonsOwn: a daemon never reports the E2B address of an earlier, killed daemon, from the moment
+// at which it can be reached.
 func TestE2BPlaceIsTheDaemonsOwn(t *testing.T) {
 	const stale = `{"url":"https://127.0.0.1:1","domain":"gone.test"}`
 	for _, listen := range []string{"", "127.0.0.1:0"} {

@@ -13,8 +13,8 @@ import (
 	"github.com/atoll-run/atoll/internal/server"
 )
 
-// TestEitherListener serves HTTP and HTTPS, both versions of it, at one address,
-// and lets go of who says nothing.
+// TestEitherListener serves HTTP and HTTPS, both versions of HTTP, on one
+// address, and disconnects silent clients.
 func TestEitherListener(t *testing.T) {
 	ca, err := openCA(t.TempDir())
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// installed starts a daemon with a store of its own, whose provider works on an
-// account that others may have too.
+// installed starts a daemon with its own store, whose provider uses an account
+// that other installations may share.
 func installed(t *testing.T, world *fake.World, account string) *daemon.Daemon {
 	t.Helper()
 	m := daemontest.New(t)
@@ -27,8 +27,9 @@ func installed(t *testing.T, world *fake.World, account string) *daemon.Daemon {
 	})
 }
 
-// RB-36: an envelope of one installation leads another one with the same account
-// to the same sandbox; one with another account refuses it. Nothing is made.
+// RB-36: an envelope of one installation leads another one with the same
+// account to the same sandbox. One with another account refuses it. Nothing is
+// created.
 func TestRB36EnvelopesLeaveTheInstallation(t *testing.T) {
 	t.Parallel()
 	world := new(fake.World)
@@ -106,8 +107,8 @@ func TestRB36EnvelopesLeaveTheInstallation(t *testing.T) {
 	}
 }
 
-// An upgrade that calls the account by another name is no other account: sandboxes
-// go on, and envelopes of before and after lead to them.
+// If an upgrade renames the binding of an account, sandboxes stay usable, and
+// envelopes from before and after the upgrade lead to them.
 func TestFormerBindings(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)

@@ -19,8 +19,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// What is exported can be checked by a program that knows only the recipe, and
-// holds nothing of another tenant.
+// An export can be verified by a program that knows only the documented format,
+// and contains nothing of another tenant.
 func TestExportAudit(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	create(t, daemontest.Client(t, d), sandbox.Spec{Name: "canary"})
@@ -51,8 +51,8 @@ func TestExportAudit(t *testing.T) {
 	wantCode(t, bearer(t, d, "acme", "exec").Admin().ExportAudit(t.Context(), admin.AuditChained, sandbox.EventQuery{}, &out), sandbox.CodeDenied)
 }
 
-// A file for OpenTelemetry holds the very records that a collector is sent, as
-// its own types decode them, and nothing of another tenant.
+// A file for OpenTelemetry contains exactly the records that a collector gets,
+// and nothing of another tenant.
 func TestExportAuditOTLP(t *testing.T) {
 	col := newCollector(t).listen(t)
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.Telemetry = col.url() })
@@ -89,8 +89,8 @@ func TestExportAuditOTLP(t *testing.T) {
 	wantCode(t, c.Admin().ExportAudit(t.Context(), "xml", sandbox.EventQuery{}, &out), sandbox.CodeInvalid)
 }
 
-// decodeOTLP reads lines of OTLP's JSON form, in which identifiers are
-// hexadecimal and not what the JSON form of protocol buffers says.
+// decodeOTLP decodes lines of OTLP JSON, in which identifiers are hexadecimal,
+// unlike in the JSON form of protocol buffers.
 func decodeOTLP(t *testing.T, text []byte) (all []*logs.LogRecord) {
 	t.Helper()
 	for line := range bytes.Lines(text) {

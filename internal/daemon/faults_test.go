@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// Every place where the daemon or a provider can be cut off is described, and
-// is where a test cuts them off.
+// Every fault point of the daemon and the providers is described, and tested.
 func TestFaultPoints(t *testing.T) {
 	const root = "../.."
 	called := regexp.MustCompile(`\.Fault\("([a-z]+\.[a-z]+)"\)`)

@@ -37,8 +37,8 @@ func (tr *traces) add(ctx context.Context, statement string) {
 	tr.of[request] = append(tr.of[request], statement)
 }
 
-// deed is what can be told of a request from outside, time included: it is the
-// work that takes the time.
+// deed is what can be observed of a request from outside. Its database
+// statements stand for its duration.
 type deed struct {
 	Status int
 	Header http.Header
@@ -46,7 +46,7 @@ type deed struct {
 	Work   []string
 }
 
-// prober sends requests in the name of one key.
+// prober sends requests with one key.
 type prober struct {
 	transport *http.Transport
 	token     string
@@ -88,8 +88,8 @@ func (p *prober) send(t *testing.T, method, path, body string, header http.Heade
 	return deed{resp.StatusCode, resp.Header, string(text), p.work.of[id]}
 }
 
-// hiding replaces what differs in any two requests: names asked for, ids made
-// up, and times.
+// hiding replaces what differs between any two requests: requested names,
+// generated ids, and times.
 func hiding(d deed, names ...string) deed {
 	for _, n := range names {
 		d.Body = strings.ReplaceAll(d.Body, n, "NAME")
@@ -127,7 +127,7 @@ var bodies = map[string]string{
 // there: what would make it, and what only the owner of the machine may.
 var answers = map[string]int{"applyProfile": 200, "publishPort": 403, "unpublishPort": 403, "getTenant": 403, "updateTenant": 403}
 
-// operation is one of the API that names something in its path.
+// operation is an API operation with a name in its path.
 type operation struct {
 	id, method, path string
 	body             bool
@@ -181,7 +181,7 @@ func TestAttackForeignNamesThroughAnotherDaemon(t *testing.T) {
 	probe(t, d, foreignThings(t, openStore(t, address), theirs), work)
 }
 
-// probe tries everything with what another tenant has.
+// probe tries all operations with objects of another tenant.
 func probe(t *testing.T, d *daemon.Daemon, ids things, work *traces) {
 	mine, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "other", Verbs: []string{"admin"}})
 	if err != nil {
@@ -283,7 +283,7 @@ func (th things) of(path string) map[string]string {
 	return th[kind]
 }
 
-// absentLike returns a name or id that nobody has and that looks like another.
+// absentLike returns a name or id that does not exist and resembles another.
 func absentLike(name string) string {
 	last := byte('0')
 	if name[len(name)-1] == last {

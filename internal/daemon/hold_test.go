@@ -78,7 +78,7 @@ func begun(t *testing.T, f func() error) func() error {
 	return func() error { return <-done }
 }
 
-// ended makes an end in good order an error too.
+// ended returns an error for a normal end, too.
 func ended(err error) error {
 	if err == nil {
 		return errors.New("it goes on")
@@ -86,7 +86,7 @@ func ended(err error) error {
 	return err
 }
 
-// stalledUpload writes a file of which the end never comes.
+// stalledUpload writes a file without ever completing it.
 func stalledUpload(ctx context.Context, s *atoll.Sandbox) error {
 	r, w := io.Pipe()
 	defer w.Close()

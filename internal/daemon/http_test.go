@@ -19,8 +19,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestBrokenRequests: what is wrong with a request is no fault of the daemon,
-// neither in its answer nor in its log, and changes nothing.
+// TestBrokenRequests: an invalid request is not reported as a fault of the
+// daemon, neither in the response nor in the log, and changes nothing.
 func TestBrokenRequests(t *testing.T) {
 	var logged bytes.Buffer
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) {

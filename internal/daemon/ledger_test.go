@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Of what a session saved, the last two archives are kept, and none after it is
-// removed. One whose making failed is not left over.
+// The last two archives of a session are kept; older ones are removed. A failed
+// save leaves nothing.
 func TestRB46TwoArchivesAreKept(t *testing.T) {
 	m := daemontest.New(t)
 	var broken atomic.Bool
@@ -70,7 +70,8 @@ func TestRB46TwoArchivesAreKept(t *testing.T) {
 	}
 }
 
-// A session tells which sandboxes served it, who held them, and why each ended.
+// The history of a session lists the sandboxes that served it, their holders,
+// and why each ended.
 func TestHistoryOfEpochs(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, shortGrace)

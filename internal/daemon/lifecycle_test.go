@@ -67,9 +67,8 @@ func TestPauseAndResume(t *testing.T) {
 	agree(t, m, c)
 }
 
-// What was stopped or paused to disk holds nothing, survives the daemon, and
-// comes back with its files and its environment, which is in no file in the
-// clear.
+// A stopped or disk-paused sandbox uses no resources, survives the daemon, and
+// comes back with its files and environment, which is in no file in plain text.
 func TestRestOnDisk(t *testing.T) {
 	const canary = "s3cr3t-canary-value"
 	rests := map[string]func(context.Context, *atoll.Sandbox) (sandbox.Sandbox, error){
@@ -218,7 +217,7 @@ func TestSnapshots(t *testing.T) {
 	agree(t, m, c)
 }
 
-// A snapshot of a sandbox that rests is one of what it left on the disk.
+// A snapshot of a stopped sandbox contains the files it left on disk.
 func TestSnapshotOfStopped(t *testing.T) {
 	m := daemontest.New(t)
 	c := daemontest.Client(t, m.Start(t, nil))
@@ -238,8 +237,8 @@ func TestSnapshotOfStopped(t *testing.T) {
 	agree(t, m, c)
 }
 
-// Nothing starts from a snapshot that is not what it was, and what is damaged
-// is not lost sight of.
+// Nothing starts from a damaged snapshot, and a damaged snapshot is not
+// forgotten.
 func TestDamagedSnapshots(t *testing.T) {
 	m := daemontest.New(t)
 	c := daemontest.Client(t, m.Start(t, nil))
@@ -306,7 +305,7 @@ func TestFork(t *testing.T) {
 	agree(t, m, c)
 }
 
-// If one copy cannot be made, none is.
+// If one copy cannot be created, none is.
 func TestForkIsWhole(t *testing.T) {
 	m := daemontest.New(t)
 	var made atomic.Int32 // copies are made side by side
@@ -354,8 +353,8 @@ func TestUpdate(t *testing.T) {
 	agree(t, m, c)
 }
 
-// Wherever a change of state is cut off, the next daemon finishes or undoes it:
-// the sandbox is whole on one side or the other, and nothing is left between.
+// If a change of state is interrupted at any point, the next daemon completes
+// or undoes it.
 func TestLifecycleCrashPoints(t *testing.T) {
 	pause := func(ctx context.Context, s *atoll.Sandbox) error {
 		_, err := s.Pause(ctx, sandbox.PauseMemory)

@@ -81,8 +81,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// The database goes away and comes back: the daemon is alive all the time,
-// ready only with it, and says so in its metrics.
+// While the database is unavailable, the daemon is alive but not ready, and its
+// metrics show that.
 func TestReadiness(t *testing.T) {
 	address := storetest.Postgres(t)
 	d := daemontest.New(t).Start(t, on(address))
@@ -103,8 +103,8 @@ func TestReadiness(t *testing.T) {
 	status("/readyz", 200)
 }
 
-// A request can be found in the log by the id that its caller has, and nothing
-// that a caller sends gets there unchecked.
+// A request can be found in the log by the id that its caller gets. Nothing
+// that a caller sends gets into the log unchecked.
 func TestRequestIDs(t *testing.T) {
 	var logged bytes.Buffer
 	m := daemontest.New(t)

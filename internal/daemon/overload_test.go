@@ -12,9 +12,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// With too little free memory a sandbox is refused, with a time after which to try
-// again; a client does that, and gets it when there is memory. What exists can be
-// used and removed all the while.
+// With too little free memory, creating a sandbox is refused with a retry time.
+// A client retries, and succeeds when there is memory. Existing sandboxes can
+// be used and removed meanwhile.
 func TestLittleMemory(t *testing.T) {
 	var free atomic.Int64
 	free.Store(20 << 30)

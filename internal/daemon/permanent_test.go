@@ -16,8 +16,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// personal is a provider whose sandboxes are machines of their users, and which
-// may say that one is gone all the same.
+// personal is a provider whose sandboxes are machines of their users. It may
+// falsely report that one is gone.
 type personal struct {
 	driver.Provider
 	lies *atomic.Bool
@@ -32,9 +32,9 @@ func (p personal) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, e
 	return p.Provider.Attach(ctx, id)
 }
 
-// A machine of a user is never gone: whatever its provider says, the session
-// waits for it, makes no other, and has it again afterwards. Neither the daemon
-// that finds its sandboxes again nor the reaper forgets or ends it.
+// A user's machine is never gone: whatever its provider says, the session waits
+// for it, creates no other, and uses it again afterwards. Neither
+// reconciliation nor the reaper forgets or ends it.
 func TestRB34MachinesAreNeverGone(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)

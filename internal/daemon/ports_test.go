@@ -88,7 +88,8 @@ func TestDial(t *testing.T) {
 	wantCode(t, err, sandbox.CodeGone)
 }
 
-// TestTooManyConnections: what a caller can open is bounded, and given back.
+// TestTooManyConnections: the connections of a caller are limited, and closed
+// ones are no longer counted.
 func TestTooManyConnections(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	s := create(t, daemontest.Client(t, d), sandbox.Spec{Name: "one"})
@@ -125,7 +126,7 @@ func TestTooManyConnections(t *testing.T) {
 	}
 }
 
-// visit asks the proxy for a port and returns the status.
+// visit requests a port through the proxy and returns the status.
 func visit(t *testing.T, d *daemon.Daemon, host string, headers ...string) int {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+d.TCP().String()+"/", nil)
@@ -237,7 +238,7 @@ func TestAttackPortTokens(t *testing.T) {
 	nowhere(t, m.Dir, all, one, keyed)
 }
 
-// nowhere looks for secrets in all that the daemon writes.
+// nowhere searches for secrets in all files of the daemon.
 func nowhere(t *testing.T, dir string, secrets ...string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {

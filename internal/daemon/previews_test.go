@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// showing is a provider that gives ports addresses, which lead nowhere.
+// showing is a provider that gives ports URLs, which do not work.
 type showing struct {
 	driver.Provider
 	mu    sync.Mutex

@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// service is a provider with sandboxes of its own in every account.
+// service is a provider with separate sandboxes in every account.
 type service struct {
 	accounts map[string]*fake.World
 	loose    bool
@@ -47,8 +47,8 @@ func wantState(t *testing.T, c *atoll.Client, name string, want sandbox.State) s
 	return s.Info()
 }
 
-// A daemon that is started with another default provider goes on with the
-// sandboxes of the former one.
+// A daemon started with another default provider still manages the sandboxes of
+// the former one.
 func TestAnotherDefaultProvider(t *testing.T) {
 	m, s := daemontest.New(t), newService()
 	one, two := s.entry("one", "here"), s.entry("two", "there")
@@ -100,8 +100,8 @@ func TestAnotherDefaultProvider(t *testing.T) {
 	}
 }
 
-// The key of another account proves nothing about a sandbox: it is lost and
-// keeps its name, until its own account is used again.
+// A key of another account proves nothing about a sandbox: the sandbox is lost
+// and keeps its name until its own account is used again.
 func TestAnotherAccount(t *testing.T) {
 	m, s := daemontest.New(t), newService()
 	c, d := with(t, m, s.entry("hosted", "ours"))
@@ -137,8 +137,8 @@ func TestAnotherAccount(t *testing.T) {
 	}
 }
 
-// Who does not own the machine gets the default provider, and those that the
-// owner shares.
+// Callers who do not own the machine get the default provider and the shared
+// ones.
 func TestProvidersOfOthers(t *testing.T) {
 	m, s := daemontest.New(t), newService()
 	d := m.Start(t, func(o *daemon.Options) {
@@ -166,8 +166,8 @@ func TestProvidersOfOthers(t *testing.T) {
 	}
 }
 
-// Limits that the provider does not enforce are said to be so, and do not
-// satisfy a quota.
+// Limits that the provider does not enforce are reported, and do not satisfy a
+// quota.
 func TestLimitsOfProviders(t *testing.T) {
 	m, s := daemontest.New(t), newService()
 	loose := newService()

@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A published port is the sandbox's until it is removed: a stop frees it, and a
-// start or another daemon listens again.
+// A published port belongs to the sandbox until it is removed: a stop closes
+// it, and a start or another daemon opens it again.
 func TestPublishedPorts(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, nil)
@@ -109,7 +109,7 @@ func TestPublishingIsForTheOwner(t *testing.T) {
 	}
 }
 
-// listens reports whether somebody accepts connections at a published port.
+// listens reports whether a published port accepts connections.
 func listens(p sandbox.PublishedPort) bool {
 	conn, err := net.Dial("tcp", p.Listen())
 	if err == nil {

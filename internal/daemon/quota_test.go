@@ -20,8 +20,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// limit changes what a tenant may use, as its operator does. Limits go by their
-// names in JSON.
+// limit changes the limits of a tenant, given by their JSON names.
 func limit(t *testing.T, owner *atoll.Client, tenant string, limits map[string]float64) {
 	t.Helper()
 	var change sandbox.LimitsChange
@@ -37,7 +36,7 @@ func limit(t *testing.T, owner *atoll.Client, tenant string, limits map[string]f
 	}
 }
 
-// A full quota is answered with 429 and says when to come back.
+// An exceeded quota is a 429 with a retry time.
 func TestTooMuch(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner := daemontest.Client(t, d)
@@ -82,7 +81,7 @@ func TestTooMuch(t *testing.T) {
 	}
 }
 
-// An attacker whose tenant has a quota gets no more by changing what it has.
+// An attacker whose tenant has a quota cannot exceed it with updates.
 func TestQuotaHoldsForUpdates(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner, boss := daemontest.Client(t, d), bearer(t, d, "acme", "admin")
@@ -103,8 +102,8 @@ func TestQuotaHoldsForUpdates(t *testing.T) {
 	}
 }
 
-// An attacker without a quota asks for so much that it cannot be added up, and
-// with that would keep the owner of the machine from seeing who uses what.
+// An attacker without a quota requests so much that the sum overflows, which
+// would hide the usage from the owner of the machine.
 func TestUsageCanBeAddedUp(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner, boss := daemontest.Client(t, d), bearer(t, d, "acme", "admin")
@@ -169,7 +168,7 @@ func TestTenantsAreTheOwners(t *testing.T) {
 	}
 }
 
-// Output over the rate is slowed down and comes whole.
+// Output above the rate is slowed down, and is complete.
 func TestOutputIsMetered(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner := daemontest.Client(t, d)
@@ -196,7 +195,7 @@ func TestOutputIsMetered(t *testing.T) {
 	}
 }
 
-// Ends of commands are on record, however they come, and hold no output.
+// The ends of commands are recorded in all cases, without output.
 func TestEndsAreRecorded(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, nil)
@@ -262,7 +261,7 @@ func TestEndsAreRecorded(t *testing.T) {
 	}
 }
 
-// Readers that stop reading stop who writes to them, and cost bounded memory.
+// Readers that stop reading block the writers, and use bounded memory.
 func TestSlowReaders(t *testing.T) {
 	c := daemontest.Client(t, daemontest.New(t).Start(t, nil))
 	s := create(t, c, sandbox.Spec{Name: "one"})
@@ -316,8 +315,8 @@ func (z zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Of those who want the last places at once, as many get one as there are
-// places, and those who get none have left nothing behind that takes one.
+// Of concurrent requests for the last places, exactly as many succeed as there
+// are places. Refused requests leave nothing that uses one.
 func TestLastPlaces(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	c := daemontest.Client(t, d)
