@@ -140,6 +140,9 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 		if len(path) > 1 && path[1] != "create" {
 			e.must(t, "atoll session create notes && atoll session exec notes -- sh -c 'echo hello >/root/note'")
 		}
+		if len(path) > 1 && path[1] == "resume" {
+			e.must(t, "atoll session envelope --archive notes.tar notes >notes.json")
+		}
 	case path[0] == "context":
 		e.env = append(e.env, "XDG_CONFIG_HOME="+e.dir)
 		e.must(t, "umask 077; echo ak-1 >office.key")

@@ -96,11 +96,7 @@ func TestE2BNetworkIsClosedByDefault(t *testing.T) {
 	c.want(409, c.call("PUT", path, `{"egressProxy":{"address":"192.0.2.1:1"}}`, "X-API-Key", mine))
 	c.want(404, c.call("PUT", path, `{}`, "X-API-Key", other))
 	c.want(400, c.call("PUT", path, `{"denyOut":["example.com"]}`, "X-API-Key", mine))
-	for _, lacking := range []string{`{"rules":{"a.test":[{"transform":{"headers":{"A":"${e2b.identity.tokens.t}"}}}]}}`} {
-		if a := c.want(501, c.call("PUT", path, lacking, "X-API-Key", mine)); a.fields["error_code"] != "atoll_unsupported" {
-			t.Errorf("%s: %s", lacking, a.body)
-		}
-	}
+	c.want(400, c.call("PUT", path, `{"rules":{"a.test":[{"transform":{"headers":{"A":"${e2b.identity.tokens.t}"}}}]}}`, "X-API-Key", mine)) // the sandbox has no such token
 }
 
 func TestE2BLogs(t *testing.T) {

@@ -40,7 +40,8 @@ func (o Evict) apply(m *machine) (Effect, error) {
 const retryRotation = 5 * time.Minute
 
 // Keep ends a rotation that failed before the sandbox was being ended. The
-// sandbox continues to serve, and is rotated again after retryRotation.
+// sandbox continues to serve, and is rotated again after retryRotation, or when
+// the last quarter of its lead begins.
 type Keep struct{ Epoch, Drain int64 }
 
 func (o Keep) apply(m *machine) (Effect, error) {
@@ -49,6 +50,9 @@ func (o Keep) apply(m *machine) (Effect, error) {
 		return Effect{}, nil
 	}
 	l.Rotating, l.Evicting, l.Retry = false, false, m.now.Add(min(retryRotation, l.Lead()/8))
+	if last := l.Deadline.Add(-l.Lead() / 4); m.now.Before(last) && l.Retry.After(last) {
+		l.Retry = last
+	}
 	if len(l.Holders) > 0 {
 		l.State, l.Expires = Warm, time.Time{}
 	}

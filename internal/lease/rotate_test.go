@@ -63,6 +63,20 @@ func TestRB58FailedCaptureKeepsTheSandbox(t *testing.T) {
 	}
 }
 
+// The last quarter of the lead is kept for saving: a rotation that was put off
+// is tried again when it begins, and not after it.
+func TestRB58LastQuarterIsKept(t *testing.T) {
+	for left, want := range map[time.Duration]time.Duration{18 * time.Minute: 3 * time.Minute, 14 * time.Minute: 5 * time.Minute} {
+		l := at(Warm, 1)
+		l.Began, l.Deadline = start.Add(-24*time.Hour), start.Add(left)
+		l, _ = apply(t, l, start, Rotate{3}, Evict{3})
+		l, _ = apply(t, l, start, Keep{3, l.Drains})
+		if got := l.Retry.Sub(start); got != want {
+			t.Errorf("%v before the deadline: the next attempt is after %v, want %v", left, got, want)
+		}
+	}
+}
+
 // Half of a short lifetime is the most that replacing a sandbox may take of it.
 func TestRB58Lead(t *testing.T) {
 	for life, want := range map[time.Duration]time.Duration{24 * time.Hour: time.Hour, time.Hour: 30 * time.Minute, 0: time.Hour} {
