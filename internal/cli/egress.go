@@ -64,22 +64,7 @@ atoll profile test.`,
 		if denied {
 			opts.Types = []string{"egress.denied"}
 		}
-		read := c.Events
-		if follow {
-			read = c.FollowEvents
-		}
-		for e, err := range read(ctx, opts) {
-			if err != nil {
-				if ctx.Err() != nil {
-					break
-				}
-				return err
-			}
-			if err := a.showFlow(e, asJSON); err != nil {
-				return err
-			}
-		}
-		return nil
+		return eachEvent(ctx, c, opts, follow, func(e sandbox.Event) error { return a.showFlow(e, asJSON) })
 	})
 	return cmd
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/admin"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -61,20 +62,8 @@ a time that is still to come.`,
 			}
 			opts.Sandbox = s.ID()
 		}
-		read := c.Events
-		if follow {
-			read = c.FollowEvents
-		}
-		for e, err := range read(ctx, opts) {
-			if err != nil {
-				if ctx.Err() != nil {
-					break
-				}
-				return err
-			}
-			if err := a.showEvent(e, asJSON); err != nil {
-				return err
-			}
+		if err := eachEvent(ctx, c, opts, follow, func(e sandbox.Event) error { return a.showEvent(e, asJSON) }); err != nil {
+			return err
 		}
 		if ctx.Err() != nil {
 			return exitCode(130)
@@ -82,6 +71,26 @@ a time that is still to come.`,
 		return nil
 	})
 	return cmd
+}
+
+// eachEvent shows recorded events, and with follow those to come until ctx ends.
+func eachEvent(ctx context.Context, c *atoll.Client, opts sandbox.EventQuery, follow bool, show func(sandbox.Event) error) error {
+	read := c.Events
+	if follow {
+		read = c.FollowEvents
+	}
+	for e, err := range read(ctx, opts) {
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		if err := show(e); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (a eventCommands) showEvent(e sandbox.Event, asJSON bool) error {

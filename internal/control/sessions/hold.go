@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control/core"
-	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/session"
@@ -31,21 +30,12 @@ type Holders struct {
 // woken or rebuilt if need be. A holder is added once: acquiring again counts as
 // a heartbeat.
 func (s *Holders) Acquire(ctx context.Context, ref string, h sandbox.HolderRef) (out sandbox.Acquired, err error) {
-	const op = ops.SessionAcquire
-	who, err := guard.Principal(ctx)
-	if err != nil {
-		return out, err
-	}
-	err = s.Do(ctx, op, guard.Subject{Subject: ref}, func(ctx context.Context) error {
-		row, err := s.find(ctx, who.Tenant, ref)
-		if err != nil {
-			return err
-		}
+	err = s.onSession(ctx, ops.SessionAcquire, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
 		held, err := s.acquire(ctx, row, h, who.Key)
 		out = sandbox.Acquired{Epoch: held.Epoch, Role: string(held.Role), Sandbox: held.Box.ID, Receipt: held.Receipt}
 		return err
 	})
-	return out, core.Named(op, err)
+	return out, err
 }
 
 // acquire acquires the sandbox of a session for a holder, and records what the
@@ -99,7 +89,7 @@ func (s *Holders) acquire(ctx context.Context, row store.Session, h sandbox.Hold
 // CodeStale: the caller acquires again.
 func (s *Holders) Heartbeat(ctx context.Context, ref string, h sandbox.HolderRef) error {
 	const op = ops.SessionHeartbeat
-	return s.onLease(ctx, op, ref, func(ctx context.Context, row store.Session) error {
+	return s.onSession(ctx, op, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		kind := lease.Kind(cmp.Or(h.Kind, string(lease.Operator)))
 		all := s.leases.of(row.Tenant)
 		l, effect, err := all.Apply(ctx, row.Group, lease.Heartbeat{Kind: kind, ID: h.ID, Epoch: h.Epoch})
@@ -119,7 +109,7 @@ func (s *Holders) Heartbeat(ctx context.Context, ref string, h sandbox.HolderRef
 
 // Release removes a holder. One that is not there is success.
 func (s *Holders) Release(ctx context.Context, ref string, h sandbox.HolderRef) error {
-	return s.onLease(ctx, ops.SessionRelease, ref, func(ctx context.Context, row store.Session) error {
+	return s.onSession(ctx, ops.SessionRelease, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		op := lease.Release{Kind: lease.Kind(cmp.Or(h.Kind, string(lease.Operator))), ID: h.ID}
 		_, _, err := s.leases.of(row.Tenant).Apply(ctx, row.Group, op)
 		return err
@@ -129,7 +119,7 @@ func (s *Holders) Release(ctx context.Context, ref string, h sandbox.HolderRef) 
 // Envelope returns what any daemon finds or rebuilds the sandbox of a session
 // from.
 func (s *Holders) Envelope(ctx context.Context, ref string) (out sandbox.Envelope, err error) {
-	err = s.onLease(ctx, ops.SessionEnvelope, ref, func(ctx context.Context, row store.Session) error {
+	err = s.onSession(ctx, ops.SessionEnvelope, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		l, err := s.leases.of(row.Tenant).Load(ctx, row.Group)
 		if err != nil {
 			return err

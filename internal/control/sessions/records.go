@@ -6,6 +6,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -19,8 +20,8 @@ type records struct {
 	grace        time.Duration // between the last holder and the end of a sandbox
 }
 
-// onLease does something to the lease of a session, guarded.
-func (s *records) onLease(ctx context.Context, op ops.Op, ref string, do func(context.Context, store.Session) error) error {
+// onSession does something with a session that is not being removed, guarded.
+func (s *records) onSession(ctx context.Context, op ops.Op, ref string, do func(context.Context, key.Principal, store.Session) error) error {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
@@ -30,7 +31,7 @@ func (s *records) onLease(ctx context.Context, op ops.Op, ref string, do func(co
 		if err != nil {
 			return err
 		}
-		return do(ctx, row)
+		return do(ctx, who, row)
 	}))
 }
 

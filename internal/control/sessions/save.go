@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/session"
@@ -16,7 +17,7 @@ import (
 // sandbox returns what was saved last. With an epoch that is not the present one
 // it is CodeStale; see Route.
 func (s *Holders) Save(ctx context.Context, ref string, epoch int64, follow bool) (out sandbox.Saved, err error) {
-	err = s.onLease(ctx, ops.SessionSave, ref, func(ctx context.Context, row store.Session) error {
+	err = s.onSession(ctx, ops.SessionSave, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		l, err := s.leases.of(row.Tenant).Load(ctx, row.Group)
 		if err == nil && epoch == 0 && l.State == lease.Cold {
 			out, err = lastSaved(row, l)

@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/session"
@@ -191,17 +192,8 @@ func matches(labels, wanted map[string]string) bool {
 
 // Update changes labels and what happens to the sandbox when nobody needs it.
 func (s *Service) Update(ctx context.Context, ref string, c sandbox.SessionChange) (out sandbox.Session, err error) {
-	const op = ops.SessionUpdate
-	who, err := guard.Principal(ctx)
-	if err != nil {
-		return out, err
-	}
-	err = s.Do(ctx, op, guard.Subject{Subject: ref}, func(ctx context.Context) error {
-		row, err := s.find(ctx, who.Tenant, ref)
-		if err != nil {
-			return err
-		}
-		_, err = s.change(ctx, row, func(row *store.Session) error {
+	err = s.onSession(ctx, ops.SessionUpdate, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
+		_, err := s.change(ctx, row, func(row *store.Session) error {
 			for k, v := range c.Labels {
 				if v == nil {
 					delete(row.Labels, k)
@@ -215,11 +207,11 @@ func (s *Service) Update(ctx context.Context, ref string, c sandbox.SessionChang
 			return check(row)
 		})
 		if err == nil {
-			out, err = s.described(ctx, who.Tenant, row.ID)
+			out, err = s.described(ctx, row.Tenant, row.ID)
 		}
 		return err
 	})
-	return out, core.Named(op, err)
+	return out, err
 }
 
 // Remove removes a session. The last of its group takes the sandbox and what was

@@ -9,7 +9,6 @@ import (
 
 	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control/core"
-	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
@@ -38,15 +37,6 @@ func (s *Movers) Targets(ctx context.Context, ref string) (out []sandbox.Session
 		return err
 	})
 	return out, err
-}
-
-// onSession does something with a session, guarded.
-func (s *Movers) onSession(ctx context.Context, op ops.Op, ref string, do func(context.Context, key.Principal, store.Session) error) error {
-	who, err := guard.Principal(ctx)
-	if err != nil {
-		return err
-	}
-	return s.onLease(ctx, op, ref, func(ctx context.Context, row store.Session) error { return do(ctx, who, row) })
 }
 
 // targets returns the targets of a session, and the name of the default provider.

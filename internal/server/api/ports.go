@@ -178,7 +178,7 @@ func (a *API) openPort(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer conn.Close()
-	ws, err := upgrade(w, r)
+	ws, err := Upgrade(w, r)
 	if err != nil || ws == nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func (a *API) attachStream(w http.ResponseWriter, r *http.Request) error {
 // connect upgrades the connection to a WebSocket and connects a process to it
 // until both have ended.
 func (a *API) connect(w http.ResponseWriter, r *http.Request, open func(context.Context, *stream.Link) (driver.Process, *stream.Position, error)) error {
-	ws, err := upgrade(w, r)
+	ws, err := Upgrade(w, r)
 	if err != nil || ws == nil {
 		return err
 	}

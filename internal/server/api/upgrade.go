@@ -9,10 +9,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// upgrade upgrades the connection of a request to a WebSocket. Package server
+// Upgrade upgrades the connection of a request to a WebSocket. Package server
 // has checked the Origin header already. A nil WebSocket without an error means
-// that the connection was lost.
-func upgrade(w http.ResponseWriter, r *http.Request) (*websocket.Conn, error) {
+// that the connection was lost; an error is a *Problem.
+func Upgrade(w http.ResponseWriter, r *http.Request) (*websocket.Conn, error) {
 	answer := &handshake{ResponseWriter: w}
 	ws, err := websocket.Accept(answer, r, &websocket.AcceptOptions{InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
 	if err != nil && answer.status != 0 {

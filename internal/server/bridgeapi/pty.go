@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -73,13 +74,12 @@ func (h *Handler) pty(w http.ResponseWriter, r *http.Request, c *call) error {
 	if err != nil {
 		return err
 	}
-	answer := &handshake{ResponseWriter: w}
-	ws, err := websocket.Accept(answer, r, &websocket.AcceptOptions{InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
-	if err != nil {
-		if answer.status != 0 {
-			return &problem{answer.status, strings.TrimSpace(answer.text.String()), codeInvalid}
-		}
-		return nil // the connection was lost meanwhile
+	ws, err := api.Upgrade(w, r)
+	if refused, ok := errors.AsType[*api.Problem](err); ok {
+		return &problem{refused.Status, refused.Detail, codeInvalid}
+	}
+	if ws == nil {
+		return err // the connection was lost
 	}
 	defer func() { _ = ws.CloseNow() }()
 	ws.SetReadLimit(maxFrame)
@@ -378,26 +378,3 @@ func (in *input) pass() {
 		}
 	}
 }
-
-// handshake captures the plain text with which the library refuses a handshake,
-// so that it can be sent like other errors.
-type handshake struct {
-	http.ResponseWriter
-	status int // HTTP status of a refusal
-	text   strings.Builder
-}
-
-// Unwrap lets the library take over the connection.
-func (h *handshake) Unwrap() http.ResponseWriter { return h.ResponseWriter }
-
-// WriteHeader implements http.ResponseWriter.
-func (h *handshake) WriteHeader(status int) {
-	if status == http.StatusSwitchingProtocols {
-		h.ResponseWriter.WriteHeader(status)
-		return
-	}
-	h.status = status
-}
-
-// Write implements http.ResponseWriter.
-func (h *handshake) Write(p []byte) (int, error) { return h.text.Write(p) }
