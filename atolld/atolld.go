@@ -23,7 +23,7 @@ import (
 	"github.com/atoll-run/atoll/internal/bucket"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/gateway/egress"
-	_ "github.com/atoll-run/atoll/internal/guest/early" // must be initialized first
+	_ "github.com/atoll-run/atoll/internal/guest/early" // must be initialised first
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/provider/gvisor"

@@ -109,7 +109,7 @@ type Rule struct {
 	// addresses of names, too.
 	Hosts []string `json:"hosts" doc:"name, *.name, *, address or CIDR, each with an optional :port"`
 
-	// Paths are patterns for the normalized path of an HTTP request, without its
+	// Paths are patterns for the normalised path of an HTTP request, without its
 	// query. "*" matches any characters within one segment. "**", as a whole
 	// segment, matches any number of segments.
 	Paths   []string `json:"paths,omitempty" doc:"of HTTP requests; * within a segment, ** for any number of segments"`

@@ -68,7 +68,7 @@ type Options struct {
 	OnError func(context.Context, error)
 }
 
-// Recorder authorizes and records actions. It is safe for concurrent use.
+// Recorder authorises and records actions. It is safe for concurrent use.
 type Recorder struct {
 	log  *eventlog.Log
 	opts Options

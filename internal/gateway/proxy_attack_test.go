@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// wicked is an operator's proxy that an attacker controls. Its behavior depends
+// wicked is an operator's proxy that an attacker controls. Its behaviour depends
 // on the requested host.
 type wicked struct {
 	w    *world

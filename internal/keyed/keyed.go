@@ -1,4 +1,4 @@
-// Package keyed serializes work on one object at a time, by its id.
+// Package keyed serialises work on one object at a time, by its id.
 package keyed
 
 import (

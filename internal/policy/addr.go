@@ -34,7 +34,7 @@ func (c Class) words() string {
 	return article + strings.ReplaceAll(string(c), "_", "-") + " address"
 }
 
-// ClassOf is the function [ClassOf], which also recognizes the machine's own
+// ClassOf is the function [ClassOf], which also recognises the machine's own
 // addresses.
 func (o Operator) ClassOf(a netip.Addr) Class {
 	class := ClassOf(a)

@@ -22,7 +22,7 @@ var (
 // without a query. It is used for matching and must be the form that is
 // forwarded. Unneeded escapes are decoded, the others get upper-case digits,
 // empty segments and "." are removed, and ".." removes the segment before it.
-// Normalizing again changes nothing.
+// Normalising again changes nothing.
 //
 // A path that servers are known to interpret differently is refused: one with
 // control characters or backslashes, escaped or not, or with a ".." that
@@ -63,7 +63,7 @@ func NormalizePath(raw string) (string, error) {
 	return "/" + strings.Join(out, "/"), nil
 }
 
-// unescapeNeedless decodes escapes of unreserved characters and normalizes
+// unescapeNeedless decodes escapes of unreserved characters and normalises
 // everything else.
 func unescapeNeedless(raw string) (string, error) {
 	var b strings.Builder
@@ -177,7 +177,7 @@ type requestPath struct {
 	loose []string
 }
 
-// parseRequestPath normalizes and splits a path.
+// parseRequestPath normalises and splits a path.
 func parseRequestPath(raw string) (requestPath, error) {
 	norm, err := NormalizePath(raw)
 	if err != nil {
@@ -209,7 +209,7 @@ const anySegments = "**"
 
 var errBadPattern = errors.New("\"**\" must be alone between two slashes")
 
-// parsePath parses a path pattern, which is normalized like the paths it is
+// parsePath parses a path pattern, which is normalised like the paths it is
 // compared with.
 func parsePath(s string) (pathPattern, error) {
 	norm, err := NormalizePath(s)

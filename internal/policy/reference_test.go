@@ -284,7 +284,7 @@ func FuzzParseHost(f *testing.F) {
 	})
 }
 
-// For any input, normalizing a normalized path does not change it, it has no
+// For any input, normalising a normalised path does not change it, it has no
 // "..", and the standard library reads it in the same way.
 func FuzzNormalizePath(f *testing.F) {
 	for _, s := range []string{"/", "/a/../b", "/%2e%2e/", "/a%2Fb", "/a%252e", "/a;b/..;/c", "//a///b/.", "/%41%zz", "/\u00fc", "/a%5cb", "/%00", "/{x}|y^", "/a/.../b"} {

@@ -40,7 +40,7 @@ type Caller struct {
 type Config struct {
 	// Handler answers authenticated requests.
 	Handler http.Handler
-	// Ports answers requests for ports of sandboxes. It recognizes and
+	// Ports answers requests for ports of sandboxes. It recognises and
 	// authenticates them itself. Nil: there are none.
 	Ports PortHandler
 	// Authenticate returns the context for a caller's request, or the error that

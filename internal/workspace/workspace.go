@@ -13,7 +13,7 @@
 // A change writes packs and then the record with the next number. Only one
 // writer can create that record. If a writer is killed before that, its packs
 // have no record, and the next [Workspace.Prune] removes them. So workspaces
-// need no locks, leases or synchronized clocks, on one machine or several.
+// need no locks, leases or synchronised clocks, on one machine or several.
 //
 // Neither directories, which code in sandboxes may change at any time, nor blob
 // stores are trusted. Files are accessed through [os.Root].

@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// ChangeTx runs a change that takes a single transaction: it authorizes the
+// ChangeTx runs a change that takes a single transaction: it authorises the
 // change, records the attempt, calls change, and records the outcome. change
 // returns the subject of the record. It may be called again if the transaction
 // has to be retried.

@@ -84,7 +84,7 @@ func (c *Core) Report(ctx context.Context, err error) {
 	}
 }
 
-// Look authorizes an operation that only reads from the store.
+// Look authorises an operation that only reads from the store.
 func (c *Core) Look(ctx context.Context, op ops.Op, subject string) (who key.Principal, err error) {
 	if who, err = guard.Principal(ctx); err != nil {
 		return who, err

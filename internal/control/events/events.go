@@ -28,7 +28,7 @@ type Service struct {
 // otlp is nil, ExportOTLP returns CodeUnsupported.
 func New(c *core.Core, log *eventlog.Log, otlp WriteOTLP) *Service { return &Service{c, log, otlp} }
 
-// mayRead authorizes a query and converts it to a filter.
+// mayRead authorises a query and converts it to a filter.
 func (s *Service) mayRead(ctx context.Context, op ops.Op, q *sandbox.EventQuery) (who key.Principal, f eventlog.Filter, err error) {
 	f = eventlog.Filter{Since: q.Since, Until: q.Until, Ops: q.Ops, Types: q.Types, Sandbox: q.Sandbox}
 	if who, err = s.Look(ctx, op, ""); err == nil {

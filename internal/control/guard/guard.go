@@ -1,4 +1,4 @@
-// Package guard authorizes and records all operations of the control plane.
+// Package guard authorises and records all operations of the control plane.
 // Every operation passes [Guard.Do], or [Guard.Admit] if it writes its record
 // in its own transaction. Nothing can disable the guard.
 package guard
@@ -23,7 +23,7 @@ type Subject struct {
 	Command *sandbox.Command
 }
 
-// Guard authorizes and records operations. Its fields must not change after the
+// Guard authorises and records operations. Its fields must not change after the
 // first use. It is safe for concurrent use.
 type Guard struct {
 	Audit *audit.Recorder
@@ -58,7 +58,7 @@ func Principal(ctx context.Context) (key.Principal, error) {
 	return who, nil
 }
 
-// Do authorizes and records an operation. It calls fn once, or returns the
+// Do authorises and records an operation. It calls fn once, or returns the
 // reason for refusing.
 func (g *Guard) Do(ctx context.Context, op ops.Op, s Subject, fn func(context.Context) error) error {
 	return g.do(ctx, op, s, g.allow, fn)
@@ -114,7 +114,7 @@ func (g *Guard) allowAll(ctx context.Context, who key.Principal, op ops.Op, s Su
 	return err
 }
 
-// Admit authorizes an operation whose caller records the returned action
+// Admit authorises an operation whose caller records the returned action
 // together with its changes. Admit records a refusal. The checks in more may
 // also refuse.
 func (g *Guard) Admit(ctx context.Context, op ops.Op, s Subject, more ...func(key.Principal) error) (key.Principal, audit.Action, error) {

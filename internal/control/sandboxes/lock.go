@@ -23,7 +23,7 @@ type operation struct {
 	release func()
 }
 
-// lock authorizes an operation on a sandbox, waits for other operations on it,
+// lock authorises an operation on a sandbox, waits for other operations on it,
 // and checks whether the operation is possible. The caller releases it.
 func (s *records) lock(ctx context.Context, ref string, action ops.Op, op lifecycle.Op) (_ *operation, err error) {
 	ctx, end := span.Start(ctx, "turn", string(action), "")
@@ -136,7 +136,7 @@ func (s *records) discard(ctx context.Context, b *store.Sandbox) {
 	s.Secrets.Forget(b.ID)
 }
 
-// LockForSnapshot authorizes a snapshot of a sandbox, and waits for other
+// LockForSnapshot authorises a snapshot of a sandbox, and waits for other
 // operations on it.
 func (s *records) LockForSnapshot(ctx context.Context, ref string) (*snapshots.Locked, error) {
 	t, err := s.lock(ctx, ref, ops.SnapshotCreate, lifecycle.Snapshot)

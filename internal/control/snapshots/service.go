@@ -23,7 +23,7 @@ import (
 
 // Sandboxes gives access to the sandboxes that snapshots are taken of.
 type Sandboxes interface {
-	// LockForSnapshot authorizes a snapshot of a sandbox, and waits for other
+	// LockForSnapshot authorises a snapshot of a sandbox, and waits for other
 	// operations on it. The caller calls Release.
 	LockForSnapshot(ctx context.Context, ref string) (*Locked, error)
 	// Attach returns an unguarded handle on a recorded sandbox of this node.

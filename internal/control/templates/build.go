@@ -206,7 +206,7 @@ func (b buildSandbox) Exec(ctx context.Context, cmd sandbox.Command, out io.Writ
 	return proc.Wait(ctx)
 }
 
-// oneAtATime serializes the writes of two streams.
+// oneAtATime serialises the writes of two streams.
 type oneAtATime struct {
 	mu sync.Mutex
 	w  io.Writer

@@ -152,7 +152,7 @@ func rewrite(p *httputil.ProxyRequest) {
 	}
 	u := *p.In.URL
 	u.Scheme, u.Host, u.User, u.Opaque, u.RawPath = scheme, host, nil, "", q.d.Path
-	u.Path, _ = url.PathUnescape(q.d.Path) // normalized by the policy
+	u.Path, _ = url.PathUnescape(q.d.Path) // normalised by the policy
 	out.URL, out.Host = &u, host
 }
 
