@@ -106,6 +106,7 @@ func New(opts Options) (*Provider, error) {
 		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true,
 		Hint: "use the BOXLITE_REST_URL and the BOXLITE_API_KEY that it was made with",
 	}}
+	p.Enter = func(id sandbox.ID, box string) (hosted.Inside, error) { return &inside{p: p, id: box, name: id}, nil }
 	for _, path := range slices.Sorted(maps.Keys(opts.Volumes)) {
 		p.volumes = append(p.volumes, volume{Managed: opts.Volumes[path], Path: path})
 	}

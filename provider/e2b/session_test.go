@@ -27,7 +27,7 @@ func TestWorkspace(t *testing.T) { hostedtest.Workspace(t, e2b.Name, opener(t)) 
 func TestHandover(t *testing.T) {
 	s := serve(t)
 	h := hostedtest.Handover{
-		Name: e2b.Name, Open: func(dir string) (driver.Provider, error) { return e2b.New(s.options(dir)) },
+		Name: e2b.Name, Unmarked: true, Open: func(dir string) (driver.Provider, error) { return e2b.New(s.options(dir)) },
 		Other: func(dir string) (driver.Provider, error) {
 			opts := s.options(dir)
 			opts.APIKey = "e2b_" + strings.Repeat("0", 40)

@@ -14,7 +14,7 @@ func TestHandover(t *testing.T) {
 	w := serve(t)
 	w.AddKey(other, "tenant-2")
 	h := hostedtest.Handover{
-		Name: islo.Name, Count: func() int { return len(w.Names()) + len(w.Profiles()) },
+		Name: islo.Name, Unmarked: true, Count: func() int { return len(w.Names()) + len(w.Profiles()) },
 		Open: func(dir string) (driver.Provider, error) { return islo.New(w.options(dir)) },
 		Other: func(dir string) (driver.Provider, error) {
 			opts := w.options(dir)

@@ -18,9 +18,9 @@ func (c *Core) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 		return err
 	}
 	defer l.Unlock()
-	switch _, err := c.Find(ctx, id); {
+	switch b, err := c.Find(ctx, id); {
 	case err == nil:
-		return nil // it belongs to this directory already
+		return c.returned(ctx, l, id, b) // it belongs to this directory already
 	case sandbox.CodeOf(err) != sandbox.CodeGone:
 		return err
 	}
@@ -48,10 +48,29 @@ func (c *Core) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 	if err != nil {
 		return c.unadopted(l, err)
 	}
+	if err := c.returned(ctx, l, id, b); err != nil {
+		return errors.Join(err, l.Remove())
+	}
 	if c.Expires {
 		c.expiry.Watch(id, r.Ends)
 	}
 	return nil
+}
+
+// returned marks a sandbox that this directory has a record of as its own. One
+// that sleeps keeps its mark.
+func (c *Core) returned(ctx context.Context, l *Locked, id sandbox.ID, b Box) (err error) {
+	r := l.Read()
+	if c.Enter == nil || r.Box != b.ID {
+		return nil
+	}
+	if b.State == sandbox.Running {
+		if r.Turn, err = c.setMark(ctx, id, b.ID, r.Turn); err != nil {
+			return err
+		}
+	}
+	r.Given = false
+	return l.Write(r)
 }
 
 // unadopted removes the lock of a sandbox without a record in this directory.

@@ -86,6 +86,9 @@ type Core struct {
 	Kit     guestkit.Kit
 	Expires bool // the service does not end lifetimes in time: see Expiry
 	More    bool // sandboxes may have more than themselves: see Record
+	// Enter gives access to the inside of a sandbox, for its Mark. Nil with a
+	// Claimer.
+	Enter func(id sandbox.ID, box string) (Inside, error)
 
 	Work  sync.WaitGroup  // what goes on after its caller gave up
 	Open  context.Context // ends with Close
@@ -226,6 +229,9 @@ func (c *Core) Find(ctx context.Context, id sandbox.ID) (Box, error) {
 // to another directory.
 func (c *Core) known(ctx context.Context, id sandbox.ID) (Box, error) {
 	b, err := c.Find(ctx, id)
+	if err == nil && c.Of(id, b.ID).Given {
+		return Box{}, driver.Elsewhere(id)
+	}
 	if sandbox.CodeOf(err) != sandbox.CodeGone {
 		return b, err
 	}
@@ -313,7 +319,7 @@ func (c *Core) living(ctx context.Context) (living []Box, err error) {
 		return nil, err
 	}
 	for _, b := range all {
-		if now, ok := there[b.Sandbox]; ok && now.ID == b.ID {
+		if now, ok := there[b.Sandbox]; ok && now.ID == b.ID && !c.Of(b.Sandbox, b.ID).Given {
 			living = append(living, b)
 		}
 	}

@@ -86,7 +86,7 @@ func (e *Expiry) end(id sandbox.ID) error {
 	switch {
 	case r.Box == "": // destroyed meanwhile
 		return l.Remove()
-	case r.Doomed || r.Over || r.Ends.IsZero():
+	case r.Doomed || r.Over || r.Given || r.Ends.IsZero():
 		return nil
 	case time.Now().Before(r.Ends):
 		e.Watch(id, r.Ends)

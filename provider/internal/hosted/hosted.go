@@ -6,6 +6,7 @@ package hosted
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net/url"
 	"time"
@@ -32,6 +33,8 @@ type Record struct {
 	// Scope is the scope of the directory that created the sandbox, if that was
 	// another one and the service still reports it.
 	Scope string `json:"scope,omitempty"`
+	Turn  int    `json:"turn,omitempty"`  // that of our mark: see Mark
+	Given bool   `json:"given,omitempty"` // another directory has adopted it
 }
 
 // making limits how long a request may continue after its caller gave up.
@@ -117,6 +120,10 @@ func (b Boxes) Destroy(ctx context.Context, in *guestkit.Instance, box string, e
 	}
 	if err != nil {
 		in.SetDying(false)
+		if r.Box == box && errors.Is(err, driver.ErrElsewhere) {
+			r.Doomed, r.Given = false, true
+			err = errors.Join(err, l.Write(r))
+		}
 		return err
 	}
 	in.Finish(guestkit.Killed)

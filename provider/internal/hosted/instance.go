@@ -79,7 +79,7 @@ func (in *Instance) Configure(ctx context.Context, d guest.Defaults) error {
 // Destroy implements driver.Instance.
 func (in *Instance) Destroy(ctx context.Context) error {
 	return in.core.Destroy(ctx, in.Instance, in.Box, func() error {
-		if err := in.core.mayEnd(ctx, in.ID(), in.Box); err != nil {
+		if err := in.core.mayEnd(ctx, in.ID(), in.Box, in.inside); err != nil {
 			return err
 		}
 		return in.core.Erase(ctx, in.ID(), in.Box)
@@ -87,19 +87,23 @@ func (in *Instance) Destroy(ctx context.Context) error {
 }
 
 // mayEnd refuses to end a sandbox that another directory has adopted, if the
-// service records that.
-func (c *Core) mayEnd(ctx context.Context, id sandbox.ID, box string) error {
-	if _, ok := c.Service.(Claimer); !ok {
-		return nil
+// service records that or the sandbox has its mark.
+func (c *Core) mayEnd(ctx context.Context, id sandbox.ID, box string, in Inside) error {
+	_, records := c.Service.(Claimer)
+	if !records && (c.Enter == nil || c.Service.Credential().Key == "") {
+		return nil // nobody can adopt it
 	}
 	b, err := c.Service.Get(ctx, id, box)
 	if errors.Is(err, ErrNone) {
 		return nil // Erase detects that, too
 	}
-	if err == nil {
-		err = c.owned(b)
+	switch {
+	case err != nil:
+		return err
+	case records:
+		return c.owned(b)
 	}
-	return err
+	return c.marked(ctx, id, b, in)
 }
 
 // Usage implements driver.Meter. What processors did is not known.

@@ -18,6 +18,8 @@ type Handover struct {
 	// Records: the service stores the owner of a sandbox, so that the former
 	// installation no longer touches it.
 	Records bool
+	// Unmarked: nothing keeps the former installation from ending the sandbox.
+	Unmarked bool
 	// Count returns the number of the service's sandboxes.
 	Count func() int
 }
@@ -132,8 +134,8 @@ func (h *Handover) Run(t *testing.T) {
 	if r, err := s.Acquire(t.Context()); err != nil || r.Outcome != sandbox.OutcomeCreated || r.Why == "" || len(r.Lost) == 0 || string(r.Sandbox) == e.Box {
 		t.Errorf("the first installation gets %+v, %v; want another sandbox, and that everything is lost", r, err)
 	}
-	if h.Records {
-		h.forgotten(t, second, s)
+	if !h.Unmarked {
+		h.forgotten(t, first, second, s)
 	} else if err := s.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -174,7 +176,7 @@ func (h *Handover) settled(t *testing.T, first, second *installation, s, taken *
 
 // forgotten checks that an installation that removes its session does not end a
 // sandbox that now belongs to another installation.
-func (h *Handover) forgotten(t *testing.T, second *installation, s *atoll.Session) {
+func (h *Handover) forgotten(t *testing.T, first, second *installation, s *atoll.Session) {
 	t.Helper()
 	sessionSays(t, s, "echo new >/tmp/note", "")
 	taken, err := second.resume(envelope(t, s))
@@ -185,6 +187,14 @@ func (h *Handover) forgotten(t *testing.T, second *installation, s *atoll.Sessio
 		t.Errorf("the first installation removes its session: %v", err)
 	}
 	h.count(t, "forgotten by the first installation,", 1)
+	first.stop()
+	first.c, first.stop = start(t, first.dir, h.Name, true, h.Open)
+	for b, err := range first.c.List(t.Context(), atoll.ListOptions{}) {
+		if err != nil || b.State != sandbox.Gone {
+			t.Errorf("after a restart the first installation has %+v, %v", b, err)
+		}
+	}
+	h.count(t, "after a restart of the first installation", 1)
 	sessionSays(t, taken, "cat /tmp/note", "new\n")
 	if err := taken.Destroy(t.Context()); err != nil {
 		t.Error(err)
