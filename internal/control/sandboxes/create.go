@@ -320,12 +320,12 @@ func (s *makers) bringUp(ctx context.Context, be *providers.Backend, want *contr
 	return s.Snapshots.Restore(ctx, be, req, origin)
 }
 
-// finalise records the outcome of an action together with its change.
+// finalize records the outcome of an action together with its change.
 func (s *records) finalize(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox)) (box store.Sandbox, err error) {
 	return s.finalizeWith(ctx, tenant, id, intent, out, change, nil)
 }
 
-// finalizeWith is finalise with additional changes in the transaction, if the
+// finalizeWith is finalize with additional changes in the transaction, if the
 // action succeeded.
 func (s *records) finalizeWith(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox), also func(*store.Tx) error) (box store.Sandbox, err error) {
 	ctx = store.WithReserve(ctx)
