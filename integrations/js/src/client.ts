@@ -95,8 +95,8 @@ export class Client {
   }
 
   /**
-  * Make a sandbox, which lives until it is destroyed or its lifetime ends. A repeated call with the same idempotencyKey returns
-  * the same sandbox. Without a key, an aborted call removes the sandbox that the daemon may have made.
+   * Make a sandbox, which lives until it is destroyed or its lifetime ends. A repeated call with the same idempotencyKey returns
+   * the same sandbox. Without a key, an aborted call removes the sandbox that the daemon may have made.
    */
   async create(spec: m.CreateRequest = {}, o: { idempotencyKey?: string; signal?: AbortSignal } = {}): Promise<Sandbox> {
     const ask = { json: spec, headers: { 'Idempotency-Key': o.idempotencyKey ?? randomUUID() } }

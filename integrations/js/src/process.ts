@@ -108,9 +108,9 @@ interface Message {
 }
 
 /**
-* A connection to one command. Iterating over it yields its output as it arrives.
+ * A connection to one command. Iterating over it yields its output as it arrives.
  *
-* A command that writes more than the buffers hold (256 KiB per stream) blocks until its output is read, unless it runs in the
+ * A command that writes more than the buffers hold (256 KiB per stream) blocks until its output is read, unless it runs in the
  * background. Closing kills the command, unless it runs in the background.
  */
 export class Process implements AsyncIterable<Output> {

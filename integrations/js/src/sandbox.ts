@@ -47,8 +47,8 @@ export class Sandbox {
   }
 
   /**
-  * Run a command and return its output. An array is a program with its arguments, a string a script for /bin/sh. A nonzero
-  * exit code is no error, nor is the end of the timeout.
+   * Run a command and return its output. An array is a program with its arguments, a string a script for /bin/sh. A nonzero
+   * exit code is no error, nor is the end of the timeout.
    */
   async run(args: string | readonly string[], o: RunOptions = {}): Promise<Result> {
     return toResult(await this.conn.call('POST', `${this.base}/exec`, { json: command(args, o), signal: o.signal }))
@@ -60,8 +60,8 @@ export class Sandbox {
   }
 
   /**
-  * Connect to a background command, or to one with a hold. Output continues after the given number of bytes of each stream. If
-  * that output is lost, it begins with the oldest byte kept; with `skip: false` this is ExhaustedError.
+   * Connect to a background command, or to one with a hold. Output continues after the given number of bytes of each stream. If
+   * that output is lost, it begins with the oldest byte kept; with `skip: false` this is ExhaustedError.
    */
   attach(process: string, o: { stdout?: number; stderr?: number; skip?: boolean } = {}): Promise<Process> {
     const query = new URLSearchParams({ stdout: String(o.stdout ?? 0), stderr: String(o.stderr ?? 0), skip: String(o.skip !== false) })

@@ -26,8 +26,8 @@ export interface SessionOptions {
 /**
  * A handle on a session: the methods of the sandbox that serves it, which it holds until it is released or closed.
  *
-* If another sandbox has taken its place, methods throw StaleError and have no effect until acquire is called. `await using`
-* releases the sandbox; destroy removes the session. Dropping it does not end the session.
+ * If another sandbox has taken its place, methods throw StaleError and have no effect until acquire is called. `await using`
+ * releases the sandbox; destroy removes the session. Dropping it does not end the session.
  */
 export class Session extends Sandbox {
   readonly #holder: m.HolderRef
@@ -166,7 +166,7 @@ export class Session extends Sandbox {
 
 /**
  * The sessions of a daemon. Those that are created, attached and resumed hold their sandbox. A turn holds it even when this
-* program ends without a release. Without a turn, it is released 90 seconds after that.
+ * program ends without a release. Without a turn, it is released 90 seconds after that.
  */
 export class Sessions {
   readonly #conn: Conn

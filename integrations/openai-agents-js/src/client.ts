@@ -101,7 +101,7 @@ export class AtollSandboxClient implements SandboxClient<AtollSandboxClientOptio
   }
 
   /**
-  * The sandbox of a state, which is resumed, started or rebuilt. If it is proved to be gone, it is replaced by one with the files of the
+   * The sandbox of a state, which is resumed, started or rebuilt. If it is proved to be gone, it is replaced by one with the files of the
    * snapshot that the state names, or else by an empty one with the files of the manifest.
    */
   async resume(state: AtollSandboxSessionState): Promise<AtollSandboxSession> {
