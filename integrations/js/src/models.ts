@@ -1957,6 +1957,7 @@ export interface components {
 
 export type Acquired = components['schemas']['Acquired']
 export type Archive = components['schemas']['Archive']
+export type ArchiveFile = components['schemas']['ArchiveFile']
 export type Attachment = components['schemas']['Attachment']
 export type AuditPrune = components['schemas']['AuditPrune']
 export type AuditPruned = components['schemas']['AuditPruned']
