@@ -77,7 +77,7 @@ func TestConformance(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	w := serve(t)
-	lacks := []string{"deadline", "images", "memory", "mounts", "network", "pause", "resize"}
+	lacks := []string{"deadline", "images", "memory", "mounts", "network", "pause", "previews", "resize"}
 	hostedtest.Check(t, boxlite.Name, service.Key, lacks, "BOXLITE_REST_URL="+w.url, "BOXLITE_API_KEY="+service.Key)
 	if n := len(w.IDs()); n > 0 {
 		t.Errorf("%d boxes are left", n)

@@ -85,7 +85,7 @@ func TestConformance(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	w := serve(t)
-	lacks := []string{"deadline", "images", "memory", "mounts", "network", "pause", "resize"}
+	lacks := []string{"deadline", "images", "memory", "mounts", "network", "pause", "previews", "resize"}
 	hostedtest.Check(t, islo.Name, service.Key, lacks, "ISLO_API_KEY="+service.Key, "ISLO_BASE_URL="+w.url, "ISLO_COMPUTE_URL="+w.url)
 	w.empty(t)
 }
