@@ -188,6 +188,7 @@ test('states, snapshots and forks', async () => {
   assert.equal((await fork.update({ labels: { new: 'label' } })).labels?.new, 'label')
   assert.ok((await fork.usage()).memory > 0)
   const ended = fork.wait()
+  ended.catch(() => {}) // it may fail before it is awaited below
   await fork.destroy()
   await ended.then(
     (exit) => assert.equal(exit.reason, 'killed'),
