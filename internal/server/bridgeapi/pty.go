@@ -327,10 +327,11 @@ type readerOnly struct{ io.Reader }
 type input struct {
 	to io.WriteCloser
 
-	mu     sync.Mutex
-	more   *sync.Cond
-	data   []byte
-	closed bool
+	mu      sync.Mutex
+	more    *sync.Cond
+	data    []byte
+	writing int // bytes that were taken from data and are being written
+	closed  bool
 }
 
 func newInput(to io.WriteCloser) *input {
@@ -344,7 +345,7 @@ func newInput(to io.WriteCloser) *input {
 func (in *input) add(data []byte) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if len(in.data)+len(data) > maxInput {
+	if in.writing+len(in.data)+len(data) > maxInput {
 		return false
 	}
 	in.data = append(in.data, data...)
@@ -363,18 +364,25 @@ func (in *input) close() {
 // program stops reading.
 func (in *input) pass() {
 	for {
-		in.mu.Lock()
-		for len(in.data) == 0 && !in.closed {
-			in.more.Wait()
-		}
-		data, closed := in.data, in.closed
-		in.data = nil
-		in.mu.Unlock()
-		if closed {
+		data, ok := in.take()
+		if !ok {
 			return
 		}
 		if _, err := in.to.Write(data); err != nil && !errors.Is(err, io.ErrShortWrite) {
 			return
 		}
 	}
+}
+
+// take waits for input. The input that it returned before has been written.
+func (in *input) take() (data []byte, ok bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.writing = 0
+	for len(in.data) == 0 && !in.closed {
+		in.more.Wait()
+	}
+	data, in.data = in.data, nil
+	in.writing = len(data)
+	return data, !in.closed
 }

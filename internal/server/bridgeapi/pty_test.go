@@ -210,7 +210,49 @@ func TestTerminalWhoseProgramDoesNotRead(t *testing.T) {
 			break
 		}
 	}
-	<-p.ended
+	select {
+	case <-p.ended:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the program still runs, although its input is full")
+	}
+}
+
+// blockedWriter is the standard input of a program that does not read.
+type blockedWriter struct{ begun, release chan struct{} }
+
+func (w blockedWriter) Write(b []byte) (int, error) {
+	w.begun <- struct{}{}
+	<-w.release
+	return len(b), nil
+}
+
+func (blockedWriter) Close() error { return nil }
+
+// TestInputIsLimited: input that is being written counts towards the limit, and
+// no longer when it has been written.
+func TestInputIsLimited(t *testing.T) {
+	t.Parallel()
+	to := blockedWriter{make(chan struct{}), make(chan struct{})}
+	in := newInput(to)
+	defer in.close()
+	if !in.add(make([]byte, maxInput/2)) {
+		t.Fatal("half of the limit was refused")
+	}
+	<-to.begun
+	if !in.add(make([]byte, maxInput/2)) {
+		t.Fatal("the other half was refused")
+	}
+	if in.add(make([]byte, 1)) {
+		t.Fatal("it holds more than its limit")
+	}
+	to.release <- struct{}{}
+	<-to.begun
+	if !in.add(make([]byte, maxInput/2)) {
+		t.Error("there is no room, although half was written")
+	}
+	to.release <- struct{}{}
+	<-to.begun
+	to.release <- struct{}{}
 }
 
 func TestTerminalRefuses(t *testing.T) {
