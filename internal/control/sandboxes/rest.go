@@ -229,10 +229,13 @@ func (s *rests) freeze(ctx context.Context, t *operation, wakes bool) (store.San
 	if err := s.Workspaces.Save(ctx, t.box.ID, "the sandbox "+t.box.Name+" was paused"); err != nil {
 		return t.box, err
 	}
-	intent, err := s.enter(ctx, t, func(b *store.Sandbox) { b.State, b.Rest.Step = sandbox.Pausing, stepPause }, nil)
+	intent, err := s.enter(ctx, t, func(b *store.Sandbox) {
+		b.State, b.Rest.Step, b.Rest.Wakes = sandbox.Pausing, stepPause, wakes
+	}, nil)
 	if err != nil {
 		return t.box, err
 	}
+	s.uses.suspend(t.box.ID)
 	if err := s.Fault("pause.recorded"); err != nil {
 		return t.box, err
 	}
@@ -346,6 +349,7 @@ func (s *rests) putAway(ctx context.Context, t *operation, how away) (store.Sand
 	if err != nil {
 		return t.box, err
 	}
+	s.uses.suspend(t.box.ID)
 	if err := s.Fault(how.step + ".recorded"); err != nil {
 		return t.box, err
 	}

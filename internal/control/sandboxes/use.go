@@ -22,26 +22,18 @@ func (s *users) Use(ctx context.Context, ref string) (u exec.Use, err error) {
 	if u.Who, err = s.Look(ctx, op, ref); err != nil {
 		return u, err
 	}
-	b, limits, err := s.findToUse(ctx, u.Who.Tenant, ref)
-	if err == nil {
-		err = u.Who.AllowIn(b.ID, op)
+	seen := s.uses.mark()
+	if u.Record, u.Limits, err = s.findToUse(ctx, u.Who.Tenant, ref); err == nil {
+		err = u.Who.AllowIn(u.Record.ID, op)
 	}
 	if err == nil {
-		b, err = s.occupy(ctx, b)
+		err = s.occupy(ctx, u.Record.ID)
+	}
+	if err == nil {
+		u.Record, u.Inner, err = s.reach(ctx, u.Record, seen)
 	}
 	if err != nil {
 		return u, core.Named(op, err)
-	}
-	verdict, err := lifecycle.Decide(view(&b), lifecycle.Use)
-	if err == nil && verdict == lifecycle.Wake {
-		b, err = s.wake(ctx, &b)
-	}
-	if err != nil {
-		return u, core.Named(op, err)
-	}
-	u.Record, u.Limits = b, limits
-	if u.Inner, err = s.attach(ctx, &b); err != nil {
-		return u, err
 	}
 	u.Sandbox = s.handle(u.Inner)
 	return u, nil
@@ -63,32 +55,71 @@ func (s *users) findToUse(ctx context.Context, tenant, ref string) (b store.Sand
 	return b, l, err
 }
 
-// occupy marks a sandbox as in use until ctx ends, waits for state changes in
-// progress, and returns the record after them.
-func (s *users) occupy(ctx context.Context, b store.Sandbox) (store.Sandbox, error) {
-	closing, leave := s.uses.begin(b.ID, s.Store.Now)
+// occupy marks a sandbox as in use until ctx ends. If its idle policy is being
+// applied, occupy waits until that is over.
+func (s *users) occupy(ctx context.Context, id sandbox.ID) error {
+	closing, leave := s.uses.begin(id, s.Store.Now)
 	span.AtEnd(ctx, leave)
-	if closing != nil {
-		select {
-		case <-closing:
-		case <-ctx.Done():
-			return b, ctx.Err()
-		}
+	if closing == nil {
+		return nil
 	}
-	if b.Idle.After == 0 && closing == nil && !between(b.State) {
-		return b, nil // the state can no longer change
+	select {
+	case <-closing:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	b, err := s.record(ctx, b.Tenant, b.ID)
-	for range maxChanges {
-		if err != nil || !between(b.State) {
-			break
-		}
-		b, err = s.quiet(ctx, &b)
-	}
-	return b, err
 }
 
-// maxChanges limits how many state changes occupy waits for.
+// reach returns a handle on a sandbox in use, and its record. A sandbox that
+// was paused in a way that lets it wake is resumed. seen is a mark from before
+// the record b was read: if the sandbox is paused, stopped or removed at the
+// same time, reach waits for that and decides again.
+func (s *users) reach(ctx context.Context, b store.Sandbox, seen mark) (_ store.Sandbox, box *control.Sandbox, err error) {
+	for range maxChanges {
+		if between(b.State) || s.uses.suspendedSince(b.ID, seen) {
+			seen = s.uses.mark()
+			if b, err = s.quiet(ctx, &b); err != nil {
+				return b, nil, err
+			}
+		}
+		verdict, err := lifecycle.Decide(view(&b), lifecycle.Use)
+		if err == nil && verdict == lifecycle.Wake {
+			b, err = s.wake(ctx, &b)
+		}
+		if err != nil {
+			return b, nil, err
+		}
+		if box, err = s.attachSettled(ctx, &b); err != nil || box != nil && !s.uses.suspendedSince(b.ID, seen) {
+			return b, box, err
+		}
+	}
+	return b, nil, &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: "the state of the sandbox keeps changing", Hint: "try again"}
+}
+
+// attachSettled is attach. If the sandbox is not there because an operation has
+// ended it, attachSettled waits for that operation, updates the record and
+// returns neither a handle nor an error.
+func (s *users) attachSettled(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
+	if err := s.here(b); err != nil {
+		return nil, err
+	}
+	box, err := s.Providers.Attach(ctx, b)
+	if sandbox.CodeOf(err) != sandbox.CodeGone {
+		return box, err
+	}
+	now, err := s.quiet(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	if now.Version == b.Version {
+		return s.attach(ctx, b) // no operation has ended it: record that it is gone
+	}
+	*b = now
+	return nil, nil
+}
+
+// maxChanges limits how many changes of a sandbox's state reach waits for.
 const maxChanges = 10
 
 // between reports whether a state is transitional.
@@ -115,14 +146,46 @@ func (s *users) wake(ctx context.Context, b *store.Sandbox) (store.Sandbox, erro
 // uses are the sandboxes that are in use, or have been since the daemon
 // started. The zero value is ready to use.
 type uses struct {
-	mu    sync.Mutex
-	boxes map[sandbox.ID]*use
+	mu          sync.Mutex
+	boxes       map[sandbox.ID]*use
+	suspensions mark // number of calls of suspend
 }
 
 type use struct {
-	open    int       // number of open handles
-	last    time.Time // when a handle was last opened or closed
-	closing chan struct{}
+	open      int       // number of open handles
+	last      time.Time // when a handle was last opened or closed
+	closing   chan struct{}
+	suspended mark // of the last call of suspend
+}
+
+// mark is a point in the sequence of suspensions.
+type mark uint64
+
+// mark returns the current point, for suspendedSince.
+func (u *uses) mark() mark {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.suspensions
+}
+
+// suspend notes that a sandbox is being paused or stopped. The caller holds the
+// sandbox's lock. It has recorded the transitional state, and has not yet
+// changed the sandbox.
+func (u *uses) suspend(id sandbox.ID) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.suspensions++
+	u.get(id).suspended = u.suspensions
+}
+
+// suspendedSince reports whether suspend was called for a sandbox after a mark.
+// If it was not, a record read after the mark was still true when
+// suspendedSince was called.
+func (u *uses) suspendedSince(id sandbox.ID, seen mark) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	b := u.boxes[id]
+	return b != nil && b.suspended > seen
 }
 
 func (u *uses) get(id sandbox.ID) *use {

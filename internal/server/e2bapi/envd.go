@@ -126,10 +126,7 @@ func (h *envdAPI) routes(processes, filesystem http.Handler) http.Handler {
 				h.refuse(w, err)
 				return
 			}
-			err := f(w, r)
-			if err != nil && r.Context().Err() == nil {
-				h.fail(w, r, err)
-			}
+			h.answer(w, r, f(w, r))
 		})
 	}
 	files("GET", "read", h.files.download)
@@ -145,9 +142,7 @@ func (h *envdAPI) routes(processes, filesystem http.Handler) http.Handler {
 	}
 	answer := func(f func(http.ResponseWriter, *http.Request) error) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if err := f(w, r); err != nil && r.Context().Err() == nil {
-				h.fail(w, r, err)
-			}
+			h.answer(w, r, f(w, r))
 		})
 	}
 	secured("GET /envs", answer(h.envs))
@@ -158,6 +153,19 @@ func (h *envdAPI) routes(processes, filesystem http.Handler) http.Handler {
 		return &sandbox.Error{Code: sandbox.CodeNotFound, Message: "there is no such route"}
 	}))
 	return mux
+}
+
+// answer sends an error of a request, unless err is nil. A sandbox that ended
+// or was paused meanwhile gets the same response as one that was not running
+// when the request arrived: a 404 would mean that a file does not exist.
+func (h *envdAPI) answer(w http.ResponseWriter, r *http.Request, err error) {
+	switch {
+	case err == nil || r.Context().Err() != nil:
+	case sandbox.CodeOf(err) == sandbox.CodeGone:
+		h.notRunning(w, targetOf(r.Context()).ID)
+	default:
+		h.fail(w, r, err)
+	}
 }
 
 // mayUseFiles checks the access token or, without one, the signature.
@@ -179,9 +187,14 @@ type guest struct {
 	accounts accountCache
 }
 
-// open returns the sandbox of a request.
+// open returns the sandbox of a request. If the sandbox does not run, open
+// returns CodeGone.
 func (h *guest) open(ctx context.Context) (Box, error) {
-	return h.openBox(ctx, string(targetOf(ctx).ID))
+	box, err := h.openBox(ctx, string(targetOf(ctx).ID))
+	if code := sandbox.CodeOf(err); code == sandbox.CodeNotFound || code == sandbox.CodeConflict {
+		return nil, &sandbox.Error{Code: sandbox.CodeGone, Message: "the sandbox is not running", Hint: "connect to it first", Cause: err}
+	}
+	return box, err
 }
 
 // envdMetrics are the metrics of a sandbox as they are told inside it.

@@ -100,9 +100,9 @@ func (h *portAPI) portFailed(w http.ResponseWriter, r *http.Request, err error) 
 	switch code := sandbox.CodeOf(err); {
 	case r.Context().Err() != nil: // nobody is listening, or is to; no answer would be one of success
 		panic(http.ErrAbortHandler)
-	case code == sandbox.CodeGone || code == sandbox.CodeNotFound:
+	case code == sandbox.CodeGone || code == sandbox.CodeNotFound || code == sandbox.CodeConflict: // it ended or was paused meanwhile
 		h.notRunning(w, p.id)
-	case interpreting || code == sandbox.CodeExhausted || code == sandbox.CodeConflict:
+	case interpreting || code == sandbox.CodeExhausted:
 		h.fail(w, r, err)
 	default:
 		writeJSON(w, http.StatusBadGateway, absent{

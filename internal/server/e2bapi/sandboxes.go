@@ -353,26 +353,40 @@ func (h *sandboxAPI) run(w http.ResponseWriter, r *http.Request, timeout time.Du
 	if err != nil {
 		return err
 	}
-	status := http.StatusOK
 	state, _ := stateOf(&s)
-	switch {
-	case state == "running" && paused:
+	if state == "running" && paused {
 		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: publicID(s.ID), Message: "the sandbox is running"}
-	case state == "paused":
-		if err := h.wake(r.Context(), &s, req.Memory == nil || *req.Memory); err != nil {
-			return err
-		}
-		status = http.StatusCreated
 	}
-	woken, err := h.sandboxes.Expire(r.Context(), string(s.ID), h.opts.Now().Add(timeout), status == http.StatusOK)
+	status, memory := http.StatusOK, req.Memory == nil || *req.Memory
+	var running sandbox.Sandbox
+	if state == "running" {
+		running, err = h.sandboxes.Expire(r.Context(), string(s.ID), h.opts.Now().Add(timeout), true)
+	}
+	if state == "paused" || sandbox.CodeOf(err) == sandbox.CodeConflict { // it was just paused
+		status = http.StatusCreated
+		running, err = h.wakeUntil(r, timeout, memory)
+	}
 	if err != nil {
 		return err
 	}
-	writeJSON(w, status, h.made(&woken))
+	writeJSON(w, status, h.made(&running))
 	return nil
 }
 
-// wake resumes a sandbox that pause kept, with its memory or only its files.
+// wakeUntil resumes a sandbox and sets its timeout.
+func (h *sandboxAPI) wakeUntil(r *http.Request, timeout time.Duration, memory bool) (running sandbox.Sandbox, err error) {
+	s, err := h.find(r.Context(), r)
+	if err == nil {
+		err = h.wake(r.Context(), &s, memory)
+	}
+	if err != nil {
+		return running, err
+	}
+	return h.sandboxes.Expire(r.Context(), string(s.ID), h.opts.Now().Add(timeout), false)
+}
+
+// wake resumes a paused sandbox, with its memory or only its files. It waits for
+// other operations on the sandbox, and does nothing if it is running then.
 func (h *sandboxAPI) wake(ctx context.Context, s *sandbox.Detail, memory bool) (err error) {
 	switch ref := string(s.ID); {
 	case !memory:
