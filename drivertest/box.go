@@ -71,7 +71,23 @@ func (t *caseT) box() *box {
 	if r := b.argv("mkdir", b.dir); r.exit.Code != 0 {
 		t.Fatalf("mkdir in the harness's directory: %s", r.stderr)
 	}
+	t.Cleanup(b.removeDir)
 	return b
+}
+
+// removeDir removes the case's directory, because not every provider gives each
+// sandbox a /tmp of its own. The sandbox of a failed case is destroyed instead.
+// It ignores errors: no promise is tested here.
+func (b *box) removeDir(ctx context.Context) {
+	if b.hasFailed() {
+		return
+	}
+	p, err := b.inst.Exec(ctx, &sandbox.Command{Args: []string{"rm", "-rf", b.dir}})
+	if err != nil {
+		return
+	}
+	_, _ = collect(ctx, p)
+	_ = p.Close()
 }
 
 // path names a file in the case's directory.

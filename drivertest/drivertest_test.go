@@ -65,6 +65,45 @@ func TestThroughWrapper(t *testing.T) {
 	Run(t, h)
 }
 
+// leftProbe lists the directory of the cases before its sandbox is destroyed.
+type leftProbe struct {
+	passInstance
+	left func(names string)
+}
+
+func (p leftProbe) Destroy(ctx context.Context) error {
+	proc, err := p.Exec(ctx, &sandbox.Command{Args: []string{"ls", "/tmp"}})
+	if err != nil {
+		return err
+	}
+	r, err := collect(ctx, proc)
+	if err != nil {
+		return err
+	}
+	p.left(r.stdout)
+	return errors.Join(proc.Close(), p.Instance.Destroy(ctx))
+}
+
+// TestCasesLeaveNoDirectory: a provider may show all its sandboxes the same
+// /tmp, so each case removes its directory there.
+func TestCasesLeaveNoDirectory(t *testing.T) {
+	seen := 0
+	h := fakeHarness(t, fake.Options{}, func(p driver.Provider) driver.Provider {
+		return instanceProvider{passProvider{p}, func(in driver.Instance) driver.Instance {
+			return leftProbe{passInstance{in}, func(names string) {
+				if seen++; strings.Contains(names, "case-") {
+					t.Errorf("the cases have left %q", names)
+				}
+			}}
+		}}
+	})
+	h.Only = []string{"exec/", "files/"}
+	Run(t, h)
+	if seen == 0 {
+		t.Error("no sandbox was destroyed")
+	}
+}
+
 func TestCaseNames(t *testing.T) {
 	seen := map[string]bool{}
 	for _, c := range allCases() {
