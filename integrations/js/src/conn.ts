@@ -138,7 +138,10 @@ export class Conn {
     if (rest) yield rest
   }
 
-  /** Open a WebSocket. The caller closes it. */
+  /**
+   * Open a WebSocket, which is paused: messages may arrive together with the response. The caller adds its listeners, resumes the
+   * WebSocket and closes it.
+   */
   async websocket(path: string): Promise<WebSocket> {
     const socket = this.address.socket
     const ws = new WebSocket(`ws${this.address.base.slice('http'.length)}${path}`, {
@@ -168,6 +171,7 @@ export class Conn {
       ws.once('open', () => {
         ws.removeAllListeners()
         ws.on('error', ignore) // a close event follows
+        ws.pause()
         resolve(ws)
       })
     })

@@ -170,6 +170,7 @@ export class Process implements AsyncIterable<Output> {
         if (start && !start.stdin && !start.tty) process.#endInput()
         resolve(process)
       })
+      socket.resume()
       if (start) socket.send(JSON.stringify({ type: 'start', command: start }))
     })
   }

@@ -218,5 +218,6 @@ function tunnel(socket: WebSocket): Duplex {
     if (ended) stream.end()
     else stream.destroy(new Error('the connection broke off'))
   })
+  socket.resume()
   return stream
 }

@@ -17,11 +17,12 @@ import (
 const (
 	// startTimeout bounds the wait for the start message.
 	startTimeout = 10 * time.Second
-	// requests is the length of the queue of signals and window sizes.
-	requests = 256
 	// lastWord bounds the time for sending the error to a caller that is
 	// disconnected.
 	lastWord = time.Second
+	// lastInput bounds the time for passing on input, signals and window sizes
+	// that a client sent before it closed the connection.
+	lastInput = 5 * time.Second
 )
 
 // execStream runs a command connected to the caller. The command ends with the
@@ -140,28 +141,27 @@ func (a *API) refuse(ctx context.Context, link *stream.Link, err error) {
 // carry connects a process to a link until the client closes the link, or the
 // process and its output have ended.
 func (a *API) carry(ctx context.Context, link *stream.Link, p driver.Process) {
+	received, stop := context.WithCancel(context.WithoutCancel(ctx)) // of what the client has sent
 	ctx, cancel := context.WithCancel(ctx)
-	asked := make(chan stream.Message, requests)
-	var tasks sync.WaitGroup
+	var asked inbox
+	var tasks, input sync.WaitGroup
 	var goodbye atomic.Bool // the client closed the link properly
 	tasks.Go(func() {
 		defer cancel()
-		err := link.Run(func(m stream.Message) {
-			select {
-			case asked <- m:
-			default: // the queue is full: drop it
-			}
-		})
+		err := link.Run(func(m stream.Message) { asked.add(request{m, link.Arrived(stream.Stdin)}) })
 		goodbye.Store(err == nil)
+		asked.close()
 	})
-	tasks.Go(func() { obey(ctx, p, asked) })
+	input.Go(func() { asked.obey(received, p) })
+	input.Add(1)
 	tasks.Go(func() {
 		// If the connection is lost, the input of a background command stays open,
 		// because the caller may reconnect. Errors are ignored: a command need not read
 		// all input.
-		if feed(p.Stdin(), link.Reader(stream.Stdin)) {
+		if asked.feed(p.Stdin(), link.Reader(stream.Stdin)) {
 			_ = p.Stdin().Close()
 		}
+		input.Done()
 		// The rest of the input is read and dropped, so that the client's writer does
 		// not block.
 		_, _ = io.Copy(io.Discard, link.Reader(stream.Stdin))
@@ -177,13 +177,8 @@ func (a *API) carry(ctx context.Context, link *stream.Link, p driver.Process) {
 	}
 	ended := a.tellExit(ctx, link, p)
 	if ended {
-		finished := make(chan struct{})
-		go func() {
-			output.Wait()
-			close(finished)
-		}()
 		select {
-		case <-finished:
+		case <-over(&output):
 			if link.Close() == nil {
 				goodbye.Store(true) // the client has received everything
 			}
@@ -192,19 +187,33 @@ func (a *API) carry(ctx context.Context, link *stream.Link, p driver.Process) {
 	}
 	link.Abort()
 	cancel()
+	if !ended && p.Info().Background {
+		late := time.NewTimer(lastInput)
+		defer late.Stop()
+		select {
+		case <-over(&input):
+		case <-late.C: // the command does not read it
+		}
+	}
+	stop()
 	if goodbye.Load() { // both end the reads of its output
 		_ = p.Close()
 	} else {
 		detach(p)
 	}
 	output.Wait()
+	input.Wait()
 	tasks.Wait()
 }
 
-// feed copies input to the process and reports whether it reached the end.
-func feed(to io.Writer, from io.Reader) (end bool) {
-	_, err := io.Copy(to, from)
-	return err == nil
+// over returns a channel that is closed when all tasks have ended.
+func over(tasks *sync.WaitGroup) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		tasks.Wait()
+		close(ended)
+	}()
+	return ended
 }
 
 // tellExit waits for the end of a process and sends it to the client.
@@ -219,21 +228,4 @@ func (a *API) tellExit(ctx context.Context, link *stream.Link, p driver.Process)
 		m = stream.Message{Type: "error", Error: text}
 	}
 	return link.Send(ctx, m) == nil
-}
-
-// obey forwards signals and window sizes in order.
-func obey(ctx context.Context, p driver.Process, asked <-chan stream.Message) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case m := <-asked:
-			switch {
-			case m.Type == "signal":
-				_ = p.Signal(ctx, m.Signal) // it may just have ended
-			case m.Type == "resize" && m.Size != nil:
-				_ = p.Resize(ctx, sandbox.WindowSize{Cols: m.Size.Cols, Rows: m.Size.Rows})
-			}
-		}
-	}
 }
