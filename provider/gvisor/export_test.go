@@ -1,12 +1,14 @@
 package gvisor
 
 import (
+	"context"
 	"strings"
 	"sync"
 	"time"
 
 	guestprogram "github.com/atoll-run/atoll/internal/guest/program"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -47,6 +49,11 @@ func (in *Instance) Stubs() (list []Stub) {
 
 // Kernel returns the host process of the sandbox's kernel.
 func (in *Instance) Kernel() int { return in.rec.Kernel.PID }
+
+// Status returns what the kernel says about itself.
+func (in *Instance) Status(ctx context.Context) (kernel.Status, error) {
+	return askStatus(ctx, in.box.dir)
+}
 
 // UseGuest makes an executable the guest of new sandboxes, as if this were
 // another build of Atoll. Call it before any other method of the provider.

@@ -9,15 +9,20 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/sentry/control"
 	"gvisor.dev/gvisor/pkg/urpc"
 	"gvisor.dev/gvisor/runsc/boot"
+
+	"github.com/atoll-run/atoll/provider/gvisor/kernel"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // A resident pause stops all tasks in the sandbox's own kernel. The kernel
-// counts pauses but does not report the count. So a file in the state directory
+// counts pauses, so there must be exactly one. A file in the state directory
 // records the request before and the state after each call, under a lock that
 // all processes with this sandbox take. If a process dies during a pause,
-// others see that the state is uncertain.
+// others see that the state is uncertain, and ask the kernel. The kernel holds
+// the lock during the calls, too, so that its answer is final.
 const (
 	awake   = ""
 	pausing = "pausing" // a pause was started; the sandbox may be paused or not
@@ -25,12 +30,8 @@ const (
 	stopped = "stopped" // the sandbox was ended, and its state is in a snapshot
 )
 
-// lockTime limits waiting for another process that pauses or resumes. askTime
-// limits waiting for a guest's answer.
-const (
-	lockTime = 30 * time.Second
-	askTime  = 2 * time.Second
-)
+// lockTime limits waiting for another process that pauses or resumes.
+const lockTime = 30 * time.Second
 
 // Pause stops all tasks of the sandbox. See driver.Pauser.
 func (in *Instance) Pause(ctx context.Context) error {
@@ -53,19 +54,38 @@ func (in *Instance) Pause(ctx context.Context) error {
 	}))
 }
 
-// stand pauses the kernel. If the call is abandoned, its outcome is unknown, so
-// stand wakes the sandbox with settleRest.
+// stand pauses the kernel. It waits for the outcome even if its caller gives up,
+// and then wakes the sandbox.
 func (in *Instance) stand(ctx context.Context) error {
 	if err := in.box.setRest(pausing); err != nil {
 		return err
 	}
-	err := callKernel(ctx, in.box.dir, boot.ContMgrPause)
-	if err == nil {
+	late, cancel := finishing(ctx)
+	defer cancel()
+	err := in.changeRest(late, boot.ContMgrPause)
+	if err == nil && ctx.Err() == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
-	defer cancel()
-	return errors.Join(err, in.settleRest(ctx))
+	return errors.Join(withCause(ctx, err), in.settleRest(late))
+}
+
+// finishing returns a context for calls whose outcome must be known. It ends
+// killTime after ctx, or with ctx if that was canceled because the sandbox does
+// not answer.
+func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		if errors.Is(context.Cause(ctx), errSilent) {
+			cancel(context.Cause(ctx))
+			return
+		}
+		t := time.AfterFunc(killTime, func() { cancel(context.DeadlineExceeded) })
+		context.AfterFunc(late, func() { t.Stop() })
+	})
+	return late, func() {
+		stop()
+		cancel(nil)
+	}
 }
 
 // Resume continues a paused sandbox. See driver.Pauser.
@@ -81,58 +101,52 @@ func (in *Instance) Resume(ctx context.Context) error {
 		if err := in.box.setRest(pausing); err != nil {
 			return err
 		}
-		if err := callKernel(ctx, in.box.dir, boot.ContMgrResume); err != nil {
+		if err := in.changeRest(ctx, boot.ContMgrResume); err != nil {
 			return err
 		}
 		return in.box.setRest(awake)
 	}))
 }
 
-// settle wakes a sandbox whose pause, save or stop another process did not
-// finish. The output of that process is incomplete.
-func (in *Instance) settle(ctx context.Context) error {
-	return in.locked(ctx, func(ctx context.Context, rest string) error {
-		if rest == awake || rest == paused {
-			return nil
-		}
-		return in.settleRest(ctx)
-	})
-}
-
-// settleRest wakes a sandbox in an uncertain state. It pauses and resumes it
-// once. If the guest then does not answer, the sandbox was paused before, and
-// is resumed once more.
+// settleRest wakes a sandbox in an uncertain state.
 func (in *Instance) settleRest(ctx context.Context) error {
-	for _, call := range []string{boot.ContMgrPause, boot.ContMgrResume} {
-		if err := callKernel(ctx, in.box.dir, call); err != nil {
-			return err
-		}
+	status, err := in.kernelStatus(ctx)
+	if err != nil {
+		return err
 	}
-	if !in.answers(ctx) {
-		if err := callKernel(ctx, in.box.dir, boot.ContMgrResume); err != nil {
+	if err := in.p.opts.Fault("settle.asked"); err != nil {
+		return err
+	}
+	if status == kernel.StatusPaused {
+		if err := in.changeRest(ctx, boot.ContMgrResume); err != nil {
 			return err
 		}
 	}
 	return in.box.setRest(awake)
 }
 
-// answers reports whether the guest answers a request.
-func (in *Instance) answers(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	in.mu.Lock()
-	client := in.client
-	in.mu.Unlock()
-	if client == nil {
-		conn, err := in.connectGuest(ctx)
-		if err != nil {
-			return false
+// kernelStatus asks the kernel whether it is paused. It waits for the end of a
+// save that another process did not await.
+func (in *Instance) kernelStatus(ctx context.Context) (kernel.Status, error) {
+	for {
+		status, err := askStatus(ctx, in.box.dir)
+		switch {
+		case err != nil:
+			return 0, err
+		case status == kernel.StatusUnknown:
+			return 0, &sandbox.Error{
+				Code: sandbox.CodeUnavailable, Message: fmt.Sprintf("the kernel of sandbox %s cannot say whether it is paused", in.rec.ID),
+				Hint: "it was started by an earlier version of Atoll; remove the sandbox",
+			}
+		case status != kernel.StatusSaving:
+			return status, nil
 		}
-		conn.Close()
-		return true
+		select {
+		case <-time.After(wakePoll):
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
 	}
-	_, err := client.Processes(ctx)
-	return err == nil
 }
 
 // rest returns the recorded rest state of the sandbox.
@@ -169,46 +183,73 @@ func (in *Instance) locked(ctx context.Context, f func(ctx context.Context, rest
 		return in.endedError()
 	default:
 	}
-	unlock, err := in.box.lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	rest, err := in.box.rest()
-	if err != nil {
-		return err
-	}
-	return in.watched(ctx, func(ctx context.Context) error { return f(ctx, rest) })
+	return in.watched(ctx, func(ctx context.Context) error {
+		lock, err := in.box.lock(ctx)
+		if err != nil {
+			return err
+		}
+		in.lock = lock
+		defer func() {
+			in.lock = nil
+			lock.Close()
+		}()
+		rest, err := in.box.rest()
+		if err != nil {
+			return err
+		}
+		return f(ctx, rest)
+	})
 }
 
-// lock takes the lock of a sandbox's state directory.
-func (b box) lock(ctx context.Context) (unlock func(), err error) {
-	d, err := os.Open(b.dir)
+// lock takes the lock on the rest state of a sandbox. Closing the file releases
+// it, unless the kernel still has the file.
+func (b box) lock(ctx context.Context) (*os.File, error) {
+	f, err := os.OpenFile(b.path(fileLock), os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	deadline := time.Now().Add(lockTime)
 	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
-		err := unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:
-			return func() { d.Close() }, nil
+			return f, nil
 		case !errors.Is(err, unix.EWOULDBLOCK), time.Now().After(deadline):
-			d.Close()
+			f.Close()
 			return nil, fmt.Errorf("waiting for another process to release the sandbox: %w", err)
 		}
 		select {
 		case <-ctx.Done():
-			d.Close()
+			f.Close()
 			return nil, ctx.Err()
 		case <-time.After(wait):
 		}
 	}
 }
 
-// callKernel makes a call without arguments to the sandbox's kernel.
-func callKernel(ctx context.Context, dir, method string) error {
-	return withKernel(ctx, dir, func(conn *urpc.Client) error { return conn.Call(method, nil, nil) })
+// heldArgs are the arguments of a call during which the kernel has the file of
+// the lock open, and so holds the lock. gVisor closes the files of a call when
+// the call has ended, even if its caller has not waited.
+type heldArgs struct{ urpc.FilePayload }
+
+// changeRest pauses or resumes the kernel. The caller holds the lock.
+func (in *Instance) changeRest(ctx context.Context, method string) error {
+	return callKernel(ctx, in.box.dir, method, &heldArgs{urpc.FilePayload{Files: []*os.File{in.lock}}}, nil)
+}
+
+// askStatus asks a kernel for its status.
+func askStatus(ctx context.Context, dir string) (kernel.Status, error) {
+	var all control.MetricsExportData
+	err := callKernel(ctx, dir, boot.MetricsExport, &control.MetricsExportOpts{OnlyMetrics: "^" + kernel.StatusMetric + "$"}, &all)
+	if err != nil || all.Snapshot == nil || len(all.Snapshot.Data) != 1 || all.Snapshot.Data[0].Number == nil {
+		return kernel.StatusUnknown, err
+	}
+	return kernel.Status(all.Snapshot.Data[0].Number.Int), nil
+}
+
+// callKernel makes a call to the sandbox's kernel.
+func callKernel(ctx context.Context, dir, method string, args, result any) error {
+	return withKernel(ctx, dir, func(conn *urpc.Client) error { return conn.Call(method, args, result) })
 }
 
 // withKernel makes calls to the kernel until ctx ends. It then closes the

@@ -36,6 +36,7 @@ type Instance struct {
 	asleep      bool
 	waking      chan struct{} // held while waiting for a paused sandbox
 	resting     chan struct{} // held while pausing or resuming
+	lock        *os.File      // the lock that all processes take; only while resting is held
 
 	kernelState func() *os.ProcessState // nil if the kernel is not our child
 	ended       chan struct{}           // closed when the kernel has ended
@@ -96,27 +97,19 @@ func (in *Instance) reattach(ctx context.Context) error {
 		return err
 	}
 	in.expireAt(in.rec.Expires)
-	return in.contact(ctx)
+	in.contact(ctx)
+	return nil
 }
 
 // contact connects to the guest unless the sandbox is paused. If it fails, the
 // sandbox can still be waited for and destroyed, and contact can be retried.
-func (in *Instance) contact(ctx context.Context) error {
+func (in *Instance) contact(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, reattachTime)
 	defer cancel()
-	var failed error
-	rest := awake
-	if err := in.settle(ctx); err != nil {
-		failed = &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
-	} else if rest, err = in.box.rest(); err != nil {
-		return err
-	} else if rest == awake {
-		failed = in.connect(ctx)
-	}
+	asleep, failed := in.connect(ctx)
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.asleep, in.unreachable = rest != awake, failed
-	return nil
+	in.asleep, in.unreachable = asleep, failed
 }
 
 // retry connects again after a failed contact.
@@ -133,7 +126,8 @@ func (in *Instance) retry(ctx context.Context) error {
 	if in.reachable() { // another call has connected
 		return nil
 	}
-	return in.contact(ctx)
+	in.contact(ctx)
+	return nil
 }
 
 // reachable reports whether the last attempt to reach the sandbox did not fail.
@@ -149,25 +143,31 @@ func (in *Instance) reachable() bool {
 	}
 }
 
-// connect connects to the guest of a sandbox that another process started.
-func (in *Instance) connect(ctx context.Context) error {
-	unlock, err := in.box.lock(ctx) // the helper process inside cannot be saved
-	if err != nil {
-		return err
-	}
+// connect connects to the guest of a sandbox that another process started. It
+// first wakes a sandbox whose pause, save or stop another process did not
+// finish. It does not connect to a paused one.
+func (in *Instance) connect(ctx context.Context) (asleep bool, err error) {
 	var conn *guest.Pipes
-	err = in.watched(ctx, func(ctx context.Context) (err error) {
-		conn, err = in.connectGuest(ctx)
+	err = in.locked(ctx, func(ctx context.Context, rest string) (err error) {
+		if rest == paused {
+			asleep = true
+			return nil
+		}
+		if rest != awake {
+			if err := in.settleRest(ctx); err != nil {
+				return err
+			}
+		}
+		conn, err = in.connectGuest(ctx) // with the lock: the helper process inside cannot be saved
 		return err
 	})
-	unlock()
-	if err == nil {
+	if err == nil && !asleep {
 		err = in.dial(ctx, conn)
 	}
 	if err != nil {
-		return &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
+		return false, &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
 	}
-	return nil
+	return asleep, nil
 }
 
 // reach waits for a client, or returns why there is none.
@@ -206,13 +206,10 @@ func (in *Instance) wake(ctx context.Context) error {
 	for {
 		if rest, err := in.box.rest(); err != nil {
 			return err
-		} else if rest == awake {
-			return in.connect(ctx)
 		} else if rest != paused {
-			if err := in.settle(ctx); err != nil {
+			if asleep, err := in.connect(ctx); err != nil || !asleep {
 				return err
 			}
-			continue
 		}
 		select {
 		case <-time.After(wakePoll):

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -90,6 +91,40 @@ func TestKilledWhilePausing(t *testing.T) {
 	again, answers := reconnect(t, other, proc.Info().ID, said)
 	if got := ask(t, again, answers, "n + 1"); got != "42" {
 		t.Errorf("it answers %q", got)
+	}
+}
+
+// TestKilledWhileWaking kills a process that has asked whether a sandbox in an
+// uncertain state is paused. The next process can save the sandbox at once,
+// because none has left a process in it.
+func TestKilledWhileWaking(t *testing.T) {
+	state := t.TempDir()
+	lasting := func(o *gvisor.Options) { o.StateDir, o.Attached = state, false }
+	create(t, newProvider(t, lasting), sandbox.Spec{ID: "paused", Image: "host"})
+	for _, point := range []string{"pause.held", "settle.asked"} {
+		mustDie(t, victimPlan{State: state, Images: imagesDir, Point: point, ID: "paused", Pause: true})
+	}
+	other, err := newProvider(t, lasting).Attach(t.Context(), "paused")
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshot(t, other, driver.SnapshotOptions{Memory: true})
+}
+
+// TestUncertainStateOfASilentGuest: a guest that does not answer is not
+// paused. Resuming the kernel would end the sandbox.
+func TestUncertainStateOfASilentGuest(t *testing.T) {
+	state := t.TempDir()
+	in := create(t, newProvider(t, func(o *gvisor.Options) { o.StateDir = state }), sandbox.Spec{ID: "silent", Image: "host"})
+	stopGuest(t, in)
+	if err := os.WriteFile(filepath.Join(state, "boxes", "silent", "rest"), []byte("pausing"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := in.(driver.Pauser).Resume(t.Context()); err != nil {
+		t.Fatalf("waking it: %v", err)
+	}
+	if o := sh(t, in, "echo again"); o.stdout != "again\n" {
+		t.Errorf("afterwards: %+v", o)
 	}
 }
 

@@ -243,7 +243,8 @@ func (in *Instance) connectGuest(ctx context.Context) (*guest.Pipes, error) {
 	return connectGuest(ctx, in.box.dir, in.rec.Inside, p)
 }
 
-// runInside runs one of our programs as root in a sandbox and waits for it.
+// runInside runs one of our programs as root in a sandbox and waits for it. If
+// its caller gives up, it kills the program.
 func runInside(ctx context.Context, dir string, program *os.File, args *control.ExecArgs, files map[int]*os.File) error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -254,16 +255,34 @@ func runInside(ctx context.Context, dir string, program *os.File, args *control.
 	maps.Copy(all, files)
 	args.WorkingDirectory, args.KUID, args.KGID = "/", auth.RootKUID, auth.RootKGID
 	args.FilePayload = control.NewFilePayload(all, program)
+	late, cancel := finishing(ctx) // the program may have been started although the caller gives up
+	defer cancel()
+	var pid int32
+	if err := callKernel(late, dir, boot.ContMgrExecuteAsync, args, &pid); err != nil {
+		return withCause(ctx, err)
+	}
 	var ws unix.WaitStatus
-	err = withKernel(ctx, dir, func(conn *urpc.Client) error {
-		var pid int32
-		if err := conn.Call(boot.ContMgrExecuteAsync, args, &pid); err != nil {
+	wait := &boot.WaitPIDArgs{PID: pid, CID: args.ContainerID}
+	if err := callKernel(ctx, dir, boot.ContMgrWaitPID, wait, &ws); err != nil {
+		return errors.Join(withCause(ctx, err), killInside(late, dir, wait))
+	}
+	if ws != 0 {
+		return fmt.Errorf("its program ended with status %#x", uint32(ws))
+	}
+	return nil
+}
+
+// killInside kills a process in a sandbox and waits for its end.
+func killInside(ctx context.Context, dir string, p *boot.WaitPIDArgs) error {
+	return withKernel(ctx, dir, func(conn *urpc.Client) error {
+		if err := signalInside(conn, &boot.SignalArgs{CID: p.CID, PID: p.PID, Signo: int32(unix.SIGKILL)}); err != nil {
 			return err
 		}
-		return conn.Call(boot.ContMgrWaitPID, &boot.WaitPIDArgs{PID: pid, CID: args.ContainerID}, &ws)
+		var ws unix.WaitStatus
+		err := conn.Call(boot.ContMgrWaitPID, p, &ws)
+		if errors.As(err, new(urpc.RemoteError)) {
+			return nil // it has ended, and the other wait was told so
+		}
+		return err
 	})
-	if err == nil && ws != 0 {
-		err = fmt.Errorf("its program ended with status %#x", uint32(ws))
-	}
-	return err
 }

@@ -192,7 +192,7 @@ func (in *Instance) letGo(ctx context.Context, rest string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, killTime)
 	defer cancel()
-	if err := callKernel(ctx, in.box.dir, boot.ContMgrResume); err != nil {
+	if err := in.changeRest(ctx, boot.ContMgrResume); err != nil {
 		return err
 	}
 	return in.box.setRest(awake)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/gvisor"
+	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -153,6 +154,7 @@ func TestMemorySnapshot(t *testing.T) {
 		if !how.Memory {
 			t.Fatalf("the memory was not restored: %s", how.Why)
 		}
+		wantStatus(t, twin, kernel.StatusRunning)
 		o := sh(t, twin, "hostname; echo $WHO; cat /link")
 		if want := fmt.Sprintf("%s\n%s\nbefore\n", id, id); o.stdout != want {
 			t.Errorf("the copy says %+v", o)
@@ -187,6 +189,14 @@ rm -rf /etc/passwd; echo tmp >/tmp/kept; touch -hd @1234567890 /srv/tree/soft; t
 	}
 }
 
+// wantStatus checks what the kernel says about itself.
+func wantStatus(t *testing.T, in driver.Instance, want kernel.Status) {
+	t.Helper()
+	if got, err := in.(*gvisor.Instance).Status(t.Context()); err != nil || got != want {
+		t.Errorf("the kernel's status is %d, %v, want %d", got, err, want)
+	}
+}
+
 // TestPause pauses and resumes a sandbox.
 func TestPause(t *testing.T) {
 	p := newProvider(t, nil)
@@ -195,15 +205,20 @@ func TestPause(t *testing.T) {
 	out := bufio.NewReader(proc.Stdout())
 	ask(t, proc, out, "1")
 	pauser := in.(driver.Pauser)
+	wantStatus(t, in, kernel.StatusRunning)
 	for range 2 {
 		if err := pauser.Pause(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		wantStatus(t, in, kernel.StatusPaused)
 	}
+	snapshot(t, in, driver.SnapshotOptions{Memory: true})
+	wantStatus(t, in, kernel.StatusPaused)
 	for range 2 {
 		if err := pauser.Resume(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		wantStatus(t, in, kernel.StatusRunning)
 	}
 	if got := ask(t, proc, out, "1 + 1"); got != "2" {
 		t.Errorf("it answers %q", got)

@@ -26,6 +26,7 @@ import (
 //	panic.log    the crash message of its kernel
 //	guest.erofs  the image that its guest runs from
 //	rest         present while it is paused; see Pause
+//	lock         locked while that changes
 //
 // The kernel process inherits an open file description of upper that carries a
 // shared lock. So the lock, and not a pid file, shows whether a sandbox is
@@ -38,6 +39,7 @@ const (
 	filePanic   = "panic.log"
 	fileGuest   = "guest.erofs"
 	fileRest    = "rest"
+	fileLock    = "lock"
 
 	halfMade = ".new-" // prefix of directories of sandboxes being created
 )

@@ -2,12 +2,29 @@ package gvisor_test
 
 import (
 	"context"
+	"io"
 	"testing"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
 )
+
+// stopGuest makes root inside stop the guest, and waits until it does not
+// answer.
+func stopGuest(t *testing.T, in driver.Instance) {
+	t.Helper()
+	proc := background(t, in, "read x; kill -STOP 1; touch /root/stopped; exec sleep 600")
+	if _, err := io.WriteString(proc.Stdin(), "go\n"); err != nil {
+		t.Fatal(err)
+	}
+	for answered := true; answered; {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		_, err := in.(driver.FileSystem).Stat(ctx, "/")
+		cancel()
+		answered = err == nil
+	}
+}
 
 // TestAttackStoppedGuest: root inside stops the guest, process 1, once or
 // repeatedly. No command may take much longer than its timeout, its processes
@@ -46,16 +63,7 @@ func TestAttackStoppedGuest(t *testing.T) {
 	})
 	t.Run("before the command", func(t *testing.T) {
 		in := create(t, p, sandbox.Spec{Image: "host"})
-		_, err := in.Exec(t.Context(), &sandbox.Command{Shell: "sleep 1; kill -STOP 1; touch /root/stopped; exec sleep 600", Background: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for answered := true; answered; { // until the guest is stopped
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			_, err := in.(driver.FileSystem).Stat(ctx, "/")
-			cancel()
-			answered = err == nil
-		}
+		stopGuest(t, in)
 		exit, err := timed(t, in, sandbox.Command{Shell: "exit 7", Timeout: 3 * time.Second})
 		if err != nil || exit.Code != 7 {
 			t.Errorf("it ended with %+v, %v", exit, err)

@@ -61,6 +61,10 @@ func Run(commands ...util.SubCommand) {
 		hookClone()
 		spinOnSpare()
 	}
+	for _, call := range []string{"fork", "clone", "clone3"} {
+		replace(call, recordKernel)
+	}
+	_ = exportStatus()        // without it, the status is unknown, which is an error only when it is needed
 	log.SetLevel(log.Warning) // do not format unused lines; --debug enables all
 	known := make(map[util.SubCommand]string, len(commands))
 	for _, c := range commands {

@@ -101,7 +101,7 @@ func prepareSave(l *layout) {
 	if k == nil {
 		return
 	}
-	installRestoreHook(k)
+	saveBegins(k)
 	k.Pause()
 	defer k.Unpause()
 	_ = unshareAll(k)

@@ -2,16 +2,10 @@ package kernel
 
 import (
 	"context"
-	"sync/atomic"
 
 	"gvisor.dev/gvisor/pkg/sentry/kernel"
 	"gvisor.dev/gvisor/pkg/state"
 )
-
-// running is the kernel of this process. It is known when a program has cloned
-// a thread or a process for the first time, as every guest does when it starts,
-// or when the kernel has been restored.
-var running atomic.Pointer[kernel.Kernel]
 
 // restoreHook is saved with a kernel, so that the process that restores it
 // learns about the kernel before its memory is read. It implements state.Type
@@ -20,7 +14,7 @@ type restoreHook struct{ Version uint64 }
 
 const restoreHookKey = "atoll"
 
-// installRestoreHook adds a hook to the kernel's next snapshot.
+// installRestoreHook adds a hook to the kernel's snapshots.
 func installRestoreHook(k *kernel.Kernel) {
 	k.AddStateToCheckpoint(restoreHookKey, &restoreHook{Version: 1})
 }

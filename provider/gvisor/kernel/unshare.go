@@ -102,8 +102,8 @@ func unshareAll(k *kernel.Kernel) error {
 	return nil
 }
 
-// hookClone records the kernel of this process, and copies shared memory of a
-// program before the program gets a child with a copy of its memory.
+// hookClone copies shared memory of a program before the program gets a child
+// with a copy of its memory.
 func hookClone() {
 	replace("fork", beforeClone(func(arch.SyscallArguments) uint64 { return 0 }))
 	replace("clone", beforeClone(func(args arch.SyscallArguments) uint64 { return args[0].Uint64() }))
@@ -126,12 +126,6 @@ func beforeClone(flags func(arch.SyscallArguments) uint64) func(kernel.SyscallFn
 // prepareClone copies the shared memory of the caller if its child gets a copy
 // of its memory.
 func prepareClone(t *kernel.Task, flags uint64) error {
-	if running.Load() == nil {
-		if lower.missing() {
-			panic("the root lacks its lower layers")
-		}
-		running.Store(t.Kernel())
-	}
 	s := sharing.Load()
 	if s == nil || flags&linux.CLONE_VM != 0 {
 		return nil
