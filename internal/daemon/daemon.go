@@ -283,26 +283,28 @@ func (d *Daemon) recover(ctx context.Context) error {
 	return nil
 }
 
+// listen opens the listeners of the API. The socket comes last: when it
+// answers, the daemon serves all its other addresses.
 func (d *Daemon) listen(context.Context) error {
 	d.memory = server.NewMemory()
 	d.serve(d.memory)
-	if d.opts.Socket {
-		path := filepath.Join(d.node.Dir(), atoll.SocketName)
-		l, err := server.ListenUnix(path)
+	if d.opts.Listen != "" {
+		l, err := listenTCP(d.opts.Listen, d.opts.TLS, d.opts.Plain, "http/1.1") // WebSockets need HTTP/1.1
 		if err != nil {
 			return err
 		}
-		d.socket = path
+		d.tcp = l.Addr()
 		d.serve(l)
 	}
-	if d.opts.Listen == "" {
+	if !d.opts.Socket {
 		return nil
 	}
-	l, err := listenTCP(d.opts.Listen, d.opts.TLS, d.opts.Plain, "http/1.1") // WebSockets need HTTP/1.1
+	path := filepath.Join(d.node.Dir(), atoll.SocketName)
+	l, err := server.ListenUnix(path)
 	if err != nil {
 		return err
 	}
-	d.tcp = l.Addr()
+	d.socket = path
 	d.serve(l)
 	return nil
 }
@@ -324,7 +326,11 @@ func listenTCP(addr string, config *tls.Config, plain bool, protocols ...string)
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "daemon.listen", Subject: addr, Message: err.Error(), Cause: err}
+		failed := &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "daemon.listen", Subject: addr, Message: err.Error(), Cause: err}
+		if errors.Is(err, unix.EADDRINUSE) {
+			failed.Message, failed.Hint = "the address is already in use", "choose another port, or end the program that uses this one"
+		}
+		return nil, failed
 	}
 	l = server.Limit(l, server.MaxConnections)
 	if config != nil {
