@@ -251,7 +251,7 @@ func isLoopback(listen string) bool {
 	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
 }
 
-// attend waits for the end of a daemon, and has it read its policies anew on
+// attend waits for the end of a daemon, and makes it reload its policies after
 // every signal.
 func (a upCommands) attend(ctx context.Context, d Daemon, again <-chan os.Signal) error {
 	for {
@@ -273,10 +273,15 @@ func (a upCommands) attend(ctx context.Context, d Daemon, again <-chan os.Signal
 // can start at once.
 func defaultPool() int { return min(runtime.NumCPU(), 8) }
 
-// runDaemon runs a daemon until somebody ends it.
+// runDaemon runs a daemon until a signal ends it, or it fails.
 func (a upCommands) runDaemon(ctx context.Context, opts UpOptions) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	// A SIGHUP that arrives while the daemon starts would end it. It waits in the
+	// channel until the daemon can reload.
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, syscall.SIGHUP)
+	defer signal.Stop(again)
 	if a.Up == nil {
 		return clientOnly("no daemon can run on this machine")
 	}
@@ -295,9 +300,6 @@ func (a upCommands) runDaemon(ctx context.Context, opts UpOptions) error {
 	if d.Bridge() != nil {
 		_, _ = fmt.Fprintf(a.Stderr, "atoll: serving clients of Cloudflare's sandbox bridge on %s\n", d.Bridge())
 	}
-	again := make(chan os.Signal, 1)
-	signal.Notify(again, syscall.SIGHUP)
-	defer signal.Stop(again)
 	failed := a.attend(ctx, d, again)
 	stop() // another signal ends it at once
 	if err := d.Close(); failed == nil {
