@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,6 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -31,7 +31,6 @@ const (
 
 	// startPatience is how long a daemon may take to answer for the first time.
 	startPatience = 60 * time.Second
-	startPoll     = 10 * time.Millisecond
 )
 
 // startDaemon starts a daemon that outlives this program, unless one runs, and
@@ -50,8 +49,8 @@ func (a *App) startDaemon(ctx context.Context, dir string, args []string) (pid i
 		return 0, err
 	}
 	defer release()
-	if a.answers(ctx) {
-		return 0, nil
+	if runs, err := a.awaitOther(ctx, filepath.Join(state, lockName)); err != nil || runs {
+		return 0, err
 	}
 	log, err := os.OpenFile(filepath.Join(state, logName), os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -78,64 +77,114 @@ func (a *App) startDaemon(ctx context.Context, dir string, args []string) (pid i
 	return cmd.Process.Pid, a.awaitDaemon(ctx, cmd, filepath.Join(state, logName), before)
 }
 
-// awaitDaemon waits until a daemon answers. One that does not in time, or that
-// nobody waits for any more, is ended.
+// awaitOther reports whether a daemon runs already. It waits for one that holds
+// the lock of the state directory without a socket until it has started or ended.
+func (a *App) awaitOther(ctx context.Context, lock string) (bool, error) {
+	limit := cmp.Or(a.patience.answer, startPatience)
+	within, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	tick := time.NewTicker(startPoll)
+	defer tick.Stop()
+	note := time.After(cmp.Or(a.patience.ping, pingTimeout))
+	for {
+		if runs, err := a.runs(ctx); err != nil || runs {
+			return runs, err
+		}
+		if held, err := isLocked(lock); err != nil || !held {
+			return false, err
+		}
+		select {
+		case <-tick.C:
+		case <-note:
+			a.say("note", "waiting for a daemon that is starting or ending")
+		case <-ctx.Done():
+			return false, ctx.Err()
+		case <-within.Done():
+			return false, silent(filepath.Dir(lock), limit, nil)
+		}
+	}
+}
+
+// isLocked reports whether a process holds the lock of a file.
+func isLocked(path string) (bool, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return true, nil
+	}
+	return false, err
+}
+
+// awaitDaemon waits until a daemon that was started answers. If it does not in
+// time, or if ctx ends, awaitDaemon ends it.
 func (a *App) awaitDaemon(ctx context.Context, cmd *exec.Cmd, log string, from int64) error {
 	ended := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // what went wrong is in its log
+		_ = cmd.Wait() // the log has its error
 		close(ended)
 	}()
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	c, err := a.socketClient("")
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	within, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
 	tick := time.NewTicker(startPoll)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ended:
-			return &sandbox.Error{
-				Code: sandbox.CodeUnavailable, Op: "daemon.start", Message: "the daemon ended at once: " + lastLine(log, from),
-				Hint: "run it in the foreground to see more, with: atoll up",
-			}
-		case <-ctx.Done():
+			return startError(log, from)
+		case <-within.Done():
 			_ = cmd.Process.Signal(syscall.SIGTERM)
 			<-ended
-			return ctx.Err()
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return &sandbox.Error{
+				Code: sandbox.CodeTimeout, Op: "daemon.start", Message: "the daemon did not answer within " + startPatience.String() + " of its start, and was ended",
+				Hint: "try again when the machine is less busy, or run it in the foreground to see more, with: atoll up",
+			}
 		case <-tick.C:
-			if a.answers(ctx) {
+			if pingFor(within, c, pingTimeout) == nil {
 				return nil
 			}
 		}
 	}
 }
 
-// answers reports whether a daemon answers in the state directory.
-func (a *App) answers(ctx context.Context) bool {
-	c, err := atoll.New(atoll.Options{Host: "unix://" + a.socket()})
-	if err != nil {
-		return false
+// startError is the error that a daemon which ended wrote to its log, with its
+// hint.
+func startError(log string, from int64) error {
+	e := &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Op: "daemon.start", Message: "the daemon ended at once: see " + log,
+		Hint: "run it in the foreground to see more, with: atoll up",
 	}
-	defer c.Close()
-	short, cancel := context.WithTimeout(ctx, pingTimeout)
-	defer cancel()
-	return c.Ping(short) == nil
-}
-
-// lastLine returns what a daemon said last.
-func lastLine(log string, from int64) string {
 	f, err := os.Open(log)
 	if err != nil {
-		return "it has no log"
+		return e
 	}
 	defer f.Close()
 	const enough = 64 << 10
 	text, _ := io.ReadAll(io.NewSectionReader(f, from, enough))
-	for _, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
 		if rest, found := strings.CutPrefix(line, "atoll: error: "); found {
-			return visible(rest)
+			e.Message = "the daemon ended at once: " + visible(rest)
+		}
+		if rest, found := strings.CutPrefix(line, "atoll: hint: "); found {
+			e.Hint = visible(rest)
 		}
 	}
-	return "see " + log
+	return e
 }
 
 // lockFile waits for a lock that the kernel lets go of when its holder dies.

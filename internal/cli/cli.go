@@ -72,6 +72,7 @@ type App struct {
 	client   *atoll.Client // of a daemon, once it was found
 	sessions bool          // the command names sessions and not sandboxes
 	quiet    bool          // no warnings about new sandboxes
+	patience patience      // with a daemon that is slow
 }
 
 // Version says what this program is made of.

@@ -39,14 +39,17 @@ func (a providerCommands) diagnose(ctx context.Context, system System, info Prov
 	}
 }
 
-// diagnoseDaemon asks the daemon how it is. Nil: there is none. One that says
-// nothing, because somebody else owns it or it is broken, is a finding.
+// diagnoseDaemon asks the daemon about its state. Nil: none runs. A daemon that
+// refuses or does not answer is a finding.
 func (a providerCommands) diagnoseDaemon(ctx context.Context) (*sandbox.Diagnosis, error) {
 	c, err := a.daemon(ctx)
-	if err != nil || c == nil {
+	if c == nil && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		return nil, err
 	}
-	d, err := c.Admin().Diagnose(ctx)
+	var d sandbox.Diagnosis
+	if err == nil {
+		d, err = c.Admin().Diagnose(ctx)
+	}
 	if err != nil {
 		text, hint := explain(err)
 		f := sandbox.Finding{Severity: string(driver.Blocker), Subject: "daemon", Message: text, Fix: hint}

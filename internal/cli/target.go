@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"io"
 	"iter"
 	"net"
@@ -58,12 +59,10 @@ type boxFiles interface {
 	Import(ctx context.Context, path string, r io.Reader, opts driver.ImportOptions) error
 }
 
-// pingTimeout is how long a daemon that has a socket may take to answer.
-const pingTimeout = 2 * time.Second
-
 // daemon returns a client of the daemon to use: the one that $ATOLL_HOST or a context names,
-// else the one that answers in the state directory. Without one it is nil. A
-// provider is chosen within the daemon.
+// else the one that listens in the state directory. Without one it is nil. One
+// that listens and does not answer is an error. A provider is chosen within the
+// daemon.
 func (a *App) daemon(ctx context.Context) (*atoll.Client, error) {
 	if a.client != nil {
 		return a.client, nil
@@ -72,25 +71,27 @@ func (a *App) daemon(ctx context.Context) (*atoll.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	named := d.Host != ""
-	if !named {
-		socket := a.socket()
-		if _, err := os.Stat(socket); err != nil {
-			return nil, nil
-		}
-		d.Host = "unix://" + socket
-		d.Key, _ = a.LookupEnv("ATOLL_KEY")
+	if d.Host == "" {
+		return a.localDaemon(ctx)
 	}
-	c, err := atoll.New(atoll.Options{Host: d.Host, Key: d.Key})
+	a.client, err = atoll.New(atoll.Options{Host: d.Host, Key: d.Key})
+	return a.client, err
+}
+
+// localDaemon returns a client of the daemon of the state directory, nil if none
+// runs.
+func (a *App) localDaemon(ctx context.Context) (*atoll.Client, error) {
+	socket := a.socket()
+	if _, err := os.Stat(socket); err != nil {
+		return nil, nil
+	}
+	key, _ := a.LookupEnv("ATOLL_KEY")
+	c, err := a.socketClient(key)
 	if err != nil {
 		return nil, err
 	}
-	if !named {
-		short, cancel := context.WithTimeout(ctx, pingTimeout)
-		defer cancel()
-		if c.Ping(short) != nil { // one that was killed leaves its socket
-			return nil, c.Close()
-		}
+	if runs, err := a.awaitAnswer(ctx, c, socket); err != nil || !runs {
+		return nil, errors.Join(err, c.Close())
 	}
 	a.client = c
 	return c, nil
