@@ -52,9 +52,13 @@ func (a *App) explainRefusal(ctx context.Context, b box, since time.Time, exit s
 	a.say("note", text+"; "+hint)
 }
 
+// refusalTime bounds the wait for what was refused. The daemon answers when the
+// gateway has reported its last decision.
+const refusalTime = 15 * time.Second
+
 // refusals returns what was refused to a sandbox since a time, each once.
 func (a *App) refusals(ctx context.Context, id sandbox.ID, since time.Time) (subjects []string) {
-	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
+	ctx, cancel := context.WithTimeout(ctx, refusalTime)
 	defer cancel()
 	known := map[string]bool{}
 	q := sandbox.EventQuery{Ops: []string{opFlow}, Types: []string{sandbox.EventEgressDenied}, Sandbox: id}

@@ -98,13 +98,12 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 					a.noteOpen(req.Spec.Ports)
 					a.noteChosen(req.Spec.Ports, made)
 				}
-				began := time.Now()
 				if err := s.use(ctx, p); err != nil || !req.Spec.Network.Asked() {
 					return err
 				}
 				exit, err := p.Wait(ctx)
 				if err == nil {
-					a.explainRefusal(ctx, made, began, exit)
+					a.explainRefusal(ctx, made, time.Time{}, exit) // the sandbox is new
 				}
 				return err
 			})

@@ -25,6 +25,7 @@ import (
 const (
 	decisionQueue  = 4096
 	decisionPeriod = 500 * time.Millisecond // period in which similar decisions are combined to one record
+	flushTime      = 10 * time.Second       // for a gateway that is slow
 )
 
 // egress connects the gateway and the control plane: it passes policies to the
@@ -33,6 +34,7 @@ type egress struct {
 	d         *Daemon
 	decisions chan decided
 	flushes   chan chan struct{}
+	settle    func(context.Context) error // waits until all decisions so far are in the channel
 }
 
 type decided struct {
@@ -41,7 +43,15 @@ type decided struct {
 }
 
 func newEgress(d *Daemon) *egress {
-	return &egress{d: d, decisions: make(chan decided, decisionQueue), flushes: make(chan chan struct{})}
+	e := &egress{d: d, decisions: make(chan decided, decisionQueue), flushes: make(chan chan struct{})}
+	e.settle = func(ctx context.Context) error {
+		g, err := d.node.Gateway()
+		if err != nil {
+			return err
+		}
+		return g.Flush(ctx)
+	}
+	return e
 }
 
 // configure sets the node's egress functions.
@@ -49,16 +59,19 @@ func (e *egress) configure() {
 	e.d.node.DecideEgress(node.Egress{
 		Logger: e.d.opts.Logger,
 		Own:    e.d.ownPorts,
-		Event: func(id sandbox.ID, ev gateway.Event) {
-			select {
-			case e.decisions <- decided{id, ev}:
-			default: // the gateway limits the events of one sandbox; the channel limits those of all
-			}
-		},
+		Event:  e.hear,
 		With: func(ctx context.Context, spec *sandbox.Spec, connect func(gateway.Policy) error) error {
 			return e.d.services.Profiles.With(ctx, spec.ID, func(p profiles.Egress) error { return connect(policyOf(p)) })
 		},
 	})
+}
+
+// hear queues a decision of the gateway.
+func (e *egress) hear(id sandbox.ID, ev gateway.Event) {
+	select {
+	case e.decisions <- decided{id, ev}:
+	default: // the gateway limits the events of one sandbox; the channel limits those of all
+	}
 }
 
 // startEgress records decisions, and takes over links of an earlier daemon.
@@ -183,8 +196,9 @@ func (e *egress) gather(ctx context.Context, pending map[kind]*summary, d decide
 
 // flush returns when all decisions made so far have been recorded.
 func (e *egress) flush(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, decisionPeriod)
+	ctx, cancel := context.WithTimeout(ctx, flushTime)
 	defer cancel()
+	e.note(e.settle(ctx))
 	done := make(chan struct{})
 	select {
 	case e.flushes <- done:

@@ -196,6 +196,22 @@ func (g *Gateway) State(ctx context.Context) (runs, answers bool, links int) {
 	return p != nil, p != nil && p.answers(ctx), links
 }
 
+// Flush waits until Options.Event has been called for every decision that the
+// gateway process has made so far.
+func (g *Gateway) Flush(ctx context.Context) error {
+	g.mu.Lock()
+	p := g.process
+	g.mu.Unlock()
+	if p == nil {
+		return nil
+	}
+	// The process sends its answer after the events.
+	if _, err := p.ask(ctx, &wire.Message{Op: wire.OpNames}); !errors.Is(err, errGatewayEnded) {
+		return err
+	}
+	return nil
+}
+
 // running returns the process, and starts it if necessary. The caller holds
 // g.op.
 func (g *Gateway) running() (*process, error) {

@@ -157,9 +157,7 @@ func (s *server) obey(conn *wire.Conn) {
 		} else if m.Op == wire.OpNames {
 			answer.Names = s.plane.Names(m.Sandbox)
 		}
-		if conn.Send(answer) != nil {
-			return
-		}
+		out.post(answer)
 	}
 }
 
@@ -198,22 +196,22 @@ func do(p *Plane, m *wire.Message, files []*os.File) error {
 	return errors.New("unknown request")
 }
 
-// outbox sends notifications asynchronously. It holds a limited number of
-// messages. If the control plane does not read, new messages are dropped,
-// because traffic must not wait for it.
+// outbox sends notifications and answers asynchronously, in the order in which
+// they were posted: an answer follows the events of all earlier decisions. It
+// holds a limited number of messages. If the control plane does not read, new
+// events are dropped, because traffic must not wait for it.
 type outbox struct {
 	messages chan *wire.Message
 	done     chan struct{}
 	once     sync.Once
 }
 
-const (
-	outboxSize = 4096
-)
+const outboxSize = 4096 // messages
 
 func newOutbox(conn *wire.Conn) *outbox {
 	o := &outbox{messages: make(chan *wire.Message, outboxSize), done: make(chan struct{})}
 	go func() {
+		defer o.close() // the connection has failed: no message may wait
 		for {
 			select {
 			case m := <-o.messages:
@@ -228,8 +226,8 @@ func newOutbox(conn *wire.Conn) *outbox {
 	return o
 }
 
-// post queues a message. The address of a name is never dropped, because the
-// next gateway must give the name the same address.
+// post queues a message. Only events may be dropped: the next gateway must give
+// a name the same address, and a request needs its answer.
 func (o *outbox) post(m *wire.Message) {
 	if m.Op == wire.OpEvents {
 		select {

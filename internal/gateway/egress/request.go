@@ -37,6 +37,7 @@ type request struct {
 	sent   countedBody
 	got    countedBody
 	why    string // why forwarding failed
+	told   bool   // the result has been reported
 	key    string // Sec-WebSocket-Key, if it is a WebSocket handshake
 
 	mu   sync.Mutex
@@ -75,8 +76,12 @@ func (s *httpServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.proxy.ServeHTTP(final{w}, r.WithContext(context.WithValue(r.Context(), requestKey{}, q)))
 }
 
-// done reports the result of a request that was sent.
+// done reports the result of a request that was sent, once.
 func (q *request) done() {
+	if q.told {
+		return
+	}
+	q.told = true
 	switch {
 	case !q.d.Allow: // it was refused after it was sent
 		q.tell(wire.Denied, q.d, q.d.Message())
@@ -342,13 +347,15 @@ func (s *scrubbed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// failed responds with an error when the host did not respond.
+// failed responds with an error when the host did not respond. Like all refusals,
+// it is reported before the sandbox gets the response.
 func (q *request) failed(w http.ResponseWriter, err error) {
 	var no refusal
 	switch {
 	case errors.As(err, &no):
 		q.d = no.Decision
 		q.status = http.StatusForbidden
+		q.done()
 		q.problem(w, problem{Code: "egress_denied", Reason: string(no.Reason), Message: no.Message(), Rule: no.Rule})
 		return
 	case errors.Is(err, errTooMuch):
@@ -361,6 +368,7 @@ func (q *request) failed(w http.ResponseWriter, err error) {
 		q.status = http.StatusBadGateway
 		q.why = upstreamReason(err)
 	}
+	q.done()
 	q.problem(w, problem{Code: "egress_failed", Message: q.why})
 }
 
@@ -375,8 +383,8 @@ func upstreamReason(err error) string {
 
 func (q *request) deny(w http.ResponseWriter, d policy.Decision) {
 	q.status = http.StatusForbidden
-	q.problem(w, problem{Code: "egress_denied", Reason: string(d.Reason), Message: d.Message(), Rule: d.Rule})
 	q.tell(wire.Denied, d, d.Message())
+	q.problem(w, problem{Code: "egress_denied", Reason: string(d.Reason), Message: d.Message(), Rule: d.Rule})
 }
 
 func (q *request) limited(w http.ResponseWriter, u *usage) {
@@ -384,8 +392,8 @@ func (q *request) limited(w http.ResponseWriter, u *usage) {
 	wait := max(1, int(math.Ceil(60/float64(max(1, u.limits.PerMinute)))))
 	w.Header().Set("Retry-After", strconv.Itoa(wait))
 	const why = "the rule's limit of requests per minute is reached"
-	q.problem(w, problem{Code: "egress_limited", Reason: string(policy.Limited), Message: why, Rule: q.d.Rule})
 	q.tell(wire.Limited, q.d, why)
+	q.problem(w, problem{Code: "egress_limited", Reason: string(policy.Limited), Message: why, Rule: q.d.Rule})
 }
 
 // problem is the error response for a client.
