@@ -78,14 +78,9 @@ func TestExamples(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ports sync.Mutex
 	for _, path := range all {
 		t.Run(strings.Join(path, "-"), func(t *testing.T) {
 			t.Parallel()
-			if path[0] == "port" { // these listen on the same port of this machine
-				ports.Lock()
-				defer ports.Unlock()
-			}
 			e := &exampleRunner{dir: t.TempDir(), env: append(os.Environ(),
 				"ATOLL_STATE_DIR="+filepath.Join(t.TempDir(), "state"), "ATOLL_NO_DAEMON=1", "PATH="+bin+":"+os.Getenv("PATH"))}
 			e.prepare(t, path, reg)
@@ -113,7 +108,10 @@ func TestExamples(t *testing.T) {
 				if e.address != "" {
 					line = strings.ReplaceAll(line, "127.0.0.1:7070", e.address)
 				}
-				e.must(t, line)
+				if e.published != "" {
+					line = strings.ReplaceAll(line, "8080", e.published)
+				}
+				e.must(t, anyPort(line))
 			}
 			if path[0] != "context" { // a context may name a remote daemon
 				e.try(t, "atoll rm --force --all")
@@ -122,11 +120,53 @@ func TestExamples(t *testing.T) {
 	}
 }
 
+// fixedPorts are the ports of this machine on which examples listen, and what
+// listens on any free port instead.
+var fixedPorts = []struct {
+	fixed *regexp.Regexp
+	free  string
+}{
+	{regexp.MustCompile(`(--listen) 127\.0\.0\.1:\d+`), "$1 127.0.0.1:0"},
+	{regexp.MustCompile(`(atoll up --(?:e2b|bridge))\b`), "$1=127.0.0.1:0"},
+	{regexp.MustCompile(`(port forward (?:-d )?demo) (\d+)( |$)`), "$1 0:$2$3"},
+	{regexp.MustCompile(` \d{4}:(\d+)\b`), " 0:$1"},
+}
+
+// anyPort makes an example listen on free ports.
+func anyPort(line string) string {
+	for _, p := range fixedPorts {
+		line = p.fixed.ReplaceAllString(line, p.free)
+	}
+	return line
+}
+
+// Examples listen on free ports only.
+func TestExamplesUseFreePorts(t *testing.T) {
+	for line, want := range map[string]string{
+		"atoll up --listen 127.0.0.1:7070 --plain":  "atoll up --listen 127.0.0.1:0 --plain",
+		"atoll mcp --listen 127.0.0.1:7071 --plain": "atoll mcp --listen 127.0.0.1:0 --plain",
+		"atoll up --e2b":                                                   "atoll up --e2b=127.0.0.1:0",
+		"atoll up --bridge; test $? = 124":                                 "atoll up --bridge=127.0.0.1:0; test $? = 124",
+		"atoll port forward demo 8000":                                     "atoll port forward demo 0:8000",
+		"atoll port forward demo 0:8000 5433:5432":                         "atoll port forward demo 0:8000 0:5432",
+		"atoll port forward -d demo 8080:80":                               "atoll port forward -d demo 0:80",
+		"atoll run -d -p 8080:8000 -- python3 -m http.server 8000":         "atoll run -d -p 0:8000 -- python3 -m http.server 8000",
+		"ATOLL_HOST=http://127.0.0.1:7070 atoll port url demo 8000":        "ATOLL_HOST=http://127.0.0.1:7070 atoll port url demo 8000",
+		"atoll run -- 127.0.0.1:34567/debian:12 date '+%H:%M' -u 10:00:00": "atoll run -- 127.0.0.1:34567/debian:12 date '+%H:%M' -u 10:00:00",
+	} {
+		if got := anyPort(line); got != want {
+			t.Errorf("%q listens like %q, want %q", line, got, want)
+		}
+	}
+}
+
 // exampleRunner types lines into a shell.
 type exampleRunner struct {
 	dir     string
 	env     []string
 	address string // where the daemon of the examples listens
+	// published is the port of the machine that leads to the sandbox demo, if any.
+	published string
 }
 
 // prepare creates the resources that the examples need.
@@ -153,8 +193,13 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 		e.up(t)
 		e.must(t, "atoll run -d --name demo -- sh -c 'echo started; sleep 600'")
 		last := path[len(path)-1]
-		if last == "rm" {
-			e.must(t, "atoll port forward -d demo 8080:80")
+		if last == "rm" { // the example names port 8080
+			out, err := e.shell(t, "atoll port forward -d demo 0:80")
+			port := regexp.MustCompile(`127\.0\.0\.1:(\d+) `).FindStringSubmatch(out)
+			if err != nil || port == nil {
+				t.Fatal(out, err)
+			}
+			e.published = port[1]
 		}
 		if last != "token" && last != "url" { // those are with a key
 			break
