@@ -122,6 +122,8 @@ type Options struct {
 	Trace func(ctx context.Context, statement string)
 	// wall returns the wall-clock time, which may be set. Nil: the machine's.
 	wall func() time.Time
+	// now is the clock of the store. Nil: the machine's.
+	now func() time.Time
 	// memory returns free and total memory in bytes; see admission.Config.
 	memory func() (free, total int64)
 }
@@ -233,7 +235,7 @@ func (d *Daemon) openState(ctx context.Context) error {
 	if address == "" {
 		address = filepath.Join(n.Dir(), "atoll.db")
 	}
-	d.store, err = store.Open(ctx, address, store.Options{Trace: d.opts.Trace})
+	d.store, err = store.Open(ctx, address, store.Options{Trace: d.opts.Trace, Now: d.opts.now})
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,9 @@ import (
 // SetWall gives a daemon a clock that can be set.
 func SetWall(o *Options, now func() time.Time) { o.wall = now }
 
+// SetNow gives the store of a daemon another clock.
+func (o *Options) SetNow(now func() time.Time) { o.now = now }
+
 // SetMemory replaces the function that returns free and total memory.
 func (o *Options) SetMemory(memory func() (free, total int64)) { o.memory = memory }
 

@@ -151,8 +151,8 @@ func (m *Manager) persist(ctx context.Context, l lease.Lease, saved sandbox.Enve
 		return false, err
 	}
 	_, effect, err := m.cfg.Leases.Apply(ctx, l.Group, lease.Persist{Epoch: l.Epoch, Drain: l.Drains, Archive: data})
-	if err != nil {
-		return false, err
+	if err != nil { // Discard keeps an archive that was stored all the same
+		return false, errors.Join(err, m.cfg.Boxes.Discard(context.WithoutCancel(ctx), sealed))
 	}
 	if !effect.Done { // the sandbox is needed again; the capture is not
 		return false, m.cfg.Boxes.Discard(ctx, sealed)

@@ -32,6 +32,7 @@ const (
 const (
 	candidateLife = time.Hour        // after which it is taken for abandoned
 	deletingLife  = 10 * time.Minute // after which its daemon is taken for gone
+	neededLife    = time.Hour        // after which an archive that a session needed is looked at again
 	firstRetry    = time.Minute
 	lastRetry     = 24 * time.Hour
 )
@@ -103,13 +104,45 @@ func scanKept(row scanner) (k KeptArchive, err error) {
 	return k, json.Unmarshal([]byte(text), &k.Archive)
 }
 
-// DeleteArchive claims an archive that is to go for this caller, who removes it
-// and tells ArchiveDeleted. It is false if somebody else has it, or it stays.
+// DeleteArchive claims an archive that is marked for deletion. The caller removes
+// it and calls ArchiveDeleted. DeleteArchive is false if another caller has
+// claimed it, or if it stays. An archive from which a session starts stays until
+// the session has its own.
 func (ss Sessions) DeleteArchive(ctx context.Context, tenant, ref string) (bool, error) {
 	now := ss.tx.Now()
+	// A session that starts from an archive is recorded under the same lock.
+	if _, err := ss.tx.Tenants().Lock(ctx, tenant); err != nil {
+		return false, err
+	}
+	needed, err := ss.startsFrom(ctx, tenant, ref)
+	if err != nil {
+		return false, err
+	}
+	if needed {
+		_, err := ss.tx.exec(ctx, "UPDATE session_archives SET due = $1 WHERE tenant = $2 AND ref = $3 AND due <= $4",
+			nanos(now.Add(neededLife)), tenant, ref, nanos(now))
+		return false, err
+	}
 	n, err := ss.tx.exec(ctx, "UPDATE session_archives SET state = $1, due = $2 WHERE tenant = $3 AND ref = $4 AND due <= $5 AND state NOT IN ('current', 'previous')",
 		string(ArchiveDeleting), nanos(now.Add(deletingLife)), tenant, ref, nanos(now))
 	return n == 1, err
+}
+
+// startsFrom reports whether a session that has nothing saved of its own starts
+// from an archive.
+func (ss Sessions) startsFrom(ctx context.Context, tenant, ref string) (bool, error) {
+	rows, err := ss.tx.query(ctx, "SELECT "+sessionColumns+" FROM sessions WHERE tenant = $1 AND prior_json <> ''", tenant)
+	all, err := collect(rows, err, scanSession)
+	for _, s := range all {
+		if s.Removing || s.Prior == nil || s.Prior.Archive == nil || s.Prior.Archive.Ref != ref {
+			continue
+		}
+		l, err := ss.Lease(ctx, tenant, s.Group)
+		if err != nil || l.Archive == nil {
+			return err == nil, err
+		}
+	}
+	return false, err
 }
 
 // ArchiveDeleted records how deleting an archive went. One that is still there is

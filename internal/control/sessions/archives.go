@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -132,7 +133,7 @@ func (s *archives) remove(ctx context.Context, tenant string, a sandbox.Archive)
 	if err != nil {
 		return err
 	}
-	// Somebody who saves at the same time is no failure: sweepTars tries again.
+	// A concurrent save is no failure: sweepTars tries again.
 	return ignore(s.blobs.Sweep(ctx, set, []int{at.Version}), sandbox.CodeConflict)
 }
 
@@ -142,8 +143,8 @@ const (
 	tarGrace = time.Hour
 )
 
-// sweepTars removes the tar archives that no session is rebuilt from, such as one
-// whose daemon was killed before it recorded the next.
+// sweepTars marks the tar archives for deletion that no session is rebuilt from,
+// such as one whose daemon was killed before it recorded the next.
 func (s *archives) sweepTars(ctx context.Context) error {
 	if s.blobs == nil {
 		return nil
@@ -160,62 +161,74 @@ func (s *archives) sweepTars(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
+// sweepSet lets the ledger decide: an archive that is recorded while the sweep
+// runs stays, and one that is marked first can no longer be published.
 func (s *archives) sweepSet(ctx context.Context, tenant string, set archive.Set) error {
 	there, err := s.blobs.List(ctx, set) // before the records, which are older than what is saved
-	if err != nil || len(there) == 0 {
+	old := slices.DeleteFunc(there, func(k archive.Kept) bool { return s.Store.Now().Sub(k.Created) <= tarGrace })
+	if err != nil || len(old) == 0 {
 		return err
 	}
-	wanted, err := s.wantedTars(ctx, tenant)
-	if err != nil {
+	if err := s.Fault("tars.listed"); err != nil {
 		return err
 	}
-	var unwanted []int
-	for _, k := range there {
-		if !wanted[set.ID+"."+strconv.Itoa(k.Version)] && s.Store.Now().Sub(k.Created) > tarGrace {
-			unwanted = append(unwanted, k.Version)
-		}
-	}
-	if len(unwanted) == 0 {
-		return nil
-	}
-	return ignore(s.blobs.Sweep(ctx, set, unwanted), sandbox.CodeConflict)
-}
-
-// wantedTars are the archives that sessions of a tenant are rebuilt from.
-func (s *archives) wantedTars(ctx context.Context, tenant string) (wanted map[string]bool, err error) {
-	err = s.Store.View(ctx, func(tx *store.Tx) error {
-		wanted = map[string]bool{}
-		kept, err := tx.Sessions().Archives(ctx, tenant, "")
+	return s.Store.Update(ctx, func(tx *store.Tx) error {
+		wanted, err := wantedTars(ctx, tx, tenant)
 		if err != nil {
 			return err
 		}
-		for _, k := range kept { // those that are to go, the ledger removes
-			wanted[k.Archive.Ref] = true
-		}
-		rows, err := tx.Sessions().List(ctx, tenant)
-		if err != nil {
-			return err
-		}
-		for _, row := range rows {
-			l, err := tx.Sessions().Lease(ctx, tenant, row.Group)
-			if err != nil {
-				return err
-			}
-			if row.Prior != nil && row.Prior.Archive != nil {
-				wanted[row.Prior.Archive.Ref] = true
-			}
-			if l.Archive == nil {
+		for _, k := range old {
+			a := sandbox.Archive{Kind: tarKind, Ref: set.ID + "." + strconv.Itoa(k.Version), Hash: "sha256:" + k.Digest, Binding: string(s.own)}
+			if wanted[a.Ref] {
 				continue
 			}
-			e, err := sandbox.ParseEnvelope(l.Archive)
-			if err != nil {
-				return err // what cannot be read wants perhaps any of them
+			if err := tx.Sessions().RegisterArchive(ctx, tenant, noGroup, a); err != nil {
+				return err
 			}
-			if e.Archive != nil {
-				wanted[e.Archive.Ref] = true
+			if _, err := tx.Sessions().RetireArchive(ctx, tenant, a.Ref, false); err != nil {
+				return err
 			}
 		}
 		return nil
 	})
-	return wanted, err
+}
+
+// noGroup is the group of archives in the ledger that belong to no session.
+const noGroup = "-"
+
+// wantedTars are the archives that sessions of a tenant are rebuilt from, and
+// those in the ledger.
+func wantedTars(ctx context.Context, tx *store.Tx, tenant string) (map[string]bool, error) {
+	wanted := map[string]bool{}
+	kept, err := tx.Sessions().Archives(ctx, tenant, "")
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range kept {
+		wanted[k.Archive.Ref] = true
+	}
+	rows, err := tx.Sessions().List(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	for _, row := range rows {
+		l, err := tx.Sessions().Lease(ctx, tenant, row.Group)
+		if err != nil {
+			return nil, err
+		}
+		if row.Prior != nil && row.Prior.Archive != nil {
+			wanted[row.Prior.Archive.Ref] = true
+		}
+		if l.Archive == nil {
+			continue
+		}
+		e, err := sandbox.ParseEnvelope(l.Archive)
+		if err != nil {
+			return nil, err // it may name any of them
+		}
+		if e.Archive != nil {
+			wanted[e.Archive.Ref] = true
+		}
+	}
+	return wanted, nil
 }

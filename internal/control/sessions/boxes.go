@@ -369,8 +369,6 @@ func (b boxes) Discard(ctx context.Context, prior sandbox.Envelope) error {
 		return b.archives.remove(ctx, b.tenant, *a)
 	case err != nil:
 		return err
-	case !goes && b.row == nil:
-		return nil
 	case !goes:
 		return b.archives.tidy(ctx, b.tenant, b.row.Group)
 	}

@@ -50,26 +50,40 @@ func (s *archives) tidy(ctx context.Context, tenant, group string) error {
 	return errors.Join(failed...)
 }
 
-// retire deletes all archives of a group that has no session any more.
-func (s *archives) retire(ctx context.Context, tenant, group string) error {
-	ctx = context.WithoutCancel(ctx)
-	all, err := store.Write(ctx, s.Store, func(tx *store.Tx) ([]store.KeptArchive, error) {
-		all, err := tx.Sessions().Archives(ctx, tenant, group)
-		for _, k := range all {
-			if err == nil {
-				_, err = tx.Sessions().RetireArchive(ctx, tenant, k.Archive.Ref, true)
-			}
+// retire marks all archives of a group for deletion, in the transaction that
+// forgets its lease. Before that transaction a session may join the group and
+// need them; after it none can be published. named is the archive of the lease,
+// which is not in the ledger if an earlier version made it; it may be nil.
+func retire(ctx context.Context, tx *store.Tx, tenant, group string, named *sandbox.Archive) error {
+	if named != nil {
+		if err := tx.Sessions().RegisterArchive(ctx, tenant, group, *named); err != nil {
+			return err
 		}
-		return all, err
-	})
-	failed := []error{err}
-	for _, k := range all {
-		failed = append(failed, s.deleteArchive(ctx, k))
 	}
-	return errors.Join(failed...)
+	all, err := tx.Sessions().Archives(ctx, tenant, group)
+	for _, k := range all {
+		if err == nil {
+			_, err = tx.Sessions().RetireArchive(ctx, tenant, k.Archive.Ref, true)
+		}
+	}
+	return err
 }
 
-// deleteArchive removes an archive that is to go, unless somebody else does.
+// named returns the archive that a lease names, nil if it names none that this
+// daemon can read.
+func (s *archives) named(ctx context.Context, tenant string, l lease.Lease) *sandbox.Archive {
+	if l.Archive == nil {
+		return nil
+	}
+	e, err := sandbox.ParseEnvelope(l.Archive)
+	if err != nil || e.Archive == nil || s.readable(ctx, tenant, *e.Archive) != nil {
+		return nil
+	}
+	return e.Archive
+}
+
+// deleteArchive removes an archive that is marked for deletion, unless another
+// call is removing it or a session still needs it.
 func (s *archives) deleteArchive(ctx context.Context, k store.KeptArchive) error {
 	mine, err := store.Write(ctx, s.Store, func(tx *store.Tx) (bool, error) { return tx.Sessions().DeleteArchive(ctx, k.Tenant, k.Archive.Ref) })
 	if err != nil || !mine {

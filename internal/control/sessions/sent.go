@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
+	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -109,7 +110,7 @@ func (s *archives) waiting(ctx context.Context, tenant string, set archive.Set) 
 	if err != nil || len(all) < mostSent {
 		return 0, err
 	}
-	wanted, err := s.wantedTars(ctx, tenant)
+	wanted, err := store.Read(ctx, s.Store, func(tx *store.Tx) (map[string]bool, error) { return wantedTars(ctx, tx, tenant) })
 	for _, k := range all {
 		if strings.HasPrefix(k.Note, sentNote) && !wanted[set.ID+"."+strconv.Itoa(k.Version)] {
 			n++

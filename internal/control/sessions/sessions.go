@@ -254,7 +254,13 @@ func (s *Service) remove(ctx context.Context, row store.Session) error {
 				return err
 			}
 		}
-		done, err := s.forget(ctx, row, l, last)
+		if err := s.Fault("session.cleared"); err != nil {
+			return err
+		}
+		done, err := s.forget(ctx, row, l, last, s.archives.named(ctx, row.Tenant, l))
+		if done && last {
+			s.Report(ctx, s.archives.tidy(context.WithoutCancel(ctx), row.Tenant, row.Group)) // a sweep tries again
+		}
 		if err != nil || done {
 			return err
 		}
@@ -262,7 +268,7 @@ func (s *Service) remove(ctx context.Context, row store.Session) error {
 	return &sandbox.Error{Code: sandbox.CodeConflict, Subject: row.Name, Message: "others use the session", Hint: "try again"}
 }
 
-// clear ends the sandbox of a lease and removes what was saved of it.
+// clear ends the sandbox of a lease.
 func (s *Service) clear(ctx context.Context, tenant string, l lease.Lease) error {
 	b := s.provision.boxes(tenant, nil)
 	if l.Sandbox != "" {
@@ -270,23 +276,12 @@ func (s *Service) clear(ctx context.Context, tenant string, l lease.Lease) error
 			return err
 		}
 	}
-	if err := b.orphans(ctx, l, true); err != nil {
-		return err
-	}
-	s.Report(ctx, s.archives.retire(ctx, tenant, l.Group)) // a sweep tries again
-	if l.Archive == nil {
-		return nil
-	}
-	e, err := sandbox.ParseEnvelope(l.Archive)
-	if err != nil {
-		return nil //nolint:nilerr // nobody can use what nobody can read
-	}
-	return b.Discard(ctx, e)
+	return b.orphans(ctx, l, true)
 }
 
 // forget drops the records of a session, unless its lease changed since it was
-// read.
-func (s *Service) forget(ctx context.Context, row store.Session, seen lease.Lease, last bool) (done bool, err error) {
+// read. With the last session of a group its archives go, too; see retire.
+func (s *Service) forget(ctx context.Context, row store.Session, seen lease.Lease, last bool, named *sandbox.Archive) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {
@@ -298,6 +293,9 @@ func (s *Service) forget(ctx context.Context, row store.Session, seen lease.Leas
 		if last {
 			if l.Sandbox != seen.Sandbox || l.Attempt != seen.Attempt {
 				return nil
+			}
+			if err := retire(ctx, tx, row.Tenant, row.Group, named); err != nil {
+				return err
 			}
 			if err := tx.Sessions().ForgetLease(ctx, row.Tenant, row.Group, row.Group == row.ID); err != nil {
 				return err
