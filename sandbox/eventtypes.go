@@ -46,7 +46,7 @@ const (
 	EventEgressDenied    = "egress.denied"
 	EventEgressLimited   = "egress.limited" // a limit is reached
 	EventEgressFailed    = "egress.failed"  // allowed, but the server did not respond
-	EventPoliciesLoaded  = "policy.loaded"  // new policies of the machine apply from now on
+	EventPoliciesLoaded  = "policy.loaded"  // new policies of the machine apply; with a code, not to all networks
 	EventPoliciesKept    = "policy.kept"    // the policy files are not valid, so the old policies stay: see Subject
 	EventSecretUsed      = "secret.used"    // the gateway sent it: see Subject and Policy
 	EventSessionCreated  = "session.created"

@@ -263,7 +263,10 @@ func (a upCommands) attend(ctx context.Context, d Daemon, again <-chan os.Signal
 		case <-again:
 			if err := d.Reload(ctx); err != nil {
 				text, _ := explain(err)
-				a.say("error", "the policies cannot be used; the previous ones stay in force: "+text)
+				if sandbox.CodeOf(err) == sandbox.CodeInvalid {
+					text = "the policies cannot be used; the previous ones stay in force: " + text
+				}
+				a.say("error", text)
 			}
 		}
 	}

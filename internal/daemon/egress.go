@@ -88,15 +88,22 @@ func (d *Daemon) startEgress(ctx context.Context, e *egress) error {
 	if err != nil {
 		return err
 	}
-	err = g.Resume(ctx)
-	if err == nil {
-		err = d.services.Profiles.EnforceAll(ctx)
-	}
+	d.gatewayFailed(g.Resume(ctx))
+	return nil
+}
+
+// enforceEgress passes all rules to the gateway: an earlier daemon may have ended
+// before it passed on a change.
+func (d *Daemon) enforceEgress(ctx context.Context) {
+	d.gatewayFailed(d.services.Profiles.EnforceAll(ctx))
+}
+
+// gatewayFailed logs an error of the gateway. Sandboxes without a network are not
+// affected, so the daemon starts all the same.
+func (d *Daemon) gatewayFailed(err error) {
 	if err != nil {
-		// Sandboxes without a network are not affected.
 		d.opts.Logger.Error("gateway failed", "error", err)
 	}
-	return nil
 }
 
 // ownPorts are the daemon's own ports. Sandboxes cannot reach them through the

@@ -36,7 +36,11 @@ func (d *Daemon) watchPolicies(ctx context.Context) {
 		}
 		err := d.services.Policies.Load(ctx)
 		if err != nil && ctx.Err() == nil && err.Error() != said {
-			d.opts.Logger.Error("the policies are invalid; the previous ones stay in force", "error", err)
+			what := "the policies are invalid; the previous ones stay in force"
+			if policies.InForce(err) {
+				what = "the new policies could not be applied to the networks of all sandboxes"
+			}
+			d.opts.Logger.Error(what, "error", err)
 		}
 		if said = ""; err != nil {
 			said = err.Error()

@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
@@ -71,10 +72,16 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	}
 	images.Protect(d.neededImages)
 	images.Restrict(image.Restriction{Applies: guard.ForTenant, Permit: config.Operator.Permits})
-	if err := d.services.Policies.Load(ctx); err != nil {
+	// First, so that the policies apply to the links of an earlier daemon.
+	if err := d.startEgress(ctx, d.egress); err != nil {
+		return err
+	}
+	err = d.services.Policies.Load(ctx)
+	if err != nil && !policies.InForce(err) {
 		return err // without policies, everything would be allowed
 	}
-	return d.startEgress(ctx, d.egress)
+	d.enforceEgress(ctx)
+	return nil
 }
 
 // openLog opens the event log, and closes the attempts that an earlier daemon

@@ -35,7 +35,7 @@ type Config struct {
 	Images control.Images
 	// Snapshot returns a snapshot of a tenant by its name or id.
 	Snapshot func(ctx context.Context, tenant, ref string) (store.Snapshot, error)
-	// Changed is called after the policies have changed.
+	// Changed applies changed policies to the networks of sandboxes.
 	Changed func(ctx context.Context) error
 }
 
@@ -61,9 +61,23 @@ func (s *Service) Set() *policyset.Set {
 	return s.set
 }
 
+// notApplied is the error of Load for policies that are in force and could not
+// be applied to the network of every sandbox.
+type notApplied struct{ error }
+
+func (n notApplied) Unwrap() error { return n.error }
+
+// InForce reports whether new policies are in force although Load returned err,
+// which says for which sandboxes the network has the old rules.
+func InForce(err error) bool {
+	_, ok := errors.AsType[notApplied](err)
+	return ok
+}
+
 // Load reads the policies again. If one is invalid, the old policies stay in
-// force. Changes and errors are recorded in the log of the default tenant. Load
-// is for the daemon and has no guard.
+// force; see also InForce. Changes and errors are recorded in the log of the
+// default tenant, a change after networks have the new rules, with a code if some
+// do not. Load is for the daemon and has no guard.
 func (s *Service) Load(ctx context.Context) error {
 	if s.cfg.Load == nil {
 		return nil
@@ -83,8 +97,12 @@ func (s *Service) Load(ctx context.Context) error {
 	if same {
 		return nil
 	}
+	err = s.cfg.Changed(ctx)
+	if err != nil {
+		err = notApplied{err}
+	}
 	fact := audit.Action{Tenant: core.DefaultTenant, Op: ops.PolicyReload, Subject: s.cfg.Source, Policy: set.Digest()[:12]}
-	return errors.Join(s.Audit.Fact(ctx, fact, eventlog.PoliciesLoaded, nil), s.cfg.Changed(ctx))
+	return errors.Join(s.Audit.Fact(ctx, fact, eventlog.PoliciesLoaded, func(e *eventlog.Event) { e.Code = sandbox.CodeOf(err) }), err)
 }
 
 // keep keeps the current policies, and records the reason unless it was already

@@ -42,10 +42,14 @@ type told struct {
 	mu    sync.Mutex
 	seen  map[sandbox.ID]profiles.Egress
 	fail  error
-	heard chan sandbox.ID // if it is set, somebody has to listen
+	heard chan sandbox.ID // if it is set, the test has to receive from it
+	check func()          // is called before the rules apply; nil: nothing is
 }
 
 func (g *told) SetEgress(ctx context.Context, box sandbox.ID, e profiles.Egress) error {
+	if g.check != nil {
+		g.check()
+	}
 	g.mu.Lock()
 	err := g.fail
 	if err == nil {

@@ -1,6 +1,7 @@
 package services_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
@@ -235,6 +237,44 @@ func TestCeilingsReachTheGateway(t *testing.T) {
 	}
 	if x, err := r.Profiles.Test(r.owner, mustProfile(t, r), "GET", "https://evil.test/"); err != nil || x.Allow || !strings.Contains(x.Message, "policy agents") {
 		t.Errorf("a test says %+v %v", x, err)
+	}
+}
+
+// New policies are recorded when the networks have them, with a code if some do
+// not.
+func TestPoliciesAreRecordedWhenTheyApply(t *testing.T) {
+	r := ruled(t)
+	b := r.box(t, sandbox.Spec{Name: "box", Network: sandbox.Network{Egress: []string{"evil.test"}}})
+	operator := guard.WithPrincipal(t.Context(), key.Peer(core.DefaultTenant, 0))
+	before := count(t, r, operator, eventlog.PoliciesLoaded)
+	asked := 0
+	r.gateway.check = func() {
+		asked++
+		if n := count(t, r, operator, eventlog.PoliciesLoaded); n != before+asked-1 {
+			t.Errorf("there are %d events before change %d applies, want %d", n, asked, before+asked-1)
+		}
+	}
+	stricter := caps + "  - {name: none, network: false}\n"
+	r.load(t, stricter)
+	if e := r.gateway.last(t, b.ID); len(e.Ceilings) != 2 {
+		t.Errorf("the gateway has %+v", e.Ceilings)
+	}
+	r.gateway.fail, r.rules = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the gateway failed"}, caps
+	if err := r.Policies.Load(t.Context()); !policies.InForce(err) || sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+		t.Errorf("with a gateway that fails: %v", err)
+	}
+	if got := len(r.Policies.Set().Policies()); got != 2 {
+		t.Errorf("%d policies are in force", got)
+	}
+	all, err := r.Events.Events(operator, sandbox.EventQuery{Types: []string{eventlog.PoliciesLoaded}})
+	if err != nil || asked != 2 || len(all) != before+2 {
+		t.Fatalf("%d changes, %d events, %v", asked, len(all), err)
+	}
+	slices.SortFunc(all, func(a, b sandbox.Event) int { return cmp.Compare(a.Seq, b.Seq) })
+	for i, want := range []sandbox.Code{"", sandbox.CodeUnavailable} {
+		if got := all[before+i].Code; got != want {
+			t.Errorf("the event of change %d has the code %q, want %q", i+1, got, want)
+		}
 	}
 }
 
