@@ -67,6 +67,18 @@ func stillWorks(tb testing.TB, in driver.Instance) {
 	}
 }
 
+// recovers waits until a sandbox whose memory was full runs commands again. The
+// memory of a killed program is freed only after its end is known.
+func recovers(tb testing.TB, in driver.Instance) {
+	tb.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for err := answers(tb.Context(), in); err != nil; err = answers(tb.Context(), in) {
+		if time.Now().After(deadline) {
+			tb.Fatalf("the sandbox does not recover: %v", err)
+		}
+	}
+}
+
 // answers runs a trivial command.
 func answers(ctx context.Context, in driver.Instance) error {
 	p, err := in.Exec(ctx, &sandbox.Command{Shell: "echo alive"})

@@ -189,7 +189,7 @@ while True:
 		t.Errorf("the command's Wait = %+v, %v; want reason %s", exit, err, sandbox.ReasonMemory)
 	}
 	stillWorks(t, neighbour)
-	stillWorks(t, victim)
+	recovers(t, victim)
 }
 
 // TestMemoryHeldByNobody fills memory that belongs to no process: a file in
@@ -277,7 +277,7 @@ func TestOutputNobodyReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	// A background command ends, because its output is dropped after its starter
 	// has left.

@@ -182,11 +182,11 @@ func leftovers(state string, id sandbox.ID) []string {
 	return left
 }
 
-// nothingLeft waits briefly for exiting processes, lets a new provider sweep,
+// nothingLeft waits for exiting processes, lets a new provider sweep,
 // and checks that nothing is left.
 func nothingLeft(t *testing.T, state string, id sandbox.ID) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		p := newProvider(t, func(o *gvisor.Options) { o.StateDir = state })
 		for range p.List(t.Context()) {
@@ -288,7 +288,7 @@ func TestKernelKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 			killNamed(t, name, id)
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			if exit, err := in.Wait(ctx); err != nil || exit.Reason != sandbox.ReasonCrashed {
 				t.Errorf("Wait = %+v, %v; want reason %s", exit, err, sandbox.ReasonCrashed)

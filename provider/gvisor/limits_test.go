@@ -120,17 +120,31 @@ func stateOf(t *testing.T, p driver.Provider, id sandbox.ID) sandbox.State {
 // process that is connected to the sandbox.
 func TestDeadlineWithoutAnybody(t *testing.T) {
 	state := t.TempDir()
-	// Long enough to move the deadline on a busy machine before it expires.
-	const first = 3 * time.Second
-	unknown := func(id sandbox.ID, timeout time.Duration, at func() time.Time) {
+	first := 3 * time.Second
+	unknown := func(id sandbox.ID, timeout time.Duration, at func() time.Time) (moved bool) {
+		began := time.Now()
 		p, in := unattached(t, state, sandbox.Spec{ID: id, Image: "host", Lifetime: sandbox.Lifetime{Timeout: timeout}})
-		if err := in.(driver.DeadlineSetter).SetDeadline(t.Context(), at()); err != nil {
+		defer p.Close() // its timers are gone, as are those of a daemon that was killed
+		err := in.(driver.DeadlineSetter).SetDeadline(t.Context(), at())
+		switch {
+		case timeout == 0 && err != nil:
+			t.Fatal(err)
+		case timeout == 0, err == nil && time.Since(began) < timeout:
+			return true
+		}
+		if err := in.Destroy(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		p.Close() // its timers are gone, as are those of a daemon that was killed
+		return false
 	}
-	unknown("later", first, func() time.Time { return time.Now().Add(time.Hour) })
-	unknown("never", first, func() time.Time { return time.Time{} })
+	for id, at := range map[sandbox.ID]func() time.Time{
+		"later": func() time.Time { return time.Now().Add(time.Hour) },
+		"never": func() time.Time { return time.Time{} },
+	} {
+		for !unknown(id, first, at) {
+			first *= 2 // on a busy machine its deadline was moved too late
+		}
+	}
 	unknown("set", 0, func() time.Time { return time.Now().Add(first) })
 	other := newProvider(t, func(o *gvisor.Options) { o.StateDir = state })
 	for deadline := time.Now().Add(time.Minute); stateOf(t, other, "set") == sandbox.Running; time.Sleep(10 * time.Millisecond) {
@@ -195,7 +209,10 @@ c.sendall(b"hello from " + sys.argv[1].encode())
 func TestCommandAtTheEnd(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, nil)
-	in := create(t, p, sandbox.Spec{Image: "host", Lifetime: sandbox.Lifetime{Timeout: 2 * time.Second}})
+	in := create(t, p, sandbox.Spec{Image: "host"})
+	if err := in.(driver.DeadlineSetter).SetDeadline(t.Context(), time.Now().Add(2*time.Second)); err != nil {
+		t.Fatal(err)
+	}
 	for {
 		proc, err := in.Exec(t.Context(), &sandbox.Command{Args: []string{"true"}})
 		if err == nil {

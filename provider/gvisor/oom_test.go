@@ -75,7 +75,7 @@ func TestLargestMakesRoom(t *testing.T) {
 		t.Errorf("the command's Wait = %+v, %v; want reason %s", exit, err, sandbox.ReasonMemory)
 	}
 	stillWorks(t, neighbour)
-	stillWorks(t, victim)
+	recovers(t, victim)
 }
 
 // TestBarrenSandboxEnds lets the host kill the stub that all others are forked

@@ -21,7 +21,7 @@ func TestReattachedAndRemoved(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		ended := make(chan error, 1)
 		var exit sandbox.Exit
 		go func() {

@@ -36,7 +36,7 @@ func TestStoppedProcesses(t *testing.T) {
 		t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 		bounded := func(name string, call func(context.Context) error) {
 			t.Helper()
-			ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			if err := call(ctx); sandbox.CodeOf(err) != sandbox.CodeUnavailable && p.ErrorCode(err) != sandbox.CodeUnavailable || ctx.Err() != nil {
 				t.Errorf("with the %s stopped, %s: %v", what, name, err)
@@ -106,7 +106,7 @@ func TestAttachAgain(t *testing.T) {
 	for range 20 {
 		attach()
 	}
-	for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before+5; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); runtime.NumGoroutine() > before+5; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d goroutines after 20 attempts more, and %d before", runtime.NumGoroutine(), before)
 		}
