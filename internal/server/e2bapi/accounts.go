@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"path"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -112,25 +113,37 @@ func (n *names) lacks(user string, def defaults) bool {
 
 // makeUser makes the user "user" in a sandbox whose image has none.
 func makeUser(ctx context.Context, box Box) error {
-	_, err := output(ctx, box, sandbox.Command{Args: []string{"/bin/sh", "-c", userScript}, User: "root", Dir: "/"})
+	_, err := output(ctx, box, sandbox.Command{Args: userCommand(defaultUser), User: "root", Dir: "/"})
 	return err
 }
 
-// userScript makes the user "user" where there is none, with what images have.
-const userScript = `grep -q '^user:' /etc/passwd 2>/dev/null && exit 0
+// mayMake reports whether a build makes a user that the image lacks. Names are
+// those that adduser accepts by default. The user root always exists.
+func mayMake(name string) bool {
+	return name != "root" && userName().MatchString(name)
+}
+
+var userName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`) })
+
+// userCommand returns a command for root that makes a user, unless it exists.
+func userCommand(name string) []string { return []string{"/bin/sh", "-c", userScript, "sh", name} }
+
+// userScript makes the user $1 with the tools that every image has. Like the
+// user of E2B's images, it may use sudo without a password.
+const userScript = `grep -q "^$1:" /etc/passwd 2>/dev/null && exit 0
 set -e
 id=1000
 while grep -q "^[^:]*:[^:]*:$id:" /etc/passwd /etc/group 2>/dev/null; do id=$((id+1)); done
 shell=/bin/bash
 [ -x $shell ] || shell=/bin/sh
-grep -q '^user:' /etc/group 2>/dev/null || echo "user:x:$id:" >>/etc/group
-echo "user:x:$id:$id::/home/user:$shell" >>/etc/passwd
-mkdir -p /home/user
-[ ! -d /etc/skel ] || cp -R /etc/skel/. /home/user/ 2>/dev/null || true
-chown -R $id:$id /home/user
+grep -q "^$1:" /etc/group 2>/dev/null || echo "$1:x:$id:" >>/etc/group
+echo "$1:x:$id:$id::/home/$1:$shell" >>/etc/passwd
+mkdir -p "/home/$1"
+[ ! -d /etc/skel ] || cp -R /etc/skel/. "/home/$1/" 2>/dev/null || true
+chown -R $id:$id "/home/$1"
 if [ -d /etc/sudoers.d ]; then
-	echo 'user ALL=(ALL) NOPASSWD:ALL' >/etc/sudoers.d/user
-	chmod 440 /etc/sudoers.d/user
+	echo "$1 ALL=(ALL) NOPASSWD:ALL" >"/etc/sudoers.d/$1"
+	chmod 440 "/etc/sudoers.d/$1"
 fi`
 
 // account returns a user by name, or the one that acts for nobody.

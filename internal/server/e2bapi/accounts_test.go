@@ -1,6 +1,7 @@
 package e2bapi
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -29,9 +30,9 @@ func TestUserScript(t *testing.T) {
 	}
 	write("etc/passwd", "root:x:0:0::/root:/bin/sh\nnode:x:1000:1000::/home/node:/bin/sh\n")
 	write("etc/group", "root:x:0:\nother:x:1001:\n")
-	script := strings.NewReplacer("/etc/", dir+"/etc/", " /home/user", " "+dir+"/home/user").Replace(userScript)
-	for range 2 { // the second time it is there
-		if out, err := exec.Command("/bin/sh", "-c", script).CombinedOutput(); err != nil {
+	script := strings.NewReplacer("/etc/", dir+"/etc/", `"/home/$1`, `"`+dir+`/home/$1`).Replace(userScript)
+	for _, name := range []string{"user", "user", "app"} { // the second time it exists
+		if out, err := exec.Command("/bin/sh", "-c", script, "sh", name).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
@@ -40,6 +41,9 @@ func TestUserScript(t *testing.T) {
 		t.Fatal(err)
 	}
 	if text := string(passwd); strings.Count(text, "user:x:") != 1 || !strings.Contains(text, "\nuser:x:1002:1002::/home/user:/bin/") {
+		t.Errorf("users: %s", text)
+	}
+	if text := string(passwd); !strings.Contains(text, "\napp:x:1003:1003::/home/app:/bin/") {
 		t.Errorf("users: %s", text)
 	}
 	if info, err := os.Stat(filepath.Join(dir, "home/user")); err != nil || !info.IsDir() {
@@ -88,6 +92,36 @@ func TestShare(t *testing.T) {
 		}
 		if got := Share(r); got != tt.want {
 			t.Errorf("%s %v counts for %q, want %q", tt.host, tt.header, got, tt.want)
+		}
+	}
+}
+
+// A USER step of a build makes a user that the image lacks. A user that an
+// earlier step has made stays as it is, so each is made just before its step.
+func TestUserSteps(t *testing.T) {
+	h := &buildAPI{}
+	b := &order{From: "alpine", User: defaultUser, MakeUser: true, Steps: []buildStep{
+		{Type: "RUN", Args: []string{"adduser -D app"}},
+		{Type: "USER", Args: []string{"app"}},
+		{Type: "USER", Args: []string{"root"}},
+		{Type: "USER", Args: []string{"1000:1000"}},
+		{Type: "USER", Args: []string{"a.b"}},
+	}}
+	d, numbers, err := h.describe(t.Context(), nil, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var steps []string
+	for i, s := range d.Steps {
+		steps = append(steps, fmt.Sprint(numbers[i], " ", s.Op, " ", s.Args[len(s.Args)-1]))
+	}
+	want := "0 run user, 0 user user, 0 workdir /home/user, 1 run adduser -D app, 2 run app, 2 user app, 3 user root, 4 user 1000:1000, 5 user a.b"
+	if got := strings.Join(steps, ", "); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	for step, want := range map[int]int{0: 0, 1: 0, 3: 0, 4: 1, 5: 2, 6: 2, 9: 5, 10: 5} {
+		if got := numberOf(numbers, step); got != want {
+			t.Errorf("step %d of the builder is %d, want %d", step, got, want)
 		}
 	}
 }

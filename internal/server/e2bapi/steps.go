@@ -25,8 +25,8 @@ type order struct {
 	Name string   // of the template
 	Tags []string // at least one
 	From string   // image or template, as sandbox.Spec.Image
-	User string   // who carries out the steps, unless they say; empty: the user of From
-	// MakeUser makes the user "user" first, where the image has none.
+	User string   // runs steps that name no user; empty: the user of From
+	// MakeUser makes the user "user" first, if the image has none.
 	MakeUser bool
 	Steps    []buildStep
 	Start    string // command that runs in its sandboxes
@@ -36,9 +36,9 @@ type order struct {
 	Memory   int64 // bytes
 	Network  sandbox.Network
 	// Login returns the credentials for the registry of From; nil: none. It is a
-	// function so that they are in no value that could be written down.
+	// function so that no value that could be logged or stored contains them.
 	Login func() (username, password string)
-	// Region, if set, is that of AWS, whose keys Login has.
+	// Region, if set, is an AWS region; Login then returns keys of AWS.
 	Region string
 }
 
@@ -62,21 +62,9 @@ func (h *buildAPI) build(ctx context.Context, b *order, tell func(sandbox.BuildE
 		return err
 	}
 	defer root.Close()
-	d := &template.Description{From: b.From}
-	if b.MakeUser {
-		d.Steps = append(d.Steps, template.Step{Op: template.OpRun, Args: []string{"/bin/sh", "-c", userScript}, User: "root", Text: "make the user " + defaultUser})
-	}
-	if b.User != "" {
-		d.Steps = append(d.Steps,
-			template.Step{Op: template.OpUser, Args: []string{b.User}}, template.Step{Op: template.OpWorkdir, Args: []string{"/home/" + b.User}})
-	}
-	own := len(d.Steps)
-	for i := range b.Steps {
-		step, err := h.step(ctx, root, i, &b.Steps[i])
-		if err != nil {
-			return err
-		}
-		d.Steps = append(d.Steps, *step)
+	d, numbers, err := h.describe(ctx, root, b)
+	if err != nil {
+		return err
 	}
 	d.Start, d.Ready = loginScript(b.Start), loginScript(b.Ready)
 	if d.Start == "" && d.Ready != "" {
@@ -90,7 +78,7 @@ func (h *buildAPI) build(ctx context.Context, b *order, tell func(sandbox.BuildE
 	_, err = h.services.Builder.BuildTemplate(ctx, template.NamedRequest{
 		Name: first, Description: d, Files: files, NoCache: b.Force, Login: b.Login, Network: b.Network, Build: b.ID, CPUs: b.CPUs, Memory: b.Memory,
 		Log: func(e sandbox.BuildEvent) {
-			text, step := e.Text, min(max(0, e.Step-own), len(b.Steps))
+			text, step := e.Text, numberOf(numbers, e.Step)
 			if !e.Output && step > 0 {
 				text = fmt.Sprintf("[%d/%d] %s%s", step, len(b.Steps), map[bool]string{true: "CACHED "}[e.Cached], e.Text)
 			}
@@ -103,6 +91,49 @@ func (h *buildAPI) build(ctx context.Context, b *order, tell func(sandbox.BuildE
 		}
 	}
 	return err
+}
+
+// describe returns the steps of a build, and for each the number of the client's
+// step that it belongs to, or 0.
+func (h *buildAPI) describe(ctx context.Context, root *os.Root, b *order) (d *template.Description, numbers []int, err error) {
+	d = &template.Description{From: b.From}
+	add := func(number int, steps ...template.Step) {
+		for _, step := range steps {
+			d.Steps, numbers = append(d.Steps, step), append(numbers, number)
+		}
+	}
+	if b.MakeUser {
+		add(0, makingUser(defaultUser))
+	}
+	if b.User != "" {
+		add(0, template.Step{Op: template.OpUser, Args: []string{b.User}}, template.Step{Op: template.OpWorkdir, Args: []string{"/home/" + b.User}})
+	}
+	for i := range b.Steps {
+		step, err := h.step(ctx, root, i, &b.Steps[i])
+		if err != nil {
+			return nil, nil, err
+		}
+		if step.Op == template.OpUser && len(step.Args) > 0 && mayMake(step.Args[0]) {
+			add(i+1, makingUser(step.Args[0]))
+		}
+		add(i+1, *step)
+	}
+	return d, numbers, nil
+}
+
+// makingUser returns a step that makes a user if the image lacks it.
+func makingUser(name string) template.Step {
+	return template.Step{Op: template.OpRun, Args: userCommand(name), User: "root", Text: "make the user " + name}
+}
+
+// numberOf returns the number of the client's step that an event of the builder
+// is about. Steps of the builder count from 1; after the last one come the
+// start command and the snapshot.
+func numberOf(numbers []int, step int) int {
+	if step = min(step, len(numbers)); step < 1 {
+		return 0
+	}
+	return numbers[step-1]
 }
 
 // loginScript returns a script that runs a command as clients run theirs.

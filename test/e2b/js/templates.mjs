@@ -51,15 +51,34 @@ test('copy: several files, and links as links', async () => {
 
 test('a user that the image does not have', async () => {
   const name = 'e2e-user-' + Math.random().toString(36).slice(2)
-  const steps = [
-    Template().fromBaseImage().setUser('nobody-here').runCmd('true'),
-    since('2.6.3') ? Template().fromBaseImage().runCmd('true', { user: 'nobody-here' }) : null,
-  ]
-  for (const template of steps.filter(Boolean)) {
-    const e = await rejects(build(template, name), 'BuildError')
+  if (since('2.6.3')) {
+    const e = await rejects(build(Template().fromBaseImage().runCmd('true', { user: 'nobody-here' }), name), 'BuildError')
     assert.match(e.message, /invalid username: 'nobody-here'/)
   }
+  const e = await rejects(build(Template().fromBaseImage().setUser('Nobody-Here').runCmd('true'), name), 'BuildError')
+  assert.match(e.message, /invalid username: 'Nobody-Here'/)
 })
+
+// setUser makes a user that the image lacks, and no user that an earlier step made.
+test('setUser makes the user', async () => {
+  const name = 'e2e-made-' + Math.random().toString(36).slice(2)
+  try {
+    await build(Template().fromBaseImage()
+      .setUser('app').runCmd('id -un > /home/app/who')
+      .setUser('root').runCmd('echo "own:x:1500:1500::/srv:/bin/sh" >> /etc/passwd')
+      .setUser('own').setUser('app').setWorkdir('/home/app'), name)
+    const sbx = await Sandbox.create(name, { timeoutMs: 60_000 })
+    try {
+      assert.equal((await sbx.commands.run('id -un; pwd; cat who; echo ~own; grep -c ^own: /etc/passwd')).stdout, 'app\n/home/app\napp\n/srv\n1\n')
+      assert.equal((await sbx.files.write('here', 'x')).path, '/home/app/here')
+      assert.equal((await sbx.files.getInfo('here')).owner, 'app')
+    } finally {
+      await sbx.kill()
+    }
+  } finally {
+    await remove(name)
+  }
+}, '2.6.3')
 
 // They apply to commands without a user or directory, and to later steps.
 test('user and directory of a template', async () => {

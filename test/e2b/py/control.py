@@ -111,9 +111,25 @@ async def _():
 @test("templates: a user that the image does not have", "2.20.0")
 async def _():
     Template = kind("Template")
-    for bad in template().from_base_image().set_user("nobody-here").run_cmd("true"), template().from_base_image().run_cmd("true", user="nobody-here"):
+    for bad in template().from_base_image().set_user("Nobody-Here").run_cmd("true"), template().from_base_image().run_cmd("true", user="Nobody-Here"):
         e = await raises(Template.build(bad, unique("user")), "BuildException")
-        assert "invalid username: 'nobody-here'" in str(e), e
+        assert "invalid username: 'Nobody-Here'" in str(e), e
+
+
+@test("templates: set_user makes the user", "2.20.0")
+async def _():
+    Template, name = kind("Template"), unique("made")
+    try:
+        await Template.build(template().from_base_image().set_user("app").run_cmd("id -un > /home/app/who").set_workdir("/home/app"), name)
+        sbx = await Sandbox.create(template=name, timeout=60)
+        try:
+            assert (await sbx.commands.run("id -un; pwd; cat who")).stdout == "app\n/home/app\napp\n"
+            assert (await sbx.files.write("here", "x")).path == "/home/app/here"
+            assert (await sbx.files.get_info("here")).owner == "app"
+        finally:
+            await sbx.kill()
+    finally:
+        api("DELETE", f"/templates/{name}")
 
 
 @test("templates: several files, and links as links", "2.20.0")
