@@ -135,7 +135,7 @@ func (m *maker) start(ctx context.Context) error {
 	if err := m.in.dial(ctx, conn); err != nil {
 		return m.explain(fmt.Errorf("reaching the guest: %w", err))
 	}
-	m.in.spareGuest()
+	m.in.memory.spareGuest()
 	return m.p.opts.Fault("create.connected")
 }
 
@@ -149,7 +149,7 @@ func (m *maker) finish(ctx context.Context) (*Instance, error) {
 		return nil, m.explain(fmt.Errorf("restoring the files: %w", err))
 	}
 	if m.link != nil {
-		if err := m.in.plugIn(ctx, m.link, defaults.Env["JAVA_HOME"]); err != nil {
+		if err := (networkFiles{m.in.client}).plugIn(ctx, m.link, defaults.Env["JAVA_HOME"]); err != nil {
 			return nil, m.explain(fmt.Errorf("preparing the network: %w", err))
 		}
 	}

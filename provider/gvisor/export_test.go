@@ -31,7 +31,7 @@ func (p *Provider) Ready() (all, restored int) {
 func (p *Provider) SetLowMemory(lowMemory func() bool) { p.pool.lowMemory = lowMemory }
 
 // MakeRoom frees memory in a sandbox that makes no progress.
-func (in *Instance) MakeRoom() { in.makeRoom() }
+func (in *Instance) MakeRoom() { in.memory.makeRoom() }
 
 // Stub is the host process of an address space inside.
 type Stub struct {
@@ -41,7 +41,7 @@ type Stub struct {
 
 // Stubs lists the stubs of a sandbox, the oldest first.
 func (in *Instance) Stubs() (list []Stub) {
-	for _, s := range in.stubs() {
+	for _, s := range in.memory.stubs() {
 		list = append(list, Stub{s.pid, s.score == scoreSpared})
 	}
 	return list

@@ -71,7 +71,7 @@ func (in *Instance) begin(ctx context.Context, cancel context.CancelCauseFunc, f
 
 // Exec starts a command. See driver.Instance.
 func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Process, error) {
-	kills := in.memoryKills()
+	kills := in.memory.killed()
 	p, err := in.Calls.Exec(ctx, cmd)
 	return in.explainKill(p, kills), err
 }
@@ -131,7 +131,7 @@ type process struct {
 // Wait waits for the command. See driver.Process.
 func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	exit, err := p.in.awaitUnlessStopped(ctx, p.Process.Wait)
-	if err == nil && exit.Reason == sandbox.ReasonSignaled && exit.Signal == int(unix.SIGKILL) && p.in.memoryKills() > p.kills {
+	if err == nil && exit.Reason == sandbox.ReasonSignaled && exit.Signal == int(unix.SIGKILL) && p.in.memory.killed() > p.kills {
 		exit.Reason, exit.Detail = sandbox.ReasonMemory, "the sandbox reached its memory limit"
 	}
 	return exit, err

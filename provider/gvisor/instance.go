@@ -43,7 +43,7 @@ type Instance struct {
 	released    chan struct{}           // closed when this process releases the sandbox
 	once        sync.Once
 	destroyed   atomic.Bool
-	starved     atomic.Int64                // programs that makeRoom killed
+	memory      *memoryGuard
 	seen        atomic.Pointer[os.FileInfo] // of the record when it was last read and the sandbox was not doomed
 
 	mu       sync.Mutex
@@ -56,6 +56,7 @@ func newInstance(p *Provider, b box, r *record) *Instance {
 		p: p, box: b, rec: r, ended: make(chan struct{}), released: make(chan struct{}),
 		waking: make(chan struct{}, 1), resting: make(chan struct{}, 1),
 	}
+	in.memory = &memoryGuard{rec: r, end: in.end}
 	in.Use = in.use
 	return in
 }

@@ -37,13 +37,13 @@ const maxHomes = 64
 
 // trustInJava adds an authority to the trust stores of all Java installations.
 // It skips a store that cannot be written or parsed.
-func (in *Instance) trustInJava(ctx context.Context, home string, ca []byte) error {
+func (n networkFiles) trustInJava(ctx context.Context, home string, ca []byte) error {
 	block, _ := pem.Decode(ca)
 	if block == nil {
 		return nil
 	}
 	stores := slices.Clone(javaStores)
-	for _, h := range in.javaHomes(ctx, home) {
+	for _, h := range n.javaHomes(ctx, home) {
 		for _, name := range javaTrust {
 			stores = append(stores, path.Join(h, name))
 		}
@@ -51,7 +51,7 @@ func (in *Instance) trustInJava(ctx context.Context, home string, ca []byte) err
 	// The distribution's stores come first, because other stores may be links to
 	// them.
 	for _, group := range [][]string{stores[:len(javaStores)], stores[len(javaStores):]} {
-		if err := together(group, func(name string) error { return in.trustInStore(ctx, name, block.Bytes) }); err != nil {
+		if err := together(group, func(name string) error { return n.trustInStore(ctx, name, block.Bytes) }); err != nil {
 			return err
 		}
 	}
@@ -59,11 +59,11 @@ func (in *Instance) trustInJava(ctx context.Context, home string, ca []byte) err
 }
 
 // javaHomes returns directories that may contain a Java installation.
-func (in *Instance) javaHomes(ctx context.Context, home string) []string {
+func (n networkFiles) javaHomes(ctx context.Context, home string) []string {
 	var mu sync.Mutex
 	var homes []string
 	_ = together(javaParents, func(dir string) error {
-		for e, err := range in.client.List(ctx, dir, driver.ListOptions{}) {
+		for e, err := range n.client.List(ctx, dir, driver.ListOptions{}) {
 			if err != nil {
 				return nil //nolint:nilerr // it is missing, or the next call will fail
 			}
@@ -85,12 +85,12 @@ func (in *Instance) javaHomes(ctx context.Context, home string) []string {
 
 // trustInStore adds a certificate, in DER, to one store, if the store exists
 // and is not a link to one that has it already.
-func (in *Instance) trustInStore(ctx context.Context, name string, cert []byte) error {
-	info, err := in.client.Stat(ctx, name)
+func (n networkFiles) trustInStore(ctx context.Context, name string, cert []byte) error {
+	info, err := n.client.Stat(ctx, name)
 	if err != nil || slices.Contains(javaStores, info.Target) {
 		return refusedIsFine(err)
 	}
-	old, err := in.bundle(ctx, name)
+	old, err := n.bundle(ctx, name)
 	if old == nil || err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (in *Instance) trustInStore(ctx context.Context, name string, cert []byte) 
 	if err != nil || bytes.Equal(with, old) {
 		return nil //nolint:nilerr // an unknown format is left alone
 	}
-	_, err = in.client.Write(ctx, name, bytes.NewReader(with), driver.WriteOptions{NoParents: true})
+	_, err = n.client.Write(ctx, name, bytes.NewReader(with), driver.WriteOptions{NoParents: true})
 	return refusedIsFine(err)
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -37,12 +38,19 @@ type stub struct {
 	resident   int64 // pages
 }
 
+// memoryGuard ends programs of a sandbox that has run out of memory.
+type memoryGuard struct {
+	rec     *record
+	end     func(sandbox.Reason) // ends the sandbox
+	starved atomic.Int64         // programs that makeRoom killed
+}
+
 // stubs lists the sandbox's stubs, the oldest first. All others are forked from
 // that one.
-func (in *Instance) stubs() []stub {
-	kernel := strconv.Itoa(in.rec.Kernel.PID)
+func (m *memoryGuard) stubs() []stub {
+	kernel := strconv.Itoa(m.rec.Kernel.PID)
 	var list []stub
-	for _, pid := range in.rec.cgroup().processes() {
+	for _, pid := range m.rec.cgroup().processes() {
 		stat, err := processStat(pid)
 		if err != nil || stat[statParent] != kernel {
 			continue
@@ -60,8 +68,8 @@ func (in *Instance) stubs() []stub {
 // spareGuest makes the host prefer every program to the guest. The guest's
 // mapped program file would otherwise make it the largest process of a small
 // sandbox.
-func (in *Instance) spareGuest() {
-	for _, s := range in.stubs() {
+func (m *memoryGuard) spareGuest() {
+	for _, s := range m.stubs() {
 		text, _ := os.ReadFile("/proc/" + strconv.Itoa(s.pid) + "/maps")
 		if guestMapped(string(text)) {
 			setOOMScore(s.pid, scoreSpared)
@@ -71,8 +79,8 @@ func (in *Instance) spareGuest() {
 
 // barren reports whether the stub that all others are forked from has ended. No
 // program can be started any more.
-func (in *Instance) barren() bool {
-	list := in.stubs()
+func (m *memoryGuard) barren() bool {
+	list := m.stubs()
 	return len(list) > 0 && list[0].score == scoreSpared
 }
 
@@ -119,21 +127,21 @@ func (p *Provider) watchMemory() {
 		}
 		now := make(map[*Instance]sight, len(list))
 		for _, in := range list {
-			now[in] = in.look(seen[in])
+			now[in] = in.memory.look(seen[in])
 		}
 		seen = now
 	}
 }
 
 // look checks a sandbox and acts if it makes no progress.
-func (in *Instance) look(before sight) sight {
-	now := in.rec.cgroup().look(before)
-	now.kills = in.memoryKills()
+func (m *memoryGuard) look(before sight) sight {
+	now := m.rec.cgroup().look(before)
+	now.kills = m.killed()
 	switch {
-	case now.kills > before.kills && in.barren():
-		in.end(sandbox.ReasonMemory)
+	case now.kills > before.kills && m.barren():
+		m.end(sandbox.ReasonMemory)
 	case now.times == looks:
-		in.makeRoom()
+		m.makeRoom()
 		now.times = 0
 	}
 	return now
@@ -175,22 +183,22 @@ func (g *cgroup) memoryLimit() int64 {
 
 // makeRoom kills the largest program. Without programs the kernel itself uses
 // the memory, and makeRoom ends the sandbox.
-func (in *Instance) makeRoom() {
+func (m *memoryGuard) makeRoom() {
 	largest := stub{resident: leastProgram}
-	for _, s := range in.stubs() {
+	for _, s := range m.stubs() {
 		if s.score == scoreProgram && s.resident > largest.resident {
 			largest = s
 		}
 	}
 	if largest.pid == 0 {
-		in.end(sandbox.ReasonMemory)
+		m.end(sandbox.ReasonMemory)
 		return
 	}
-	in.starved.Add(1)
+	m.starved.Add(1)
 	_ = unix.Kill(largest.pid, unix.SIGKILL)
 }
 
-// memoryKills counts the programs that were killed for lack of memory.
-func (in *Instance) memoryKills() int {
-	return in.rec.cgroup().memoryKills() + int(in.starved.Load())
+// killed counts the programs that were killed for lack of memory.
+func (m *memoryGuard) killed() int {
+	return m.rec.cgroup().memoryKills() + int(m.starved.Load())
 }

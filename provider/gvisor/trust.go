@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -56,37 +57,42 @@ var anchors = []string{
 	"/etc/ca-certificates/trust-source/anchors/atoll-gateway.crt", // Arch
 }
 
+// networkFiles writes the files that programs in a sandbox need for its network
+// link: the address of its name server, and its certificate authority wherever
+// programs look for authorities.
+type networkFiles struct{ client *guest.Client }
+
 // plugIn prepares the files of a sandbox for its link: the name server, and the
 // trusted authorities. javaHome is the image's JAVA_HOME.
-func (in *Instance) plugIn(ctx context.Context, l *Link, javaHome string) error {
-	if err := in.put(ctx, fileResolv, "nameserver "+l.DNS.String()+"\noptions timeout:5 attempts:2\n"); err != nil {
+func (n networkFiles) plugIn(ctx context.Context, l *Link, javaHome string) error {
+	if err := n.put(ctx, fileResolv, "nameserver "+l.DNS.String()+"\noptions timeout:5 attempts:2\n"); err != nil {
 		return err
 	}
 	if len(l.CA) == 0 {
 		return nil
 	}
-	if err := in.put(ctx, fileCA, string(l.CA)); err != nil {
+	if err := n.put(ctx, fileCA, string(l.CA)); err != nil {
 		return err
 	}
 	java := make(chan error, 1)
-	go func() { java <- errors.Join(in.trustInJava(ctx, javaHome, l.CA), in.anchor(ctx, l.CA)) }()
-	return errors.Join(in.trustInBundles(ctx, l.CA), <-java)
+	go func() { java <- errors.Join(n.trustInJava(ctx, javaHome, l.CA), n.anchor(ctx, l.CA)) }()
+	return errors.Join(n.trustInBundles(ctx, l.CA), <-java)
 }
 
 // anchor adds the authority to the sources of regenerated bundles.
-func (in *Instance) anchor(ctx context.Context, ca []byte) error {
+func (n networkFiles) anchor(ctx context.Context, ca []byte) error {
 	return together(anchors, func(name string) error {
 		opts := driver.WriteOptions{Mode: 0o644, Owner: "0:0", NoParents: name != anchors[0]}
-		_, err := in.client.Write(ctx, name, bytes.NewReader(ca), opts)
+		_, err := n.client.Write(ctx, name, bytes.NewReader(ca), opts)
 		return refusedIsFine(err)
 	})
 }
 
 // trustInBundles adds an authority to the files of trusted authorities.
-func (in *Instance) trustInBundles(ctx context.Context, ca []byte) error {
+func (n networkFiles) trustInBundles(ctx context.Context, ca []byte) error {
 	var all []byte
 	for _, b := range bundles {
-		old, err := in.bundle(ctx, b)
+		old, err := n.bundle(ctx, b)
 		if err != nil {
 			return err
 		}
@@ -99,15 +105,15 @@ func (in *Instance) trustInBundles(ctx context.Context, ca []byte) error {
 		if bytes.Contains(old, ca) { // for example a link to one that is done, or a restored file
 			continue
 		}
-		if err := in.put(ctx, b, string(withCA(old, ca))); err != nil {
+		if err := n.put(ctx, b, string(withCA(old, ca))); err != nil {
 			return err
 		}
 	}
-	if err := in.put(ctx, fileBundle, string(withCA(all, ca))); err != nil {
+	if err := n.put(ctx, fileBundle, string(withCA(all, ca))); err != nil {
 		return err
 	}
 	if all == nil {
-		return in.put(ctx, bundles[0], string(ca))
+		return n.put(ctx, bundles[0], string(ca))
 	}
 	return nil
 }
@@ -186,8 +192,8 @@ func withCA(bundle, ca []byte) []byte {
 
 // bundle reads a file of authorities. It returns nil if there is no such file
 // or if it cannot be one.
-func (in *Instance) bundle(ctx context.Context, name string) ([]byte, error) {
-	r, info, err := in.client.Read(ctx, name, driver.ReadOptions{})
+func (n networkFiles) bundle(ctx context.Context, name string) ([]byte, error) {
+	r, info, err := n.client.Read(ctx, name, driver.ReadOptions{})
 	switch sandbox.CodeOf(err) {
 	case "":
 	case sandbox.CodeNotFound, sandbox.CodeInvalid, sandbox.CodeDenied:
@@ -204,14 +210,14 @@ func (in *Instance) bundle(ctx context.Context, name string) ([]byte, error) {
 
 // put writes a file that root owns and every user may read. It replaces a link,
 // whose target may not be writable.
-func (in *Instance) put(ctx context.Context, path, content string) error {
+func (n networkFiles) put(ctx context.Context, path, content string) error {
 	opts := driver.WriteOptions{Mode: 0o644, Owner: "0:0"}
-	_, err := in.client.Write(ctx, path, bytes.NewReader([]byte(content)), opts)
+	_, err := n.client.Write(ctx, path, bytes.NewReader([]byte(content)), opts)
 	if err != nil {
-		if rerr := in.client.Remove(ctx, path, false); rerr != nil {
+		if rerr := n.client.Remove(ctx, path, false); rerr != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
-		_, err = in.client.Write(ctx, path, bytes.NewReader([]byte(content)), opts)
+		_, err = n.client.Write(ctx, path, bytes.NewReader([]byte(content)), opts)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
