@@ -213,7 +213,7 @@ func lockFile(ctx context.Context, path string) (release func(), err error) {
 
 // detach starts the daemon that a call of `atoll up` describes in the
 // background.
-func (a *App) detach(ctx context.Context, cmd *cobra.Command) error {
+func (a upCommands) detach(ctx context.Context, cmd *cobra.Command) error {
 	here, err := os.Getwd()
 	if err != nil {
 		return err
@@ -252,7 +252,7 @@ func sameFlags(cmd *cobra.Command, without ...string) (args []string) {
 }
 
 // endDaemon asks the daemon that holds a lock to end, and waits until it has.
-func (a *App) endDaemon(ctx context.Context, lock string) error {
+func (a upCommands) endDaemon(ctx context.Context, lock string) error {
 	f, err := os.OpenFile(lock, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		a.say("note", "no daemon runs")

@@ -17,10 +17,10 @@ func (a *App) startDaemon(context.Context, string, []string) (pid int, err error
 	return 0, clientOnly("no daemon can run on this machine")
 }
 
-func (a *App) detach(context.Context, *cobra.Command) error {
+func (a upCommands) detach(context.Context, *cobra.Command) error {
 	return clientOnly("no daemon can run on this machine")
 }
 
-func (a *App) endDaemon(context.Context, string) error {
+func (a upCommands) endDaemon(context.Context, string) error {
 	return clientOnly("no daemon can run on this machine")
 }

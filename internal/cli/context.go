@@ -36,8 +36,11 @@ type contexts struct {
 	path string
 }
 
+// contextCommands are atoll context, and which daemon a context names.
+type contextCommands struct{ *App }
+
 // contextFile is where they are kept.
-func (a *App) contextFile() (string, error) {
+func (a contextCommands) contextFile() (string, error) {
 	if dir, _ := a.LookupEnv("XDG_CONFIG_HOME"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "atoll", "contexts.json"), nil
 	}
@@ -46,7 +49,7 @@ func (a *App) contextFile() (string, error) {
 }
 
 // contexts reads the file. Without one, or without a home, there are none.
-func (a *App) contexts() (c contexts, err error) {
+func (a contextCommands) contexts() (c contexts, err error) {
 	c.Known = map[string]daemonContext{}
 	if c.path, err = a.contextFile(); err != nil {
 		return c, nil //nolint:nilerr // a user without a home has no contexts
@@ -102,7 +105,7 @@ func (c *contexts) get(name string) (daemonContext, error) {
 }
 
 // chosenContext is the name of the context that counts: $ATOLL_CONTEXT, else the one in use.
-func (a *App) chosenContext(c *contexts) string {
+func (a contextCommands) chosenContext(c *contexts) string {
 	if name, _ := a.LookupEnv("ATOLL_CONTEXT"); name != "" {
 		return name
 	}
@@ -115,7 +118,7 @@ func (a *App) chosenContext(c *contexts) string {
 // namedDaemon returns the address and key of the daemon that the user names:
 // by $ATOLL_HOST, else by a context. An empty host is the daemon of the state
 // directory. said is what named it.
-func (a *App) namedDaemon() (d daemonContext, said string, err error) {
+func (a contextCommands) namedDaemon() (d daemonContext, said string, err error) {
 	if d.Host, _ = a.LookupEnv("ATOLL_HOST"); d.Host != "" {
 		d.Key, _ = a.LookupEnv("ATOLL_KEY")
 		return d, "ATOLL_HOST", nil
@@ -134,7 +137,7 @@ func (a *App) namedDaemon() (d daemonContext, said string, err error) {
 	return d, "the context " + name, nil
 }
 
-func (a *App) contextCmd() *cobra.Command {
+func (a contextCommands) contextCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "context", Short: "Choose among several daemons", GroupID: groupDaemon,
 		Long: `A context is a name for a daemon: its address and an API key. Commands use the daemon
@@ -150,7 +153,7 @@ directory. The file holds the keys, and only its owner can read it.`,
 	}, a.contextLsCmd(), a.contextCreateCmd(), a.contextUseCmd(), a.contextRmCmd())
 }
 
-func (a *App) contextLsCmd() *cobra.Command {
+func (a contextCommands) contextLsCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{Use: "ls", Short: "List contexts", Args: cobra.NoArgs, Example: `  atoll context ls --json`}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON, without the keys")
@@ -188,7 +191,7 @@ func (a *App) contextLsCmd() *cobra.Command {
 	return cmd
 }
 
-func (a *App) contextCreateCmd() *cobra.Command {
+func (a contextCommands) contextCreateCmd() *cobra.Command {
 	var d daemonContext
 	var keyFile string
 	var use, force bool
@@ -233,7 +236,7 @@ from --key-file, or from standard input with --key-file -, or from ATOLL_KEY.`,
 }
 
 // contextKey reads the key of a context.
-func (a *App) contextKey(file string) (string, error) {
+func (a contextCommands) contextKey(file string) (string, error) {
 	const most = 4096
 	switch file {
 	case "":
@@ -246,7 +249,7 @@ func (a *App) contextKey(file string) (string, error) {
 	return addressFile("key-file", file)
 }
 
-func (a *App) contextUseCmd() *cobra.Command {
+func (a contextCommands) contextUseCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "use NAME", Short: "Use the daemon of a context from now on", Example: "  atoll context use office\n  atoll context use local",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContexts,
@@ -266,7 +269,7 @@ func (a *App) contextUseCmd() *cobra.Command {
 	}
 }
 
-func (a *App) contextRmCmd() *cobra.Command {
+func (a contextCommands) contextRmCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "rm NAME...", Short: "Forget contexts, with their keys", Example: "  atoll context rm office",
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeContexts,
@@ -293,7 +296,7 @@ func (a *App) contextRmCmd() *cobra.Command {
 	}
 }
 
-func (a *App) completeContexts(_ *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (a contextCommands) completeContexts(_ *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	all, err := a.contexts()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError

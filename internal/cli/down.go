@@ -48,7 +48,7 @@ func (a *App) startNoted(ctx context.Context) error {
 	return err
 }
 
-func (a *App) downCmd() *cobra.Command {
+func (a upCommands) downCmd() *cobra.Command {
 	patience := durationFlag(30 * time.Second)
 	cmd := &cobra.Command{
 		Use:   "down",

@@ -115,7 +115,7 @@ func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, e
 	if err != nil {
 		return nil, err
 	}
-	d, _, err := a.namedDaemon()
+	d, _, err := contextCommands(a).namedDaemon()
 	if err != nil {
 		return nil, err
 	}

@@ -293,7 +293,7 @@ func (a imageCommands) hadDaemon() bool {
 // imageStore opens the images of this machine, which a daemon elsewhere does not
 // use.
 func (a imageCommands) imageStore() (*image.Store, error) {
-	d, said, err := a.namedDaemon()
+	d, said, err := contextCommands(a).namedDaemon()
 	if err != nil {
 		return nil, err
 	}

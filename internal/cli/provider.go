@@ -118,7 +118,7 @@ at most, gives each a lifetime of an hour at most, and removes in the end what i
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		d, said, err := a.namedDaemon()
+		d, said, err := contextCommands(a).namedDaemon()
 		if err != nil {
 			return err
 		}

@@ -70,14 +70,17 @@ func addressFile(flag, path string) (string, error) {
 	return address, nil
 }
 
-func (a *App) stateCmd() *cobra.Command {
+// stateCommands are atoll state.
+type stateCommands struct{ *App }
+
+func (a stateCommands) stateCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "state", Short: "Back up the state of the daemon", GroupID: groupDaemon,
 		Example: `  atoll state backup`,
 	}, a.stateBackupCmd())
 }
 
-func (a *App) stateBackupCmd() *cobra.Command {
+func (a stateCommands) stateBackupCmd() *cobra.Command {
 	var to string
 	cmd := &cobra.Command{
 		Use: "backup", Short: "Write a consistent copy of the daemon's database to a file", Args: cobra.NoArgs,

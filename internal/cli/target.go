@@ -67,7 +67,7 @@ func (a *App) daemon(ctx context.Context) (*atoll.Client, error) {
 	if a.client != nil {
 		return a.client, nil
 	}
-	d, _, err := a.namedDaemon()
+	d, _, err := contextCommands{a}.namedDaemon()
 	if err != nil {
 		return nil, err
 	}

@@ -89,7 +89,7 @@ type EgressOptions struct {
 	HostPorts []string
 }
 
-// upCommands are atoll up.
+// upCommands are atoll up and down.
 type upCommands struct{ *App }
 
 // egressFlags are those of EgressOptions.
