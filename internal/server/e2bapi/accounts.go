@@ -16,25 +16,25 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// defaultUser is who acts for a caller that names nobody, if a sandbox has such
-// a user; else root does.
+// defaultUser is the user of requests that name none. If a sandbox lacks it, the
+// user is root.
 const defaultUser = "user"
 
 // account is a user of a sandbox.
 type account struct {
 	name        string
 	home, shell string
-	dir         string // where commands begin, and relative paths
+	dir         string // working directory of commands, and base of relative paths
 	names       *names
 }
 
-// login is what the file of users says of one.
+// login is the entry of a user in /etc/passwd.
 type login struct{ home, shell string }
 
 // names are the users and groups of a sandbox.
 type names struct {
 	stamp  [2]sandbox.FileInfo
-	tried  bool             // to make the user "user"
+	tried  bool             // an attempt was made to create the user "user"
 	seen   time.Time        // when the files had that stamp
 	logins map[string]login // by the user's name
 	users  map[uint32]string
@@ -43,24 +43,24 @@ type names struct {
 
 var nameFiles = [2]string{"/etc/passwd", "/etc/group"}
 
-// maxNames bounds a file of names, which whoever is root in the sandbox has
-// written.
+// maxNames is the maximum size of a file of names. Root of the sandbox can write
+// anything to it.
 const maxNames = 1 << 20
 
-// maxAccounts bounds the sandboxes whose names are remembered.
+// maxAccounts is the maximum number of sandboxes whose names are cached.
 const maxAccounts = 1024
 
-// accountCache remembers the names of sandboxes until their files change.
+// accountCache caches the names of sandboxes until their files change.
 type accountCache struct {
 	mu    sync.Mutex
 	known map[sandbox.ID]*names
 }
 
-// lately is how long whoever runs a command need not know of a change of the
-// names, if the user was there before. To look costs more than it tells.
+// lately is how long commands may use cached names without a check for changes,
+// if the user exists in them. A check is slow compared to a short command.
 const lately = time.Second
 
-// findLately is find for whoever needs no names but the user's own.
+// findLately is find for callers that need only the name of the user.
 func (c *accountCache) findLately(ctx context.Context, box Box, user string, def defaults) (account, error) {
 	c.mu.Lock()
 	n := c.known[box.ID()]
@@ -95,23 +95,23 @@ func (c *accountCache) find(ctx context.Context, box Box, user string, def defau
 	return n.account(user, def)
 }
 
-// defaults are who acts for a caller that names nobody, and where, as the template of
-// a sandbox says. Empty: the user "user", and the home of the user.
+// defaults are the user and the directory of a sandbox's template, for requests
+// that name none. Empty: the user "user", and the home of the user.
 type defaults struct{ user, dir string }
 
-// defaultsOf returns those of a sandbox.
+// defaultsOf returns the defaults of a sandbox.
 func defaultsOf(s *sandbox.Sandbox) defaults {
 	return defaults{s.Labels[labelUser], s.Labels[labelDir]}
 }
 
-// lacks reports whether the user that acts for nobody is not there and was not made
-// yet.
+// lacks reports whether the default user is needed but does not exist, and no
+// attempt was made to create it.
 func (n *names) lacks(user string, def defaults) bool {
 	_, there := n.logins[defaultUser]
 	return user == "" && def.user == "" && !there && !n.tried
 }
 
-// makeUser makes the user "user" in a sandbox whose image has none.
+// makeUser creates the user "user" in a sandbox whose image lacks it.
 func makeUser(ctx context.Context, box Box) error {
 	_, err := output(ctx, box, sandbox.Command{Args: userCommand(defaultUser), User: "root", Dir: "/"})
 	return err
@@ -146,7 +146,7 @@ if [ -d /etc/sudoers.d ]; then
 	chmod 440 "/etc/sudoers.d/$1"
 fi`
 
-// account returns a user by name, or the one that acts for nobody.
+// account returns a user by name, or the default user.
 func (n *names) account(user string, def defaults) (account, error) {
 	if user == "" || user == def.user {
 		return n.ownAccount(def)
@@ -158,7 +158,7 @@ func (n *names) account(user string, def defaults) (account, error) {
 	return account{user, l.home, l.shell, l.home, n}, nil
 }
 
-// ownAccount returns the user that acts for nobody.
+// ownAccount returns the default user.
 func (n *names) ownAccount(def defaults) (account, error) {
 	user, _, _ := strings.Cut(cmp.Or(def.user, defaultUser), ":")
 	if id, err := strconv.ParseUint(user, 10, 32); err == nil {
@@ -206,7 +206,7 @@ func (c *accountCache) names(ctx context.Context, box Box) (*names, error) {
 	return n, nil
 }
 
-// stampOf looks at both files at once.
+// stampOf returns the state of both files.
 func stampOf(ctx context.Context, box Box) (stamp [2]sandbox.FileInfo, err error) {
 	var failed [2]error
 	var work sync.WaitGroup
@@ -222,7 +222,7 @@ func stampOf(ctx context.Context, box Box) (stamp [2]sandbox.FileInfo, err error
 	return stamp, errors.Join(failed[0], failed[1])
 }
 
-// readNames reads a file of names. One that cannot be read has none.
+// readNames reads a file of names. A file that cannot be read is empty.
 func readNames(ctx context.Context, box Box, file string) (string, error) {
 	r, _, err := box.Files().Read(ctx, file, driver.ReadOptions{Length: maxNames})
 	if code := sandbox.CodeOf(err); code == sandbox.CodeNotFound || code == sandbox.CodeInvalid {
@@ -235,8 +235,8 @@ func readNames(ctx context.Context, box Box, file string) (string, error) {
 	return string(text), err
 }
 
-// parse reads /etc/passwd, which is 0, or /etc/group. The first of a name and
-// the first of a number count.
+// parse parses /etc/passwd (0) or /etc/group (1). The first entry with a name or
+// a number counts.
 func (n *names) parse(which int, text string) {
 	for line := range strings.Lines(text) {
 		f := strings.Split(strings.TrimSpace(line), ":")
@@ -262,7 +262,7 @@ func (n *names) parse(which int, text string) {
 	}
 }
 
-// defaultShell is that of a user of whom none is said.
+// defaultShell is the shell of a user without one.
 const defaultShell = "/bin/sh"
 
 func shellOf(fields []string) string {
@@ -279,7 +279,7 @@ func nameOf(names map[uint32]string, id uint32) string {
 	return strconv.FormatUint(uint64(id), 10)
 }
 
-// path returns the absolute path that a user means.
+// path returns the absolute path for a path that a user wrote.
 func (a account) path(p string) (string, error) {
 	switch {
 	case p == "~":

@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// target is the sandbox that a request of the data plane is for.
+// target is the sandbox of a request of the data plane.
 type target struct {
 	sandbox.Sandbox
 	token string
@@ -20,10 +20,11 @@ type target struct {
 
 type targetKey struct{}
 
-// targetOf returns what enter has found.
+// targetOf returns the sandbox that enter has found.
 func targetOf(ctx context.Context) *target { return ctx.Value(targetKey{}).(*target) }
 
-// absent is how E2B's proxy says that it cannot reach a sandbox or its port.
+// absent is the response of E2B's proxy if it cannot reach a sandbox or its
+// port.
 type absent struct {
 	SandboxID string `json:"sandboxId"`
 	Message   string `json:"message"`
@@ -54,8 +55,8 @@ func (h *Handler) enter(w http.ResponseWriter, r *http.Request, id sandbox.ID, p
 	h.envd.ServeHTTP(w, r.WithContext(ctx))
 }
 
-// reachable reports whether a request may go on. A sandbox that wakes by itself
-// does so when it is opened; to ask whether it runs does not wake it.
+// reachable reports whether a request can be served. A paused sandbox that wakes
+// on traffic wakes when the request opens it. A health check does not wake it.
 func reachable(s *sandbox.Sandbox, r *http.Request, port uint16) bool {
 	if s.State == sandbox.Paused || s.State == sandbox.Pausing || s.State == sandbox.Resuming {
 		return s.Wakes && !(port == envdPort && r.URL.Path == "/health")
@@ -63,9 +64,9 @@ func reachable(s *sandbox.Sandbox, r *http.Request, port uint16) bool {
 	return s.State == sandbox.Running
 }
 
-// unnamed serves the data plane for requests that do not say of which sandbox,
-// as some SDKs make when they reach all at one address: it is the one whose
-// token they bear, or whose token made the signature.
+// unnamed serves requests of the data plane that name no sandbox. Some SDKs send
+// such requests when all sandboxes have one address. The access token or the
+// signature identifies the sandbox.
 func (h *Handler) unnamed(w http.ResponseWriter, r *http.Request) {
 	ids, err := h.entrance.Live(r.Context())
 	if err != nil {
@@ -100,7 +101,8 @@ func (h *Handler) unnamed(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// dataPlane returns the handler of what E2B serves inside every sandbox.
+// dataPlane returns the handler of the services that E2B runs inside every
+// sandbox.
 func (h *Handler) dataPlane(inside *guest, metrics *metricsAPI) http.Handler {
 	files := &filesystemAPI{guest: inside, entrance: h.entrance}
 	processes := &processAPI{guest: inside}
@@ -108,8 +110,7 @@ func (h *Handler) dataPlane(inside *guest, metrics *metricsAPI) http.Handler {
 	return (&envdAPI{inside, metrics, &fileAPI{inside}}).routes(processes.routes(), files.routes())
 }
 
-// envdAPI serves what is neither a call of the process service nor one of the
-// filesystem service.
+// envdAPI serves the routes outside the process and filesystem services.
 type envdAPI struct {
 	*guest
 	usage *metricsAPI
@@ -180,7 +181,7 @@ func (h *envdAPI) mayUseFiles(r *http.Request, operation string) error {
 	return checkSignature(token, operation, r.URL.Query(), h.opts.Now())
 }
 
-// guest reaches into the sandboxes of requests.
+// guest opens the sandboxes of requests.
 type guest struct {
 	*common
 	openBox  func(ctx context.Context, ref string) (Box, error)
@@ -197,7 +198,7 @@ func (h *guest) open(ctx context.Context) (Box, error) {
 	return box, err
 }
 
-// envdMetrics are the metrics of a sandbox as they are told inside it.
+// envdMetrics sends the metrics of a sandbox in the format of the data plane.
 func (h *envdAPI) envdMetrics(w http.ResponseWriter, r *http.Request) error {
 	all, err := h.usage.measure(r, &targetOf(r.Context()).Sandbox)
 	if err != nil || len(all) == 0 {
@@ -211,7 +212,7 @@ func (h *envdAPI) envdMetrics(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// envs returns the environment of commands, without what every login has.
+// envs sends the environment of commands, without the variables of every login.
 func (h *envdAPI) envs(w http.ResponseWriter, r *http.Request) error {
 	box, err := h.open(r.Context())
 	if err != nil {
@@ -234,7 +235,7 @@ func (h *envdAPI) envs(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// rpcCodes are the codes of Connect for those of the vocabulary.
+// rpcCodes maps codes of the vocabulary to codes of Connect.
 var rpcCodes = map[sandbox.Code]connect.Code{
 	sandbox.CodeInvalid:       connect.CodeInvalidArgument,
 	sandbox.CodeNotFound:      connect.CodeNotFound,
@@ -251,7 +252,7 @@ var rpcCodes = map[sandbox.Code]connect.Code{
 	sandbox.CodeStale:         connect.CodeFailedPrecondition,
 }
 
-// rpcError is the form in which err travels over Connect.
+// rpcError converts err to an error of Connect.
 func rpcError(err error) error {
 	if err == nil {
 		return nil
@@ -266,12 +267,12 @@ func rpcError(err error) error {
 	return connect.NewError(code, errorText(newProblem(err).Message))
 }
 
-// errorText is an error that says only what it is.
+// errorText is an error that is only a message.
 type errorText string
 
 func (e errorText) Error() string { return string(e) }
 
-// unary registers a procedure with one answer.
+// unary registers a procedure with one response.
 func unary[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Context, *call, *Req) (*Res, error), h *guest) {
 	mux.Handle(procedure, connect.NewUnaryHandler(procedure, func(ctx context.Context, req *connect.Request[Req]) (*connect.Response[Res], error) {
 		c, err := h.call(ctx, procedure, req.Header())
@@ -286,7 +287,7 @@ func unary[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Co
 	}, rpcOptions()...))
 }
 
-// serverStream registers a procedure with a stream of answers.
+// serverStream registers a procedure with a stream of responses.
 func serverStream[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Context, *call, *Req, *connect.ServerStream[Res]) error, h *guest) {
 	mux.Handle(procedure, withFlusher(connect.NewServerStreamHandler(procedure, func(ctx context.Context, req *connect.Request[Req], out *connect.ServerStream[Res]) error {
 		c, err := h.call(ctx, procedure, req.Header())
@@ -301,10 +302,11 @@ func rpcOptions() []connect.HandlerOption {
 	return []connect.HandlerOption{envd.Codecs(), connect.WithReadMaxBytes(maxMessage)}
 }
 
-// maxMessage bounds a message of a client; input of commands comes in them.
+// maxMessage is the maximum size of a message of a client. Input of commands is
+// part of messages.
 const maxMessage = 16 << 20
 
-// call is what every procedure needs to know of its caller.
+// call is the sandbox and the user of a call of a procedure.
 type call struct {
 	box    Box
 	user   account
@@ -313,8 +315,8 @@ type call struct {
 	metadata map[string]string // of files that are uploaded
 }
 
-// call finds out who calls: whom the caller claims to be is a matter of the
-// sandbox, for the access token allows to be anybody in it.
+// call returns the sandbox and the user of a request. The client may choose any
+// user, because the access token gives access to all of them.
 func (h *guest) call(ctx context.Context, procedure string, header http.Header) (*call, error) {
 	box, err := h.open(ctx)
 	if err != nil {
@@ -322,7 +324,7 @@ func (h *guest) call(ctx context.Context, procedure string, header http.Header) 
 	}
 	req := http.Request{Header: header}
 	name, _, _ := req.BasicAuth()
-	find := h.accounts.find // what describes files tells whose they are
+	find := h.accounts.find // responses about files contain the names of owners
 	if strings.HasPrefix(procedure, "/process.Process/") {
 		find = h.accounts.findLately
 	}

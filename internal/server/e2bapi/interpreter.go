@@ -17,18 +17,18 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// interpreters are the servers of the code interpreter. Where nobody listens at
-// its port, one is started when somebody asks for it.
+// interpreters starts servers of the code interpreter: on the first request to
+// the port, if nothing listens on it.
 type interpreters struct {
 	mu   sync.Mutex
 	busy map[sandbox.ID]*sync.Mutex
 }
 
-// interpreterPatience bounds how long a server may take to start.
+// interpreterPatience is the maximum time for a server to start.
 const interpreterPatience = time.Minute
 
-// interpret connects to the port of the code interpreter where nobody listened
-// when that was tried: it starts our server, unless somebody else just did.
+// interpret connects to the port of the code interpreter after a connection was
+// refused. It starts our server, unless another request just did.
 func (h *portAPI) interpret(ctx context.Context, id sandbox.ID) (net.Conn, error) {
 	h.interpreters.mu.Lock()
 	if h.interpreters.busy == nil {
@@ -48,7 +48,7 @@ func (h *portAPI) interpret(ctx context.Context, id sandbox.ID) (net.Conn, error
 		h.interpreters.mu.Unlock()
 	}()
 	if conn, err := h.dialer.DialPort(ctx, string(id), interpreter.Port); err == nil {
-		return conn, nil // somebody was faster
+		return conn, nil // another request was faster
 	}
 	ctx, cancel := context.WithTimeout(ctx, interpreterPatience)
 	defer cancel()
@@ -63,8 +63,8 @@ type interpreterError struct{ error }
 
 func (e *interpreterError) Unwrap() error { return e.error }
 
-// startInterpreter puts the programs into a sandbox, as root's, and starts the
-// server as the user that code runs as.
+// startInterpreter writes the programs into a sandbox, owned by root, and starts
+// the server as the user of the code.
 func (h *portAPI) startInterpreter(ctx context.Context, id sandbox.ID) error {
 	box, err := h.openBox(ctx, string(id))
 	if err != nil {
@@ -103,10 +103,10 @@ func (h *portAPI) startInterpreter(ctx context.Context, id sandbox.ID) error {
 	}
 }
 
-// mayInterpret reports whether a request may go to the code interpreter. To run
-// code takes the access token of the sandbox, as commands do. Of its contexts
-// the SDKs ask with the token for traffic, and with none in versions that know
-// no such token.
+// mayInterpret reports whether a request may go to the code interpreter. Running
+// code requires the access token of the sandbox, like commands. For contexts,
+// the SDKs send the token for traffic; versions without that token send none,
+// and are refused.
 func (h *portAPI) mayInterpret(r *http.Request, id sandbox.ID) bool {
 	if same(r.Header.Get(headerToken), h.tokens.envd(id)) || r.Method == http.MethodGet && r.URL.Path == "/health" {
 		return true

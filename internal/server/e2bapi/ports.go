@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// headerTraffic bears the token for the ports of a sandbox that are not public.
+// headerTraffic contains the token for the ports of a sandbox that are not public.
 const headerTraffic = "E2b-Traffic-Access-Token"
 
 // portAPI passes requests to ports of sandboxes.
@@ -33,8 +33,8 @@ func (dialer) EnterPort(ctx context.Context, _, _ string, _ uint16) (context.Con
 	return ctx, "", unauthorized("not this way")
 }
 
-// DialPort connects to a port. Where nobody listens at that of the code
-// interpreter, its server is started first.
+// DialPort connects to a port. If nothing listens on the port of the code
+// interpreter, DialPort starts its server first.
 func (d dialer) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
 	conn, err := d.dialer.DialPort(ctx, ref, port)
 	if port == interpreter.Port && sandbox.CodeOf(err) == sandbox.CodeUnavailable {
@@ -51,13 +51,13 @@ func newPortAPI(inside *guest, ports Ports) *portAPI {
 
 type portKey struct{}
 
-// port is which one a request is for.
+// port is the port that a request is for.
 type port struct {
 	id     sandbox.ID
 	number uint16
 }
 
-// show passes a request to what listens inside. Anyone who knows the id of
+// show forwards a request to the program that listens inside. Anyone who knows the id of
 // a sandbox can reach its ports, as at E2B, unless its creator requires a
 // token.
 func (h *portAPI) show(w http.ResponseWriter, r *http.Request, s *sandbox.Sandbox, number uint16) {
@@ -77,7 +77,8 @@ func (h *portAPI) show(w http.ResponseWriter, r *http.Request, s *sandbox.Sandbo
 	for _, name := range []string{headerID, headerPort, headerToken, headerTraffic, "X-Api-Key"} {
 		r.Header.Del(name)
 	}
-	// The control plane takes keys there too. What else it holds is for the program.
+	// The control plane accepts keys in this header, too. Other values are for the
+	// program.
 	if kept := slices.DeleteFunc(r.Header.Values("Authorization"), portproxy.IsKey); len(kept) > 0 {
 		r.Header["Authorization"] = kept
 	} else {
@@ -93,12 +94,12 @@ func (h *portAPI) show(w http.ResponseWriter, r *http.Request, s *sandbox.Sandbo
 	h.proxy.Show(w, r, portproxy.Port{Sandbox: s.ID, Number: number, Bearer: bearer, TLS: secured})
 }
 
-// portFailed answers when nothing inside did.
+// portFailed answers a request if the program inside did not.
 func (h *portAPI) portFailed(w http.ResponseWriter, r *http.Request, err error) {
 	p, _ := r.Context().Value(portKey{}).(port)
 	_, interpreting := errors.AsType[*interpreterError](err)
 	switch code := sandbox.CodeOf(err); {
-	case r.Context().Err() != nil: // nobody is listening, or is to; no answer would be one of success
+	case r.Context().Err() != nil: // the client is gone, or its access has ended
 		panic(http.ErrAbortHandler)
 	case code == sandbox.CodeGone || code == sandbox.CodeNotFound || code == sandbox.CodeConflict: // it ended or was paused meanwhile
 		h.notRunning(w, p.id)

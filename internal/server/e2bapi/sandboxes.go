@@ -13,23 +13,23 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Labels that record how a sandbox was requested. Metadata are labels too, and
-// may not begin so.
+// Labels that record how a sandbox was requested. Metadata are labels, too, but
+// may not have this prefix.
 const (
 	labelPrefix   = "e2b."
 	labelTemplate = labelPrefix + "template"
 	labelTimeout  = labelPrefix + "timeout" // seconds
-	labelUser     = labelPrefix + "user"    // who acts for callers that name nobody
-	labelDir      = labelPrefix + "dir"     // where commands begin
+	labelUser     = labelPrefix + "user"    // of commands and files for which the client names none
+	labelDir      = labelPrefix + "dir"     // working directory of commands
 	labelInternet = labelPrefix + "internet"
-	labelPrivate  = labelPrefix + "private" // its ports want a token
-	labelHost     = labelPrefix + "host"    // what they are told their host is
-	labelHTTPS    = labelPrefix + "https"   // which of them serve HTTPS
+	labelPrivate  = labelPrefix + "private" // its ports require a token
+	labelHost     = labelPrefix + "host"    // Host header of requests to its ports
+	labelHTTPS    = labelPrefix + "https"   // its ports that serve HTTPS
 	labelName     = labelPrefix + "name"    // of a snapshot
 	labelTag      = labelPrefix + "tag"     // of a snapshot; default if there is none
 )
 
-// newSandbox asks for a sandbox. Absent fields are nil or zero.
+// newSandbox is a request to create a sandbox. Absent fields are nil or zero.
 type newSandbox struct {
 	TemplateID          string            `json:"templateID"`
 	Timeout             *int64            `json:"timeout"`
@@ -46,14 +46,14 @@ type newSandbox struct {
 	VolumeMounts []volumeMount `json:"volumeMounts"`
 }
 
-// made is a sandbox as its maker is told of it.
+// made describes a new sandbox to the client that created it.
 type made struct {
 	TemplateID         string  `json:"templateID"`
 	SandboxID          string  `json:"sandboxID"`
 	ClientID           string  `json:"clientID"`
 	EnvdVersion        string  `json:"envdVersion"`
 	EnvdAccessToken    string  `json:"envdAccessToken"`
-	TrafficAccessToken string  `json:"trafficAccessToken"` // the code interpreter wants it, too
+	TrafficAccessToken string  `json:"trafficAccessToken"` // the code interpreter requires it, too
 	Domain             *string `json:"domain"`
 }
 
@@ -73,7 +73,7 @@ type listed struct {
 	VolumeMounts []volumeMount     `json:"volumeMounts"`
 }
 
-// detail is all that is told of a sandbox.
+// detail is a sandbox with everything that clients see.
 type detail struct {
 	listed
 	EnvdAccessToken     string   `json:"envdAccessToken"`
@@ -86,8 +86,7 @@ type detail struct {
 	} `json:"lifecycle"`
 }
 
-// The defaults of the two generations, and the longest life that can be asked
-// for.
+// The default timeouts of both versions of the API, and the longest timeout.
 const (
 	timeoutV1  = 15 * time.Second
 	timeoutV2  = 300 * time.Second
@@ -105,7 +104,7 @@ type sandboxAPI struct {
 	identity  Identity
 }
 
-// finder finds the sandbox that a path names.
+// finder finds the sandbox of a request by its path.
 type finder struct{ sandboxes Sandboxes }
 
 func (h *sandboxAPI) create(w http.ResponseWriter, r *http.Request) error {
@@ -151,7 +150,7 @@ func (h *sandboxAPI) createSandbox(w http.ResponseWriter, r *http.Request, timeo
 	return nil
 }
 
-// refuse says what of a request cannot be had.
+// refuse returns an error for a feature that Atoll lacks.
 func (req *newSandbox) refuse() error {
 	switch {
 	case req.AutoPauseMemory != nil && !req.AutoPause:
@@ -189,10 +188,11 @@ func (req *newSandbox) spec(timeout time.Duration, internet bool) (sandbox.Spec,
 	return spec, err
 }
 
-// imageScheme begins the template that is an image, which E2B does not have.
+// imageScheme is the prefix of templates that are images. E2B has no such
+// templates.
 const imageScheme = "image:"
 
-// lifetime says what happens at the end of the sandbox's timeout.
+// lifetime returns what happens at the end of the sandbox's timeout.
 func (req *newSandbox) lifetime() sandbox.Lifetime {
 	l := sandbox.Lifetime{TimeoutAction: sandbox.IdleDelete, Wakes: req.AutoResume != nil && req.AutoResume.Enabled}
 	if req.AutoPause {
@@ -229,8 +229,8 @@ func (h *common) domain() *string {
 	return &h.opts.Domain
 }
 
-// templateName is the one that a sandbox was made from. One that another face made
-// has only an image.
+// templateName returns the template of a sandbox. A sandbox that was created
+// through another API has only an image.
 func templateName(s *sandbox.Sandbox) string {
 	if t := s.Labels[labelTemplate]; t != "" {
 		return t
@@ -238,8 +238,8 @@ func templateName(s *sandbox.Sandbox) string {
 	return imageScheme + s.Image
 }
 
-// stateOf returns how E2B calls the state of a sandbox. Sandboxes in a state
-// that E2B does not have do not exist for its clients.
+// stateOf returns E2B's name for the state of a sandbox. Sandboxes in a state
+// that E2B lacks do not exist for its clients.
 func stateOf(s *sandbox.Detail) (state string, exists bool) {
 	switch s.State {
 	case sandbox.Running, sandbox.Resuming:
@@ -247,12 +247,12 @@ func stateOf(s *sandbox.Detail) (state string, exists bool) {
 	case sandbox.Paused, sandbox.Pausing:
 		return "paused", true
 	case sandbox.Stopped:
-		return "paused", s.Kept // only its files are
+		return "paused", s.Kept // only its files are kept
 	}
 	return "", false
 }
 
-// never is the end of a sandbox that has none.
+// never is the end of a sandbox without a timeout.
 var never = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
 func shown(s *sandbox.Detail) listed {
@@ -273,7 +273,7 @@ func shown(s *sandbox.Detail) listed {
 	return l
 }
 
-// stamp is a time as precise as E2B tells it.
+// stamp formats a time with the precision of E2B.
 func stamp(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
 
 func cpuCount(cpus float64) int {
@@ -283,7 +283,7 @@ func cpuCount(cpus float64) int {
 	return int(math.Ceil(cpus))
 }
 
-// find returns the sandbox that a path names and its clients may know of.
+// find returns the sandbox of a request, if it exists for clients.
 func (h finder) find(ctx context.Context, r *http.Request) (sandbox.Detail, error) {
 	id, err := privateID(r.PathValue("id"))
 	if err != nil {
@@ -416,7 +416,7 @@ func (h *sandboxAPI) setTimeout(w http.ResponseWriter, r *http.Request) error {
 	return h.expire(w, r, timeout, false)
 }
 
-// maxRefresh is the most that a refresh can ask for.
+// maxRefresh is the longest time that a refresh can add.
 const maxRefresh = 3600
 
 func (h *sandboxAPI) refresh(w http.ResponseWriter, r *http.Request) error {
