@@ -97,7 +97,8 @@ func (c *Client) Templates(ctx context.Context) ([]sandbox.Template, error) {
 	return out.Templates, err
 }
 
-// Template returns the template called NAME[:TAG].
+// Template returns the template called NAME[:TAG], or another tenant's public
+// template called TENANT/NAME[:TAG].
 func (c *Client) Template(ctx context.Context, ref string) (t sandbox.Template, err error) {
 	return t, c.conn.Call(ctx, http.MethodGet, "/v1/templates/"+url.PathEscape(ref), nil, nil, &t)
 }
@@ -112,6 +113,22 @@ func (c *Client) TagTemplate(ctx context.Context, ref, as string) (t sandbox.Tem
 // affected.
 func (c *Client) RemoveTemplate(ctx context.Context, ref string) error {
 	return c.conn.Call(ctx, http.MethodDelete, "/v1/templates/"+url.PathEscape(ref), nil, nil, nil)
+}
+
+// PublishTemplate lets other tenants use all tags of a template, as
+// TENANT/NAME[:TAG]. It needs an admin key.
+func (c *Client) PublishTemplate(ctx context.Context, name string) (sandbox.Visibility, error) {
+	return c.setPublic(ctx, name, true)
+}
+
+// UnpublishTemplate ends PublishTemplate. Sandboxes that other tenants have made
+// from the template are not affected.
+func (c *Client) UnpublishTemplate(ctx context.Context, name string) (sandbox.Visibility, error) {
+	return c.setPublic(ctx, name, false)
+}
+
+func (c *Client) setPublic(ctx context.Context, name string, public bool) (v sandbox.Visibility, err error) {
+	return v, c.conn.Call(ctx, http.MethodPut, "/v1/templates/"+url.PathEscape(name)+"/public", nil, map[string]bool{"public": public}, &v)
 }
 
 // PruneTemplates removes entries of the build cache that no build has used for

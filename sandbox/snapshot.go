@@ -56,7 +56,10 @@ type ForkRequest struct {
 }
 
 // Template is a named image that was built from a Dockerfile. The image
-// "template:NAME[:TAG]" in a Spec makes a sandbox from it.
+// "template:NAME[:TAG]" in a Spec makes a sandbox from it, and
+// "template:TENANT/NAME[:TAG]" from a public template of another tenant. Of
+// another tenant's template, Name is TENANT/NAME, and only Tag, Image, Size,
+// Created, CPUs, Memory and Public are set besides.
 type Template struct {
 	Name    string    `json:"name"`
 	Tag     string    `json:"tag"`
@@ -73,6 +76,14 @@ type Template struct {
 	CPUs   float64 `json:"cpus,omitempty" doc:"default CPUs of sandboxes made from it"`
 	Memory int64   `json:"memory,omitempty" doc:"default memory of sandboxes made from it, in bytes"`
 	Build  string  `json:"build,omitempty" doc:"id of the build, for clients of E2B"`
+	Public bool    `json:"public,omitempty" doc:"other tenants may use it, as TENANT/NAME"`
+}
+
+// Visibility says who may use a template.
+type Visibility struct {
+	Name   string   `json:"name" doc:"TENANT/NAME, by which other tenants use it while it is public"`
+	Tags   []string `json:"tags" doc:"all of its tags"`
+	Public bool     `json:"public" doc:"other tenants may use it"`
 }
 
 // BuildEvent reports the progress of a template's build.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -99,6 +100,15 @@ func templateNames(ctx context.Context, c *atoll.Client) (names []string, err er
 		names = append(names, t.Name+":"+t.Tag)
 	}
 	return names, err
+}
+
+// templateBareNames are those without tags.
+func templateBareNames(ctx context.Context, c *atoll.Client) (names []string, err error) {
+	all, err := c.Templates(ctx)
+	for _, t := range all {
+		names = append(names, t.Name)
+	}
+	return slices.Compact(names), err
 }
 
 // completePlace offers sandboxes, as SANDBOX:, besides the files that the shell

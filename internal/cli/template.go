@@ -24,9 +24,10 @@ func (a templateCommands) templateCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "template", Short: "Build templates, and keep their names", GroupID: groupMachine,
 		Long: `A template is an image that is built from a Dockerfile, step by step, in sandboxes.
-Use one with --image template:NAME.`,
+Use one with --image template:NAME, or a public one of another tenant with
+--image template:TENANT/NAME.`,
 		Example: `  atoll template ls`,
-	}, a.templateBuildCmd(), a.templateListCmd(), a.templateInspectCmd(), a.templateTagCmd(), a.templateRemoveCmd(), a.templatePruneCmd())
+	}, a.templateBuildCmd(), a.templateListCmd(), a.templateInspectCmd(), a.templateTagCmd(), a.templatePublishCmd(), a.templateUnpublishCmd(), a.templateRemoveCmd(), a.templatePruneCmd())
 }
 
 func (a templateCommands) templateBuildCmd() *cobra.Command {
@@ -138,9 +139,9 @@ func (a templateCommands) templateListCmd() *cobra.Command {
 		}
 		rows := make([][]string, 0, len(all))
 		for _, t := range all {
-			rows = append(rows, []string{t.Name, t.Tag, short(t.Image), units.BytesSize(float64(t.Size)), ago(t.Created)})
+			rows = append(rows, []string{t.Name, t.Tag, short(t.Image), units.BytesSize(float64(t.Size)), visibility(t.Public), ago(t.Created)})
 		}
-		return a.table("NAME TAG IMAGE SIZE CREATED", rows)
+		return a.table("NAME TAG IMAGE SIZE VISIBILITY CREATED", rows)
 	})
 	return cmd
 }
@@ -173,6 +174,55 @@ func (a templateCommands) templateTagCmd() *cobra.Command {
 		c, err := a.mustDaemon(ctx)
 		if err == nil {
 			_, err = c.TagTemplate(ctx, args[0], args[1])
+		}
+		return err
+	})
+	return cmd
+}
+
+func visibility(public bool) string {
+	if public {
+		return "public"
+	}
+	return "private"
+}
+
+func (a templateCommands) templatePublishCmd() *cobra.Command {
+	return a.visibilityCmd(&cobra.Command{
+		Use: "publish NAME", Short: "Let other tenants use a template",
+		Long: `Publish lets other tenants make sandboxes from all tags of a template, those that are
+built later included, and build their own templates from it. They name it
+TENANT/NAME[:TAG], cannot change it, and do not see it in lists. It needs an admin key.
+A template whose image needs a password cannot be published.`,
+		Example: `  atoll template publish tools`,
+	}, (*atoll.Client).PublishTemplate)
+}
+
+func (a templateCommands) templateUnpublishCmd() *cobra.Command {
+	return a.visibilityCmd(&cobra.Command{
+		Use: "unpublish NAME", Short: "Stop other tenants from using a template",
+		Long: `Unpublish keeps other tenants from making more sandboxes from a template. Their
+sandboxes, and what they built from the template, stay.`,
+		Example: `  atoll template unpublish tools`,
+	}, (*atoll.Client).UnpublishTemplate)
+}
+
+func (a templateCommands) visibilityCmd(cmd *cobra.Command, set func(*atoll.Client, context.Context, string) (sandbox.Visibility, error)) *cobra.Command {
+	var asJSON bool
+	cmd.Args, cmd.ValidArgsFunction = cobra.ExactArgs(1), a.completeOf(templateBareNames)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		v, err := set(c, ctx, args[0])
+		switch {
+		case err != nil:
+		case asJSON:
+			err = a.printJSON(v)
+		case v.Public:
+			_, err = fmt.Fprintf(a.Stdout, "template:%s\n", v.Name)
 		}
 		return err
 	})

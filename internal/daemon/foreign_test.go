@@ -118,7 +118,7 @@ func (d deed) String() string {
 var bodies = map[string]string{
 	"applyProfile": `{"name":"NAME","rules":[]}`, "testProfile": `{"url":"https://a.example/"}`, "exec": `{"args":["true"]}`,
 	"makeDirectory": `{"path":"/x"}`, "moveFile": `{"from":"/a","to":"/b"}`, "signalProcess": `{"signal":9}`,
-	"rotateSecret": `{"value":"v"}`, "tagTemplate": `{"as":"other:one"}`, "restoreVersion": `{"version":1}`, "updateTenant": `{"disabled":true}`,
+	"rotateSecret": `{"value":"v"}`, "tagTemplate": `{"as":"other:one"}`, "publishTemplate": `{"public":true}`, "restoreVersion": `{"version":1}`, "updateTenant": `{"disabled":true}`,
 	"updateSandbox": `{"labels":{"a":"b"}}`, "updateSession": `{"labels":{"a":"b"}}`, "acquireSession": `{"holder":"h"}`, "heartbeatSession": `{"holder":"h","epoch":1}`,
 	"releaseSession": `{"holder":"h"}`, "runOnSession": `{"target":"fake","command":{"shell":"true"}}`, "swapSession": `{"target":"fake"}`, "publishPort": `{"port":80}`, "createPreview": `{"port":80}`,
 }
@@ -247,7 +247,7 @@ func (op *operation) to(name string) string {
 // compareCreates makes sandboxes that name what is foreign, and what is not.
 func (p *prober) compareCreates(t *testing.T) {
 	for what, body := range map[string]string{
-		"name": `{"name":"NAME"}`, "snapshot": `{"snapshot":"NAME"}`, "template": `{"image":"template:NAME"}`, "profile": `{"network":{"profile":"NAME"}}`,
+		"name": `{"name":"NAME"}`, "snapshot": `{"snapshot":"NAME"}`, "template": `{"image":"template:NAME"}`, "full template": `{"image":"template:default/NAME"}`, "profile": `{"network":{"profile":"NAME"}}`,
 		"secret": `{"secrets":[{"name":"NAME"}]}`, "workspace": `{"workspaces":[{"name":"NAME"}]}`,
 	} {
 		t.Run("create with a "+what, func(t *testing.T) {
@@ -316,7 +316,8 @@ func foreignThings(t *testing.T, db *store.Store, d *daemon.Daemon) things {
 	_, err = c.PersistWorkspace(ctx, "mine-a", "")
 	ok(t, err)
 	ok(t, db.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
-		return tx.Templates().Set(ctx, store.Template{Template: sandbox.Template{Name: "mine-a", Tag: "latest", Image: "sha256:" + strings.Repeat("a", 64), Created: tx.Now()}, Tenant: "default"})
+		_, err := tx.Templates().Set(ctx, store.Template{Template: sandbox.Template{Name: "mine-a", Tag: "latest", Image: "sha256:" + strings.Repeat("a", 64), Created: tx.Now()}, Tenant: "default"})
+		return err
 	}))
 	_, err = c.Admin().CreateTenant(ctx, "mine-a", sandbox.Limits{})
 	ok(t, err)

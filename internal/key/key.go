@@ -72,10 +72,11 @@ func (p Principal) Allow(op ops.Op) error {
 	if slices.Contains(p.Verbs, v) || slices.Contains(p.Verbs, Admin) {
 		return nil
 	}
-	return &sandbox.Error{
-		Code: sandbox.CodeDenied, Op: string(op), Message: fmt.Sprintf("the key does not allow %q", v),
-		Hint: "use a key with this permission",
+	hint := "use a key with this permission"
+	if v == Admin {
+		hint = "use an admin key, from: atoll key create --allow admin, or for clients of E2B: atoll e2b env --admin"
 	}
+	return &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: fmt.Sprintf("the key does not allow %q", v), Hint: hint}
 }
 
 // AllowIn is Allow for an operation on a specific sandbox.

@@ -165,12 +165,14 @@ const (
 
 	StateBackup Op = "state.backup"
 
-	TemplateBuild  Op = "template.build"
-	TemplateGet    Op = "template.get"
-	TemplateList   Op = "template.list"
-	TemplatePrune  Op = "template.prune"
-	TemplateRemove Op = "template.remove"
-	TemplateTag    Op = "template.tag"
+	TemplateBuild     Op = "template.build"
+	TemplateGet       Op = "template.get"
+	TemplateList      Op = "template.list"
+	TemplatePrune     Op = "template.prune"
+	TemplatePublish   Op = "template.publish"
+	TemplateRemove    Op = "template.remove"
+	TemplateTag       Op = "template.tag"
+	TemplateUnpublish Op = "template.unpublish"
 
 	TenantCreate  Op = "tenant.create"
 	TenantDisable Op = "tenant.disable"
@@ -329,12 +331,14 @@ var table = map[Op]about{
 
 	StateBackup: {Admin, Recorded},
 
-	TemplateBuild:  {Write, Recorded},
-	TemplateGet:    {Read, Glance},
-	TemplateList:   {Read, Glance},
-	TemplatePrune:  {Write, Recorded},
-	TemplateRemove: {Write, Recorded},
-	TemplateTag:    {Write, Recorded},
+	TemplateBuild:     {Write, Recorded},
+	TemplateGet:       {Read, Glance},
+	TemplateList:      {Read, Glance},
+	TemplatePrune:     {Write, Recorded},
+	TemplatePublish:   {Admin, Recorded},
+	TemplateRemove:    {Write, Recorded},
+	TemplateTag:       {Write, Recorded},
+	TemplateUnpublish: {Write, Recorded},
 
 	TenantCreate:  {Admin, Recorded},
 	TenantDisable: {Admin, Recorded},
@@ -384,7 +388,7 @@ func (o Op) Class() Class { return table[o].class }
 // frees are the operations that free space or revoke access.
 var frees = []Op{
 	AuditPrune, FilesRemove, KeyRevoke, PreviewRemove, ProfileRemove, SandboxDestroy, SandboxExpire, SandboxIdle, SandboxKill, SandboxSweep,
-	SecretRemove, SessionRemove, SnapshotRemove, TemplatePrune, TemplateRemove, TenantDisable, WorkspaceDetach, WorkspacePrune, WorkspaceRemove,
+	SecretRemove, SessionRemove, SnapshotRemove, TemplatePrune, TemplateRemove, TemplateUnpublish, TenantDisable, WorkspaceDetach, WorkspacePrune, WorkspaceRemove,
 }
 
 // Frees reports whether the operation is possible on a full disk: it frees

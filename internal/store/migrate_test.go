@@ -104,6 +104,9 @@ var written = map[int64][]statement{
 		{"INSERT INTO session_archives (tenant, ref, grp, archive_json, state, tries, due) VALUES ('acme', 'ar', 'g', '{}', 'current', 0, 9)", nil},
 		{"INSERT INTO lease_epochs (tenant, grp, epoch, provider, sandbox, holders, began, ended, why) VALUES ('acme', 'g', 1, 'p', 'sb', '', 9, 0, '')", nil},
 	},
+	34: {
+		{"UPDATE templates SET public = 1, withheld = '' WHERE name = 'tools'", nil},
+	},
 	31: {
 		{"UPDATE snapshots SET ref_json = $1, binding = 'local#1' WHERE id = 'sn-1'", []any{`{"provider":"gvisor","kind":"memory","data":"sn-1"}`}},
 	},

@@ -109,6 +109,31 @@ func ParseName(s string) (name, tag string, err error) {
 	return name, tag, nil
 }
 
+// Prefix marks a template name in the place of an image.
+const Prefix = "template:"
+
+// ParseRef splits "[TENANT/]NAME[:TAG]". Without a tenant, the name is the
+// caller's.
+func ParseRef(caller, ref string) (tenant, name, tag string, err error) {
+	tenant, rest, full := strings.Cut(ref, "/")
+	if !full {
+		tenant, rest = caller, ref
+	} else if sandbox.ValidateName(tenant) != nil {
+		return "", "", "", invalid("name", "%q is not TENANT/NAME or TENANT/NAME:TAG", clip(ref))
+	}
+	name, tag, err = ParseName(rest)
+	return tenant, name, tag, err
+}
+
+// ShortRef removes the caller's own tenant from a reference, so that each
+// template has one name for policies.
+func ShortRef(caller, ref string) string {
+	if rest, ok := strings.CutPrefix(ref, caller+"/"); ok && !strings.Contains(rest, "/") {
+		return rest
+	}
+	return ref
+}
+
 // ParseJSON parses the JSON form of a description.
 func ParseJSON(r io.Reader) (*Description, error) {
 	raw, err := io.ReadAll(io.LimitReader(r, MaxDescription+1))

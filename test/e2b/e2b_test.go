@@ -18,6 +18,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/atoll-run/atoll/internal/envd"
 )
 
 // atoll is a daemon for clients of E2B.
@@ -79,6 +81,8 @@ func start(t *testing.T, flags ...string) *atoll {
 	for _, line := range strings.Split(strings.TrimSpace(a.run(t, "e2b", "env", "--admin")), "\n") {
 		a.env = append(a.env, strings.TrimPrefix(line, "export "))
 	}
+	rival := a.run(t, "key", "create", "--tenant", "rival", "--allow", "read,exec,write")
+	a.env = append(a.env, "E2B_TEST_RIVAL="+envd.Key(strings.TrimSpace(rival)))
 	return a
 }
 

@@ -1737,6 +1737,8 @@ export interface components {
              */
             memory?: number;
             name: string;
+            /** @description other tenants may use it, as TENANT/NAME */
+            public?: boolean;
             /**
              * Format: int64
              * @description bytes of its files
@@ -1838,6 +1840,18 @@ export interface components {
         VersionsOutputBody: {
             /** @description oldest first */
             versions: components["schemas"]["WorkspaceVersion"][] | null;
+        };
+        Visibility: {
+            /** @description TENANT/NAME, by which other tenants use it while it is public */
+            name: string;
+            /** @description other tenants may use it */
+            public: boolean;
+            /** @description all of its tags */
+            tags: string[] | null;
+        };
+        VisibilityInputBody: {
+            /** @description other tenants may use it; only admin keys may set it to true */
+            public: boolean;
         };
         WindowSize: {
             /** Format: int32 */
@@ -2103,6 +2117,8 @@ export type TerminalSupport = components['schemas']['TerminalSupport']
 export type Unit = components['schemas']['Unit']
 export type UpstreamProxy = components['schemas']['UpstreamProxy']
 export type VersionsOutputBody = components['schemas']['VersionsOutputBody']
+export type Visibility = components['schemas']['Visibility']
+export type VisibilityInputBody = components['schemas']['VisibilityInputBody']
 export type WindowSize = components['schemas']['WindowSize']
 export type Workspace = components['schemas']['Workspace']
 export type WorkspaceChange = components['schemas']['WorkspaceChange']

@@ -9,15 +9,20 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
+	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // AskedImage returns the names of the image of a Spec. It replaces the name of
-// a snapshot by its id, which never refers to another one.
+// a snapshot by its id, which never refers to another one, and the full name of
+// one of the tenant's own templates by the short one.
 func (s *Service) AskedImage(ctx context.Context, tenant string, spec *sandbox.Spec) ([]string, error) {
 	if spec.Snapshot == "" {
 		if spec.Image == "" {
 			return []string{control.HostImage}, nil
+		}
+		if ref, ok := strings.CutPrefix(spec.Image, template.Prefix); ok {
+			spec.Image = template.Prefix + template.ShortRef(tenant, ref)
 		}
 		return []string{spec.Image}, nil
 	}
@@ -61,7 +66,7 @@ func (s *Service) signatures(ctx context.Context, images []string) (out []policy
 // image. An image that no signature could make allowed is not pulled.
 func (s *Service) FetchSigned(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, req control.ImageRequest) ([]string, error) {
 	set := s.Set()
-	if spec.Image == control.HostImage || strings.HasPrefix(spec.Image, "template:") || s.cfg.Images == nil ||
+	if spec.Image == control.HostImage || strings.HasPrefix(spec.Image, template.Prefix) || s.cfg.Images == nil ||
 		!set.AsksWho(policyset.About{Tenant: a.Tenant, Labels: spec.Labels}) {
 		return images, nil
 	}

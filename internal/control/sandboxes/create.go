@@ -64,11 +64,11 @@ func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err err
 	if req.base != nil {
 		images = req.base
 	}
-	of, err := s.Templates.Complete(ctx, who.Tenant, &req.Spec)
+	of, owner, err := s.Templates.Complete(ctx, who.Tenant, &req.Spec)
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
-	spec, origin, err := s.Snapshots.Origin(ctx, who.Tenant, req.Spec)
+	spec, origin, err := s.Snapshots.Origin(ctx, owner, req.Spec)
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}

@@ -88,7 +88,10 @@ func (svc *Service) BuildTemplate(ctx context.Context, req template.NamedRequest
 	record := guard.Action(who, op, guard.Subject{Subject: req.Name})
 	spec := sandbox.Spec{Image: req.Description.From, Network: req.Network}
 	allowed := func(who key.Principal) error { return guard.AllowSpec(who, &spec) }
-	base := []string{spec.Image}
+	base, err := svc.cfg.Policies.AskedImage(ctx, who.Tenant, &spec)
+	if err != nil {
+		return t.Template, core.Named(op, err)
+	}
 	if core.FirstError(who.Allow(op), allowed(who)) == nil {
 		if base, err = svc.cfg.Policies.FetchSigned(ctx, record, &spec, base, control.ImageRequest{}); err != nil {
 			return t.Template, core.Named(op, err)
@@ -106,7 +109,7 @@ func (svc *Service) BuildTemplate(ctx context.Context, req template.NamedRequest
 
 // buildTemplate builds from an image; base are the names of that image.
 func (svc *Service) buildTemplate(ctx context.Context, who key.Principal, req template.NamedRequest, from string, base []string) (t store.Template, err error) {
-	name, tag, err := template.ParseName(req.Name)
+	name, tag, err := ownRef(who.Tenant, req.Name)
 	if err != nil {
 		return t, err
 	}
@@ -114,26 +117,43 @@ func (svc *Service) buildTemplate(ctx context.Context, who key.Principal, req te
 		return t, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this daemon cannot build templates"}
 	}
 	d := *req.Description
-	if d.From, err = svc.imageOf(ctx, who.Tenant, from); err != nil {
+	image, parent, err := svc.imageOf(ctx, who.Tenant, from)
+	if err != nil {
 		return t, err
 	}
+	t = store.Template{Template: sandbox.Template{Name: name, Tag: tag}, Tenant: who.Tenant, Withheld: withheld(&req, &parent)}
+	// Before the build, because recording the template would fail after it.
+	if err := svc.Store.View(ctx, func(tx *store.Tx) error { return tx.Templates().Fits(ctx, &t) }); err != nil {
+		return t, err
+	}
+	d.From = image
 	res, err := svc.cfg.Builder.Build(ctx, builders{svc, who.Tenant, base}, template.Request{
 		Tenant: who.Tenant, Description: &d, Files: req.Files, NoCache: req.NoCache, Login: req.Login, Network: req.Network, Log: req.Log,
 	})
 	if err != nil {
 		return t, err
 	}
-	t = store.Template{
-		Template: sandbox.Template{
-			Name: name, Tag: tag, Image: res.Image.Digest, Base: res.Base, Size: res.Image.Size, Steps: len(d.Steps), Created: svc.Store.Now(),
-			Start: d.Start, Build: req.Build, CPUs: req.CPUs, Memory: req.Memory,
-		},
-		Tenant: who.Tenant, Ready: d.Ready,
+	t.Template = sandbox.Template{
+		Name: name, Tag: tag, Image: res.Image.Digest, Base: res.Base, Size: res.Image.Size, Steps: len(d.Steps), Created: svc.Store.Now(),
+		Start: d.Start, Build: req.Build, CPUs: req.CPUs, Memory: req.Memory,
 	}
+	t.Ready = d.Ready
 	if err := svc.remember(ctx, &t, req); err != nil {
 		return t, err
 	}
-	return t, svc.setTemplate(ctx, t)
+	return t, svc.setTemplate(ctx, &t)
+}
+
+// withheld returns why a template may not be shared, if it may not: its image is
+// one tenant's own. What is built from such a template may not be shared either.
+func withheld(req *template.NamedRequest, parent *store.Template) string {
+	switch {
+	case req.Login != nil:
+		return store.WithheldLogin
+	case strings.HasPrefix(req.Description.From, "sha256:"):
+		return store.WithheldDigest
+	}
+	return parent.Withheld
 }
 
 // builders creates the sandboxes of a build on behalf of the caller.

@@ -188,8 +188,11 @@ func (svc *Service) StartCold(ctx context.Context, id sandbox.ID, t *store.Templ
 }
 
 // setTemplate records a template under its name.
-func (svc *Service) setTemplate(ctx context.Context, t store.Template) error {
-	return svc.replaceTemplate(ctx, t.Tenant, t.Name, t.Tag, func(tx *store.Tx) error { return tx.Templates().Set(ctx, t) })
+func (svc *Service) setTemplate(ctx context.Context, t *store.Template) error {
+	return svc.replaceTemplate(ctx, t.Tenant, t.Name, t.Tag, func(tx *store.Tx) (err error) {
+		*t, err = tx.Templates().Set(ctx, *t)
+		return err
+	})
 }
 
 // replaceTemplate changes what a template name refers to, and removes the old

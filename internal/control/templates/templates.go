@@ -52,6 +52,7 @@ type Snapshots interface {
 
 // Policies decides what may be built. Package policies implements it.
 type Policies interface {
+	AskedImage(ctx context.Context, tenant string, spec *sandbox.Spec) ([]string, error)
 	FetchSigned(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, req control.ImageRequest) ([]string, error)
 	Permit(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, fields ...policyset.Field) error
 	Set() *policyset.Set
@@ -79,49 +80,81 @@ type Service struct {
 // New returns a Service.
 func New(c *core.Core, cfg Config) *Service { return &Service{Core: c, cfg: cfg} }
 
-// Prefix marks a template name in the place of an image.
-const Prefix = "template:"
-
-// imageOf returns the image that ref names: the template's image, if ref is a
-// template name.
-func (svc *Service) imageOf(ctx context.Context, tenant, ref string) (string, error) {
-	name, ok := strings.CutPrefix(ref, Prefix)
+// imageOf returns the image that ref names and, if it names a template, that
+// template.
+func (svc *Service) imageOf(ctx context.Context, tenant, ref string) (image string, t store.Template, err error) {
+	name, ok := strings.CutPrefix(ref, template.Prefix)
 	if !ok {
-		return ref, nil
+		return ref, t, nil
 	}
-	t, err := svc.find(ctx, tenant, name)
-	return t.Image, err
+	t, err = svc.find(ctx, tenant, name)
+	return t.Image, t, err
 }
 
 // Complete resolves a template name in the image of a Spec. It returns the
-// template, or an empty one if the image is not a template name.
-func (svc *Service) Complete(ctx context.Context, tenant string, spec *sandbox.Spec) (t store.Template, err error) {
-	name, ok := strings.CutPrefix(spec.Image, Prefix)
-	if !ok {
-		return t, nil
+// template, or an empty one if the image is not a template name, and the tenant
+// that owns the snapshot of the Spec.
+func (svc *Service) Complete(ctx context.Context, tenant string, spec *sandbox.Spec) (t store.Template, owner string, err error) {
+	image, t, err := svc.imageOf(ctx, tenant, spec.Image)
+	if err != nil || t.Name == "" {
+		return t, tenant, err
 	}
-	if t, err = svc.find(ctx, tenant, name); err != nil {
-		return t, err
-	}
-	spec.Image = t.Image
+	spec.Image = image
 	spec.Resources.CPUs = cmp.Or(spec.Resources.CPUs, t.CPUs)
 	spec.Resources.Memory = cmp.Or(spec.Resources.Memory, t.Memory)
-	if spec.Snapshot == "" && svc.remembers(ctx, &t) {
-		spec.Snapshot, spec.Image = t.Snapshot, ""
+	if spec.Snapshot != "" || !svc.remembers(ctx, &t) {
+		return t, tenant, nil
 	}
-	return t, nil
+	spec.Snapshot, spec.Image = t.Snapshot, ""
+	return t, t.Tenant, nil
 }
 
-func (svc *Service) find(ctx context.Context, tenant, ref string) (t store.Template, err error) {
-	name, tag, err := template.ParseName(ref)
+// find returns the template that a tenant means by [TENANT/]NAME[:TAG]: its own,
+// or a public one of another tenant. Nothing else reads templates of other
+// tenants.
+func (svc *Service) find(ctx context.Context, tenant, ref string) (store.Template, error) {
+	owner, name, tag, err := template.ParseRef(tenant, ref)
 	if err != nil {
-		return t, err
+		return store.Template{}, err
 	}
-	t, err = store.Read(ctx, svc.Store, func(tx *store.Tx) (store.Template, error) { return tx.Templates().Get(ctx, tenant, name, tag) })
+	t, err := store.Read(ctx, svc.Store, func(tx *store.Tx) (store.Template, error) {
+		if owner != tenant {
+			return tx.Templates().GetPublic(ctx, owner, name, tag)
+		}
+		return tx.Templates().Get(ctx, owner, name, tag)
+	})
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-		err = core.Hinted(err, svc.others(ctx, tenant, name))
+		hint := "of another tenant, only public templates can be used; list your own with: atoll template ls"
+		if owner == tenant {
+			hint = svc.others(ctx, tenant, name)
+		}
+		err = core.Hinted(err, hint)
 	}
 	return t, err
+}
+
+// ownRef splits a reference to one of the tenant's own templates. Other tenants'
+// cannot be changed, whether they exist or not.
+func ownRef(tenant, ref string) (name, tag string, err error) {
+	owner, name, tag, err := template.ParseRef(tenant, ref)
+	if err == nil && owner != tenant {
+		err = &sandbox.Error{
+			Code: sandbox.CodeNotFound, Subject: owner + "/" + name + ":" + tag, Message: "no such template of your tenant",
+			Hint: "only its tenant can change a template; use a public one as it is, or build your own with: FROM template:TENANT/NAME",
+		}
+	}
+	return name, tag, err
+}
+
+// shownTo returns what a tenant may see of a template. Of another tenant's it
+// may not see what the template was made from.
+func shownTo(tenant string, t *store.Template) sandbox.Template {
+	if t.Tenant == tenant {
+		return t.Template
+	}
+	return sandbox.Template{
+		Name: t.Tenant + "/" + t.Name, Tag: t.Tag, Image: t.Image, Size: t.Size, Created: t.Created, CPUs: t.CPUs, Memory: t.Memory, Public: t.Public,
+	}
 }
 
 // others returns a hint with the tags of a template, or how to list templates.
@@ -158,7 +191,8 @@ func (svc *Service) Templates(ctx context.Context) ([]sandbox.Template, error) {
 	return out, core.Named(op, err)
 }
 
-// Template returns a template of the caller's tenant, by NAME[:TAG].
+// Template returns a template by [TENANT/]NAME[:TAG]: of the caller's tenant, or
+// a public one of another.
 func (svc *Service) Template(ctx context.Context, ref string) (sandbox.Template, error) {
 	const op = ops.TemplateGet
 	who, err := svc.Look(ctx, op, ref)
@@ -166,10 +200,14 @@ func (svc *Service) Template(ctx context.Context, ref string) (sandbox.Template,
 		return sandbox.Template{}, err
 	}
 	t, err := svc.find(ctx, who.Tenant, ref)
-	return t.Template, core.Named(op, err)
+	if err != nil {
+		return sandbox.Template{}, core.Named(op, err)
+	}
+	return shownTo(who.Tenant, &t), nil
 }
 
-// TagTemplate adds a name to a template. A name that is in use is moved.
+// TagTemplate adds a name to a template of the caller's tenant. A name that is in
+// use is moved.
 func (svc *Service) TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error) {
 	const op = ops.TemplateTag
 	who, err := guard.Principal(ctx)
@@ -178,7 +216,10 @@ func (svc *Service) TagTemplate(ctx context.Context, ref, as string) (sandbox.Te
 	}
 	var t store.Template
 	err = svc.Act(ctx, control.Action{Op: op, Subject: as}, func(ctx context.Context) error {
-		name, tag, err := template.ParseName(as)
+		name, tag, err := ownRef(who.Tenant, as)
+		if err == nil {
+			_, _, err = ownRef(who.Tenant, ref)
+		}
 		if err != nil {
 			return err
 		}
@@ -186,7 +227,7 @@ func (svc *Service) TagTemplate(ctx context.Context, ref, as string) (sandbox.Te
 			return err
 		}
 		t.Name, t.Tag = name, tag
-		return svc.setTemplate(ctx, t)
+		return svc.setTemplate(ctx, &t)
 	})
 	return t.Template, core.Named(op, err)
 }
@@ -200,12 +241,44 @@ func (svc *Service) RemoveTemplate(ctx context.Context, ref string) error {
 		return err
 	}
 	return core.Named(op, svc.Act(ctx, control.Action{Op: op, Subject: ref}, func(ctx context.Context) error {
-		name, tag, err := template.ParseName(ref)
+		name, tag, err := ownRef(who.Tenant, ref)
 		if err != nil {
 			return err
 		}
 		return svc.replaceTemplate(ctx, who.Tenant, name, tag, func(tx *store.Tx) error { return tx.Templates().Remove(ctx, who.Tenant, name, tag) })
 	}))
+}
+
+// PublishTemplate lets other tenants use all tags of a template by the name
+// TENANT/NAME, or ends that. Their sandboxes are not affected.
+func (svc *Service) PublishTemplate(ctx context.Context, ref string, public bool) (sandbox.Visibility, error) {
+	op := ops.TemplateUnpublish
+	if public {
+		op = ops.TemplatePublish
+	}
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return sandbox.Visibility{}, err
+	}
+	out := sandbox.Visibility{Tags: []string{}, Public: public}
+	err = svc.Act(ctx, control.Action{Op: op, Subject: ref}, func(ctx context.Context) error {
+		name, _, err := ownRef(who.Tenant, ref)
+		if err == nil && strings.Contains(ref, ":") {
+			err = &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "name", Message: "has a tag, but all tags of a name are public or none is", Hint: "leave the tag out"}
+		}
+		if err != nil {
+			return err
+		}
+		all, err := store.Write(ctx, svc.Store, func(tx *store.Tx) ([]store.Template, error) {
+			return tx.Templates().Publish(ctx, who.Tenant, name, public)
+		})
+		out.Name = who.Tenant + "/" + name
+		for i := range all {
+			out.Tags = append(out.Tags, all[i].Tag)
+		}
+		return core.Hinted(err, "list templates with: atoll template ls")
+	})
+	return out, core.Named(op, err)
 }
 
 // PruneTemplates removes build data of the caller's tenant that was not used

@@ -23,7 +23,8 @@ func anyMayRun(pattern string, names []string) bool {
 
 // mayRun reports whether an image matches a pattern. Repository and tag are
 // compared separately: "debian:5000/x" is not a tag of debian, and
-// "docker.io/library/host" is not the image called host.
+// "docker.io/library/host" is not the image called host. A pattern for templates
+// matches those of other tenants only if it has a "/", as in "template:*/*".
 func mayRun(pattern, ref string) bool {
 	if pattern == "*" {
 		return true
@@ -34,6 +35,9 @@ func mayRun(pattern, ref string) bool {
 		}
 		if rest, ok := strings.CutPrefix(pattern, "template:"); ok && !strings.Contains(rest, ":") {
 			pattern += ":*"
+		}
+		if strings.HasPrefix(ref, "template:") && strings.Contains(ref, "/") != strings.Contains(pattern, "/") {
+			return false
 		}
 		return IsLocal(pattern) && matchText(pattern, ref)
 	}

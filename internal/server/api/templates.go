@@ -25,6 +25,8 @@ type Templates interface {
 	Template(ctx context.Context, ref string) (sandbox.Template, error)
 	TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error)
 	RemoveTemplate(ctx context.Context, ref string) error
+	// PublishTemplate lets other tenants use a template, or ends that.
+	PublishTemplate(ctx context.Context, name string, public bool) (sandbox.Visibility, error)
 	// PruneTemplates returns how many bytes it freed.
 	PruneTemplates(ctx context.Context, unused time.Duration) (int64, error)
 }
@@ -38,8 +40,17 @@ type buildLine struct {
 
 // TemplateRef names a template in a path. It is exported for huma.
 type TemplateRef struct {
-	Name string `path:"name" maxLength:"260" doc:"NAME or NAME:TAG"`
+	Name string `path:"name" maxLength:"320" doc:"NAME or NAME:TAG; TENANT/NAME for another tenant's public template"`
 }
+
+type visibilityInput struct {
+	Name string `path:"name" maxLength:"320" doc:"NAME, without a tag"`
+	Body struct {
+		Public bool `json:"public" doc:"other tenants may use it; only admin keys may set it to true"`
+	}
+}
+
+type visibilityOutput struct{ Body sandbox.Visibility }
 
 type tagInput struct {
 	TemplateRef
@@ -89,6 +100,10 @@ func (a *API) templates() {
 	huma.Register(a.huma, operation("tagTemplate", http.MethodPost, base+"/{name}/tag", "Templates", "Give a template one more name"), func(ctx context.Context, in *tagInput) (*templateOutput, error) {
 		t, err := a.services.Templates.TagTemplate(ctx, in.Name, in.Body.As)
 		return &templateOutput{t}, a.problem(ctx, err)
+	})
+	huma.Register(a.huma, operation("publishTemplate", http.MethodPut, base+"/{name}/public", "Templates", "Let other tenants use all tags of a template, or end that; their sandboxes are not affected"), func(ctx context.Context, in *visibilityInput) (*visibilityOutput, error) {
+		v, err := a.services.Templates.PublishTemplate(ctx, in.Name, in.Body.Public)
+		return &visibilityOutput{v}, a.problem(ctx, err)
 	})
 	remove := operation("removeTemplate", http.MethodDelete, base+"/{name}", "Templates", "Remove a name of a template; sandboxes made from it are not affected")
 	remove.DefaultStatus = http.StatusNoContent

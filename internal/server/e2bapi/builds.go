@@ -270,9 +270,9 @@ func (h *buildAPI) create(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	whole := cmp.Or(req.Name, req.Alias)
-	name, first := splitRef(whole)
-	if name == "" || isBase(name) {
-		return invalid("name", "%.80q cannot be the name of a template", name)
+	name, first := splitRef(r.Context(), whole)
+	if name == "" || isBase(name) || strings.Contains(name, "/") {
+		return invalid("name", "%.80q cannot be the name of a template of your tenant", name)
 	}
 	if req.CPUCount < 0 || req.MemoryMB < 0 {
 		return invalid("template", "cpuCount or memoryMB is negative")
@@ -281,6 +281,10 @@ func (h *buildAPI) create(w http.ResponseWriter, r *http.Request) error {
 		req.Tags = append([]string{first}, req.Tags...)
 	}
 	tags, err := ownTags(req.Tags)
+	if err != nil {
+		return err
+	}
+	known, err := h.templates.tags(r.Context(), name)
 	if err != nil {
 		return err
 	}
@@ -298,14 +302,14 @@ func (h *buildAPI) create(w http.ResponseWriter, r *http.Request) error {
 		shown[i] = shownTag(tag)
 	}
 	writeJSON(w, http.StatusAccepted, map[string]any{
-		"templateID": name, "buildID": b.want.ID, "public": false, "names": []string{name}, "tags": shown, "aliases": []string{name},
+		"templateID": name, "buildID": b.want.ID, "public": len(known) > 0 && known[0].Public, "names": []string{name}, "tags": shown, "aliases": []string{name},
 	})
 	return nil
 }
 
 // find returns the build that a path names.
 func (h *buildAPI) find(r *http.Request) (*build, error) {
-	name, _ := splitRef(r.PathValue("id"))
+	name, _ := splitRef(r.Context(), r.PathValue("id"))
 	return h.builds.get(tenantOf(r.Context()), name, r.PathValue("build"))
 }
 
@@ -346,7 +350,7 @@ func (h *buildAPI) start(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if ready := want.From == "host" || want.From == "base" || want.From == interpreterImage; ready ||
-		!strings.HasPrefix(want.From, templateScheme) && len(want.Steps) > 0 {
+		!strings.HasPrefix(want.From, template.Prefix) && len(want.Steps) > 0 {
 		want.User, want.MakeUser = defaultUser, !ready
 	}
 	if h.opts.Internet {
@@ -420,7 +424,7 @@ var baseImages = sync.OnceValue(func() *regexp.Regexp {
 
 // from returns what a build begins with.
 func (h *buildAPI) from(ctx context.Context, image, template string) (string, error) {
-	name, _ := splitRef(template)
+	name, _ := splitRef(ctx, template)
 	if baseImages().MatchString(image) {
 		name = "base"
 		if strings.Contains(image, interpreterImage) {
@@ -433,7 +437,7 @@ func (h *buildAPI) from(ctx context.Context, image, template string) (string, er
 	case image != "":
 		return strings.TrimPrefix(image, imageScheme), nil
 	}
-	from, err := h.templates.image(ctx, template)
+	_, from, err := h.templates.find(ctx, template)
 	if err == nil && from == "" {
 		err = noTemplate(template)
 	}

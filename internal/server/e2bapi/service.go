@@ -136,7 +136,12 @@ type Secrets interface {
 
 // Templates keeps the names of templates. A ref is NAME:TAG.
 type Templates interface {
+	// Templates returns those of the caller's tenant.
 	Templates(ctx context.Context) ([]sandbox.Template, error)
+	// Template takes TENANT/NAME:TAG too, for a public one of another tenant.
+	Template(ctx context.Context, ref string) (sandbox.Template, error)
+	// PublishTemplate lets other tenants use all tags of a name, or ends that.
+	PublishTemplate(ctx context.Context, name string, public bool) (sandbox.Visibility, error)
 	// TagTemplate gives a template another name.
 	TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error)
 	RemoveTemplate(ctx context.Context, ref string) error

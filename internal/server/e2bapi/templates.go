@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -39,13 +40,11 @@ func shownTag(tag string) string {
 	return tag
 }
 
-// splitRef returns the name and the tag that a client means.
-func splitRef(ref string) (name, tag string) {
+// splitRef returns the name and the tag that a client means. The names of other
+// tenants' templates begin with TENANT/.
+func splitRef(ctx context.Context, ref string) (name, tag string) {
 	name, tag, _ = strings.Cut(strings.ToLower(strings.TrimSpace(ref)), ":")
-	if i := strings.LastIndexByte(name, '/'); i >= 0 { // tenants are the only name spaces
-		name = name[i+1:]
-	}
-	return name, ownTag(tag)
+	return template.ShortRef(tenantOf(ctx), name), ownTag(tag)
 }
 
 // buildID returns by what clients know a build: the id that they were given or,
@@ -76,44 +75,30 @@ func (h *templateAPI) tags(ctx context.Context, name string) ([]sandbox.Template
 	return all, nil
 }
 
-// templateScheme begins the image that is a template.
-const templateScheme = "template:"
-
-// image returns the image of a template.
-func (h *templateAPI) image(ctx context.Context, ref string) (image string, err error) {
-	name, tag := splitRef(ref)
-	all, err := h.tags(ctx, name)
-	if err != nil {
-		return "", err
+// find returns the template that a client names, and the image that it is. None
+// is an empty image.
+func (h *templateAPI) find(ctx context.Context, ref string) (t sandbox.Template, image string, err error) {
+	name, tag := splitRef(ctx, ref)
+	t, err = h.templates.Template(ctx, name+":"+tag)
+	switch sandbox.CodeOf(err) {
+	case "":
+		return t, template.Prefix + t.Name + ":" + t.Tag, nil
+	case sandbox.CodeNotFound, sandbox.CodeInvalid: // a name that templates cannot have
+		return t, "", nil
 	}
-	for _, t := range all {
-		if t.Tag == tag {
-			return templateScheme + name + ":" + tag, nil
-		}
-	}
-	return "", nil
+	return t, "", err
 }
 
 // setDefaults notes with which user and where commands begin in a sandbox of a
 // template.
-func (h *templateAPI) setDefaults(ctx context.Context, spec *sandbox.Spec) error {
-	name, tag := splitRef(spec.Labels[labelTemplate])
-	all, err := h.tags(ctx, name)
+func (h *templateAPI) setDefaults(ctx context.Context, spec *sandbox.Spec, t *sandbox.Template) error {
+	user, dir, err := h.defaults(ctx, t.Image)
 	if err != nil {
 		return err
 	}
-	for _, t := range all {
-		if t.Tag != tag {
-			continue
-		}
-		user, dir, err := h.defaults(ctx, t.Image)
-		if err != nil {
-			return err
-		}
-		spec.Labels[labelUser], spec.Labels[labelDir] = user, dir
-		if user == "" && dir == "/" { // which is that of images that say nothing
-			spec.Labels[labelDir] = ""
-		}
+	spec.Labels[labelUser], spec.Labels[labelDir] = user, dir
+	if user == "" && dir == "/" { // which is that of images that say nothing
+		spec.Labels[labelDir] = ""
 	}
 	maps.DeleteFunc(spec.Labels, func(k, v string) bool { return v == "" && (k == labelUser || k == labelDir) })
 	return nil
@@ -148,29 +133,30 @@ func isBase(name string) bool { return name == "base" || name == interpreterName
 // resolve completes what is asked for with what its template is: an image, a
 // template that was built, or a snapshot by its id or the newest with its name.
 func (h *templateAPI) resolve(ctx context.Context, spec *sandbox.Spec) error {
-	template := spec.Labels[labelTemplate]
-	if image, ok := strings.CutPrefix(template, imageScheme); ok && image != "" {
+	ref := spec.Labels[labelTemplate]
+	if image, ok := strings.CutPrefix(ref, imageScheme); ok && image != "" {
 		spec.Image = image
 		return nil
 	}
-	name, _, _ := strings.Cut(template, ":")
+	name, _ := splitRef(ctx, ref)
 	var err error
 	if isBase(name) {
 		spec.Image, err = h.baseImage(ctx, name)
 		return err
 	}
-	if spec.Image, err = h.image(ctx, template); err != nil {
+	var t sandbox.Template
+	if t, spec.Image, err = h.find(ctx, ref); err != nil {
 		return err
 	}
 	if spec.Image != "" {
-		return h.setDefaults(ctx, spec)
+		return h.setDefaults(ctx, spec, &t)
 	}
 	all, err := h.snapshots.all(ctx, nil)
 	if err != nil {
 		return err
 	}
 	for i := range all {
-		if s := &all[i]; s.ID == name || hasName(s, template) {
+		if s := &all[i]; s.ID == name || hasName(s, ref) {
 			spec.Snapshot = s.ID
 			for _, k := range []string{labelUser, labelDir} {
 				if v := s.Labels[k]; v != "" {
@@ -181,8 +167,8 @@ func (h *templateAPI) resolve(ctx context.Context, spec *sandbox.Spec) error {
 		}
 	}
 	return &sandbox.Error{
-		Code: sandbox.CodeNotFound, Subject: template, Message: "there is no such template",
-		Hint: "use base, a template that was built, a snapshot, or image:REF for an image",
+		Code: sandbox.CodeNotFound, Subject: ref, Message: "there is no such template",
+		Hint: "use base, a template that was built, a public one of another tenant as TENANT/NAME, a snapshot, or image:REF for an image",
 	}
 }
 
@@ -223,7 +209,7 @@ type shownBuild struct {
 func showTemplate(tags []sandbox.Template, builds bool) shownTemplate {
 	newest, oldest := &tags[0], &tags[len(tags)-1]
 	out := shownTemplate{
-		TemplateID: newest.Name, BuildID: buildID(newest), CPUCount: cpuCount(newest.CPUs), MemoryMB: newest.Memory >> 20,
+		TemplateID: newest.Name, Public: newest.Public, BuildID: buildID(newest), CPUCount: cpuCount(newest.CPUs), MemoryMB: newest.Memory >> 20,
 		Aliases: []string{newest.Name}, Names: []string{newest.Name}, CreatedAt: stamp(oldest.Created), UpdatedAt: stamp(newest.Created),
 		EnvdVersion: EnvdVersion, BuildStatus: buildReady,
 	}
@@ -264,7 +250,7 @@ func (h *templateAPI) list(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (h *templateAPI) get(w http.ResponseWriter, r *http.Request) error {
-	name, _ := splitRef(r.PathValue("id"))
+	name, _ := splitRef(r.Context(), r.PathValue("id"))
 	tags, err := h.tags(r.Context(), name)
 	if err != nil {
 		return err
@@ -290,18 +276,20 @@ func (h *templateAPI) byName(w http.ResponseWriter, r *http.Request) error {
 
 // alias tells whether a name is taken. Snapshots have names, too.
 func (h *templateAPI) alias(w http.ResponseWriter, r *http.Request, ref string) error {
-	name, _ := splitRef(ref)
-	image, err := h.image(r.Context(), ref)
+	name, _ := splitRef(r.Context(), ref)
+	t, image, err := h.find(r.Context(), ref)
 	if err != nil {
 		return err
 	}
-	known := image != "" || isBase(name)
+	known, public := image != "" || isBase(name), t.Public || isBase(name)
 	if !known && !strings.Contains(ref, ":") {
 		tags, err := h.tags(r.Context(), name)
 		if err != nil {
 			return err
 		}
-		known = len(tags) > 0
+		if known = len(tags) > 0; known {
+			public = tags[0].Public
+		}
 	}
 	if !known {
 		snapshots, err := h.snapshots.all(r.Context(), nil)
@@ -313,7 +301,7 @@ func (h *templateAPI) alias(w http.ResponseWriter, r *http.Request, ref string) 
 	if !known {
 		return noTemplate(ref)
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"templateID": name, "public": isBase(name)})
+	writeJSON(w, http.StatusOK, map[string]any{"templateID": name, "public": public})
 	return nil
 }
 
@@ -321,7 +309,7 @@ func (h *templateAPI) alias(w http.ResponseWriter, r *http.Request, ref string) 
 // know by that name.
 func (h *templateAPI) remove(w http.ResponseWriter, r *http.Request) error {
 	ref := strings.ToLower(r.PathValue("id"))
-	name, _ := splitRef(ref)
+	name, _ := splitRef(r.Context(), ref)
 	tags, err := h.tags(r.Context(), name)
 	if err != nil {
 		return err
@@ -340,25 +328,24 @@ func (h *templateAPI) remove(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// update says whether others may use a template, which they never may.
+// update says whether other tenants may use a template. It returns the name by
+// which they do.
 func (h *templateAPI) update(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
-		Public bool `json:"public"`
+		Public *bool `json:"public"`
 	}
 	if err := read(r, &req); err != nil {
 		return err
 	}
-	name, _ := splitRef(r.PathValue("id"))
-	tags, err := h.tags(r.Context(), name)
-	switch {
-	case err != nil:
-		return err
-	case len(tags) == 0:
-		return noTemplate(name)
-	case req.Public:
-		return unsupported("public templates")
+	if req.Public == nil {
+		return invalid("public", "none given")
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"names": []string{name}})
+	name, _ := splitRef(r.Context(), r.PathValue("id"))
+	v, err := h.templates.PublishTemplate(r.Context(), name, *req.Public)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"names": []string{v.Name}})
 	return nil
 }
 
@@ -392,7 +379,7 @@ func (h *templateAPI) addTags(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	name, tag := splitRef(req.Target)
+	name, tag := splitRef(r.Context(), req.Target)
 	var t sandbox.Template
 	for _, as := range tags {
 		if t, err = h.templates.TagTemplate(r.Context(), name+":"+tag, name+":"+as); err != nil {
@@ -415,7 +402,7 @@ func (h *templateAPI) removeTags(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	name, _ := splitRef(req.Name)
+	name, _ := splitRef(r.Context(), req.Name)
 	for _, tag := range tags {
 		if err := h.templates.RemoveTemplate(r.Context(), name+":"+tag); err != nil {
 			return err
@@ -433,7 +420,7 @@ type taggedBuild struct {
 }
 
 func (h *templateAPI) listTags(w http.ResponseWriter, r *http.Request) error {
-	name, _ := splitRef(r.PathValue("id"))
+	name, _ := splitRef(r.Context(), r.PathValue("id"))
 	tags, err := h.tags(r.Context(), name)
 	if err != nil {
 		return err

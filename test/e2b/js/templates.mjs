@@ -20,12 +20,51 @@ function context() {
 
 const build = (template, name, opts) =>
   since('2.9.0') ? Template.build(template, name, opts) : Template.build(template, { alias: name, cpuCount: 1, memoryMB: 1024, ...opts })
-const remove = async (name) => {
-  const r = await fetch(`${process.env.E2B_API_URL ?? 'https://api.' + process.env.E2B_DOMAIN}/templates/${name}`, {
-    method: 'DELETE', headers: { 'X-API-Key': process.env.E2B_API_KEY },
+const api = (method, path, body) =>
+  fetch(`${process.env.E2B_API_URL ?? 'https://api.' + process.env.E2B_DOMAIN}${path}`, {
+    method, body: body && JSON.stringify(body), headers: { 'X-API-Key': process.env.E2B_API_KEY, 'Content-Type': 'application/json' },
   })
+const remove = async (name) => {
+  const r = await api('DELETE', `/templates/${name}`)
   assert.ok(r.status === 204 || r.status === 404, `${r.status}`)
 }
+// publish is what `e2b template publish` sends; the SDK has no method for it.
+const publish = (name, on) => api('PATCH', `/v2/templates/${name}`, { public: on })
+
+test('a public template, and another tenant', async () => {
+  const name = unique('public')
+  const rival = { apiKey: process.env.E2B_TEST_RIVAL }
+  const full = `default/${name}`
+  try {
+    await build(Template().fromBaseImage().runCmd('echo shared > /home/user/shared').setStartCmd('sleep 3600', 'true'), name)
+    await rejects(Sandbox.create(full, { ...rival, timeoutMs: 60_000 }), 'NotFoundError', 'SandboxError')
+    assert.deepEqual((await (await publish(name, true)).json()).names, [full])
+    const sbx = await Sandbox.create(full, { ...rival, timeoutMs: 60_000 })
+    try {
+      assert.equal(await sbx.files.read('shared'), 'shared\n')
+      assert.match((await sbx.commands.run('ps ax -o args || cat /proc/*/cmdline | tr "\\0" " "')).stdout, /sleep 3600/)
+      if (since('2.15.0')) {
+        assert.equal(await Template.exists(full, rival), true)
+        assert.equal(await Template.exists(name, rival), false)
+        await Template.build(Template().fromTemplate(full).runCmd('cat /home/user/shared > /home/user/copy'), name, rival)
+        const own = await Sandbox.create(name, { ...rival, timeoutMs: 60_000 })
+        try {
+          assert.equal(await own.files.read('copy'), 'shared\n')
+        } finally {
+          await own.kill()
+        }
+        await rejects(Template.assignTags(full, 'mine', rival), 'TemplateError', 'NotFoundError', 'SandboxError')
+      }
+      assert.equal((await publish(name, false)).status, 200)
+      await rejects(Sandbox.create(full, { ...rival, timeoutMs: 60_000 }), 'NotFoundError', 'SandboxError')
+      assert.equal(await sbx.files.read('shared'), 'shared\n')
+    } finally {
+      await sbx.kill()
+    }
+  } finally {
+    await remove(name)
+  }
+}, '2.9.0')
 
 test('copy: several files, and links as links', async () => {
   const name = 'e2e-copy-' + Math.random().toString(36).slice(2)
@@ -256,6 +295,15 @@ test('an image of a registry that wants a password', async () => {
     await build(Template().fromImage(image, { username, password }), name)
     assert.equal(await read(), 'guarded')
     await rejects(build(Template().fromImage(image), name), 'BuildError', 'TemplateError') // a fetched image is not available without a login
+    const refused = await publish(name, true)
+    assert.equal(refused.status, 403)
+    assert.match((await refused.json()).message, /needs a password/)
+    try {
+      await build(Template().fromTemplate(name).setEnvs({ A: 'b' }), name + '-child') // the image has no shell
+      assert.equal((await publish(name + '-child', true)).status, 403)
+    } finally {
+      await remove(name + '-child')
+    }
     const serviceAccountJSON = { type: 'service_account', private_key: password }
     await build(Template().fromGCPRegistry(image, { serviceAccountJSON }), name)
     assert.equal(await read(), 'guarded')

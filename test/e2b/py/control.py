@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import urllib.error
 import urllib.request
 import uuid
 
@@ -15,9 +16,11 @@ def unique(name):
     return f"{name}-{uuid.uuid4().hex[:6]}"
 
 
-def api(method, path):
+def api(method, path, body=None):
     base = os.environ.get("E2B_API_URL") or "https://api." + os.environ["E2B_DOMAIN"]
-    request = urllib.request.Request(base + path, method=method, headers={"X-API-Key": os.environ["E2B_API_KEY"]})
+    headers = {"X-API-Key": os.environ["E2B_API_KEY"], "Content-Type": "application/json"}
+    data = json.dumps(body).encode() if body else None
+    request = urllib.request.Request(base + path, method=method, headers=headers, data=data)
     with urllib.request.urlopen(request) as r:
         return r.read()
 
@@ -108,6 +111,30 @@ async def _():
     assert not await Template.exists(name)
 
 
+# The SDK has no method to publish one; `e2b template publish` sends this request.
+@test("a public template, and another tenant", "2.20.0")
+async def _():
+    Template, name = kind("Template"), unique("public")
+    rival, full = {"api_key": os.environ["E2B_TEST_RIVAL"]}, f"default/{name}"
+    await Template.build(template().from_base_image().run_cmd("echo shared > /home/user/shared"), name)
+    try:
+        await raises(Sandbox.create(template=full, timeout=60, **rival), "NotFoundException", "SandboxException")
+        said = json.loads(api("PATCH", f"/v2/templates/{name}", {"public": True}))
+        assert said["names"] == [full], said
+        async with Box(template=full, **rival) as sbx:
+            assert await sbx.files.read("shared") == "shared\n"
+            assert await Template.exists(full, **rival) and not await Template.exists(name, **rival)
+            await Template.build(template().from_template(full).run_cmd("cat /home/user/shared > /home/user/copy"), name, **rival)
+            async with Box(template=name, **rival) as own:
+                assert await own.files.read("copy") == "shared\n"
+            await raises(Template.assign_tags(full, ["mine"], **rival), "TemplateException", "NotFoundException", "SandboxException")
+            api("PATCH", f"/v2/templates/{name}", {"public": False})
+            await raises(Sandbox.create(template=full, timeout=60, **rival), "NotFoundException", "SandboxException")
+            assert await sbx.files.read("shared") == "shared\n"
+    finally:
+        api("DELETE", f"/templates/{name}")
+
+
 @test("templates: a user that the image does not have", "2.20.0")
 async def _():
     Template = kind("Template")
@@ -172,6 +199,11 @@ async def _():
             await raises(Template.build(bad, name), "BuildException")
         assert await content(template().from_image(image, username, password)) == "guarded"
         await raises(Template.build(template().from_image(image), name), "BuildException")  # not available without a login
+        try:
+            api("PATCH", f"/v2/templates/{name}", {"public": True})
+            raise AssertionError("a template with a password was published")
+        except urllib.error.HTTPError as e:
+            assert e.code == 403 and "needs a password" in e.read().decode()
         assert await content(template().from_gcp_registry(image, {"private_key": password})) == "guarded"
         await raises(Template.build(template().from_aws_registry(image, username, "not " + password, "eu-west-1"), name), "BuildException")
         assert await content(template().from_aws_registry(image, username, password, "eu-west-1")) == "guarded"

@@ -1273,6 +1273,10 @@ class Template(Model):
     default memory of sandboxes made from it, in bytes
     """
     name: str
+    public: bool | None = None
+    """
+    other tenants may use it, as TENANT/NAME
+    """
     size: int
     """
     bytes of its files
@@ -1365,6 +1369,28 @@ class UpstreamProxy(Model):
     """
     tls: ProxyTLS | None = None
     username: str | None = None
+
+
+class Visibility(Model):
+    name: str
+    """
+    TENANT/NAME, by which other tenants use it while it is public
+    """
+    public: bool
+    """
+    other tenants may use it
+    """
+    tags: list[str] | None
+    """
+    all of its tags
+    """
+
+
+class VisibilityInputBody(Model):
+    public: bool
+    """
+    other tenants may use it; only admin keys may set it to true
+    """
 
 
 class WindowSize(Model):

@@ -1,0 +1,176 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// templateStore is a store with the templates of two tenants.
+type templateStore struct {
+	t *testing.T
+	s *store.Store
+}
+
+func (ts templateStore) set(tenant, name, tag, withheld string) (store.Template, error) {
+	ctx := context.Background()
+	return store.Write(ctx, ts.s, func(tx *store.Tx) (store.Template, error) {
+		return tx.Templates().Set(ctx, store.Template{
+			Template: sandbox.Template{Name: name, Tag: tag, Image: "sha256:1", Base: "sha256:0", Created: tx.Now()}, Tenant: tenant, Withheld: withheld,
+		})
+	})
+}
+
+func (ts templateStore) publish(tenant, name string, public bool) ([]store.Template, error) {
+	ctx := context.Background()
+	return store.Write(ctx, ts.s, func(tx *store.Tx) ([]store.Template, error) {
+		return tx.Templates().Publish(ctx, tenant, name, public)
+	})
+}
+
+func (ts templateStore) public(tenant, name, tag string) error {
+	ctx := context.Background()
+	_, err := store.Read(ctx, ts.s, func(tx *store.Tx) (store.Template, error) { return tx.Templates().GetPublic(ctx, tenant, name, tag) })
+	return err
+}
+
+func eachTemplateStore(t *testing.T, f func(t *testing.T, ts templateStore)) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		s := open(store.Options{})
+		tenants(t, s, "acme", "rival")
+		f(t, templateStore{t, s})
+	})
+}
+
+// A public name has public tags: those it has, and those that it gets. A name
+// whose last tag is gone is not public any more.
+func TestPublicTemplates(t *testing.T) {
+	eachTemplateStore(t, func(t *testing.T, ts templateStore) {
+		for _, tag := range []string{"latest", "v1"} {
+			made, err := ts.set("acme", "web", tag, "")
+			ok(t, err)
+			if made.Public {
+				t.Error("a new template is public")
+			}
+		}
+		_, err := ts.set("rival", "web", "latest", "")
+		ok(t, err)
+		_, err = ts.set("acme", "other", "latest", "")
+		ok(t, err)
+		wantCode(t, ts.public("acme", "web", "v1"), sandbox.CodeNotFound)
+		_, err = ts.publish("acme", "none", true)
+		wantCode(t, err, sandbox.CodeNotFound)
+
+		all, err := ts.publish("acme", "web", true)
+		ok(t, err)
+		if len(all) != 2 || !all[0].Public || !all[1].Public {
+			t.Errorf("published: %+v", all)
+		}
+		ok(t, ts.public("acme", "web", "v1"))
+		made, err := ts.set("acme", "web", "v2", "")
+		ok(t, err)
+		if !made.Public {
+			t.Error("a new tag of a public name is not public")
+		}
+		made, err = ts.set("acme", "web", "v1", "")
+		ok(t, err)
+		if !made.Public {
+			t.Error("a tag that was built again is not public")
+		}
+		ok(t, ts.public("acme", "web", "v2"))
+		for _, never := range [][3]string{{"acme", "other", "latest"}, {"rival", "web", "latest"}, {"acme", "web", "v3"}, {"nobody", "web", "latest"}} {
+			wantCode(t, ts.public(never[0], never[1], never[2]), sandbox.CodeNotFound)
+		}
+
+		all, err = ts.publish("acme", "web", false)
+		ok(t, err)
+		if len(all) != 3 || all[0].Public || all[2].Public {
+			t.Errorf("unpublished: %+v", all)
+		}
+		wantCode(t, ts.public("acme", "web", "v1"), sandbox.CodeNotFound)
+
+		_, err = ts.publish("acme", "other", true)
+		ok(t, err)
+		ok(t, ts.s.Update(t.Context(), func(tx *store.Tx) error { return tx.Templates().Remove(t.Context(), "acme", "other", "latest") }))
+		if made, err = ts.set("acme", "other", "latest", ""); err != nil || made.Public {
+			t.Errorf("a name that was removed is public again: %v, %v", made.Public, err)
+		}
+	})
+}
+
+// The templates of a disabled tenant are not offered to others.
+func TestPublicTemplatesOfADisabledTenant(t *testing.T) {
+	eachTemplateStore(t, func(t *testing.T, ts templateStore) {
+		_, err := ts.set("acme", "web", "latest", "")
+		ok(t, err)
+		_, err = ts.publish("acme", "web", true)
+		ok(t, err)
+		for _, disabled := range []bool{true, false} {
+			ok(t, ts.s.Update(t.Context(), func(tx *store.Tx) error { return tx.Tenants().Disable(t.Context(), "acme", disabled) }))
+			if err := ts.public("acme", "web", "latest"); (sandbox.CodeOf(err) == sandbox.CodeNotFound) != disabled {
+				t.Errorf("disabled %v: %v", disabled, err)
+			}
+		}
+	})
+}
+
+// A template that may not be shared cannot be published, and cannot become a
+// tag of a public name.
+func TestWithheldTemplates(t *testing.T) {
+	eachTemplateStore(t, func(t *testing.T, ts templateStore) {
+		for reason, says := range map[string]string{
+			store.WithheldLogin: "needs a password", store.WithheldDigest: "by its digest", store.WithheldUnknown: "earlier version",
+		} {
+			name := "t-" + reason
+			_, err := ts.set("acme", name, "latest", "")
+			ok(t, err)
+			_, err = ts.set("acme", name, "v1", reason)
+			ok(t, err)
+			_, err = ts.publish("acme", name, true)
+			e := new(sandbox.Error)
+			if !errors.As(err, &e) || e.Code != sandbox.CodeDenied || !strings.Contains(e.Message, says) || e.Hint == "" || !strings.Contains(e.Subject, ":v1") {
+				t.Errorf("%s: %+v", reason, err)
+			}
+			ok(t, ts.s.Update(t.Context(), func(tx *store.Tx) error { return tx.Templates().Remove(t.Context(), "acme", name, "v1") }))
+			_, err = ts.publish("acme", name, true)
+			ok(t, err)
+			for _, tag := range []string{"latest", "v1"} {
+				_, err = ts.set("acme", name, tag, reason)
+				wantCode(t, err, sandbox.CodeDenied)
+			}
+			_, err = ts.publish("acme", name, false)
+			ok(t, err)
+			_, err = ts.set("acme", name, "v1", reason)
+			ok(t, err)
+		}
+	})
+}
+
+// Whatever comes first, a template that may not be shared is never public.
+func TestPublishRace(t *testing.T) {
+	eachTemplateStore(t, func(t *testing.T, ts templateStore) {
+		for range 20 {
+			_, err := ts.set("acme", "web", "latest", "")
+			ok(t, err)
+			var both sync.WaitGroup
+			both.Go(func() { _, _ = ts.set("acme", "web", "private", store.WithheldLogin) })
+			both.Go(func() { _, _ = ts.publish("acme", "web", true) })
+			both.Wait()
+			wantCode(t, ts.public("acme", "web", "private"), sandbox.CodeNotFound)
+
+			both.Go(func() { _, _ = ts.set("acme", "web", "new", "") })
+			both.Go(func() { _, _ = ts.publish("acme", "web", false) })
+			both.Wait()
+			wantCode(t, ts.public("acme", "web", "new"), sandbox.CodeNotFound)
+			for _, tag := range []string{"latest", "private", "new"} {
+				_ = ts.s.Update(t.Context(), func(tx *store.Tx) error { return tx.Templates().Remove(t.Context(), "acme", "web", tag) })
+			}
+		}
+	})
+}
