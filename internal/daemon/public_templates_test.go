@@ -289,6 +289,9 @@ func TestAttackE2BTemplatesOfOthers(t *testing.T) {
 			t.Errorf("%s", a.body)
 		}
 	}
+	do(200, s.rivalKey, "GET", "/templates/aliases/acme/web", "") // as old SDKs spell it
+	do(404, s.rivalKey, "GET", "/templates/aliases/acme/hidden", "")
+	do(404, s.rivalKey, "GET", "/templates/web/tags/x", "")
 	do(201, s.acmeKey, "POST", "/v2/sandboxes", `{"templateID":"acme/web"}`)
 	for _, ref := range []string{"web", "hidden", "acme/hidden", "acme/none", "rival/web", "acme/acme/web", "rival/acme/web", s.memory["web"], "acme/" + s.memory["web"], "build-of-web", "acme/build-of-web"} {
 		do(404, s.rivalKey, "POST", "/v2/sandboxes", `{"templateID":"`+ref+`"}`)

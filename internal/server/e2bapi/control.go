@@ -87,6 +87,7 @@ func (h *Handler) controlPlane(s *Services, metrics *metricsAPI) http.Handler {
 	handle("GET /templates/{id}/builds/{build}/status", builds.status)
 	handle("GET /templates/{id}/builds/{build}/logs", builds.logs)
 	handle("GET /templates/{id}/{what}", templates.byName)
+	handle("GET /templates/{id}/{what}/{name}", templates.byName)
 	handle("POST /templates/tags", templates.addTags)
 	handle("DELETE /templates/tags", templates.removeTags)
 	mux.HandleFunc("PUT /uploads/{ticket}", builds.putUpload)

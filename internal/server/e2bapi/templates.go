@@ -262,13 +262,16 @@ func (h *templateAPI) get(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// byName serves two routes that the multiplexer cannot tell apart.
+// byName serves routes that the multiplexer cannot tell apart. Old clients do not
+// escape the slash of TENANT/NAME.
 func (h *templateAPI) byName(w http.ResponseWriter, r *http.Request) error {
-	id, what := r.PathValue("id"), r.PathValue("what")
+	id, what, name := r.PathValue("id"), r.PathValue("what"), r.PathValue("name")
 	switch {
+	case id == "aliases" && name != "":
+		return h.alias(w, r, what+"/"+name)
 	case id == "aliases":
 		return h.alias(w, r, what)
-	case what == "tags":
+	case what == "tags" && name == "":
 		return h.listTags(w, r)
 	}
 	return noTemplate(id)
