@@ -131,7 +131,7 @@ base-image-test: build ## build it in a state directory of its own and try it (m
 	@$(STATIC) ATOLL="$$dir/atoll" ./images/base/check
 
 # The additional packages that E2B's clients expect of the code interpreter.
-INTERPRETER = PACKAGES=python3-matplotlib,python3-pandas$(subst $() ,,$(foreach k,$(KERNELS),$(or $(patsubst %,$(comma)%,$(kernel-$(k))),$(error KERNELS: $(k) is none of java, r, typescript)))) ./images/base/build code-interpreter
+INTERPRETER = PACKAGES=python3-matplotlib,python3-pandas$(subst $() ,,$(foreach k,$(KERNELS),$(or $(patsubst %,$(comma)%,$(kernel-$(k))),$(error KERNELS: $(k) is not one of java, r, typescript)))) ./images/base/build code-interpreter
 comma = ,
 kernel-java = default-jdk-headless
 kernel-r = r-base-core

@@ -513,7 +513,7 @@ func TestUnavailable(t *testing.T) {
 		_, err := atoll.New(atoll.Options{Host: host})
 		wantCode(t, err, sandbox.CodeInvalid)
 		if err != nil && strings.Contains(err.Error(), "secret") {
-			t.Errorf("the error tells the password: %v", err)
+			t.Errorf("the error contains the password: %v", err)
 		}
 	}
 }

@@ -60,8 +60,7 @@ func TestTenantsAndKeys(t *testing.T) {
 	}
 }
 
-// What only the owner of the machine may do is denied to the administrator of a
-// tenant.
+// Operations of the machine's owner are denied to a tenant's administrator.
 func TestAttackByAdministratorOfTenant(t *testing.T) {
 	a, bearer := owner(t)
 	ctx := t.Context()

@@ -59,15 +59,15 @@ type Provider interface {
 type Instance interface {
 	ID() sandbox.ID
 
-	// Exec starts a command. The context bounds the start only. Processes that a
+	// Exec starts a command. The context limits only the start. Processes that a
 	// command leaves behind when it exits by itself, such as a server started with
 	// "&", keep running until the sandbox ends. Their output on the command's
-	// streams is read, even if the caller does not. When a command is ended (by its
-	// Timeout, SIGKILL or Process.Close, or because its caller was lost and did not
-	// rejoin), all processes that it started are ended too. A program that cannot
-	// be started (not found, not executable, no such user or directory) is not an
-	// error of Exec: the command ends with code 127 or 126 and the reason on
-	// standard error, as in a shell.
+	// streams is read, even if the caller does not. When a command is ended (by
+	// its Timeout, SIGKILL or Process.Close, or because its caller was lost and
+	// did not rejoin), all processes that it started are ended too. A program that
+	// cannot be started (not found, not executable, no such user or directory) is
+	// not an error of Exec: the command ends with code 127 or 126 and the reason
+	// on standard error, as in a shell.
 	Exec(ctx context.Context, cmd *sandbox.Command) (Process, error)
 
 	// Wait blocks until the sandbox has ended, and returns why it ended.
@@ -136,7 +136,7 @@ type Facts struct {
 	Version      string           // version of the underlying technology
 	Engine       string           // name and version of what runs new sandboxes; memory is restored only by the same engine; empty if the provider has no engines
 	Available    bool             // sandboxes can be made here
-	Isolates     bool             // code inside cannot harm the machine
+	Isolation    bool             // code inside cannot harm the machine
 	SharesFiles  bool             // sandboxes do not have their own root file system: commands see the files of the machine
 	Findings     []Finding        // what works, what does not, and what can be fixed, most important first
 	Capabilities Capabilities     // capabilities of instances on this machine
@@ -264,7 +264,7 @@ type FileSystem interface {
 	Move(ctx context.Context, from, to string, overwrite bool) error
 }
 
-// ListOptions bound a listing.
+// ListOptions limit a listing.
 type ListOptions struct {
 	Depth int // levels below the directory; 0 means 1, negative means all
 }

@@ -117,10 +117,10 @@ func describeProcess(pid string) string {
 	return pid + " " + strings.TrimSpace(string(name))
 }
 
-// settle waits until nothing is held beyond the baseline, and otherwise fails
+// awaitBaseline waits until nothing is held beyond the baseline, and otherwise fails
 // the case. It waits for a while, because goroutines and processes may end
 // after the call that ended them.
-func (t *caseT) settle(base leakBaseline) {
+func (t *caseT) awaitBaseline(base leakBaseline) {
 	deadline := time.Now().Add(t.patience() / 4)
 	for ; ; time.Sleep(10 * time.Millisecond) {
 		left := base.leaked()
@@ -150,7 +150,7 @@ var leakCases = []testCase{
 			t.ok("Close", q.Close())
 			t.want(b.argv("echo", "x"), "x\n")
 		}
-		t.settle(base)
+		t.awaitBaseline(base)
 	}},
 	{"leaks/exec-unread", "", func(t *caseT) {
 		b := t.box()
@@ -163,7 +163,7 @@ var leakCases = []testCase{
 			}
 			t.ok("Close", p.Close())
 		}
-		t.settle(base)
+		t.awaitBaseline(base)
 	}},
 	{"leaks/files", capFiles, func(t *caseT) {
 		b := t.box()
@@ -184,7 +184,7 @@ var leakCases = []testCase{
 				break
 			}
 		}
-		t.settle(base)
+		t.awaitBaseline(base)
 	}},
 	{"leaks/watch", capWatch, func(t *caseT) {
 		b := t.box()
@@ -197,7 +197,7 @@ var leakCases = []testCase{
 			w.cancel()
 			w.closed()
 		}
-		t.settle(base)
+		t.awaitBaseline(base)
 	}},
 	{"leaks/boxes", "", func(t *caseT) {
 		t.box()
@@ -211,7 +211,7 @@ var leakCases = []testCase{
 			b.wait(p)
 			t.ok("Close", p.Close())
 		}
-		t.settle(base)
+		t.awaitBaseline(base)
 	}},
 	{"leaks/suite", "", func(t *caseT) {
 		t.dropShared(t.ctx)
@@ -230,7 +230,7 @@ var leakCases = []testCase{
 		if t.h.Close != nil {
 			t.ok("Close", t.h.Close())
 		}
-		t.settle(t.baseline)
+		t.awaitBaseline(t.baseline)
 	}},
 }
 

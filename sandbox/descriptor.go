@@ -72,7 +72,7 @@ type FileSystemSupport struct {
 	ReadOnly  bool `json:"readOnly"`
 }
 
-// Transport is how a stream reaches a viewer. Empty: there is none.
+// Transport is how a stream reaches a viewer. Empty: no stream.
 type Transport string
 
 // The transports.
@@ -161,8 +161,7 @@ const (
 	FindByName  FindKind = "name"        // a name belongs to one sandbox
 )
 
-// Unit says in which unit a provider measures something that Atoll measures in
-// another.
+// Unit is a provider's unit for something that Atoll measures in another unit.
 type Unit struct {
 	Of   string `json:"of"`   // e.g. "timeout"
 	Unit string `json:"unit"` // e.g. "milliseconds"
@@ -182,15 +181,15 @@ type Credential struct {
 // Verification says what a driver was tested against.
 type Verification string
 
-// What a driver was tested against.
+// What a driver is tested with.
 const (
 	VerifiedLive Verification = "live" // the real technology
 	VerifiedFake Verification = "fake" // a fake that the official client accepts too
-	VerifiedNot  Verification = "none" // nothing: there is no driver, or no test
+	VerifiedNot  Verification = "none" // no driver, or no test
 )
 
 // DriverSupport says whether this build of Atoll has a driver.
 type DriverSupport struct {
 	Available bool   `json:"available"`
-	Reason    string `json:"reason,omitempty"` // why there is none
+	Reason    string `json:"reason,omitempty"` // why it is missing
 }

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// In JSON every duration is a whole number of milliseconds, in a field whose
-// name ends in Ms. A type with such fields scales them in its MarshalJSON and
-// UnmarshalJSON, so that Go programs see only [time.Duration].
+// In JSON every duration is a whole number of milliseconds, in a field with a
+// name that ends in Ms. A type with such fields scales them in its MarshalJSON
+// and UnmarshalJSON, so that Go programs see only [time.Duration].
 
 // toMS replaces durations by their number of milliseconds, rounded up so that a
 // short time does not become none.

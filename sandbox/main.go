@@ -22,7 +22,7 @@ type MainCommand struct {
 	Stdin bool `json:"stdin,omitempty" doc:"keep its standard input open for clients that attach"`
 	// Restart says when it is started again after it has ended. Empty: never.
 	Restart RestartPolicy `json:"restart,omitempty" enum:"no,on-failure,always" doc:"when to start it again; never if left out"`
-	// MaxRestarts bounds the restarts. Zero: no bound.
+	// MaxRestarts limits the restarts. Zero: no limit.
 	MaxRestarts int `json:"maxRestarts,omitempty" minimum:"0" doc:"maximum number of restarts; no maximum if left out"`
 	// Remove removes the sandbox when the command has ended.
 	Remove bool `json:"remove,omitempty" doc:"remove the sandbox when the command has ended"`
@@ -64,7 +64,7 @@ func (m *MainCommand) validate() error {
 	switch m.Restart {
 	case "", RestartNo, RestartOnFailure, RestartAlways:
 	default:
-		return invalid("main", "%q is none of no, on-failure and always", clip(string(m.Restart)))
+		return invalid("main", "%q is not one of no, on-failure and always", clip(string(m.Restart)))
 	}
 	switch {
 	case m.MaxRestarts < 0:

@@ -65,8 +65,8 @@ const (
 	Deny  Action = "deny"
 )
 
-// Profile is an egress policy: a list of rules, of which the first that matches
-// decides, and a default. The zero value denies everything.
+// Profile is an egress policy: a list of rules and a default. The first rule
+// that matches decides. The zero value denies everything.
 type Profile struct {
 	Name        string `json:"name,omitempty" doc:"unique among the profiles of the tenant; empty for an inline profile"`
 	Description string `json:"description,omitempty" maxLength:"1000"`
@@ -114,7 +114,7 @@ type Rule struct {
 	// segment, matches any number of segments.
 	Paths   []string `json:"paths,omitempty" doc:"of HTTP requests; * within a segment, ** for any number of segments"`
 	Methods []string `json:"methods,omitempty" doc:"of HTTP requests"`
-	// WebSocket allows requests to upgrade to a WebSocket, whose messages are not
+	// WebSocket allows requests to upgrade to a WebSocket. Its messages are not
 	// checked.
 	WebSocket bool `json:"webSocket,omitempty" doc:"allowed requests may upgrade to WebSockets"`
 

@@ -122,7 +122,7 @@ type Mount struct {
 	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
-// Lifetime bounds how long a sandbox may live.
+// Lifetime limits how long a sandbox may live.
 type Lifetime struct {
 	// Timeout is the time from creation to TimeoutAction. Time while the sandbox is
 	// stopped or paused does not count. Zero: no limit.

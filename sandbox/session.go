@@ -27,8 +27,8 @@ type Envelope struct {
 	Spec       Spec           `json:"spec"`
 	Workspaces []WorkspaceRef `json:"workspaces,omitempty"`
 	Archive    *Archive       `json:"archive,omitempty"`
-	// Files is the file that goes along with the envelope, with which any Atoll
-	// rebuilds the sandbox. Whoever resumes it has to have the file.
+	// Files names a file that belongs to the envelope. Any Atoll can rebuild the
+	// sandbox from it. The caller that resumes the envelope must have the file.
 	Files *ArchiveFile `json:"files,omitempty"`
 
 	// Fingerprint is "sha256:" and the hash of the envelope without this field. It
@@ -59,8 +59,8 @@ type ArchiveFile struct {
 	Size int64  `json:"size" doc:"bytes"`
 }
 
-// Sealed returns the envelope with its version and fingerprint set and its
-// environment left out.
+// Sealed returns the envelope without its environment, and with its version and
+// fingerprint.
 func (e Envelope) Sealed() (Envelope, error) {
 	e.Version, e.Spec.Env, e.Fingerprint = EnvelopeVersion, nil, ""
 	sum, err := e.sum()
@@ -102,8 +102,8 @@ func ParseEnvelope(data []byte) (Envelope, error) {
 	return e, nil
 }
 
-// instanceID finds the id of a sandbox in the state of a driver: the first of
-// these names that is there. A host alone is no sandbox.
+// instanceID finds the id of a sandbox in the state of a driver. The first of
+// these names that is present counts. A host alone does not identify a sandbox.
 func instanceID(state json.RawMessage) string {
 	var fields map[string]any
 	if json.Unmarshal(state, &fields) != nil {
@@ -201,7 +201,7 @@ type LeaseInfo struct {
 	Holders  []Holder  `json:"holders"`
 	Expires  time.Time `json:"expires,omitzero"`
 	History  []Epoch   `json:"history,omitempty" doc:"the latest epochs, the present one first; not in lists"`
-	Idle     time.Time `json:"idle,omitzero"` // since when the sandbox has no holder; zero: it has one, or there is no sandbox
+	Idle     time.Time `json:"idle,omitzero"` // when the sandbox lost its last holder; zero: it has a holder, or there is no sandbox
 }
 
 // Epoch says which sandbox served a session at an epoch.
@@ -215,10 +215,10 @@ type Epoch struct {
 	Why      string    `json:"why,omitempty" doc:"why it ended"`
 }
 
-// IfExists says what creating a session does when there is one of that name.
+// IfExists says what to do if a session with the name exists.
 type IfExists string
 
-// What to do with a session that exists. Empty: IfExistsFail.
+// What to do with an existing session. Empty: IfExistsFail.
 const (
 	IfExistsFail   IfExists = "fail"
 	IfExistsAttach IfExists = "attach" // return that session; the rest of the request is ignored
@@ -250,7 +250,7 @@ type SessionChange struct {
 type ResumeRequest struct {
 	Envelope Envelope `json:"envelope"`
 	Name     string   `json:"name,omitempty" maxLength:"63" doc:"name of the session if it is a new one; its id if it is left out"`
-	// Provider is that of a sandbox which is rebuilt. Empty: the envelope's.
+	// Provider is the provider for a rebuilt sandbox. Empty: the envelope's.
 	Provider string     `json:"provider,omitempty" maxLength:"63" doc:"provider of the sandbox if it is rebuilt; that of the envelope if it is left out"`
 	Holder   *HolderRef `json:"holder,omitempty" doc:"acquire the sandbox for this holder; without a holder, the sandbox is found or made when it is first used"`
 }

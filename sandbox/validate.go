@@ -57,8 +57,8 @@ func isName(s string) bool {
 	return true
 }
 
-// Validate checks the Spec. The error is an *Error with CodeInvalid whose
-// Subject names the first field that is not valid.
+// Validate checks the Spec. The error is an *Error with CodeInvalid. Its
+// Subject names the first invalid field.
 func (s *Spec) Validate() error {
 	if s.Name != "" {
 		if err := ValidateName(s.Name); err != nil {
@@ -165,13 +165,13 @@ func (l Lifetime) Validate() error {
 	switch l.TimeoutAction {
 	case "", IdleSleep, IdleStop, IdleDelete:
 	default:
-		return invalid("lifetime", "%q is none of sleep, stop and delete", clip(string(l.TimeoutAction)))
+		return invalid("lifetime", "%q is not one of sleep, stop and delete", clip(string(l.TimeoutAction)))
 	}
 	switch l.IdleAction {
 	case "", IdlePause, IdleSleep, IdleStop, IdleDelete:
 		return nil
 	}
-	return invalid("lifetime", "%q is none of pause, sleep, stop and delete", clip(string(l.IdleAction)))
+	return invalid("lifetime", "%q is not one of pause, sleep, stop and delete", clip(string(l.IdleAction)))
 }
 
 // Validate returns an *Error with CodeInvalid for the first limit that is out

@@ -41,7 +41,7 @@ const (
 	WorkspaceShared WorkspaceMode = "shared"
 )
 
-// maxWorkspacePaths bounds the length of each list of paths, and
+// maxWorkspacePaths limits the length of each list of paths, and
 // maxWorkspaceDepth the depth of each path, because every parent directory
 // becomes a mount.
 const (
@@ -61,7 +61,7 @@ func (w *WorkspaceMount) Validate() error {
 			return invalid("workspace", "a read-only workspace cannot have readOnly or writable paths")
 		}
 	default:
-		return invalid("workspace", "%q is none of exclusive, shared and read", clip(string(w.Mode)))
+		return invalid("workspace", "%q is not one of exclusive, shared and read", clip(string(w.Mode)))
 	}
 	if err := w.validatePath(); err != nil {
 		return err

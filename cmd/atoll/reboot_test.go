@@ -52,7 +52,7 @@ func (s *soaker) reboot(t *testing.T, b *atoll.Sandbox, other int) {
 		if boot, _ := ref["boot"].(string); boot == "" {
 			t.Errorf("%s is recorded without a boot: %v", name, ref)
 		}
-		if name != "maker" { // which is the daemon, and was killed
+		if name != "maker" { // the maker is the daemon, which was killed
 			_ = syscall.Kill(int(pid), syscall.SIGKILL)
 		}
 		refs++
@@ -151,7 +151,7 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-// unready turns the record of a sandbox into that of an unfinished one.
+// unready changes a sandbox's record to one of an unfinished sandbox.
 func unready(t *testing.T, file string) {
 	t.Helper()
 	text, err := os.ReadFile(file)

@@ -260,7 +260,7 @@ func (s *soak) version(ctx context.Context, t *testing.T, i int) error {
 	return nil
 }
 
-// compareTrees fails unless the workspaces contain what was last acknowledged.
+// compareTrees fails unless the workspaces contain all acknowledged writes.
 func (s *soak) compareTrees(t *testing.T) {
 	t.Helper()
 	for name, want := range s.trees {

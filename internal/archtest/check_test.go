@@ -51,11 +51,11 @@ func TestCheckDeps(t *testing.T) {
 		{"a face imports control", made("internal/server/api", "./driver", "./internal/control"), "reaches internal/control"},
 		{"a face imports the store", made("internal/server", "./internal/store"), "reaches internal/store"},
 		{"the log knows who asks", made("internal/eventlog", "./internal/key"), "reaches internal/key"},
-		{"the daemon's control plane imports a face", made("internal/control/plane", "./internal/server/api"), "reaches internal/server/api"},
+		{"the daemon's control plane imports a face", made("internal/control/sandboxes", "./internal/server/api"), "reaches internal/server/api"},
 		{"the plain control plane imports the store", made("internal/control", "./internal/store"), "reaches internal/store"},
 		{"a stream imports control", made("internal/stream", "./internal/control"), "reaches internal/control"},
 		{"a verb imports the daemon", made("internal/cli", "./internal/daemon"), "reaches internal/daemon"},
-		{"the daemon imports everything", made("internal/daemon", "./internal/control/plane", "./internal/server", "./provider/all"), ""},
+		{"the daemon imports everything", made("internal/daemon", "./internal/control/sandboxes", "./internal/server", "./provider/all"), ""},
 		{"no rule", made("internal/newroom"), "internal/newroom: no rule"},
 		{"a prefix is not a parent", made("sandboxes"), "sandboxes: no rule"},
 	}

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// make build works in a directory whose name has a space. What compiles is a
-// program that writes the file it was asked for.
+// make build works in a directory whose name has a space. The compiler is a
+// fake that writes the requested file.
 func TestMakeInDirectoryWithSpace(t *testing.T) {
 	if _, err := exec.LookPath("make"); err != nil {
 		t.Skip("make is not installed")

@@ -150,7 +150,7 @@ var rules = []rule{
 		pkgs: "internal/identity",
 		only: []string{"sandbox", "internal/secret"},
 		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
-		why:  "tokens are signed without anybody being asked",
+		why:  "signing tokens needs no permission",
 	},
 	{
 		pkgs: "internal/gateway/wire",
@@ -457,7 +457,7 @@ var rules = []rule{
 		pkgs: "internal/metrics",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/..."},
-		why:  "it is told what to count",
+		why:  "callers decide what to count",
 	},
 	{
 		pkgs: "internal/daemon/...",

@@ -3,7 +3,7 @@
 // outcome. If the attempt cannot be written durably, the action does not run.
 // The outcome is written shortly after the action; if it cannot be written, the
 // attempt stays open, and the daemon closes it as unknown at its next start
-// ([Recorder.Settle]).
+// ([Recorder.CloseAttempts]).
 //
 // Records never contain secret values or output. For a command they contain the
 // program's name and the number of arguments; the operator can enable recording
@@ -64,7 +64,7 @@ type Options struct {
 	// RecordArgs records the arguments of commands. They may contain secrets.
 	RecordArgs bool
 	// OnError is called for outcomes that could not be written. Nil ignores these
-	// errors: Settle closes the attempts at the next start.
+	// errors: CloseAttempts closes the attempts at the next start.
 	OnError func(context.Context, error)
 }
 
@@ -205,7 +205,7 @@ func notRecorded(a Action, err error) error {
 
 // End records the outcome. It does not wait for the disk, so an action costs
 // one disk write and not two. If the daemon is killed before the outcome is
-// written, the attempt stays open, and Settle records the outcome as unknown. A
+// written, the attempt stays open, and CloseAttempts records the outcome as unknown. A
 // second call does nothing.
 func (i *Intent) End(out Outcome) error {
 	if i.over() {
@@ -290,10 +290,10 @@ func (r *Recorder) describe(e *eventlog.Event, c *sandbox.Command) {
 // settleBatch is how many open intents are closed at a time.
 const settleBatch = 500
 
-// Settle closes attempts that an earlier run of this daemon left open, with the
+// CloseAttempts closes attempts that an earlier run of this daemon left open, with the
 // outcome unknown. Call it at the start, before the first Begin. It returns the
 // number of closed attempts.
-func (r *Recorder) Settle(ctx context.Context) (int, error) {
+func (r *Recorder) CloseAttempts(ctx context.Context) (int, error) {
 	for n := 0; ; {
 		open, err := r.log.Open(ctx, r.opts.Node, settleBatch)
 		if err != nil || len(open) == 0 {

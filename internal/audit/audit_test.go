@@ -191,7 +191,7 @@ func TestWithStore(t *testing.T) {
 	wantStory(t, l, "attempted sandbox.create  ref=0", "sandbox.created sandbox.create  ref=1")
 }
 
-func TestSettle(t *testing.T) {
+func TestCloseAttempts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "atoll.db")
 	_, _, r := open(t, path, audit.Options{Node: "n1"})
 	_, later, other := open(t, path, audit.Options{Node: "n2"})
@@ -201,12 +201,12 @@ func TestSettle(t *testing.T) {
 	}
 	foreign, err := other.Begin(t.Context(), audit.Action{Tenant: "acme", Op: "process.exec"})
 	ok(t, err)
-	n, err := r.Settle(t.Context())
+	n, err := r.CloseAttempts(t.Context())
 	ok(t, err)
-	again, err := r.Settle(t.Context())
+	again, err := r.CloseAttempts(t.Context())
 	ok(t, err)
 	if n != 3 || again != 0 {
-		t.Errorf("settled %d and then %d, want 3 and 0", n, again)
+		t.Errorf("closed %d and then %d, want 3 and 0", n, again)
 	}
 	ok(t, foreign.End(audit.Outcome{}))
 	got := story(t, later)

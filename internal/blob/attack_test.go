@@ -133,8 +133,8 @@ func TestAttackHostileLists(t *testing.T) {
 	})
 }
 
-// TestAttackHostileObjects has a bucket answer with something else than what was
-// asked for.
+// TestAttackHostileObjects makes a bucket answer with other content than
+// requested.
 func TestAttackHostileObjects(t *testing.T) {
 	var stolen atomic.Int64
 	thief := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { stolen.Add(1) }))
@@ -185,7 +185,7 @@ func TestAttackHostileObjects(t *testing.T) {
 				t.Errorf("%d bytes, %v", len(got), err)
 			}
 			if err != nil && (strings.Contains(err.Error(), canarySecret) || strings.Contains(err.Error(), canaryKey)) {
-				t.Errorf("the error tells the key: %v", err)
+				t.Errorf("the error contains the key: %v", err)
 			}
 			if err := s.Put(ctx, "key", strings.NewReader("secret"), blob.PutOptions{IfAbsent: true}); strings.HasPrefix(name, "30") && err == nil {
 				t.Error("a redirected upload succeeded")

@@ -84,7 +84,7 @@ func TestKilledWriterLeavesNothing(t *testing.T) {
 	}
 }
 
-// A link that somebody put into the store leads nowhere.
+// Links in the store are not followed.
 func TestDirIsNotLeft(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	s, err := blob.OpenDir(dir)

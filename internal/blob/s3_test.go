@@ -48,7 +48,7 @@ func TestS3Refusals(t *testing.T) {
 		t.Errorf("a wrong key: %v", err)
 	}
 	if strings.Contains(err.Error(), "canary") {
-		t.Errorf("the error tells the key: %v", err)
+		t.Errorf("the error contains the key: %v", err)
 	}
 	if _, err := blob.Open(t.Context(), "s3://bucket?region=r&endpoint=http://127.0.0.1:1"); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		t.Errorf("nobody listens: %v", err)

@@ -138,13 +138,13 @@ func (b *Buckets) Mount(ctx context.Context, id, name string) (string, error) {
 	return at, nil
 }
 
-// Settle waits until the bucket has everything written to the mount of id. It
+// Flush waits until the bucket has everything written to the mount of id. It
 // returns nil if there is no mount, or if its process is gone.
-func (b *Buckets) Settle(ctx context.Context, id string) error {
+func (b *Buckets) Flush(ctx context.Context, id string) error {
 	at := b.path(id)
 	mounted, err := mounts(at)
 	if err != nil {
-		return failed("settle", err)
+		return failed("flush", err)
 	}
 	if mounted == 0 || errors.Is(alive(at), syscall.ENOTCONN) {
 		return nil
@@ -157,7 +157,7 @@ func (b *Buckets) Settle(ctx context.Context, id string) error {
 			return nil
 		}
 		return &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Op: "bucket.settle", Message: "the bucket rejects the files that were written (" + err.Error() + ")", Cause: err,
+			Code: sandbox.CodeUnavailable, Op: "bucket.flush", Message: "the bucket rejects the files that were written (" + err.Error() + ")", Cause: err,
 			Hint: "make the bucket reachable and writable; the upload is retried",
 		}
 	case <-ctx.Done():
@@ -183,7 +183,7 @@ func plain(err error) error {
 }
 
 // Unmount removes the mount of id, even if its process is gone. Changes that
-// were not uploaded are lost; see Settle.
+// were not uploaded are lost; see Flush.
 func (b *Buckets) Unmount(id string) error {
 	at := b.path(id)
 	mounted, err := mounts(at)
@@ -213,7 +213,7 @@ func (b *Buckets) Sweep(ctx context.Context, wanted func(id string) bool) error 
 	var all []error
 	for _, e := range entries {
 		if id := e.Name(); id != rootName && !wanted(id) {
-			if err := b.Settle(ctx, id); err != nil {
+			if err := b.Flush(ctx, id); err != nil {
 				all = append(all, fmt.Errorf("%s: %w", id, err)) // it stays mounted, and is tried again
 				continue
 			}

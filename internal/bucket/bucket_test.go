@@ -42,7 +42,7 @@ func testMain(m *testing.M) int {
 	if out, err := build.CombinedOutput(); err != nil {
 		panic(fmt.Sprintf("building the server: %v\n%s", err, out))
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { // nobody executes it
+	if err := os.Chmod(dir, 0o755); err != nil { // executed by the user nobody
 		panic(err)
 	}
 	return blobtest.Main(m)
@@ -160,7 +160,7 @@ func (f *fixture) must(err error) {
 	}
 }
 
-// mounts lists what is mounted below a directory.
+// mounts lists the mounts below a directory.
 func mounts(t *testing.T, dir string) (all []string) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/mountinfo")
@@ -175,8 +175,8 @@ func mounts(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// server returns the number of the process that serves what is mounted below a
-// directory: the child of this one with that name.
+// server returns the PID of the process that serves the mount below a
+// directory: the child of this process with that name.
 func (f *fixture) server() int {
 	f.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -228,7 +228,7 @@ func TestFiles(t *testing.T) {
 	f.write("empty", "")
 	f.has("empty", "")
 
-	// What programs that unpack archives do succeeds, and is not kept.
+	// System calls of programs that unpack archives succeed, but have no effect.
 	f.must(errors.Join(os.Chmod(f.path("empty"), 0o600), os.Chown(f.path("empty"), 1000, 1000)))
 	f.fails(os.Symlink("empty", f.path("link")), syscall.ENOTSUP)
 	f.fails(os.Link(f.path("empty"), f.path("link")), syscall.ENOTSUP)
@@ -315,7 +315,7 @@ func TestOpenFileIsUploaded(t *testing.T) {
 	_, err = file.WriteString("three")
 	f.must(errors.Join(err, file.Sync()))
 	f.has("log", "one two three")
-	f.must(f.buckets.Settle(t.Context(), id))
+	f.must(f.buckets.Flush(t.Context(), id))
 }
 
 func TestRemovedWhileOpen(t *testing.T) {
@@ -329,7 +329,7 @@ func TestRemovedWhileOpen(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	f.must(file.Close())
-	f.must(f.buckets.Settle(t.Context(), id))
+	f.must(f.buckets.Flush(t.Context(), id))
 	f.lacks("tmp")
 }
 
@@ -360,7 +360,7 @@ func TestManyWriters(t *testing.T) {
 		})
 	}
 	all.Wait()
-	f.must(f.buckets.Settle(t.Context(), id))
+	f.must(f.buckets.Flush(t.Context(), id))
 	for i, file := range open {
 		f.must(file.Close())
 		f.has(strconv.Itoa(i), strconv.Itoa(i))
@@ -380,7 +380,7 @@ func TestServerIsKilled(t *testing.T) {
 		f.must(t.Context().Err())
 		time.Sleep(10 * time.Millisecond)
 	}
-	f.must(f.buckets.Settle(t.Context(), id))
+	f.must(f.buckets.Flush(t.Context(), id))
 	f.mount()
 	f.reads("kept", "kept")
 	if all := mounts(t, f.dir); len(all) != 1 {
@@ -388,8 +388,8 @@ func TestServerIsKilled(t *testing.T) {
 	}
 }
 
-// Who mounted a bucket is killed: the next one finds the mount, which goes on, or
-// removes it.
+// The process that mounted a bucket is killed. The next one finds the working
+// mount, or removes it.
 func TestNextProcessFindsMounts(t *testing.T) {
 	f := mounted(t, blobtest.S3(t), bucket.Options{})
 	file, err := os.Create(f.path("log"))
@@ -480,12 +480,12 @@ func TestServiceGoesAway(t *testing.T) {
 	_, err = file.WriteString("late")
 	f.must(err)
 	f.fails(file.Sync(), syscall.EIO)
-	if err := f.buckets.Settle(t.Context(), id); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+	if err := f.buckets.Flush(t.Context(), id); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		t.Errorf("%v", err)
 	}
 	f.reads("log", "late")
 	d.set(false)
-	f.must(f.buckets.Settle(t.Context(), id))
+	f.must(f.buckets.Flush(t.Context(), id))
 	f.has("log", "late")
 	f.must(file.Close())
 }

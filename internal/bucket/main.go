@@ -25,7 +25,7 @@ import (
 // soft limit for the garbage collector.
 const memoryLimit = 512 << 20
 
-// lastTimeout limits the uploads at the end of a mount that was not settled.
+// lastTimeout limits the uploads at the end of a mount that was not flushed.
 const lastTimeout = time.Minute
 
 // tries is the number of attempts per request, because callers in the kernel

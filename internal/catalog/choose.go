@@ -33,7 +33,7 @@ type Facts struct {
 	Descriptor sandbox.Descriptor
 	Available  bool
 	Why        string          // why it is unavailable
-	Isolates   bool            // isolates the machine from code in the sandbox
+	Isolation  bool            // isolates the machine from code in the sandbox
 	Shares     bool            // uses the machine's root file system
 	Images     bool            // supports OCI images
 	Mounts     bool            // can mount directories of this machine
@@ -104,7 +104,7 @@ func refusals(n sandbox.Needs, f Facts) []string {
 	refuse(n.Fork && !d.Fork, "cannot fork")
 	refuse(n.Ports && d.Ports.Kind == sandbox.PortNone, "exposes no ports")
 	refuse(n.Desktop && !d.Desktop.Available, "has no desktop")
-	refuse(n.Isolated && !f.Isolates, "does not isolate")
+	refuse(n.Isolated && !f.Isolation, "does not isolate")
 	refuse(n.OwnFiles && f.Shares, "has no root file system of its own: commands would use the machine's files")
 	refuse(n.Price != "" && priceRank(d.Price) > priceRank(n.Price), "price class %s is above %s", d.Price, n.Price)
 	for _, limit := range n.Limits {
@@ -119,7 +119,7 @@ func merits(f Facts) []string {
 	if f.Default {
 		good = append(good, "the default")
 	}
-	if f.Isolates {
+	if f.Isolation {
 		good = append(good, "isolates")
 	}
 	return append(good, "price class "+string(f.Descriptor.Price))

@@ -67,7 +67,7 @@ func ChooseFrom(n sandbox.Needs, list []sandbox.Provider) sandbox.Choice {
 			holds[name] = l.Enforced
 		}
 		facts[i] = Facts{
-			Descriptor: p.Descriptor, Available: p.Available, Why: p.Problem, Isolates: p.Isolates, Shares: p.SharesFiles, Default: p.Default,
+			Descriptor: p.Descriptor, Available: p.Available, Why: p.Problem, Isolation: p.Isolates, Shares: p.SharesFiles, Default: p.Default,
 			Images: p.Images, Mounts: p.Capabilities["mounts"], Holds: holds,
 		}
 	}

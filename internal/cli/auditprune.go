@@ -37,7 +37,7 @@ keep a copy, see audit export.`,
 			return &usageError{message: "say what to remove, with --before or --up-to", hint: "for example: atoll audit prune --before 90d"}
 		}
 		var err error
-		if what.Before, err = moment("before", before); err != nil {
+		if what.Before, err = parseTime("before", before); err != nil {
 			return err
 		}
 		c, err := a.mustDaemon(ctx)

@@ -37,7 +37,7 @@ const (
 // returns its process when it answers; zero if one ran already. Of many that
 // try at once, one starts it. dir is where it works, "/" if it is empty.
 func (a *App) startDaemon(ctx context.Context, dir string, args []string) (pid int, err error) {
-	if _, err := a.node(); err != nil { // makes the state directory, or says what is wrong with it
+	if _, err := a.node(); err != nil { // creates the state directory, or returns an error
 		return 0, err
 	}
 	state, err := filepath.Abs(filepath.Dir(a.socket()))
@@ -187,7 +187,7 @@ func startError(log string, from int64) error {
 	return e
 }
 
-// lockFile waits for a lock that the kernel lets go of when its holder dies.
+// lockFile waits for a lock that the kernel releases when its holder dies.
 func lockFile(ctx context.Context, path string) (release func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -259,7 +259,7 @@ func (a upCommands) endDaemon(ctx context.Context, lock string) error {
 		return nil
 	}
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeDenied, Op: "daemon.stop", Subject: lock, Message: "the daemon is somebody else's", Cause: err}
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: "daemon.stop", Subject: lock, Message: "the daemon belongs to another user", Cause: err}
 	}
 	defer f.Close()
 	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
@@ -278,9 +278,9 @@ func (a upCommands) endDaemon(ctx context.Context, lock string) error {
 		defer unix.Close(process)
 	}
 	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
-		return &sandbox.Error{Code: sandbox.CodeDenied, Op: "daemon.stop", Message: "the daemon is somebody else's", Cause: err}
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: "daemon.stop", Message: "the daemon belongs to another user", Cause: err}
 	}
-	// It lets go of the lock, and then of the sandboxes of its pool.
+	// It releases the lock, and then the sandboxes of its pool.
 	release, err := lockFile(ctx, lock)
 	if err == nil {
 		release()
@@ -292,8 +292,8 @@ func (a upCommands) endDaemon(ctx context.Context, lock string) error {
 	return nil
 }
 
-// awaitProcess waits for the end of a process, of which there is none if the
-// descriptor is negative.
+// awaitProcess waits for the end of a process. A negative descriptor means that
+// there is no process.
 func awaitProcess(ctx context.Context, pidfd int) error {
 	if pidfd < 0 {
 		return nil

@@ -29,7 +29,7 @@ func (c *capture) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// result is what --json tells about a command.
+// result is the output of --json for a command.
 type result struct {
 	Sandbox string         `json:"sandbox,omitempty"` // the name
 	Exit    int            `json:"exit"`              // as the exit code of atoll itself
@@ -41,7 +41,7 @@ type result struct {
 	Stderr output `json:"stderr"`
 
 	DurationMS int64 `json:"durationMs"`
-	// Limits are those that were asked for and are not enforced.
+	// Limits are requested limits that are not enforced.
 	Limits map[string]sandbox.Enforcement `json:"limits,omitempty"`
 	Error  *sandbox.Error                 `json:"error,omitempty"` // of Atoll, not of the command
 }

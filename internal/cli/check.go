@@ -21,18 +21,18 @@ func chargedFor(provider string) bool {
 }
 
 const (
-	// checkLife bounds how long a sandbox of a check can cost something, should
-	// nobody remove it.
+	// checkLife limits how long a sandbox of a check can cost money if it is not
+	// removed.
 	checkLife = time.Hour
 	// checkNotice says what a check costs at most. The number is what the suite
 	// makes, rounded up.
 	checkNotice = "the service may charge for this: check makes up to 200 sandboxes, most for seconds and none for more than an hour, and up to 50 snapshots, and removes all of them\n"
-	// sweeping is how long removing what is left may take.
+	// sweeping limits the removal of leftovers.
 	sweeping = 2 * time.Minute
 )
 
-// onAccount makes a check safe on somebody's account: it says what it costs, no
-// sandbox lives long, and finish removes what the check has left.
+// onAccount makes a check safe on a real account: it warns about the cost,
+// limits the lifetime of sandboxes, and finish removes leftovers.
 func (a providerCommands) onAccount(ctx context.Context, h *drivertest.Harness) (finish func() error, err error) {
 	p, err := h.New(ctx)
 	if err != nil {

@@ -131,7 +131,7 @@ one. It makes nothing. A limit that is named must really be enforced.`,
 			return badFlag("snapshot", "%q is neither memory nor files", snapshot)
 		}
 		if n.Egress != "" && n.Egress.Rank() < 0 {
-			return badFlag("egress", "%q is none of switch, cidr, host and full", egress)
+			return badFlag("egress", "%q is not one of switch, cidr, host and full", egress)
 		}
 		all, err := a.describeProviders(ctx)
 		if err != nil {

@@ -31,13 +31,13 @@ type System interface {
 	// Control returns the control plane of the named provider. If attached is
 	// set, the sandboxes it makes end with this process, however it ends.
 	Control(ctx context.Context, provider string, attached bool) (*control.Control, error)
-	// Probe tells what the named provider can do here.
+	// Probe returns what the named provider can do here.
 	Probe(ctx context.Context, provider string) (driver.Facts, error)
 	// Trial returns what the conformance suite needs to test the named provider:
 	// a function that opens it anew, and one to be called at the end.
 	Trial(provider string) (open func(context.Context) (driver.Provider, error), end func() error, err error)
 	localImages
-	// Close closes what was opened. It ends no sandbox.
+	// Close closes everything that was opened. It ends no sandbox.
 	Close() error
 }
 
@@ -50,9 +50,9 @@ type ProviderInfo struct {
 
 // App is one run of the command line.
 type App struct {
-	// Open opens the node whose state is kept in stateDir; an empty one means
-	// the user's own. The App closes it. It is nil in a client, a build for a
-	// system that has no sandboxes, which uses the daemon that ATOLL_HOST names.
+	// Open opens the node whose state is kept in stateDir; empty means the user's
+	// own. The App closes it. It is nil in a client build for a system without
+	// sandboxes, which uses the daemon in ATOLL_HOST.
 	Open func(stateDir string) (System, error)
 	// Up starts a daemon, which the App closes. It is nil in a client.
 	Up func(ctx context.Context, opts UpOptions) (Daemon, error)

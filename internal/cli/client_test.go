@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A client, which can run nothing itself, says what to do.
+// A client build cannot run sandboxes, and says what to do.
 func TestClientNamesTheDaemon(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"ls"}, {"run", "--", "true"}, {"create"}, {"up"}, {"up", "--detach"}, {"session", "ls"}, {"image", "ls"}, {"rm", "--all"}} {

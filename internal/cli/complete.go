@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// completionTime bounds how long a shell waits for names.
+// completionTime limits how long a shell waits for names.
 const completionTime = 2 * time.Second
 
 // completeSandbox offers the names of sandboxes for the first word, and leaves
@@ -111,8 +111,8 @@ func templateBareNames(ctx context.Context, c *atoll.Client) (names []string, er
 	return slices.Compact(names), err
 }
 
-// completePlace offers sandboxes, as SANDBOX:, besides the files that the shell
-// offers, and after that the files in the sandbox.
+// completePlace offers sandboxes as SANDBOX: in addition to the shell's files,
+// and then the files in the sandbox.
 func (a *App) completePlace(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 1 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -136,8 +136,9 @@ func (a *App) completePlace(cmd *cobra.Command, args []string, prefix string) ([
 	return places, cobra.ShellCompDirectiveNoSpace
 }
 
-// completable are the paths that are offered. The shell may put them into a command
-// line as they are, and they are chosen by whatever runs in the sandbox.
+// completable matches the paths that are offered. Programs in the sandbox
+// choose their names, and the shell may insert them into a command line
+// unquoted.
 var completable = regexp.MustCompile(`^[A-Za-z0-9._/+@%=,-]+$`)
 
 // completeInside offers the files of a sandbox that runs.

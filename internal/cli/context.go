@@ -73,7 +73,7 @@ func (a contextCommands) contexts() (c contexts, err error) {
 // save replaces the file.
 func (c *contexts) save() error {
 	if c.path == "" {
-		return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "contexts are kept in the user's home, and there is none"}
+		return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "contexts are stored in the home directory, and none is set"}
 	}
 	text, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {

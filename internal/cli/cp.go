@@ -106,8 +106,8 @@ func (a copyCommands) copyOut(ctx context.Context, box box, from, to string, opt
 	return err
 }
 
-// localPlace returns the local directory to write to, and the name that what
-// is copied gets in it.
+// localPlace returns the local directory to write to, and the name of the copy
+// in it.
 func localPlace(to, base string) (dir, name string, err error) {
 	if base == "/" {
 		base = "root"
@@ -154,8 +154,8 @@ func (a copyCommands) copyIn(ctx context.Context, box box, from, to, owner strin
 	return err
 }
 
-// insidePlace returns the directory inside to write to, and the name that what
-// is copied gets in it.
+// insidePlace returns the directory inside to write to, and the name of the
+// copy in it.
 func insidePlace(ctx context.Context, files boxFiles, to, base string, isDir bool) (dir, name string, err error) {
 	target := inside(to)
 	if isDirectory(ctx, files, target) {
@@ -173,8 +173,8 @@ func insidePlace(ctx context.Context, files boxFiles, to, base string, isDir boo
 	return path.Dir(target), path.Base(target), nil
 }
 
-// isDirectory reports whether a path inside is a directory, or a link to one:
-// only what is can be listed.
+// isDirectory reports whether a path inside is a directory or a link to one.
+// Only directories can be listed.
 func isDirectory(ctx context.Context, files boxFiles, p string) bool {
 	for _, err := range files.List(ctx, p, driver.ListOptions{}) {
 		return err == nil

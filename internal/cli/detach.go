@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// defaultDetachKeys are those of Docker.
+// defaultDetachKeys are Docker's detach keys.
 const defaultDetachKeys = "ctrl-p,ctrl-q"
 
 // errDetached says that the user pressed the keys that detach.

@@ -18,7 +18,7 @@ type diagnosis struct {
 	Default      bool                    `json:"default"`
 	Version      string                  `json:"version,omitempty"`
 	Available    bool                    `json:"available"`
-	Isolates     bool                    `json:"isolates"`
+	Isolation    bool                    `json:"isolates"`
 	Findings     []driver.Finding        `json:"findings"`
 	Capabilities driver.Capabilities     `json:"capabilities"`
 	Limits       map[string]driver.Limit `json:"limits,omitempty"`
@@ -34,7 +34,7 @@ func (a providerCommands) diagnose(ctx context.Context, system System, info Prov
 	}
 	return diagnosis{
 		Provider: info.Name, Default: info.Name == a.chosenProvider(), Version: facts.Version,
-		Available: facts.Available, Isolates: facts.Isolates, Findings: append([]driver.Finding{}, facts.Findings...),
+		Available: facts.Available, Isolation: facts.Isolation, Findings: append([]driver.Finding{}, facts.Findings...),
 		Capabilities: facts.Capabilities, Limits: facts.Limits,
 	}
 }
@@ -128,7 +128,7 @@ func (a providerCommands) writeDiagnosis(b *strings.Builder, d diagnosis) {
 	if !d.Available {
 		state, color = "not available", red
 	}
-	if d.Available && !d.Isolates {
+	if d.Available && !d.Isolation {
 		state, color = state+", no isolation", yellow
 	}
 	title := d.Provider

@@ -55,7 +55,7 @@ signs its certificates itself, Env also makes Node, Python and curl trust them.`
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		line, ok := envFormats[format]
 		if !ok {
-			return usage(cmd, fmt.Errorf("--format is none of %s", strings.Join(envFormatNames, ", ")))
+			return usage(cmd, fmt.Errorf("--format is not one of %s", strings.Join(envFormatNames, ", ")))
 		}
 		verbs := []string{"read", "exec", "write"}
 		if admin {
@@ -149,7 +149,7 @@ func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, e
 // names lead nowhere.
 func (a e2bCommands) byName(ctx context.Context, place *e2bPlace) bool {
 	if place.Domain == "" {
-		a.warn("without a domain, getHost() and get_host() return names in somebody else's domain; see --domain of atoll e2b enable")
+		a.warn("without a domain, getHost() and get_host() return names in E2B's domain; see --domain of atoll e2b enable")
 		return false
 	}
 	host := place.Domain
@@ -173,13 +173,13 @@ func (a e2bCommands) byName(ctx context.Context, place *e2bPlace) bool {
 // lookupTimeout is how long a name may take to be looked up.
 const lookupTimeout = 3 * time.Second
 
-// e2bPlace is where a daemon serves clients of E2B, as it tells in its state
-// directory.
+// e2bPlace is the address of a daemon's E2B API, which the daemon stores in its
+// state directory.
 type e2bPlace struct {
 	URL    string `json:"url"`
 	Domain string `json:"domain,omitempty"`
 	CA     string `json:"ca,omitempty"`     // file with the certificate to trust
-	Bundle string `json:"bundle,omitempty"` // file with that and those of the machine
+	Bundle string `json:"bundle,omitempty"` // file with that authority and the machine's
 }
 
 func (a e2bCommands) e2bPlace() (p e2bPlace, err error) {

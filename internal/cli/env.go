@@ -10,13 +10,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// maxLine bounds a line of an env or label file: a longer one is not what it
-// was taken for.
+// maxLine limits a line of an env or label file. A file with longer lines is
+// probably something else.
 const maxLine = 1 << 20
 
 // environment gathers variables from files and flags, later ones winning. A
-// name without a value takes it from our own environment, and is left out if
-// it is not set there, as with Docker. No error ever tells a value.
+// name without a value takes it from our own environment, and is omitted if it
+// is not set there, as with Docker. Errors never contain a value.
 func (a *App) environment(files, flags []string) (map[string]string, error) {
 	env := map[string]string{}
 	for _, file := range files {
@@ -70,9 +70,9 @@ func labels(files, flags []string) (map[string]string, error) {
 	return out, nil
 }
 
-// readPairs hands over the lines of a file that are neither empty nor a
-// comment, in the format of Docker's --env-file: values are taken as they
-// are, quotes and all. An error tells the line's number and not its content.
+// readPairs calls a function for each line of a file that is neither empty nor
+// a comment, in the format of Docker's --env-file. Values are literal,
+// including quotes. Errors contain the line's number, not its content.
 func readPairs(file, flag string, set func(line string) error) error {
 	f, err := os.Open(file)
 	if err != nil {

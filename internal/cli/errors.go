@@ -28,8 +28,8 @@ const (
 	exitNotFound    = 127 // the command is not there, as shells say
 )
 
-// exitCode ends the program with a code and without a word: whatever there was
-// to say has been said.
+// exitCode ends the program with a code and without a message, because the
+// message was already printed.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
@@ -53,7 +53,7 @@ func usage(cmd *cobra.Command, err error) error {
 	return &usageError{message: err.Error(), hint: hint}
 }
 
-// dockerFlags maps flags of docker that Atoll does not have to what it has.
+// dockerFlags maps flags of docker that Atoll lacks to Atoll's equivalents.
 var dockerFlags = map[string]string{
 	"--mem": "the limit of memory is --memory", "--cpu": "the limit of processors is --cpus",
 	"--network":    "name the hosts that may be reached with --egress, or a stored profile with --profile; without either there is no network",
@@ -63,8 +63,8 @@ var dockerFlags = map[string]string{
 	"--privileged": "nothing is needed: root in a sandbox has no rights outside",
 }
 
-// badFlag reports a flag whose value cannot be used. The value is left out
-// where it may be a secret.
+// badFlag reports a flag with an invalid value. The value is omitted if it may
+// be a secret.
 func badFlag(flag, format string, args ...any) *sandbox.Error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "--" + flag, Message: fmt.Sprintf(format, args...)}
 }
@@ -77,7 +77,7 @@ func (a *App) finish(cmd *cobra.Command, err error) int {
 		return 0
 	case errors.As(err, &code):
 		return int(code)
-	case nobodyReads(err):
+	case readerGone(err):
 		return 128 + int(syscall.SIGPIPE) // as of other tools, which that signal kills
 	}
 	a.report(cmd, err)
@@ -90,9 +90,9 @@ func (a *App) finish(cmd *cobra.Command, err error) int {
 	return exitFailure
 }
 
-// nobodyReads reports that whoever read our standard output has gone, as
-// head(1) does when it has seen enough.
-func nobodyReads(err error) bool {
+// readerGone reports whether the reader of our standard output has exited, as
+// head(1) does.
+func readerGone(err error) bool {
 	var p *fs.PathError
 	return errors.As(err, &p) && p.Path == os.Stdout.Name() && errors.Is(p.Err, syscall.EPIPE)
 }
@@ -110,9 +110,8 @@ func isUsage(err error) bool {
 	return errors.As(err, &u) || strings.HasPrefix(text, "accepts ") || strings.HasPrefix(text, "requires ") || complaint(text) != text
 }
 
-// report writes an error, and what to do about it, for a person, or, of a command
-// that was asked for JSON, for a program: an object on one line. How a command is
-// called is told to people only.
+// report writes an error and its hint as text or, with --json, as an object on
+// one line. Only the text contains the usage of the command.
 func (a *App) report(cmd *cobra.Command, err error) {
 	if wantsJSON(cmd) && !isUsage(err) {
 		_ = json.NewEncoder(a.Stderr).Encode(map[string]*sandbox.Error{"error": typed(err)})
@@ -131,7 +130,7 @@ func (a *App) report(cmd *cobra.Command, err error) {
 	}
 }
 
-// wantsJSON reports whether a command was asked for JSON.
+// wantsJSON reports whether --json was set.
 func wantsJSON(cmd *cobra.Command) bool {
 	if cmd == nil || cmd.Flags().Lookup("json") == nil {
 		return false
@@ -140,7 +139,7 @@ func wantsJSON(cmd *cobra.Command) bool {
 	return err == nil && asked
 }
 
-// typed returns an error as programs are told about it.
+// typed returns an error in its JSON form.
 func typed(err error) *sandbox.Error {
 	var e *sandbox.Error
 	if errors.As(err, &e) {
@@ -171,7 +170,7 @@ func explain(err error) (text, hint string) {
 	return visible(complaint(err.Error())), ""
 }
 
-// Complaints of cobra in words that say what is wrong.
+// Clearer texts for cobra's errors.
 var (
 	exclusive   = regexp.MustCompile(`^if any flags in the group .*; \[(.*)\] were all set$`)
 	missingFlag = regexp.MustCompile(`^required flag\(s\) "(.*)" not set$`)
@@ -185,8 +184,8 @@ var (
 	between = regexp.MustCompile(`^accepts between ([0-9]+) and ([0-9]+) arg\(s\), received ([0-9]+)$`)
 )
 
-// wrongWords says in the words of a command's usage what is missing or too much.
-// Empty: the error is about something else.
+// wrongWords says which arguments are missing or superfluous, with the names in
+// the command's usage. Empty: the error is about something else.
 func wrongWords(cmd *cobra.Command, err error) string {
 	if cmd == nil {
 		return ""

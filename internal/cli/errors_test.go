@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// failing is a command line whose node cannot be opened.
+// failing is a command line with a node that cannot be opened.
 func failing(err error) (*App, *bytes.Buffer) {
 	var said bytes.Buffer
 	return &App{
@@ -20,7 +20,7 @@ func failing(err error) (*App, *bytes.Buffer) {
 	}, &said
 }
 
-// Who asked for JSON gets errors as JSON, too, unless they asked wrongly.
+// With --json, errors are JSON too, except usage errors.
 func TestErrorsAsJSON(t *testing.T) {
 	want := &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: "disk", Message: "is away\x1b[2J", Hint: "bring it back"}
 	for _, tt := range []struct {
@@ -48,8 +48,7 @@ func TestErrorsAsJSON(t *testing.T) {
 	}
 }
 
-// What is wrong with how a command was called is said in its own words, and what
-// to do about it.
+// Usage errors use the names in the command's usage, and have a hint.
 func TestUsageErrors(t *testing.T) {
 	for _, tt := range []struct{ line, text, hint string }{
 		{"cp one", "atoll cp: LOCAL is missing", "see: atoll cp --help"},

@@ -176,8 +176,7 @@ input, and on a terminal the keys of --detach-keys detach: the command goes on.`
 	return cmd
 }
 
-// pickCommand returns the id that was given, else that of the background
-// command that was started last.
+// pickCommand returns the given id, or the id of the newest background command.
 func pickCommand(ctx context.Context, box box, given []string) (string, error) {
 	if len(given) > 0 {
 		return given[0], nil

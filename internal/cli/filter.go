@@ -11,8 +11,7 @@ import (
 // hold, of several keys all must, and of labels all.
 type filters map[string][]string
 
-// filterKeys are the keys of a filter, and what tells whether a sandbox has a
-// value.
+// filterKeys maps the keys of a filter to functions that match a value.
 var filterKeys = map[string]func(s *sandbox.Sandbox, value string) bool{
 	"name":  func(s *sandbox.Sandbox, v string) bool { return strings.Contains(s.Name, v) },
 	"id":    func(s *sandbox.Sandbox, v string) bool { return strings.HasPrefix(string(s.ID), v) },

@@ -252,7 +252,7 @@ func (f *boxFlags) validate(cmd *cobra.Command, detach bool) error {
 	return nil
 }
 
-// request gathers everything a command was told into a request.
+// request converts the flags and arguments of a command to a request.
 func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args []string) (control.RunRequest, error) {
 	var req control.RunRequest
 	if err := box.validate(cmd, how.detach); err != nil {

@@ -11,9 +11,9 @@ import (
 // formatHelp explains --format.
 const formatHelp = "format each with this Go template, such as '{{.Name}} {{.State}}'; {{json .}} shows all fields"
 
-// row compiles a template for the rows of a list, which are of the type of
-// sample, so that a mistake is found before anything is asked for. \t and \n may
-// be written out, as in docker.
+// row compiles a template for the rows of a list, which have the type of
+// sample, so that mistakes are found before any request. \t and \n may be
+// written as escapes, as in docker.
 func row(text string, sample any) (func(any) (string, error), error) {
 	if text == "json" { // as in docker
 		text = "{{json .}}"
@@ -42,8 +42,7 @@ func row(text string, sample any) (func(any) (string, error), error) {
 	return render, nil
 }
 
-// badTemplate tells what is wrong with a template without the names of our own
-// types.
+// badTemplate describes an error in a template without the names of our types.
 func badTemplate(err error) error {
 	text := strings.TrimPrefix(err.Error(), "template: format:")
 	if i := strings.Index(text, "can't evaluate field "); i >= 0 {

@@ -74,7 +74,7 @@ func (f *forwarder) tell(at net.Addr, remote uint16) error {
 	return err
 }
 
-// failed says why somebody was refused. A sandbox that is gone ends the forward.
+// failed reports why a connection was refused. A sandbox that is gone ends the forward.
 func (f *forwarder) failed(err error, end context.CancelCauseFunc) {
 	if code := sandbox.CodeOf(err); code == sandbox.CodeGone || code == sandbox.CodeNotFound {
 		end(err)

@@ -148,8 +148,8 @@ of.`,
 	return cmd
 }
 
-// shownNames returns the names of an image for a person: those of its templates in
-// place of the ones under which builds keep it.
+// shownNames returns the names of an image for display: its templates' names
+// replace the internal names of builds.
 func shownNames(img *image.Image, templates []string) []string {
 	names := slices.Clone(img.Names)
 	if len(templates) > 0 {
@@ -158,8 +158,8 @@ func shownNames(img *image.Image, templates []string) []string {
 	return append(names, templates...)
 }
 
-// templatesByImage returns the names of the templates of each image, by its digest,
-// as far as a daemon that runs tells.
+// templatesByImage returns the names of each image's templates, by digest.
+// Without a running daemon it is empty.
 func (a imageCommands) templatesByImage(ctx context.Context) map[string][]string {
 	c, err := a.daemon(ctx)
 	if err != nil || c == nil {

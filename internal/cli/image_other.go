@@ -23,7 +23,7 @@ when it is made.`,
 	}
 }
 
-// completeImages offers nothing: images are those of the daemon's machine.
+// completeImages offers nothing, because images are on the daemon's machine.
 func (imageCommands) completeImages(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return nil, cobra.ShellCompDirectiveNoFileComp
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // imageSource puts the type before the name of a file or directory, if it has
-// none. What is not there is left to the reader to complain about.
+// none. A missing file is reported when it is read.
 func imageSource(source string) string {
 	kind, _, typed := strings.Cut(source, ":")
 	switch kind {

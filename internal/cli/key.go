@@ -60,8 +60,8 @@ the daemon keeps only its hash.`,
 	return cmd
 }
 
-// explainKey tells a person what is about to be shown. Scripts read standard
-// output, where the key is alone.
+// explainKey explains the key on a terminal. Standard output contains only the
+// key, for scripts.
 func (a keyCommands) explainKey(k sandbox.Key) {
 	fmt.Fprintf(a.Stderr, "This is the new API key %s, which allows %s", k.ID, strings.Join(k.Verbs, ", "))
 	if !k.Expires.IsZero() {

@@ -14,8 +14,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The subject of an event about what a sandbox sent: what it was, to whom, and
-// of a request its method and path. Neither holds a blank.
+// The subject of an event about traffic: the protocol, the destination and, for
+// a request, its method and path. None contains a space.
 var (
 	requestRE = regexp.MustCompile(`^http ([A-Z]+) ([^ /]+):([0-9]+)(/[^ ]*) `)
 	flowRE    = regexp.MustCompile(`^(?:tcp|tls|http) ([^ /]+):([0-9]+)(?: |$)`)
@@ -33,7 +33,7 @@ func seen(e *sandbox.Event) (s policy.Seen, ok bool) {
 		m := flowRE.FindStringSubmatch(e.Subject)
 		s.Host, port = m[1], m[2]
 	case nameRE.MatchString(e.Subject) && e.Type == "egress.denied":
-		s.Host, port = nameRE.FindStringSubmatch(e.Subject)[1], "443" // nobody knows what would have come
+		s.Host, port = nameRE.FindStringSubmatch(e.Subject)[1], "443" // the requests are unknown
 	default:
 		return s, false
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// What is read from a record is what was decided, and nothing is made up.
+// Parsed records contain exactly what was decided.
 func TestSeen(t *testing.T) {
 	for subject, want := range map[string]policy.Seen{
 		"http GET api.example.com:443/v1/a 200":                      {Host: "api.example.com", Port: 443, Method: "GET", Path: "/v1/a"},

@@ -50,7 +50,7 @@ removed, and stop says so.`,
 	return cmd
 }
 
-// each does something with every name and prints what it was done to.
+// each calls a function for every name and prints the names that succeeded.
 func (a lifecycleCommands) each(names []string, do func(name string) (string, error)) error {
 	for _, name := range names {
 		done, err := do(name)
@@ -101,7 +101,7 @@ func (a lifecycleCommands) changeCmd(cmd *cobra.Command, change func(context.Con
 	return cmd
 }
 
-// noteReason says what is special about the state of a sandbox, if anything is.
+// noteReason explains a sandbox's state, if necessary.
 func (a *App) noteReason(info sandbox.Sandbox) {
 	if info.Reason != "" {
 		a.say("note", visible(info.Name+": "+info.Reason))

@@ -168,7 +168,7 @@ is only removed with --force. With --force, missing sandboxes are ignored.`,
 	return cmd
 }
 
-// unique leaves out what was named before.
+// unique removes duplicates.
 func unique(names []string) (out []string) {
 	for _, name := range names {
 		if !slices.Contains(out, name) {
@@ -181,8 +181,8 @@ func unique(names []string) (out []string) {
 // removesAtOnce is how many sandboxes are removed at the same time.
 const removesAtOnce = 8
 
-// removeAll removes what it can, several at a time, and says of each rest why it
-// could not, in the order of the names.
+// removeAll removes several objects at a time, and reports each failure, in the
+// order of the names.
 func (a listCommands) removeAll(ctx context.Context, t target, names []string, force bool) error {
 	type outcome struct {
 		shown string
@@ -225,8 +225,8 @@ func (a listCommands) removeAll(ctx context.Context, t target, names []string, f
 	return nil
 }
 
-// remove returns the name of what it removed, "" if there was nothing and that
-// is no error.
+// remove returns the name of the removed object; "" if it is missing and that
+// is not an error.
 func remove(ctx context.Context, t target, name string, force bool) (string, error) {
 	box, err := t.Find(ctx, name)
 	if err != nil {

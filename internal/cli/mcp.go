@@ -127,7 +127,7 @@ func serveHTTP(ctx context.Context, l net.Listener, h http.Handler) error {
 	return err
 }
 
-// noClose is a writer that somebody else closes.
+// noClose is a writer that another caller closes.
 type noClose struct{ io.Writer }
 
 func (noClose) Close() error { return nil }

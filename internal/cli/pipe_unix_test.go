@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A reader that has seen enough is no fault.
+// A reader that exits early is not an error.
 func TestNobodyReads(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {

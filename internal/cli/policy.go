@@ -171,7 +171,7 @@ func aboutWhom(p *sandbox.Policy) string {
 	return visible(about)
 }
 
-// said lists what a policy bounds.
+// said lists the limits of a policy.
 func said(p *sandbox.Policy) string {
 	var out []string
 	for _, field := range slices.Sorted(maps.Keys(p.Lines)) {

@@ -64,7 +64,7 @@ is there, as it does for the ports of atoll run --publish. See also: atoll port 
 		}
 		f := &forwarder{app: a.App, box: b, asJSON: asJSON}
 		if ip := net.ParseIP(address); ip == nil || !ip.IsLoopback() {
-			a.say("warning", "whoever reaches "+address+" reaches the sandbox")
+			a.say("warning", "everyone who can reach "+address+" can reach the sandbox")
 		}
 		return f.run(ctx, address, pairs)
 	})

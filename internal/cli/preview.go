@@ -28,7 +28,7 @@ kind of ports "preview-url". For any other provider, see: atoll port url.`,
   atoll port preview --rm demo 8000`,
 		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandboxes,
 	}
-	cmd.Flags().BoolVar(&public, "public", false, "show it to whoever knows the address")
+	cmd.Flags().BoolVar(&public, "public", false, "make it public: no token is needed")
 	cmd.Flags().BoolVar(&remove, "rm", false, "have the provider show the port no longer")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.MarkFlagsMutuallyExclusive("public", "rm")

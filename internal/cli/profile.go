@@ -39,11 +39,11 @@ JSON; see docs/reference/profiles.md for every field:
 	}, a.profileCreateCmd(), a.profileApplyCmd(), a.profileListCmd(), a.profileShowCmd(), a.profileEditCmd(), a.profileTestCmd(), a.profileLearnCmd(), a.profileRemoveCmd())
 }
 
-// maxProfileFile bounds a file with a profile.
+// maxProfileFile limits the size of a file with a profile.
 const maxProfileFile = 16 << 20
 
-// readProfile reads a profile from a file, "-" for standard input. Fields that
-// nobody knows are errors: a misspelt one would make a rule wider than meant.
+// readProfile reads a profile from a file, "-" for standard input. Unknown
+// fields are errors, because a misspelt field could make a rule too wide.
 func (a profileCommands) readProfile(path string) (p sandbox.Profile, err error) {
 	bad := func(message string) error {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: path, Message: message, Hint: "see docs/reference/profiles.md"}
@@ -68,7 +68,7 @@ func (a profileCommands) readProfile(path string) (p sandbox.Profile, err error)
 	return p, err
 }
 
-// parseProfile reads YAML, of which JSON is a part.
+// parseProfile parses YAML, which includes JSON.
 func parseProfile(text []byte, p *sandbox.Profile, bad func(string) error) error {
 	var doc map[string]any
 	d := yaml.NewDecoder(bytes.NewReader(text))

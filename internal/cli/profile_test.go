@@ -18,7 +18,7 @@ func parse(t *testing.T, text string) (p sandbox.Profile, err error) {
 	return p, err
 }
 
-// The profile that the documentation shows is one, and does what it says.
+// The profile in the documentation is valid and works as described.
 func TestDocumentedProfile(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/guide/network.md")
 	if err != nil {

@@ -24,7 +24,7 @@ func (a profileCommands) profileEditCmd() *cobra.Command {
 		Use: "edit NAME", Short: "Change a profile in your editor, and apply it to running sandboxes", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeProfile,
 		Long: `Edit opens a profile in $VISUAL, $EDITOR or vi. The text that you save becomes its
-next version, as with apply. If somebody else changed the profile in the meantime, or
+next version, as with apply. If another user changed the profile in the meantime, or
 your text cannot be stored, edit keeps it in a file and prints its name.`,
 		Example: `  atoll profile edit docs
   EDITOR="sed -i s/GET/HEAD/" atoll profile edit docs`,
@@ -43,7 +43,7 @@ your text cannot be stored, edit keeps it in a file and prints its name.`,
 	return cmd
 }
 
-// editProfile has a profile changed by whoever sits there.
+// editProfile opens a profile in the user's editor and stores the result.
 func (a profileCommands) editProfile(ctx context.Context, c *atoll.Client, old *sandbox.StoredProfile) (err error) {
 	text, err := yamlOf(old.Profile)
 	if err != nil {
@@ -98,8 +98,8 @@ func keptIn(err error, file string) error {
 	return &own
 }
 
-// openEditor opens a file in the editor of the user, with words of its own as
-// other programs take them, and waits until it is closed.
+// openEditor opens a file in the user's editor and waits until it is closed. As
+// in other programs, the editor's variable may contain arguments.
 func (a profileCommands) openEditor(ctx context.Context, file string) error {
 	visual, _ := a.LookupEnv("VISUAL")
 	editor, _ := a.LookupEnv("EDITOR")

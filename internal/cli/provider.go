@@ -167,8 +167,8 @@ at most, gives each a lifetime of an hour at most, and removes in the end what i
 	return cmd
 }
 
-// checkProgress returns what shows that the suite goes on: every result on a
-// terminal, and elsewhere a line for every 25.
+// checkProgress returns a function that shows progress: every result on a
+// terminal, elsewhere a line for every 25.
 func (a providerCommands) checkProgress(ctx context.Context) func(drivertest.Result) {
 	var mu sync.Mutex
 	done := 0
@@ -220,7 +220,7 @@ of the daemon failed.`,
 		for _, info := range a.Providers {
 			d := a.diagnose(ctx, system, info)
 			if !asJSON && !showAll && !d.Available && !d.Default && !onMachine[info.Name] {
-				hidden++ // a service that nobody has configured
+				hidden++ // a service that is not configured
 				continue
 			}
 			all = append(all, d)

@@ -16,7 +16,7 @@ func (a imageCommands) imagePruneCmd() *cobra.Command {
 	var asJSON, all bool
 	cmd := &cobra.Command{
 		Use:   "prune",
-		Short: "Free the space of images that nobody needs",
+		Short: "Remove unused images",
 		Long: `Prune removes images without a name and the rest of interrupted downloads. With
 --all it also removes every image that no sandbox, snapshot or template needs.`,
 		Example: `  atoll image prune

@@ -24,7 +24,7 @@ func parsePublish(text string) (p sandbox.PublishedPort, err error) {
 		return wrong("only TCP can be published")
 	}
 	if strings.Contains(rest, "-") {
-		return wrong("give each port by itself")
+		return wrong("give each port separately")
 	}
 	if i := strings.LastIndex(rest, ":"); i >= 0 {
 		host := rest[:i]
@@ -49,7 +49,7 @@ func parsePublish(text string) (p sandbox.PublishedPort, err error) {
 func (a *App) noteOpen(all []sandbox.PublishedPort) {
 	for _, p := range all {
 		if ip := net.ParseIP(p.Address); p.Address != "" && !ip.IsLoopback() {
-			a.say("warning", "whoever reaches "+p.Listen()+" reaches the sandbox")
+			a.say("warning", "everyone who can reach "+p.Listen()+" can reach the sandbox")
 		}
 	}
 }

@@ -17,8 +17,8 @@ var operatorRE = regexp.MustCompile(`([0-9A-Fa-f:.]+) is an? [a-z -]+, which the
 // hostPortRE finds the port of the machine in another one.
 var hostPortRE = regexp.MustCompile(`port ([0-9]+) of this machine's loopback is not open`)
 
-// operatorFlag returns the flag with which the operator allows what was refused,
-// empty if a rule is enough.
+// operatorFlag returns the flag with which the operator allows the refused
+// destination; empty if a rule is enough.
 func operatorFlag(subject string) string {
 	if m := hostPortRE.FindStringSubmatch(subject); m != nil {
 		return "atoll up --egress-host-ports " + m[1]
@@ -56,7 +56,7 @@ func (a *App) explainRefusal(ctx context.Context, b box, since time.Time, exit s
 // gateway has reported its last decision.
 const refusalTime = 15 * time.Second
 
-// refusals returns what was refused to a sandbox since a time, each once.
+// refusals returns the refused destinations of a sandbox since a time, each once.
 func (a *App) refusals(ctx context.Context, id sandbox.ID, since time.Time) (subjects []string) {
 	ctx, cancel := context.WithTimeout(ctx, refusalTime)
 	defer cancel()
@@ -91,7 +91,7 @@ func (a *App) warnEgress(ctx context.Context) {
 			defer cancel()
 			var err error
 			if theirs, err = a.client.Admin().EgressSettings(ctx); err != nil {
-				return // whoever does not own the machine cannot know
+				return // only the machine's owner can read it
 			}
 		}
 		switch theirs[name] {

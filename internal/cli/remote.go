@@ -66,8 +66,8 @@ func (r remote) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 	return out, nil
 }
 
-// create makes the sandbox of a request and returns it with the command to run
-// in it, nil if there is none.
+// create creates the sandbox of a request and returns it with the command to
+// run in it; nil if there is none.
 func (r remote) create(ctx context.Context, req *control.RunRequest) (*atoll.Sandbox, *sandbox.Command, error) {
 	spec := req.Spec
 	var err error
@@ -90,7 +90,7 @@ func (r remote) create(ctx context.Context, req *control.RunRequest) (*atoll.San
 	switch {
 	case cmd.Shell != "" || len(cmd.Args) > 0:
 	case cmd.TTY != nil:
-		cmd.Args = []string{"/bin/sh"} // somebody sits at the terminal
+		cmd.Args = []string{"/bin/sh"} // interactive
 	default:
 		return s, nil, nil
 	}
@@ -114,12 +114,12 @@ func absoluteImage(image string) (string, error) {
 // nothing uses it.
 const orphanTime = 10 * time.Second
 
-// remoteTeardown bounds the removal of a sandbox whose caller went away.
+// remoteTeardown limits the removal of a sandbox after its caller has gone.
 const remoteTeardown = 30 * time.Second
 
 func (r remote) Run(ctx context.Context, req control.RunRequest, use func(context.Context, box, driver.Process) error) (exit sandbox.Exit, err error) {
 	if !req.Keep && req.Spec.Lifetime.Idle == 0 {
-		// Should this process be killed, nobody else removes the sandbox.
+		// If this process is killed, nothing else removes the sandbox.
 		req.Spec.Lifetime.Idle, req.Spec.Lifetime.IdleAction = orphanTime, sandbox.IdleDelete
 	}
 	s, cmd, err := r.create(ctx, &req)

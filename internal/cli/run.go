@@ -120,8 +120,8 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 // not found goes.
 var wellKnownImages = []string{"alpine", "archlinux", "busybox", "debian", "fedora", "golang", "node", "python", "redis", "ruby", "rust", "ubuntu"}
 
-// looksLikeImage reports whether a word that is no command may be meant as an
-// image, as other programs take it: name:tag, or host/name.
+// looksLikeImage reports whether an argument that is not a command looks like
+// an image, as in other programs: name:tag or host/name.
 func looksLikeImage(word string) bool {
 	if strings.HasPrefix(word, "/") || strings.HasPrefix(word, ".") {
 		return false
@@ -160,8 +160,7 @@ func (a runCommands) startDetached(ctx context.Context, t target, req control.Ru
 	return made, nil
 }
 
-// sweep removes what a killed atoll left behind. Failing to is no reason not
-// to go on.
+// sweep removes leftovers of a killed atoll. A failure is not fatal.
 func (a *App) sweep(ctx context.Context, c *control.Control) {
 	if _, err := c.Sweep(ctx); err != nil && ctx.Err() == nil {
 		text, _ := explain(err)
@@ -247,7 +246,7 @@ func (a *App) finishJSON(res *result, exit sandbox.Exit, err error) error {
 	return exitCode(res.Exit)
 }
 
-// codeFor returns the exit code that tells how a command ended.
+// codeFor returns the exit code for the end of a command.
 func codeFor(exit sandbox.Exit) int {
 	switch exit.Reason {
 	case sandbox.ReasonTimeout, sandbox.ReasonLifetime:
@@ -292,8 +291,8 @@ func (a *App) outcome(exit sandbox.Exit, how *commandFlags) error {
 	return nil
 }
 
-// progress returns what shows how fetching an image goes, and what clears it
-// away, which may be called again. Nothing is shown but on a terminal.
+// progress returns a function that shows the progress of a pull, and one that
+// clears it, which may be called again. It shows progress only on a terminal.
 func (a *App) progress(quiet bool) (show func(control.Progress), done func()) {
 	if quiet || !isTerminal(a.Stderr) {
 		return nil, func() {}

@@ -20,9 +20,9 @@ const (
 	clearBelow  = "\x1b[J"
 )
 
-// watch shows what frame returns, again and again, until ctx ends, which is no
-// error. On a terminal each frame takes the place of the one before, and the
-// terminal is left as it was; elsewhere they follow each other.
+// watch repeatedly shows the result of frame until ctx ends, which is not an
+// error. On a terminal each frame replaces the previous one, and the terminal
+// is restored at the end; elsewhere frames follow each other.
 func (a *App) watch(ctx context.Context, every time.Duration, frame func(context.Context) (string, error)) (err error) {
 	screen, _ := a.Stdout.(*os.File)
 	if !isTerminal(a.Stdout) {

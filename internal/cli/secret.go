@@ -33,8 +33,8 @@ command line, which every user of the machine can read.`,
 
 const maxSecret = 64 << 10
 
-// readSecret reads a value from a file, from standard input, or from whoever
-// sits at the terminal. One end of a line is left out.
+// readSecret reads a value from a file, from standard input, or from a prompt
+// on the terminal. It removes one trailing newline.
 func (a secretCommands) readSecret(file string) ([]byte, error) {
 	in := a.Stdin
 	switch {
@@ -207,7 +207,7 @@ func secretRef(text string) (r sandbox.SecretRef, err error) {
 		case ok && key == "mode":
 			r.Mode = sandbox.SecretMode(value)
 		default:
-			return r, badFlag("secret", "%q is none of env=, host=, in= and mode=", field)
+			return r, badFlag("secret", "%q is not one of env=, host=, in= and mode=", field)
 		}
 	}
 	return r, sandbox.ValidateSecretName(r.Name)

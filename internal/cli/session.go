@@ -26,7 +26,7 @@ type session struct {
 	stdin          io.Reader // nil: the command reads an empty input
 	stdout, stderr io.Writer
 	terminal       *os.File // put into raw mode while the command runs; may be nil
-	sizes          *os.File // the terminal whose size is followed; may be nil
+	sizes          *os.File // the terminal that determines the size; may be nil
 	signals        *interrupts
 	detachKeys     []byte // keys that leave the command to itself; nil: none
 }
@@ -78,7 +78,7 @@ func (s *session) drain(ctx context.Context, p driver.Process) error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, _ = p.Wait(waitCtx) // how it ended is asked again, by who wants to know
+		_, _ = p.Wait(waitCtx) // the caller calls Wait again
 	}()
 	var late <-chan time.Time
 	for open := len(streams); open > 0; {
@@ -113,7 +113,7 @@ type outflow struct {
 	to      io.Writer
 	from    io.Reader
 	waited  atomic.Int64 // nanoseconds spent in reads that ended
-	reading atomic.Int64 // when the present read began, 0 if there is none
+	reading atomic.Int64 // when the present read began; 0: none
 	done    atomic.Bool
 }
 
@@ -132,7 +132,7 @@ func (o *outflow) copy() error {
 			}
 		}
 		if err != nil {
-			// The end, or the command was let go of; its Wait tells which.
+			// The end, or the command was detached; Wait reports which.
 			return nil
 		}
 	}
@@ -200,14 +200,13 @@ func windowSize(f *os.File) sandbox.WindowSize {
 	return sandbox.WindowSize{Cols: 80, Rows: 24}
 }
 
-// interrupted is why a context ended: somebody sent us a signal.
+// interrupted is the cause of a context that ended because of a signal.
 type interrupted syscall.Signal
 
 func (i interrupted) Error() string { return "interrupted" }
 
-// interrupts turns signals sent to us into what they mean: the first goes to
-// the command, if one runs, which may end in its own time; any further one
-// ends everything.
+// interrupts handles our signals. The first one is forwarded to the command, if
+// one runs, which may take its time to end. Any further one ends everything.
 type interrupts struct {
 	cancel context.CancelCauseFunc
 	mu     sync.Mutex
@@ -216,8 +215,8 @@ type interrupts struct {
 	passed bool          // one was passed on, or is to be
 }
 
-// aboutToRun is how long a signal waits for a command: it may run already, as
-// far as others can see, while we have yet to hear of it.
+// aboutToRun is how long a signal waits for a command, because it may already
+// run while we have not received its start.
 const aboutToRun = 100 * time.Millisecond
 
 // catchSignals begins to turn signals into what they mean. The returned

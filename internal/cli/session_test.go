@@ -18,7 +18,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// command is a process whose streams a test holds in its hands.
+// command is a process with streams that the test controls.
 type command struct {
 	stdin          io.WriteCloser
 	stdout, stderr io.Reader

@@ -60,7 +60,7 @@ func (a sessionCommands) completeAll(cmd *cobra.Command, _ []string, _ string) (
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// outcome tells what a session got.
+// outcome describes the sandbox that a session got.
 func outcome(name string, r *sandbox.Receipt) string {
 	text := fmt.Sprintf("%s: %s, sandbox %s at epoch %d", name, r.Outcome, r.Sandbox, r.Epoch)
 	if len(r.Lost) > 0 {
@@ -87,7 +87,7 @@ that name is used instead.`,
 	flags.StringVarP(&how.workdir, "workdir", "w", "", "directory that commands start in, absolute; made if it is missing")
 	flags.StringVarP(&how.user, "user", "u", "", "user that commands run as: NAME, UID, NAME:GROUP or UID:GID")
 	flags.StringVar(&opts.Group, "group", "", "sessions of the same group share one sandbox (default: a group of its own)")
-	flags.BoolVar(&opts.PauseOnExit, "pause-on-exit", false, "pause the sandbox instead of removing it when nobody uses the session, where the provider can")
+	flags.BoolVar(&opts.PauseOnExit, "pause-on-exit", false, "pause the sandbox instead of removing it when the session has no holder, if the provider can")
 	flags.BoolVar(&opts.AttachIfExists, "attach", false, "use the session of that name if there is one; the other flags are then ignored")
 	boxed.register(cmd)
 	unused := []string{"rm", "keep", "entrypoint", "name", "pull", "platform"}
@@ -120,7 +120,7 @@ that name is used instead.`,
 	})
 }
 
-// shortly describes a session that was opened, and lets go of it.
+// shortly describes an opened session and closes it.
 func (a sessionCommands) shortly(s *atoll.Session) (sandbox.Opened, error) {
 	receipt := s.Receipt()
 	return sandbox.Opened{Session: s.Info(), Receipt: &receipt}, s.Close()
@@ -275,7 +275,7 @@ func writeArchive(ctx context.Context, s *atoll.Session, name string) (sandbox.E
 	return e, err
 }
 
-// maxEnvelope bounds what is read as an envelope.
+// maxEnvelope limits the size of an envelope.
 const maxEnvelope = 4 << 20
 
 func (a sessionCommands) readEnvelope(name string) (e sandbox.Envelope, err error) {
@@ -441,11 +441,11 @@ label, by group or by provider. It counts whole hours.`,
 	cmd.Flags().StringVar(&to, "to", "", "before this time (default: now)")
 	completeFlag(cmd, "by", "label:", "group", "provider")
 	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.SessionUsage, error) {
-		since, err := moment("from", from)
+		since, err := parseTime("from", from)
 		if err != nil {
 			return nil, err
 		}
-		until, err := moment("to", to)
+		until, err := parseTime("to", to)
 		if err != nil {
 			return nil, err
 		}

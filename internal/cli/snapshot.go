@@ -131,7 +131,7 @@ func (a snapshotCommands) showSnapshots(all []sandbox.Snapshot, asJSON, quiet bo
 	return a.table("NAME OF IMAGE HOLDS SIZE STORED CREATED LABELS", rows)
 }
 
-// stored tells what a snapshot takes in the blob store.
+// stored returns a snapshot's size in the blob store.
 func stored(s *sandbox.Snapshot) string {
 	switch {
 	case s.Saved:

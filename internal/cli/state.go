@@ -16,12 +16,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// maxAddress bounds the file that holds the address of a store.
+// maxAddress limits the size of a file with the address of a store.
 const maxAddress = 64 << 10
 
 // storeAddress returns the address of the daemon's database: from the flag,
-// else from the file, else from the environment. It may hold a password, which
-// has no business on a command line.
+// else from the file, else from the environment. It may contain a password,
+// which must not be on a command line.
 func (a *App) storeAddress(flag, file string) (string, error) {
 	switch {
 	case flag != "":

@@ -22,7 +22,7 @@ const (
 	reset  = "\x1b[0m"
 )
 
-// paint colours text if w is a terminal and nobody objects (no-color.org).
+// paint colours text if w is a terminal and NO_COLOR is not set (no-color.org).
 func (a *App) paint(w io.Writer, color, text string) string {
 	if no, _ := a.LookupEnv("NO_COLOR"); no != "" || color == "" || !isTerminal(w) {
 		return text
@@ -68,7 +68,7 @@ func tableText(header string, rows [][]string) string {
 	return b.String()
 }
 
-// ago tells a moment in the past the way people do.
+// ago formats how long ago a time was.
 func ago(t time.Time) string {
 	if t.IsZero() {
 		return "-"

@@ -37,10 +37,9 @@ type target interface {
 // box is a sandbox that commands act on.
 type box interface {
 	Name() string
-	// Limits are those that its provider does not enforce, as far as that is
-	// known.
+	// Limits are the limits that its provider is known not to enforce.
 	Limits() map[string]sandbox.Enforcement
-	// Main is the command that it exists for, nil if there is none.
+	// Main is its main command; nil if there is none.
 	Main() *sandbox.MainCommand
 	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
 	driver.ProcessManager

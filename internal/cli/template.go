@@ -109,7 +109,7 @@ func (a templateCommands) build(ctx context.Context, dir string, opts atoll.Buil
 	return c.BuildTemplate(ctx, r, opts)
 }
 
-// showBuild writes what a build tells to standard error.
+// showBuild writes messages of a build to standard error.
 func (a templateCommands) showBuild(e sandbox.BuildEvent) {
 	switch {
 	case e.Output:

@@ -71,8 +71,8 @@ func limitText(v float64, bytes bool) string {
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
-// limitFlags registers a flag for each limit. What it returns tells which were
-// given, nil if none was.
+// limitFlags registers a flag for each limit. It returns a function that
+// returns the given limits, or nil if there are none.
 func limitFlags(flags *pflag.FlagSet) func() *sandbox.LimitsChange {
 	var c sandbox.LimitsChange
 	all := map[string]*limitFlag{}

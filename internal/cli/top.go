@@ -78,7 +78,7 @@ Watching a sandbox does not count as use: idle policies apply all the same.`,
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		order := orders[sortBy]
 		if order == nil {
-			return badFlag("sort", "%q is none of name, cpu, memory, disk and pids", visible(sortBy))
+			return badFlag("sort", "%q is not one of name, cpu, memory, disk and pids", visible(sortBy))
 		}
 		target, err := a.target(ctx)
 		if err != nil {
@@ -156,12 +156,12 @@ func sizeOf(n *int64) string {
 	return units.BytesSize(float64(*n))
 }
 
-// usager tells what it consumes.
+// usager measures its own resource usage.
 type usager interface {
 	Usage(ctx context.Context) (sandbox.Usage, error)
 }
 
-// meter measures sandboxes again and again.
+// meter measures sandboxes repeatedly.
 type meter struct {
 	target target
 	only   []string // names or ids; none: all
@@ -172,8 +172,7 @@ type meter struct {
 const (
 	// atOnce is how many sandboxes are asked at the same time.
 	atOnce = 8
-	// askTime bounds how long one may take; what it does not tell by then is
-	// not known.
+	// askTime limits one measurement; after that, its values are unknown.
 	askTime = 5 * time.Second
 )
 

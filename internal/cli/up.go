@@ -19,25 +19,25 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// defaultE2B is where clients of E2B are served unless something else is said:
-// where their SDKs look for a local server.
+// defaultE2B is the default address for E2B clients, where their SDKs expect a
+// local server.
 const defaultE2B = "127.0.0.1:3000"
 
-// defaultBridge is where clients of Cloudflare's sandbox bridge are served unless
-// something else is said: where its development server is.
+// defaultBridge is the default address for clients of Cloudflare's sandbox
+// bridge, the address of its development server.
 const defaultBridge = "127.0.0.1:8787"
 
-// UpOptions say how a daemon is to run.
+// UpOptions configure a daemon.
 type UpOptions struct {
 	StateDir string
 	Provider string
 	Shared   []string    // providers that callers with an API key may choose
 	Store    string      // address of the database, with its password; empty: a file in StateDir
 	Blobs    string      // address of the store of workspaces and snapshots; empty: a directory in StateDir
-	Buckets  []string    // [TENANT/]NAME=ADDRESS of those that workspaces can be
+	Buckets  []string    // [TENANT/]NAME=ADDRESS of buckets that workspaces can use
 	Listen   string      // TCP address, empty for none
 	TLS      *tls.Config // for it
-	Plain    bool        // a loopback address may do without
+	Plain    bool        // allows a loopback address without TLS
 	Hosts    []string
 	E2B      E2BOptions
 	Bridge   BridgeOptions
@@ -46,42 +46,42 @@ type UpOptions struct {
 	// AuditKeep is how long events are kept; zero means without limit.
 	AuditKeep time.Duration
 	OTLP      string // address of a collector of OpenTelemetry; empty: as the environment says
-	Pool      int    // sandboxes that are made ahead
+	Pool      int    // number of prewarmed sandboxes
 	Drain     time.Duration
 	Logger    *slog.Logger
 	// PlainSnapshots and SnapshotCache say how snapshots are stored, see
 	// daemon.Options.
 	PlainSnapshots bool
 	SnapshotCache  int64
-	// SessionGrace is how long the sandbox of a session is kept when nobody needs
-	// it; zero means as long as daemon.Options says.
+	// SessionGrace is how long the sandbox of a session without holders is kept;
+	// zero means the default of daemon.Options.
 	SessionGrace time.Duration
 }
 
-// E2BOptions say where clients of E2B are served.
+// E2BOptions configure the API for E2B clients.
 type E2BOptions struct {
 	Listen string // TCP address, empty for none
 	TLS    *tls.Config
-	Domain string // under which they reach sandboxes
-	CA     string // file with the certificate that they have to trust
+	Domain string // domain of sandboxes
+	CA     string // file with the certificate that clients must trust
 	// Plain serves a loopback address without TLS, too.
 	Plain bool
-	// Internet allows sandboxes what their clients do not deny.
+	// Internet allows sandboxes everything that their clients do not deny.
 	Internet bool
 }
 
-// BridgeOptions say where clients of Cloudflare's sandbox bridge are served.
+// BridgeOptions configure the API for clients of Cloudflare's sandbox bridge.
 type BridgeOptions struct {
 	Listen string // TCP address, empty for none
 	TLS    *tls.Config
 }
 
-// EgressOptions say what the owner of the machine decides about all networks.
-// Empty settings are taken from the environment.
+// EgressOptions are the machine owner's settings for all networks. Empty
+// settings are taken from the environment.
 type EgressOptions struct {
 	Allow []string // addresses and CIDRs that rules may allow although they are not public
-	Proxy string   // for all that leaves; it may hold a password
-	Roots string   // PEM file of authorities that are trusted besides the machine's
+	Proxy string   // for all outgoing connections; may contain a password
+	Roots string   // PEM file of authorities that are trusted in addition to the machine's
 	Hosts string   // file of names with addresses
 
 	// HostPorts are ports of the machine's loopback that rules may open, by the
@@ -119,7 +119,7 @@ func proxyAddress(flag, file string) (string, error) {
 	return flag, nil
 }
 
-// Daemon is one that runs.
+// Daemon is a running daemon.
 type Daemon interface {
 	Socket() string // its path
 	TCP() net.Addr  // nil without one
@@ -128,7 +128,7 @@ type Daemon interface {
 	Bridge() net.Addr
 	// Reload reads its policies anew.
 	Reload(ctx context.Context) error
-	// Failed yields what makes it useless.
+	// Failed yields fatal errors.
 	Failed() <-chan error
 	Close() error
 }
@@ -189,7 +189,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&opts.OTLP, "otlp", "", "send traces and events to this OpenTelemetry collector, http://HOST:4318 (default: as the OTEL_EXPORTER_OTLP_ variables say, else nowhere)")
 	flags.IntVar(&opts.Pool, "pool", defaultPool(), "number of warm sandboxes to keep per image (0 disables the pool)")
 	flags.Var(&drain, "drain", "how long requests may go on when the daemon ends (default 5s)")
-	flags.Var((*durationFlag)(&opts.SessionGrace), "session-grace", "how long to keep the sandbox of a session that nobody uses (default 15m)")
+	flags.Var((*durationFlag)(&opts.SessionGrace), "session-grace", "how long to keep the sandbox of a session without holders (default 15m)")
 	flags.BoolVarP(&background, "detach", "d", false, "run it in the background")
 	flags.BoolVarP(&verbose, "verbose", "v", false, "log more")
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key")
@@ -244,7 +244,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	return cmd
 }
 
-// isLoopback reports whether HOST:PORT is reached by this machine alone.
+// isLoopback reports whether only this machine can reach HOST:PORT.
 func isLoopback(listen string) bool {
 	host, _, err := net.SplitHostPort(listen)
 	ip := net.ParseIP(host)
@@ -272,8 +272,8 @@ func (a upCommands) attend(ctx context.Context, d Daemon, again <-chan os.Signal
 	}
 }
 
-// defaultPool is how many sandboxes this machine makes ahead: no more than it
-// can start at once.
+// defaultPool is the default number of prewarmed sandboxes: no more than this
+// machine can start at once.
 func defaultPool() int { return min(runtime.NumCPU(), 8) }
 
 // runDaemon runs a daemon until a signal ends it, or it fails.

@@ -38,7 +38,7 @@ func volume(text string) (sandbox.Mount, error) {
 	}
 	if _, err := os.Stat(source); err != nil {
 		e := badFlag("volume", "%v", err)
-		e.Hint = "make it first; Atoll shows what is there and makes nothing up"
+		e.Hint = "create it first; Atoll does not create host directories"
 		return sandbox.Mount{}, e
 	}
 	m.Source = source

@@ -61,7 +61,7 @@ func workspaceSpec(text string) (w sandbox.WorkspaceMount, err error) {
 	case "shared":
 		w.Mode = sandbox.WorkspaceShared
 	default:
-		return w, badFlag("workspace", "is none of NAME, NAME:ro and NAME:shared, each with :/PATH behind it or not")
+		return w, badFlag("workspace", "is not NAME, NAME:ro or NAME:shared, each with an optional :/PATH")
 	}
 	return w, nil
 }
@@ -80,8 +80,8 @@ it, or any number can read it.`,
 		a.workspaceRestoreCmd(), a.workspacePersistCmd(), a.workspacePruneCmd(), a.workspaceVerifyCmd(), a.workspaceRemoveCmd())
 }
 
-// daemonVerb adapts what is done with a daemon and shows the result: as
-// JSON, or with text.
+// daemonVerb adapts a function that uses a daemon, and shows its result as JSON
+// or text.
 func daemonVerb[T any](a *App, cmd *cobra.Command, do func(context.Context, *atoll.Client, []string) (T, error), text func(T) error) *cobra.Command {
 	var asJSON bool
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -305,7 +305,7 @@ func (a workspaceCommands) workspaceVerifyCmd() *cobra.Command {
 	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceReport, error) {
 		return c.VerifyWorkspace(ctx, args[0], deep)
 	}, func(r sandbox.WorkspaceReport) error {
-		return a.tell("%d versions in %d chunks, %s: all is there", r.Versions, r.Chunks, bytesText(r.Bytes))
+		return a.tell("%d versions in %d chunks, %s: complete", r.Versions, r.Chunks, bytesText(r.Bytes))
 	})
 }
 

@@ -162,7 +162,7 @@ func ParseProblem(text []byte) error {
 	}
 	e := &sandbox.Error{Code: p.Code, Op: p.Op, Subject: p.Subject, Message: p.Detail, Hint: p.Hint, Rule: p.Rule}
 	if p.Request != "" && e.Hint == "" {
-		e.Hint = "the daemon's log tells more, under the request " + p.Request
+		e.Hint = "see the daemon's log for request " + p.Request
 	}
 	if len(p.Faults) > 0 {
 		e.Subject, e.Message = p.Faults[0].Field, p.Faults[0].Message

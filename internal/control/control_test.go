@@ -152,7 +152,7 @@ func TestFind(t *testing.T) {
 	}
 	_, err = c.Find(t.Context(), "\x1b[2J")
 	wantError(t, err, sandbox.CodeInvalid)
-	// A listing that broke off proves nothing about what is absent.
+	// An incomplete listing proves nothing about missing sandboxes.
 	p.fail["list"] = errUnknown
 	_, err = c.Find(t.Context(), "two")
 	wantError(t, err, sandbox.CodeInternal)
@@ -362,9 +362,8 @@ func TestProcesses(t *testing.T) {
 	wantError(t, err, sandbox.CodeInvalid)
 }
 
-// A limit that nothing enforces is not claimed to hold: it is said, or refused
-// where the provider decides by itself. Defaults that would not hold are left
-// out.
+// A limit that is not enforced is reported, or refused if the provider chooses
+// the size itself. Defaults that would not be enforced are left out.
 func TestLimitsThatDoNotHold(t *testing.T) {
 	defaults := func(cfg *control.Config) { cfg.Defaults = sandbox.Resources{Memory: 1 << 30} }
 	asked := sandbox.Spec{Resources: sandbox.Resources{Memory: 64 << 20}}

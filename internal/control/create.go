@@ -122,7 +122,7 @@ func (c *Control) complete(ctx context.Context, req *CreateRequest) (*sandbox.Sp
 	switch req.Pull {
 	case "", PullMissing, PullAlways, PullNever:
 	default:
-		return nil, invalid("", "pull", fmt.Sprintf("%q is none of missing, always and never", req.Pull), "")
+		return nil, invalid("", "pull", fmt.Sprintf("%q is not one of missing, always and never", req.Pull), "")
 	}
 	if err := c.checkNetwork(ctx, &spec, req); err != nil {
 		return nil, err

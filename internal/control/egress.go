@@ -11,9 +11,9 @@ import (
 type Egress struct {
 	// Profile is the stored profile, for a Spec that names one.
 	Profile sandbox.Profile
-	// Ceilings limit it. Unenforceable is how to treat rules that the provider
+	// EgressLimits limit it. Unenforceable is how to treat rules that the provider
 	// cannot enforce. Empty: Refuse.
-	Ceilings      []policy.Ceiling
+	EgressLimits  []policy.EgressLimit
 	Unenforceable policy.Unenforceable
 }
 
@@ -28,7 +28,7 @@ func (c *Control) translate(n sandbox.Network, e Egress) (*sandbox.EgressRules, 
 	if !local {
 		profile = e.Profile
 	}
-	p, err := policy.Compile(profile, policy.Options{Ceilings: e.Ceilings})
+	p, err := policy.Compile(profile, policy.Options{EgressLimits: e.EgressLimits})
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// bounding is a fake that bounds what sandboxes reach, and remembers how.
+// bounding is a fake that enforces egress rules and records them.
 type bounding struct {
 	*fake.Provider
 	ability sandbox.EgressAbility
@@ -58,12 +58,12 @@ func TestRulesOfProviders(t *testing.T) {
 	if rule := refused(create(sandbox.Network{Profile: "docs"}, control.Egress{Profile: stored})); rule != "read" {
 		t.Errorf("refused by %q", rule)
 	}
-	ceiling := []policy.Ceiling{{Name: "agents", Profile: sandbox.Profile{}}}
-	if err := create(hosts, control.Egress{Ceilings: ceiling}); err != nil || p.got == nil || len(p.got.Allow) != 0 || p.got.Open {
-		t.Errorf("under a ceiling: %+v %v", p.got, err)
+	limit := []policy.EgressLimit{{Name: "agents", Profile: sandbox.Profile{}}}
+	if err := create(hosts, control.Egress{EgressLimits: limit}); err != nil || p.got == nil || len(p.got.Allow) != 0 || p.got.Open {
+		t.Errorf("under a limit: %+v %v", p.got, err)
 	}
 
-	// Plain processes have the network of the machine, which somebody has to say.
+	// Plain processes have the network of the machine, which must be reported.
 	p.ability = sandbox.EgressAbility{Kind: sandbox.EgressNone}
 	for mode, want := range map[policy.Unenforceable]sandbox.Code{policy.Refuse: sandbox.CodeUnsupported, policy.Narrow: sandbox.CodeUnsupported, policy.LetPass: ""} {
 		err := create(hosts, control.Egress{Unenforceable: mode})
@@ -87,7 +87,7 @@ func TestGatewaySecretsOfProviders(t *testing.T) {
 	}
 }
 
-// templates is a provider with images of its own.
+// templates is a provider with its own images.
 type templates struct {
 	driver.Provider
 	created *sandbox.Spec

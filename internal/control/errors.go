@@ -60,7 +60,7 @@ func (c *Control) wrap(a Action, err error) error {
 
 const (
 	diskFull  = "the disk of the machine is full"
-	freeSpace = "free some space where the state directory is; what runs goes on meanwhile"
+	freeSpace = "free some space on the disk of the state directory; running sandboxes continue"
 )
 
 // DiskFull reports whether a write failed because the disk is full.

@@ -13,8 +13,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// boxes is a provider that remembers what it was asked for and fails where a
-// test wants it to. Its commands do nothing but end when they are told to.
+// boxes is a provider that records requests and fails on demand. Its commands
+// do nothing and end on demand.
 type boxes struct {
 	mu     sync.Mutex
 	alive  map[sandbox.ID]*box

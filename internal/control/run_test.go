@@ -122,7 +122,7 @@ func TestStart(t *testing.T) {
 	p.fail["exec"] = errKnown
 	_, _, err = c.Start(t.Context(), request("sleep"))
 	wantError(t, err, sandbox.CodeExhausted)
-	p.plain = true // whose sandboxes would end with us
+	p.plain = true // its sandboxes end with this process
 	_, _, err = c.Start(t.Context(), control.RunRequest{})
 	wantError(t, err, sandbox.CodeUnsupported)
 	if p.count() != 2 {

@@ -29,7 +29,7 @@ func compress(t *testing.T, content []byte, opts ...zstd.EOption) []byte {
 	return out.Bytes()
 }
 
-// What is written compressed reads as it was; what broke off is no whole stream.
+// Compressed data is restored; a truncated stream is an error.
 func TestCompressed(t *testing.T) {
 	content := strings.Repeat("a tar stream, or so ", 1<<16)
 	var out bytes.Buffer
@@ -85,7 +85,7 @@ func TestUncompressedRefuses(t *testing.T) {
 	good := compress(t, content)
 	bad := bytes.Clone(good)
 	bad[len(bad)/2] ^= 0xff
-	// A frame that wants 1 GiB of memory, and one that is no frame.
+	// A frame that needs 1 GiB of memory, and an invalid frame.
 	huge := []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 20 << 3, 1, 0, 0}
 	for name, stream := range map[string][]byte{
 		"damaged": bad, "truncated": good[:len(good)-10], "too large a window": huge, "nonsense": []byte("\x28\xb5\x2f\xfdnonsense"),

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx", for whoever can use the database
+	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx", for an attacker with access to the database
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon"
@@ -134,8 +134,8 @@ func TestAttackForgedEnvelopes(t *testing.T) {
 	}
 }
 
-// TestAttackEnvelopeOfAFreerTime resumes an envelope from before the policies:
-// what they forbid is refused, whatever the envelope contains.
+// TestAttackEnvelopeOfAFreerTime resumes an envelope from before the policies.
+// Everything that they forbid is refused.
 func TestAttackEnvelopeOfAFreerTime(t *testing.T) {
 	file := t.TempDir() + "/policies.yaml"
 	ok(t, os.WriteFile(file, []byte("policies:\n  - {name: small, memory: 16g}\n"), 0o600))
@@ -258,7 +258,7 @@ func mustSession(t *testing.T, c *atoll.Client, name string) sandbox.Session {
 }
 
 // TestAttackTwoReapers lets two daemons of one database manage the same
-// sessions, whose holders come and go. No epoch is used twice, no sandbox in
+// sessions, while holders come and go. No epoch is used twice, no sandbox in
 // use is ended, and no saved data is lost.
 func TestAttackTwoReapers(t *testing.T) {
 	address := storetest.Postgres(t)
@@ -289,8 +289,8 @@ func TestAttackTwoReapers(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				// The other daemon asks for it while it drains. It cannot use what is
-				// elsewhere, and must not replace it either.
+				// The other daemon requests it while it drains. It can neither use a
+				// sandbox of another daemon nor replace it.
 				if _, err := c2.Sessions().Attach(t.Context(), name, atoll.SessionOptions{}); err == nil {
 					t.Errorf("%s was attached on a daemon that has no access to it", name)
 				}

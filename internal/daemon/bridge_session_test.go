@@ -44,7 +44,7 @@ func TestBridgeSessions(t *testing.T) {
 	if _, _, end := c.in("", box, "mkdir", "-p", "/workspace/app/src"); end != fine {
 		t.Fatal(end)
 	}
-	// A session has a directory and an environment of its own.
+	// A session has its own directory and environment.
 	a := c.want(200, "", c.do("POST", box+"/session", `{"id":"one","cwd":"app","env":{"COLOR":"grün","GONE":null}}`))
 	if a.fields["id"] != "one" {
 		t.Errorf("%s", a.body)
@@ -55,7 +55,7 @@ func TestBridgeSessions(t *testing.T) {
 	c.wantIn("one", box, "grün\n", "sh", "-c", "echo $COLOR")
 	c.wantIn(other, box, "/workspace\n", "pwd")
 	c.wantIn("", box, "/workspace\n", "pwd")
-	c.wantIn("never-made", box, "/workspace\n", "pwd") // which is as one without anything
+	c.wantIn("never-made", box, "/workspace\n", "pwd") // which is like an empty one
 	// Commands of the shell change it; cwd of a request is only for that one.
 	for _, args := range [][]string{{"cd", "src"}, {"export", "COLOR=red", "X=a=b"}, {"unset", "X"}} {
 		if _, stderr, end := c.in("one", box, args...); end != fine || stderr != "" {
@@ -127,8 +127,8 @@ func TestBridgeSessions(t *testing.T) {
 	c.wantIn(other, box, "\n", "sh", "-c", "echo $A")
 }
 
-// TestBridgeSessionsAreHostile: a program in the sandbox writes what it likes where
-// its sessions are.
+// TestBridgeSessionsAreHostile: a program in the sandbox overwrites the files
+// of its sessions.
 func TestBridgeSessionsAreHostile(t *testing.T) {
 	_, c, rival := startBridge(t)
 	box := c.create()

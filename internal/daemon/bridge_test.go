@@ -60,8 +60,8 @@ func (c bridgeClient) create() string {
 	return "/v1/sandbox/" + c.want(200, "", c.do("POST", "/v1/sandbox", "")).fields["id"].(string)
 }
 
-// exec runs a command, and returns what it wrote and the name and data of the
-// last event.
+// exec runs a command, and returns its output and the name and data of the last
+// event.
 func (c bridgeClient) exec(box string, args ...string) (stdout, stderr, last, data string) {
 	c.t.Helper()
 	body, _ := json.Marshal(map[string]any{"argv": args, "timeout_ms": 30000})
@@ -310,7 +310,7 @@ func TestBridgeLifecycle(t *testing.T) {
 	if stdout, _, _, _ := c.exec(box, "cat", "/workspace/hard", "/workspace/link"); stdout != content+content {
 		t.Errorf("after hydrating: %q", stdout)
 	}
-	// Ids that are no names work, many at once.
+	// Ids that are not valid names work, many at once.
 	done := make(chan answer)
 	for range 4 {
 		go func() { done <- c.do("POST", "/v1/sandbox/My_ID/exec", `{"argv":["true"]}`) }()

@@ -296,8 +296,8 @@ func readWorkspace(t *testing.T, m *daemontest.Machine, c *atoll.Client, into *b
 	into.Write(data)
 }
 
-// What a copy cannot keep is refused, and so is a provider that uses the files of
-// the machine.
+// Settings that a copy cannot keep are refused, and so is a provider that uses
+// the files of the machine.
 func TestBridgedWorkspaceRefusals(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)

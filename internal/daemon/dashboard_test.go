@@ -18,12 +18,12 @@ var (
 	labelRE    = regexp.MustCompile(`([a-z]+)(?:=~|!~|!=|=)"`)
 	groupRE    = regexp.MustCompile(`\bby \(([^)]*)\)`)
 	legendRE   = regexp.MustCompile(`\{\{(\w+)\}\}`)
-	// shapeRE is what is left of an expression that uses its metrics as PromQL does.
+	// shapeRE matches the remainder of an expression that uses metrics as PromQL does.
 	shapeRE = regexp.MustCompile(`^(histogram_quantile\(0\.\d+, )?((min|max|sum)( by \([a-z, ]+\))? ?\()?((rate|increase)\()?METRIC(\[(\$__rate_interval|1h)\])?\)*$`)
 )
 
-// TestDashboard: every metric and label that deploy/grafana shows is one of a
-// daemon's, and every panel has an expression that can be evaluated.
+// TestDashboard: every metric and label in deploy/grafana exists in a daemon,
+// and every panel has a valid expression.
 func TestDashboard(t *testing.T) {
 	data, err := os.ReadFile("../../deploy/grafana/atoll.json")
 	if err != nil {

@@ -54,7 +54,7 @@ func TestDoctor(t *testing.T) {
 	_, err := bearer(t, first, "default", "admin").Admin().Diagnose(t.Context())
 	wantCode(t, err, sandbox.CodeDenied)
 
-	// Somebody makes a sandbox beside the daemon, and removes one of its own.
+	// Another process makes a sandbox without the daemon, and removes one of the daemon's.
 	p := fake.New(fake.Options{World: m.World})
 	defer p.Close()
 	if _, err := p.Create(t.Context(), &sandbox.Spec{ID: "sb-stray", Name: "stray"}); err != nil {

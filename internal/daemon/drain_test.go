@@ -65,7 +65,7 @@ func TestDrain(t *testing.T) {
 	}
 	closed := make(chan error, 1)
 	go func() { closed <- d.Close() }()
-	for { // until nobody listens
+	for { // until the listener is closed
 		conn, err := net.Dial("unix", d.Socket())
 		if err != nil {
 			break

@@ -171,7 +171,7 @@ func TestE2BUploads(t *testing.T) {
 			t.Errorf("%q: status %d", bad, a.status)
 		}
 	}
-	// The link ends with the key that asked for it.
+	// The link ends with the key that requested it.
 	if err := owner.Admin().RevokeKey(t.Context(), keys[0].ID); err != nil {
 		t.Fatal(err)
 	}

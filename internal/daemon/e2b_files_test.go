@@ -78,8 +78,8 @@ func TestE2BDownloads(t *testing.T) {
 	}
 }
 
-// TestE2BForms uploads forms whose parts contain the boundary, and incomplete
-// forms, which must leave nothing.
+// TestE2BForms uploads forms with parts that contain the boundary, and
+// incomplete forms, which must leave nothing.
 func TestE2BForms(t *testing.T) {
 	_, c, mine, _ := startE2B(t)
 	id, token := c.create(mine)
@@ -115,7 +115,7 @@ func TestE2BReboots(t *testing.T) {
 	connect := func() answer {
 		return c.call("POST", "/v2/sandboxes/"+id+"/connect", `{"memory":false}`, "X-API-Key", mine)
 	}
-	c.want(200, connect()) // it runs, and goes on
+	c.want(200, connect()) // it runs, and continues
 	for _, rest := range []string{`{}`, `{"memory":false}`} {
 		c.want(204, c.call("POST", "/sandboxes/"+id+"/pause", rest, "X-API-Key", mine))
 		c.want(201, connect())

@@ -14,8 +14,8 @@ import (
 
 const wantsToken = `{"templateID":"base","iam":{"tokens":{"aws":{"audience":"sts.example.com","tokenType":"JWT-SVID"}}}}`
 
-// TestAttackE2BIdentity: everybody may read with which key tokens are verified, and
-// nobody gets a token, or the key that signs them.
+// TestAttackE2BIdentity: the key that verifies tokens is public. Tokens and the
+// signing key are not.
 func TestAttackE2BIdentity(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, func(o *daemon.Options) { o.E2B.Listen, o.E2B.Domain = "127.0.0.1:0", "box.test" })
@@ -68,7 +68,7 @@ func TestAttackE2BIdentity(t *testing.T) {
 	gone.Body.Close()
 }
 
-// Without a name under which keys can be published there are no tokens.
+// Without a domain to publish the keys there are no tokens.
 func TestE2BIdentityWantsADomain(t *testing.T) {
 	_, c, mine, _ := startE2B(t)
 	a := c.want(501, c.call("POST", "/v2/sandboxes", wantsToken, "X-API-Key", mine))

@@ -132,7 +132,7 @@ func killUnderStreams(t *testing.T, c e2bByName) {
 	}
 }
 
-// decoded reads a JSON object and closes what it came from.
+// decoded reads a JSON object and closes its source.
 func decoded(t *testing.T, body io.ReadCloser) (fields map[string]any) {
 	t.Helper()
 	defer body.Close()

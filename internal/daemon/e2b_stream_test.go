@@ -42,7 +42,7 @@ func (f e2bFiles) run(process string, headers ...string) frames {
 	return frames{f.t, resp.Body}
 }
 
-// next returns the flags of a frame and what it says.
+// next returns the flags and the content of a frame.
 func (f frames) next() (flags byte, said map[string]any, err error) {
 	var head [5]byte
 	if _, err := io.ReadFull(f.r, head[:]); err != nil {

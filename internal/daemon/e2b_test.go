@@ -28,7 +28,7 @@ type e2bClient struct {
 	addr string
 }
 
-// answer is a response; Fields are those of a JSON object.
+// answer is a response. Fields are the fields of a JSON object.
 type answer struct {
 	status int
 	header http.Header
@@ -138,7 +138,7 @@ func TestAttackE2BDataPlaneWantsTheSandboxesOwnToken(t *testing.T) {
 		c.want(401, stat(id, wrong...))
 	}
 	c.want(401, stat(foreign, "X-Access-Token", token))
-	// The host's name wins over headers, and a name without a port is no sandbox.
+	// The host name overrides headers. A name without a port does not name a sandbox.
 	byName := c.call("POST", "/filesystem.Filesystem/Stat", `{"path":"/"}`, "Host", "49983-"+foreign+".box.test", "E2b-Sandbox-Id", id,
 		"X-Access-Token", token, "Content-Type", "application/json")
 	c.want(401, byName)
@@ -148,7 +148,7 @@ func TestAttackE2BDataPlaneWantsTheSandboxesOwnToken(t *testing.T) {
 			t.Errorf("id %q: %d %s", odd, a.status, a.body)
 		}
 	}
-	// A token of a sandbox is no key, and ends nothing.
+	// A token of a sandbox is not a key, and cannot end the sandbox.
 	c.want(401, c.call("DELETE", "/sandboxes/"+id, "", "Authorization", "Bearer "+token))
 	c.want(204, c.call("DELETE", "/sandboxes/"+id, "", "X-API-Key", mine))
 	c.want(502, c.call("GET", "/health", "", "E2b-Sandbox-Id", id, "E2b-Sandbox-Port", "49983"))
@@ -236,7 +236,7 @@ func TestE2BLists(t *testing.T) {
 	if rest.header.Get("X-Next-Token") != "" || !strings.Contains(string(rest.body), ids[2]) {
 		t.Errorf("%v %s", rest.header, rest.body)
 	}
-	// One of which only the files are kept is paused for its clients, in lists too.
+	// A sandbox of which only the files are kept is "paused" for E2B clients, in lists too.
 	c.want(204, c.call("POST", "/sandboxes/"+ids[1]+"/pause", `{"memory":false}`, "X-API-Key", mine))
 	paused := c.want(200, c.call("GET", "/v2/sandboxes?state=paused", "", "X-API-Key", mine))
 	if text := string(paused.body); strings.Count(text, "sandboxID") != 1 || !strings.Contains(text, ids[1]) {

@@ -137,8 +137,8 @@ func (e *egress) SetEgress(ctx context.Context, id sandbox.ID, p profiles.Egress
 
 func policyOf(p profiles.Egress) gateway.Policy {
 	out := gateway.Policy{Profile: p.Profile, ProxyPassword: p.ProxyPassword.Reveal()}
-	for _, c := range p.Ceilings {
-		out.Ceilings = append(out.Ceilings, wire.Ceiling(c))
+	for _, c := range p.EgressLimits {
+		out.EgressLimits = append(out.EgressLimits, wire.EgressLimit(c))
 	}
 	for _, s := range p.Secrets {
 		out.Secrets = append(out.Secrets, wire.Secret{
@@ -271,8 +271,7 @@ func typeOf(v wire.Verdict) eventlog.Type {
 	return eventlog.EgressDenied
 }
 
-// subjectOf describes in one line what was sent where, and the reason for the
-// decision.
+// subjectOf describes the traffic and the reason for the decision in one line.
 func subjectOf(e gateway.Event) string {
 	host := cmp.Or(e.Host, "")
 	if host == "" && e.Addr.IsValid() {

@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// installed starts a daemon with its own store, whose provider uses an account
+// installed starts a daemon with its own store. Its provider uses an account
 // that other installations may share.
 func installed(t *testing.T, world *fake.World, account string) *daemon.Daemon {
 	t.Helper()

@@ -123,8 +123,8 @@ var bodies = map[string]string{
 	"releaseSession": `{"holder":"h"}`, "runOnSession": `{"target":"fake","command":{"shell":"true"}}`, "swapSession": `{"target":"fake"}`, "publishPort": `{"port":80}`, "createPreview": `{"port":80}`,
 }
 
-// answers are the statuses of operations that do not say 404 of what is not
-// there: what would make it, and what only the owner of the machine may.
+// answers are the statuses of operations that do not return 404 for missing
+// objects: those that create them, and those for the owner of the machine only.
 var answers = map[string]int{"applyProfile": 200, "publishPort": 403, "unpublishPort": 403, "getTenant": 403, "updateTenant": 403}
 
 // operation is an API operation with a name in its path.
@@ -189,7 +189,7 @@ func probe(t *testing.T, d *daemon.Daemon, ids things, work *traces) {
 	}
 	p := &prober{transport: d.Memory().Transport(), token: mine.Token, work: work}
 	defer p.transport.CloseIdleConnections()
-	// What a tenant's first request makes is not made again.
+	// Objects of a tenant's first request are not created again.
 	p.send(t, "POST", "/v1/sandboxes", `{"name":"first"}`, nil)
 
 	var makers []operation
@@ -244,7 +244,7 @@ func (op *operation) to(name string) string {
 	).Replace(op.path) + "?path=/x&from=1&to=2"
 }
 
-// compareCreates makes sandboxes that name what is foreign, and what is not.
+// compareCreates creates sandboxes that refer to foreign and to missing objects.
 func (p *prober) compareCreates(t *testing.T) {
 	for what, body := range map[string]string{
 		"name": `{"name":"NAME"}`, "snapshot": `{"snapshot":"NAME"}`, "template": `{"image":"template:NAME"}`, "full template": `{"image":"template:default/NAME"}`, "profile": `{"network":{"profile":"NAME"}}`,
@@ -274,8 +274,8 @@ func (p *prober) compareCreates(t *testing.T) {
 	})
 }
 
-// things are names and ids of what a tenant has, by the part of a path that
-// they stand in.
+// things are names and ids of a tenant's objects, by the path element that
+// contains them.
 type things map[string]map[string]string
 
 func (th things) of(path string) map[string]string {

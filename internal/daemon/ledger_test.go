@@ -97,7 +97,7 @@ func TestHistoryOfEpochs(t *testing.T) {
 	for i, want := range []struct {
 		sandbox sandbox.ID
 		why     string
-	}{{s.Receipt().Sandbox, ""}, {second, "nobody needed it"}, {first, "it was gone"}} {
+	}{{s.Receipt().Sandbox, ""}, {second, "it was unused"}, {first, "it was gone"}} {
 		e := got[i]
 		if e.Epoch != int64(3-i) || e.Sandbox != want.sandbox || e.Why != want.why || e.Ended.IsZero() != (i == 0) || e.Began.IsZero() || e.Provider != "fake" || len(e.Holders) != 1 {
 			t.Errorf("epoch %d: %+v, want sandbox %s, %q and one holder", 3-i, e, want.sandbox, want.why)

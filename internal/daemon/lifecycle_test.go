@@ -19,7 +19,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// shell runs a script and returns what it wrote.
+// shell runs a script and returns its output.
 func shell(t *testing.T, s *atoll.Sandbox, script string) string {
 	t.Helper()
 	res, err := s.Run(t.Context(), sandbox.Command{Shell: script}, atoll.RunOptions{})
@@ -183,7 +183,7 @@ func TestSnapshots(t *testing.T) {
 	if got, err := c.GetSnapshot(t.Context(), snap.ID); err != nil || got.Children != 1 {
 		t.Errorf("%+v %v", got, err)
 	}
-	// What belongs to another tenant never was.
+	// Sandboxes of another tenant look as if they did not exist.
 	_, err = other.GetSnapshot(t.Context(), "before")
 	wantCode(t, err, sandbox.CodeNotFound)
 	wantCode(t, other.RemoveSnapshot(t.Context(), snap.ID), sandbox.CodeNotFound)

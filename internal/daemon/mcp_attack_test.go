@@ -23,7 +23,7 @@ func (b bearing) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// toolArguments are what the tools take besides the name of something.
+// toolArguments are the arguments of the tools other than names of objects.
 var toolArguments = map[string]any{
 	"command": "true", "path": "/x", "content": "x", "port": 80, "action": "list", "url": "https://a.example/",
 }

@@ -32,9 +32,9 @@ func (p personal) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, e
 	return p.Provider.Attach(ctx, id)
 }
 
-// A user's machine is never gone: whatever its provider says, the session waits
-// for it, creates no other, and uses it again afterwards. Neither
-// reconciliation nor the reaper forgets or ends it.
+// A user's machine is never gone. Even if its provider says so, the session
+// waits for it, creates no other, and uses it again afterwards. Neither
+// reconciliation nor the reaper removes its record or ends it.
 func TestRB34MachinesAreNeverGone(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)

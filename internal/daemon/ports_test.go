@@ -116,7 +116,7 @@ func TestTooManyConnections(t *testing.T) {
 		c.Close()
 	}
 	open = nil
-	for { // the daemon lets go a moment after its caller sees the end
+	for { // the daemon releases the connection slightly after its caller sees the end
 		c, err := s.Dial(t.Context(), port)
 		if err == nil {
 			c.Close()
@@ -164,7 +164,7 @@ func portToken(t *testing.T, s *atoll.Sandbox, opts atoll.PortTokenOptions) stri
 	return token.Token
 }
 
-// TestAttackPortTokens: a token opens what it is for, and nothing else.
+// TestAttackPortTokens: a token gives access to its ports, and nothing else.
 func TestAttackPortTokens(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, plainTCP)
@@ -208,7 +208,7 @@ func TestAttackPortTokens(t *testing.T) {
 			t.Errorf("%s: %d, want %d", name, got, tt.want)
 		}
 	}
-	// It is nothing to the API, on whatever host.
+	// The API refuses it on every host.
 	if got := visit(t, d, "localhost", "Authorization", "Bearer "+all); got != refused {
 		t.Errorf("the API takes a token for ports: %d", got)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// showing is a provider that gives ports URLs, which do not work.
+// showing is a provider that gives ports fake URLs.
 type showing struct {
 	driver.Provider
 	mu    sync.Mutex

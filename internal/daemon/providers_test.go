@@ -31,7 +31,7 @@ func (s *service) entry(name, account string) registry.Entry {
 
 func newService() *service { return &service{accounts: map[string]*fake.World{}} }
 
-// with starts a daemon with providers, the first of which is the default.
+// with starts a daemon with providers. The first is the default.
 func with(t *testing.T, m *daemontest.Machine, entries ...registry.Entry) (*atoll.Client, *daemon.Daemon) {
 	t.Helper()
 	d := m.Start(t, func(o *daemon.Options) { o.Providers = entries })

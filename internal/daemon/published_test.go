@@ -26,7 +26,7 @@ func TestPublishedPorts(t *testing.T) {
 		t.Errorf("the daemon lists %+v, %v", all, err)
 	}
 
-	// Somebody else cannot have it, and leaves nothing behind.
+	// Another sandbox cannot use the port, and nothing is left of it.
 	_, err = c.Create(t.Context(), sandbox.Spec{Name: "other", Ports: []sandbox.PublishedPort{{Port: 90}, at}}, atoll.CreateOptions{})
 	if sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("a port that is taken was published twice: %v", err)
@@ -35,7 +35,7 @@ func TestPublishedPorts(t *testing.T) {
 		t.Errorf("a sandbox that could not be made has ports: %+v", all)
 	}
 
-	// A daemon that ends lets go of it, and the next one has it again.
+	// A daemon that ends releases the port, and the next one publishes it again.
 	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}

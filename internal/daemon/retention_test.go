@@ -62,7 +62,7 @@ func TestPruneAudit(t *testing.T) {
 	wantCode(t, err, sandbox.CodeConflict)
 }
 
-// With a retention, a daemon prunes what is too old when it starts.
+// With a retention, a daemon prunes old events when it starts.
 func TestRetention(t *testing.T) {
 	m := daemontest.New(t)
 	first := m.Start(t, nil)

@@ -88,7 +88,7 @@ func TestRB58BusySandboxesRotate(t *testing.T) {
 	}
 }
 
-// A sandbox that cannot be saved before its deadline goes on, and the log says so.
+// A sandbox that cannot be saved before its deadline continues, and the log says so.
 func TestRB58FailedCaptureIsReported(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
@@ -129,8 +129,8 @@ func TestRB58FailedCaptureIsReported(t *testing.T) {
 	}
 }
 
-// What a turn was told when its sandbox could not be had, it is told again, for
-// whatever it asks. Another turn tries.
+// A turn whose sandbox could not be made gets the same error for every request.
+// Another turn tries again.
 func TestRB43FailedRecoveryIsRemembered(t *testing.T) {
 	m := daemontest.New(t)
 	var creates atomic.Int64

@@ -98,8 +98,8 @@ func TestAttackStoredSecretsStayIn(t *testing.T) {
 	}
 }
 
-// Profiles over the wire: what goes in comes out, an empty list of hosts is not
-// none, and a provider without a network refuses what it cannot keep.
+// Profiles over the API: they are returned unchanged, an empty list of hosts
+// differs from a missing one, and a provider without a network refuses rules.
 func TestProfilesOverTheWire(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	c, other := daemontest.Client(t, d), bearer(t, d, "other", "admin")

@@ -151,7 +151,7 @@ func TestAttackDigestOfAnotherTenant(t *testing.T) {
 	_ = got.Close()
 }
 
-// What a tenant sends and does not use is bounded.
+// Unused uploads of a tenant are limited.
 func TestSentArchivesAreBounded(t *testing.T) {
 	t.Parallel()
 	first := daemontest.Client(t, daemontest.New(t).Start(t, nil))
@@ -211,7 +211,7 @@ func TestArchivesInASharedBucket(t *testing.T) {
 	if said := runShell(t, got, "cat /workspace/note"); said != "kept" {
 		t.Errorf("it has %q", said)
 	}
-	// What the first installation has stays, whatever the second does.
+	// The data of the first installation is kept, whatever the second one does.
 	if err := got.Destroy(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -108,7 +108,7 @@ func (d *Daemon) openLog(ctx context.Context, config *services.Config) error {
 	d.onClose(d.log.Close)
 	config.OTLP = func(w io.Writer, page []eventlog.Record) error { return telemetry.WriteEvents(w, d.opts.Version, page) }
 	config.Log, config.Config.Audit = d.log, audit.New(d.log, audit.Options{Node: d.member.Node, OnError: report})
-	n, err := config.Config.Audit.Settle(ctx)
+	n, err := config.Config.Audit.CloseAttempts(ctx)
 	if n > 0 && err == nil {
 		d.opts.Logger.Warn("an earlier daemon ended before it recorded the outcome of some actions", "actions", n)
 	}

@@ -27,7 +27,7 @@ func openSession(t *testing.T, c *atoll.Client, spec sandbox.Spec, opts atoll.Se
 	return s
 }
 
-// runShell runs a script and returns what it wrote.
+// runShell runs a script and returns its output.
 func runShell(t *testing.T, s *atoll.Session, script string) string {
 	t.Helper()
 	res, err := s.Run(t.Context(), sandbox.Command{Shell: script}, atoll.RunOptions{})
@@ -99,8 +99,8 @@ func endOutside(t *testing.T, m *daemontest.Machine, id sandbox.ID) {
 	}
 }
 
-// A session whose holders are gone is saved, then its sandbox ends, and the next
-// use has the files and the environment again.
+// A session without holders is saved, then its sandbox ends. The next use has
+// the files and the environment again.
 func TestRB56DrainedSessionsAreRebuilt(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, shortGrace)
@@ -254,7 +254,7 @@ func TestRB53OneSandboxForManyCallers(t *testing.T) {
 	}
 }
 
-// Sessions of a group share a sandbox; it goes with the last of them.
+// Sessions of a group share a sandbox. It is removed with the last of them.
 func TestGroupsShareASandbox(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	c := daemontest.Client(t, d)
@@ -276,13 +276,13 @@ func TestGroupsShareASandbox(t *testing.T) {
 	if all := sandboxes(t, c); len(all) != 0 {
 		t.Errorf("left: %+v", all)
 	}
-	// The name of the group is free again, and what was its is not taken over.
+	// The name of the group is free again, and a new group does not get the old files.
 	if r := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "three", Group: "team"}).Receipt(); r.Outcome != sandbox.OutcomeCreated {
 		t.Errorf("a new group of that name: %+v", r)
 	}
 }
 
-// A daemon that ends takes no sandbox along, and the next one goes on.
+// Sandboxes survive the end of a daemon, and the next one continues.
 func TestSessionsOutliveDaemons(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, nil)
@@ -332,7 +332,7 @@ func TestRB33StoppedIsResumed(t *testing.T) {
 	}
 }
 
-// What the log and the usage say of a session.
+// The log and the usage of a session.
 func TestRB59SessionsAreMetered(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, shortGrace)
@@ -414,8 +414,7 @@ func TestRB31Envelopes(t *testing.T) {
 	}
 }
 
-// What an attacker of another tenant can try with a session, and with an
-// envelope that fell into his hands.
+// Attempts of another tenant with a session, and with a stolen envelope.
 func TestAttackSessionOfAnotherTenant(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	victim := bearer(t, d, "acme", "admin")

@@ -61,7 +61,7 @@ func TestSharedStore(t *testing.T) {
 		}
 	}
 
-	// What is elsewhere can be seen, cannot be used, and is not thought gone.
+	// A sandbox of another daemon is listed, cannot be used, and does not count as gone.
 	far, err := c2.Get(t.Context(), "one")
 	if err != nil || far.Info().State != sandbox.Running {
 		t.Fatalf("%+v %v", far, err)
@@ -202,8 +202,8 @@ func TestAttackStoreAddressStaysOut(t *testing.T) {
 	}
 }
 
-// The connection to the database is cut again and again, and gone for a while,
-// under clients who work: what was acknowledged is there, and nothing else.
+// The connection to the database is cut repeatedly, and for a while, while
+// clients work. All acknowledged changes exist, and no others.
 func TestStoreConnectionIsCut(t *testing.T) {
 	address := storetest.Postgres(t)
 	m := daemontest.New(t)

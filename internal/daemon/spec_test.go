@@ -67,7 +67,7 @@ func fullSpec(source string, port uint16) sandbox.Spec {
 	}
 }
 
-// freePort returns a port of the loopback that nobody listens on.
+// freePort returns an unused port of the loopback.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")

@@ -55,7 +55,7 @@ func newHarbour(t *testing.T) *harbour {
 	return h
 }
 
-// sharing is a provider whose sandboxes use the files of the machine.
+// sharing is a provider with sandboxes that use the files of the machine.
 type sharing struct{ *fake.Provider }
 
 func (s sharing) Probe(ctx context.Context) (driver.Facts, error) {
@@ -244,8 +244,8 @@ func TestRB94OnlyMovesAreFollowed(t *testing.T) {
 	wantCode(t, err, sandbox.CodeStale)
 }
 
-// Whatever step fails, one sandbox is left: the old one, which serves the
-// session, or the new one once the pointer moved.
+// After a failure of any step, one sandbox is left: the old one, or the new one
+// if the pointer was already moved.
 func TestRB97FailuresLeaveOneSandbox(t *testing.T) {
 	broken := &faults.Error{Code: sandbox.CodeUnavailable, Text: "the sandbox does not exist"}
 	at := func(op string) func(*harbour) {

@@ -202,8 +202,8 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// RB-45: what was saved before a session moved is what it is rebuilt from until it
-// is saved again, of whichever kind; then it is removed.
+// RB-45: after a move, a session is rebuilt from the archive before the move,
+// of any kind, until it is saved again. Then that archive is removed.
 func TestRB45ArchivesAfterMoves(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
@@ -290,7 +290,7 @@ func TestRB45ArchivesAfterMoves(t *testing.T) {
 	}
 }
 
-// attached acquires a session anew: what it holds has the present receipt.
+// attached acquires a session again, so that the handle has the present receipt.
 func attached(t *testing.T, c *atoll.Client, name string) *atoll.Session {
 	t.Helper()
 	s, err := c.Sessions().Attach(t.Context(), name, atoll.SessionOptions{})

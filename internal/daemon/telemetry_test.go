@@ -125,7 +125,7 @@ func (c *collector) take(path string, text []byte) {
 	}
 }
 
-// await waits until what was received is as wanted.
+// await waits until the received data is as expected.
 func (c *collector) await(t *testing.T, want func() bool) {
 	t.Helper()
 	for {
@@ -166,7 +166,7 @@ const (
 	callersSpan  = "b7ad6b7169203331"
 )
 
-// traced returns a client whose requests belong to a trace.
+// traced returns a client that sends a trace with its requests.
 func traced(t *testing.T, d *daemon.Daemon) *atoll.Client {
 	t.Helper()
 	c, err := atoll.New(atoll.Options{Transport: d.Memory().Transport(), Propagate: func(_ context.Context, h http.Header) {
@@ -179,8 +179,8 @@ func traced(t *testing.T, d *daemon.Daemon) *atoll.Client {
 	return c
 }
 
-// A trace goes on from its caller to the driver, and holds no command, value,
-// path or text of an error.
+// A trace continues from its caller to the driver, and contains no command,
+// value, path or error text.
 func TestTraces(t *testing.T) {
 	col := newCollector(t).listen(t)
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.Telemetry = col.url() })
@@ -210,7 +210,7 @@ func TestTraces(t *testing.T) {
 	for _, s := range col.spans {
 		byID[string(s.SpanId)] = s
 	}
-	// path tells the way from the caller to a span.
+	// path returns the path from the caller to a span.
 	var path func(s *trace.Span) string
 	path = func(s *trace.Span) string {
 		up := ""
@@ -261,9 +261,9 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// What was recorded names the request and the trace that it was done for.
+// Records name their request and trace.
 func TestEventsNameRequests(t *testing.T) {
-	d := daemontest.New(t).Start(t, nil) // no collector: the ids of callers are taken all the same
+	d := daemontest.New(t).Start(t, nil) // no collector: ids of callers are still accepted
 	s := create(t, traced(t, d), sandbox.Spec{Name: "one"})
 	if _, err := s.Run(t.Context(), sandbox.Command{Shell: "true"}, atoll.RunOptions{}); err != nil {
 		t.Fatal(err)
@@ -294,7 +294,7 @@ func TestEventsReachCollector(t *testing.T) {
 	with := func(o *daemon.Options) { o.Telemetry = col.url() }
 	first := m.Start(t, with)
 	c := daemontest.Client(t, first)
-	create(t, c, sandbox.Spec{Name: "one"}) // nobody listens
+	create(t, c, sandbox.Spec{Name: "one"}) // without a collector
 	stuck := make(chan struct{})
 	col.answer = func(path string, n int, w http.ResponseWriter, r *http.Request) bool {
 		switch {
@@ -367,8 +367,8 @@ func lastSeq(t *testing.T, c *atoll.Client) (seq int64) {
 	return seq
 }
 
-// A collector that takes some of what is sent and wants nothing of it again is
-// not sent it again, and one that never answers does not keep the daemon.
+// A partly accepted batch is not sent again, and a collector that never answers
+// does not block the end of the daemon.
 func TestCollectorRejects(t *testing.T) {
 	col := newCollector(t)
 	text, err := proto.Marshal(&collogs.ExportLogsServiceResponse{PartialSuccess: &collogs.ExportLogsPartialSuccess{RejectedLogRecords: 1, ErrorMessage: "no"}})
@@ -424,6 +424,6 @@ func TestTelemetryRefuses(t *testing.T) {
 			}
 			return "", false
 		}
-		o.Telemetry = "nonsense" // which nobody looks at
+		o.Telemetry = "nonsense" // which is not used
 	})
 }

@@ -46,7 +46,7 @@ func bearer(t *testing.T, d *daemon.Daemon, tenant string, verbs ...string) *ato
 func attempts(ctx context.Context, c *atoll.Client, ref string, id sandbox.ID) map[string]error {
 	_, err := c.Get(ctx, ref)
 	out := map[string]error{"get": err, "remove": c.Remove(ctx, ref)}
-	// A handle of its own making, as an attacker who guessed the id has one.
+	// A handle from a guessed id, as an attacker could make.
 	s := atoll.Handle(c, id)
 	_, out["run"] = s.Run(ctx, sandbox.Command{Shell: "true"}, atoll.RunOptions{})
 	_, out["exec"] = s.Exec(ctx, sandbox.Command{Shell: "true"})
@@ -74,8 +74,8 @@ func attempts(ctx context.Context, c *atoll.Client, ref string, id sandbox.ID) m
 	return out
 }
 
-// What one tenant has does not exist for another: every attempt is answered as
-// if the sandbox had never been, word for word.
+// Objects of one tenant do not exist for another: every attempt gets exactly
+// the same answer as for a missing sandbox.
 func TestAttackTenantsDoNotMeet(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner, other := daemontest.Client(t, d), bearer(t, d, "other", "admin")
@@ -191,7 +191,7 @@ func TestBadKeys(t *testing.T) {
 			wantCode(t, err, sandbox.CodeUnauthorized)
 			texts = append(texts, err.Error())
 			if strings.Contains(err.Error(), token) {
-				t.Errorf("the error tells the key: %v", err)
+				t.Errorf("the error contains the key: %v", err)
 			}
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestTypesAreAll: a type that is not in the list could not be asked for.
+// TestTypesAreAll: a type that is missing in the list could not be filtered for.
 func TestTypesAreAll(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "../../sandbox/eventtypes.go", nil, parser.SkipObjectResolution)
 	ok(t, err)

@@ -36,10 +36,10 @@ type box struct {
 	count    int // programs that run
 	limit    int // of them
 	ports    map[uint16]*listener
-	frozen   chan struct{} // not nil while nothing may go on; closed when it may
+	frozen   chan struct{} // not nil while frozen; closed when it continues
 }
 
-// maxPrograms bounds the programs of a sandbox: a fork bomb ends here.
+// maxPrograms limits the programs of a sandbox, to stop fork bombs.
 const maxPrograms = 4096
 
 // The tree that every sandbox begins with.
@@ -178,8 +178,7 @@ func (b *box) thawed() <-chan struct{} {
 	return b.frozen
 }
 
-// freeze keeps programs from going on: each stands still at its next step. It
-// reports whether they went on before.
+// freeze stops programs at their next step. It reports whether they ran before.
 func (b *box) freeze() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -231,7 +230,7 @@ func (b *box) leave() {
 	b.running.Done()
 }
 
-// setLimit bounds the number of programs; 0 changes nothing.
+// setLimit limits the number of programs; 0 changes nothing.
 func (b *box) setLimit(pids int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,7 +1,7 @@
 // Package fake is a provider in memory, for fast tests of everything above
 // providers. Its sandboxes have a file system in memory, and commands that are
 // goroutines: mvdan.cc/sh interprets the shell, and a few programs are
-// functions. It starts no process and opens no file of the machine but those of
+// functions. It starts no process and opens no files of the machine except
 // snapshots, so it also works in the bubbles of testing/synctest.
 //
 // It passes package drivertest for every capability it declares, with the
@@ -131,7 +131,7 @@ func (p *Provider) begin(ctx context.Context, op string) error {
 	}
 }
 
-// Probe tells what the fake can do.
+// Probe returns what the fake can do.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	if err := p.begin(ctx, "probe"); err != nil {
 		return driver.Facts{}, err

@@ -64,7 +64,7 @@ func TestConformanceWithFault(t *testing.T) {
 	drivertest.Run(t, h)
 }
 
-// instance makes a sandbox that goes with the test.
+// instance makes a sandbox that is removed at the end of the test.
 func instance(t testing.TB, p driver.Provider) driver.Instance {
 	t.Helper()
 	inst, err := p.Create(context.Background(), &sandbox.Spec{ID: "box", Name: "box", Image: "host"})
@@ -225,8 +225,8 @@ func TestEndedCommandsAreForgotten(t *testing.T) {
 	}
 }
 
-// FuzzImport: no stream changes anything outside the directory it is unpacked
-// into, whatever it holds.
+// FuzzImport: no stream changes anything outside of the directory it is
+// unpacked into.
 func FuzzImport(f *testing.F) {
 	for _, h := range []tar.Header{
 		{Typeflag: tar.TypeReg, Name: "f"},

@@ -75,7 +75,7 @@ func (i *instance) Stat(ctx context.Context, p string) (sandbox.FileInfo, error)
 	return fileInfo(p, info), nil
 }
 
-// List yields what is below a directory.
+// List yields the files below a directory.
 func (i *instance) List(ctx context.Context, p string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
 	return func(yield func(sandbox.FileInfo, error) bool) {
 		err := i.beginFile(ctx, "files.list", p)
@@ -96,7 +96,7 @@ func (i *instance) List(ctx context.Context, p string, opts driver.ListOptions) 
 	}
 }
 
-// list yields what is below rel in dir; more is false when yield wants no more.
+// list yields the files below rel in dir; more is false when yield returned false.
 func (i *instance) list(ctx context.Context, dir, rel string, depth int, yield func(sandbox.FileInfo, error) bool) (more bool, err error) {
 	names, err := i.files.Names(path.Join(dir, rel))
 	if err != nil {

@@ -226,7 +226,7 @@ func (b bare) ID() sandbox.ID                                 { return b.i.ID() 
 func (b bare) Wait(ctx context.Context) (sandbox.Exit, error) { return b.i.Wait(ctx) }
 func (b bare) Destroy(ctx context.Context) error              { return b.i.Destroy(ctx) }
 
-// Exec refuses what is not declared.
+// Exec refuses undeclared features.
 func (b bare) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Process, error) {
 	if cmd.TTY != nil || cmd.User != "" || cmd.Background {
 		return nil, errors.Join(ctx.Err(), fail(sandbox.CodeUnsupported, "exec", string(b.i.spec.ID), "the fake is bare"))

@@ -128,7 +128,7 @@ func (b *box) endAt(at time.Time) {
 	})
 }
 
-// Usage counts processes; nothing else of them is known here.
+// Usage counts processes. Nothing else is measured.
 func (i *instance) Usage(ctx context.Context) (sandbox.Usage, error) {
 	if err := errors.Join(i.provider.begin(ctx, "usage"), i.gone("usage")); err != nil {
 		return sandbox.Usage{}, err

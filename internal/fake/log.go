@@ -46,8 +46,8 @@ func (l *outputLog) changed() {
 	l.wake = make(chan struct{})
 }
 
-// fits reports whether data can be added without dropping what is waited for.
-// The caller holds mu.
+// fits reports whether data can be added without dropping unread output. The
+// caller holds mu.
 func (l *outputLog) fits(data []byte) bool {
 	return !l.held || len(l.pieces) == 0 || l.end+int64(len(data))-l.start() <= logSize && len(l.pieces) < logPieces ||
 		l.got[l.pieces[0].stream] >= l.pieces[0].off+int64(len(l.pieces[0].data))
@@ -70,7 +70,7 @@ func (l *outputLog) await(ctx context.Context, data []byte) bool {
 	}
 }
 
-// release waits no more for who started the command.
+// release stops waiting for the caller that started the command.
 func (l *outputLog) release() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -209,7 +209,7 @@ func (s *logStream) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// reached tells the log how far it was read.
+// reached records how far the log was read.
 func (s *logStream) reached() {
 	if !s.starter {
 		return

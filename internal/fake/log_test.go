@@ -73,8 +73,8 @@ func TestLogTail(t *testing.T) {
 	}
 }
 
-// TestLogEndsWhereItWas: without following, a log that goes on ends where it
-// ended when it was opened.
+// TestLogEndsWhereItWas: without following, a growing log ends where it ended
+// when it was opened.
 func TestLogEndsWhereItWas(t *testing.T) {
 	l := newOutputLog()
 	l.append(1, []byte("before"))

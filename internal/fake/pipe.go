@@ -19,7 +19,7 @@ type pipe struct {
 	mu             sync.Mutex
 	buf            []byte
 	rclosed, ended bool          // the reading end is closed; the writing end is
-	discards       bool          // what is written is dropped
+	discards       bool          // writes are discarded
 	wake           chan struct{} // closed at the next change
 }
 
@@ -38,7 +38,7 @@ func (p *pipe) closeRead()  { p.change(func() { p.rclosed, p.buf = true, nil }) 
 func (p *pipe) discard()    { p.change(func() { p.discards, p.buf = true, nil }) }
 func (p *pipe) closeWrite() { p.change(func() { p.ended = true }) }
 
-// try moves what it can, without waiting.
+// try moves as many bytes as possible without waiting.
 func (p *pipe) try(move func() (n int, err error)) (n int, err error, wake <-chan struct{}) { //nolint:staticcheck // the error is not last because it is not the call's
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -42,7 +42,7 @@ type command struct {
 	info     sandbox.ProcessInfo
 	sig      int // what ends it
 	timedOut bool
-	refs     int // itself and what it runs in the background
+	refs     int // itself and its background programs
 }
 
 // streams makes the command's input and output.
@@ -52,7 +52,7 @@ func (c *command) streams() {
 	}
 	if c.cmd.Background {
 		c.log = newOutputLog()
-		c.log.held = true // until who starts it lets go
+		c.log.held = true // until its starter releases it
 		return
 	}
 	c.out = [2]*pipe{newPipe(), newPipe()}
@@ -101,7 +101,7 @@ func (c *command) release() {
 	close(c.quiet)
 }
 
-// timeout kills the command and what it has started.
+// timeout kills the command and everything that it has started.
 func (c *command) timeout() {
 	c.mu.Lock()
 	c.timedOut = c.info.Running
@@ -163,8 +163,8 @@ func (c *command) ended() bool {
 	}
 }
 
-// listed reports whether it is a command of its own. What a shell runs in the
-// background becomes one when the shell has ended.
+// listed reports whether it is a separate command. Background programs of a
+// shell become commands when the shell has ended.
 func (c *command) listed() bool { return c.parent == nil || c.parent.ended() && !c.ended() }
 
 func (c *command) describe() sandbox.ProcessInfo {
@@ -249,7 +249,7 @@ func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	}
 }
 
-// Close lets go of the command.
+// Close disconnects from the command.
 func (p *process) Close() error {
 	p.cancel()
 	switch {
@@ -259,7 +259,7 @@ func (p *process) Close() error {
 	default:
 		killed := p.kill(sigKill)
 		for _, out := range p.out {
-			out.discard() // What it left behind may go on writing.
+			out.discard() // background programs may continue to write
 		}
 		if <-p.done; killed {
 			<-p.quiet
@@ -277,7 +277,7 @@ func (s stdin) Write(b []byte) (int, error) {
 	}
 	n, err := s.p.write(context.Background(), b)
 	if err != nil {
-		err = fail(sandbox.CodeNotFound, "process.stdin", "", "nobody reads the input any more")
+		err = fail(sandbox.CodeNotFound, "process.stdin", "", "the command no longer reads input")
 	}
 	return n, err
 }

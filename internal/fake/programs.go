@@ -425,7 +425,7 @@ func touch(p *program) int {
 	})
 }
 
-// echod listens on a free port, says which, and sends back what it gets.
+// echod listens on a free port, prints the port, and echoes all data.
 func echod(p *program) int {
 	port, l := p.box.listen(p.ctx)
 	fmt.Fprintln(p.out, port)

@@ -26,7 +26,7 @@ import (
 // magic begins an executable file that holds the name of a program.
 const magic = "\x7fFAKE\x00"
 
-// program is a program that runs. What its function returns is the exit status.
+// program is a running program. Its function returns the exit status.
 type program struct {
 	*command
 	ctx      context.Context
@@ -186,7 +186,7 @@ func sh(p *program) int {
 	return p.script(script, name, args)
 }
 
-// builtin runs what is built into the shell as a program of its own.
+// builtin runs a shell builtin as a separate program.
 func builtin(p *program) int {
 	return p.script(`"$@"`, "sh", append([]string{path.Base(p.args[0])}, p.args[1:]...))
 }
@@ -302,7 +302,7 @@ func (p *program) call(ctx context.Context, args []string) ([]string, error) {
 	}
 	switch {
 	case args[0] == "wait":
-		return args[:1], nil // for everything, whatever is asked for
+		return args[:1], nil // for all arguments
 	case args[0] == "kill": // The interpreter knows it, as something that it does not do.
 		return append([]string{"/bin/kill"}, args[1:]...), nil
 	case args[0] == "umask":
@@ -362,7 +362,7 @@ func (p *program) run(ctx context.Context, args []string) error {
 	return exitStatus(code)
 }
 
-// exitStatus is how a handler tells how a program ended; 0 is no error.
+// exitStatus is the error with which a handler reports an exit status; 0 is no error.
 func exitStatus(code int) error {
 	if code == 0 {
 		return nil

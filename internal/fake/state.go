@@ -36,7 +36,7 @@ func (i *instance) Pause(ctx context.Context) error {
 	return nil
 }
 
-// Resume lets the sandbox go on.
+// Resume continues the sandbox.
 func (i *instance) Resume(ctx context.Context) error {
 	if err := errors.Join(i.provider.begin(ctx, "resume"), i.gone("resume")); err != nil {
 		return err
@@ -45,8 +45,8 @@ func (i *instance) Resume(ctx context.Context) error {
 	return nil
 }
 
-// The files of a snapshot: all files of the sandbox but devices, and what
-// tells whether they are as they were written.
+// The files of a snapshot: all files of the sandbox except devices, and
+// checksums.
 const (
 	treeFile     = "tree.tar"
 	manifestFile = "fake.json"
@@ -61,8 +61,8 @@ type manifest struct {
 
 var errNoSnapshots = fail(sandbox.CodeUnsupported, "snapshot", "snapshot", "this fake keeps no snapshots")
 
-// Snapshot saves the files of the sandbox. What processes hold in goroutines
-// cannot be saved.
+// Snapshot saves the files of the sandbox. Processes are goroutines and cannot
+// be saved.
 func (i *instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	if err := errors.Join(i.provider.begin(ctx, "snapshot"), i.gone("snapshot")); err != nil {
 		return driver.Snapshot{}, err
@@ -157,7 +157,7 @@ func damaged(what string) error {
 	return fail(sandbox.CodeInvalid, "restore", "snapshot", "the snapshot is damaged: "+what)
 }
 
-// describeTree finds out whether a snapshot is complete.
+// describeTree checks whether a snapshot is complete.
 func describeTree(dir string) (driver.SnapshotKind, string, error) {
 	text, err := os.ReadFile(filepath.Join(dir, manifestFile))
 	var m manifest
@@ -241,8 +241,8 @@ func verifyTree(dir string) error {
 	return nil
 }
 
-// fill replaces the tree of a new sandbox by that of a snapshot, devices
-// excepted, and gives it its own identity.
+// fill replaces the tree of a new sandbox with a snapshot's, except devices,
+// and sets its own identity.
 func (p *Provider) fill(ctx context.Context, b *box, dir string) error {
 	f, err := os.Open(filepath.Join(dir, treeFile))
 	if err != nil {

@@ -23,8 +23,7 @@ func as[T any](t testing.TB, v any) T {
 	return out
 }
 
-// A paused sandbox does nothing, however long it lasts, and goes on where it
-// was.
+// A paused sandbox does nothing for any time, and continues where it was.
 func TestPauseStandsStill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inst := instance(t, fake.New(fake.Options{}))

@@ -92,8 +92,8 @@ func bearer(r *http.Request) string {
 	return strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
 }
 
-// webSocketAttacks are requests with which a program tries to get another
-// protocol than WebSocket, or unchecked requests, to a server.
+// webSocketAttacks are requests that try to send another protocol, or unchecked
+// requests, to a server.
 var webSocketAttacks = []struct{ name, head, then string }{
 	{"h2c next to it", "Upgrade: h2c\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n", rawRequest},
 	{"h2c behind it", "Upgrade: websocket\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n", rawRequest},
@@ -174,8 +174,8 @@ EOF`, rawRequest))
 	})
 }
 
-// eager is a server that switches to whatever protocol it is offered, and to
-// one if it is offered none. It echoes one frame and notices other requests.
+// eager is a server that switches to any offered protocol, even if none is
+// offered. It echoes one frame and records other requests.
 func (w *world) eager(rw http.ResponseWriter, r *http.Request) {
 	offered := strings.Join(r.Header["Upgrade"], ", ")
 	if offered != "" && offered != "websocket" || r.Header.Get("Http2-Settings") != "" {

@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// benchClient is a program that makes requests, each on a connection of its own
-// or all on one, and prints how many nanoseconds one took.
+// benchClient is a program that makes requests, each on its own connection or
+// all on one, and prints the nanoseconds per request.
 const benchClient = `package main
 
 import (
@@ -192,8 +192,8 @@ func BenchmarkStream(b *testing.B) {
 	}
 }
 
-// BenchmarkOpenFlows measures what connections cost the gateway process that
-// are open and at rest: memory of its own, in bytes for each.
+// BenchmarkOpenFlows measures the memory of the gateway process per open, idle
+// connection, in bytes.
 func BenchmarkOpenFlows(b *testing.B) {
 	const flows = 2000
 	w := newWorld(b)
@@ -212,8 +212,8 @@ func BenchmarkOpenFlows(b *testing.B) {
 	}
 }
 
-// flowsScript opens connections, of which each carries a byte there and back,
-// and keeps them.
+// flowsScript opens connections, sends and receives a byte on each, and keeps
+// them open.
 const flowsScript = `python3 -c '
 import resource, socket, sys, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (%[1]d + 64, %[1]d + 64))

@@ -1,6 +1,6 @@
 package gateway_test
 
-// What a program sees of a refusal.
+// How a program sees a refusal.
 const (
 	refused = `ConnectionRefusedError|No route to host|Network is unreachable|PermissionError`
 	cut     = `<ConnectionResetError>|ConnectionResetError|SSLEOFError|<BrokenPipeError>`
@@ -11,7 +11,7 @@ const (
 
 // attempts are numbered from 1, in this order.
 var attempts = []attempt{
-	// What is allowed works; otherwise nothing below would mean anything.
+	// Allowed connections work; otherwise the attempts below would prove nothing.
 	{"control: HTTP", `show(lambda: get("good.test", "/ok"))`, `HTTP/1.1 200 OK`, 1},
 	{"control: TLS passed through", `show(lambda: tget("good.test", "/ok"))`, `HTTP/1.1 200 OK`, 1},
 	{"control: TLS terminated", `show(lambda: tget("api.test", "/v1/ok"))`, `HTTP/1.1 200 OK`, 1},
@@ -95,7 +95,7 @@ var attempts = []attempt{
 	{"no question", `show(lambda: ask(dns("good.test", count=0)))`, `rcode=1 answers=0`, 0},
 	{"a compression loop", `show(lambda: ask(dns(b"\xc0\x0c")))`, `rcode=1`, 0},
 
-	// What is not TCP.
+	// Other protocols than TCP.
 	{"QUIC to a bare address", `show(lambda: udp(EVIL, 443))`, refused, 0},
 	{"QUIC to an allowed name", "a = socket.gethostbyname('good.test')\nshow(lambda: udp(a, 443))", refused, 0},
 	{"NTP", `show(lambda: udp(EVIL, 123))`, refused, 0},

@@ -101,8 +101,8 @@ func bypassRules(w *world) []sandbox.Rule {
 	}
 }
 
-// TestBypass makes every attempt from inside one sandbox. What must not be
-// reached is there and notices the least that arrives.
+// TestBypass makes every attempt from inside one sandbox. The forbidden server
+// exists and notices every packet.
 func TestBypass(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "good.test", "api.test", "own.test", "a.sub.test", "x.bad.sub.test", "evil.test", "sub.test")

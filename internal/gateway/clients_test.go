@@ -24,7 +24,7 @@ import (
 )
 
 // TestClients runs the programs that agents use, through TLS that ends in the
-// gateway, in the order in which they find out whom to trust.
+// gateway, grouped by how they find trusted certificates.
 func TestClients(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "api.test", "git.test", "npm.test", "pypi.test", "apt.test", "ws.test")

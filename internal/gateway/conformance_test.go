@@ -34,7 +34,7 @@ func TestConformance(t *testing.T) {
 	drivertest.Run(t, conformance(t, newRig(t, loopback("machine.test"))))
 }
 
-// generous is a network that allows more than it is asked to.
+// generous is a network that allows more than the rules.
 type generous struct{ *rig }
 
 func (g generous) Connect(ctx context.Context, spec *sandbox.Spec, former gvisor.Known) (*gvisor.Link, error) {

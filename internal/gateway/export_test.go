@@ -27,11 +27,11 @@ func (g *Gateway) KeyOf(id sandbox.ID) (forms [][]byte, err error) {
 	return [][]byte{add.CAKey, raw, g.master}, err
 }
 
-// Master is the key that those of authorities are derived from.
+// Master is the key from which the keys of authorities are derived.
 func (g *Gateway) Master() []byte { return g.master }
 
-// Forge creates an authority whose certificate has the serial number of another
-// one, as an attacker who can write snapshots could.
+// Forge creates an authority with the serial number of another one, like an
+// attacker who can write snapshots.
 func Forge(serial *big.Int) ([]byte, error) {
 	a, err := newAuthority([]byte("a key of somebody else's, 32 byte"), "forged")
 	if err != nil {

@@ -52,7 +52,7 @@ func TestManyOpenConnections(t *testing.T) {
 	b := r.box("flows", allow("good.test:9001"))
 	pid := gatewayProcess(t)
 	b.background(fmt.Sprintf(flowsScript, flows))
-	// What it took for a moment goes back to the machine by and by.
+	// Temporary memory is returned to the machine over time.
 	var held float64
 	for limit := time.Now().Add(time.Minute); time.Now().Before(limit); time.Sleep(100 * time.Millisecond) {
 		if held = privateMemory(t, pid); held <= most {

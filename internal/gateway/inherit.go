@@ -67,7 +67,7 @@ func (g *Gateway) inherit() error {
 		switch {
 		case m.Op == wire.OpHeld && m.Add != nil && len(files) == 1:
 			g.keep(m, files[0])
-		case m.Op == wire.OpSettled:
+		case m.Op == wire.OpHandedOver:
 			g.inherited = true
 			return conn.Send(&wire.Message{Op: wire.OpQuit})
 		default:

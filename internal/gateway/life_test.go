@@ -42,8 +42,8 @@ func gatewayProcessWith(t testing.TB, args ...string) int {
 	return 0
 }
 
-// TestKilled checks that nothing flows without a gateway, and that the next one
-// goes on with the same links, names and certificates.
+// TestKilled checks that no traffic flows without a gateway, and that the next
+// one continues with the same links, names and certificates.
 func TestKilled(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "good.test", "api.test")
@@ -205,7 +205,7 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// TestLimits checks what a rule bounds.
+// TestLimits checks the limits of a rule.
 func TestLimits(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "rate.test", "size.test", "filter.test", "types.test")
@@ -241,8 +241,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestLingers checks that traffic goes on while there is no control plane, and
-// that the next one takes over what the last one has left.
+// TestLingers checks that traffic continues without a daemon, and that the next
+// daemon takes over the links.
 func TestLingers(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "good.test", "other.test")

@@ -111,10 +111,10 @@ func terminated() gateway.Policy {
 	return profile(sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test"}, Paths: []string{"/v1/**"}})
 }
 
-// TestAuthorityGoesAlong checks that a program which has loaded its trusted
-// certificates can still connect in a copy of its sandbox and in a restored
-// one, also through another gateway with the same key; and that a machine with
-// another key has another authority.
+// TestAuthorityGoesAlong checks that a program with loaded certificates can
+// still connect in a copy of its sandbox and in a restored one, even through
+// another gateway with the same key. A machine with another key has another
+// authority.
 func TestAuthorityGoesAlong(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "api.test")
@@ -201,7 +201,7 @@ func eachData(path string, f func([]byte)) error {
 	buf := make([]byte, piece+overlap)
 	for at := int64(0); ; at += piece {
 		if at, err = file.Seek(at, unix.SEEK_DATA); errors.Is(err, unix.ENXIO) {
-			return nil // there is no data from here on
+			return nil // no data from here on
 		} else if err != nil {
 			return err
 		}

@@ -56,7 +56,7 @@ var (
 
 var images = sync.OnceValues(func() (*image.Store, error) { return image.Open(imagesDir, image.Options{}) })
 
-// rig is a gateway with sandboxes whose traffic it decides about.
+// rig is a gateway with sandboxes.
 type rig struct {
 	tb       testing.TB
 	gateway  *gateway.Gateway
@@ -80,7 +80,7 @@ func newRig(tb testing.TB, settings gateway.Settings) *rig {
 // rig makes a gateway that lives in this world.
 func (w *world) rig() *rig { return newRigIn(w.tb, w.settings(), w.outside.do) }
 
-// newRigIn makes a gateway whose process is started by in.
+// newRigIn makes a gateway. in starts its process.
 func newRigIn(tb testing.TB, settings gateway.Settings, in func(func())) *rig {
 	tb.Helper()
 	r := &rig{tb: tb, dir: tb.TempDir(), events: map[sandbox.ID][]gateway.Event{}, heard: make(chan struct{}, 1)}
@@ -246,8 +246,8 @@ func (b *box) background(script string) driver.Process {
 	return p
 }
 
-// loopback are settings with which rules can reach servers of the test, under
-// the given names.
+// loopback returns settings that let rules reach servers of the test under the
+// given names.
 func loopback(names ...string) gateway.Settings {
 	s := gateway.Settings{Private: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, Hosts: map[string][]netip.Addr{}}
 	for _, n := range names {

@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// talker is a program with a connection, over which it says something whenever
-// it is asked to, and tells what came back.
+// talker is a program with a connection. On request it sends something and
+// reports the answer.
 const talker = `import os, socket, time
 s = socket.create_connection(("good.test", %s), 30)
 for i in range(1, 100):
@@ -26,13 +26,13 @@ for i in range(1, 100):
     os.rename("/tmp/new", f"/tmp/answer.{i}")
 `
 
-// ask has the talker of a sandbox say something.
+// ask makes the talker of a sandbox send something.
 func (b *box) ask(number int) string {
 	out, _ := b.sh(fmt.Sprintf("touch /tmp/ask.%[1]d; while ! [ -e /tmp/answer.%[1]d ]; do sleep 0.02; done; cat /tmp/answer.%[1]d", number))
 	return out
 }
 
-// echo serves a listener that sends back whatever comes.
+// echo serves a listener that echoes all data.
 func echo(l net.Listener) {
 	for {
 		c, err := l.Accept()

@@ -29,7 +29,7 @@ type process struct {
 	proc     *os.Process
 	linger   bool
 	stderr   *os.File
-	left     atomic.Bool // the process lingers and is no longer ours
+	left     atomic.Bool // the process lingers and no longer belongs to this one
 	stop     sync.Once
 	ended    chan struct{} // closed when the process has been waited for
 

@@ -23,7 +23,7 @@ type wicked struct {
 	w    *world
 	own  *tls.Certificate // of an untrusted authority
 	mu   sync.Mutex
-	told strings.Builder // data that it was sent after the head
+	told strings.Builder // data received after the head
 }
 
 func (p *wicked) heard(b []byte) {
@@ -74,7 +74,7 @@ func (p *wicked) serve(c net.Conn) {
 				return
 			}
 		}
-	case "more.test": // an answer that is there before anything was asked
+	case "more.test": // answers before the request
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nsmuggled")
 		p.listen(c)
 	case "silent.test":

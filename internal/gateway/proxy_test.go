@@ -23,7 +23,7 @@ const proxyPassword = "canary-of-the-proxy"
 type aProxy struct {
 	w  *world
 	mu sync.Mutex
-	to []string // who was asked for
+	to []string // requested hosts
 }
 
 func (p *aProxy) dial(host string, port uint16) (net.Conn, error) {
@@ -110,8 +110,8 @@ func (p *aProxy) socks(c net.Conn) {
 	join(c, in, out)
 }
 
-// TestProxies connects through the operator's proxy, which gets names and not
-// addresses, and whose password is not revealed.
+// TestProxies connects through the operator's proxy. The proxy gets names, not
+// addresses, and its password is not revealed.
 func TestProxies(t *testing.T) {
 	for _, scheme := range []string{"http", "socks5"} {
 		t.Run(scheme, func(t *testing.T) {

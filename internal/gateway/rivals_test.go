@@ -10,9 +10,8 @@ import (
 	"time"
 )
 
-// natClient returns a namespace whose way to the world leads through another one
-// that translates addresses, as is done for containers: what sandboxes are
-// compared with.
+// natClient returns a network namespace with NAT through another one, as for
+// containers. Sandboxes are compared with it.
 func (w *world) natClient() *outside {
 	w.tb.Helper()
 	client, router := newOutside(w.tb), newOutside(w.tb)

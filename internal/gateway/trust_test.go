@@ -123,8 +123,8 @@ func (b *box) read(path string) []byte {
 	return data
 }
 
-// BenchmarkCreate measures the making of a sandbox with a network, in which
-// programs are told whom to trust.
+// BenchmarkCreate measures creating a sandbox with a network and trusted
+// certificates.
 func BenchmarkCreate(b *testing.B) {
 	r := newRig(b, loopback())
 	for b.Loop() {

@@ -52,7 +52,7 @@ func TestDNSServers(t *testing.T) {
 		"private": rules(net.JoinHostPort(w.evil.String(), "53")),
 		"ceiling": func() gateway.Policy {
 			p := rules(w.dns)
-			p.Ceilings = []wire.Ceiling{{Name: "names", Profile: sandbox.Profile{Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"*"}}}}}}
+			p.EgressLimits = []wire.EgressLimit{{Name: "names", Profile: sandbox.Profile{Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"*"}}}}}}
 			return p
 		}(),
 	} {

@@ -48,8 +48,8 @@ func TestTLS(t *testing.T) {
 	})
 }
 
-// TestPinned checks that a client which trusts another authority only fails at
-// once, and that the owner of the sandbox is told why.
+// TestPinned checks that a client that trusts only another authority fails
+// immediately, and that the owner of the sandbox learns the reason.
 func TestPinned(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "api.test")
@@ -74,9 +74,8 @@ func TestPinned(t *testing.T) {
 	}
 }
 
-// TestResumedSessions checks that a client may go on with a session of TLS on
-// another connection, and that what it asks for then is decided about by the
-// host it went to.
+// TestResumedSessions checks that a client may resume a TLS session on another
+// connection, and that the actual host decides about its requests.
 func TestResumedSessions(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "api.test", "other.test")
@@ -106,8 +105,8 @@ EOF`)
 	}
 }
 
-// TestUnwantedAnswers checks that DNS goes on for those who wait when others
-// have not waited.
+// TestUnwantedAnswers checks that DNS works for clients that wait when others
+// have given up.
 func TestUnwantedAnswers(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "good.test")

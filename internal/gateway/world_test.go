@@ -26,10 +26,10 @@ import (
 	"github.com/atoll-run/atoll/internal/gateway"
 )
 
-// world is what there is outside the sandboxes of a test: a server that some
+// world contains the servers outside the sandboxes of a test: one that some
 // names lead to, one that must never be reached, and a name server that must
-// never be asked for what no rule names. They live in a network namespace of
-// their own, on the ports that such servers have.
+// only be asked for names in rules. They have their own network namespace and
+// use the usual ports.
 type world struct {
 	tb         testing.TB
 	outside    *outside
@@ -127,7 +127,7 @@ func (w *world) authority() {
 	}
 }
 
-// web serves the good server, which tells what it got.
+// web serves the allowed server, which reports its requests.
 func (w *world) web(l net.Listener, config *tls.Config) {
 	s := &http.Server{Handler: w, TLSConfig: config.Clone(), ErrorLog: log.New(io.Discard, "", 0)}
 	if config != nil {
@@ -203,7 +203,7 @@ func (w *world) violate(what string) {
 	w.violations = append(w.violations, what)
 }
 
-// nameServer answers what the test says, and remembers what it was asked.
+// nameServer gives the test's answers and records the queries.
 func (w *world) nameServer() {
 	c, err := net.ListenPacket("udp", netip.AddrPortFrom(w.good, 0).String())
 	if err != nil {
@@ -282,7 +282,7 @@ func (w *world) handle(host string, h http.HandlerFunc) {
 	w.handlers[host] = h
 }
 
-// taken returns what came to pass since it was last asked.
+// taken returns the records since the last call.
 func (w *world) taken() (hits []hit, violations, asked []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

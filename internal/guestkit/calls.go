@@ -11,13 +11,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Calls hands to a guest what is done inside the sandbox. It is meant to be
-// embedded: it is driver.FileSystem, Archiver, Watcher, ProcessManager, Rejoiner
-// and Dialer, and has Exec.
+// Calls forwards calls to the guest. It is meant to be embedded: it implements
+// driver.FileSystem, Archiver, Watcher, ProcessManager, Rejoiner and Dialer,
+// and has Exec.
 type Calls struct {
-	// Use calls f with the guest's client, once it is there. It may replace the
-	// error that f returns, and end f's context. With lasting, what f returned
-	// lives on, and that context must too, for as long as the caller's does.
+	// Use calls f with the guest's client when it is connected. It may replace the
+	// error of f and end f's context. With lasting, the result of f stays in use,
+	// so f's context must live as long as the caller's.
 	Use func(ctx context.Context, lasting bool, f func(context.Context, *guest.Client) error) error
 }
 
@@ -90,7 +90,7 @@ func (c *Calls) Describe(ctx context.Context, path string, depth int) iter.Seq2[
 	})
 }
 
-// each yields what the guest tells of files.
+// each yields the guest's descriptions of files.
 func each[T any](ctx context.Context, c *Calls, tell func(context.Context, *guest.Client) iter.Seq2[T, error]) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		err := c.Use(ctx, false, func(ctx context.Context, g *guest.Client) error {

@@ -1,7 +1,7 @@
-// Package guestkit makes a driver.Instance of a machine in which programs can be
-// run: it puts Atoll's guest there, starts it, and gives it all that is done
-// inside the sandbox. So commands, files, archives, ports and watching keep the
-// promises of package driver, whatever the service's own calls for them do.
+// Package guestkit makes a driver.Instance from any machine that can run
+// programs: it uploads Atoll's guest, starts it, and forwards all calls inside
+// the sandbox to it. This way commands, files, archives, ports and watching
+// satisfy the driver contract, independent of the service's own calls.
 //
 // A driver supplies a [Machine]. The driver itself implements Create, Attach,
 // List, Destroy and lifetimes.
@@ -22,8 +22,8 @@ import (
 // Runner runs programs as root in one machine. Its methods may be called
 // concurrently, and return *sandbox.Error.
 type Runner interface {
-	// Start starts a program and connects with its input and output. The
-	// context bounds the start only.
+	// Start starts a program and connects to its input and output. The context
+	// limits only the start.
 	Start(ctx context.Context, argv, env []string) (Program, error)
 	// Upload writes a guest to a file, making the directories above it. The
 	// file is not executed before Upload has returned.
@@ -39,8 +39,8 @@ type Program interface {
 	Receive() ([]byte, error)
 	// Send writes to the program's input and returns when that has taken all.
 	Send(ctx context.Context, data []byte) error
-	// Close lets go of the program, which need not end, and has Receive return.
-	// Send still works.
+	// Close disconnects from the program, which may continue, and makes Receive
+	// return. Send still works.
 	Close() error
 }
 
@@ -62,8 +62,8 @@ type Status struct {
 // Machine is a sandbox as its service knows it.
 type Machine interface {
 	Runner
-	// Status asks the service. CodeGone is the service's own word that the
-	// sandbox does not exist; any other error is evidence of nothing.
+	// Status asks the service. CodeGone means that the service itself reports that
+	// the sandbox does not exist. Other errors say nothing about the sandbox.
 	Status(ctx context.Context) (Status, error)
 	// Answers reports whether the machine itself answers. False says nothing.
 	Answers(ctx context.Context) bool
@@ -74,16 +74,16 @@ type Machine interface {
 
 // Kit connects with guests.
 type Kit struct {
-	// Guest returns the guest for an architecture, in Go's words. CodeUnsupported
-	// means that there is none.
+	// Guest returns the guest for an architecture, as a GOARCH value.
+	// CodeUnsupported means that there is none.
 	Guest func(arch string) (*program.Program, error)
 }
 
 // The architectures of guests, and how the script gets the paths of theirs.
 var architectures = []string{"amd64", "arm64"}
 
-// script starts the guest for the machine's architecture. It is given where each
-// guest is, or nothing for one that there is none of.
+// script starts the guest for the machine's architecture. Its arguments are the
+// path of each guest, empty for a missing one.
 const script = `case "$(uname -m)" in x86_64|amd64) p=$1 ;; aarch64|arm64) p=$2 ;; *) p= ;; esac
 [ -n "$p" ] || { uname -m >&2; exit 78; }
 [ -z "$3" ] || chmod 0755 "$p"
@@ -93,7 +93,7 @@ exec "$p" join`
 // The exit statuses of the script.
 const (
 	exitMissing = 77 // the guest is not there
-	exitForeign = 78 // there is none for the machine's architecture
+	exitForeign = 78 // no guest for the machine's architecture
 )
 
 // Dial connects with the guest in a machine, which is put there if it is not.
@@ -144,7 +144,7 @@ func (k *Kit) guests() (map[string]*program.Program, []string, error) {
 	return all, paths, nil
 }
 
-// pathOf is where a guest belongs in a machine: each has a path of its own.
+// pathOf returns the path of a guest in a machine. Each build has its own path.
 func pathOf(p *program.Program) string { return guest.NestedPrefix + p.Digest()[:16] }
 
 // goArch translates what uname says.
@@ -161,13 +161,13 @@ func goArch(machine string) string {
 // joining is how the command line begins of a process that joins the guest.
 var joining = []string{"/bin/sh", "-c", script, "atoll"}
 
-// Joins reports whether a command line is that of a process that Dial started.
+// Joins reports whether a command line belongs to a process that Dial started.
 func Joins(argv []string) bool {
 	return len(argv) >= len(joining) && slices.Equal(argv[:len(joining)], joining)
 }
 
-// join starts a process that joins the guest, which the first one starts. The
-// error is an *Exit if there is no guest to join.
+// join starts a process that joins the guest. The first one starts the guest.
+// The error is an *Exit if there is no guest to join.
 func join(ctx context.Context, r Runner, paths []string, opts guest.Options, fresh bool) (*guest.Client, error) {
 	argv := append(slices.Clone(joining), paths...)
 	if fresh {
@@ -190,7 +190,7 @@ func join(ctx context.Context, r Runner, paths []string, opts guest.Options, fre
 	return client, err
 }
 
-// unjoined is the error of a guest that is there and cannot be joined.
+// unjoined is the error for a guest that exists but cannot be joined.
 func unjoined(exit *Exit) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeUnavailable, Op: "guest.dial",
@@ -198,7 +198,7 @@ func unjoined(exit *Exit) error {
 	}
 }
 
-// maxText bounds what is shown of another's words.
+// maxText limits the length of foreign text in errors.
 const maxText = 300
 
 func clip(s string) string {

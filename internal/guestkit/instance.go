@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Instance is a sandbox of a service, with a guest in it that does what is done
-// inside. A driver embeds it and adds Destroy. Its methods may be called
+// Instance is a sandbox of a service. A guest inside runs commands and accesses
+// files. A driver embeds it and adds Destroy. Its methods may be called
 // concurrently.
 type Instance struct {
 	Calls
@@ -20,7 +20,7 @@ type Instance struct {
 	id      sandbox.ID
 	machine Machine
 
-	ended   chan struct{} // closed when it is known to have ended; exit is set before
+	ended   chan struct{} // closed when its end is known; exit is set before
 	joining chan struct{} // held by who connects with the guest
 
 	mu     sync.Mutex
@@ -41,8 +41,8 @@ var (
 	_ driver.Dialer         = (*Instance)(nil)
 )
 
-// Instance makes an instance of a machine, whose lifetime ends at a time, or, if
-// that is zero, at one that is not known. It asks nobody.
+// Instance makes an instance of a machine with a deadline; zero means that it
+// is not known. It makes no network call.
 func (k *Kit) Instance(id sandbox.ID, m Machine, ends time.Time) *Instance {
 	in := &Instance{kit: k, id: id, machine: m, ends: ends, ended: make(chan struct{}), joining: make(chan struct{}, 1)}
 	in.Use = func(ctx context.Context, _ bool, f func(context.Context, *guest.Client) error) error {
@@ -90,7 +90,7 @@ func (in *Instance) Finish(exit sandbox.Exit) {
 	}
 }
 
-// Ended tells how the sandbox ended, if that is known.
+// Ended returns how the sandbox ended, if that is known.
 func (in *Instance) Ended() (sandbox.Exit, bool) {
 	select {
 	case <-in.ended:
@@ -100,8 +100,8 @@ func (in *Instance) Ended() (sandbox.Exit, bool) {
 	}
 }
 
-// SetDying says that somebody here begins to destroy the sandbox, or has failed
-// to.
+// SetDying records that this process begins to destroy the sandbox, or has
+// failed to.
 func (in *Instance) SetDying(dying bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -127,7 +127,7 @@ func (in *Instance) Disconnect() {
 	}
 }
 
-// Reach returns a connection to the guest, making one if there is none.
+// Reach returns a connection to the guest, which it makes if necessary.
 func (in *Instance) Reach(ctx context.Context) (*guest.Client, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -147,7 +147,7 @@ func (in *Instance) Reach(ctx context.Context) (*guest.Client, error) {
 		return nil, ctx.Err()
 	}
 	if c := in.connected(); c != nil {
-		return c, nil // somebody was faster
+		return c, nil // another caller was faster
 	}
 	client, err := in.kit.Dial(ctx, in.machine, guest.Options{Ended: in.fate, Lost: in.lost, Overdue: in.overdue})
 	if err != nil {
@@ -177,8 +177,8 @@ func (in *Instance) connected() *guest.Client {
 	}
 }
 
-// Explain replaces "it does not answer" by what the service knows of the
-// sandbox.
+// Explain replaces "it does not answer" with the state of the sandbox as the
+// service reports it.
 func (in *Instance) Explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -220,7 +220,8 @@ func (in *Instance) Ask(ctx context.Context) (s Status, ended bool, err error) {
 	return s, true, nil
 }
 
-// Sleeps asks whether the sandbox is paused. One that has ended is CodeGone.
+// Sleeps asks the service whether the sandbox is paused. A sandbox that has
+// ended is CodeGone.
 func (in *Instance) Sleeps(ctx context.Context) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -239,8 +240,7 @@ const (
 	enough = 4
 	// patience is how long the service may take to say what became of a sandbox.
 	patience = 15 * time.Second
-	// poll is how often the service is asked whether a sandbox lives that somebody
-	// waits for.
+	// poll is the interval at which Wait asks the service about the sandbox.
 	poll = 5 * time.Second
 )
 

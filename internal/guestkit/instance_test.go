@@ -16,7 +16,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// ends is a machine in which every program ends as a test says.
+// ends is a machine whose programs end as the test specifies.
 type ends struct {
 	mu       sync.Mutex
 	exits    []*Exit // of the programs that are started, in their order
@@ -106,7 +106,7 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// What calls on a sandbox say follows what its service says.
+// Errors of calls on a sandbox follow the status that its service reports.
 func TestInstance(t *testing.T) {
 	unreachable := &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "no route"}
 	for name, test := range map[string]struct {

@@ -51,7 +51,7 @@ func newLink(p Program) *link {
 	return l
 }
 
-// giveUp ends a link of which nothing was heard.
+// giveUp ends a link that was silent for too long.
 func (l *link) giveUp() {
 	l.mu.Lock()
 	l.silent = true
@@ -96,8 +96,8 @@ func (l *link) exited() error {
 	return l.exit
 }
 
-// broken is why nothing more is received. It is no error of a context, which
-// would be taken for the caller's.
+// broken is why nothing more is received. It is never the error of a context,
+// because that would look like the caller's.
 func (l *link) broken(err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,8 +138,7 @@ func (l *link) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// write sends input as it comes, all that waits at once, and now and then that
-// the caller lives.
+// write sends pending input at once, and periodic keepalives.
 func (l *link) write() {
 	ping := time.AfterFunc(guest.JoinSilence/3, func() {
 		l.mu.Lock()
@@ -163,7 +162,7 @@ func (l *link) write() {
 			if l.ctx.Err() != nil {
 				l.err = io.ErrClosedPipe
 			} else {
-				l.alive.Reset(lastWords) // the reader shall know, if the process says no more
+				l.alive.Reset(lastWords) // lets the reader time out if the process is silent
 			}
 			l.changed.Broadcast()
 			l.mu.Unlock()

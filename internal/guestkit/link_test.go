@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// pipeProgram is a program whose output and end a test decides.
+// pipeProgram is a program with output and end chosen by the test.
 type pipeProgram struct {
 	output chan []byte
 	closed chan struct{}
@@ -63,7 +63,7 @@ func (p *pipeProgram) Close() error {
 	return nil
 }
 
-// frames splits what was sent. A frame that makes no sense ends the rest.
+// frames splits sent bytes into frames. It stops at an invalid frame.
 func (p *pipeProgram) frames(t *testing.T) (frames [][]byte, bye bool) {
 	t.Helper()
 	p.mu.Lock()
@@ -127,7 +127,7 @@ func TestLinkReceives(t *testing.T) {
 	}
 }
 
-// What was lost is told apart from what the caller canceled.
+// A lost link is distinguished from a canceled call.
 func TestLinkIsLost(t *testing.T) {
 	t.Run("silence", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// killScript kills the process whose number it is given, with its group, and
-// lets its parent go on, which is the guest unless the program inside lies.
+// killScript kills a process by number, with its group, and continues its
+// parent, which is the guest unless a program inside lies.
 const killScript = `p=$1; read -r s <"/proc/$p/stat" || exit 0
 set -- ${s##*) }
 kill -CONT "$2"; kill -KILL "-$3" || kill -KILL "$p" || ! [ -e "/proc/$p" ]`

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestKillScript: a command is killed with its process group, which it need not
-// lead. One that has ended is no error.
+// TestKillScript: a command is killed with its process group, even if it does
+// not lead it. A command that has ended is not an error.
 func TestKillScript(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "sleep 600 & echo $!; wait")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -38,7 +38,7 @@ func TestKillScript(t *testing.T) {
 	}
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		stat, err := os.ReadFile("/proc/" + member + "/stat")
-		if err != nil || strings.Contains(string(stat), ") Z ") { // nobody may have waited for it
+		if err != nil || strings.Contains(string(stat), ") Z ") { // it may be a zombie
 			return
 		}
 		if time.Now().After(deadline) {

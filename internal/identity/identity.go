@@ -30,8 +30,8 @@ const (
 	Renewal = 20 * time.Minute
 )
 
-// KeysPath is where the public keys are, below the URL of the issuer. The other
-// path is that of OpenID Connect.
+// KeysPath is the path of the public keys, below the URL of the issuer. The
+// other path is that of OpenID Connect.
 const (
 	KeysPath      = "/.well-known/jwks.json"
 	DiscoveryPath = "/.well-known/openid-configuration"
@@ -47,8 +47,9 @@ type Issuer struct {
 	url string
 }
 
-// Open returns an issuer whose key is in a file, which it creates first. now is
-// the clock; nil: time.Now. It issues nothing before it has a URL.
+// Open returns an issuer with a key from a file, which it creates if it is
+// missing. now is the clock; nil: time.Now. It issues nothing before it has a
+// URL.
 func Open(file string, now func() time.Time) (*Issuer, error) {
 	if now == nil {
 		now = time.Now
@@ -124,8 +125,8 @@ func (i *Issuer) Available() error {
 	return nil
 }
 
-// Subject returns how the tokens of a sandbox name it: a SPIFFE ID, whose trust
-// domain is the host of the issuer.
+// Subject returns the subject of a sandbox's tokens: a SPIFFE ID with the host
+// of the issuer as its trust domain.
 func Subject(issuer, tenant string, id sandbox.ID) string {
 	host := issuer
 	if u, err := url.Parse(issuer); err == nil {
@@ -184,7 +185,7 @@ func (i *Issuer) Published() map[string]func() (any, error) {
 	}
 }
 
-// Discovery is what OpenID Connect tells of an issuer.
+// Discovery is the OpenID Connect discovery document of an issuer.
 type Discovery struct {
 	Issuer        string   `json:"issuer"`
 	Keys          string   `json:"jwks_uri"`

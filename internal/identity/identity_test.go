@@ -99,7 +99,7 @@ func TestTokensAreVerifiedWithThePublishedKey(t *testing.T) {
 	}
 }
 
-// The key survives a restart. Whoever removes it makes all tokens invalid.
+// The key survives a restart. Removing it invalidates all tokens.
 func TestKeyIsKept(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key")
 	first := open(t, file, nil)

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// rootfsTar makes a tar like that of a distribution: many small files, some
-// large ones.
+// rootfsTar makes a tar like a distribution's: many small files, some large
+// ones.
 func rootfsTar(b *testing.B, files int) []byte {
 	b.Helper()
 	var buf bytes.Buffer

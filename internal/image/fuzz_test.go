@@ -30,9 +30,10 @@ func (a answers) read(_ context.Context, d v1.Descriptor) ([]byte, error) {
 	return data, nil
 }
 
-// FuzzRegistryAnswers: whatever index, manifest and config a registry sends, the
-// image is made of what fits its digest, within the limits, or there is none.
-// DIGEST-2 and DIGEST-3 stand for the digests of the second and third answer.
+// FuzzRegistryAnswers: for any index, manifest and config of a registry, the
+// image consists only of content that matches its digest, within the limits, or
+// the pull fails. DIGEST-2 and DIGEST-3 stand for the digests of the second and
+// third answer.
 func FuzzRegistryAnswers(f *testing.F) {
 	config := `{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":["sha256:` + strings.Repeat("a", 64) + `"]},"config":{"Env":["A=b"],"Cmd":["sh"],"WorkingDir":"../x","User":"1"}}`
 	manifest := `{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{"mediaType":"application/vnd.oci.image.config.v1+json","size":9,"digest":"sha256:DIGEST-3"},"layers":[{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","size":1,"digest":"sha256:` + strings.Repeat("b", 64) + `"}]}`

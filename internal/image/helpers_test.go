@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("net/http.(*persistConn).readLoop"), goleak.IgnoreTopFunction("net/http.(*persistConn).writeLoop"))
 }
 
-// fsck asks the tool of the kernel's developers, where it is installed.
+// fsck runs fsck.erofs, if it is installed.
 func fsck(t testing.TB, name string) {
 	t.Helper()
 	tool, err := exec.LookPath("fsck.erofs")
@@ -82,7 +82,7 @@ func mustGet(t testing.TB, s *Store, ref string, opts GetOptions) *Image {
 	return img
 }
 
-// wantCode fails the test unless err has the code and says the words.
+// wantCode fails the test unless err has the code and contains the words.
 func wantCode(t testing.TB, err error, code sandbox.Code, says ...string) {
 	t.Helper()
 	if sandbox.CodeOf(err) != code {
@@ -247,7 +247,7 @@ func (r *testRegistry) push(t testing.TB, ref string, what remote.Taggable) stri
 	return parsed.Name()
 }
 
-// requests returns the paths asked for since the last call.
+// requests returns the paths requested since the last call.
 func (r *testRegistry) requests() []string {
 	var paths []string
 	for len(r.seen) > 0 {

@@ -101,7 +101,7 @@ func describe(t testing.TB, img *Image) string {
 	return strings.Join(lines, "\n")
 }
 
-// storeWith returns a store that has the image base:1 and allows so many layers.
+// storeWith returns a store with the image base:1 and a limit of layers.
 func storeWith(t testing.TB, base []byte, most int) *Store {
 	t.Helper()
 	s := open(t, Options{MaxLayers: most})
@@ -121,8 +121,8 @@ func storesOf(t testing.TB) map[int]*Store {
 	return map[int]*Store{1: open(t, Options{MaxLayers: 1}), 3: open(t, Options{MaxLayers: 3}), 8: open(t, Options{})}
 }
 
-// compareLayers derives images step by step and compares those of layers with
-// those of one file.
+// compareLayers derives images step by step, and compares layered images with
+// images of one file.
 func compareLayers(t *testing.T, stores map[int]*Store, base []byte, steps ...[]byte) {
 	t.Helper()
 	want := map[int]string{}
@@ -148,7 +148,7 @@ func compareLayers(t *testing.T, stores map[int]*Store, base []byte, steps ...[]
 	}
 }
 
-// TestLayersLookFlat checks that an image of layers has the files of the same
+// TestLayersLookFlat checks that a layered image has the same files as the same
 // image in one file.
 func TestLayersLookFlat(t *testing.T) {
 	stores := storesOf(t)

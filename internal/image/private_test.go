@@ -42,7 +42,7 @@ func TestPrivate(t *testing.T) {
 		_, err := get(s, login)
 		wantCode(t, err, sandbox.CodeUnauthorized)
 		if strings.Contains(err.Error(), canary) {
-			t.Errorf("the error tells the password: %v", err)
+			t.Errorf("the error contains the password: %v", err)
 		}
 	}
 	img, err := get(s, as("me", canary))

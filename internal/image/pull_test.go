@@ -175,8 +175,8 @@ func TestPlatforms(t *testing.T) {
 	wantCode(t, err, sandbox.CodeInvalid, "too many")
 }
 
-// TestCutTransfersAreResumed has the registry cut every blob after some bytes,
-// and counts that none is sent twice.
+// TestCutTransfersAreResumed makes the registry cut every transfer, and checks
+// that no byte is sent twice.
 func TestCutTransfersAreResumed(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Options{})
 	const size = 3 << 20
@@ -241,8 +241,8 @@ func layerOf(t *testing.T, img v1.Image) blob {
 	return blob{d.String(), data}
 }
 
-// TestResumeAfterFailure leaves a partial blob behind, and goes on with it in
-// the next Get.
+// TestResumeAfterFailure leaves a partial blob behind and resumes it in the
+// next Get.
 func TestResumeAfterFailure(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Options{})
 	v := imageOf(t, "linux/amd64", tarOf(t, "f", noise(2, 1<<20)))
@@ -511,7 +511,7 @@ func TestPlainHTTP(t *testing.T) {
 	}
 }
 
-// TestConcurrentGets gets one image many times at once: its blobs are
+// TestConcurrentGets gets one image many times at once. Its blobs are
 // transferred once.
 func TestConcurrentGets(t *testing.T) {
 	reg, dir := newRegistry(t), t.TempDir()

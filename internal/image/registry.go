@@ -67,7 +67,7 @@ func (r *registrySource) load(ctx context.Context, j *job) (*content, error) {
 	sum := sha256.Sum256(data)
 	d := v1.Descriptor{MediaType: types.MediaType(mediaType), Digest: v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum[:])}}
 	if want, ok := r.ref.repo.(name.Digest); ok && want.DigestStr() != d.Digest.String() {
-		return nil, res.invalid("the registry serves content that does not match the digest asked for")
+		return nil, res.invalid("the registry serves content that does not match the requested digest")
 	}
 	found, err := res.resolve(ctx, d, data)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// signaturesOf makes what holds signatures as cosign keeps them: pairs of
-// what was signed and of the signature.
+// signaturesOf makes an image with signatures in cosign's format, from pairs of
+// payload and signature.
 func signaturesOf(t testing.TB, pairs ...string) v1.Image {
 	t.Helper()
 	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
@@ -43,8 +43,8 @@ func digestOf(t testing.TB, what interface{ Digest() (v1.Hash, error) }) string 
 	return h.String()
 }
 
-// wantSignatures compares signatures, as "payload=signature", by what they were
-// found for.
+// wantSignatures compares signatures, as "payload=signature", by the digest
+// they were found for.
 func wantSignatures(t *testing.T, img *Image, want map[string]string) {
 	t.Helper()
 	got := map[string]string{}
@@ -79,7 +79,7 @@ func TestSignatures(t *testing.T) {
 
 	r.push(t, "app:"+signatureTag(index), signaturesOf(t, "p1", "s1", "p2", "s2"))
 	r.push(t, "app:"+signatureTag(digestOf(t, other)), signaturesOf(t, "not", "mine"))
-	wantSignatures(t, mustGet(t, s, ref, linux), nil) // nobody asked anew
+	wantSignatures(t, mustGet(t, s, ref, linux), nil) // not requested again
 	wantSignatures(t, mustGet(t, s, ref, again), map[string]string{index: "p1=s1 p2=s2"})
 	r.push(t, "app:"+signatureTag(own), signaturesOf(t, "p3", "s3"))
 	both := map[string]string{index: "p1=s1 p2=s2", own: "p3=s3"}
@@ -150,8 +150,8 @@ func TestSignaturesThatAreNone(t *testing.T) {
 	}
 }
 
-// A layout has signatures under tags, or marked as cosign marks them, and they
-// are no images of it.
+// A layout has signatures under tags, or with cosign's annotations. They do not
+// count as its images.
 func TestSignaturesOfLayouts(t *testing.T) {
 	img := imageOf(t, "linux/amd64", tarOf(t, "f", "1"))
 	own := digestOf(t, img)
@@ -187,7 +187,7 @@ func TestSignaturesOfLayouts(t *testing.T) {
 	}
 }
 
-// What is kept of an image is bounded, and what was found last is kept.
+// The number of signatures per image is limited; the newest are kept.
 func TestKeptWith(t *testing.T) {
 	var known []Signature
 	for i := range 1000 {

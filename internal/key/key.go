@@ -111,7 +111,7 @@ func validate(n *sandbox.NewKey) error {
 	}
 	for _, v := range n.Verbs {
 		if !slices.Contains(Verbs(), Verb(v)) {
-			return invalid("verbs", "%.20q is none of %v", v, Verbs())
+			return invalid("verbs", "%.20q is not one of %v", v, Verbs())
 		}
 	}
 	return nil

@@ -32,7 +32,7 @@ func (p *Pass) Opens(port uint16, now time.Time) bool {
 }
 
 // Bearer returns the principal for requests with this pass: its creator,
-// restricted to what is needed to connect to a port.
+// restricted to connecting to a port.
 func (p *Pass) Bearer() Principal {
 	return Principal{Tenant: p.Tenant, Key: p.Key, UID: p.UID, Verbs: []Verb{Read, Exec}}
 }

@@ -160,7 +160,7 @@ func TestRB56EndingCannotBeUndone(t *testing.T) {
 	if _, effect = apply(t, l, start, turn("a")); effect.Role != Spawner || l.Ending || l.Sandbox != "" {
 		t.Errorf("who waited is %q, lease %+v", effect.Role, l)
 	}
-	// Used between the capture and the end: what was captured is old.
+	// Used between the capture and the end: the capture is outdated.
 	l, _ = apply(t, at(Draining, 0), start, Persist{3, 7, json.RawMessage(`1`)}, turn("a"), Release{Turn, "a"})
 	for _, op := range []Op{Begin{3, 7}, Begin{3, 8}, Persist{3, 7, nil}} {
 		if _, effect, _ := Apply(l, op, config, start); effect.Done {
@@ -309,8 +309,8 @@ func TestRB57Durations(t *testing.T) {
 	}
 }
 
-// Saving keeps an archive of a sandbox that goes on; it does not count as the
-// capture that comes before its end.
+// Saving archives a running sandbox; it does not count as the capture before
+// its end.
 func TestRB56SaveIsNoCapture(t *testing.T) {
 	now, cfg := time.Unix(1000, 0), Default()
 	do := func(l Lease, op Op) (Lease, Effect) {

@@ -27,7 +27,7 @@ func TestRB97Moves(t *testing.T) {
 	renewed, _ := apply(t, l, later.Add(-time.Second), Depart{Epoch: 3, Attempt: 6})
 	undone(renewed, later, Tick{})
 
-	// Whoever moved it is gone: the sandbox goes on, and a late arrival is refused.
+	// If the mover dies, the sandbox continues, and a late result is refused.
 	stuck, _ := apply(t, l, later, Tick{})
 	if stuck.State != Warm || stuck.Sandbox != "sb-1" {
 		t.Errorf("a move that was given up: %+v", stuck)

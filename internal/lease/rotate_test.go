@@ -45,7 +45,7 @@ func TestRB58Eviction(t *testing.T) {
 	}
 }
 
-// A sandbox that cannot be saved goes on, and is rotated again after a while.
+// A sandbox that cannot be saved continues, and is rotated again later.
 func TestRB58FailedCaptureKeepsTheSandbox(t *testing.T) {
 	l, _ := apply(t, at(Warm, 1), start, Rotate{3}, Evict{3})
 	kept, _ := apply(t, l, start, Keep{3, l.Drains})
@@ -90,7 +90,7 @@ func TestRB58Lead(t *testing.T) {
 	}
 }
 
-// A turn goes on when a limit is reached, with the requests that serve it.
+// A turn continues when a limit is reached, with the requests that serve it.
 func TestRB59TurnsPassTheGate(t *testing.T) {
 	operator := Acquire{Kind: Operator, ID: "daemon"}
 	l, _ := apply(t, at(Warm, 1), start, operator, Acquire{Kind: Viewer, ID: "v"}, Gate{true})
@@ -106,7 +106,7 @@ func TestRB59TurnsPassTheGate(t *testing.T) {
 	}
 }
 
-// A turn whose recovery failed for good is told the same again; others try.
+// A turn with a permanent failure gets the same error again; other turns try.
 func TestRB43FailuresAreRemembered(t *testing.T) {
 	why := &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.resume", Message: "no such archive", Cause: context.Canceled}
 	l, _ := apply(t, Lease{Group: "g"}, start, turn("a"), Fail{Attempt: 1}, GiveUp{Turn, "a", why})

@@ -52,7 +52,7 @@ const maxDenied = 50
 
 func (s *Server) networkTools() {
 	add(s, "port_url", "Get the URL of a port",
-		"Return a URL at which an HTTP server that listens in a sandbox can be reached, with a token if one is needed.", settles, portURL)
+		"Return a URL at which an HTTP server that listens in a sandbox can be reached, with a token if one is needed.", idempotent, portURL)
 	add(s, "egress_explain", "Explain refused connections",
 		"Show which connections of a sandbox were refused and by which rule, or check a URL against a stored egress profile without sending a request.", looks, explain)
 }

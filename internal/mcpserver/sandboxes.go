@@ -209,7 +209,7 @@ func (s *Server) stateTools() {
 			}
 			return out, err
 		})
-	add(s, "sandbox_pause", "Pause a sandbox", "Freeze a sandbox with its processes. It cannot be used until sandbox_resume.", settles,
+	add(s, "sandbox_pause", "Pause a sandbox", "Freeze a sandbox with its processes. It cannot be used until sandbox_resume.", idempotent,
 		func(ctx context.Context, c *call, in pauseArgs) (boxOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {
@@ -222,7 +222,7 @@ func (s *Server) stateTools() {
 			info, err := b.Pause(ctx, kind)
 			return toBox(info), err
 		})
-	add(s, "sandbox_resume", "Resume a sandbox", "Continue a paused sandbox, or start a stopped one with the files it had. A running sandbox is success.", settles,
+	add(s, "sandbox_resume", "Resume a sandbox", "Continue a paused sandbox, or start a stopped one with the files it had. A running sandbox is success.", idempotent,
 		func(ctx context.Context, c *call, in boxArgs) (boxOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {

@@ -16,18 +16,18 @@ type nature int
 
 // The natures of tools.
 const (
-	looks   nature = iota // changes nothing
-	adds                  // creates something new each time
-	settles               // sets a state; repeating it has no further effect
-	changes               // may change or remove existing things
-	removes               // removes; repeating it has no further effect
+	looks      nature = iota // changes nothing
+	adds                     // creates something new each time
+	idempotent               // sets a state; repeating it has no further effect
+	changes                  // may change or remove existing things
+	removes                  // removes; repeating it has no further effect
 )
 
 func (n nature) annotations(title string) *mcp.ToolAnnotations {
 	destroys, closed := n == changes || n == removes, false
 	return &mcp.ToolAnnotations{
 		Title: title, ReadOnlyHint: n == looks, DestructiveHint: &destroys,
-		IdempotentHint: n == looks || n == settles || n == removes, OpenWorldHint: &closed,
+		IdempotentHint: n == looks || n == idempotent || n == removes, OpenWorldHint: &closed,
 	}
 }
 
@@ -102,7 +102,7 @@ var next = map[sandbox.Code]string{
 	sandbox.CodeInvalid:       "correct the arguments and call again",
 	sandbox.CodeNotFound:      "call sandbox_list, or sandbox_files for a path, to see what there is",
 	sandbox.CodeGone:          "call sandbox_create to make another",
-	sandbox.CodeAlreadyExists: "choose another name, or use what is there",
+	sandbox.CodeAlreadyExists: "choose another name, or use the existing object",
 	sandbox.CodeConflict:      "call sandbox_inspect for its state; sandbox_resume continues a paused or stopped one",
 	sandbox.CodeUnavailable:   "try again; if it stays, ask the user to run: atoll doctor",
 	sandbox.CodeUnauthorized:  "ask the user for a valid API key; one is made with: atoll key create",

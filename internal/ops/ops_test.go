@@ -47,7 +47,7 @@ func TestTableIsComplete(t *testing.T) {
 	}
 }
 
-// What changes something is on record.
+// Operations that change something are recorded.
 func TestClasses(t *testing.T) {
 	for _, o := range ops.All() {
 		reads := o.Verb() == ops.Read || o == ops.ImageUses || o == ops.DaemonDiagnose

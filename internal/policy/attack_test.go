@@ -6,19 +6,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestAttackDeniedNameAtAddress connects to the address of a host whose name is
-// denied, and names it in TLS or HTTP.
+// TestAttackDeniedNameAtAddress connects to the address of a denied host, and
+// names the host in TLS or HTTP.
 func TestAttackDeniedNameAtAddress(t *testing.T) {
 	write := deny("api.test")
 	write.Methods = []string{"POST"}
 	open := sandbox.Profile{Default: sandbox.Allow, Rules: []sandbox.Rule{
 		deny("denied.test:*", "*.denied.test", "ported.test:8443"), write, allow("93.184.216.99"),
 	}}
-	under := Options{Ceilings: []Ceiling{{Name: "agents", Profile: open}}}
+	under := Options{EgressLimits: []EgressLimit{{Name: "agents", Profile: open}}}
 	for how, p := range map[string]*Policy{
-		"by the profile":            compile(t, open, Options{}),
-		"by a ceiling":              compile(t, sandbox.Profile{Default: sandbox.Allow}, under),
-		"by a ceiling, over a rule": compile(t, sandbox.Profile{Rules: []sandbox.Rule{allow("93.184.0.0/16:*")}}, under),
+		"by the profile":          compile(t, open, Options{}),
+		"by a limit":              compile(t, sandbox.Profile{Default: sandbox.Allow}, under),
+		"by a limit, over a rule": compile(t, sandbox.Profile{Rules: []sandbox.Rule{allow("93.184.0.0/16:*")}}, under),
 	} {
 		for _, tt := range []struct {
 			to    Flow
@@ -30,16 +30,16 @@ func TestAttackDeniedNameAtAddress(t *testing.T) {
 			{flow("", somewhere, 443), Hello{ServerName: "a.b.denied.test"}, false},
 			{flow("", "::ffff:"+somewhere, 443), Hello{ServerName: "denied.test"}, false},
 			{flow("", somewhere, 8443), Hello{ServerName: "ported.test"}, false},
-			{flow("", somewhere, 443), Hello{ServerName: "api.test"}, false}, // nobody would see its requests
+			{flow("", somewhere, 443), Hello{ServerName: "api.test"}, false}, // its requests would not be inspected
 			{flow("", somewhere, 443), Hello{ServerName: "other.test", Encrypted: true}, false},
 			{flow("", somewhere, 443), Hello{ServerName: "no host"}, false},
 			{flow("", somewhere, 443), Hello{ServerName: "ported.test"}, true},
 			{flow("", somewhere, 443), Hello{ServerName: "other.test"}, true},
 			{flow("", somewhere, 443), Hello{ServerName: "93.184.216.34"}, true},
-			{flow("", somewhere, 443), Hello{}, true},                                // a server is asked for whom it likes
+			{flow("", somewhere, 443), Hello{}, true},                                // the server chooses the host
 			{flow("", "93.184.216.99", 443), Hello{ServerName: "denied.test"}, true}, // a rule allows the address
 		} {
-			if how == "by a ceiling, over a rule" && tt.to.Addr.Is4In6() {
+			if how == "by a limit, over a rule" && tt.to.Addr.Is4In6() {
 				tt.to.Addr = tt.to.Addr.Unmap()
 			}
 			c := p.Connect(tt.to)
@@ -62,7 +62,7 @@ func TestAttackDeniedNameAtAddress(t *testing.T) {
 			}
 		}
 		other := flow("other.test", somewhere, 8443)
-		if how == "by a ceiling, over a rule" {
+		if how == "by a limit, over a rule" {
 			continue // no rule of the profile names it
 		}
 		if d := p.Inside(other, p.Connect(other), Hello{ServerName: "denied.test"}); d.Allow {

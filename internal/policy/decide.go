@@ -40,7 +40,7 @@ const (
 	Filtered    Reason = "filter"      // a filter of the rule refused the body
 	Placeholder Reason = "placeholder" // a placeholder was sent to a wrong host or in a wrong place
 
-	AboveCeiling Reason = "ceiling" // a policy of the machine allows less than the rules of the sandbox
+	AboveEgressLimit Reason = "ceiling" // a policy of the machine allows less than the rules of the sandbox
 )
 
 // Decision is the result of a check. The zero value is a refusal.
@@ -98,7 +98,7 @@ func refuse(why Reason, format string, args ...any) Decision {
 // be allowed. Names for which it is false must not be looked up: even a DNS
 // query can carry data out.
 func (p *Policy) CanResolve(name string) bool {
-	for _, c := range p.ceilings {
+	for _, c := range p.limits {
 		if !c.CanResolve(name) {
 			return false
 		}
@@ -161,15 +161,15 @@ func (p *Policy) connect(f Flow) Decision {
 			first = r
 		}
 		if !r.conditional() {
-			return p.settle(f, r, inspect, first)
+			return p.finalize(f, r, inspect, first)
 		}
 	}
-	return p.settle(f, nil, inspect, first)
+	return p.finalize(f, nil, inspect, first)
 }
 
-// settle decides about a connection. r is the last candidate, or nil for the
+// finalize decides about a connection. r is the last candidate, or nil for the
 // profile's default.
-func (p *Policy) settle(f Flow, r, inspect, first *rule) Decision {
+func (p *Policy) finalize(f Flow, r, inspect, first *rule) Decision {
 	ends := p.fallback
 	if r != nil {
 		ends = r.rule.Action
@@ -290,7 +290,7 @@ func (p *Policy) Hello(f Flow, connected Decision, h Hello) Decision {
 // one of those hosts.
 func (p *Policy) Guards(f Flow) bool {
 	f.Addr = f.Addr.Unmap()
-	return p.guards(f) || slices.ContainsFunc(p.ceilings, func(c *Policy) bool { return c.guards(f) })
+	return p.guards(f) || slices.ContainsFunc(p.limits, func(c *Policy) bool { return c.guards(f) })
 }
 
 func (p *Policy) guards(f Flow) bool {

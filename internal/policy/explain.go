@@ -24,7 +24,7 @@ func (p *Policy) Explain(method, target string) (sandbox.Explanation, error) {
 	}
 	port, known := schemePorts[u.Scheme]
 	if !known {
-		return sandbox.Explanation{}, invalid("url", "the scheme is none of https, http, wss, ws and tcp")
+		return sandbox.Explanation{}, invalid("url", "the scheme is not one of https, http, wss, ws and tcp")
 	}
 	host, named, err := SplitHostPort(u.Host)
 	if err != nil {

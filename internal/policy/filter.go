@@ -46,7 +46,7 @@ func compileFilters(number int, in []sandbox.Filter) (*Filters, error) {
 		case sandbox.DirBoth, "":
 			sets = []*filterSet{&f.request, &f.response}
 		default:
-			return nil, invalid(field(number, "filters"), "%q is none of request, response and both", clip(string(one.Direction)))
+			return nil, invalid(field(number, "filters"), "%q is not one of request, response and both", clip(string(one.Direction)))
 		}
 		for _, s := range sets {
 			if err := s.add(one); err != nil {
@@ -96,7 +96,7 @@ func (s *filterSet) add(f sandbox.Filter) error {
 		}
 		s.types = append(s.types, types)
 	default:
-		return fmt.Errorf("it is none of regex, size and content_type")
+		return fmt.Errorf("it is not one of regex, size and content_type")
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ func parts(of ...sandbox.InjectPart) sandbox.Injection {
 func text(s string) sandbox.InjectPart   { return sandbox.InjectPart{Text: s} }
 func secret(s string) sandbox.InjectPart { return sandbox.InjectPart{Secret: s} }
 
-// A header consists of parts, any number of which are secrets.
+// A header consists of parts. Any number of them are secrets.
 func TestInjectionOfParts(t *testing.T) {
 	also := func(i sandbox.Injection, change func(*sandbox.Injection)) sandbox.Injection {
 		change(&i)

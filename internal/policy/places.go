@@ -37,7 +37,7 @@ func ParsePlaces(in []string) (Places, error) {
 		case s == "body":
 			p.Body = true
 		default:
-			return p, fmt.Errorf("%q is none of header, header:NAME, basic, query, query:NAME and body", clip(s))
+			return p, fmt.Errorf("%q is not one of header, header:NAME, basic, query, query:NAME and body", clip(s))
 		}
 	}
 	return p, nil

@@ -46,8 +46,8 @@ type Options struct {
 	// may be sent, as in Rule.Hosts. An empty list allows every host that a rule
 	// names. Nil: secrets are not checked, as for a profile without a sandbox.
 	Secrets map[string][]string
-	// Ceilings limit the profile; all of them must allow.
-	Ceilings []Ceiling
+	// EgressLimits limit the profile; all of them must allow.
+	EgressLimits []EgressLimit
 }
 
 // Swap lets the gateway replace a placeholder with the value of a secret.
@@ -68,7 +68,7 @@ type Policy struct {
 	names    bool // a rule names hosts
 	operator Operator
 	swaps    []swap
-	ceilings []*Policy
+	limits   []*Policy
 	upstream Upstream
 }
 
@@ -144,7 +144,7 @@ func Compile(profile sandbox.Profile, opts Options) (*Policy, error) {
 	p.index = newIndex(p.rules)
 	p.names = len(p.index.names)+len(p.index.suffixes)+len(p.index.any) > 0
 	var err error
-	if p.ceilings, err = compileCeilings(opts.Ceilings, opts.Operator); err != nil {
+	if p.limits, err = compileEgressLimits(opts.EgressLimits, opts.Operator); err != nil {
 		return nil, err
 	}
 	if p.upstream, err = compileUpstream(&profile); err != nil {

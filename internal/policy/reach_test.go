@@ -48,7 +48,7 @@ func TestMachineHost(t *testing.T) {
 		}
 	}
 	p := compile(t, sandbox.Profile{Rules: []sandbox.Rule{allow(host + ":5432")}}, Options{
-		Operator: operator, Ceilings: []Ceiling{{Name: "cap", Profile: sandbox.Profile{Rules: []sandbox.Rule{allow("*:*")}}}},
+		Operator: operator, EgressLimits: []EgressLimit{{Name: "cap", Profile: sandbox.Profile{Rules: []sandbox.Rule{allow("*:*")}}}},
 	})
 	if d := p.Connect(flow(host, "127.0.0.1", 5432)); d.Allow {
 		t.Errorf("a policy that does not name it allows it: %+v", d)

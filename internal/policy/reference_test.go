@@ -196,8 +196,7 @@ func compareResolve(t *testing.T, p *Policy, rules []sandbox.Rule, f Flow) {
 	}
 }
 
-// A learned profile allows what was seen, and nothing that differs in any
-// respect.
+// A learned profile allows exactly the requests that were seen.
 func TestLearn(t *testing.T) {
 	seen := []Seen{
 		{"api.example.com", 443, "GET", "/v1/a"},

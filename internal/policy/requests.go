@@ -66,7 +66,7 @@ func (t *translation) beyond(r *rule) string {
 	case l != nil && (l.RequestBytes > 0 || l.ResponseBytes > 0 || l.Connections > 0 || l.PerMinute > 0 && l.Burst != max(1, l.PerMinute/6)):
 		return "it counts requests per minute, and nothing else"
 	case l != nil && l.PerMinute > 0 && many:
-		return "it would count for each host and path by itself"
+		return "it would be counted separately for each host and path"
 	}
 	return ""
 }

@@ -96,7 +96,7 @@ func decides(rules sandbox.EgressRules, f Flow, method, path string) bool {
 	return slices.ContainsFunc(rules.Allow, func(t sandbox.EgressTarget) bool { return host(t.Host) })
 }
 
-// For any profile and ceilings: unless rules are let pass, no request is
+// For any profile and limits: unless rules are let pass, no request is
 // allowed that the profile denies.
 func TestTranslateRequestsNeverWidens(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 8))
@@ -112,11 +112,11 @@ func TestTranslateRequestsNeverWidens(t *testing.T) {
 			}
 			return p
 		}
-		var ceilings []Ceiling
+		var limits []EgressLimit
 		if r.IntN(4) == 0 {
-			ceilings = append(ceilings, Ceiling{"c", random()})
+			limits = append(limits, EgressLimit{"c", random()})
 		}
-		p := compile(t, random(), Options{Ceilings: ceilings})
+		p := compile(t, random(), Options{EgressLimits: limits})
 		rules, lost, err := p.Translate(seesRequests, pick(r, []Unenforceable{Refuse, Narrow}))
 		if err != nil {
 			refused++

@@ -167,7 +167,7 @@ func (r *rule) compileInject(secrets map[string][]string) error {
 var (
 	errEverywhere = errors.New("a secret can only be sent to hosts that are named, not to every host")
 	errToNetwork  = errors.New("a secret can only be sent to a single address, not to a network")
-	errNoMode     = errors.New("the mode is none of header, bearer, basic, query, sigv4 and parts")
+	errNoMode     = errors.New("the mode is not one of header, bearer, basic, query, sigv4 and parts")
 	errNoHeader   = errors.New("the name is not that of a header that may be set")
 	errNoQuery    = errors.New("a query parameter needs a name")
 	errFormat     = errors.New("the format has no {} for the value, or contains a control character")

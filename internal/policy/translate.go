@@ -25,7 +25,7 @@ type Lost struct {
 }
 
 // Translate returns what a provider without our gateway has to enforce for a
-// profile and its ceilings. If the provider cannot enforce a rule, Translate
+// profile and its limits. If the provider cannot enforce a rule, Translate
 // returns CodeUnsupported with the rule's name, or, depending on mode, denies
 // more or allows more and lists the rule as Lost. Unless mode is LetPass, the
 // result allows no connection that the profile denies. It says nothing about
@@ -39,7 +39,7 @@ func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox
 	}
 	t := translation{ability: a, pass: mode == LetPass}
 	if a.Kind == sandbox.EgressFull {
-		if len(p.ceilings) == 0 {
+		if len(p.limits) == 0 {
 			rules := sandbox.EgressRules{Requests: t.requests(p)}
 			return t.conclude(rules, mode)
 		}
@@ -47,7 +47,7 @@ func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox
 		t.ability.Kind = sandbox.EgressHost
 	}
 	allow := t.layer(p, "")
-	for _, c := range p.ceilings {
+	for _, c := range p.limits {
 		allow = intersect(allow, t.layer(c, "policy "+c.name+": "))
 	}
 	if a.MaxTargets > 0 && len(allow) > a.MaxTargets {

@@ -40,7 +40,7 @@ var someAbilities = []sandbox.EgressAbility{
 	{Kind: sandbox.EgressHostPort, MaxTargets: 3},
 }
 
-// For any profile, ceilings and provider: unless rules are let pass, a provider
+// For any profile, limits and provider: unless rules are let pass, a provider
 // that follows its rules allows nothing that the profile denies, or that it
 // would have to inspect further.
 func TestTranslateNeverWidens(t *testing.T) {
@@ -61,11 +61,11 @@ func TestTranslateNeverWidens(t *testing.T) {
 			}
 			layers = append(layers, p)
 		}
-		var ceilings []Ceiling
+		var limits []EgressLimit
 		for _, c := range layers[1:] {
-			ceilings = append(ceilings, Ceiling{"c", c})
+			limits = append(limits, EgressLimit{"c", c})
 		}
-		p := compile(t, layers[0], Options{Operator: operator, Ceilings: ceilings})
+		p := compile(t, layers[0], Options{Operator: operator, EgressLimits: limits})
 		a, mode := pick(r, someAbilities), pick(r, []Unenforceable{"", Refuse, Narrow})
 		rules, lost, err := p.Translate(a, mode)
 		if err != nil {

@@ -7,12 +7,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// dnsPort is that of a name server whose port is left out.
+// dnsPort is the default port of a name server.
 const dnsPort = 53
 
-// Upstream is how a profile has the world reached.
+// Upstream contains a profile's settings for outgoing connections.
 type Upstream struct {
-	Servers []netip.AddrPort // asked for the addresses of names; none: the machine's
+	Servers []netip.AddrPort // resolve names; none: the machine's
 	Proxy   *Proxy           // nil: none
 }
 
@@ -36,7 +36,7 @@ func (p *Policy) Steered() bool { return p.upstream.steered() }
 
 // MayAsk decides whether the gateway itself may connect to a name server or a
 // proxy of the profile. To name one there is to allow it; the operator of the
-// machine and the ceilings may still refuse.
+// machine and the limits may still refuse.
 func (p *Policy) MayAsk(f Flow) Decision {
 	f.Addr = f.Addr.Unmap()
 	if d, ok := p.reachable(f); !ok {

@@ -86,7 +86,7 @@ func TestKilledMaker(t *testing.T) {
 func TestYoungStays(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
-	dir := filepath.Join(tmp, "kind-1") // somebody is about to lock it
+	dir := filepath.Join(tmp, "kind-1") // another process is about to lock it
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -29,8 +29,8 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// Whatever form a server echoes a value in, and wherever it is cut, nothing of
-// it comes through.
+// In any encoding that a server may echo, and wherever it is cut, no part of a
+// value passes.
 func TestScrubForms(t *testing.T) {
 	v := NewValue([]byte(canary))
 	s := NewScrubber(v, NewValue([]byte("another-secret-value")))

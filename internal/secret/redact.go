@@ -54,17 +54,17 @@ func (r *Redactor) Stream(torn bool) *Redaction { return &Redaction{r: r, torn: 
 // values replaced by asterisks. b is not retained; the caller owns the result.
 func (s *Redaction) Push(b []byte) []byte {
 	s.held = append(s.held, b...)
-	return s.settle(false)
+	return s.advance(false)
 }
 
 // End returns the delayed bytes, and resets the stream to a torn one.
 func (s *Redaction) End() []byte {
-	out := s.settle(true)
+	out := s.advance(true)
 	s.torn = true
 	return out
 }
 
-func (s *Redaction) settle(last bool) (out []byte) {
+func (s *Redaction) advance(last bool) (out []byte) {
 	if s.torn && len(s.held) > 0 {
 		n, open := s.r.within(s.held)
 		if open && !last {

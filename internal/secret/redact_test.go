@@ -31,7 +31,7 @@ func TestRedactEverySplit(t *testing.T) {
 	for i := range len(text) {
 		for j := i; j < len(text); j += 7 {
 			got := redactAll(r.Stream(false), text[:i], text[i:j], text[j:])
-			// Where it is cut, a few characters may be seen and no more.
+			// At a cut, only a few characters may be visible.
 			if len(got) != len(text) || strings.Contains(got, "5ecr3t") || !strings.Contains(got, " tok-5ecr tok ") || strings.Contains(got, encoded[6:20]) {
 				t.Fatalf("cut at %d and %d: %q", i, j, got)
 			}
@@ -59,7 +59,7 @@ func TestRedactTorn(t *testing.T) {
 	r := NewRedactor(NewValue([]byte("tok-5ecr3t-value")))
 	for in, want := range map[string]string{
 		"ecr3t-value and more": "*********** and more"[0:11] + " and more",
-		"value!":               "value!", // shorter than what is looked for
+		"value!":               "value!", // shorter than the minimum
 		"-value!":              "******!",
 		"nothing of it":        "nothing of it",
 		"5ecr3t-val":           "5ecr3t-val", // not to its end

@@ -1,6 +1,6 @@
-// Package servicetest is what fakes of sandbox services share: faults on
-// request, a proxy for clients whose hosts are hard-coded, commands and files in
-// real sandboxes, and the services' official SDKs for Python.
+// Package servicetest contains the shared parts of fakes of sandbox services:
+// faults on request, a proxy for clients whose hosts are hard-coded, commands
+// and files in real sandboxes, and the services' official SDKs for Python.
 //
 // A fake is a real HTTP server with real state, and its sandboxes are those of a
 // provider of Atoll. The driver of the service and the service's own SDK both

@@ -19,22 +19,22 @@ import (
 	"time"
 )
 
-// Interceptor is an HTTP proxy that answers in place of the hosts that its
-// clients connect to, over TLS with a certificate of its own authority. With it
-// a client whose hosts are hard-coded uses a fake. Make one with Intercept.
+// Interceptor is an HTTP proxy that answers in place of its clients' target
+// hosts, over TLS with its own certificate authority. It lets a client with
+// hard-coded hosts use a fake. Create it with Intercept.
 type Interceptor struct {
 	URL string // of the proxy
 	CA  string // file with the certificate of the authority, in PEM
 
 	proxy  *httptest.Server
 	inside *http.Server
-	conns  *arrivals
+	conns  *accepted
 	tls    *tls.Config
 }
 
-// Intercept starts a proxy for the hosts with these names, of which "*.x" means
-// all below x. It writes the authority's certificate into dir. A connection to
-// any other host is refused. The caller closes it.
+// Intercept starts a proxy for the hosts with these names. "*.x" means all
+// names below x. It writes the authority's certificate into dir. A connection
+// to any other host is refused. The caller closes it.
 func Intercept(dir string, h http.Handler, names ...string) (*Interceptor, error) {
 	cert, authority, err := issue(names)
 	if err != nil {
@@ -42,7 +42,7 @@ func Intercept(dir string, h http.Handler, names ...string) (*Interceptor, error
 	}
 	i := &Interceptor{
 		CA: filepath.Join(dir, "ca.pem"), inside: &http.Server{Handler: h, ReadHeaderTimeout: time.Minute},
-		conns: &arrivals{conns: make(chan net.Conn), done: make(chan struct{})},
+		conns: &accepted{conns: make(chan net.Conn), done: make(chan struct{})},
 		tls:   &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12},
 	}
 	if err := os.WriteFile(i.CA, authority, 0o600); err != nil {
@@ -78,14 +78,14 @@ func (i *Interceptor) connect(w http.ResponseWriter, r *http.Request) {
 	i.conns.add(tls.Server(conn, i.tls))
 }
 
-// arrivals is a listener whose connections are given to it.
-type arrivals struct {
+// accepted is a listener that returns the connections passed to add.
+type accepted struct {
 	conns chan net.Conn
 	done  chan struct{}
 	once  sync.Once
 }
 
-func (a *arrivals) add(c net.Conn) {
+func (a *accepted) add(c net.Conn) {
 	select {
 	case a.conns <- c:
 	case <-a.done:
@@ -93,7 +93,7 @@ func (a *arrivals) add(c net.Conn) {
 	}
 }
 
-func (a *arrivals) Accept() (net.Conn, error) {
+func (a *accepted) Accept() (net.Conn, error) {
 	select {
 	case c := <-a.conns:
 		return c, nil
@@ -102,12 +102,12 @@ func (a *arrivals) Accept() (net.Conn, error) {
 	}
 }
 
-func (a *arrivals) Close() error {
+func (a *accepted) Close() error {
 	a.once.Do(func() { close(a.done) })
 	return nil
 }
 
-func (a *arrivals) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
+func (a *accepted) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
 
 // issue makes an authority and a certificate of it.
 func issue(names []string) (cert tls.Certificate, authority []byte, err error) {

@@ -33,7 +33,7 @@ func Run(ctx context.Context, in driver.Instance, cmd sandbox.Command, limit int
 	return out, err
 }
 
-// Stream runs a command to its end and hands on what it writes as it comes. The
+// Stream runs a command to its end and forwards its output as it arrives. The
 // functions are called concurrently with each other. It ends the command when
 // the context ends.
 func Stream(ctx context.Context, in driver.Instance, cmd sandbox.Command, stdout, stderr func([]byte) error) (sandbox.Exit, error) {

@@ -15,8 +15,8 @@ type Mover interface {
 	// Quiet waits until the sandbox of a lease has no requests in progress. No
 	// request starts while the lease is moving.
 	Quiet(ctx context.Context, l lease.Lease) error
-	// Settle saves the workspaces of a sandbox, which continues to run.
-	Settle(ctx context.Context, b Box) ([]sandbox.WorkspaceRef, error)
+	// SaveWorkspaces saves the workspaces of a sandbox, which continues to run.
+	SaveWorkspaces(ctx context.Context, b Box) ([]sandbox.WorkspaceRef, error)
 	// Carry checks that a new sandbox responds, and copies files to it that are
 	// not in its workspaces. lost names what was not copied.
 	Carry(ctx context.Context, from, to Box) (lost []string, err error)
@@ -118,7 +118,7 @@ func (m *Manager) transfer(ctx context.Context, p Plan, l lease.Lease, old Box, 
 	if err := by.Quiet(ctx, l); err != nil {
 		return b, receipt, err
 	}
-	if receipt.From.Workspaces, err = by.Settle(ctx, old); err != nil {
+	if receipt.From.Workspaces, err = by.SaveWorkspaces(ctx, old); err != nil {
 		return b, receipt, err
 	}
 	if b, err = create(ctx, m.cfg.Boxes, p); err != nil {

@@ -443,15 +443,15 @@ func (s *Snapshots) hold(id string) (release func()) {
 	})
 }
 
-// describe reads all files below a directory, several at once, and with settle
+// describe reads all files below a directory, several at once, and with durable
 // syncs them. Anything except files and directories is an error.
-func describe(ctx context.Context, dir string, settle bool) (*manifest, error) {
+func describe(ctx context.Context, dir string, durable bool) (*manifest, error) {
 	m := &manifest{}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && settle:
+		case d.IsDir() && durable:
 			return syncDir(path)
 		case d.IsDir():
 			return nil
@@ -472,14 +472,14 @@ func describe(ctx context.Context, dir string, settle bool) (*manifest, error) {
 		g.Go(func() error {
 			e := &m.Files[i]
 			var err error
-			e.Size, e.SHA256, err = digest(ctx, filepath.Join(dir, filepath.FromSlash(e.Path)), settle)
+			e.Size, e.SHA256, err = digest(ctx, filepath.Join(dir, filepath.FromSlash(e.Path)), durable)
 			return err
 		})
 	}
 	return m, g.Wait()
 }
 
-func digest(ctx context.Context, path string, settle bool) (size int64, sum string, err error) {
+func digest(ctx context.Context, path string, durable bool) (size int64, sum string, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return 0, "", err
@@ -489,7 +489,7 @@ func digest(ctx context.Context, path string, settle bool) (size int64, sum stri
 	if size, err = io.Copy(h, readerUntil{ctx, f}); err != nil {
 		return 0, "", err
 	}
-	if settle {
+	if durable {
 		err = f.Sync()
 	}
 	return size, hex.EncodeToString(h.Sum(nil)), err

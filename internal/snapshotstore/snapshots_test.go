@@ -103,7 +103,7 @@ func TestKeepAndUse(t *testing.T) {
 	}
 }
 
-// Whatever is changed in a snapshot is found before it is used.
+// Any change of a snapshot is found before it is used.
 func TestAttackDamageIsFound(t *testing.T) {
 	for what, damage := range map[string]func(dir string) error{
 		"a file is cut": func(dir string) error { return os.Truncate(filepath.Join(dir, "files", "memory"), 3) },
@@ -211,7 +211,7 @@ func TestFindFinishes(t *testing.T) {
 	release()
 }
 
-// What is transient is used as it is, and stays a draft.
+// A transient snapshot is used unchecked, and stays a draft.
 func TestTransient(t *testing.T) {
 	s := open(t, t.TempDir())
 	draft(t, s, "one")

@@ -46,7 +46,7 @@ func FuzzParseParent(f *testing.F) {
 	})
 }
 
-// tracer notes the spans that it is told about.
+// tracer records spans.
 type tracer struct{ began, ended []string }
 
 func (tr *tracer) Start(ctx context.Context, layer, op string, box sandbox.ID) (context.Context, func(error)) {
@@ -97,7 +97,7 @@ func TestAtEnd(t *testing.T) {
 	if got := strings.Join(told, ""); got != "ab" {
 		t.Error(got)
 	}
-	late := make(chan struct{}) // whoever comes after it is not forgotten
+	late := make(chan struct{}) // later ones are not lost
 	span.AtEnd(request, func() { close(late) })
 	<-late
 	span.Over(t.Context()) // of no request
@@ -128,7 +128,7 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// BenchmarkStart is what a span costs when nobody collects any.
+// BenchmarkStart measures a span without a collector.
 func BenchmarkStart(b *testing.B) {
 	ctx := span.WithRequest(b.Context(), "r1", "")
 	b.ReportAllocs()

@@ -80,7 +80,7 @@ func archive(t *testing.T, f *os.File, size int64, h *tar.Header) []byte {
 	return out.Bytes()
 }
 
-// What is written is what Go's reader and GNU tar read, holes and all.
+// Go's reader and GNU tar read the written files, including holes.
 func TestRoundTrip(t *testing.T) {
 	const size = 8<<20 + 123
 	when := time.Unix(-5, 250_000_000)
@@ -146,7 +146,7 @@ func check(t *testing.T, name string, content []byte) {
 	}
 }
 
-// What GNU tar writes of a file with holes gets them again.
+// A file with holes written by GNU tar gets its holes again.
 func TestGNUTar(t *testing.T) {
 	const size = 4 << 20
 	f, content := holed(t, size, 0, 1<<20, 2<<20+5)
@@ -192,7 +192,7 @@ func TestNotWorthIt(t *testing.T) {
 	}
 }
 
-// Somebody who sends a few bytes that stand for many can be stopped.
+// A sender of few bytes that expand to many can be stopped.
 func TestCopyStops(t *testing.T) {
 	f, _ := holed(t, 1<<20)
 	enough := errors.New("enough")

@@ -13,10 +13,10 @@ type Archive struct {
 
 // Archived says where in the blob store a snapshot is.
 type Archived struct {
-	Archive   string // empty: it is on its node only
+	Archive   string // empty: stored on its node only
 	Encrypted bool
-	Version   int    // its number there
-	Digest    string // of its content
+	Version   int    // its version there
+	Digest    string // digest of its content
 	Stored    int64  // bytes that the archive grew by
 }
 
@@ -28,7 +28,7 @@ func scanArchive(row scanner) (a Archive, err error) {
 }
 
 // EnsureArchive returns the tenant's archive of a kind. If there is none yet,
-// it is the one that is given.
+// it stores the given one.
 func (ss Snapshots) EnsureArchive(ctx context.Context, a Archive) (Archive, error) {
 	_, err := ss.tx.exec(ctx, `INSERT INTO archives (id, tenant, encrypted, created) VALUES ($1, $2, $3, $4)
 		ON CONFLICT (tenant, encrypted) DO NOTHING`, a.ID, a.Tenant, flag(a.Encrypted), nanos(ss.tx.Now()))
@@ -45,15 +45,15 @@ func (o *Operator) Archives(ctx context.Context) ([]Archive, error) {
 	return collect(rows, err, scanArchive)
 }
 
-// Archive records that a snapshot is in the blob store too. One that was
-// forgotten meanwhile is CodeNotFound.
+// Archive records that a snapshot is in the blob store too. If the snapshot was
+// removed meanwhile, the error is CodeNotFound.
 func (ss Snapshots) Archive(ctx context.Context, tenant, id string, at Archived) error {
 	n, err := ss.tx.exec(ctx, "UPDATE snapshots SET archive = $1, version = $2, digest = $3, stored = $4, problem = '' WHERE tenant = $5 AND id = $6",
 		at.Archive, at.Version, at.Digest, at.Stored, tenant, id)
 	return oneRow(n, err, "snapshot", id)
 }
 
-// Blame records what keeps a snapshot from being saved.
+// Blame records why a snapshot cannot be saved.
 func (ss Snapshots) Blame(ctx context.Context, tenant, id, problem string) error {
 	_, err := ss.tx.exec(ctx, "UPDATE snapshots SET problem = $1 WHERE tenant = $2 AND id = $3", problem, tenant, id)
 	return err

@@ -9,11 +9,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Backup writes a consistent copy of the database to a new file, readable for
-// its owner only, while everything goes on. The file appears whole or not at
-// all; an existing one is CodeAlreadyExists. To restore it, stop the daemon and
-// put it in the place of the database. A PostgreSQL database is CodeUnsupported
-// with advice.
+// Backup writes a consistent copy of the database to a new file, which only its
+// owner can read, without stopping other work. The file appears complete or not
+// at all; an existing one is CodeAlreadyExists. To restore it, stop the daemon
+// and replace the database file. A PostgreSQL database is CodeUnsupported with
+// advice.
 func (s *Store) Backup(ctx context.Context, path string) error {
 	if err := s.backup(ctx, path); err != nil {
 		return opErr("store.backup", s.shown(err))

@@ -90,12 +90,12 @@ func BenchmarkList10000(b *testing.B) {
 				b.Fatal(err)
 			}
 		}
-		// On a busy machine this says more than the time on the wall.
+		// On a busy machine this is more reliable than wall-clock time.
 		b.ReportMetric(float64((processorTime(b)-before).Microseconds())/1e3/float64(b.N), "cpu-ms/op")
 	})
 }
 
-// processorTime is what this process has used, without the server's share.
+// processorTime returns the CPU time of this process, without the server.
 func processorTime(b *testing.B) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

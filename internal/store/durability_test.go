@@ -19,7 +19,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The test binary runs itself for what must happen in another process.
+// The test binary executes itself for steps that need another process.
 const childEnv = "ATOLL_STORE_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -56,7 +56,7 @@ func labelled(name string) store.Sandbox {
 	return b
 }
 
-// writeForEver creates sandboxes and says so after each.
+// writeForEver creates sandboxes and reports each one.
 func writeForEver(path string) error {
 	s, err := store.Open(context.Background(), path, store.Options{})
 	if err != nil {
@@ -80,8 +80,8 @@ func writeForEver(path string) error {
 	return nil
 }
 
-// TestKilledWriter kills a process that writes, again and again. What it said
-// it had written is there, and nothing is there by half.
+// TestKilledWriter repeatedly kills a writing process. All reported writes are
+// stored, and none is incomplete.
 func TestKilledWriter(t *testing.T) {
 	ctx := context.Background()
 	path := filepath.Join(t.TempDir(), "atoll.db")
@@ -100,7 +100,7 @@ func TestKilledWriter(t *testing.T) {
 			acknowledged[sandbox.ID(lines.Text())] = true
 		}
 		ok(t, cmd.Process.Kill())
-		for lines.Scan() { // what it said before it died
+		for lines.Scan() { // reported before it was killed
 			acknowledged[sandbox.ID(lines.Text())] = true
 		}
 		if err := cmd.Wait(); err == nil || cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
@@ -136,8 +136,8 @@ func checkWhole(t *testing.T, path string, acknowledged map[sandbox.ID]bool) {
 	}
 }
 
-// TestDiskFull: a full disk is told as such, half of nothing is written, and
-// work goes on when there is space again.
+// TestDiskFull: a full disk returns its own error, nothing is partly written,
+// and writes work again when there is space.
 func TestDiskFull(t *testing.T) {
 	ctx := context.Background()
 	s := storetest.SQLite(t, store.Options{})
@@ -185,8 +185,8 @@ func checkFilled(t *testing.T, s *store.Store, made int) {
 	}
 }
 
-// TestDiskReallyFull does the same on a small file system of its own, in
-// another process with its own mounts.
+// TestDiskReallyFull does the same on a small file system, in another process
+// with its own mounts.
 func TestDiskReallyFull(t *testing.T) {
 	cmd := child("full:" + t.TempDir())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
@@ -227,7 +227,7 @@ func fillDisk(dir string) error {
 	}
 	made := fill(fatal{}, s)
 	reserved := store.WithReserve(ctx)
-	for range 50 { // what frees space is written down all the same
+	for range 50 { // records of freed space can still be written
 		if err := s.Update(reserved, func(tx *store.Tx) error {
 			return tx.Tenants().Disable(reserved, "acme", false)
 		}); err != nil {
@@ -278,7 +278,7 @@ func TestBackup(t *testing.T) {
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	first := make(chan struct{})
-	wg.Go(func() { // work goes on meanwhile
+	wg.Go(func() { // other work continues meanwhile
 		for i := 0; ; i++ {
 			if _, _, err := create(s, "acme", labelled(fmt.Sprint("b", i)), store.Create{}); err != nil {
 				t.Error(err)

@@ -14,8 +14,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// shown turns any error into one that may leave the package. An error that is
-// one already, or that ended a context, stays what it is.
+// shown converts any error into one that may leave the package. It keeps a
+// *sandbox.Error and the error of a context.
 func (s *Store) shown(err error) error {
 	var known *sandbox.Error
 	switch {
@@ -41,8 +41,7 @@ func (s *Store) shown(err error) error {
 	return s.dialect.classify(err)
 }
 
-// connectionLost reports transport evidence: the database may be all right and
-// was not reached.
+// connectionLost reports whether the database could not be reached.
 func connectionLost(err error) bool {
 	var n net.Error
 	return errors.As(err, &n) || errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) ||
@@ -87,7 +86,7 @@ func opErr(op string, err error) error {
 	return err
 }
 
-// missing turns the absence of a row into CodeNotFound.
+// missing converts sql.ErrNoRows to CodeNotFound.
 func missing(err error, what, subject string) error {
 	if errors.Is(err, sql.ErrNoRows) {
 		e := &sandbox.Error{Code: sandbox.CodeNotFound, Op: "store", Subject: clip(subject), Message: "no such " + what}
@@ -99,7 +98,7 @@ func missing(err error, what, subject string) error {
 	return err
 }
 
-// clip keeps hostile input from filling an error message.
+// clip shortens input for error messages.
 func clip(s string) string {
 	if len(s) > 80 {
 		return s[:80] + "…"
@@ -107,7 +106,7 @@ func clip(s string) string {
 	return s
 }
 
-// jitter keeps two that lost against each other from meeting again.
+// jitter spreads the retries of conflicting transactions.
 func jitter(d time.Duration) time.Duration { return rand.N(d) }
 
 func nanos(t time.Time) int64 {

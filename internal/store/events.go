@@ -10,8 +10,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// EventRow is a record of the event log as it is stored. Package eventlog says
-// what the body and the hash are.
+// EventRow is a stored record of the event log. Package eventlog defines the
+// body and the hash.
 type EventRow struct {
 	Seq     int64
 	Time    time.Time
@@ -40,7 +40,7 @@ type Events struct{ tx *Tx }
 // Events returns the methods for events.
 func (tx *Tx) Events() Events { return Events{tx} }
 
-// Head returns the end of a tenant's log.
+// Head returns the last record of a tenant's log.
 func (es Events) Head(ctx context.Context, tenant string) (h EventHead, err error) {
 	err = es.tx.queryRow(ctx, "SELECT seq, hash FROM event_heads WHERE tenant = $1", tenant).Scan(&h.Seq, &h.Hash)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -49,8 +49,8 @@ func (es Events) Head(ctx context.Context, tenant string) (h EventHead, err erro
 	return h, err
 }
 
-// LockHead is Head, and lets nobody else append to the tenant's log
-// until the transaction ends.
+// LockHead is like Head, and blocks other writers of the tenant's log until the
+// transaction ends.
 func (es Events) LockHead(ctx context.Context, tenant string) (h EventHead, err error) {
 	const locked = "SELECT seq, hash FROM event_heads WHERE tenant = $1"
 	err = es.tx.queryRow(ctx, locked+es.tx.s.dialect.forUpdate(), tenant).Scan(&h.Seq, &h.Hash)
@@ -65,8 +65,8 @@ func (es Events) LockHead(ctx context.Context, tenant string) (h EventHead, err 
 	return h, err
 }
 
-// Append adds records to a tenant's log, whose head the caller has
-// locked and has continued, and moves the head to the last of them.
+// Append adds records to a tenant's log and moves the head to the last one. The
+// caller has locked the head.
 func (es Events) Append(ctx context.Context, tenant string, rows []EventRow) error {
 	for i := range rows {
 		if err := es.appendRow(ctx, tenant, &rows[i]); err != nil {
@@ -100,8 +100,8 @@ func (es Events) appendRow(ctx context.Context, tenant string, r *EventRow) erro
 
 // EventFilter selects records of a log. The zero value selects all.
 type EventFilter struct {
-	Since   time.Time // not before
-	Until   time.Time // before; zero: no bound
+	Since   time.Time // inclusive
+	Until   time.Time // exclusive; zero: no bound
 	Ops     []string
 	Types   []string
 	Codes   []string // outcomes; "" is success
@@ -144,7 +144,7 @@ type OpenIntent struct {
 	Sandbox sandbox.ID
 }
 
-// OpenIntents lists what a node announced and did not report the outcome of.
+// OpenIntents lists the intents of a node without an outcome.
 func (o *Operator) OpenIntents(ctx context.Context, node string, limit int) ([]OpenIntent, error) {
 	rows, err := o.tx.query(ctx, "SELECT tenant, seq, op, sandbox FROM intents WHERE node = $1 ORDER BY tenant, seq LIMIT $2", node, limit)
 	return collect(rows, err, func(row scanner) (i OpenIntent, err error) {
@@ -152,14 +152,14 @@ func (o *Operator) OpenIntents(ctx context.Context, node string, limit int) ([]O
 	})
 }
 
-// EventCursor is how far a daemon has sent the log of a tenant, and where that
-// log ends.
+// EventCursor contains the number of the last record of a tenant's log that a
+// daemon has sent, and of the last record.
 type EventCursor struct {
 	Tenant    string
 	Seq, Head int64
 }
 
-// BehindEvents lists the logs of which a node has not sent all.
+// BehindEvents lists the logs that a node has not sent completely.
 func (o *Operator) BehindEvents(ctx context.Context, node string) ([]EventCursor, error) {
 	rows, err := o.tx.query(ctx, `SELECT h.tenant, COALESCE(c.seq, 0), h.seq FROM event_heads h
 		LEFT JOIN event_cursors c ON c.tenant = h.tenant AND c.node = $1 WHERE h.seq > COALESCE(c.seq, 0) ORDER BY h.tenant`, node)
@@ -168,8 +168,8 @@ func (o *Operator) BehindEvents(ctx context.Context, node string) ([]EventCursor
 	})
 }
 
-// SetCursor says how far a node has sent the log of a tenant. It never goes
-// back.
+// SetCursor stores how far a node has sent the log of a tenant. It never
+// decreases.
 func (es Events) SetCursor(ctx context.Context, node, tenant string, seq int64) error {
 	_, err := es.tx.exec(ctx, `INSERT INTO event_cursors (node, tenant, seq) VALUES ($1, $2, $3)
 		ON CONFLICT (node, tenant) DO UPDATE SET seq = excluded.seq WHERE event_cursors.seq < excluded.seq`, node, tenant, seq)
@@ -182,8 +182,8 @@ func (es Events) Cursor(ctx context.Context, node, tenant string) (seq int64, er
 	return seq, err
 }
 
-// EventCut says up to where a tenant's log was pruned. Package eventlog says
-// what the seal is. Without a cut it is zero.
+// EventCut says up to which record a tenant's log was pruned. Package eventlog
+// defines the seal. Without a cut it is zero.
 type EventCut struct {
 	Seq  int64
 	Hash []byte
@@ -202,9 +202,9 @@ func (es Events) LastCut(ctx context.Context, tenant string) (c EventCut, err er
 	return c, err
 }
 
-// Cut removes the records of a tenant's log up to that of a cut, and
-// keeps the cut in their place. The caller has locked the head. Actions without
-// an outcome are never removed; trying that is CodeConflict.
+// Cut removes the records of a tenant's log up to a cut, and stores the cut in
+// their place. The caller has locked the head. Removing an intent without an
+// outcome is CodeConflict.
 func (es Events) Cut(ctx context.Context, tenant string, c EventCut) (removed int64, err error) {
 	open, err := es.OldestIntent(ctx, tenant)
 	if err != nil {
@@ -222,15 +222,15 @@ func (es Events) Cut(ctx context.Context, tenant string, c EventCut) (removed in
 	return es.tx.exec(ctx, "DELETE FROM events WHERE tenant = $1 AND seq <= $2", tenant, c.Seq)
 }
 
-// OldestIntent returns the number of the first record of a tenant's log that
-// has no outcome yet, zero if all have one.
+// OldestIntent returns the number of the oldest intent in a tenant's log
+// without an outcome; zero if there is none.
 func (es Events) OldestIntent(ctx context.Context, tenant string) (seq int64, err error) {
 	err = es.tx.queryRow(ctx, "SELECT COALESCE(MIN(seq), 0) FROM intents WHERE tenant = $1", tenant).Scan(&seq)
 	return seq, err
 }
 
-// LastBefore returns the number of the last record of a tenant's log before
-// the first one that is not older than a time, zero if there is none.
+// LastBefore returns the number of the last record of a tenant's log before the
+// first one that is not older than a time; zero if there is none.
 func (es Events) LastBefore(ctx context.Context, tenant string, at time.Time) (seq int64, err error) {
 	err = es.tx.queryRow(ctx, `SELECT COALESCE(
 		(SELECT MIN(seq) - 1 FROM events WHERE tenant = $1 AND time >= $2),

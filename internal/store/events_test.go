@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The database lets nobody remove by mistake what no cut answers for.
+// The database refuses to remove records without a cut.
 func TestEventsAreAppendOnly(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s, ctx := open(store.Options{}), t.Context()
@@ -58,7 +58,7 @@ func TestEventsAreAppendOnly(t *testing.T) {
 	})
 }
 
-// A cursor never goes back, and belongs to one daemon.
+// A cursor never decreases, and belongs to one daemon.
 func TestEventCursors(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s, ctx := open(store.Options{}), t.Context()

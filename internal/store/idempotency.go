@@ -13,16 +13,16 @@ import (
 
 const maxIdempotencyKey = 255
 
-// keyHash is the stored record of an idempotency key. The key itself is not:
-// it is the key of the fingerprint.
+// keyHash is the stored form of an idempotency key. The key itself is not
+// stored, because it keys the fingerprint.
 func (c *Create) keyHash(tenant string) []byte {
 	h := sha256.Sum256([]byte("atoll idempotency key\x00" + tenant + "\x00" + c.IdempotencyKey))
 	return h[:]
 }
 
-// fingerprint tells requests apart. A request may hold secrets that could be
-// guessed from a plain hash, so the hash is keyed with what only the caller
-// knows.
+// fingerprint identifies a request. Secrets in a request could be guessed from
+// a plain hash, so the hash is keyed with the idempotency key, which only the
+// caller knows.
 func (c *Create) fingerprint() []byte {
 	m := hmac.New(sha256.New, []byte("atoll request\x00"+c.IdempotencyKey))
 	m.Write(c.Request)
@@ -56,8 +56,8 @@ func (bs Sandboxes) replay(ctx context.Context, tenant string, c Create) (*Sandb
 	return &b, err
 }
 
-// Made returns the sandbox that was made for an idempotency key, CodeNotFound if
-// there is none.
+// Made returns the sandbox that was created for an idempotency key;
+// CodeNotFound if there is none.
 func (bs Sandboxes) Made(ctx context.Context, tenant, key string) (Sandbox, error) {
 	var id string
 	c := Create{IdempotencyKey: key}
@@ -82,8 +82,8 @@ func (bs Sandboxes) forget(ctx context.Context, tenant string, c Create) error {
 	return err
 }
 
-// ForgetIdempotencyKeys drops keys that were used before a time, of all
-// tenants, and returns how many.
+// ForgetIdempotencyKeys removes keys of all tenants that were used before a
+// time, and returns their number.
 func (o *Operator) ForgetIdempotencyKeys(ctx context.Context, before time.Time) (int64, error) {
 	return o.tx.exec(ctx, "DELETE FROM idempotency WHERE created < $1", nanos(before))
 }

@@ -7,13 +7,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Key is the stored record of an API key: enough to recognise it and never enough
-// to use it.
+// Key is the stored record of an API key. It can verify the key but does not
+// contain it.
 type Key struct {
 	sandbox.Key
 	Tenant string
 	Hash   []byte // see package key
-	// TenantDisabled is read with the key and not stored with it.
+	// TenantDisabled is read with the key but stored with the tenant.
 	TenantDisabled bool
 }
 
@@ -43,8 +43,8 @@ func (ts Tenants) Keys(ctx context.Context, tenant string) ([]Key, error) {
 	return collect(rows, err, scanKey)
 }
 
-// RevokeKey ends a key of a tenant from now on. Revoking again changes
-// nothing; a key that is not the tenant's is CodeNotFound.
+// RevokeKey revokes a key of a tenant immediately. Revoking again changes
+// nothing. A key of another tenant is CodeNotFound.
 func (ts Tenants) RevokeKey(ctx context.Context, tenant, id string) error {
 	n, err := ts.tx.exec(ctx, "UPDATE keys SET revoked = CASE WHEN revoked = 0 THEN $1 ELSE revoked END WHERE tenant = $2 AND id = $3",
 		nanos(ts.tx.Now()), tenant, id)

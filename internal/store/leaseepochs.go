@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// noteEpochs records which sandbox serves a group, and since when and why another
-// does not any more.
+// noteEpochs records which sandbox serves a group since when, and why the
+// previous one ended.
 func (ss Sessions) noteEpochs(ctx context.Context, tenant string, op lease.Op, before, after lease.Lease) error {
 	why := ""
 	switch o := op.(type) {
@@ -21,11 +21,11 @@ func (ss Sessions) noteEpochs(ctx context.Context, tenant string, op lease.Op, b
 	case lease.Confirm:
 		switch {
 		case o.Paused:
-			why = "paused, as nobody needed it"
+			why = "paused: it was unused"
 		case before.Rotating:
 			why = "its lifetime was about to end"
 		default:
-			why = "nobody needed it"
+			why = "it was unused"
 		}
 	case lease.Commit:
 	default:

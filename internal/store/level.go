@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// Level returns the number of the schema that the database has now, and of the
-// newest that this program knows. Another daemon that shares the database may
-// have brought it further.
+// Level returns the schema version of the database, and the newest version that
+// this program knows. Another daemon that shares the database may have migrated
+// it further.
 func (s *Store) Level(ctx context.Context) (have, know int64, err error) {
-	names, err := fs.Glob(migrations, "migrations/sqlite/*.sql") // those of both dialects have the same numbers
+	names, err := fs.Glob(migrations, "migrations/sqlite/*.sql") // both dialects have the same numbers
 	if err != nil {
 		return 0, 0, err
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Bounds of a page of a listing.
+// Limits of a page of a listing.
 const (
 	DefaultPage = 100
 	MaxPage     = 10_000
@@ -25,20 +25,21 @@ type Filter struct {
 	Node     string
 }
 
-// Page selects a part of a listing.
+// Page selects one page of a listing.
 type Page struct {
-	Cursor string // where to go on, as returned with the part before; empty: at the beginning
-	Limit  int    // at most so many; zero: DefaultPage; at most MaxPage
+	Cursor string // as returned with the previous page; empty: the first page
+	Limit  int    // maximum number; zero: DefaultPage; at most MaxPage
 }
 
 // Summaries lists a tenant's sandboxes, newest first. next is the cursor of the
-// rest, empty at the end. Whatever matches from the first page to the last is
-// listed exactly once, whatever is made or removed in between.
+// next page, empty at the end. A sandbox that matches from the first page to
+// the last is listed exactly once, even if others are created or removed in
+// between.
 func (bs Sandboxes) Summaries(ctx context.Context, tenant string, f Filter, p Page) (boxes []Summary, next string, err error) {
 	return list(ctx, bs.tx, tenant, f, p, summaryColumns, scanSummary(tenant), (*Summary).cursor)
 }
 
-// List lists like [Sandboxes.Summaries], with all that is recorded, which takes
+// List is like [Sandboxes.Summaries], but returns complete records, which takes
 // several times as long.
 func (bs Sandboxes) List(ctx context.Context, tenant string, f Filter, p Page) (boxes []Sandbox, next string, err error) {
 	return list(ctx, bs.tx, tenant, f, p, sandboxColumns, scanSandbox, func(b *Sandbox) string { return b.cursor() })
@@ -99,13 +100,13 @@ func (f *Filter) conditions(q *conditions, tenant string) {
 	}
 }
 
-// conditions builds a WHERE clause whose values are always parameters.
+// conditions builds a WHERE clause. Values are always parameters.
 type conditions struct {
 	parts []string
 	args  []any
 }
 
-// add joins a condition in which every question mark stands for one of args.
+// add adds a condition. Each question mark stands for one of args.
 func (q *conditions) add(cond string, args ...any) {
 	var b strings.Builder
 	for i, part := range strings.Split(cond, "?") {
@@ -118,7 +119,7 @@ func (q *conditions) add(cond string, args ...any) {
 	q.args = append(q.args, args...)
 }
 
-// anyOf joins the condition that a column has one of the values, if there are
+// anyOf adds the condition that a column has one of the values, if there are
 // any.
 func anyOf[T ~string](q *conditions, column string, values []T) {
 	if len(values) == 0 {
@@ -133,8 +134,8 @@ func anyOf[T ~string](q *conditions, column string, values []T) {
 
 func (q *conditions) String() string { return strings.Join(q.parts, " AND ") }
 
-// A cursor names the last row seen. It tells its holder nothing new, and the
-// tenant is not part of it but of every query.
+// A cursor names the last row of a page. It contains nothing that its holder
+// does not know. The tenant is part of every query, not of the cursor.
 func formatCursor(created int64, id string) string {
 	return base64.RawURLEncoding.EncodeToString([]byte("1." + strconv.FormatInt(created, 10) + "." + id))
 }

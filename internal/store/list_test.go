@@ -119,7 +119,7 @@ func TestFilters(t *testing.T) {
 	})
 }
 
-// TestListingSaysWhatGetSays: but for what is documented as left out.
+// TestListingSaysWhatGetSays: except for fields that are documented as missing.
 func TestListingSaysWhatGetSays(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		ctx := context.Background()
@@ -160,8 +160,9 @@ func TestListingSaysWhatGetSays(t *testing.T) {
 	})
 }
 
-// TestPagesUnderInserts: what is there from beginning to end is listed once,
-// though others come and go, and many are made in the same instant.
+// TestPagesUnderInserts: a sandbox that exists from the first page to the last
+// is listed once, even if others are created and removed, many at the same
+// time.
 func TestPagesUnderInserts(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		clk := newClock()

@@ -16,9 +16,8 @@ import (
 //go:embed migrations
 var migrations embed.FS
 
-// migrate brings the schema forward to what this program knows. There is no
-// way back: an older program refuses the database, and a backup is the way to
-// return to it.
+// migrate upgrades the schema to the version of this program. There is no
+// downgrade: an older program refuses the database, and needs a backup.
 func (s *Store) migrate(ctx context.Context, d goose.Dialect, dir string) error {
 	p, err := s.migrations(d, dir)
 	if err != nil {
@@ -46,9 +45,8 @@ func (s *Store) migrate(ctx context.Context, d goose.Dialect, dir string) error 
 	return nil
 }
 
-// notMigrated says of a database that took no migration what was found: one
-// that was written by an unfinished release has the number of a schema and not
-// what belongs to it.
+// notMigrated describes a database that could not be migrated. A database of an
+// unreleased version can have a schema number without the matching schema.
 func notMigrated(err error, current, known int64) error {
 	var e *sandbox.Error
 	if !errors.As(err, &e) || e.Code != sandbox.CodeInternal {

@@ -22,8 +22,9 @@ type statement struct {
 	args []any
 }
 
-// written is what a program of each schema wrote, on top of what the earlier
-// ones did. Nothing here ever changes: it stands for databases in the field.
+// written contains the statements of a program of each schema version, in
+// addition to earlier ones. They never change, because they stand for existing
+// databases.
 var written = map[int64][]statement{
 	1: {
 		{"INSERT INTO tenants (id, created, limits_json) VALUES ('acme', 1, $1)", []any{`{"boxes":3}`}},
@@ -112,14 +113,14 @@ var written = map[int64][]statement{
 	},
 }
 
-// addresses returns a function that makes an address of an empty database.
+// addresses returns a function that returns the address of a new, empty database.
 var addresses = map[string]func(t *testing.T) string{
 	"sqlite":   func(t *testing.T) string { return "sqlite:" + filepath.Join(t.TempDir(), "atoll.db") },
 	"postgres": func(t *testing.T) string { return storetest.Postgres(t) },
 }
 
-// TestMigrate brings databases of every earlier schema, with data in them, to
-// the present one.
+// TestMigrate migrates databases of every earlier schema, with data, to the
+// present one.
 func TestMigrate(t *testing.T) {
 	ctx := context.Background()
 	for dialect, address := range addresses {
@@ -205,7 +206,7 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 		}
 	}
 	checkPolicy(t, s, from)
-	// The database can be worked with as any other.
+	// The database works like any other.
 	_, err = update(s, "acme", "id-web", store.Expect{Version: 1}, setState(sandbox.Stopped))
 	ok(t, err)
 	mustCreate(t, s, "acme", box("db"))
@@ -261,8 +262,8 @@ func TestNewerDatabase(t *testing.T) {
 	}
 }
 
-// TestMigrateUnfinished: a database whose schema is not what its number says is
-// refused with what was found.
+// TestMigrateUnfinished: a database with a schema that does not match its
+// number is refused with a description.
 func TestMigrateUnfinished(t *testing.T) {
 	ctx := context.Background()
 	for dialect, address := range addresses {
@@ -286,8 +287,8 @@ func TestMigrateUnfinished(t *testing.T) {
 	}
 }
 
-// TestMigrateTogether: daemons that start at the same time on an empty
-// database all come up.
+// TestMigrateTogether: several daemons can start at the same time on an empty
+// database.
 func TestMigrateTogether(t *testing.T) {
 	ctx := context.Background()
 	for dialect, address := range addresses {

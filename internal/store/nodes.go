@@ -12,8 +12,8 @@ import (
 // Node is a daemon that holds sandboxes.
 type Node struct {
 	ID string `json:"id"` // the same after a restart
-	// Instance names one run of the daemon. It tells a restart from two
-	// daemons that were given the same ID by mistake.
+	// Instance names one run of the daemon. It distinguishes a restart from two
+	// daemons with the same ID by mistake.
 	Instance  string    `json:"instance"`
 	Address   string    `json:"address,omitempty"`
 	Release   string    `json:"release,omitempty"`
@@ -30,9 +30,9 @@ func scanNode(row scanner) (n Node, err error) {
 
 const nodeQuery = "SELECT id, instance, address, release, started, heartbeat FROM nodes"
 
-// Register announces a run of a daemon. If another run with the same ID gave a
-// sign of life within stale, it is refused with CodeConflict: the two would
-// both believe that they own the node's sandboxes.
+// Register announces a run of a daemon. If another run with the same ID has
+// sent a heartbeat within stale, the error is CodeConflict, because both would
+// act as the owner of the node's sandboxes.
 func (o *Operator) Register(ctx context.Context, n Node, stale time.Duration) error {
 	now := o.tx.Now()
 	old, err := scanNode(o.tx.queryRow(ctx, nodeQuery+" WHERE id = $1"+o.tx.s.dialect.forUpdate(), n.ID))
@@ -46,7 +46,7 @@ func (o *Operator) Register(ctx context.Context, n Node, stale time.Duration) er
 			Hint: "give each daemon a node name of its own, or wait " + stale.String() + " after one was killed",
 		}
 	}
-	// Of two that find no row, the second waits here and then changes nothing.
+	// If two find no row, the second waits here and then changes nothing.
 	changed, err := o.tx.exec(ctx, `INSERT INTO nodes (id, instance, address, release, started, heartbeat) VALUES ($1, $2, $3, $4, $5, $5)
 		ON CONFLICT (id) DO UPDATE SET instance = excluded.instance, address = excluded.address, release = excluded.release,
 		started = excluded.started, heartbeat = excluded.heartbeat
@@ -57,9 +57,9 @@ func (o *Operator) Register(ctx context.Context, n Node, stale time.Duration) er
 	return err
 }
 
-// Heartbeat is a node's sign of life. It is CodeStale once another run of a
-// daemon has taken the node over, or the node was given up: the caller must
-// stop acting on its sandboxes.
+// Heartbeat records that a node is alive. It returns CodeStale when another run
+// has taken over the node, or the node was given up. The caller must then stop
+// acting on its sandboxes.
 func (o *Operator) Heartbeat(ctx context.Context, id, instance string) error {
 	n, err := o.tx.exec(ctx, "UPDATE nodes SET heartbeat = $1 WHERE id = $2 AND instance = $3", nanos(o.tx.Now()), id, instance)
 	if err == nil && n == 0 {
@@ -68,14 +68,14 @@ func (o *Operator) Heartbeat(ctx context.Context, id, instance string) error {
 	return err
 }
 
-// Unregister ends a run of a daemon in good order, so that its successor need
-// not wait. The node's sandboxes stay its own.
+// Unregister ends a run of a daemon, so that its successor need not wait. The
+// node keeps its sandboxes.
 func (o *Operator) Unregister(ctx context.Context, id, instance string) error {
 	_, err := o.tx.exec(ctx, "UPDATE nodes SET heartbeat = 0, instance = '' WHERE id = $1 AND instance = $2", id, instance)
 	return err
 }
 
-// Nodes lists all nodes that ever registered, by ID.
+// Nodes lists all nodes that were ever registered, by ID.
 func (o *Operator) Nodes(ctx context.Context) ([]Node, error) {
 	rows, err := o.tx.query(ctx, nodeQuery+" ORDER BY id")
 	return collect(rows, err, scanNode)

@@ -7,12 +7,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Operator has the operations that cross tenants: the daemon's housekeeping,
-// the reaper, and authentication, which finds the tenant of a caller. No
-// request of a tenant is ever answered with it.
+// Operator contains the operations across tenants: the daemon's housekeeping,
+// the reaper, and authentication, which finds the tenant of a caller. It must
+// not serve requests of tenants.
 type Operator struct{ tx *Tx }
 
-// Operator returns the methods that cross tenants.
+// Operator returns the methods across tenants.
 func (tx *Tx) Operator() *Operator { return &Operator{tx} }
 
 // Tenants lists all tenants by ID.
@@ -21,15 +21,14 @@ func (o *Operator) Tenants(ctx context.Context) ([]Tenant, error) {
 	return collect(rows, err, scanTenant)
 }
 
-// Key returns a key by its public part. It is read before anybody knows who is
-// asking.
+// Key returns a key by its public part, before the caller's tenant is known.
 func (o *Operator) Key(ctx context.Context, id string) (Key, error) {
 	k, err := scanKey(o.tx.queryRow(ctx, keyQuery+"k.id = $1", id))
 	return k, missing(err, "key", id)
 }
 
-// Sandboxes lists what is recorded of a node's sandboxes, those that are gone
-// left out, by ID: at most limit with an ID after the given one.
+// Sandboxes lists the records of a node's sandboxes that are not gone, by ID:
+// at most limit with an ID after the given one.
 func (o *Operator) Sandboxes(ctx context.Context, node string, after sandbox.ID, limit int) ([]Sandbox, error) {
 	rows, err := o.tx.query(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE node = $1 AND id > $2 AND state <> 'gone' ORDER BY id LIMIT $3", node, string(after), limit)
 	return collect(rows, err, scanSandbox)
@@ -41,16 +40,16 @@ func (o *Operator) Sandbox(ctx context.Context, id sandbox.ID) (Sandbox, error) 
 	return b, missing(err, "sandbox", string(id))
 }
 
-// Expired lists sandboxes of a node whose lifetime has ended, the longest
-// overdue first.
+// Expired lists sandboxes of a node past their deadline, the most overdue
+// first.
 func (o *Operator) Expired(ctx context.Context, node string, limit int) ([]Sandbox, error) {
 	rows, err := o.tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
 		WHERE expires > 0 AND expires <= $1 AND state <> 'gone' AND node = $2 ORDER BY expires, id LIMIT $3`, nanos(o.tx.Now()), node, limit)
 	return collect(rows, err, scanSandbox)
 }
 
-// NextExpiry returns when the next sandbox of a node expires that has not yet;
-// zero if none will.
+// NextExpiry returns the next deadline of a node's sandboxes; zero if there is
+// none.
 func (o *Operator) NextExpiry(ctx context.Context, node string) (time.Time, error) {
 	var at int64
 	err := o.tx.queryRow(ctx, "SELECT COALESCE(MIN(expires), 0) FROM sandboxes WHERE expires > $1 AND state <> 'gone' AND node = $2", nanos(o.tx.Now()), node).Scan(&at)
@@ -58,19 +57,19 @@ func (o *Operator) NextExpiry(ctx context.Context, node string) (time.Time, erro
 }
 
 // Idle lists running sandboxes of a node that were not used for longer than
-// their idle policy allows, and those whose last use is still to come, because
-// the clock was set back: when they were used is not known.
+// their idle policy allows. It includes those with a last use in the future:
+// the clock was set back, so their real last use is unknown.
 func (o *Operator) Idle(ctx context.Context, node string, limit int) ([]Sandbox, error) {
 	rows, err := o.tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
 		WHERE idle_after > 0 AND state = 'running' AND (active + idle_after <= $1 OR active > $1) AND node = $2 ORDER BY active, id LIMIT $3`, nanos(o.tx.Now()), node, limit)
 	return collect(rows, err, scanSandbox)
 }
 
-// Claim gives a sandbox from one node to another: the new one is named by a
-// live registration, the old one has given no sign of life for stale, or never
-// registered. The epoch is raised, so that the old node, should it still live,
-// finds out. It is CodeConflict if the sandbox is no longer the old node's or
-// that node lives.
+// Claim moves a sandbox from one node to another. The new node must be
+// registered and alive. The old node must have sent no heartbeat for stale, or
+// never have registered. Claim increases the epoch, so that the old node
+// notices if it is still alive. CodeConflict means that the sandbox no longer
+// belongs to the old node, or that the old node is alive.
 func (o *Operator) Claim(ctx context.Context, id sandbox.ID, from, to string, stale time.Duration) error {
 	now := o.tx.Now()
 	n, err := o.tx.exec(ctx, `UPDATE sandboxes SET node = $1, epoch = epoch + 1, version = version + 1, updated = $2
@@ -84,9 +83,9 @@ func (o *Operator) Claim(ctx context.Context, id sandbox.ID, from, to string, st
 	return err
 }
 
-// PurgeGone forgets sandboxes that are gone since before a time, at most limit
-// of them, and returns how many. Until then they answer "gone" and not "not
-// found".
+// PurgeGone removes the records of sandboxes that were gone before a time, at
+// most limit, and returns their number. Until then, requests for them return
+// "gone" instead of "not found".
 func (o *Operator) PurgeGone(ctx context.Context, before time.Time, limit int) (int64, error) {
 	const old = "SELECT id FROM sandboxes WHERE state = 'gone' AND updated < $1 ORDER BY updated, id LIMIT $2"
 	if _, err := o.tx.exec(ctx, "DELETE FROM idempotency WHERE sandbox IN ("+old+")", nanos(before), limit); err != nil {
@@ -95,8 +94,8 @@ func (o *Operator) PurgeGone(ctx context.Context, before time.Time, limit int) (
 	return o.tx.exec(ctx, "DELETE FROM sandboxes WHERE id IN ("+old+")", nanos(before), limit)
 }
 
-// Stats counts a node's sandboxes that are not gone, by state, and the
-// actions that it announced and that have no outcome yet.
+// Stats counts a node's sandboxes that are not gone, by state, and its intents
+// without an outcome.
 func (o *Operator) Stats(ctx context.Context, node string) (states map[sandbox.State]int64, unsettled int64, err error) {
 	type count struct {
 		state sandbox.State

@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// operate runs f with what crosses tenants.
+// operate runs f with the methods across tenants.
 func operate(s *store.Store, f func(context.Context, *store.Operator) error) error {
 	ctx := context.Background()
 	return s.Update(ctx, func(tx *store.Tx) error { return f(ctx, tx.Operator()) })
@@ -93,7 +93,7 @@ func TestClaim(t *testing.T) {
 		claim := func(from, to string) error {
 			return operate(s, func(ctx context.Context, o *store.Operator) error { return o.Claim(ctx, "id-web", from, to, stale) })
 		}
-		wantCode(t, claim("n1", "n2"), sandbox.CodeConflict) // n2 is not there
+		wantCode(t, claim("n1", "n2"), sandbox.CodeConflict) // n2 is not registered
 		for _, id := range []string{"n1", "n2", "n3"} {
 			ok(t, operate(s, func(ctx context.Context, o *store.Operator) error {
 				return o.Register(ctx, store.Node{ID: id, Instance: id}, stale)
@@ -203,7 +203,7 @@ func TestReaperLists(t *testing.T) {
 	})
 }
 
-// A last use that is still to come is that of a clock that was set back since.
+// A last use in the future means that the clock was set back.
 func TestUsedInTheFuture(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		clk := newClock()
@@ -234,7 +234,7 @@ func TestUsedInTheFuture(t *testing.T) {
 		if idle() != 0 {
 			t.Error("its time does not begin anew")
 		}
-		touch(clk.now().Add(-time.Hour)) // earlier than what is known
+		touch(clk.now().Add(-time.Hour)) // earlier than the recorded use
 		clk.advance(59 * time.Second)
 		if idle() != 0 {
 			t.Error("too early")

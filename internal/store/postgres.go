@@ -22,19 +22,20 @@ const (
 	pgLifetime = 30 * time.Minute // lets a failed-over or rebalanced server go
 )
 
-// postgresDialect relies on row locks at the isolation "read committed": what
-// must be decided by one at a time (the names and quota of a tenant, the head
-// of its log, a sandbox that changes) is decided by whoever holds that row's
-// lock, and each statement after the lock sees all that was committed before
-// it. The order of locks is tenant, sandbox, head of the log. "Serializable"
-// would abort and repeat, under load, what a lock simply queues.
+// postgresDialect relies on row locks at the isolation level "read committed".
+// Decisions that must be made one at a time (about the names and quota of a
+// tenant, the head of its log, or a changing sandbox) are made by the holder of
+// that row's lock. Each statement after the lock sees everything that was
+// committed before. Locks are taken in the order tenant, sandbox, head of the
+// log. Under load, "serializable" would abort and repeat transactions that only
+// need to queue.
 type postgresDialect struct{}
 
 func (s *Store) openPostgres(ctx context.Context, url string) error {
 	s.dialect, s.patience = postgresDialect{}, cmp.Or(s.patience, serverPatience)
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
-		// The cause quotes the address, and the address may hold a password.
+		// The cause quotes the address, which may contain a password.
 		return fail(sandbox.CodeInvalid, "store", "not a usable address of a PostgreSQL database")
 	}
 	if cfg.ConnectTimeout == 0 {
@@ -57,9 +58,9 @@ func (s *Store) openPostgres(ctx context.Context, url string) error {
 	return s.migrate(ctx, goose.DialectPostgres, "postgres")
 }
 
-// forUpdate leaves alone those who only refer to the row: "FOR UPDATE" would
-// make the writer of an event, who holds the head of a log, wait for who holds
-// the tenant and wants that head.
+// forUpdate does not block transactions that only refer to the row. "FOR
+// UPDATE" could deadlock: the writer of an event, which holds the head of a
+// log, would wait for the holder of the tenant, which waits for that head.
 func (postgresDialect) forUpdate() string { return " FOR NO KEY UPDATE" }
 func (postgresDialect) shared() bool      { return true }
 
@@ -76,8 +77,8 @@ func (postgresDialect) retryable(err error) bool {
 	return !errors.As(err, &connect) && (pgconn.SafeToRetry(err) || connectionLost(err))
 }
 
-// lostSession reports the codes with which a server ends a session in which
-// nothing is wrong.
+// lostSession reports whether the server ended a session that did nothing
+// wrong.
 func lostSession(code string) bool {
 	return strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "08")
 }

@@ -17,9 +17,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestSessionsEnded: the server ends all sessions while work goes on. Nobody
-// sees it but who was in the middle of a commit, and nothing is done twice or
-// lost.
+// TestSessionsEnded: the server ends all sessions during work. Only callers in
+// the middle of a commit get an error, and nothing is done twice or lost.
 func TestSessionsEnded(t *testing.T) {
 	ctx := context.Background()
 	address := storetest.Postgres(t)
@@ -65,8 +64,8 @@ func TestSessionsEnded(t *testing.T) {
 	}
 }
 
-// proxy passes connections on to a server until it is told to cut them at a
-// word of the client's.
+// proxy forwards connections to a server. On request, it cuts one when the
+// client sends a certain word.
 type proxy struct {
 	net.Listener
 
@@ -111,8 +110,8 @@ func (p *proxy) cut(word string) {
 	p.cutAt = word
 }
 
-// pass cuts the connection when the client sends the word: it reaches the
-// server, and the answer does not reach the client.
+// pass cuts the connection when the client sends the word. The word reaches the
+// server, but the answer does not reach the client.
 func (p *proxy) pass(client net.Conn) {
 	defer func() { _ = client.Close() }()
 	p.mu.Lock()
@@ -132,7 +131,7 @@ func (p *proxy) pass(client net.Conn) {
 			p.stall.RLock()
 			p.stall.RUnlock() //nolint:staticcheck // it only waits
 			select {
-			case <-cutting: // the answer came: let it be lost
+			case <-cutting: // drop the answer
 				_ = client.Close()
 				return
 			default:
@@ -161,8 +160,8 @@ func (p *proxy) pass(client net.Conn) {
 	}
 }
 
-// TestAnswerLost cuts the connection exactly at a statement whose answer then
-// never comes.
+// TestAnswerLost cuts the connection at a statement, so that its answer is
+// lost.
 func TestAnswerLost(t *testing.T) {
 	ctx := context.Background()
 	direct := storetest.Postgres(t)
@@ -172,7 +171,7 @@ func TestAnswerLost(t *testing.T) {
 	defer func() { ok(t, s.Close()) }()
 	tenants(t, s, "acme")
 
-	// In the middle of a transaction it is safe to begin again.
+	// In the middle of a transaction it is safe to retry.
 	p.cut("INSERT INTO sandbox_labels")
 	runs := 0
 	err = s.Update(ctx, func(tx *store.Tx) error {
@@ -185,7 +184,7 @@ func TestAnswerLost(t *testing.T) {
 		t.Errorf("run %d times, want 2", runs)
 	}
 
-	// At the commit it is not: the sandbox is made, and nobody was told.
+	// At the commit it is not: the sandbox is stored, but the caller was not told.
 	p.cut("commit")
 	runs = 0
 	err = s.Update(ctx, func(tx *store.Tx) error {
@@ -213,7 +212,7 @@ func TestAnswerLost(t *testing.T) {
 	ok(t, err)
 }
 
-// TestServerGone: without a server there is an answer, and soon.
+// TestServerGone: without a server, calls fail soon.
 func TestServerGone(t *testing.T) {
 	ctx := context.Background()
 	p, address := newProxy(t, storetest.Postgres(t))
@@ -230,8 +229,8 @@ func TestServerGone(t *testing.T) {
 	wantCode(t, err, sandbox.CodeUnavailable)
 }
 
-// TestServerStopped: a server that keeps its connections and answers nothing is
-// waited for no longer than for so long, at each point of a transaction.
+// TestServerStopped: the wait for a server that keeps connections but does not
+// answer is limited, at each point of a transaction.
 func TestServerStopped(t *testing.T) {
 	ctx := context.Background()
 	p, address := newProxy(t, storetest.Postgres(t))
@@ -255,7 +254,7 @@ func TestServerStopped(t *testing.T) {
 		}
 	}
 	stopped("a connection or its first statement", func() error { return s.Ping(ctx) })
-	for range 3 { // also on connections that were made before
+	for range 3 { // also on existing connections
 		stopped("a write", func() error {
 			_, _, err := create(s, "acme", box("web"), store.Create{})
 			return err

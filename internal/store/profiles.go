@@ -36,8 +36,8 @@ type Profiles struct{ tx *Tx }
 // Profiles returns the methods for profiles.
 func (tx *Tx) Profiles() Profiles { return Profiles{tx} }
 
-// ForNetwork returns the profile that a network works by: a stored one, or
-// the rules of its own.
+// ForNetwork returns the profile of a network: a stored one, or its inline
+// rules.
 func (ps Profiles) ForNetwork(ctx context.Context, tenant string, n sandbox.Network) (sandbox.Profile, error) {
 	if n.Profile == "" {
 		local, _ := n.Local()
@@ -47,7 +47,7 @@ func (ps Profiles) ForNetwork(ctx context.Context, tenant string, n sandbox.Netw
 	return stored.Profile, err
 }
 
-// Create records the first version of a profile. A name that is taken is
+// Create records the first version of a profile. A name that is in use is
 // CodeAlreadyExists.
 func (ps Profiles) Create(ctx context.Context, tenant string, doc sandbox.Profile) (Profile, error) {
 	p := Profile{sandbox.StoredProfile{Name: doc.Name, Version: 1, Profile: doc, Created: ps.tx.Now(), Updated: ps.tx.Now()}, tenant}
@@ -69,8 +69,8 @@ func (ps Profiles) Create(ctx context.Context, tenant string, doc sandbox.Profil
 	return p, ps.addVersion(ctx, &p, string(text))
 }
 
-// Update records a new version of a profile that is at version expect, 0
-// for any. A document that says the same makes no new version.
+// Update records a new version of a profile that is at version expect, 0 for
+// any. An unchanged document makes no new version.
 func (ps Profiles) Update(ctx context.Context, tenant string, expect int64, doc sandbox.Profile) (Profile, error) {
 	old, err := ps.lock(ctx, tenant, doc.Name)
 	if err != nil {
@@ -142,8 +142,8 @@ func (ps Profiles) List(ctx context.Context, tenant string) ([]Profile, error) {
 
 func scanString(row scanner) (s string, err error) { return s, row.Scan(&s) }
 
-// Use records that a new sandbox works by a profile, which from then on
-// cannot be removed while the sandbox is there.
+// Use records that a new sandbox uses a profile. The profile cannot be removed
+// while the sandbox exists.
 func (ps Profiles) Use(ctx context.Context, tenant string, box sandbox.ID, name string) error {
 	if _, err := ps.lock(ctx, tenant, name); err != nil {
 		return err
@@ -152,15 +152,14 @@ func (ps Profiles) Use(ctx context.Context, tenant string, box sandbox.ID, name 
 	return err
 }
 
-// Users returns the sandboxes that work by a profile and are not gone.
+// Users returns the sandboxes that use a profile and are not gone.
 func (ps Profiles) Users(ctx context.Context, tenant, name string) ([]Sandbox, error) {
 	rows, err := ps.tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
 		AND id IN (SELECT sandbox FROM profile_uses WHERE tenant = $1 AND profile = $2) ORDER BY name`, tenant, name)
 	return collect(rows, err, scanSandbox)
 }
 
-// InlineUsers returns the sandboxes that have a profile of their own and are
-// not gone.
+// InlineUsers returns the sandboxes that have inline rules and are not gone.
 func (ps Profiles) InlineUsers(ctx context.Context, tenant string) ([]Sandbox, error) {
 	rows, err := ps.tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
 		AND spec_json LIKE '%"inline":{%' ORDER BY name`, tenant)
@@ -168,8 +167,8 @@ func (ps Profiles) InlineUsers(ctx context.Context, tenant string) ([]Sandbox, e
 	return slices.DeleteFunc(all, func(b Sandbox) bool { return b.Spec.Network.Inline == nil }), err
 }
 
-// Remove removes a profile with all of its versions. One that a sandbox
-// works by is CodeConflict.
+// Remove removes a profile with all its versions. If a sandbox uses it, the
+// error is CodeConflict.
 func (ps Profiles) Remove(ctx context.Context, tenant, name string) error {
 	if _, err := ps.lock(ctx, tenant, name); err != nil {
 		return err
@@ -193,7 +192,7 @@ func (ps Profiles) Remove(ctx context.Context, tenant, name string) error {
 	return nil
 }
 
-// inUse names some of the sandboxes that need what was to be removed.
+// inUse returns an error that names some of the sandboxes that use a resource.
 func inUse(what, name string, users []Sandbox) error {
 	const shown = 5
 	var names []string

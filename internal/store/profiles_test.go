@@ -77,8 +77,8 @@ func TestProfiles(t *testing.T) {
 	})
 }
 
-// A profile that is removed while a sandbox is made with it is either gone
-// before, or stays.
+// If a profile is removed while a sandbox is created with it, either the
+// creation fails or the profile stays.
 func TestProfileRace(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})

@@ -33,13 +33,13 @@ func sized(name string, cpus float64, memory int64) store.Sandbox {
 }
 
 // TestQuotaHoldsTogether: two daemons that create at the same time do not
-// exceed a limit between them.
+// exceed a limit together.
 func TestQuotaHoldsTogether(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		stores := []*store.Store{open(store.Options{}), open(store.Options{})}
 		tenants(t, stores[0], "acme", "rival")
 		setLimits(t, stores[0], "acme", sandbox.Limits{Boxes: 7, Memory: 500})
-		for _, s := range stores { // both have their connections open and warm
+		for _, s := range stores { // both have open connections
 			var wg sync.WaitGroup
 			for range 8 {
 				wg.Go(func() { usage(t, s, "acme") })
@@ -72,8 +72,8 @@ func TestQuotaHoldsTogether(t *testing.T) {
 	})
 }
 
-// TestNoLimitIsMoreThanAny: who has a quota cannot shed the limit of a sandbox,
-// nor count it as less than nothing.
+// TestNoLimitIsMoreThanAny: a tenant with a quota cannot remove the limit of a
+// sandbox, or set a negative one.
 func TestNoLimitIsMoreThanAny(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})
@@ -126,7 +126,7 @@ func TestQuotaFollowsState(t *testing.T) {
 		wantCode(t, err, sandbox.CodeExhausted)
 		_, err = update(s, "acme", "id-b", store.Expect{}, func(b *store.Sandbox) { b.Reason = "still here" })
 		ok(t, err)
-		// What is found to be so is recorded, whatever the limits say.
+		// Observed states are recorded regardless of limits.
 		_, err = update(s, "acme", "id-a", store.Expect{Observed: true}, setState(sandbox.Running))
 		ok(t, err)
 		if u := usage(t, s, "acme"); u.CPUs != 3.5 || u.Boxes != 2 {
@@ -163,7 +163,7 @@ func TestTenantSettings(t *testing.T) {
 		if len(all) != 1 || all[0].Limits != limits || all[0].Disabled.IsZero() || all[0].Version != 3 {
 			t.Errorf("tenants: %+v", all)
 		}
-		// Reading is not a way to write.
+		// A read transaction cannot write.
 		err = s.View(ctx, func(tx *store.Tx) error { return tx.Tenants().Disable(ctx, "acme", false) })
 		if err == nil {
 			t.Error("a view changed the database")

@@ -11,20 +11,20 @@ import (
 	lib "modernc.org/sqlite/lib"
 )
 
-// A database file shares its disk with sandboxes, which may fill it. Nothing is
-// done that cannot be written down, so what frees space needs some to begin
-// with: it is kept in a file beside the database, and given back bit by bit to
-// the transactions that may use it.
+// A database file shares its disk with sandboxes, which may fill it. Every
+// action must be recorded, so even actions that free space need some. A file
+// next to the database reserves it; it is released in parts to the transactions
+// that may use it.
 const (
 	reserveSize = 8 << 20
-	reservePart = 512 << 10 // given back at a time
+	reservePart = 512 << 10 // released at a time
 )
 
 type reserveKey struct{}
 
-// WithReserve returns a context whose transactions may use the space that is
-// kept for a full disk. It is for what frees space, and for the outcome of what
-// was written down before.
+// WithReserve returns a context for transactions that may use the space
+// reserved for a full disk. It is for actions that free space, and for the
+// outcomes of recorded intents.
 func WithReserve(ctx context.Context) context.Context {
 	return context.WithValue(ctx, reserveKey{}, true)
 }
@@ -35,8 +35,8 @@ func MayUseReserve(ctx context.Context) bool {
 	return may
 }
 
-// reserve is that file. Its methods may be called concurrently; a nil reserve is
-// that of a database elsewhere, and always whole.
+// reserve is that file. Its methods may be called concurrently. A nil reserve
+// is for a database server and is always full.
 type reserve struct {
 	path string
 
@@ -44,14 +44,14 @@ type reserve struct {
 	left int64
 }
 
-// openReserve sets space aside, as much as there is.
+// openReserve reserves space, as much as is available.
 func openReserve(path string) *reserve {
 	r := &reserve{path: path}
 	r.fill()
 	return r
 }
 
-// fill brings the reserve to its size again, and reports whether it has that.
+// fill restores the full size of the reserve, and reports whether that succeeded.
 func (r *reserve) fill() bool {
 	if r == nil {
 		return true
@@ -71,14 +71,14 @@ func (r *reserve) fill() bool {
 		_, err = f.WriteAt(make([]byte, reserveSize), 0)
 	}
 	if err != nil {
-		_ = f.Truncate(r.left) // half of it would be of no use to anybody
+		_ = f.Truncate(r.left) // a part would be useless
 		return false
 	}
 	r.left = reserveSize
 	return true
 }
 
-// give gives some of it back to the disk, and reports whether there was any.
+// give releases a part of it, and reports whether there was any.
 func (r *reserve) give() bool {
 	if r == nil {
 		return false
@@ -86,7 +86,7 @@ func (r *reserve) give() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if info, err := os.Stat(r.path); err == nil {
-		r.left = min(info.Size(), reserveSize) // of an earlier process, if the disk was full when it was opened
+		r.left = min(info.Size(), reserveSize) // smaller if an earlier process used a part and the disk was still full
 	}
 	if r.left == 0 {
 		return false
@@ -95,11 +95,11 @@ func (r *reserve) give() bool {
 	return os.Truncate(r.path, r.left) == nil
 }
 
-// errReserved refuses what may not use the reserve.
+// errReserved is the error of transactions that may not use the reserve.
 var errReserved = errors.New("the rest of the disk is reserved for what frees space")
 
-// withReserve runs an update, with the reserve where it may have that. What may
-// not is refused while some of the reserve is missing.
+// withReserve runs an update, with the reserve if the context allows it. Other
+// updates are refused while the reserve is not full.
 func (s *Store) withReserve(ctx context.Context, update func() error) error {
 	may := MayUseReserve(ctx)
 	if !s.reserve.fill() && !may {
@@ -117,6 +117,6 @@ func diskFull(err error) bool {
 	return ok && e.Code()&0xff == lib.SQLITE_FULL
 }
 
-// Full reports whether what frees space had to use the reserve, and nothing else
-// can be recorded until there is room for it again.
+// Full reports whether the reserve was used and is not restored yet. Until
+// then, only actions that free space can be recorded.
 func (s *Store) Full() bool { return !s.reserve.fill() }

@@ -15,29 +15,29 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Summary is what listings tell of a sandbox.
+// Summary is the part of a record that listings return.
 type Summary struct {
 	sandbox.Sandbox
 	Tenant string
 	// Binding names the account, address or machine that the sandbox belongs to.
-	// Empty: any that the provider works on.
+	// Empty: any of the provider's.
 	Binding string
 }
 
 // Sandbox is the stored record of one sandbox.
 type Sandbox struct {
 	Summary
-	Version int64 // raised by every change but that of Active
+	Version int64 // increased by every change except changes of Active
 
 	// Spec is the request. The values of its Env are not kept: they are empty.
 	Spec   sandbox.Spec
-	Active time.Time // when it was last used
+	Active time.Time // last use
 	Idle   Idle
 	Rest   Rest
-	Epoch  int64 // fencing number of whoever holds it
+	Epoch  int64 // fencing number of its holder
 }
 
-// Info returns what callers are told of the sandbox.
+// Info returns the sandbox as callers see it.
 func (b *Sandbox) Info() sandbox.Sandbox {
 	s := b.Sandbox
 	s.Main, s.Ports = b.Spec.Main, b.Spec.Ports
@@ -45,29 +45,30 @@ func (b *Sandbox) Info() sandbox.Sandbox {
 	return s
 }
 
-// Idle says what happens to a sandbox that is not used.
+// Idle is the policy for a sandbox that is not used.
 type Idle struct {
-	After  time.Duration // zero: nothing ever
+	After  time.Duration // zero: never
 	Action string        // a sandbox.IdleAction
 }
 
-// Rest says where a sandbox's state is while it does not run, and what is
-// being done about that. It is zero for one that runs and is left alone.
+// Rest says where a sandbox's state is stored while it does not run, and which
+// operation is in progress. It is zero for a running sandbox without an
+// operation.
 type Rest struct {
 	Pause sandbox.PauseKind // of a paused sandbox
 	// Step is the operation in progress. A daemon that finds one after a crash
 	// finishes or undoes it.
 	Step string
-	// Kept is the id of the snapshot that holds its state.
+	// Kept is the id of the snapshot with its state.
 	Kept string
-	// Wakes says that it goes on when it is used.
+	// Wakes says that it resumes when it is used.
 	Wakes bool
-	// Left is the remaining lifetime while it stands still.
+	// Left is the remaining lifetime while it does not run.
 	Left time.Duration
 }
 
-// holds reports whether a sandbox in its state is counted with its processors
-// and memory. It is the list of [holding].
+// holds reports whether the processors and memory of a sandbox in its state
+// count. It matches [holding].
 func (b *Sandbox) holds() bool {
 	switch b.State {
 	case sandbox.Stopped, sandbox.Failed, sandbox.Gone:
@@ -83,7 +84,7 @@ const (
 		", version, tenant, active, idle_after, idle_action, epoch, spec_json, pause, step, kept, wakes, time_left, origin"
 )
 
-// sandboxRow is where a row is scanned to.
+// sandboxRow is the destination of a scanned row.
 type sandboxRow struct {
 	id, tenant, name, state, reason, provider, node, image string
 	labels, exit, idleAction, spec                         string
@@ -93,7 +94,7 @@ type sandboxRow struct {
 	idleAfter, epoch, version, wakes, left                 int64
 }
 
-// summaryDest is where summaryColumns are scanned to.
+// summaryDest returns the destinations of summaryColumns.
 func (r *sandboxRow) summaryDest() []any {
 	return []any{
 		&r.id, &r.name, &r.state, &r.reason, &r.provider, &r.node, &r.image, &r.cpus, &r.memory, &r.disk, &r.pids,
@@ -101,14 +102,14 @@ func (r *sandboxRow) summaryDest() []any {
 	}
 }
 
-// dest is where sandboxColumns are scanned to.
+// dest returns the destinations of sandboxColumns.
 func (r *sandboxRow) dest() []any {
 	return append(r.summaryDest(),
 		&r.version, &r.tenant, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec,
 		&r.pause, &r.step, &r.kept, &r.wakes, &r.left, &r.origin)
 }
 
-// summary returns what listings tell of the row.
+// summary returns the row as a Summary.
 func (r *sandboxRow) summary() (Summary, error) {
 	var limits map[string]sandbox.Enforcement
 	labels, err := parseLabels(r.labels)
@@ -129,7 +130,7 @@ func (r *sandboxRow) summary() (Summary, error) {
 	}, err
 }
 
-// parseLabels reads a column of labels. None is nil.
+// parseLabels parses a column of labels. It returns nil if there are none.
 func parseLabels(doc string) (labels map[string]string, err error) {
 	if doc == "{}" {
 		return nil, nil
@@ -176,17 +177,17 @@ func (r *sandboxRow) sandbox() (Sandbox, error) {
 	return b, err
 }
 
-// Create are the circumstances of a new sandbox.
+// Create contains options for a new sandbox.
 type Create struct {
-	// IdempotencyKey makes a repeated request return what the first one made.
-	// Empty: every request makes a sandbox.
+	// IdempotencyKey makes a repeated request return the sandbox of the first one.
+	// Empty: every request creates a sandbox.
 	IdempotencyKey string
-	// Request is the whole request as it came in, secrets included. Only a
-	// keyed hash of it is stored, to tell a repetition from another request
-	// with the same key.
+	// Request is the complete request, including secrets. Only a keyed hash of it
+	// is stored, to distinguish a repetition from another request with the same
+	// key.
 	Request []byte
-	// Retry, if set, reports whether what the first request made is of no use to
-	// anybody, so that a repetition makes a sandbox anew.
+	// Retry, if set, reports whether the sandbox of the first request is unusable,
+	// so that a repetition creates a new one.
 	Retry func(*Sandbox) bool
 }
 
@@ -196,16 +197,16 @@ type Sandboxes struct{ tx *Tx }
 // Sandboxes returns the methods for sandboxes.
 func (tx *Tx) Sandboxes() Sandboxes { return Sandboxes{tx} }
 
-// Create records a new sandbox of a tenant, in the state Creating if b
-// names none, within the tenant's limits. b.ID, b.Name and b.Resources are set;
-// Created, Updated, Active, and Version are chosen here. ID must be made up,
-// never chosen by a caller: that it is taken would tell something about another
-// tenant.
+// Create records a new sandbox of a tenant, in the state Creating if b names
+// none, within the tenant's limits. b.ID, b.Name and b.Resources are set;
+// Create sets Created, Updated, Active and Version. The ID must be generated,
+// not chosen by a caller: a conflict would reveal a sandbox of another tenant.
 //
 // replayed reports that the idempotency key was used before for the same
-// request, and that the sandbox returned is the one it made, as it is now. The
-// same key with another request is CodeConflict, a taken name
-// CodeAlreadyExists, a full quota CodeExhausted, a disabled tenant CodeDenied.
+// request, and that the returned sandbox is the one it created, in its present
+// state. The same key with another request is CodeConflict, a name in use
+// CodeAlreadyExists, an exhausted quota CodeExhausted, a disabled tenant
+// CodeDenied.
 func (bs Sandboxes) Create(ctx context.Context, tenant string, b Sandbox, c Create) (out Sandbox, replayed bool, err error) {
 	t, err := bs.tx.Tenants().Lock(ctx, tenant)
 	if err != nil {
@@ -235,8 +236,8 @@ func (bs Sandboxes) Create(ctx context.Context, tenant string, b Sandbox, c Crea
 	return b, false, bs.remember(ctx, tenant, c, b.ID)
 }
 
-// mayHave checks the limits of a locked tenant for a sandbox that is now, and
-// was old before; a nil old is a new one.
+// mayHave checks the limits of a locked tenant for a sandbox that changes from
+// old to now. A nil old is a new sandbox.
 func (bs Sandboxes) mayHave(ctx context.Context, t Tenant, old, now *Sandbox) error {
 	if t.Limits == (sandbox.Limits{}) {
 		return nil
@@ -303,7 +304,7 @@ func (bs Sandboxes) insert(ctx context.Context, tenant string, b Sandbox) (Sandb
 	return b, bs.insertLabels(ctx, &b)
 }
 
-// flag is a boolean as it is stored.
+// flag is a boolean in its stored form.
 func flag(b bool) int64 {
 	if b {
 		return 1
@@ -320,8 +321,8 @@ func nameTaken(name string) error {
 
 type encoded struct{ labels, spec, exit, limits string }
 
-// encode makes the JSON columns. It drops the values of the environment from
-// b.Spec, which may be secrets.
+// encode creates the JSON columns. It removes the values of the environment
+// from b.Spec, because they may be secrets.
 func encode(b *Sandbox) (d encoded, err error) {
 	if len(b.Spec.Env) > 0 {
 		env := make(map[string]string, len(b.Spec.Env))
@@ -359,21 +360,21 @@ func (bs Sandboxes) insertLabels(ctx context.Context, b *Sandbox) error {
 	return nil
 }
 
-// Get returns a tenant's sandbox by its ID, also when it is gone. One that
-// is not there, or is another tenant's, is CodeNotFound.
+// Get returns a tenant's sandbox by its ID, even if it is gone. A missing
+// sandbox, or one of another tenant, is CodeNotFound.
 func (bs Sandboxes) Get(ctx context.Context, tenant string, id sandbox.ID) (Sandbox, error) {
 	b, err := scanSandbox(bs.tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2", tenant, string(id)))
 	return b, missing(err, "sandbox", string(id))
 }
 
-// Find returns the sandbox that has a name now: one that is not gone.
+// Find returns the sandbox that has a name now. It is not gone.
 func (bs Sandboxes) Find(ctx context.Context, tenant, name string) (Sandbox, error) {
 	b, err := scanSandbox(bs.tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND name = $2 AND state <> 'gone'", tenant, name))
 	return b, missing(err, "sandbox", name)
 }
 
-// Lookup returns the sandbox that ref names: the one that has that name now,
-// else the one with that id, which may be gone.
+// Lookup returns the sandbox with ref as its present name, else the one with
+// ref as its id, which may be gone.
 func (bs Sandboxes) Lookup(ctx context.Context, tenant, ref string) (Sandbox, error) {
 	b, err := scanSandbox(bs.tx.queryRow(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
 		WHERE tenant = $1 AND (name = $2 AND state <> 'gone' OR id = $2)
@@ -381,16 +382,16 @@ func (bs Sandboxes) Lookup(ctx context.Context, tenant, ref string) (Sandbox, er
 	return b, missing(err, "sandbox", ref)
 }
 
-// Removed returns the sandbox that had a name last and is gone. Its record may
-// have been forgotten since, which is CodeNotFound.
+// Removed returns the sandbox that had a name last and is gone. If its record
+// was purged, the error is CodeNotFound.
 func (bs Sandboxes) Removed(ctx context.Context, tenant, name string) (Sandbox, error) {
 	b, err := scanSandbox(bs.tx.queryRow(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
 		WHERE tenant = $1 AND name = $2 AND state = 'gone' ORDER BY created DESC LIMIT 1`, tenant, name))
 	return b, missing(err, "sandbox", name)
 }
 
-// Labels returns the labels of a tenant's sandbox, also when it is gone;
-// nil if there is none.
+// Labels returns the labels of a tenant's sandbox, even if it is gone; nil if
+// there is no such sandbox.
 func (bs Sandboxes) Labels(ctx context.Context, tenant string, id sandbox.ID) (labels map[string]string, err error) {
 	var doc string
 	err = bs.tx.queryRow(ctx, "SELECT labels_json FROM sandboxes WHERE tenant = $1 AND id = $2", tenant, string(id)).Scan(&doc)
@@ -405,18 +406,18 @@ func (bs Sandboxes) Labels(ctx context.Context, tenant string, id sandbox.ID) (l
 
 // Expect is the precondition of a change. The zero value expects nothing.
 type Expect struct {
-	States  []sandbox.State // it is in one of them, else CodeConflict
-	Version int64           // it was not changed since, else CodeConflict
-	Node    string          // it is held by this node, else CodeStale
-	Epoch   int64           // whoever holds it has this number, else CodeStale
-	// Observed says that the change records what was found, not what is
-	// asked for, so that no limit stands in its way.
+	States  []sandbox.State // it must be in one of them, else CodeConflict
+	Version int64           // it must have this version, else CodeConflict
+	Node    string          // this node must hold it, else CodeStale
+	Epoch   int64           // its holder must have this number, else CodeStale
+	// Observed says that the change records an observed state, not a request, so
+	// no limit applies.
 	Observed bool
 }
 
-// Update changes a tenant's sandbox if it is as expected, and returns
-// what it is now. change is called with the present record and changes
-// anything but ID, Tenant, Name, Created, Origin and Version. A change that takes more
+// Update changes a tenant's sandbox if it is as expected, and returns the new
+// record. change is called with the present record and changes anything but ID,
+// Tenant, Name, Created, Origin and Version. A change that needs more
 // resources, by size or by state, is checked against the tenant's limits.
 func (bs Sandboxes) Update(ctx context.Context, tenant string, id sandbox.ID, want Expect, change func(*Sandbox)) (Sandbox, error) {
 	old, err := scanSandbox(bs.tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2"+bs.tx.s.dialect.forUpdate(), tenant, string(id)))
@@ -437,7 +438,7 @@ func (bs Sandboxes) Update(ctx context.Context, tenant string, id sandbox.ID, wa
 	return b, bs.save(ctx, &old, &b)
 }
 
-// allowed refuses what can never be, and what exceeds the tenant's limits.
+// allowed refuses invalid changes, and changes that exceed the tenant's limits.
 func (bs Sandboxes) allowed(ctx context.Context, want Expect, old, b *Sandbox) error {
 	if old.State == sandbox.Gone && b.State != sandbox.Gone {
 		return &sandbox.Error{Code: sandbox.CodeGone, Subject: b.Name, Message: "the sandbox is gone"}
@@ -460,8 +461,8 @@ func grows(old, b *Sandbox) bool {
 		b.holds() && (!old.holds() || more(old.Resources.CPUs, b.Resources.CPUs) || more(old.Resources.Memory, b.Resources.Memory))
 }
 
-// more reports whether a limit is raised. A negative one is none, which is more
-// than any.
+// more reports whether a limit is raised. A negative limit means no limit,
+// which is more than any.
 func more[T int64 | float64](old, now T) bool { return old >= 0 && (now < 0 || now > old) }
 
 func (bs Sandboxes) save(ctx context.Context, old, b *Sandbox) error {
@@ -519,9 +520,9 @@ func either(states []sandbox.State) string {
 	return b.String()
 }
 
-// Touch records that a tenant's sandbox was used at a time. It does not count
-// as a change, so that it disturbs nobody's [Expect]. An earlier time than is
-// recorded counts only if that is still to come.
+// Touch records that a tenant's sandbox was used at a time. It does not change
+// the version, so it does not affect any [Expect]. A time before the recorded
+// one is stored only if the recorded one is in the future.
 func (bs Sandboxes) Touch(ctx context.Context, tenant string, id sandbox.ID, at time.Time) error {
 	n, err := bs.tx.exec(ctx, `UPDATE sandboxes SET active = CASE WHEN active < $1 OR active > $2 THEN $1 ELSE active END
 		WHERE tenant = $3 AND id = $4 AND state <> 'gone'`, nanos(at), nanos(bs.tx.Now()), tenant, string(id))

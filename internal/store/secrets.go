@@ -7,7 +7,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Secret is the stored record of a secret: never its value, unless sealed.
+// Secret is the stored record of a secret. Its value is only stored sealed.
 type Secret struct {
 	sandbox.StoredSecret
 	Tenant string
@@ -15,8 +15,8 @@ type Secret struct {
 	Sealed []byte
 }
 
-// HostsFor returns the hosts to which the value is sent in place of the
-// placeholder of a sandbox.
+// HostsFor returns the hosts that receive the value instead of the sandbox's
+// placeholder.
 func (s *Secret) HostsFor(ref sandbox.SecretRef) []string {
 	if len(ref.Hosts) > 0 {
 		return ref.Hosts
@@ -46,8 +46,8 @@ type Secrets struct{ tx *Tx }
 // Secrets returns the methods for secrets.
 func (tx *Tx) Secrets() Secrets { return Secrets{tx} }
 
-// Create records a secret at version 1, sealed by the caller. A name that
-// is taken is CodeAlreadyExists.
+// Create records a secret at version 1, sealed by the caller. A name that is in
+// use is CodeAlreadyExists.
 func (ss Secrets) Create(ctx context.Context, s Secret) (Secret, error) {
 	hosts, err := json.Marshal(append([]string{}, s.Hosts...))
 	if err != nil {
@@ -98,8 +98,8 @@ func notNil(b []byte) []byte {
 	return b
 }
 
-// Rotate replaces the value of a secret that is at version expect by one
-// that the caller sealed for the next version. The old one is not kept.
+// Rotate replaces the value of a secret at version expect with one that the
+// caller sealed for the next version. The old one is not kept.
 func (ss Secrets) Rotate(ctx context.Context, tenant, name string, expect int64, keyID string, sealed []byte) error {
 	n, err := ss.tx.exec(ctx, "UPDATE secrets SET version = version + 1, key_id = $1, sealed = $2, updated = $3 WHERE tenant = $4 AND name = $5 AND version = $6",
 		keyID, notNil(sealed), nanos(ss.tx.Now()), tenant, name, expect)
@@ -141,14 +141,14 @@ func (ss Secrets) List(ctx context.Context, tenant string) ([]Secret, error) {
 	return all, err
 }
 
-// SecretUse is a secret that a sandbox works with.
+// SecretUse is a secret that a sandbox uses.
 type SecretUse struct {
 	Variable    string // of the sandbox's environment
 	Secret      string
-	Placeholder string // what the variable holds; empty if it is the value itself
+	Placeholder string // the variable's content; empty if it is the value itself
 }
 
-// Use records that a new sandbox works with a secret.
+// Use records that a new sandbox uses a secret.
 func (ss Secrets) Use(ctx context.Context, tenant string, box sandbox.ID, u SecretUse) error {
 	if _, err := ss.Get(ctx, tenant, u.Secret); err != nil {
 		return err
@@ -158,21 +158,21 @@ func (ss Secrets) Use(ctx context.Context, tenant string, box sandbox.ID, u Secr
 	return err
 }
 
-// Uses returns the secrets that a sandbox works with.
+// Uses returns the secrets that a sandbox uses.
 func (ss Secrets) Uses(ctx context.Context, tenant string, box sandbox.ID) ([]SecretUse, error) {
 	rows, err := ss.tx.query(ctx, "SELECT variable, secret, placeholder FROM secret_uses WHERE tenant = $1 AND sandbox = $2 ORDER BY variable", tenant, string(box))
 	return collect(rows, err, func(row scanner) (u SecretUse, err error) { return u, row.Scan(&u.Variable, &u.Secret, &u.Placeholder) })
 }
 
-// Users returns the sandboxes that work with a secret and are not gone.
+// Users returns the sandboxes that use a secret and are not gone.
 func (ss Secrets) Users(ctx context.Context, tenant, name string) ([]Sandbox, error) {
 	rows, err := ss.tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
 		AND id IN (SELECT sandbox FROM secret_uses WHERE tenant = $1 AND secret = $2) ORDER BY name`, tenant, name)
 	return collect(rows, err, scanSandbox)
 }
 
-// Remove removes a secret. One that a sandbox works with is CodeConflict,
-// unless force is set: the sandbox then goes on without it.
+// Remove removes a secret. If a sandbox uses it, the error is CodeConflict,
+// unless force is set: the sandbox then continues without it.
 func (ss Secrets) Remove(ctx context.Context, tenant, name string, force bool) error {
 	users, err := ss.Users(ctx, tenant, name)
 	if err != nil {

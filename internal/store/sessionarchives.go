@@ -8,37 +8,37 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// KeptArchive is an archive of a session in the ledger.
+// KeptArchive is the record of a session's archive.
 type KeptArchive struct {
 	Tenant, Group string
 	Archive       sandbox.Archive
 	State         ArchiveState
-	Tries         int // how often deleting it failed
+	Tries         int // failed attempts to delete it
 }
 
-// ArchiveState is what is to become of an archive.
+// ArchiveState is the state of an archive in its life cycle.
 type ArchiveState string
 
 // The states of archives.
 const (
-	ArchiveCandidate     ArchiveState = "candidate" // being made, or made and not yet published
-	ArchiveCurrent       ArchiveState = "current"   // what the session is rebuilt from
+	ArchiveCandidate     ArchiveState = "candidate" // being written, or not yet published
+	ArchiveCurrent       ArchiveState = "current"   // the session is restored from it
 	ArchivePrevious      ArchiveState = "previous"
 	ArchiveDeletePending ArchiveState = "delete_pending"
 	ArchiveDeleting      ArchiveState = "deleting"
-	ArchiveDeleteFailed  ArchiveState = "delete_failed" // and tried again
+	ArchiveDeleteFailed  ArchiveState = "delete_failed" // will be retried
 )
 
 const (
-	candidateLife = time.Hour        // after which it is taken for abandoned
-	deletingLife  = 10 * time.Minute // after which its daemon is taken for gone
+	candidateLife = time.Hour        // after that it counts as abandoned
+	deletingLife  = 10 * time.Minute // after that its daemon counts as dead
 	neededLife    = time.Hour        // after which an archive that a session needed is looked at again
 	firstRetry    = time.Minute
 	lastRetry     = 24 * time.Hour
 )
 
-// RegisterArchive records an archive that is being made. It is deleted after an
-// hour if it was not published.
+// RegisterArchive records an archive that is being written. It is deleted if it
+// is not published within an hour.
 func (ss Sessions) RegisterArchive(ctx context.Context, tenant, group string, a sandbox.Archive) error {
 	data, err := json.Marshal(a)
 	if err != nil {
@@ -49,9 +49,10 @@ func (ss Sessions) RegisterArchive(ctx context.Context, tenant, group string, a 
 	return err
 }
 
-// PublishArchive makes a candidate what a group is rebuilt from. The one before is
-// kept, too, and the one before that is deleted. A candidate that was given up
-// meanwhile is CodeConflict. Publishing what is current changes nothing.
+// PublishArchive makes a candidate the current archive of a group. The previous
+// one is kept too, and the one before is deleted. A candidate that was
+// abandoned meanwhile is CodeConflict. Publishing the current archive changes
+// nothing.
 func (ss Sessions) PublishArchive(ctx context.Context, tenant, group, ref string) error {
 	state, err := ss.archiveState(ctx, tenant, ref)
 	switch {
@@ -75,9 +76,9 @@ func (ss Sessions) archiveState(ctx context.Context, tenant, ref string) (state 
 	return state, missing(err, "archive", ref)
 }
 
-// RetireArchive has a candidate deleted, and with published also one that is
-// current or previous. It reports whether the archive is to go; CodeNotFound: the
-// ledger does not know it.
+// RetireArchive marks a candidate for deletion, and with published also a
+// current or previous archive. It reports whether the archive will be deleted.
+// CodeNotFound means that there is no record of it.
 func (ss Sessions) RetireArchive(ctx context.Context, tenant, ref string, published bool) (bool, error) {
 	state, err := ss.archiveState(ctx, tenant, ref)
 	if err != nil || !published && (state == ArchiveCurrent || state == ArchivePrevious) {
@@ -90,7 +91,7 @@ func (ss Sessions) RetireArchive(ctx context.Context, tenant, ref string, publis
 	return true, err
 }
 
-// Archives lists the archives of a tenant, of one group if it is given.
+// Archives lists the archives of a tenant, or of one group.
 func (ss Sessions) Archives(ctx context.Context, tenant, group string) ([]KeptArchive, error) {
 	rows, err := ss.tx.query(ctx, "SELECT tenant, grp, archive_json, state, tries FROM session_archives WHERE tenant = $1 AND ($2 = '' OR grp = $2) ORDER BY ref", tenant, group)
 	return collect(rows, err, scanKept)
@@ -145,8 +146,8 @@ func (ss Sessions) startsFrom(ctx context.Context, tenant, ref string) (bool, er
 	return false, err
 }
 
-// ArchiveDeleted records how deleting an archive went. One that is still there is
-// tried again, later each time.
+// ArchiveDeleted records the result of a deletion. A failed deletion is retried
+// with increasing delays.
 func (ss Sessions) ArchiveDeleted(ctx context.Context, tenant, ref string, failed bool) error {
 	if !failed {
 		_, err := ss.tx.exec(ctx, "DELETE FROM session_archives WHERE tenant = $1 AND ref = $2", tenant, ref)
@@ -162,7 +163,7 @@ func (ss Sessions) ArchiveDeleted(ctx context.Context, tenant, ref string, faile
 	return err
 }
 
-// DueArchives lists archives of all tenants that are to be deleted now.
+// DueArchives lists archives of all tenants that should be deleted now.
 func (o *Operator) DueArchives(ctx context.Context, limit int) ([]KeptArchive, error) {
 	rows, err := o.tx.query(ctx, "SELECT tenant, grp, archive_json, state, tries FROM session_archives WHERE state NOT IN ('current', 'previous') AND due <= $1 ORDER BY due LIMIT $2", nanos(o.tx.Now()), limit)
 	return collect(rows, err, scanKept)

@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The ledger keeps what is current and what was before it; everything else goes,
-// and is tried again if it does not.
+// The current and the previous archive are kept. Others are deleted, and failed
+// deletions are retried.
 func TestRB46Ledger(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -62,7 +62,7 @@ func TestRB46Ledger(t *testing.T) {
 			register(fmt.Sprintf("a%d", n))
 			publish(fmt.Sprintf("a%d", n), "")
 		}
-		publish("a2", "") // what is current is published again
+		publish("a2", "") // publish the current one again
 		wantDue("a0")
 		for _, ref := range []string{"a1", "a2"} {
 			claim(ref, false)
@@ -74,7 +74,7 @@ func TestRB46Ledger(t *testing.T) {
 			})
 		}
 		claim("a0", true)
-		claim("a0", false) // somebody deletes it
+		claim("a0", false) // another caller deletes it
 		wantDue()
 		for range 3 {
 			do("", func(ss store.Sessions) error { return ss.ArchiveDeleted(ctx, "acme", "a0", true) })
@@ -84,7 +84,7 @@ func TestRB46Ledger(t *testing.T) {
 		now = now.Add(time.Minute)
 		wantDue("a0")
 		claim("a0", true)
-		now = now.Add(20 * time.Minute) // the daemon that deleted it ended
+		now = now.Add(20 * time.Minute) // the daemon that was deleting it died
 		claim("a0", true)
 		do("", func(ss store.Sessions) error { return ss.ArchiveDeleted(ctx, "acme", "a0", false) })
 

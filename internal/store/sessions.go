@@ -10,12 +10,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Session is what is stored of a session, for one tenant.
+// Session is the stored record of a session.
 type Session struct {
 	sandbox.Session
 	Tenant string
-	Prior  *sandbox.Envelope // what a session that came from elsewhere starts from
-	// Removing says that the session is being removed: nobody may use it.
+	Prior  *sandbox.Envelope // the envelope that a session from another installation starts from
+	// Removing says that the session is being removed and must not be used.
 	Removing bool
 }
 
@@ -49,8 +49,8 @@ func scanSession(row scanner) (s Session, err error) {
 
 func (s *Session) columns() (text, prior string, err error) {
 	plain := storedSession{s.Session, s.Removing}
-	plain.Lease = nil            // is in its own table
-	if len(plain.Spec.Env) > 0 { // values may be secrets, and are kept elsewhere
+	plain.Lease = nil            // has its own table
+	if len(plain.Spec.Env) > 0 { // values may be secrets and are stored separately
 		plain.Spec.Env = maps.Clone(plain.Spec.Env)
 		for name := range plain.Spec.Env {
 			plain.Spec.Env[name] = ""
@@ -74,8 +74,8 @@ type Sessions struct{ tx *Tx }
 // Sessions returns the methods for sessions.
 func (tx *Tx) Sessions() Sessions { return Sessions{tx} }
 
-// Create records a session. A name that a living session of the tenant
-// has is CodeAlreadyExists.
+// Create records a session. A name of an existing session of the tenant is
+// CodeAlreadyExists.
 func (ss Sessions) Create(ctx context.Context, s Session) (Session, error) {
 	s.Created, s.Updated = ss.tx.Now(), ss.tx.Now()
 	text, prior, err := s.columns()
@@ -93,8 +93,7 @@ func (ss Sessions) Create(ctx context.Context, s Session) (Session, error) {
 	return s, err
 }
 
-// Update replaces what is recorded of a session, but for its id, name
-// and group.
+// Update replaces the record of a session, except its id, name and group.
 func (ss Sessions) Update(ctx context.Context, s Session) error {
 	text, prior, err := s.columns()
 	if err != nil {
@@ -123,13 +122,13 @@ func (ss Sessions) InGroup(ctx context.Context, tenant, group string) ([]Session
 	return collect(rows, err, scanSession)
 }
 
-// Remove forgets a session. Its lease stays until its sandbox is ended.
+// Remove removes the record of a session. Its lease stays until its sandbox has ended.
 func (ss Sessions) Remove(ctx context.Context, tenant, id string) error {
 	n, err := ss.tx.exec(ctx, "DELETE FROM sessions WHERE tenant = $1 AND id = $2", tenant, id)
 	return oneRow(n, err, "session", id)
 }
 
-// Lease returns the lease of a group: a cold one if nobody used it yet.
+// Lease returns the lease of a group, which is cold if it was never used.
 func (ss Sessions) Lease(ctx context.Context, tenant, group string) (lease.Lease, error) {
 	return ss.readLease(ctx, tenant, group, "")
 }
@@ -146,10 +145,10 @@ func (ss Sessions) readLease(ctx context.Context, tenant, group, lock string) (l
 	return l, json.Unmarshal([]byte(text), &l)
 }
 
-// ApplyLease carries out an operation on the lease of a group and stores the
-// result. What it metered is added to the usage of the labels given.
+// ApplyLease applies an operation to the lease of a group and stores the
+// result. Metered time is added to the usage of the given labels.
 func (ss Sessions) ApplyLease(ctx context.Context, tenant, group string, op lease.Op, cfg lease.Config, labels map[string]string) (lease.Lease, lease.Effect, error) {
-	// The row is made first, so that two callers wait for each other.
+	// Insert the row first, so that two callers wait for each other.
 	empty, err := json.Marshal(lease.Lease{Group: group, State: lease.Cold})
 	if err != nil {
 		return lease.Lease{}, lease.Effect{}, err
@@ -183,7 +182,7 @@ func (ss Sessions) ApplyLease(ctx context.Context, tenant, group string, op leas
 	return after, effect, err
 }
 
-// WarmTime is how long a group had a sandbox within an hour.
+// WarmTime is how long a group had a sandbox in one hour.
 type WarmTime struct {
 	Tenant, Group, Provider string
 	Labels                  map[string]string
@@ -202,7 +201,8 @@ func (ss Sessions) addWarmTime(ctx context.Context, u WarmTime) error {
 	return err
 }
 
-// WarmTimes lists how long groups of a tenant had a sandbox in the hours from (included) to (excluded).
+// WarmTimes lists the warm time of a tenant's groups in the hours from
+// (inclusive) to (exclusive).
 func (ss Sessions) WarmTimes(ctx context.Context, tenant string, from, to time.Time) ([]WarmTime, error) {
 	rows, err := ss.tx.query(ctx, "SELECT tenant, grp, provider, labels_json, hour, warm FROM warm_time WHERE tenant = $1 AND hour >= $2 AND hour < $3 ORDER BY hour, grp",
 		tenant, nanos(from), nanos(to))
@@ -217,17 +217,16 @@ func (ss Sessions) WarmTimes(ctx context.Context, tenant string, from, to time.T
 	})
 }
 
-// Warm returns for how long the groups of a tenant had a sandbox since a whole
-// hour.
+// Warm returns the total warm time of a tenant's groups since a full hour.
 func (ss Sessions) Warm(ctx context.Context, tenant string, since time.Time) (time.Duration, error) {
 	var warm int64
 	err := ss.tx.queryRow(ctx, "SELECT CAST(COALESCE(SUM(warm), 0) AS BIGINT) FROM warm_time WHERE tenant = $1 AND hour >= $2", tenant, nanos(since)).Scan(&warm)
 	return time.Duration(warm), err
 }
 
-// ForgetLease makes the lease of a group cold, once its sandbox is ended. Its
-// counters go on, unless it is removed because nobody can have that group again:
-// attempts and epochs are never used twice.
+// ForgetLease makes the lease of a group cold after its sandbox has ended. It
+// keeps the counters, because attempts and epochs are never reused, or removes
+// the lease if the group cannot exist again.
 func (ss Sessions) ForgetLease(ctx context.Context, tenant, group string, remove bool) error {
 	if remove {
 		if _, err := ss.tx.exec(ctx, "DELETE FROM lease_epochs WHERE tenant = $1 AND grp = $2", tenant, group); err != nil {
@@ -252,8 +251,8 @@ func (ss Sessions) ForgetLease(ctx context.Context, tenant, group string, remove
 	return err
 }
 
-// LeaseOf returns the lease of a tenant that names a sandbox, CodeNotFound if
-// none does.
+// LeaseOf returns the lease of a tenant with a sandbox; CodeNotFound if there
+// is none.
 func (ss Sessions) LeaseOf(ctx context.Context, tenant string, id sandbox.ID) (lease.Lease, error) {
 	rows, err := ss.tx.query(ctx, "SELECT lease_json FROM leases WHERE tenant = $1", tenant)
 	all, err := collect(rows, err, func(row scanner) (l lease.Lease, err error) {
@@ -289,7 +288,7 @@ func (o *Operator) LeaseStates(ctx context.Context) (map[string]int64, error) {
 	return states, err
 }
 
-// LeaseKey names a lease among those of all tenants.
+// LeaseKey identifies a lease among all tenants.
 type LeaseKey struct{ Tenant, Group string }
 
 // Leases lists the leases of all tenants that are not cold, or became so after

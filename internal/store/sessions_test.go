@@ -67,7 +67,7 @@ func TestSessions(t *testing.T) {
 	})
 }
 
-// Fifty callers acquire at once, on two stores of one database: one spawner.
+// Fifty callers acquire at once, on two stores of one database. One becomes the spawner.
 func TestRB53Leases(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		stores := []*store.Store{open(store.Options{}), open(store.Options{})}

@@ -11,23 +11,22 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Snapshot is what is recorded of the state of a sandbox at a point in time.
-// Its provider keeps its bytes.
+// Snapshot is the record of a snapshot. The provider stores its content.
 type Snapshot struct {
 	sandbox.Snapshot
 	Tenant string
-	Owner  sandbox.ID // the sandbox whose state this is, and with which it goes; such a snapshot has no Name
-	// Ref is the reference that its provider gave it, as JSON. Empty: it was made
-	// by an earlier version, and its provider finds it by its ID.
+	Owner  sandbox.ID // the paused or stopped sandbox that it belongs to, and with which it is removed; such a snapshot has no Name
+	// Ref is the provider's reference, as JSON. Empty: an earlier version made it,
+	// and the provider finds it by its ID.
 	Ref     string
 	Binding string // the account or machine that it belongs to; see Sandbox
-	Node    string // where its bytes are
-	// Spec is that of the parent, without values of its Env.
+	Node    string // where it is stored
+	// Spec is the Spec of the parent, without values of its Env.
 	Spec     sandbox.Spec
 	Archived Archived
 }
 
-// Taken is what a snapshot turned out to be when it was complete.
+// Taken describes a complete snapshot.
 type Taken struct {
 	Memory bool   // processes and their memory, not only files
 	Engine string // what wrote it
@@ -38,7 +37,7 @@ type Taken struct {
 const snapshotColumns = `id, tenant, name, owner, ready, memory, engine, size, parent, parent_name, provider, node, image,
 	labels_json, spec_json, created, ref_json, binding`
 
-// snapshotQuery also counts the children, and finds out about the archive.
+// snapshotQuery also counts the children and reads the archive.
 const snapshotQuery = "SELECT " + snapshotColumns + `, (SELECT COUNT(*) FROM sandboxes b
 	WHERE b.tenant = s.tenant AND b.origin = s.id AND b.origin <> '' AND b.state <> 'gone'),
 	archive, version, digest, stored, problem, COALESCE((SELECT encrypted FROM archives a WHERE a.id = s.archive), 0)
@@ -71,9 +70,9 @@ type Snapshots struct{ tx *Tx }
 // Snapshots returns the methods for snapshots.
 func (tx *Tx) Snapshots() Snapshots { return Snapshots{tx} }
 
-// Create records a snapshot of a tenant that is about to be written. A
-// taken name is CodeAlreadyExists, a full quota CodeExhausted; neither keeps
-// one with an Owner from being made.
+// Create records a snapshot of a tenant before it is written. A name in use is
+// CodeAlreadyExists, an exhausted quota CodeExhausted. Neither applies to
+// snapshots with an Owner.
 func (ss Snapshots) Create(ctx context.Context, tenant string, s Snapshot) (Snapshot, error) {
 	t, err := ss.tx.Tenants().Lock(ctx, tenant)
 	if err != nil {
@@ -105,7 +104,7 @@ func (ss Snapshots) Create(ctx context.Context, tenant string, s Snapshot) (Snap
 	return s, nil
 }
 
-// allowed checks what stands in the way of a named snapshot.
+// allowed checks whether a named snapshot may be created.
 func (ss Snapshots) allowed(ctx context.Context, t *Tenant, s *Snapshot) error {
 	if err := sandbox.ValidateName(s.Name); err != nil {
 		return err
@@ -136,8 +135,8 @@ func (ss Snapshots) allowed(ctx context.Context, t *Tenant, s *Snapshot) error {
 	return quota.CheckSnapshot(t.Limits, used, 0)
 }
 
-// Finish records that the bytes of a snapshot are there. It is
-// CodeExhausted if a named one does not fit into the tenant's quota.
+// Finish records that a snapshot is complete. It is CodeExhausted if a named
+// one does not fit into the tenant's quota.
 func (ss Snapshots) Finish(ctx context.Context, tenant, id string, got Taken) error {
 	t, err := ss.tx.Tenants().Lock(ctx, tenant)
 	if err != nil {
@@ -163,8 +162,7 @@ func (ss Snapshots) Finish(ctx context.Context, tenant, id string, got Taken) er
 	return oneRow(n, err, "snapshot", id)
 }
 
-// Move records that the bytes of a snapshot are under another reference
-// of another binding of its provider.
+// Move records a new reference and binding of a snapshot.
 func (ss Snapshots) Move(ctx context.Context, tenant, id, binding, ref string) error {
 	n, err := ss.tx.exec(ctx, "UPDATE snapshots SET binding = $1, ref_json = $2 WHERE tenant = $3 AND id = $4", binding, ref, tenant, id)
 	return oneRow(n, err, "snapshot", id)
@@ -175,8 +173,8 @@ func (ss Snapshots) get(ctx context.Context, where string, tenant, ref string) (
 	return s, missing(err, "snapshot", ref)
 }
 
-// Get returns a named snapshot of a tenant, by name or id. One that is
-// not there, or is another tenant's, is CodeNotFound.
+// Get returns a named snapshot of a tenant, by name or id. A missing snapshot,
+// or one of another tenant, is CodeNotFound.
 func (ss Snapshots) Get(ctx context.Context, tenant, ref string) (Snapshot, error) {
 	return ss.get(ctx, "s.tenant = $1 AND s.owner = '' AND (s.name = $2 OR s.id = $2)", tenant, ref)
 }
@@ -209,14 +207,14 @@ func (ss Snapshots) List(ctx context.Context, tenant string, labels map[string]s
 	return all[:limit], formatCursor(nanos(last.Created), last.ID), nil
 }
 
-// Delete forgets a snapshot. One that is not there is success.
+// Delete removes the record of a snapshot. A missing snapshot is success.
 func (ss Snapshots) Delete(ctx context.Context, tenant, id string) error {
 	_, err := ss.tx.exec(ctx, "DELETE FROM snapshots WHERE tenant = $1 AND id = $2", tenant, id)
 	return err
 }
 
-// Snapshots lists the snapshots whose bytes a node keeps, of all tenants, by
-// ID: at most limit with an ID after the given one.
+// Snapshots lists the snapshots of all tenants that a node stores, by ID: at
+// most limit with an ID after the given one.
 func (o *Operator) Snapshots(ctx context.Context, node, after string, limit int) ([]Snapshot, error) {
 	rows, err := o.tx.query(ctx, snapshotQuery+"s.node = $1 AND s.id > $2 ORDER BY s.id LIMIT $3", node, after, limit)
 	return collect(rows, err, scanSnapshot)

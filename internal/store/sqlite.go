@@ -17,15 +17,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// readers is how many connections read at the same time.
+// readers is the number of connections for reading.
 const readers = 4
 
 type sqliteDialect struct {
 	db *sql.DB // readers
 }
 
-// openSQLite opens the file at path. Its directory is made, for its owner
-// only, if it is missing.
+// openSQLite opens the file at path. It creates a missing directory, for its
+// owner only.
 func (s *Store) openSQLite(ctx context.Context, path string) (err error) {
 	if path == "" || strings.ContainsRune(path, 0) || path == ":memory:" {
 		return fail(sandbox.CodeInvalid, "store", "not the path of a database")
@@ -53,9 +53,9 @@ func (s *Store) openSQLite(ctx context.Context, path string) (err error) {
 	return s.migrate(ctx, goose.DialectSQLite3, "sqlite")
 }
 
-// prepareFile makes the database file readable for its owner only, which the
-// files that SQLite makes beside it inherit, and keeps other processes from
-// migrating it at the same time until unlock is called.
+// prepareFile makes the database file readable for its owner only; SQLite's
+// other files inherit that. It prevents concurrent migrations by other
+// processes until unlock is called.
 func prepareFile(path string) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, unavailable(err)
@@ -65,7 +65,7 @@ func prepareFile(path string) (unlock func(), err error) {
 		return nil, unavailable(err)
 	}
 	// POSIX locks of SQLite would be dropped if a descriptor of the database
-	// itself were closed, so the lock is on a file of its own.
+	// itself were closed, so the lock uses a separate file.
 	if err := f.Close(); err != nil {
 		return nil, unavailable(err)
 	}
@@ -79,7 +79,7 @@ func prepareFile(path string) (unlock func(), err error) {
 	return func() { _ = l.Close() }, nil
 }
 
-// openFile opens a database whose transactions take their lock as begin says.
+// openFile opens a database. begin is the locking mode of its transactions.
 func openFile(path, begin string, conns int, pragmas ...string) (*sql.DB, error) {
 	q := url.Values{"_pragma": pragmas, "_txlock": {begin}}
 	u := url.URL{Scheme: "file", Path: path, RawQuery: q.Encode()}
@@ -97,7 +97,7 @@ func (*sqliteDialect) forUpdate() string      { return "" } // the one writer ha
 func (*sqliteDialect) shared() bool           { return false }
 func (*sqliteDialect) readTx() *sql.TxOptions { return &sql.TxOptions{ReadOnly: true} }
 
-// retryable is about other processes only: within this one, writers queue.
+// retryable is only about other processes: within this one, writers queue.
 func (*sqliteDialect) retryable(err error) bool {
 	var e *sqlite.Error
 	return errors.As(err, &e) && (e.Code()&0xff == lib.SQLITE_BUSY || e.Code()&0xff == lib.SQLITE_LOCKED)
@@ -139,7 +139,7 @@ func (d *sqliteDialect) backup(ctx context.Context, path string) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	// The copy is made by reading; the setting would refuse it all the same.
+	// The copy only reads, but the setting would refuse it.
 	if _, err := conn.ExecContext(ctx, "PRAGMA query_only = 0"); err != nil {
 		return err
 	}

@@ -6,12 +6,12 @@ import (
 	"sync"
 )
 
-// maxStatements bounds how many statements a pool keeps prepared. The queries of
-// this package are fewer; those whose text depends on a list are many.
+// maxStatements limits the prepared statements of a pool. This package has
+// fewer queries, but those that contain a list have many forms.
 const maxStatements = 256
 
-// statements are the prepared statements of a pool of connections, by their text.
-// They are closed with the pool. A nil *statements keeps none.
+// statements contains the prepared statements of a pool of connections, by
+// text. They are closed with the pool. A nil *statements stores none.
 type statements struct {
 	db  *sql.DB
 	mu  sync.Mutex
@@ -54,7 +54,8 @@ func (tx *Tx) statement(ctx context.Context, query string) statement {
 	return text{tx.tx, query}
 }
 
-// get returns the statement of a query, or whether there is room for it.
+// get returns the statement of a query. Otherwise it reports whether there is
+// room for it.
 func (s *statements) get(query string) (st *sql.Stmt, room bool) {
 	if s == nil {
 		return nil, false
@@ -64,8 +65,9 @@ func (s *statements) get(query string) (st *sql.Stmt, room bool) {
 	return s.all[query], len(s.all) < maxStatements
 }
 
-// add prepares queries. It takes a connection of the pool, so it is called outside
-// of transactions. A query that cannot be prepared now is prepared later.
+// add prepares queries. It uses a connection of the pool, so it must be called
+// outside of transactions. A query that cannot be prepared now is prepared
+// later.
 func (s *statements) add(ctx context.Context, queries []string) {
 	for _, q := range queries {
 		if st, room := s.get(q); st != nil || !room {
@@ -76,7 +78,7 @@ func (s *statements) add(ctx context.Context, queries []string) {
 			return
 		}
 		if !s.put(q, st) {
-			_ = st.Close() // somebody was faster
+			_ = st.Close() // another caller was faster
 		}
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Many callers run more queries than are kept prepared, some of them while the
-// pool prepares them. All get their own answers.
+// Many callers run more queries than can stay prepared, some while the pool
+// prepares them. All get correct answers.
 func TestStatementsAreKeptPrepared(t *testing.T) {
 	s, err := Open(t.Context(), filepath.Join(t.TempDir(), "store.db"), Options{})
 	if err != nil {

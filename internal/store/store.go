@@ -1,7 +1,6 @@
-// Package store is the durable record of who wants which sandboxes: tenants,
-// their sandboxes, keys and limits, the nodes that hold them, and the rows
-// under the event log. The provider is the truth about what runs; the store is
-// the truth about what is wanted.
+// Package store stores the desired state: tenants, their sandboxes, keys and
+// limits, the nodes that hold them, and the rows of the event log. The provider
+// knows what runs; the store knows what should run.
 //
 // One set of SQL statements serves SQLite, the default, and PostgreSQL, for
 // several daemons that share names, keys, quotas and events while each owns
@@ -30,11 +29,11 @@ import (
 
 // Options of a Store. The zero value is right for a daemon.
 type Options struct {
-	// Now tells time; nil means time.Now. The store keeps nanoseconds and no
+	// Now returns the time; nil means time.Now. The store keeps nanoseconds and no
 	// time zone.
 	Now func() time.Time
-	// Trace is told every statement before it runs, without its parameters, and
-	// may be called concurrently. It is for tests. Nil: nobody is told.
+	// Trace is called with every statement before it runs, without its parameters,
+	// possibly concurrently. It is for tests and may be nil.
 	Trace func(ctx context.Context, statement string)
 
 	upTo     int64         // tests stop the migration at an earlier schema
@@ -49,24 +48,25 @@ type Store struct {
 	read    *sql.DB
 	now     func() time.Time
 	trace   func(ctx context.Context, statement string) // never nil
-	reserve *reserve                                    // nil: the disk is not ours
-	// prepared are statements by the pool they belong to. Nil: the driver keeps them.
+	reserve *reserve                                    // nil: not a local file
+	// prepared contains the statements of each pool. Nil: the driver caches them.
 	prepared map[*sql.DB]*statements
 
-	// patience bounds the wait for a connection and for the first answer to a
-	// statement, where the database is another process. Zero: there is no bound.
+	// patience limits the wait for a connection and for the first answer to a
+	// statement, if the database is another process. Zero: no limit.
 	patience time.Duration
 }
 
-// serverPatience is how long a database server may take to answer. One that is
-// stopped keeps its connections and answers nothing.
+// serverPatience is how long a database server may take to answer. A stopped
+// server keeps its connections but does not answer.
 const serverPatience = 10 * time.Second
 
-// errNoAnswer ended the wait for a server.
+// errNoAnswer is the cause of a timeout while waiting for a server.
 var errNoAnswer = errors.New("the database server has not answered for too long")
 
-// patiently returns a context for a wait that stop ends. After too long a wait
-// it ends with errNoAnswer. The caller releases it when it is not used any more.
+// patiently returns a context for a wait, which stop marks as over. If the wait
+// takes too long, the context ends with errNoAnswer. The caller must release
+// the context.
 func (s *Store) patiently(ctx context.Context) (_ context.Context, stop func(error) error, release func()) {
 	if s.patience == 0 {
 		return ctx, func(err error) error { return err }, func() {}
@@ -83,28 +83,27 @@ func (s *Store) patiently(ctx context.Context) (_ context.Context, stop func(err
 	return ctx, stop, func() { cancel(nil) }
 }
 
-// dialect has the differences between the databases.
+// dialect contains the differences between the databases.
 type dialect interface {
-	// classify turns an error of the driver into one that may be shown.
+	// classify converts an error of the driver into one that may be shown.
 	classify(err error) *sandbox.Error
-	// retryable reports whether the transaction did nothing and can be run
-	// again: it lost against another, or never reached the database.
+	// retryable reports whether the transaction had no effect and can be repeated:
+	// it lost against another, or never reached the database.
 	retryable(err error) bool
-	// lostCommit reports whether the answer to a commit that failed with err
-	// leaves open if it happened.
+	// lostCommit reports whether a commit that failed with err may have happened.
 	lostCommit(err error) bool
-	// forUpdate ends a SELECT that locks the rows it reads.
+	// forUpdate returns the end of a SELECT that locks the rows it reads.
 	forUpdate() string
 	// readTx are the options of a transaction that only reads: it sees one
 	// state of the database from its first statement to its last.
 	readTx() *sql.TxOptions
-	// shared says whether other daemons may write to this database.
+	// shared reports whether other daemons may write to this database.
 	shared() bool
 	// backup writes a consistent copy into an empty file.
 	backup(ctx context.Context, path string) error
 }
 
-// Open opens the database at url, makes it if it is missing, and migrates it
+// Open opens the database at url, creates it if it is missing, and migrates it
 // to the schema of this program: "sqlite:PATH", a plain path, or
 // "postgres://…". A database with a newer schema is refused. The caller closes
 // the Store.
@@ -129,13 +128,13 @@ func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 		err = s.openSQLite(ctx, url)
 	}
 	if err != nil {
-		_ = s.Close() // what stood in the way of opening is the news
+		_ = s.Close() // the first error matters
 		return nil, opErr("store.open", s.shown(err))
 	}
 	return s, nil
 }
 
-// Close closes the database. Transactions that run are waited for. Close is
+// Close closes the database. It waits for running transactions. Close is
 // idempotent.
 func (s *Store) Close() error {
 	var errs []error
@@ -148,7 +147,7 @@ func (s *Store) Close() error {
 }
 
 // Shared reports whether other daemons may write to the same database, so that
-// changes have to be looked for.
+// changes must be polled.
 func (s *Store) Shared() bool { return s.dialect.shared() }
 
 // Now returns the time by the store's clock.
@@ -162,8 +161,9 @@ func (s *Store) Ping(ctx context.Context) error {
 	})
 }
 
-// Tx is a transaction. It and what its methods return, such as [Sandboxes],
-// belong to one goroutine and end with the function that got it.
+// Tx is a transaction. It and the values that its methods return, such as
+// [Sandboxes], belong to one goroutine and are valid until the function that
+// got it returns.
 type Tx struct {
 	s         *Store
 	tx        *sql.Tx
@@ -173,23 +173,23 @@ type Tx struct {
 	releases  []func() // of the contexts of its queries
 }
 
-// OnCommit calls f after the transaction is committed, and not if it is not.
+// OnCommit calls f after the transaction is committed.
 func (tx *Tx) OnCommit(f func()) { tx.committed = append(tx.committed, f) }
 
 // Now returns the time by the store's clock.
 func (tx *Tx) Now() time.Time { return tx.s.Now() }
 
-// maxTries bounds how often a transaction that lost against another is run.
+// maxTries limits how often a transaction is run that lost against another.
 const maxTries = 8
 
 // Update runs f in a transaction and commits it if f returns nil. The changes
 // of f are atomic, and durable when Update returns nil.
 //
-// f may be run several times, when the transaction lost against another or the
-// connection broke before it was committed; so it must have no effects but
-// those on the database, and assign its results instead of adding to them. An
-// error with CodeUnavailable that says that the outcome is unknown means what
-// it says: the connection broke during the commit.
+// f may run several times, if the transaction lost against another or the
+// connection broke before the commit. So it must have no effects outside the
+// database, and must assign its results instead of adding to them. A
+// CodeUnavailable error that says that the outcome is unknown means that the
+// connection broke during the commit.
 func (s *Store) Update(ctx context.Context, f func(*Tx) error) error {
 	return s.withReserve(ctx, func() error {
 		return s.retry(ctx, func() error { return s.run(ctx, s.write, nil, f) })
@@ -197,7 +197,7 @@ func (s *Store) Update(ctx context.Context, f func(*Tx) error) error {
 }
 
 // View runs f in a transaction that only reads and sees one state of the
-// database. f may be run several times, as in Update.
+// database. f may run several times, as in Update.
 func (s *Store) View(ctx context.Context, f func(*Tx) error) error {
 	return s.retry(ctx, func() error { return s.run(ctx, s.read, s.dialect.readTx(), f) })
 }
@@ -214,11 +214,11 @@ func Write[T any](ctx context.Context, s *Store, f func(*Tx) (T, error)) (out T,
 	return out, err
 }
 
-// errOutcomeUnknown marks a commit whose answer was lost: it must not be
-// repeated, because it may have happened.
+// errOutcomeUnknown marks a commit without an answer. It must not be repeated,
+// because it may have happened.
 var errOutcomeUnknown = errors.New("the commit was sent and its answer was lost")
 
-// commitTimeout bounds a commit, which a canceled caller does not: half of it
+// commitTimeout limits a commit. A canceled caller does not, because a part
 // could have reached the database.
 const commitTimeout = 30 * time.Second
 
@@ -230,9 +230,9 @@ func (s *Store) run(ctx context.Context, db *sql.DB, opts *sql.TxOptions, f func
 		return err
 	}
 	tx := &Tx{s: s, prepared: s.prepared[db]}
-	defer func() { tx.prepared.add(ctx, tx.missed) }() // which takes a connection
+	defer func() { tx.prepared.add(ctx, tx.missed) }() // needs a connection
 	defer func() { _ = conn.Close() }()
-	// The end of ctx ends statements, but neither the transaction nor its commit.
+	// When ctx ends, statements end, but not the transaction or its commit.
 	txCtx, stop, release := s.patiently(context.WithoutCancel(ctx))
 	defer release()
 	txCtx, cancel := context.WithCancel(txCtx)
@@ -243,7 +243,7 @@ func (s *Store) run(ctx context.Context, db *sql.DB, opts *sql.TxOptions, f func
 	}
 	tx.tx = began
 	defer tx.release()
-	defer func() { // after a commit this does nothing
+	defer func() { // no effect after a commit
 		if s.patience > 0 {
 			defer time.AfterFunc(s.patience, cancel).Stop()
 		}
@@ -269,14 +269,14 @@ func (s *Store) run(ctx context.Context, db *sql.DB, opts *sql.TxOptions, f func
 	return nil
 }
 
-// retry runs a transaction until it is done, cannot be done, or has lost too
-// often, waiting a little longer each time.
+// retry runs a transaction until it succeeds, fails, or has lost too often.
+// Delays increase.
 func (s *Store) retry(ctx context.Context, run func() error) error {
 	wait := 2 * time.Millisecond
 	for try := 1; ; try++ {
 		err := run()
 		if err != nil && ctx.Err() != nil {
-			err = errors.Join(ctx.Err(), err) // drivers differ in how they tell it
+			err = errors.Join(ctx.Err(), err) // drivers report it differently
 		}
 		if err == nil || ctx.Err() != nil || try == maxTries || errors.Is(err, errOutcomeUnknown) || !s.dialect.retryable(err) {
 			return s.shown(err)
@@ -341,7 +341,7 @@ func (tx *Tx) queryRow(ctx context.Context, query string, args ...any) scanner {
 	return row
 }
 
-// noRow is the answer to a query that failed.
+// noRow is the result of a failed query.
 type noRow struct{ err error }
 
 func (r noRow) Scan(...any) error { return r.err }

@@ -16,7 +16,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// clock is a time that tests move.
+// clock is a clock that tests set.
 type clock struct {
 	mu sync.Mutex
 	t  time.Time
@@ -269,7 +269,7 @@ func TestTenantsAreIsolated(t *testing.T) {
 		mustCreate(t, s, "acme", b)
 		same := box("web")
 		same.ID = "id-rival"
-		mustCreate(t, s, "rival", same) // the same name is another tenant's own affair
+		mustCreate(t, s, "rival", same) // tenants may use the same name
 
 		missing := func(_ store.Sandbox, err error) error { return err }
 		unknown := missing(get(s, "rival", "id-nothing"))
@@ -452,8 +452,8 @@ func TestOddPaths(t *testing.T) {
 	}
 }
 
-// TestCanceled: a caller who goes away is let go at once, and what it did is
-// undone; the store serves the next one.
+// TestCanceled: a canceled caller returns at once and its changes are undone.
+// The store serves the next one.
 func TestCanceled(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})
@@ -472,7 +472,7 @@ func TestCanceled(t *testing.T) {
 				ctx, cancel := stop()
 				err := do(ctx, func(tx *store.Tx) error {
 					if name == "update" {
-						// The context may end already here.
+						// The context may already end here.
 						if _, _, err := tx.Sandboxes().Create(ctx, "acme", box("web"), store.Create{}); err != nil {
 							return err
 						}

@@ -7,10 +7,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Tenant is one customer of the daemon. Nothing of one reaches another.
+// Tenant is one customer of the daemon. Tenants are isolated from each other.
 type Tenant struct {
 	sandbox.Tenant       // without Usage, which [Tenants.Usage] counts
-	Version        int64 // raised by every change
+	Version        int64 // increased by every change
 }
 
 const tenantColumns = "id, created, disabled, limits_json, version"
@@ -37,14 +37,14 @@ func (ts Tenants) Get(ctx context.Context, tenant string) (Tenant, error) {
 	return t, missing(err, "tenant", tenant)
 }
 
-// Lock is Get, and lets nobody else change what depends on the
-// tenant as a whole until the transaction ends.
+// Lock is like Get. Until the transaction ends, others cannot change anything
+// that depends on the tenant as a whole.
 func (ts Tenants) Lock(ctx context.Context, tenant string) (Tenant, error) {
 	t, err := scanTenant(ts.tx.queryRow(ctx, "SELECT "+tenantColumns+" FROM tenants WHERE id = $1"+ts.tx.s.dialect.forUpdate(), tenant))
 	return t, missing(err, "tenant", tenant)
 }
 
-// Ensure returns a tenant, and makes it first if it is missing.
+// Ensure returns a tenant, and creates it if it is missing.
 func (ts Tenants) Ensure(ctx context.Context, tenant string) (Tenant, error) {
 	if err := sandbox.ValidateName(tenant); err != nil {
 		return Tenant{}, fail(sandbox.CodeInvalid, "tenant", "%q is not the name of a tenant", clip(tenant))
@@ -56,7 +56,7 @@ func (ts Tenants) Ensure(ctx context.Context, tenant string) (Tenant, error) {
 	return ts.Get(ctx, tenant)
 }
 
-// SetLimits changes what a tenant may use. Existing usage is not affected.
+// SetLimits changes the limits of a tenant. Existing usage is not affected.
 func (ts Tenants) SetLimits(ctx context.Context, tenant string, l sandbox.Limits) error {
 	if err := l.Validate(); err != nil {
 		return err
@@ -69,8 +69,8 @@ func (ts Tenants) SetLimits(ctx context.Context, tenant string, l sandbox.Limits
 	return oneRow(n, err, "tenant", tenant)
 }
 
-// Disable refuses the tenant's keys and new sandboxes from now on, or
-// allows them again. Its sandboxes are left alone.
+// Disable refuses the tenant's keys and new sandboxes from now on, or allows
+// them again. Existing sandboxes do not change.
 func (ts Tenants) Disable(ctx context.Context, tenant string, disabled bool) error {
 	var at int64
 	if disabled {
@@ -80,8 +80,8 @@ func (ts Tenants) Disable(ctx context.Context, tenant string, disabled bool) err
 	return oneRow(n, err, "tenant", tenant)
 }
 
-// holding is true of a sandbox that may hold processors and memory. A lost one
-// may well run, and one that is paused in memory keeps it.
+// holding selects sandboxes that may use processors and memory. A lost sandbox
+// may still run, and one paused in memory keeps its memory.
 const holding = "(state IN ('creating', 'running', 'pausing', 'paused', 'resuming', 'lost') AND pause <> 'disk')"
 
 // Usage counts what a tenant uses.
@@ -99,7 +99,7 @@ func (ts Tenants) Usage(ctx context.Context, tenant string) (u sandbox.TenantUsa
 	return u, err
 }
 
-// oneRow turns "nothing was changed" into CodeNotFound.
+// oneRow converts "nothing was changed" to CodeNotFound.
 func oneRow(n int64, err error, what, subject string) error {
 	if err == nil && n == 0 {
 		return fail(sandbox.CodeNotFound, subject, "no such %s", what)

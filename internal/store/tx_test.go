@@ -8,10 +8,10 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 )
 
-// A method for one kind of object belongs on the type of that kind, and a type
+// Methods for one kind of object belong to the type of that kind, and a type
 // must not lead back to the methods of the others.
 func TestTxOnlyReturnsTypesOfOneKind(t *testing.T) {
-	own := []string{"Now", "OnCommit", "Spin"} // Spin is a test's
+	own := []string{"Now", "OnCommit", "Spin"} // Spin is for tests
 	tx := reflect.TypeFor[*store.Tx]()
 	for m := range tx.Methods() {
 		if slices.Contains(own, m.Name) {

@@ -6,25 +6,25 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Workspace is the stored record of a workspace: everything but its content.
+// Workspace is the stored record of a workspace, without its content.
 type Workspace struct {
 	sandbox.Workspace // without Attached and Latest
 	Tenant            string
-	Removing          bool // its content may be gone in part
+	Removing          bool // part of its content may already be removed
 }
 
-// Attachment says that a sandbox has a workspace.
+// Attachment records that a sandbox uses a workspace.
 type Attachment struct {
 	sandbox.Attachment
-	Workspace string // its id
+	Workspace string // the workspace's id
 	Node      string
 	Bridge    Bridge
 }
 
-// Bridge says how a sandbox has a workspace.
+// Bridge says how a sandbox accesses a workspace.
 type Bridge int64
 
-// The ways to have a workspace.
+// The ways to access a workspace.
 const (
 	Mounted Bridge = iota // the directory itself
 	Copying               // a copy that is not complete yet
@@ -56,9 +56,9 @@ type Workspaces struct{ tx *Tx }
 // Workspaces returns the methods for workspaces.
 func (tx *Tx) Workspaces() Workspaces { return Workspaces{tx} }
 
-// Add records a workspace, whose ID must be new. A name that the
-// tenant has already is CodeAlreadyExists, and so is a bucket that another of its
-// workspaces is.
+// Add records a workspace, whose ID must be new. A name that the tenant already
+// uses is CodeAlreadyExists, and so is a bucket of another workspace of the
+// tenant.
 func (ws Workspaces) Add(ctx context.Context, w Workspace) error {
 	n, err := ws.tx.exec(ctx, `INSERT INTO workspaces (id, tenant, name, encrypted, max_bytes, created, bucket) VALUES ($1, $2, $3, $4, $5, $6, $7)
 		ON CONFLICT DO NOTHING`, w.ID, w.Tenant, w.Name, flag(w.Encrypted), w.MaxBytes, nanos(ws.tx.Now()), w.Bucket)
@@ -79,8 +79,8 @@ func (ws Workspaces) Get(ctx context.Context, tenant, name string) (Workspace, e
 	return w, missing(err, "workspace", name)
 }
 
-// Lock is Get, and lets nobody else attach or change it until
-// the transaction ends.
+// Lock is like Get. Until the transaction ends, others cannot attach or change
+// it.
 func (ws Workspaces) Lock(ctx context.Context, tenant, name string) (Workspace, error) {
 	w, err := scanWorkspace(ws.tx.queryRow(ctx, workspaceQuery+"tenant = $1 AND name = $2"+ws.tx.s.dialect.forUpdate(), tenant, name))
 	return w, missing(err, "workspace", name)
@@ -98,27 +98,27 @@ func (ws Workspaces) List(ctx context.Context, tenant string) ([]Workspace, erro
 	return collect(rows, err, scanWorkspace)
 }
 
-// Set changes what may change of a workspace: Problem and Removing.
+// Set changes the mutable fields of a workspace: Problem and Removing.
 func (ws Workspaces) Set(ctx context.Context, w Workspace) error {
 	_, err := ws.tx.exec(ctx, "UPDATE workspaces SET problem = $1, removing = $2 WHERE id = $3", w.Problem, flag(w.Removing), w.ID)
 	return err
 }
 
-// Remove forgets a workspace. It must not be attached.
+// Remove removes the record of a workspace. It must not be attached.
 func (ws Workspaces) Remove(ctx context.Context, id string) error {
 	_, err := ws.tx.exec(ctx, "DELETE FROM workspaces WHERE id = $1", id)
 	return err
 }
 
-// Attachments lists which sandboxes have a workspace, oldest first.
+// Attachments lists the sandboxes that use a workspace, oldest first.
 func (ws Workspaces) Attachments(ctx context.Context, workspace string) ([]Attachment, error) {
 	rows, err := ws.tx.query(ctx, "SELECT "+attachmentColumns+" FROM attachments a WHERE a.workspace = $1 ORDER BY a.created, a.sandbox", workspace)
 	return collect(rows, err, scanAttachment)
 }
 
-// Attach records that a sandbox gets a workspace, which the caller has locked. One that
-// another sandbox has is CodeConflict, unless both read, or both share it, or the other
-// is on the same node and the sandbox replaces it.
+// Attach records that a sandbox uses a workspace, which the caller has locked.
+// If another sandbox uses it, the error is CodeConflict, unless both only read,
+// both share it, or the sandbox replaces the other one on the same node.
 func (ws Workspaces) Attach(ctx context.Context, w Workspace, a Attachment, replaces sandbox.ID) error {
 	others, err := ws.Attachments(ctx, w.ID)
 	if err != nil {
@@ -137,38 +137,37 @@ func (ws Workspaces) Attach(ctx context.Context, w Workspace, a Attachment, repl
 	return err
 }
 
-// SetBridge records how a sandbox has a workspace.
+// SetBridge records how a sandbox accesses a workspace.
 func (ws Workspaces) SetBridge(ctx context.Context, a Attachment) error {
 	_, err := ws.tx.exec(ctx, "UPDATE attachments SET bridge = $1 WHERE sandbox = $2 AND workspace = $3", int64(a.Bridge), string(a.Sandbox), a.Workspace)
 	return err
 }
 
-// Bridged lists the attachments of a node that are complete copies which their
-// sandboxes can write to.
+// Bridged lists the attachments of a node that are complete, writable copies.
 func (o *Operator) Bridged(ctx context.Context, node string) ([]Attachment, error) {
 	rows, err := o.tx.query(ctx, "SELECT "+attachmentColumns+" FROM attachments a WHERE a.node = $1 AND a.bridge = $2 AND a.mode <> $3 ORDER BY a.created, a.sandbox",
 		node, int64(Copied), string(sandbox.WorkspaceRead))
 	return collect(rows, err, scanAttachment)
 }
 
-// together reports whether two sandboxes can have one workspace.
+// together reports whether two sandboxes can use one workspace.
 func together(a, b *Attachment) bool {
 	return a.Mode == b.Mode && (a.Mode == sandbox.WorkspaceRead || a.Mode == sandbox.WorkspaceShared && a.Node == b.Node)
 }
 
-// Detach forgets that a sandbox has a workspace.
+// Detach removes the attachment of a workspace to a sandbox.
 func (ws Workspaces) Detach(ctx context.Context, a Attachment) error {
 	_, err := ws.tx.exec(ctx, "DELETE FROM attachments WHERE sandbox = $1 AND workspace = $2", string(a.Sandbox), a.Workspace)
 	return err
 }
 
-// Held is a workspace that a sandbox has.
+// Held is a workspace that a sandbox uses.
 type Held struct {
 	Attachment Attachment
 	Workspace  Workspace
 }
 
-// Held returns the workspaces that a sandbox has, in any order.
+// Held returns the workspaces that a sandbox uses, in any order.
 func (ws Workspaces) Held(ctx context.Context, id sandbox.ID) ([]Held, error) {
 	rows, err := ws.tx.query(ctx, "SELECT "+attachmentColumns+" FROM attachments a WHERE a.sandbox = $1", string(id))
 	all, err := collect(rows, err, scanAttachment)

@@ -73,7 +73,7 @@ func TestAttachments(t *testing.T) {
 				return tx.Workspaces().Detach(ctx, store.Attachment{Attachment: sandbox.Attachment{Sandbox: sandbox.ID(box)}, Workspace: "ws-1"})
 			}))
 		}
-		// Of many that ask at once, one gets it.
+		// Of many concurrent callers, one gets it.
 		var won atomic.Int32
 		var winner atomic.Value
 		var asking sync.WaitGroup
@@ -100,7 +100,7 @@ func TestAttachments(t *testing.T) {
 		ok(t, attach("id-reader2", sandbox.WorkspaceRead))
 		wantCode(t, attach("writer", sandbox.WorkspaceExclusive), sandbox.CodeConflict)
 
-		// Whose sandboxes are gone, or forgotten, is found.
+		// Attachments of gone and purged sandboxes are found.
 		mustCreate(t, s, "acme", box("reader1"))
 		ended := func() []store.Attachment {
 			found, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Operator().Ended(ctx, "n1") })
@@ -115,7 +115,7 @@ func TestAttachments(t *testing.T) {
 		if found := ended(); len(found) != 2 {
 			t.Errorf("%+v", found)
 		}
-		// A sandbox can have several, and lets go of one at a time.
+		// A sandbox can use several and detaches them one by one.
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
 			second := store.Workspace{Workspace: sandbox.Workspace{ID: "ws-2", Name: "more"}, Tenant: "acme"}
 			if err := tx.Workspaces().Add(ctx, second); err != nil {
@@ -145,7 +145,7 @@ func TestAttachments(t *testing.T) {
 	})
 }
 
-// TestSharedAttachments shows who can have a workspace together.
+// TestSharedAttachments checks which sandboxes can share a workspace.
 func TestSharedAttachments(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		ctx := t.Context()

@@ -47,7 +47,7 @@ func pair(t testing.TB) (near, far *websocket.Conn) {
 	return near, far
 }
 
-// links returns two links that run, and what each was sent.
+// links returns two running links, and the messages that each received.
 func links(t testing.TB) (a, b *Link, toB chan Message) {
 	t.Helper()
 	near, far := pair(t)
@@ -129,7 +129,7 @@ func TestEverythingEndsWithTheLink(t *testing.T) {
 	}
 }
 
-// What arrived before the end is read before the end.
+// Data that arrived before the end can still be read.
 func TestNothingIsLostAtTheEnd(t *testing.T) {
 	a, b, _ := links(t)
 	if _, err := io.WriteString(a.Writer(Stdout), "last words"); err != nil {
@@ -142,7 +142,7 @@ func TestNothingIsLostAtTheEnd(t *testing.T) {
 	}
 }
 
-// Whoever breaks the protocol is cut off, whatever they send.
+// A peer that violates the protocol is disconnected.
 func TestBrokenProtocol(t *testing.T) {
 	tests := map[string][]any{
 		"no channel":          {[]byte{}},

@@ -69,7 +69,7 @@ func TestTunnelHalfClose(t *testing.T) {
 	}
 }
 
-// TestTunnelAbort: what breaks off has not ended.
+// TestTunnelAbort: an aborted tunnel does not look like a normal end.
 func TestTunnelAbort(t *testing.T) {
 	near, far := tunnels(t)
 	io.WriteString(near, "half a")
@@ -94,7 +94,7 @@ func TestTunnelDeadline(t *testing.T) {
 	}
 }
 
-// TestTunnelStalled: a writer that nobody reads waits, and Close ends that.
+// TestTunnelStalled: a writer without a reader blocks, and Close ends that.
 func TestTunnelStalled(t *testing.T) {
 	near, _ := tunnels(t)
 	stuck := make(chan int64, 1)
@@ -112,7 +112,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// TestTunnelForeign: the other side may be anybody.
+// TestTunnelForeign: the peer may be any WebSocket client.
 func TestTunnelForeign(t *testing.T) {
 	for name, message := range map[string]struct {
 		kind websocket.MessageType
@@ -129,7 +129,7 @@ func TestTunnelForeign(t *testing.T) {
 	}
 }
 
-// TestJoin: both directions pass, each ends by itself, and a break breaks.
+// TestJoin: both directions are copied, each ends separately, and an abort is passed on.
 func TestJoin(t *testing.T) {
 	pair := func() (*net.TCPConn, *net.TCPConn) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -62,7 +62,7 @@ func unpackFor(t testing.TB, r io.Reader, limit time.Duration) (size int64, err 
 	return size, err
 }
 
-// header is one of a tar, whose content does not have to follow.
+// header is a tar header. Its content need not follow.
 func header(t testing.TB, h tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -131,8 +131,8 @@ func TestAttackBuildFiles(t *testing.T) {
 	}
 }
 
-// FuzzUnpack: whatever comes as the files of a build, nothing of it is outside,
-// and nothing of it is a device, a FIFO or set-id.
+// FuzzUnpack: for any uploaded files of a build, none is outside of the
+// directory, and none is a device, a FIFO or set-id.
 func FuzzUnpack(f *testing.F) {
 	link := header(f, tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: ".."})
 	f.Add(append(bytes.Clone(link), header(f, tar.Header{Name: "l/secret", Typeflag: tar.TypeReg})...))

@@ -18,7 +18,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// world is images and sandboxes whose files are maps. A script is a list of
+// world contains images and sandboxes with maps as files. A script is a list of
 // words: NAME=CONTENT writes a file, -NAME removes one, ?NAME demands one, and
 // "fail" fails.
 type world struct {
@@ -55,7 +55,7 @@ func (w *world) Get(_ context.Context, ref string) (Image, error) {
 	return w.image(ref), nil
 }
 
-// Private gives the image to whoever has its name as password.
+// Private gives the image to callers that have its name as password.
 func (w *world) Private(ctx context.Context, name, ref string, login Login) (Image, error) {
 	if username, password := login(); username != "me" || password != ref {
 		return Image{}, &sandbox.Error{Code: sandbox.CodeUnauthorized, Subject: ref}
@@ -310,8 +310,8 @@ func TestBuildTellsWhatItDoes(t *testing.T) {
 	}
 }
 
-// TestBuildNetwork: only run steps have a network, and only the one that was
-// asked for. Other hosts make no step another one.
+// TestBuildNetwork: only run steps have a network, and only the requested one.
+// The hosts are not part of a step's key.
 func TestBuildNetwork(t *testing.T) {
 	b := newBench(t)
 	f := tree(t, map[string]string{"a": "A"})

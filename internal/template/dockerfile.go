@@ -413,7 +413,7 @@ func (p *dockerfile) words(line string) ([]string, error) {
 		out = append(out, b.String())
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("nothing is there")
+		return nil, fmt.Errorf("empty")
 	}
 	return out, nil
 }

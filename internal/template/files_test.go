@@ -125,7 +125,7 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// TestCopyCannotLeave: whatever the files are, nothing beside them is copied.
+// TestCopyCannotLeave: for any files, nothing outside of them is copied.
 func TestCopyCannotLeave(t *testing.T) {
 	f := tree(t, map[string]string{
 		"out": "->../secret", "abs": "->/etc/passwd", "dir/out": "->../../secret", "dirlink": "->..", ".wh.a": "x",

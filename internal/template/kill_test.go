@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// hangEnv names the cache in which the test binary, as a process of its own,
+// hangEnv names the cache in which the test binary, as a separate process,
 // writes half a layer.
 const hangEnv = "TEMPLATE_TEST_HANG"
 
@@ -82,7 +82,7 @@ func hang(path string) {
 				return err
 			}
 			fmt.Print("!")
-			_, err := io.Copy(io.Discard, os.Stdin) // until it is killed, or whoever waits for it is
+			_, err := io.Copy(io.Discard, os.Stdin) // until it or its parent is killed
 			return err
 		})
 	}

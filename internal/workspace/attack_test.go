@@ -49,7 +49,7 @@ func (f *forger) keep(content []byte) piece {
 	return piece{id, int64(len(content))}
 }
 
-// commit makes a directory the newest version, which says of itself what is said.
+// commit makes a directory the newest version, with the given metadata.
 func (f *forger) commit(said sandbox.WorkspaceVersion, nodes ...*node) {
 	f.Helper()
 	listing := f.keep(encode(nodes))
@@ -65,7 +65,7 @@ func (f *forger) commit(said sandbox.WorkspaceVersion, nodes ...*node) {
 	}
 }
 
-// restore restores the newest version, within a time, and returns what is there.
+// restore restores the newest version, within a time, and returns the files.
 func (f *forger) restore() (names []string, used int64, err error) {
 	f.Helper()
 	at := f.TempDir()
@@ -91,8 +91,8 @@ func (f *forger) restore() (names []string, used int64, err error) {
 	return names, used, err
 }
 
-// TestAttackSmallStores has a store of some kilobytes say that it holds more than
-// any disk, by naming the same content again and again.
+// TestAttackSmallStores uses a store of some kilobytes that claims more content
+// than any disk, by naming the same content repeatedly.
 func TestAttackSmallStores(t *testing.T) {
 	modest := sandbox.WorkspaceVersion{Files: 3, Dirs: 3, Bytes: 1 << 20}
 	zeros := make([]byte, chunk.MaxSize)

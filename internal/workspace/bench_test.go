@@ -49,8 +49,8 @@ func run(b *testing.B, args ...string) {
 
 const benchFiles = 10_000
 
-// BenchmarkTree measures what is done with a tree of 10,000 files, and what tar
-// does, in turn, so that ratios mean something on a busy machine.
+// BenchmarkTree alternates between operations on a tree of 10,000 files and
+// tar, so that ratios are meaningful on a busy machine.
 func BenchmarkTree(b *testing.B) {
 	dir := source(b, benchFiles)
 	blobs, err := blob.OpenDir(b.TempDir())

@@ -17,8 +17,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Every byte of a store can be changed, and whatever happens is an error or
-// the right content, never something else.
+// For a change of any byte of a store, the result is an error or the right
+// content.
 func TestAttackDamagedStore(t *testing.T) {
 	for name, key := range map[string][]byte{"plain": nil, "encrypted": testKey} {
 		t.Run(name, func(t *testing.T) {

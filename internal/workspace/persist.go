@@ -182,14 +182,14 @@ func (p *persisting) one(ctx context.Context, k *keeper, e *entry, old cache) er
 	if c, ok := old[e.path]; ok && c.state == e.state && p.has(c.content) {
 		e.content, e.xattrs = c.content, c.xattrs
 	} else {
-		settled, err := k.read(ctx, e)
+		stable, err := k.read(ctx, e)
 		switch {
 		case errors.Is(err, errVanished):
 			e.kind = 0
 			return nil
 		case err != nil:
 			return err
-		case !settled:
+		case !stable:
 			e.state = state{} // never equal to a real state
 		}
 	}

@@ -41,18 +41,18 @@ const attempts = 3
 // read stores a regular file and completes its entry. It reports whether the
 // file was unchanged during reading. If the file was removed or replaced by
 // something else, it returns errVanished.
-func (k *keeper) read(ctx context.Context, e *entry) (settled bool, err error) {
+func (k *keeper) read(ctx context.Context, e *entry) (stable bool, err error) {
 	for range attempts {
-		if settled, err = k.try(ctx, e); settled || err != nil && !errors.Is(err, errVanished) {
+		if stable, err = k.try(ctx, e); stable || err != nil && !errors.Is(err, errVanished) {
 			break
 		}
 	}
-	return settled, err
+	return stable, err
 }
 
 var errVanished = errors.New("the file is gone")
 
-func (k *keeper) try(ctx context.Context, e *entry) (settled bool, err error) {
+func (k *keeper) try(ctx context.Context, e *entry) (stable bool, err error) {
 	f, before, err := k.open(e.path)
 	if err != nil {
 		return false, err

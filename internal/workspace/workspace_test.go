@@ -252,7 +252,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, key)
 			f.odd()
-			if err := os.Remove(filepath.Join(f.dir, "hole")); err != nil { // nobody reads a terabyte
+			if err := os.Remove(filepath.Join(f.dir, "hole")); err != nil { // too large to read
 				t.Fatal(err)
 			}
 			if err := os.Truncate(filepath.Join(f.dir, "sparse"), 4<<20); err != nil {
@@ -413,7 +413,7 @@ func TestOneOfManyWritersWins(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, "who"), fmt.Appendf(nil, "%d of %d", i, round), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			// Each with a view of its own, as another daemon has.
+			// Each has its own view, like another daemon.
 			w, err := workspace.Open(t.Context(), f.blobs, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -644,7 +644,7 @@ func TestAppendAndForget(t *testing.T) {
 	if text, err := os.ReadFile(filepath.Join(f.restore(made[3].Number), "f")); err != nil || string(text) != "one" {
 		t.Errorf("%q %v", text, err)
 	}
-	// Nothing at all may be left, and it goes on from there.
+	// Nothing may be left, and it continues from there.
 	if _, err := f.w.Forget(t.Context(), func(workspace.Version) bool { return false }); err != nil {
 		t.Fatal(err)
 	}

@@ -24,22 +24,22 @@ type api struct {
 	rest.Client
 	key *credential.Source
 
-	single chan struct{} // held by who asks for the account
+	single chan struct{} // held while the account is requested
 	mu     sync.Mutex
 	known  *principal
-	prefix string // given, and not asked for
+	prefix string // from the options, not from the server
 }
 
-// principal is whom the server takes us for.
+// principal is the server's description of the caller.
 type principal struct {
 	Sub    string `json:"sub"`
 	Prefix string `json:"path_prefix"`
 }
 
-// name tells one account from another.
+// name distinguishes accounts.
 func (p *principal) name() string { return p.Prefix + "/" + p.Sub }
 
-// usablePrefix is what can be part of a path.
+// usablePrefix matches prefixes that are valid in a path.
 var usablePrefix = regexp.MustCompile(`^[A-Za-z0-9_~-][A-Za-z0-9._~-]*(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*$`)
 
 func newAPI(opts *Options, key *credential.Source) (*api, error) {
@@ -52,7 +52,7 @@ func newAPI(opts *Options, key *credential.Source) (*api, error) {
 	}
 	a := &api{key: key, prefix: strings.Trim(opts.Prefix, "/"), single: make(chan struct{}, 1)}
 	if a.prefix != "" && !usablePrefix.MatchString(a.prefix) {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "boxlite.open", Subject: "prefix", Message: "is not part of a path"}
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "boxlite.open", Subject: "prefix", Message: "is not valid in a path"}
 	}
 	a.Client = rest.Client{
 		HTTP: rest.NewHTTP(opts.Transport), Base: base, Words: words, Fresh: a.fresh,
@@ -66,10 +66,10 @@ func newAPI(opts *Options, key *credential.Source) (*api, error) {
 	return a, nil
 }
 
-// fresh sees to it that there is a key. Who we are is asked again with a new one.
+// fresh ensures that there is a key. With a new key, it requests the account again.
 func (a *api) fresh(ctx context.Context, refused bool) error {
 	if a.Base.Host == "" {
-		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "URL", Message: "there is no address of a server", Hint: "set BOXLITE_REST_URL"}
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "URL", Message: "no server address is set", Hint: "set BOXLITE_REST_URL"}
 	}
 	if refused {
 		a.mu.Lock()
@@ -94,8 +94,8 @@ func missing(err error) bool {
 	return r.Status == http.StatusNotFound && r.Code == "not_found"
 }
 
-// account returns whom the server takes us for, and asks once. A server without
-// accounts does not know the question.
+// account returns the account, which it requests once. A server without
+// accounts does not support the request.
 func (a *api) account(ctx context.Context) (*principal, error) {
 	select {
 	case a.single <- struct{}{}:
@@ -126,7 +126,7 @@ func (a *api) account(ctx context.Context) (*principal, error) {
 	return who, nil
 }
 
-// path returns where something of the account is.
+// path returns the path of a resource of the account.
 func (a *api) path(ctx context.Context, below string) (string, error) {
 	who, err := a.account(ctx)
 	if err != nil {
@@ -138,7 +138,7 @@ func (a *api) path(ctx context.Context, below string) (string, error) {
 	return "/v1" + below, nil
 }
 
-// call makes a request about something of the account.
+// call makes a request for a resource of the account.
 func (a *api) call(ctx context.Context, method, below string, in, out any) error {
 	path, err := a.path(ctx, below)
 	if err != nil {
@@ -147,7 +147,7 @@ func (a *api) call(ctx context.Context, method, below string, in, out any) error
 	return a.Call(ctx, method, path, in, out)
 }
 
-// box is a box as the server tells of it.
+// box is the server's description of a box.
 type box struct {
 	ID         string    `json:"box_id"`
 	Name       string    `json:"name"`
@@ -165,12 +165,12 @@ const (
 	statusRunning    = "running"
 	statusStopping   = "stopping"
 	statusStopped    = "stopped"
-	statusPaused     = "paused" // stands still for a moment
+	statusPaused     = "paused" // paused for a moment
 	statusFailed     = "failed"
 )
 
-// stateOf translates a status. A box that is stopped keeps its files and loses
-// its processes; one that is not known is in no state.
+// stateOf translates a status. A stopped box keeps its files and loses its
+// processes. An unknown status has no state.
 func stateOf(status string) sandbox.State {
 	switch status {
 	case statusRunning:
@@ -183,10 +183,10 @@ func stateOf(status string) sandbox.State {
 	return sandbox.Lost
 }
 
-// usableID is an id or a name that can be part of a path.
+// usableID matches ids and names that are valid in a path.
 var usableID = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$`)
 
-// box makes a request that is answered with a box: that with the id or name.
+// box makes a request whose answer is the box with an id or name.
 func (a *api) box(ctx context.Context, method, below, want string, in any) (b box, err error) {
 	err = a.call(ctx, method, below, in, &b)
 	return b, a.check(b, want, err)
@@ -208,7 +208,7 @@ func (a *api) get(ctx context.Context, id string) (box, error) {
 	return a.box(ctx, http.MethodGet, "/boxes/"+id, id, nil)
 }
 
-// pageSize is how many boxes the server tells of at once.
+// pageSize is the number of boxes per page.
 const pageSize = 1000
 
 type page struct {
@@ -225,7 +225,7 @@ func (a *api) page(ctx context.Context, token string, size int) (all page, err e
 	return all, err
 }
 
-// list returns the boxes of the account whose names begin like ours.
+// list returns the boxes of the account with our name prefix.
 func (a *api) list(ctx context.Context, prefix string) (all []box, err error) {
 	for token := ""; ; {
 		p, err := a.page(ctx, token, pageSize)
@@ -243,8 +243,8 @@ func (a *api) list(ctx context.Context, prefix string) (all []box, err error) {
 	}
 }
 
-// named returns the box with a name. That there is none is hosted.ErrNone: the
-// server says so, and does not list it.
+// named returns the box with a name. It returns hosted.ErrNone if the server
+// reports it missing and does not list it.
 func (a *api) named(ctx context.Context, name string) (box, error) {
 	b, err := a.get(ctx, name)
 	if !missing(err) {
@@ -259,7 +259,7 @@ func (a *api) named(ctx context.Context, name string) (box, error) {
 	return box{}, cmp.Or(err, hosted.ErrNone)
 }
 
-// describe says what the server knows of a box.
+// describe converts the server's description of a box.
 func (b box) describe(id sandbox.ID) hosted.Box {
 	return hosted.Box{ID: b.ID, Sandbox: id, Status: b.Status, State: stateOf(b.Status), Created: b.Created}
 }
@@ -300,7 +300,7 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, boxID string) error {
 	return hosted.ErrNone
 }
 
-// Clear implements hosted.Service: boxes have nothing besides.
+// Clear implements hosted.Service: boxes have no other resources.
 func (a *api) Clear(context.Context, sandbox.ID, bool) error { return nil }
 
 // Account implements hosted.Service.
@@ -334,23 +334,23 @@ func (a *api) Scopes(ctx context.Context, id sandbox.ID) (scopes []string, err e
 }
 
 const (
-	// moves is how often a box is started or stopped that does not do so.
+	// moves is the number of attempts to start or stop a box.
 	moves     = 5
 	firstMove = 50 * time.Millisecond
 )
 
-// start starts a box, if it does not run.
+// start starts a box, if it is stopped.
 func (p *Provider) start(ctx context.Context, id sandbox.ID, boxID string) error {
 	return p.move(ctx, id, boxID, "start", statusRunning, nil)
 }
 
-// stop stops a box, if it is not stopped.
+// stop stops a box, if it runs.
 func (p *Provider) stop(ctx context.Context, id sandbox.ID, boxID string) error {
 	return p.move(ctx, id, boxID, "stop", statusStopped, map[string]int{"timeout_seconds": stopSeconds})
 }
 
-// move brings a box into a status. A call whose answer is lost, or that somebody
-// else was faster with, has done so if the box is in it.
+// move brings a box into a status. If the answer is lost or another client was
+// faster, the status of the box decides.
 func (p *Provider) move(ctx context.Context, id sandbox.ID, boxID, verb, want string, in any) error {
 	for n := 1; ; n++ {
 		now, err := p.Settled(ctx, id, boxID, func(b hosted.Box) bool { return b.Status != statusStopping && b.Status != statusPaused })
@@ -374,7 +374,7 @@ func (p *Provider) move(ctx context.Context, id sandbox.ID, boxID, verb, want st
 	}
 }
 
-// awake is the error of a box that stands still.
+// awake is the error for a stopped box.
 func awake(b hosted.Box) error {
 	if b.Status == statusRunning {
 		return nil

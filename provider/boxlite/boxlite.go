@@ -1,15 +1,15 @@
-// Package boxlite makes sandboxes with a BoxLite server: the one that runs on a
-// machine of yours, or the hosted service. Each is a micro-VM.
+// Package boxlite makes sandboxes with a BoxLite server: one on your own
+// machine, or the hosted service. Each is a micro-VM.
 //
 // The server makes, lists, starts, stops and ends boxes over REST. Inside,
 // Atoll's own guest does the work: the provider uploads it as a tar archive,
-// starts it as a command, attaches to that over a WebSocket, and talks to it over
-// standard input and output. So commands, files, ports and watching keep the
-// promises of package driver, whatever path and environment rules the server's
-// own calls have.
+// starts it as a command, attaches to it over a WebSocket, and talks to it over
+// standard input and output. This way commands, files, ports and watching
+// satisfy the driver contract, independent of the server's own rules for paths
+// and environments.
 //
-// It was tested with a fake of the server that the official SDK works with, and
-// not with the server itself.
+// It is tested with a fake server that the official SDK accepts, not with the
+// real server.
 package boxlite
 
 import (
@@ -29,39 +29,39 @@ import (
 // Name is the name of this provider.
 const Name = "boxlite"
 
-// Options say which server to use, and how.
+// Options configure the connection to the server.
 type Options struct {
-	// Dir is a directory for this provider alone. It is made when something has
-	// to be kept. Sandboxes belong to it: another directory has to adopt them.
+	// Dir is a directory for this provider alone. It is created when it is first
+	// needed. Sandboxes belong to it: another directory must adopt them first.
 	Dir string
 	// URL is the server's address, without the version.
 	URL string
-	// Prefix is the part of paths that names a tenant. Empty: the server is asked.
+	// Prefix is the part of paths that names a tenant. Empty: requested from the server.
 	Prefix string
 	// APIKey is the key of the account. APIKeyFile is a file that holds it, and
 	// APIKeyCommand a command for the shell that writes it. The first one that is
-	// set counts; a server of one's own may need none. The key is sent to URL and
-	// nowhere else, and is no part of any error.
+	// set is used; your own server may need none. The key is sent only to URL and
+	// is never part of an error.
 	APIKey, APIKeyFile, APIKeyCommand string
 	// Image is the OCI image of sandboxes that name none. Empty: the server's
 	// default.
 	Image string
-	// Volumes are managed volumes for every sandbox: by the path where a volume is
-	// mounted, its name or id.
+	// Volumes are managed volumes for every sandbox. Keys are mount paths, values
+	// are names or ids of volumes.
 	Volumes map[string]string
-	// Tunnels has ports of sandboxes with a network go through tunnels of the
-	// server. Their addresses are public, and take no credential: whoever knows one
-	// reaches the port.
+	// Tunnels connects to ports of sandboxes with a network through the server's
+	// tunnels. Their addresses are public and need no credential: everyone who
+	// knows one can reach the port.
 	Tunnels bool
-	// Executable is a static program that imports internal/guest/early, to be the
-	// guest where none is embedded. Empty: the running one.
+	// Executable is a static program that imports internal/guest/early. It is the
+	// guest if none is embedded. Empty: the running program.
 	Executable string
-	// Transport carries requests. Nil: one of the provider's own.
+	// Transport sends requests. Nil: a new one.
 	Transport http.RoundTripper
 }
 
-// FromEnvironment returns the options that the official SDK would take from
-// variables of the environment, and two more sources of the key.
+// FromEnvironment returns the options from the environment variables of the
+// official SDK, and two more sources of the key.
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
 		Dir: dir, URL: strings.TrimSpace(lookup("BOXLITE_REST_URL")), Prefix: lookup("BOXLITE_REST_PATH_PREFIX"), Image: lookup("BOXLITE_IMAGE"),
@@ -92,8 +92,9 @@ var (
 	_ driver.Meter          = (*Instance)(nil)
 )
 
-// New opens the provider. It asks nobody and makes nothing, but forgets what was
-// kept of sandboxes that ended long ago, and ends those whose lifetime is over.
+// New opens the provider. It makes no network call. It removes records of
+// sandboxes that ended long ago, and begins to end sandboxes at their
+// deadlines.
 func New(opts Options) (*Provider, error) {
 	if opts.Dir == "" {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "boxlite.open", Message: "no directory given"}
@@ -104,7 +105,7 @@ func New(opts Options) (*Provider, error) {
 	}
 	p := &Provider{opts: opts, api: a, saved: records.Dir[savedRecord]{Root: opts.Dir, Name: "snapshots"}, Core: &hosted.Core{
 		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true,
-		Hint: "use the BOXLITE_REST_URL and the BOXLITE_API_KEY that it was made with",
+		Hint: "use its original BOXLITE_REST_URL and BOXLITE_API_KEY",
 	}}
 	p.Enter = func(id sandbox.ID, box string) (hosted.Inside, error) { return &inside{p: p, id: box, name: id}, nil }
 	for _, path := range slices.Sorted(maps.Keys(opts.Volumes)) {
@@ -116,13 +117,13 @@ func New(opts Options) (*Provider, error) {
 	return p, nil
 }
 
-// Probe implements driver.Provider. It asks the server whether the key is good.
+// Probe implements driver.Provider. It checks the key with the server.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	if err := ctx.Err(); err != nil {
 		return driver.Facts{}, err
 	}
 	facts := driver.Facts{
-		Provider: Name, Version: "v1", Engine: Name, Isolates: true,
+		Provider: Name, Version: "v1", Engine: Name, Isolation: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
 			Ports: true, Usage: true, Rejoin: true, Snapshot: true,
@@ -134,7 +135,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		},
 	}
 	if p.opts.URL == "" {
-		facts.Findings = []driver.Finding{{Severity: driver.Blocker, Subject: "URL", Message: "there is no address of a server", Fix: "set BOXLITE_REST_URL"}}
+		facts.Findings = []driver.Finding{{Severity: driver.Blocker, Subject: "URL", Message: "no server address is set", Fix: "set BOXLITE_REST_URL"}}
 	} else {
 		_, err := p.api.page(ctx, "", 1)
 		hosted.Judge(&facts, err, "BOXLITE_API_KEY", "BOXLITE_REST_URL", p.api.Base)
@@ -143,9 +144,9 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		return driver.Facts{}, err
 	}
 	facts.Findings = append(facts.Findings, driver.Finding{
-		Severity: driver.Note, Subject: "snapshots", Message: "the server saves what is stopped: a snapshot ends the sandbox",
+		Severity: driver.Note, Subject: "snapshots", Message: "the server saves only stopped sandboxes, so a snapshot ends the sandbox",
 	}, driver.Finding{
-		Severity: driver.Note, Subject: "service", Message: "tested with a fake of the server, and not with the server itself",
+		Severity: driver.Note, Subject: "service", Message: "tested with a fake server, not with the real one",
 	})
 	return facts, nil
 }

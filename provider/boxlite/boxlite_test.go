@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 
-// world is a server whose boxes are kernels of this machine.
+// world is a fake server. Its boxes are gVisor sandboxes on this machine.
 type world struct {
 	*service.Server
 	backing driver.Provider
@@ -63,7 +63,7 @@ func TestConformance(t *testing.T) {
 		Spec:     func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
 		Parallel: true,
 	}
-	if testing.Short() { // what the guest does is the same for every provider that has it
+	if testing.Short() { // the guest is the same for every provider
 		h.Only = []string{
 			"capabilities", "lifecycle", "reattach", "snapshot", "restore", "errors", "leaks", "images", "network", "pause", "deadline",
 		}

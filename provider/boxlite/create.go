@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// creation asks for a box. What is not set is not sent.
+// creation is the request for a new box. Unset fields are not sent.
 type creation struct {
 	Name       string   `json:"name"`
 	Image      string   `json:"image,omitempty"`
@@ -38,8 +38,8 @@ type network struct {
 	Inbound  flow `json:"inbound"`
 }
 
-// flow is what may pass in a direction. With an empty list of an enabled one,
-// everything may.
+// flow lists the allowed traffic in one direction. If it is enabled and the
+// list is empty, everything is allowed.
 type flow struct {
 	Mode  string   `json:"mode"`
 	Allow []string `json:"allow_net,omitempty"`
@@ -56,8 +56,8 @@ func (*Provider) EgressAbility() sandbox.EgressAbility {
 	return sandbox.EgressAbility{Kind: sandbox.EgressHost, Wildcards: true}
 }
 
-// egress says in the server's words what a sandbox may reach. Nothing is a mode
-// and not an empty list, which would be everything.
+// egress converts egress rules to the server's format. "Nothing" is a mode,
+// because an empty list would allow everything.
 func egress(rules *sandbox.EgressRules) flow {
 	if rules != nil && rules.Open {
 		return flow{Mode: enabled}
@@ -68,7 +68,8 @@ func egress(rules *sandbox.EgressRules) flow {
 	return flow{Mode: disabled}
 }
 
-// network says what may pass. Tunnels need a box that takes connections.
+// network returns the network settings of a box. Tunnels need a box that
+// accepts connections.
 func (p *Provider) network(rules *sandbox.EgressRules) network {
 	n := network{Outbound: egress(rules), Inbound: flow{Mode: disabled}}
 	if p.opts.Tunnels && n.Outbound.Mode == enabled {
@@ -77,13 +78,13 @@ func (p *Provider) network(rules *sandbox.EgressRules) network {
 	return n
 }
 
-// CheckImage implements driver.ImageChecker. The server fetches images; it
-// cannot read those that are files of this machine.
+// CheckImage implements driver.ImageChecker. The server fetches images. It
+// cannot read images in files of this machine.
 func (p *Provider) CheckImage(image string) error {
 	for _, scheme := range []string{"dir:", "tar:", "oci:"} {
 		if strings.HasPrefix(image, scheme) {
 			return &sandbox.Error{
-				Code: sandbox.CodeUnsupported, Op: "boxlite.create", Subject: image, Message: "the server cannot read images of this machine", Hint: "name an image of a registry",
+				Code: sandbox.CodeUnsupported, Op: "boxlite.create", Subject: image, Message: "the server cannot read images of this machine", Hint: "use an image from a registry",
 			}
 		}
 	}
@@ -97,8 +98,8 @@ const (
 	minMemory = 128 * mib
 )
 
-// complete fills in what a new box has of a spec, and refuses what the server
-// does not have.
+// complete fills in the request for a spec, and refuses what the server does
+// not support.
 func (p *Provider) complete(c *creation, spec *sandbox.Spec, scope string) error {
 	refuse := func(subject, message, hint string) error {
 		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "boxlite.create", Subject: subject, Message: message, Hint: hint}
@@ -121,18 +122,18 @@ func (p *Provider) complete(c *creation, spec *sandbox.Spec, scope string) error
 	c.CPUs, c.Memory, c.Disk = int64(r.CPUs), r.Memory/mib, (r.Disk+gib-1)/gib
 	c.Network = p.network(spec.Network.Plain)
 	if life := spec.Lifetime.HardTimeout(); life > 0 {
-		// A box that was idle for as long as its lifetime is older than that: the
-		// server stops those that nobody else ends. It must not remove them, as it
-		// would remove snapshots, too.
+		// A box that was idle for its whole lifetime has exceeded it. The server
+		// stops such boxes if Atoll does not. It must not remove them, because that
+		// would remove snapshots too.
 		c.AutoStop = int64((life + time.Second - 1) / time.Second)
 	}
 	return nil
 }
 
-// boxName is the name of a sandbox for the server, which gives each name once.
+// boxName is the name of a sandbox's box. The server keeps names unique.
 func boxName(scope string, id sandbox.ID) string { return namesOf(scope) + string(id) }
 
-// namesOf is how the names of all our boxes begin.
+// namesOf is the prefix of the names of all our boxes.
 func namesOf(scope string) string { return "atoll-" + scope + "-box-" }
 
 // Create implements driver.Provider.
@@ -143,7 +144,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	return p.make(ctx, spec, p.request)
 }
 
-// make makes a sandbox whose box ask asks for.
+// make makes a sandbox. ask requests its box.
 func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, ask func(context.Context, *creation) (box, error)) (driver.Instance, error) {
 	var c creation
 	scope, err := p.Scope()
@@ -162,8 +163,8 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, ask func(contex
 		},
 		Confirm:  func() error { return p.confirm(b, &c) },
 		Instance: func(b hosted.Box, ends time.Time) *Instance { return p.instance(spec.ID, b.ID, ends) },
-		// The guest keeps what it is given in the box: whoever starts that again,
-		// with whatever client, starts a guest that knows it.
+		// The guest stores its configuration in the box. When any client starts the
+		// box again, the guest still has it.
 		Begin: func(ctx context.Context, in *Instance) error {
 			err := p.start(ctx, spec.ID, b.ID)
 			if err == nil && c.Network.Outbound.Mode == disabled {
@@ -174,9 +175,9 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, ask func(contex
 	})
 }
 
-// request asks for a box, with a key by which the server knows the same request.
-// If the answer does not come, or is about another box, the one that was made is
-// found by its name: it is never asked for with another key.
+// request requests a box with an idempotency key. If the answer is lost or
+// names another box, request looks for the box by its name. It never uses
+// another key.
 func (p *Provider) request(ctx context.Context, c *creation) (box, error) {
 	where, err := p.api.path(ctx, "/boxes")
 	if err != nil {
@@ -192,8 +193,8 @@ func (p *Provider) request(ctx context.Context, c *creation) (box, error) {
 	return p.api.made(ctx, c.Name, b, p.api.check(b, c.Name, err))
 }
 
-// made reads back what there is of a box that was asked for. A conflict may be
-// with the box itself: the request was made again, perhaps.
+// made reads back a requested box. A conflict may be with that box itself, if
+// the request was repeated.
 func (a *api) made(ctx context.Context, name string, b box, err error) (box, error) {
 	if hosted.Refused(err) && sandbox.CodeOf(err) != sandbox.CodeConflict {
 		return box{}, err
@@ -206,7 +207,7 @@ func (a *api) made(ctx context.Context, name string, b box, err error) (box, err
 	return hosted.Search(ctx, &a.Client, err, func() (box, error) { return a.named(ctx, name) })
 }
 
-// confirm checks that a box is as it was asked for.
+// confirm checks that a box is as requested.
 func (p *Provider) confirm(b box, c *creation) error {
 	switch {
 	case c.CPUs > 0 && b.CPUs != c.CPUs, c.Memory > 0 && b.Memory != c.Memory:

@@ -26,7 +26,7 @@ func (w *world) make(t *testing.T, p *boxlite.Provider, s *sandbox.Spec) driver.
 	return w.faulty(p, nil).Make(t, s)
 }
 
-// faulty is the server for the tests that all services have.
+// faulty is the server for the tests shared by all services.
 func (w *world) faulty(p, again *boxlite.Provider) *hostedtest.Faulty {
 	return &hostedtest.Faulty{
 		Faults: &w.Faults, Provider: p, Again: again, Boxes: boxesPath, Box: boxPath, Key: service.Key, Looks: 1,
@@ -41,7 +41,7 @@ func (w *world) faulty(p, again *boxlite.Provider) *hostedtest.Faulty {
 	}
 }
 
-// stopped has another client of the server stop a box.
+// stopped stops a box as another client of the server.
 func (w *world) stopped(t *testing.T, id string) {
 	t.Helper()
 	if err := w.Stop(context.WithoutCancel(t.Context()), id); err != nil {
@@ -71,7 +71,7 @@ func TestCreateFaults(t *testing.T) {
 		return hostedtest.At(http.MethodPost, path, f)
 	}
 	start := boxPath + "/start"
-	// The first GET asks whether there is such a box already.
+	// The first GET checks whether the box already exists.
 	get := func(from, to string) servicetest.Fault {
 		return hostedtest.At(http.MethodGet, boxPath, servicetest.Fault{Skip: 1, Rewrite: hostedtest.Replace(from, to)})
 	}
@@ -82,7 +82,7 @@ func TestCreateFaults(t *testing.T) {
 		return s
 	}
 	f.Create(t, map[string]hostedtest.CreateFault{
-		"lost answer":        {Fault: post(boxesPath, servicetest.Fault{Lose: true}), Posts: 2}, // net/http repeats what has an idempotency key
+		"lost answer":        {Fault: post(boxesPath, servicetest.Fault{Lose: true}), Posts: 2}, // net/http repeats requests with an idempotency key
 		"another name":       {Fault: post(boxesPath, servicetest.Fault{Rewrite: hostedtest.Replace(`"name":"`, `"name":"0`)}), Posts: 1},
 		"start: lost answer": {Fault: post(start, servicetest.Fault{Lose: true}), Posts: 1},
 		"start: 503":         {Fault: post(start, servicetest.Fault{Status: 503}), Posts: 1},
@@ -121,8 +121,8 @@ func TestTemporaryConflict(t *testing.T) {
 	w.faulty(w.open(t), nil).Conflict(t)
 }
 
-// A key that expires is read again from where it comes, in the middle of
-// everything, and the sandboxes stay ours.
+// An expired key is read again from its source at any time, and the sandboxes
+// stay ours.
 func TestExpiredKey(t *testing.T) {
 	const next = "blk_live_next"
 	w := serve(t)
@@ -157,7 +157,7 @@ func TestExpiredKey(t *testing.T) {
 			if after, _ := p.Binding(t.Context()); after != before {
 				t.Errorf("the binding was %q and is %q", before, after)
 			}
-			// A key of another account is no evidence that the sandbox is gone.
+			// A key of another account does not show that the sandbox is gone.
 			w.AddKey("blk_live_other", "other")
 			w.RevokeKey(next)
 			if err := os.WriteFile(file, []byte("blk_live_other"), 0o600); err != nil {
@@ -169,12 +169,12 @@ func TestExpiredKey(t *testing.T) {
 			if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != sandbox.CodeUnauthorized {
 				t.Errorf("Attach with a key of another account: %v, want unauthorized", err)
 			}
-			w.RevokeKey("blk_live_other") // and it is ours again
+			w.RevokeKey("blk_live_other") // now it is ours again
 			w.AddKey(next, service.Prefix)
 			if err := os.WriteFile(file, []byte(next), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			// The first request is refused with the wrong path, and then it is known.
+			// The first request fails with the wrong path; after that the path is known.
 			_, _ = p.Attach(t.Context(), in.ID())
 			if _, err := p.Attach(t.Context(), in.ID()); err != nil {
 				t.Errorf("Attach with a key of the account again: %v", err)
@@ -183,9 +183,9 @@ func TestExpiredKey(t *testing.T) {
 	}
 }
 
-// TestResume stops a box behind our back. Resume starts that very box: its files
-// are there, the environment reaches every command again, and there is no other
-// box. It does the same for whoever attaches.
+// TestResume stops a box as another client. Resume starts the same box: it has
+// its files, commands have their environment, and there is no other box. The
+// same is true after Attach.
 func TestResume(t *testing.T) {
 	w := serve(t)
 	w.Transitions(100 * time.Millisecond)
@@ -224,8 +224,7 @@ func TestResume(t *testing.T) {
 			t.Errorf("after it was resumed it says %q", got)
 		}
 	}
-	// Another client of the server has it stopped and started: the environment is
-	// there all the same.
+	// Another client stops and starts the box. The environment is kept.
 	w.stopped(t, id)
 	w.Faults.Add(servicetest.Fault{Method: http.MethodPost, Path: boxPath + "/start", Times: 1, Lose: true})
 	if err := resume(t, in); err != nil {
@@ -252,14 +251,14 @@ func TestStatuses(t *testing.T) {
 	}, "")
 }
 
-// Archives of ours are blocked by no rule for paths: not by mounts in the way of
-// the guest, and not by those for the workspace.
+// No rule for paths blocks our archives: neither mounts over the guest's path
+// nor rules for the workspace.
 func TestOwnArchives(t *testing.T) {
 	w := serve(t)
 	if _, err := http.DefaultClient.Do(w.request(t, http.MethodPost, "/v1/acme/volumes", `{"name":"state"}`)); err != nil {
 		t.Fatal(err)
 	}
-	// The volume is where the guest belongs.
+	// The volume is mounted at the guest's path.
 	p := w.open(t, func(o *boxlite.Options) { o.Volumes = map[string]string{"/var/lib/atoll": "state"} })
 	in := w.make(t, p, spec("sb-archives"))
 	a, ok := driver.As[driver.Archiver](in)
@@ -284,7 +283,7 @@ func TestOwnArchives(t *testing.T) {
 	}
 }
 
-// request is one that is made past the provider.
+// request makes a request without the provider.
 func (w *world) request(t *testing.T, method, path, body string) *http.Request {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, w.url+path, strings.NewReader(body))
@@ -302,8 +301,8 @@ func TestRefusals(t *testing.T) {
 	w.faulty(w.open(t), nil).Refusals(t, "", body, true)
 }
 
-// A snapshot is one box or none, and the sandbox goes on if there is none. One
-// that runs is not stopped unless that is wanted.
+// A snapshot is one box or none. If it fails, the sandbox continues. A running
+// sandbox is only stopped on request.
 func TestSnapshotFaults(t *testing.T) {
 	w := serve(t)
 	p := w.open(t)
@@ -355,8 +354,8 @@ func TestSnapshotFaults(t *testing.T) {
 	}
 }
 
-// What was stopped by somebody else is saved as it is. A copy has the network of
-// its source, or is not made.
+// A box that another client stopped is saved as it is. A copy has the network
+// of its source, or is refused.
 func TestSnapshotOfStopped(t *testing.T) {
 	w := serve(t)
 	p := w.open(t)

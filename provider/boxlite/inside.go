@@ -24,7 +24,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// inside is what can be done in one box.
+// inside runs commands and uploads files in one box.
 type inside struct {
 	p    *Provider
 	id   string // the server's
@@ -35,9 +35,9 @@ func (in *inside) broken(message string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(in.name), Message: message}
 }
 
-// Upload implements guestkit.Runner. The archive goes to the root directory, so
-// that no mount of the box is in its way. If the server refuses it all the same,
-// a command writes the guest.
+// Upload implements guestkit.Runner. The archive is unpacked in the root
+// directory, so that no mount is in the way. If the server refuses it, a
+// command writes the guest.
 func (in *inside) Upload(ctx context.Context, file string, guest *program.Program) error {
 	body, err := guest.Open()
 	if err != nil {
@@ -87,7 +87,7 @@ func (in *inside) extract(ctx context.Context, archive []byte) error {
 	})
 }
 
-// execution asks for a command.
+// execution is the request for a command.
 type execution struct {
 	Command string            `json:"command"`
 	Args    []string          `json:"args"`
@@ -95,8 +95,8 @@ type execution struct {
 	Dir     string            `json:"working_dir"`
 }
 
-// Start implements guestkit.Runner. The server would start a box that is stopped,
-// with nothing in it running and nothing configured: only Resume does that.
+// Start implements guestkit.Runner. It refuses a stopped box, because the
+// server would start it without a configured guest. Only Resume starts boxes.
 func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
 	p, err := in.start(ctx, argv, env)
 	if err != nil {
@@ -151,7 +151,7 @@ func (in *inside) start(ctx context.Context, argv, env []string) (*wsexec.Progra
 	}), nil
 }
 
-// attach connects with a command. Nobody else can meanwhile.
+// attach connects to a command. Only one client can be connected.
 func (in *inside) attach(ctx context.Context, below string) (ws *websocket.Conn, err error) {
 	c := &in.p.api.Client
 	where, err := in.p.api.path(ctx, below)
@@ -165,19 +165,19 @@ func (in *inside) attach(ctx context.Context, below string) (ws *websocket.Conn,
 	return ws, err
 }
 
-// killing is how long ending a command may take that nobody is connected with.
+// killing limits ending a command without a connection.
 const killing = 5 * time.Second
 
-// kill ends a command that nobody is connected with any more. The server does so
-// by itself after a while.
+// kill ends a command without a connection. The server also does that after a
+// while.
 func (in *inside) kill(ctx context.Context, where string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killing)
 	defer cancel()
 	_ = in.p.api.call(ctx, http.MethodDelete, where, nil, nil)
 }
 
-// ended reads a message of text: nil unless the command has ended. What the
-// server calls an error does not end it.
+// ended parses a text message. It returns nil unless the command has ended. An
+// error message of the server does not end it.
 func (in *inside) ended(text, stderr []byte) error {
 	var m struct {
 		Type string `json:"type"`
@@ -194,10 +194,10 @@ func (in *inside) ended(text, stderr []byte) error {
 	return nil
 }
 
-// maxOutput bounds what is read of a script.
+// maxOutput limits the output that is read from a script.
 const maxOutput = 64 << 10
 
-// run runs a script with input and returns what it writes, which must be short.
+// run runs a script with input and returns its output, which must be short.
 func (in *inside) run(ctx context.Context, script string, input []byte) (string, error) {
 	p, err := in.start(ctx, []string{"/bin/sh", "-c", script}, nil)
 	if err != nil {
@@ -234,11 +234,11 @@ func (in *inside) Run(ctx context.Context, script string) (string, error) {
 	return in.run(ctx, script, nil)
 }
 
-// interfaces lists the network interfaces but for the loopback.
+// interfaces lists the network interfaces except the loopback.
 const interfaces = `while read -r name rest; do case $name in lo:*|Inter-*|face*) ;; *:*) echo "${name%%:*}" ;; esac; done </proc/net/dev`
 
-// isolated checks that a box that is to have no network has none. The server does
-// not tell what a box may reach.
+// isolated checks inside the box that it has no network, because the server
+// does not report it.
 func (in *inside) isolated(ctx context.Context) error {
 	out, err := in.run(ctx, interfaces, nil)
 	if err == nil && out != "" {

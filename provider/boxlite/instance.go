@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Instance is a box of the server, with a guest in it that does what is done
-// inside. Its methods may be called concurrently.
+// Instance is a box of the server. A guest inside runs commands and accesses
+// files. Its methods may be called concurrently.
 type Instance struct {
 	*hosted.Instance
 	p      *Provider
@@ -24,14 +24,14 @@ func (p *Provider) instance(id sandbox.ID, boxID string, ends time.Time) *Instan
 	return &Instance{Instance: p.Instance(id, boxID, in, ends), p: p, inside: in}
 }
 
-// Resume implements driver.Resumer: it starts the very box, and makes none. The
-// files are there, and the processes are not. Atoll itself stops no box: it
-// would end what runs.
+// Resume implements driver.Resumer: it starts the same box, with its files but
+// without its processes. Atoll never stops a box to pause it, because that
+// would end its processes.
 func (in *Instance) Resume(ctx context.Context) error {
 	if sleeps, err := in.Sleeps(ctx); err != nil || !sleeps {
 		return err
 	}
-	in.Disconnect() // no connection outlives the stop
+	in.Disconnect() // a stop ends all connections
 	if err := in.p.start(ctx, in.ID(), in.Box); err != nil {
 		return in.Explain(ctx, err)
 	}
@@ -39,9 +39,9 @@ func (in *Instance) Resume(ctx context.Context) error {
 	return err
 }
 
-// digest stands for what may pass, where there is not room for all of it.
+// digest is a short form of the network settings for places with limited room.
 func (n network) digest() string {
-	text, _ := json.Marshal(n) // it is text and lists of text
+	text, _ := json.Marshal(n) // only strings and lists of strings
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:8])
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestOptions opens providers with options that are good and bad. None asks
-// anybody.
+// TestOptions opens providers with valid and invalid options. None makes a
+// network call.
 func TestOptions(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*boxlite.Options)
@@ -51,7 +51,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestAsked checks what the server is told about a sandbox.
+// TestAsked checks the requests for a sandbox.
 func TestAsked(t *testing.T) {
 	w := serve(t)
 	p := w.open(t, func(o *boxlite.Options) { o.Image = "debian:12" })
@@ -110,7 +110,7 @@ func TestAsked(t *testing.T) {
 	}
 }
 
-// TestInterfaces has the script that looks for a network find that of a machine.
+// TestInterfaces checks that the script finds the interfaces of this machine.
 func TestInterfaces(t *testing.T) {
 	const machine = `Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed

@@ -10,8 +10,8 @@ import (
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 )
 
-// TestSDK has the official SDK for Python use the fake, so that the fake is not
-// only our reading of the protocol.
+// TestSDK uses the fake with the official SDK for Python, so that the fake is
+// more than our reading of the protocol.
 func TestSDK(t *testing.T) {
 	w := serve(t)
 	w.Transitions(50 * time.Millisecond)

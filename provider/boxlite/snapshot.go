@@ -22,20 +22,20 @@ var (
 	_ driver.SnapshotCopier     = (*Provider)(nil)
 )
 
-// A snapshot of ours is a box that is never started: the clone of a sandbox that
-// was stopped for it. It outlives the sandbox, which snapshots of the server do
-// not. One of those tells how large the clone is.
+// A snapshot of ours is a box that is never started, a clone of a stopped
+// sandbox. Unlike a snapshot of the server, it outlives the sandbox. A snapshot
+// of the server gives the size of the clone.
 
-// savedRecord is what is kept of a snapshot.
+// savedRecord is the record of a snapshot.
 type savedRecord struct {
 	Box      string `json:"box"`
 	Size     int64  `json:"size"`
-	Network  string `json:"network"` // what its copies may reach
+	Network  string `json:"network"` // of its copies
 	AutoStop int64  `json:"autoStop"`
 	Binding  string `json:"binding"`
 }
 
-// saved is a snapshot as the server tells of it.
+// saved is the server's description of a snapshot.
 type saved struct {
 	Name string `json:"name"`
 	Box  string `json:"box_id"`
@@ -43,15 +43,15 @@ type saved struct {
 }
 
 const (
-	// capturing bounds how long a snapshot may take.
+	// capturing limits how long a snapshot may take.
 	capturing = 15 * time.Minute
-	// sizeName is the name of the snapshot that tells how large a clone is.
+	// sizeName is the name of the server's snapshot that gives the size of a clone.
 	sizeName = "atoll"
-	// stopSeconds is how long a box may take to stop before it is ended.
+	// stopSeconds is how long a box may take to stop before it is killed.
 	stopSeconds = 10
 )
 
-// snapsOf is how the names of all our snapshots begin.
+// snapsOf is the prefix of the names of all our snapshots.
 func snapsOf(scope string) string { return "atoll-" + scope + "-snap-" }
 
 func (r savedRecord) describe() driver.Snapshot {
@@ -66,10 +66,10 @@ func check(ref driver.SnapshotRef) error {
 	if ref.Provider == Name && ref.Kind == driver.SnapshotFilesystem && usableID.MatchString(ref.Data) {
 		return nil
 	}
-	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "boxlite.restore", Message: "the reference is not one of this provider"}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "boxlite.restore", Message: "the reference belongs to another provider"}
 }
 
-// AtRest implements driver.RestingSnapshotter: the server clones what is stopped.
+// AtRest implements driver.RestingSnapshotter: the server clones only stopped boxes.
 func (*Instance) AtRest() {}
 
 // Snapshot implements driver.Snapshotter.
@@ -95,16 +95,16 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 	return in.p.saving(ctx, opts.ID, func(ctx context.Context, l *records.Locked[savedRecord], name string) (driver.Snapshot, error) {
 		if running && !opts.Stop {
 			return none, &sandbox.Error{
-				Code: sandbox.CodeConflict, Op: "boxlite.snapshot", Subject: string(in.ID()), Message: "the server saves only what is stopped, and its processes would end",
-				Hint: "save it as it ends, with: atoll sleep",
+				Code: sandbox.CodeConflict, Op: "boxlite.snapshot", Subject: string(in.ID()), Message: "the server saves only stopped sandboxes, and stopping ends the processes",
+				Hint: "save and stop it with: atoll sleep",
 			}
 		}
 		return in.capture(ctx, l, name, running, opts.Stop)
 	})
 }
 
-// saving calls f with the record of a new snapshot, and the name for its box.
-// What was asked for cannot be taken back: f goes on when its caller gave up.
+// saving calls f with the record of a new snapshot and the name of its box.
+// Requests cannot be canceled, so f continues after its caller gave up.
 func (p *Provider) saving(ctx context.Context, id string, f func(context.Context, *records.Locked[savedRecord], string) (driver.Snapshot, error)) (driver.Snapshot, error) {
 	scope, err := p.Scope()
 	if err != nil {
@@ -120,7 +120,7 @@ func (p *Provider) saving(ctx context.Context, id string, f func(context.Context
 		_, err := p.api.named(ctx, name)
 		switch {
 		case err == nil:
-			return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "boxlite.snapshot", Subject: id, Message: "there is a snapshot with this ID"}
+			return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "boxlite.snapshot", Subject: id, Message: "a snapshot with this ID already exists"}
 		case !errors.Is(err, hosted.ErrNone):
 			return driver.Snapshot{}, err
 		}
@@ -132,12 +132,12 @@ func (p *Provider) saving(ctx context.Context, id string, f func(context.Context
 	})
 }
 
-// capture stops a box, and clones it. If that fails, it is started again.
+// capture stops a box and clones it. If that fails, it starts the box again.
 func (in *Instance) capture(ctx context.Context, l *records.Locked[savedRecord], name string, running, stop bool) (s driver.Snapshot, err error) {
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), capturing)
 	defer cancel()
 	if running {
-		in.SetDying(true) // commands that end now were not ended by themselves
+		in.SetDying(true) // commands that end now are killed
 		defer in.SetDying(false)
 		err = in.p.stop(asking, in.ID(), in.Box)
 	}
@@ -154,8 +154,7 @@ func (in *Instance) capture(ctx context.Context, l *records.Locked[savedRecord],
 	return s, errors.Join(err, in.p.forget(asking, name, s.Ref.Data), in.p.start(asking, in.ID(), in.Box))
 }
 
-// keep makes the box of a snapshot from one that is stopped. Nothing is left of
-// it on an error.
+// keep clones a stopped box for a snapshot. On an error nothing is left.
 func (p *Provider) keep(ctx context.Context, l *records.Locked[savedRecord], boxID, name, network string) (driver.Snapshot, error) {
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), capturing)
 	defer cancel()
@@ -180,20 +179,20 @@ func (p *Provider) keep(ctx context.Context, l *records.Locked[savedRecord], box
 	return r.describe(), nil
 }
 
-// clone makes a box of one that is stopped. It is asked for once: if the answer
-// does not come, it is found by its name.
+// clone clones a stopped box. It makes one request; if the answer is lost, it
+// looks for the clone by its name.
 func (a *api) clone(ctx context.Context, boxID, name string) (box, error) {
 	b, err := a.box(ctx, http.MethodPost, "/boxes/"+boxID+"/clone", name, map[string]string{"name": name})
 	return a.made(ctx, name, b, err)
 }
 
-// size says how many bytes the disks of a box that is stopped have.
+// size returns the size of a stopped box's disks, in bytes.
 func (a *api) size(ctx context.Context, boxID string) (int64, error) {
 	var s saved
 	where := "/boxes/" + boxID + "/snapshots"
 	err := a.call(ctx, http.MethodPost, where, map[string]string{"name": sizeName}, &s)
 	if code := sandbox.CodeOf(err); code == sandbox.CodeUnavailable || code == sandbox.CodeConflict {
-		err = a.call(ctx, http.MethodGet, where+"/"+sizeName, nil, &s) // the answer was lost, perhaps
+		err = a.call(ctx, http.MethodGet, where+"/"+sizeName, nil, &s) // the answer may have been lost
 	}
 	if err == nil && (s.Name != sizeName || s.Box != boxID || s.Size <= 0) {
 		err = a.Strange("the server answers for another snapshot")
@@ -201,7 +200,7 @@ func (a *api) size(ctx context.Context, boxID string) (int64, error) {
 	return s.Size, err
 }
 
-// forget removes the box of a snapshot. One that is not there is success.
+// forget removes the box of a snapshot. A missing box is success.
 func (p *Provider) forget(ctx context.Context, name, boxID string) error {
 	if boxID == "" {
 		return nil
@@ -272,7 +271,7 @@ func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot
 	}
 }
 
-// find the snapshot that a reference names.
+// referred returns the snapshot of a reference.
 func (p *Provider) referred(ctx context.Context, ref driver.SnapshotRef) (id string, b box, err error) {
 	if err := check(ref); err != nil {
 		return "", box{}, err
@@ -314,8 +313,8 @@ func (p *Provider) CopySnapshot(ctx context.Context, ref driver.SnapshotRef, id 
 	})
 }
 
-// Restore implements driver.Restorer. A clone has the size, the volumes and the
-// network of its source: a spec that asks for others is refused.
+// Restore implements driver.Restorer. A clone has the size, volumes and network
+// of its source. A spec with others is refused.
 func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, driver.Restored, error) {
 	id, b, err := p.referred(ctx, ref)
 	if err != nil {
@@ -327,7 +326,7 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 	}
 	in, err := p.make(ctx, spec, func(ctx context.Context, c *creation) (box, error) {
 		refuse := func(subject, message string) error {
-			return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "boxlite.restore", Subject: subject, Message: message, Hint: "ask for the same, or make a new sandbox"}
+			return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "boxlite.restore", Subject: subject, Message: message, Hint: "use the same settings, or make a new sandbox"}
 		}
 		switch {
 		case r.Network != c.Network.digest():
@@ -339,7 +338,7 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 		}
 		c.AutoStop = r.AutoStop
 		made, err := p.api.clone(ctx, b.ID, c.Name)
-		if missing(err) { // it was removed meanwhile
+		if missing(err) { // removed in the meantime
 			err = lost(id)
 		}
 		return made, err

@@ -15,9 +15,9 @@ import (
 
 var _ driver.Dialer = (*Instance)(nil)
 
-// Dial implements driver.Dialer. With Options.Tunnels it goes through a tunnel of
-// the server. What tunnels do not reach is reached through the guest: services
-// that listen on the loopback only, and boxes without a network.
+// Dial implements driver.Dialer. With Options.Tunnels it uses a tunnel of the
+// server. Where tunnels do not work, it uses the guest: for servers that listen
+// only on the loopback, and for boxes without a network.
 func (in *Instance) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	if in.p.opts.Tunnels && in.p.Of(in.ID(), in.Box).Network != in.p.network(nil).digest() {
 		if conn, err := in.inside.tunnel(ctx, port); err == nil {
@@ -30,11 +30,11 @@ func (in *Instance) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return in.Instance.Dial(ctx, port)
 }
 
-// opening bounds how long a tunnel may take that the guest can do without.
+// opening limits how long opening a tunnel may take before the guest is used.
 const opening = 10 * time.Second
 
-// tunnel connects to a port through the server: it names an address for the port,
-// and a proxy there connects. The address is public, and takes no credential.
+// tunnel connects to a port through the server, which returns an address of a
+// proxy for the port. The address is public and needs no credential.
 func (in *inside) tunnel(ctx context.Context, port uint16) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, opening)
 	defer cancel()
@@ -64,7 +64,7 @@ func (in *inside) tunnel(ctx context.Context, port uint16) (net.Conn, error) {
 	return through, nil
 }
 
-// dial connects with the host of an address.
+// dial connects to the host of an address.
 func dial(ctx context.Context, u *url.URL) (net.Conn, error) {
 	port := u.Port()
 	if u.Scheme == "http" {
@@ -80,7 +80,7 @@ func dial(ctx context.Context, u *url.URL) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
 }
 
-// connect has a proxy connect with the port that its own address stands for.
+// connect makes a proxy connect to the port that belongs to the proxy's address.
 func (in *inside) connect(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
 	req := &http.Request{Method: http.MethodConnect, URL: &url.URL{Host: host}, Host: host, Header: http.Header{}}
 	if err := req.Write(conn); err != nil {
@@ -98,7 +98,7 @@ func (in *inside) connect(ctx context.Context, conn net.Conn, host string) (net.
 	return &tunnelConn{Conn: conn, r: r}, nil
 }
 
-// tunnelConn is a connection whose first bytes came with the answer of the proxy.
+// tunnelConn is a connection. Its first bytes came with the proxy's answer.
 type tunnelConn struct {
 	net.Conn
 	r *bufio.Reader
@@ -106,7 +106,7 @@ type tunnelConn struct {
 
 func (t *tunnelConn) Read(p []byte) (int, error) { return t.r.Read(p) }
 
-// CloseWrite ends this side, and leaves the other open.
+// CloseWrite closes the sending direction only.
 func (t *tunnelConn) CloseWrite() error {
 	half, ok := t.Conn.(interface{ CloseWrite() error })
 	if !ok {

@@ -15,15 +15,15 @@ import (
 
 const tunnelPath = boxPath + "/network/tunnel"
 
-// open is a spec of a sandbox with a network.
+// open is the spec of a sandbox with a network.
 func open(id sandbox.ID) *sandbox.Spec {
 	s := spec(id)
 	s.Network = sandbox.Network{Egress: []string{"*"}, Plain: &sandbox.EgressRules{Open: true}}
 	return s
 }
 
-// TestTunnels has the suite reach ports through tunnels of the server: first
-// where it offers them, and then where it refuses them, so that the guest does.
+// TestTunnels runs the suite's port cases with a server that offers tunnels,
+// and with one that refuses them, so that the guest is used.
 func TestTunnels(t *testing.T) {
 	for name, fault := range map[string]servicetest.Fault{
 		"offered": {Path: "/none"},
@@ -42,7 +42,7 @@ func TestTunnels(t *testing.T) {
 				Only: []string{"ports"},
 			})
 			if n := w.Faults.Requests(http.MethodPost, tunnelPath); n == 0 {
-				t.Error("no tunnel was asked for")
+				t.Error("no tunnel was requested")
 			}
 			if n := w.Connected(); (n > 0) != (name == "offered") {
 				t.Errorf("%d connections went through tunnels", n)
@@ -77,7 +77,7 @@ func TestNoTunnels(t *testing.T) {
 			want = 1
 		}
 		if n := w.Faults.Requests(http.MethodPost, tunnelPath); n != want {
-			t.Errorf("%s: %d tunnels were asked for, want %d", name, n, want)
+			t.Errorf("%s: %d tunnels were requested, want %d", name, n, want)
 		}
 	}
 }

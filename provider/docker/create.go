@@ -107,7 +107,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 }
 
 func taken(id sandbox.ID) error {
-	return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "docker.create", Subject: string(id), Message: "there is a sandbox with this ID"}
+	return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "docker.create", Subject: string(id), Message: "a sandbox with this ID already exists"}
 }
 
 // image returns the reference of an image for the daemon.
@@ -133,7 +133,7 @@ func (p *Provider) CheckImage(image string) error {
 	}
 	for _, scheme := range []string{"dir:", "tar:", "oci:", "template:"} {
 		if strings.HasPrefix(image, scheme) {
-			e.Message, e.Hint = "the daemon takes images of registries and its own", "import it with docker import or docker load, and use its name"
+			e.Message, e.Hint = "the daemon accepts images from registries and its own", "import it with docker import or docker load, and use its name"
 			return e
 		}
 	}

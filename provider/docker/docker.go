@@ -44,8 +44,8 @@ type Options struct {
 	CertPath string
 	// APIVersion fixes the version of the API. Empty: it is negotiated.
 	APIVersion string
-	// Image is the image of sandboxes whose image is "host". Empty: such sandboxes
-	// are refused.
+	// Image is used for sandboxes with the image "host". Empty: such sandboxes are
+	// refused.
 	Image string
 	// Network is the daemon's network for sandboxes with unrestricted network
 	// access. Empty: bridge.
@@ -130,7 +130,7 @@ func (p *Provider) local() bool { return strings.HasPrefix(p.opts.Host, "unix:")
 // Probe implements driver.Provider.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	facts := driver.Facts{
-		Provider: Name, Isolates: true,
+		Provider: Name, Isolation: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Mounts: p.local(), Reattach: true,
 			Pause: true, Ports: true, Resize: true, Usage: true, Rejoin: true,

@@ -158,7 +158,7 @@ func (p *process) read() {
 	_, p.err = stdcopy.StdCopy(writerFunc(stdout), writerFunc(stderr), p.conn.Reader)
 }
 
-// alive is how long a process may be silent before the daemon is asked whether
+// alive is how long a process may be silent before the provider checks whether
 // it is paused.
 const alive = 45 * time.Second
 

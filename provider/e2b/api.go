@@ -26,7 +26,7 @@ type api struct {
 	sandboxURL *url.URL // nil: sandboxes are reached by name
 }
 
-// box is a sandbox as the service tells of it.
+// box is the service's description of a sandbox.
 type box struct {
 	ID       string            `json:"sandboxID"`
 	Token    string            `json:"envdAccessToken"`
@@ -37,13 +37,13 @@ type box struct {
 	Metadata map[string]string `json:"metadata"`
 }
 
-// hosted are the domains whose sandboxes are reached at one name.
+// hosted are the domains that serve all sandboxes under one host name.
 var hosted = map[string]bool{"e2b.app": true, "e2b.dev": true, "e2b.pro": true, "e2b-staging.dev": true}
 
 func newAPI(opts *Options, transport http.RoundTripper) (*api, error) {
 	a := &api{key: opts.APIKey, domain: opts.Domain, client: &http.Client{
 		Transport: transport,
-		// A redirection would carry the key to whoever it names.
+		// A redirection would send the key to another host.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 	if a.domain == "" {
@@ -73,8 +73,7 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// Requests that the service refused or did not answer are made again, if that
-// can do no harm.
+// Requests that were refused or not answered are repeated if that is safe.
 const (
 	attempts  = 3
 	firstWait = 100 * time.Millisecond
@@ -82,9 +81,9 @@ const (
 	maxAnswer = 16 << 20
 )
 
-// call makes a request and reads the answer into out, unless that is nil. Only
-// one that changes nothing more when it is made twice is repeated after the
-// service failed; one that was refused for its number always is.
+// call makes a request and decodes the answer into out, unless out is nil.
+// After a failure of the service, it repeats only idempotent requests. It
+// always repeats rate-limited ones.
 func (a *api) call(ctx context.Context, method, path string, in, out any) (http.Header, error) {
 	var body []byte
 	if in != nil {
@@ -115,8 +114,8 @@ func (a *api) call(ctx context.Context, method, path string, in, out any) (http.
 	}
 }
 
-// attempt makes a request once. A wait says that the service refuses so many
-// now, and for how long.
+// attempt makes a request once. If the service limits the rate, it returns how
+// long to wait.
 func (a *api) attempt(ctx context.Context, method, path string, body []byte, out any) (header http.Header, wait time.Duration, err error) {
 	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(a.base.String(), "/")+path, bytes.NewReader(body))
 	if err != nil {
@@ -152,8 +151,8 @@ func retryAfter(res *http.Response) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// unreachable is the error of a request that was not answered: evidence of
-// nothing.
+// unreachable is the error of a request without an answer. It says nothing
+// about the sandbox.
 func (a *api) unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -179,12 +178,12 @@ var codes = map[int]sandbox.Code{
 	http.StatusInsufficientStorage: sandbox.CodeExhausted,
 }
 
-// maxMessage bounds what of an answer is shown.
+// maxMessage limits the length of an answer in errors.
 const maxMessage = 300
 
-// refused is the error of a request that was answered otherwise than hoped. A
-// status that is not the service's own word, but perhaps that of something on
-// the way to it, says only that it cannot be reached.
+// refused is the error of an unsuccessful answer. An answer that is not from
+// the service itself, but perhaps from a proxy, only means that the service is
+// unreachable.
 func (a *api) refused(status int, text []byte) error {
 	var said struct {
 		Code    int    `json:"code"`
@@ -206,7 +205,7 @@ func (a *api) refused(status int, text []byte) error {
 	return e
 }
 
-// scrub removes the key, which a service may repeat.
+// scrub removes the key, because a service may repeat it.
 func (a *api) scrub(text string) string {
 	if a.key == "" {
 		return text
@@ -221,7 +220,7 @@ func clip(s string) string {
 	return s
 }
 
-// newBox asks for a sandbox.
+// newBox is the request for a new sandbox.
 type newBox struct {
 	Template string            `json:"templateID"`
 	Timeout  int64             `json:"timeout"` // seconds
@@ -232,7 +231,7 @@ type newBox struct {
 	copied bool // the template is a snapshot
 }
 
-// boxNetwork says what a sandbox may reach. Allow rules take precedence over
+// boxNetwork lists what a sandbox may reach. Allow rules take precedence over
 // deny rules.
 type boxNetwork struct {
 	AllowOut []string `json:"allowOut"`
@@ -242,7 +241,7 @@ type boxNetwork struct {
 func (a *api) create(ctx context.Context, req newBox) (b box, err error) {
 	_, err = a.call(ctx, http.MethodPost, "/v2/sandboxes", req, &b)
 	if err == nil && (b.ID == "" || strings.ContainsAny(b.ID, "/?#")) {
-		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: a.base.Host, Message: "the service names no sandbox"}
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: a.base.Host, Message: "the service's response contains no sandbox id"}
 	}
 	return b, err
 }
@@ -252,7 +251,7 @@ func (a *api) get(ctx context.Context, id string) (b box, err error) {
 	return b, err
 }
 
-// kill ends a sandbox. That it does not exist is success.
+// kill ends a sandbox. A missing sandbox is success.
 func (a *api) kill(ctx context.Context, id string) error {
 	_, err := a.call(ctx, http.MethodDelete, "/sandboxes/"+id, nil, nil)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
@@ -266,7 +265,7 @@ func (a *api) setTimeout(ctx context.Context, id string, seconds int64) error {
 	return err
 }
 
-// resume lets a paused sandbox go on. That it runs is success.
+// resume continues a paused sandbox. A running sandbox is success.
 func (a *api) resume(ctx context.Context, id string, seconds int64) error {
 	_, err := a.call(ctx, http.MethodPost, "/sandboxes/"+id+"/resume", map[string]int64{"timeout": seconds}, nil)
 	if sandbox.CodeOf(err) == sandbox.CodeConflict {
@@ -275,17 +274,17 @@ func (a *api) resume(ctx context.Context, id string, seconds int64) error {
 	return err
 }
 
-// pageSize is the most that a listing gives at a time.
+// pageSize is the number of entries per page.
 const pageSize = 100
 
-// list returns a page of the sandboxes with this metadata, and what names the
-// next, "" after the last.
+// list returns a page of the sandboxes with this metadata, and the token of the
+// next page, "" after the last.
 func (a *api) list(ctx context.Context, metadata map[string]string, token string, limit int) (page []box, next string, err error) {
 	q := url.Values{"limit": {strconv.Itoa(limit)}, "state": {"running,paused"}}
 	if len(metadata) > 0 {
 		inner := url.Values{}
 		for k, v := range metadata {
-			inner.Set(url.QueryEscape(k), url.QueryEscape(v)) // the service unescapes once more
+			inner.Set(url.QueryEscape(k), url.QueryEscape(v)) // the service unescapes twice
 		}
 		q.Set("metadata", inner.Encode())
 	}

@@ -18,7 +18,7 @@ import (
 
 const canary = "e2b_0123456789abcdefca9a7e"
 
-// hostile opens a provider whose service answers as it likes.
+// hostile opens a provider for a service with invalid answers.
 func hostile(t *testing.T, answer http.HandlerFunc) *e2b.Provider {
 	t.Helper()
 	server := httptest.NewServer(answer)
@@ -35,7 +35,7 @@ func hostile(t *testing.T, answer http.HandlerFunc) *e2b.Provider {
 	return p
 }
 
-// refuse answers as the service does.
+// refuse answers in the service's format.
 func refuse(w http.ResponseWriter, status int, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -44,14 +44,13 @@ func refuse(w http.ResponseWriter, status int, message string) {
 
 func spec(id sandbox.ID) *sandbox.Spec { return &sandbox.Spec{ID: id, Name: string(id), Image: "host"} }
 
-// A service, or what stands in front of it, may repeat what it was sent. No
-// error tells the key, and none of these answers is evidence that a sandbox
-// does not exist.
+// A service or a proxy may repeat the request. No error contains the key, and
+// none of these answers proves that a sandbox does not exist.
 func TestRefusals(t *testing.T) {
 	html := "<html><body>not found " + canary + "</body></html>"
 	tests := []struct {
 		status int
-		body   string // empty: as the service says it
+		body   string // empty: in the service's format
 		want   sandbox.Code
 	}{
 		{400, "", sandbox.CodeInvalid},
@@ -88,7 +87,7 @@ func TestRefusals(t *testing.T) {
 			_, err2 := p.Create(t.Context(), spec("sb-attack"))
 			for err := range errorsOf(err, err2) {
 				if strings.Contains(err.Error(), canary) {
-					t.Errorf("an error tells the key: %v", err)
+					t.Errorf("an error contains the key: %v", err)
 				}
 			}
 			facts, err := p.Probe(t.Context())
@@ -96,13 +95,13 @@ func TestRefusals(t *testing.T) {
 				t.Errorf("Probe: available %v, %v", facts.Available, err)
 			}
 			if text, _ := json.Marshal(facts); strings.Contains(string(text), canary) {
-				t.Errorf("Probe tells the key: %s", text)
+				t.Errorf("Probe's result contains the key: %s", text)
 			}
 		})
 	}
 }
 
-// errorsOf yields errors with all their causes.
+// errorsOf yields errors and all their causes.
 func errorsOf(errs ...error) func(func(error) bool) {
 	return func(yield func(error) bool) {
 		for _, err := range errs {
@@ -115,8 +114,7 @@ func errorsOf(errs ...error) func(func(error) bool) {
 	}
 }
 
-// What was refused for its number is asked for again, and what may have been
-// done is not.
+// Rate-limited requests are repeated. Requests that may have succeeded are not.
 func TestRepetition(t *testing.T) {
 	var lists, creates atomic.Int32
 	p := hostile(t, func(w http.ResponseWriter, r *http.Request) {
@@ -136,15 +134,15 @@ func TestRepetition(t *testing.T) {
 		t.Errorf("code %q, want unavailable: %v", got, err)
 	}
 	if creates.Load() != 1 {
-		t.Errorf("a sandbox was asked for %d times, want once", creates.Load())
+		t.Errorf("%d create requests, want 1", creates.Load())
 	}
 	if lists.Load() < 2 {
-		t.Error("a listing that was refused for its number was not asked for again")
+		t.Error("a rate-limited listing was not repeated")
 	}
 }
 
-// A service that shows sandboxes of others, or with names of its own, does not
-// make them ours.
+// If a service lists sandboxes of others, or with invalid names, they are
+// ignored.
 func TestForeignSandboxes(t *testing.T) {
 	p := hostile(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write([]byte(`[{"sandboxID":"x","metadata":{"atoll-id":"../../etc","atoll-scope":"y"}},{"sandboxID":"z","metadata":{}}]`))
@@ -157,8 +155,7 @@ func TestForeignSandboxes(t *testing.T) {
 	}
 }
 
-// A service that names a sandbox as if it were a path makes no request for
-// another address.
+// A sandbox id that looks like a path does not change the address of requests.
 func TestEvilID(t *testing.T) {
 	p := hostile(t, func(w http.ResponseWriter, r *http.Request) {
 		switch {
@@ -195,8 +192,8 @@ func TestWithoutKey(t *testing.T) {
 	}
 }
 
-// What the conformance suite cannot know: how sandboxes of this provider are
-// lost and found.
+// The conformance suite does not cover how sandboxes of this provider are lost
+// and found.
 func TestLinks(t *testing.T) {
 	s := serve(t)
 	p, err := e2b.New(s.options(t.TempDir()))
@@ -215,9 +212,8 @@ func TestLinks(t *testing.T) {
 	}()
 
 	t.Run("again after a loss", func(t *testing.T) {
-		// Whoever is root inside may end the process that the link goes through.
-		// A command with an input is said to run at once, and not only when its
-		// first moment is over.
+		// Root inside may kill the process that carries the link. The start of a
+		// command with input is reported immediately.
 		out := runCommand(t, in, sandbox.Command{
 			Shell: `echo kept >/tmp/kept; for d in /proc/[0-9]*; do tr '\0' ' ' <$d/cmdline | grep -q ' join $' && kill -9 ${d#/proc/}; done; sleep 1000`,
 			Stdin: true,
@@ -262,7 +258,7 @@ func TestLinks(t *testing.T) {
 	})
 }
 
-// TestCommandLine uses the provider as a person does.
+// TestCommandLine uses the provider from the command line.
 func TestCommandLine(t *testing.T) {
 	s := serve(t)
 	state := t.TempDir()
@@ -291,7 +287,7 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// run runs a script as root and returns what it says, or nothing if its
+// run runs a script as root and returns its output, or nothing if the
 // connection is lost.
 func run(t *testing.T, in driver.Instance, script string) string {
 	t.Helper()
@@ -316,8 +312,8 @@ func runCommand(t *testing.T, in driver.Instance, c sandbox.Command) string {
 	}
 }
 
-// What the service says of snapshots is no evidence unless it is its own word,
-// and snapshots of others are not touched.
+// Only the service's own answers about snapshots count, and snapshots of others
+// are not touched.
 func TestSnapshotRefusals(t *testing.T) {
 	for what, answer := range map[string]http.HandlerFunc{
 		"a proxy":   func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "not found", http.StatusNotFound) },
@@ -360,6 +356,6 @@ func TestSnapshotRefusals(t *testing.T) {
 		}
 	}
 	if asked.Load() != before {
-		t.Error("the service was asked about references that nobody made")
+		t.Error("the service got requests about invalid references")
 	}
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Binding implements driver.Binder. The API tells a key nothing about its
-// account, so the account is known by a fingerprint of the key. Without a key
-// nothing is known that another directory could know, too.
+// Binding implements driver.Binder. The API has no account id, so a fingerprint
+// of the key identifies the account. Without a key, the binding names this
+// directory.
 func (p *Provider) Binding(ctx context.Context) (string, error) {
 	if p.api.key != "" {
 		return identity.Account(p.api.base, p.api.key), ctx.Err()
@@ -19,7 +19,7 @@ func (p *Provider) Binding(ctx context.Context) (string, error) {
 	return p.former(ctx)
 }
 
-// former is what earlier versions called the binding.
+// former returns the binding of earlier versions.
 func (p *Provider) former(ctx context.Context) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -34,7 +34,7 @@ func (p *Provider) FormerBindings(ctx context.Context) ([]string, error) {
 	return []string{former}, err
 }
 
-// ours reports whether a record is of the present account, as far as is known.
+// ours reports whether a record may belong to the present account.
 func (p *Provider) ours(r record) (bool, error) {
 	now, err := p.Binding(context.Background())
 	if err != nil || r.Binding == "" || r.Binding == now {
@@ -44,8 +44,9 @@ func (p *Provider) ours(r record) (bool, error) {
 	return r.Binding == former, err
 }
 
-// absent is why the service does not list a sandbox. That is no evidence when
-// the sandbox was made with another key or at another address.
+// absent is the error for a sandbox that the service does not list. If the
+// sandbox was made with another key or address, that does not show that it is
+// gone.
 func (p *Provider) absent(id sandbox.ID) error {
 	r, _ := p.boxes.Get(string(id))
 	ours, err := p.ours(r)
@@ -56,12 +57,12 @@ func (p *Provider) absent(id sandbox.ID) error {
 		return guestkit.Gone(id)
 	}
 	return &sandbox.Error{
-		Code: sandbox.CodeUnauthorized, Subject: string(id), Message: "the sandbox was made with another API key or at another address (" + r.Binding + ")",
-		Hint: "use the E2B_API_KEY and the E2B_API_URL or E2B_DOMAIN that it was made with",
+		Code: sandbox.CodeUnauthorized, Subject: string(id), Message: "the sandbox belongs to another API key or address (" + r.Binding + ")",
+		Hint: "use its original E2B_API_KEY and E2B_API_URL or E2B_DOMAIN",
 	}
 }
 
-// scopeOf returns the scope that the service says of a sandbox of this directory.
+// scopeOf returns the scope in the metadata of a sandbox of this directory.
 func (p *Provider) scopeOf(id sandbox.ID) (string, error) {
 	if r, ok := p.boxes.Get(string(id)); ok && r.Scope != "" {
 		return r.Scope, nil
@@ -69,8 +70,8 @@ func (p *Provider) scopeOf(id sandbox.ID) (string, error) {
 	return p.boxes.Scope()
 }
 
-// Adopt implements driver.Adopter. Metadata cannot be changed, so only the record
-// of this directory says that it has the sandbox.
+// Adopt implements driver.Adopter. Metadata cannot be changed, so only the
+// record in this directory shows who owns the sandbox.
 func (p *Provider) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 	l, err := p.boxes.Lock(ctx, string(spec.ID))
 	if err != nil {

@@ -11,8 +11,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// accounts is a service whose accounts, known by their keys, have their own
-// sandboxes.
+// accounts is a service with accounts. Each has a key and its own sandboxes.
 type accounts map[string][]map[string]any
 
 func (a accounts) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -28,8 +27,8 @@ func (a accounts) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	refuse(w, http.StatusNotFound, "no such sandbox")
 }
 
-// A key of another account, or another service, is no evidence that a sandbox
-// does not exist.
+// A key of another account, or another service, does not show that a sandbox is
+// gone.
 func TestOtherAccount(t *testing.T) {
 	const mine, other = "e2b_1111111111111111", "e2b_2222222222222222"
 	both := accounts{mine: {}, other: {}}
@@ -66,7 +65,7 @@ func TestOtherAccount(t *testing.T) {
 			t.Errorf("%s: Create of the same ID: %v", name, err)
 		}
 	}
-	// The account itself is evidence.
+	// The account itself shows it.
 	if _, err := p.Attach(t.Context(), "sb-mine"); p.ErrorCode(err) != sandbox.CodeGone {
 		t.Errorf("with its own key: %v, want gone", err)
 	}

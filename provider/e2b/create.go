@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Sandboxes are found again by their metadata; labels are metadata, too.
+// Sandboxes are identified by their metadata. Labels are metadata too.
 const (
 	metaScope = "atoll-scope"
 	metaID    = "atoll-id"
@@ -24,7 +24,7 @@ const (
 // TemplateScheme begins an image that is a template of the service.
 const TemplateScheme = "template:"
 
-// making bounds how long a request may go on whose caller gave up.
+// making limits how long a request may continue after its caller gave up.
 const making = 2 * time.Minute
 
 // Create implements driver.Provider.
@@ -36,7 +36,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	return p.create(ctx, spec, template, false)
 }
 
-// create makes a sandbox from a template, or as the copy that a snapshot is.
+// create makes a sandbox from a template or a snapshot.
 func (p *Provider) create(ctx context.Context, spec *sandbox.Spec, template string, copied bool) (driver.Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func (p *Provider) create(ctx context.Context, spec *sandbox.Spec, template stri
 	if _, err := p.find(ctx, spec.ID); sandbox.CodeOf(err) != sandbox.CodeGone && !errors.Is(err, driver.ErrElsewhere) {
 		l.Unlock()
 		if err == nil {
-			err = &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "e2b.create", Subject: string(spec.ID), Message: "there is a sandbox with this ID"}
+			err = &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "e2b.create", Subject: string(spec.ID), Message: "a sandbox with this ID already exists"}
 		}
 		return nil, err
 	}
@@ -66,11 +66,11 @@ func (p *Provider) create(ctx context.Context, spec *sandbox.Spec, template stri
 	}
 	req.Internet, req.Network = egress(spec.Network.Plain)
 	req.copied = copied
-	// What was asked for cannot be taken back: it is made, or gone, before the
-	// lock is given up.
+	// A request cannot be canceled. The sandbox is complete or removed before the
+	// lock is released.
 	in, err := records.Finish(ctx, &p.work, func() (*Instance, error) {
 		defer l.Unlock()
-		return p.settle(ctx, l, req, defaults(spec), spec.ID)
+		return p.finalize(ctx, l, req, defaults(spec), spec.ID)
 	})
 	if err != nil {
 		return nil, err
@@ -78,8 +78,8 @@ func (p *Provider) create(ctx context.Context, spec *sandbox.Spec, template stri
 	return in, nil
 }
 
-// template returns what to make a sandbox from, and refuses what the service
-// does not have.
+// template returns the template for a spec, and refuses what the service does
+// not support.
 func (p *Provider) template(spec *sandbox.Spec) (string, error) {
 	refuse := func(subject, message, hint string) error {
 		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "e2b.create", Subject: subject, Message: message, Hint: hint}
@@ -117,11 +117,11 @@ func (p *Provider) CheckImage(image string) error {
 	}
 }
 
-// seconds is a lifetime as the service takes it: whole, and not shorter.
+// seconds rounds a lifetime up to whole seconds, as the service needs.
 func seconds(d time.Duration) int64 { return max(1, int64((d+time.Second-1)/time.Second)) }
 
-// settle makes a sandbox ready for commands, or nothing.
-func (p *Provider) settle(ctx context.Context, l *lockedRecord, req newBox, def guest.Defaults, id sandbox.ID) (*Instance, error) {
+// finalize makes a sandbox ready for commands, or nothing.
+func (p *Provider) finalize(ctx context.Context, l *lockedRecord, req newBox, def guest.Defaults, id sandbox.ID) (*Instance, error) {
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
 	defer cancel()
 	b, err := p.api.create(asking, req)
@@ -147,14 +147,13 @@ func (p *Provider) settle(ctx context.Context, l *lockedRecord, req newBox, def 
 	return nil, errors.Join(err, p.api.kill(asking, b.ID), l.Remove())
 }
 
-// defaults are what commands of a sandbox begin with.
+// defaults are the settings of commands in a sandbox.
 func defaults(spec *sandbox.Spec) guest.Defaults {
 	return guest.Defaults{Env: spec.Env, User: spec.User, Workdir: spec.Workdir}
 }
 
-// ready configures the guest. In the copy of a sandbox, the connections of the
-// original are ended first: their other side is not there, and what waits for
-// them must not.
+// ready configures the guest. In a copy, it first ends the connections of the
+// original, because their other side is missing and nothing may wait for them.
 func (in *Instance) ready(ctx context.Context, copied bool, def guest.Defaults) error {
 	if copied {
 		if err := in.inside.hangUp(ctx); err != nil {
@@ -164,12 +163,12 @@ func (in *Instance) ready(ctx context.Context, copied bool, def guest.Defaults) 
 	return in.configure(ctx, def)
 }
 
-// configure tells the guest what commands begin with.
+// configure sends the settings of commands to the guest.
 func (in *Instance) configure(ctx context.Context, def guest.Defaults) error {
 	return in.Use(ctx, false, func(ctx context.Context, c *guest.Client) error { return c.Configure(ctx, def) })
 }
 
-// forget removes what a request may have made whose answer did not come.
+// forget removes the sandbox of a request whose answer was lost.
 func (p *Provider) forget(ctx context.Context, l *lockedRecord, id sandbox.ID, why error) error {
 	if sandbox.CodeOf(why) == sandbox.CodeUnavailable || sandbox.CodeOf(why) == sandbox.CodeTimeout {
 		if b, err := p.find(ctx, id); err == nil {
@@ -179,8 +178,8 @@ func (p *Provider) forget(ctx context.Context, l *lockedRecord, id sandbox.ID, w
 	return l.Remove()
 }
 
-// find asks the service for a sandbox of ours. That it knows none is evidence:
-// it has taken the key and listed what there is.
+// find looks up a sandbox of ours. If the service accepts the key and does not
+// list it, it does not exist.
 func (p *Provider) find(ctx context.Context, id sandbox.ID) (box, error) {
 	scope, err := p.scopeOf(id)
 	if err != nil {
@@ -201,7 +200,7 @@ func (p *Provider) find(ctx context.Context, id sandbox.ID) (box, error) {
 	return box{}, p.absent(id)
 }
 
-// named asks the service for the sandboxes with an ID, of all directories.
+// named returns the sandboxes with an ID, of all directories.
 func (p *Provider) named(ctx context.Context, id sandbox.ID) (all []box, err error) {
 	page, _, err := p.api.list(ctx, map[string]string{metaID: string(id)}, "", pageSize)
 	for _, b := range page {
@@ -221,7 +220,7 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	if err != nil {
 		return nil, err
 	}
-	// A listing tells no tokens.
+	// A listing contains no tokens.
 	whole, err := p.api.get(ctx, b.ID)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		return nil, guestkit.Gone(id)
@@ -259,7 +258,7 @@ func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 	}
 }
 
-// adopted yields the sandboxes that this directory has and another one made.
+// adopted yields the sandboxes that this directory took over from others.
 func (p *Provider) adopted(ctx context.Context, yield func(driver.Found, error) bool) {
 	for _, id := range p.boxes.IDs() {
 		r, _ := p.boxes.Get(id)
@@ -268,7 +267,7 @@ func (p *Provider) adopted(ctx context.Context, yield func(driver.Found, error) 
 		}
 		b, err := p.find(ctx, sandbox.ID(id))
 		if code := sandbox.CodeOf(err); code == sandbox.CodeGone || code == sandbox.CodeUnauthorized {
-			continue // it ended, or is another account's
+			continue // it ended, or belongs to another account
 		}
 		f, _ := found(b, r.Scope)
 		if !yield(f, err) || err != nil {
@@ -277,7 +276,7 @@ func (p *Provider) adopted(ctx context.Context, yield func(driver.Found, error) 
 	}
 }
 
-// found is a sandbox of the service as the driver contract tells of it.
+// found converts a sandbox of the service for the driver contract.
 func found(b box, scope string) (f driver.Found, ours bool) {
 	f = driver.Found{ID: sandbox.ID(b.Metadata[metaID]), State: stateOf(b), Created: b.Started, Labels: map[string]string{}}
 	for k, v := range b.Metadata {

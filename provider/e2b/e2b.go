@@ -1,15 +1,15 @@
 // Package e2b makes sandboxes with a service that speaks E2B's API: another
-// Atoll, or what E2B itself or somebody else hosts.
+// Atoll, E2B itself, or a compatible service.
 //
 // The service makes, lists and ends sandboxes over REST. Inside, Atoll's own
 // guest does the work. The provider uploads it into a new sandbox, unless the
 // template already has it, starts it as a process over the service's Connect
-// API, and talks to it over the standard input and output of that process. So
-// commands, files, ports and watching keep the promises of package driver to
-// the letter, which E2B's own calls for them cannot.
+// API, and talks to it over the standard input and output of that process. This
+// way commands, files, ports and watching satisfy the driver contract, which
+// E2B's own calls do not.
 //
-// It was tried against Atoll's own face for E2B's clients, by the conformance
-// suite, and not against the hosted service.
+// The conformance suite tests it with Atoll's own E2B API, not with the hosted
+// service.
 package e2b
 
 import (
@@ -29,37 +29,36 @@ import (
 // Name is the name of this provider.
 const Name = "e2b"
 
-// Options say which service to use, and how.
+// Options configure the connection to the service.
 type Options struct {
-	// Dir is a directory for this provider alone. It is made when something
-	// has to be kept. Sandboxes belong to it: another directory has to
-	// adopt them.
+	// Dir is a directory for this provider alone. It is created when it is first
+	// needed. Sandboxes belong to it: another directory must adopt them first.
 	Dir string
-	// APIKey is the key of the account. It is sent to the API and nowhere
-	// else, and is no part of any error.
+	// APIKey is the key of the account. It is sent only to the API and is never
+	// part of an error.
 	APIKey string
-	// Domain is the service's. Empty: e2b.app.
+	// Domain is the service's domain. Empty: e2b.app.
 	Domain string
-	// APIURL is where the API is. Empty: https://api.DOMAIN.
+	// APIURL is the address of the API. Empty: https://api.DOMAIN.
 	APIURL string
-	// SandboxURL is where all sandboxes are reached. Empty: what E2B's clients
-	// make of the domain.
+	// SandboxURL is the address of all sandboxes. Empty: derived from the domain,
+	// as E2B's clients do.
 	SandboxURL string
 	// Template is the service's template for sandboxes with the image "host".
 	// Empty: base.
 	Template string
-	// Lifetime is that of sandboxes which ask for none: the service knows no
-	// sandbox without. Zero: an hour, which every account may have.
+	// Lifetime is the default lifetime of sandboxes, because the service requires
+	// one. Zero: an hour, which every account may use.
 	Lifetime time.Duration
-	// Executable is a static program that imports internal/guest/early, to be
-	// the guest where none is embedded. Empty: the running one.
+	// Executable is a static program that imports internal/guest/early. It is the
+	// guest if none is embedded. Empty: the running program.
 	Executable string
-	// Transport carries requests. Nil: one of the provider's own.
+	// Transport sends requests. Nil: a new one.
 	Transport http.RoundTripper
 }
 
-// FromEnvironment returns the options that E2B's own clients would take from
-// variables of the environment.
+// FromEnvironment returns the options from the environment variables of E2B's
+// own clients.
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
 		Dir: dir, APIKey: lookup("E2B_API_KEY"), Domain: lookup("E2B_DOMAIN"), APIURL: lookup("E2B_API_URL"),
@@ -75,7 +74,7 @@ type Provider struct {
 	kit   guestkit.Kit
 
 	close func()
-	work  sync.WaitGroup // what goes on after its caller gave up
+	work  sync.WaitGroup // continues after callers gave up
 }
 
 var (
@@ -97,11 +96,11 @@ var (
 	_ driver.Meter          = (*Instance)(nil)
 )
 
-// idle is how long a connection to the service is kept for the next request.
+// idle is how long an unused connection to the service is kept.
 const idle = 10 * time.Second
 
-// New opens the provider. It asks nobody and makes nothing, but forgets what was
-// kept of sandboxes that ended long ago.
+// New opens the provider. It makes no network call. It removes records of
+// sandboxes that ended long ago.
 func New(opts Options) (*Provider, error) {
 	if opts.Dir == "" {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "e2b.open", Message: "no directory given"}
@@ -128,15 +127,14 @@ func New(opts Options) (*Provider, error) {
 	return p, nil
 }
 
-// Probe implements driver.Provider. It asks the service whether the key is
-// good.
+// Probe implements driver.Provider. It checks the key with the service.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	if err := ctx.Err(); err != nil {
 		return driver.Facts{}, err
 	}
 	why := "the service's template decides"
 	facts := driver.Facts{
-		Provider: Name, Version: "v2", Isolates: true,
+		Provider: Name, Version: "v2", Isolation: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
 			Ports: true, Deadline: true, Usage: true, Rejoin: true, Snapshot: true, Memory: true,
@@ -152,20 +150,20 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	}
 	facts.Findings = append(facts.Findings, driver.Finding{
 		Severity: driver.Note, Subject: "lifetime",
-		Message: "a sandbox that asks for no lifetime gets " + p.opts.Lifetime.String() + ": the service knows none without",
+		Message: "the service requires a lifetime: the default is " + p.opts.Lifetime.String(),
 	}, driver.Finding{
 		Severity: driver.Note, Subject: "service", Message: "tested against Atoll's own E2B API, not against the hosted service",
 	})
 	return facts, nil
 }
 
-// judge finds out whether sandboxes can be made.
+// judge checks whether sandboxes can be created.
 func (p *Provider) judge(ctx context.Context, facts *driver.Facts) bool {
 	add := func(severity driver.Severity, subject, message, fix string) {
 		facts.Findings = append(facts.Findings, driver.Finding{Severity: severity, Subject: subject, Message: message, Fix: fix})
 	}
 	if p.opts.APIKey == "" {
-		add(driver.Blocker, "key", "there is no API key", "set E2B_API_KEY")
+		add(driver.Blocker, "key", "no API key is set", "set E2B_API_KEY")
 		return false
 	}
 	_, _, err := p.api.list(ctx, nil, "", 1)
@@ -186,7 +184,7 @@ func (p *Provider) judge(ctx context.Context, facts *driver.Facts) bool {
 // ErrorCode implements driver.Provider.
 func (p *Provider) ErrorCode(err error) sandbox.Code { return guest.ErrorCode(err) }
 
-// Close implements driver.Provider. It waits for requests that went on after
+// Close implements driver.Provider. It waits for requests that continued after
 // their callers gave up.
 func (p *Provider) Close() error {
 	p.work.Wait()

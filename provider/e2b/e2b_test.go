@@ -22,8 +22,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestMain builds the program that daemons and guests run from: the test binary
-// itself will not do, because with the race detector it is not static.
+// TestMain builds the program that daemons and guests run from. The test binary
+// cannot be used, because with the race detector it is not static.
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
@@ -47,10 +47,10 @@ func testMain(m *testing.M) int {
 	return m.Run()
 }
 
-// service is a daemon of Atoll that serves clients of E2B.
+// service is an Atoll daemon that serves E2B clients.
 type service struct {
 	bin, state string
-	env        map[string]string // in which clients find it
+	env        map[string]string // that point clients to it
 }
 
 // serve starts a daemon that ends with the test.
@@ -102,8 +102,8 @@ func (s *service) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// options are those of a provider that uses the service. Its connections do not
-// stay long enough to be taken for leaks.
+// options returns the options of a provider that uses the service. Its idle
+// connections are closed early, so that they do not count as leaks.
 func (s *service) options(dir string) e2b.Options {
 	opts := e2b.FromEnvironment(dir, func(name string) string { return s.env[name] })
 	opts.Executable = s.bin

@@ -2,18 +2,18 @@ package e2b
 
 import "github.com/atoll-run/atoll/sandbox"
 
-// EgressAbility implements driver.EgressEnforcer: the service knows names, by
-// the requests of HTTP and the hellos of TLS on their usual ports, and addresses
-// with all their ports.
+// EgressAbility implements driver.EgressEnforcer. The service matches names in
+// HTTP requests and TLS hellos on their usual ports, and addresses on all
+// ports.
 func (*Provider) EgressAbility() sandbox.EgressAbility {
 	return sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}, Wildcards: true}
 }
 
-// everything is the deny rule that goes with allow rules.
+// everything is the deny rule that accompanies allow rules.
 const everything = "0.0.0.0/0"
 
-// egress says in the service's words what a sandbox may reach. Whatever is not
-// allowed is denied, and that in both ways that the service has for it.
+// egress converts egress rules to the service's format. It denies everything
+// else in both ways that the service has.
 func egress(rules *sandbox.EgressRules) (internet bool, n *boxNetwork) {
 	switch {
 	case rules == nil:

@@ -19,7 +19,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// listen serves one line to whoever connects to an address, and counts them.
+// listen serves one line to every connection at an address, and counts connections.
 func listen(t *testing.T, address string) *atomic.Int64 {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
@@ -35,8 +35,8 @@ func listen(t *testing.T, address string) *atomic.Int64 {
 				return
 			}
 			met.Add(1)
-			// To close with something unread would reset the connection, and
-			// the answer might be lost.
+			// Closing with unread data would reset the connection, and the answer might
+			// be lost.
 			_, _ = http.ReadRequest(bufio.NewReader(c))
 			_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 7\r\nConnection: close\r\n\r\nreached"))
 			c.Close()
@@ -45,7 +45,7 @@ func listen(t *testing.T, address string) *atomic.Int64 {
 	return &met
 }
 
-// fetch gets pages by HTTP and says of each what came of it.
+// fetch gets pages by HTTP and returns the result of each.
 const fetch = `python3 - <<'EOF'
 import urllib.request as u
 for url in %q.split():
@@ -100,7 +100,7 @@ func TestEgress(t *testing.T) {
 	}
 }
 
-// asked is a service that makes nothing and remembers what it was asked for.
+// asked is a service that creates nothing and records the requests.
 type asked struct{ body map[string]any }
 
 func (a *asked) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -112,8 +112,8 @@ func (a *asked) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, nil
 }
 
-// TestEgressAsked checks what the service is told, and that rules which nobody
-// translated are not taken for none.
+// TestEgressAsked checks the requests, and that untranslated rules do not count
+// as no rules.
 func TestEgressAsked(t *testing.T) {
 	all := []any{"0.0.0.0/0"}
 	for name, tt := range map[string]struct {

@@ -20,7 +20,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// envdPort is the port at which the data plane is.
+// envdPort is the port of the data plane.
 const envdPort = "49983"
 
 // inside is the data plane of one sandbox.
@@ -37,7 +37,7 @@ func (a *api) inside(b box) *inside {
 	return in
 }
 
-// base is where the data plane is reached.
+// base is the address of the data plane.
 func (in *inside) base() string {
 	switch {
 	case in.sandboxURL != nil:
@@ -48,10 +48,10 @@ func (in *inside) base() string {
 	return "https://" + envdPort + "-" + in.id + "." + in.domain
 }
 
-// asRoot is how the data plane is told who acts.
+// asRoot is the credential for acting as root in the data plane.
 var asRoot = "Basic " + base64.StdEncoding.EncodeToString([]byte("root:"))
 
-// sign adds what every request to the data plane bears.
+// sign adds the headers of every request to the data plane.
 func (in *inside) sign(h http.Header) {
 	h.Set("E2b-Sandbox-Id", in.id)
 	h.Set("E2b-Sandbox-Port", envdPort)
@@ -84,7 +84,7 @@ func (in *inside) request(ctx context.Context, method, path string, body io.Read
 	return res, nil
 }
 
-// hide removes the sandbox's token, which a service may repeat.
+// hide removes the sandbox's token, because a service may repeat it.
 func (in *inside) hide(text string) string {
 	if text = in.scrub(text); in.token == "" {
 		return text
@@ -92,7 +92,7 @@ func (in *inside) hide(text string) string {
 	return strings.ReplaceAll(text, in.token, "[token]")
 }
 
-// explain makes an *sandbox.Error of an error of the transport or of Connect.
+// explain converts an error of the transport or of Connect to an *sandbox.Error.
 func (in *inside) explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -108,8 +108,8 @@ func (in *inside) explain(ctx context.Context, err error) error {
 	return &sandbox.Error{Code: code, Subject: in.id, Message: "the sandbox answers: " + clip(in.hide(rpc.Message())), Cause: err}
 }
 
-// rpcCodes are the codes of the vocabulary for those of Connect which say
-// something about the request. All others are evidence of nothing.
+// rpcCodes maps Connect codes that say something about the request. All others
+// say nothing about the sandbox.
 var rpcCodes = map[connect.Code]sandbox.Code{
 	connect.CodeInvalidArgument:   sandbox.CodeInvalid,
 	connect.CodeNotFound:          sandbox.CodeNotFound,
@@ -156,7 +156,7 @@ func (in *inside) Upload(ctx context.Context, path string, guest *program.Progra
 	return res.Body.Close()
 }
 
-// measures is the resource usage that the data plane reports.
+// measures is the resource usage reported by the data plane.
 type measures struct {
 	At       int64   `json:"ts"`
 	MemUsed  float64 `json:"mem_used"`
@@ -175,7 +175,7 @@ func (in *inside) metrics(ctx context.Context) (m measures, err error) {
 	return m, nil
 }
 
-// keepalive is how often a stream says that it lives.
+// keepalive is the interval of keepalives on a stream.
 const keepalive = 50 * time.Second
 
 // process is a process of the sandbox, as guestkit.Program.
@@ -251,7 +251,7 @@ func (p *process) Receive() ([]byte, error) {
 	return nil, nil
 }
 
-// hangUp ends the processes that connect others with the guest.
+// hangUp ends the processes that connect clients with the guest.
 func (in *inside) hangUp(ctx context.Context) error {
 	all := connect.NewClient[envd.Empty, envd.ListResponse](in.client, in.base()+envd.ProcessList, envd.ClientCodec(true))
 	req := connect.NewRequest(&envd.Empty{})
@@ -265,7 +265,7 @@ func (in *inside) hangUp(ctx context.Context) error {
 		if p.Config == nil || !guestkit.Joins(append([]string{p.Config.Cmd}, p.Config.Args...)) {
 			continue
 		}
-		// A signal would reach the guest, too, which the first of them started.
+		// A signal would also reach the guest, because the first of them started it.
 		req := connect.NewRequest(&envd.CloseStdinRequest{Process: &envd.ProcessSelector{PID: &p.PID}})
 		in.sign(req.Header())
 		if _, err := end.CallUnary(ctx, req); err != nil && connect.CodeOf(err) != connect.CodeNotFound {

@@ -7,7 +7,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Remember records a sandbox as if the provider had made it.
+// Remember adds a record, as if the provider had made the sandbox.
 func Remember(ctx context.Context, p *Provider, id sandbox.ID, boxID string) error {
 	l, err := p.boxes.Lock(ctx, string(id))
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Instance is a sandbox of the service, with a guest in it that does what is
-// done inside.
+// Instance is a sandbox of the service. A guest inside runs commands and
+// accesses files.
 type Instance struct {
 	*guestkit.Instance
 	p      *Provider
@@ -22,15 +22,15 @@ func (p *Provider) instance(id sandbox.ID, b box) *Instance {
 	return &Instance{Instance: p.kit.Instance(id, &machine{in, p, id}, b.Ends), p: p, id: id, inside: in}
 }
 
-// machine is a sandbox as the service knows it.
+// machine is the service's side of a sandbox.
 type machine struct {
 	*inside
 	p    *Provider
 	name sandbox.ID
 }
 
-// Status implements guestkit.Machine. Only the service's own word that it does
-// not know the sandbox, and that this is not for the key, is evidence.
+// Status implements guestkit.Machine. The sandbox is gone only if the service
+// itself does not know it, and the key is not the reason.
 func (m *machine) Status(ctx context.Context) (guestkit.Status, error) {
 	b, err := m.p.api.get(ctx, m.id)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
@@ -44,8 +44,9 @@ func (m *machine) Status(ctx context.Context) (guestkit.Status, error) {
 	return guestkit.Status{State: stateOf(b), Ends: b.Ends}, nil
 }
 
-// Cause implements guestkit.Machine. The service does not say how a sandbox
-// ended: it was its lifetime if that was over and nobody here ended it.
+// Cause implements guestkit.Machine. The service does not report how a sandbox
+// ended. If its lifetime was over and this installation did not end it, the
+// lifetime is the cause.
 func (m *machine) Cause(ends time.Time) sandbox.Exit {
 	r, ok := m.p.recordOf(m.name, m.id)
 	if r.Ends.Before(ends) && !r.Ends.IsZero() || ends.IsZero() {
@@ -87,8 +88,8 @@ func (in *Instance) Destroy(ctx context.Context) error {
 	return nil
 }
 
-// SetDeadline implements driver.DeadlineSetter. The service knows whole seconds,
-// and no sandbox without an end: never means the provider's longest.
+// SetDeadline implements driver.DeadlineSetter. The service uses whole seconds
+// and requires a deadline: "never" becomes the longest lifetime.
 func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -126,8 +127,8 @@ func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
 	return l.Write(record{Box: in.inside.id, Ends: ends, Binding: binding})
 }
 
-// Usage implements driver.Meter. The service tells how busy the processors are,
-// and not for how long they were.
+// Usage implements driver.Meter. The service reports the load of the
+// processors, but no processor time.
 func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
 	if _, ended := in.Ended(); ended {
 		return sandbox.Usage{}, guestkit.Gone(in.id)

@@ -17,8 +17,8 @@ func stateOf(b box) sandbox.State {
 	return sandbox.Running
 }
 
-// State implements driver.StateTeller: the service pauses a sandbox when its
-// time is over and it was told to, or when another client asks for it.
+// State implements driver.StateTeller: the service can pause a sandbox at its
+// timeout, and other clients can pause it.
 func (p *Provider) State(ctx context.Context, id sandbox.ID) (sandbox.State, error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -30,8 +30,8 @@ func (p *Provider) State(ctx context.Context, id sandbox.ID) (sandbox.State, err
 	return stateOf(b), nil
 }
 
-// Resume implements driver.Resumer. Pausing is left to the service: it cuts the
-// connections of a sandbox that it pauses, which driver.Pauser does not allow.
+// Resume implements driver.Resumer. Only the service pauses: it drops the
+// connections of a paused sandbox, which driver.Pauser does not allow.
 func (in *Instance) Resume(ctx context.Context) error {
 	if sleeps, err := in.Sleeps(ctx); err != nil || !sleeps {
 		return err
@@ -51,7 +51,7 @@ func (in *Instance) Resume(ctx context.Context) error {
 	}
 	ends := time.Now().Add(life)
 	in.SetEnds(ends)
-	in.Disconnect() // no connection outlives the pause
+	in.Disconnect() // a pause ends all connections
 	if r.Box != in.inside.id {
 		return nil
 	}

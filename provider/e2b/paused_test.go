@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// pauseAll has another client of the service pause all sandboxes.
+// pauseAll pauses all sandboxes as another client of the service.
 func (s *service) pauseAll(t *testing.T) {
 	t.Helper()
 	ask := func(method, path string, out any) {
@@ -44,7 +44,7 @@ func (s *service) pauseAll(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// TestPaused has the service pause a sandbox without being asked by Atoll.
+// TestPaused makes the service pause a sandbox without a request from Atoll.
 func TestPaused(t *testing.T) {
 	s := serve(t)
 	p, err := e2b.New(s.options(t.TempDir()))
@@ -95,7 +95,7 @@ func TestPaused(t *testing.T) {
 	}
 }
 
-// Images are those of the service.
+// Images are templates of the service.
 func TestImages(t *testing.T) {
 	p := hostile(t, func(w http.ResponseWriter, r *http.Request) {
 		t.Errorf("%s %s", r.Method, r.URL)

@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 )
 
-// opener opens providers that use a service of their own.
+// opener opens providers, each with a service of its own.
 func opener(t *testing.T) func(dir string) (driver.Provider, error) {
 	s := serve(t)
 	return func(dir string) (driver.Provider, error) { return e2b.New(s.options(dir)) }

@@ -25,7 +25,7 @@ var (
 )
 
 // A snapshot of ours has the name atoll-SCOPE-ID and the tag KIND-SIZE. The
-// service tells neither of what kind a snapshot is nor how large.
+// service reports neither kind nor size.
 const namePrefix = "atoll-"
 
 // The kinds in a tag.
@@ -34,25 +34,25 @@ const (
 	tagMemory = "memory"
 )
 
-// shot is a snapshot as the service tells of it.
+// shot is the service's description of a snapshot.
 type shot struct {
 	ID    string   `json:"snapshotID"`
 	Names []string `json:"names"`
 }
 
 // SnapshotPauses implements driver.SnapshotPauser: the service pauses a sandbox
-// of which it takes a snapshot, and drops its connections.
+// while it takes a snapshot, and drops its connections.
 func (p *Provider) SnapshotPauses() bool { return true }
 
-// Snapshot implements driver.Snapshotter. The service goes on with a sandbox
-// that it takes a snapshot of. One that is to end is paused first, so that
-// nothing happens between its snapshot and its end.
+// Snapshot implements driver.Snapshotter. The sandbox continues after the
+// snapshot. With opts.Stop it is paused first, so that nothing changes between
+// the snapshot and its end.
 func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (s driver.Snapshot, err error) {
 	if err := ctx.Err(); err != nil {
 		return s, err
 	}
 	if sandbox.ValidateName(opts.ID) != nil {
-		return s, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "e2b.snapshot", Subject: "id", Message: "is not usable"}
+		return s, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "e2b.snapshot", Subject: "id", Message: "is not a valid id"}
 	}
 	status, ended, err := in.Ask(ctx)
 	if ended {
@@ -61,7 +61,7 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 	if err != nil {
 		return s, err
 	}
-	// A lock of the snapshot's ID, which no sandbox has.
+	// Lock the snapshot's ID, which no sandbox uses.
 	l, err := in.p.boxes.Lock(ctx, opts.ID)
 	if err != nil {
 		return s, err
@@ -70,7 +70,7 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 	defer func() { _ = l.Remove() }()
 	switch _, err := in.p.FindSnapshot(ctx, opts.ID); {
 	case err == nil:
-		return s, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "e2b.snapshot", Subject: opts.ID, Message: "there is a snapshot with this ID"}
+		return s, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "e2b.snapshot", Subject: opts.ID, Message: "a snapshot with this ID already exists"}
 	case sandbox.CodeOf(err) != sandbox.CodeNotFound:
 		return s, err
 	}
@@ -86,7 +86,7 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 }
 
 // takeStill pauses the sandbox and takes a snapshot of it. If that fails, the
-// sandbox goes on.
+// sandbox continues.
 func (in *Instance) takeStill(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	if err := in.p.api.pause(ctx, in.inside.id, opts.Memory); err != nil {
 		return driver.Snapshot{}, in.Explain(ctx, err)
@@ -100,14 +100,14 @@ func (in *Instance) takeStill(ctx context.Context, opts driver.SnapshotOptions) 
 	return s, err
 }
 
-// take has the service write a snapshot. Nothing is left if nobody waited for
-// its answer.
+// take makes the service write a snapshot. If the caller gave up, the snapshot
+// is removed.
 func (in *Instance) take(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	scope, err := in.p.boxes.Scope()
 	if err != nil {
 		return driver.Snapshot{}, err
 	}
-	size := int64(1) // of a sandbox that stands still, which tells nothing of itself
+	size := int64(1) // of a paused sandbox, which cannot be measured
 	if m, err := in.inside.metrics(ctx); err == nil {
 		size = max(size, int64(m.DiskUsed))
 		if opts.Memory {
@@ -121,7 +121,7 @@ func (in *Instance) take(ctx context.Context, opts driver.SnapshotOptions) (driv
 	name := fmt.Sprintf("%s%s-%s:%s-%d", namePrefix, scope, opts.ID, kind, size)
 	made, err := in.p.api.snapshot(ctx, in.inside.id, name, opts.Memory)
 	if err == nil {
-		made.Names = []string{name} // the service may add to it
+		made.Names = []string{name} // the service may change it
 		found, _ := describe(made, scope)
 		return driver.Snapshot{Ref: found.Ref, Engine: Name, Size: found.Size}, nil
 	}
@@ -129,13 +129,13 @@ func (in *Instance) take(ctx context.Context, opts driver.SnapshotOptions) (driv
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
 		defer cancel()
 		if left, err := in.p.FindSnapshot(late, opts.ID); err == nil {
-			_ = in.p.RemoveSnapshot(late, left.Ref) // Snapshots shows what stays
+			_ = in.p.RemoveSnapshot(late, left.Ref) // Snapshots lists it if this fails
 		}
 	}
 	return driver.Snapshot{}, in.Explain(ctx, err)
 }
 
-// describe is a snapshot of the service as the driver contract tells of it.
+// describe converts a snapshot of the service for the driver contract.
 func describe(s shot, scope string) (f driver.FoundSnapshot, ours bool) {
 	for _, whole := range s.Names {
 		name, tag, _ := strings.Cut(whole[strings.LastIndexByte(whole, '/')+1:], ":")
@@ -167,7 +167,7 @@ func (p *Provider) FindSnapshot(ctx context.Context, id string) (driver.Snapshot
 	return driver.Snapshot{}, lost(nil)
 }
 
-// lost says that a snapshot is not there.
+// lost is the error for a missing snapshot.
 func lost(err error) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeNotFound, Op: "e2b.snapshot", Subject: "snapshot", Message: "the service has no such snapshot", Cause: errors.Join(driver.ErrSnapshotLost, err),
@@ -196,13 +196,13 @@ func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot
 	}
 }
 
-// checkRef refuses a reference that nobody here made.
+// checkRef refuses a reference that this provider did not make.
 func checkRef(ref driver.SnapshotRef) error {
 	id, tag, _ := strings.Cut(ref.Data, ":")
 	if ref.Provider == Name && id != "" && len(ref.Data) <= 2*sandbox.MaxLabelLen && !strings.ContainsAny(id+tag, "?#%\\") && strings.Trim(id, "./") == id && !strings.Contains(id, "..") {
 		return nil
 	}
-	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "e2b.snapshot", Subject: "snapshot", Message: "the reference is not one of this provider"}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "e2b.snapshot", Subject: "snapshot", Message: "the reference belongs to another provider"}
 }
 
 // RemoveSnapshot implements driver.SnapshotKeeper.
@@ -228,7 +228,7 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 		return nil, none, err
 	}
 	own := *spec
-	own.Image = "" // the snapshot stands for it
+	own.Image = "" // the snapshot replaces it
 	if _, err := p.template(&own); err != nil {
 		return nil, none, err
 	}
@@ -242,8 +242,8 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 	return in, driver.Restored{Memory: ref.Kind == driver.SnapshotMemory}, nil
 }
 
-// whyNot says why no sandbox was made of a snapshot: because it is not there, if
-// the service lists it no more.
+// whyNot returns why no sandbox was made from a snapshot: the snapshot is
+// missing if the service does not list it.
 func (p *Provider) whyNot(ctx context.Context, ref driver.SnapshotRef, err error) error {
 	for f, failed := range p.Snapshots(ctx) {
 		if failed != nil || f.Ref.Data == ref.Data {
@@ -253,8 +253,8 @@ func (p *Provider) whyNot(ctx context.Context, ref driver.SnapshotRef, err error
 	return lost(err)
 }
 
-// RestoreFiles implements driver.FileRestorer. The service has no such request:
-// it is told to forget the memory of the new sandbox.
+// RestoreFiles implements driver.FileRestorer. The service has no such request,
+// so the memory of the new sandbox is discarded.
 func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, error) {
 	made, how, err := p.Restore(ctx, spec, ref)
 	if err != nil || !how.Memory {
@@ -275,12 +275,12 @@ func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, ref dri
 	return nil, errors.Join(in.Explain(ctx, err), in.Destroy(late))
 }
 
-// pauseWait bounds a request to pause, or for a snapshot, which the service
-// answers when everything is written.
+// pauseWait limits requests to pause or to take a snapshot. The service answers
+// them when everything is written.
 const pauseWait = 5 * time.Minute
 
-// pause stops a sandbox and keeps it, with or without its memory. That it is
-// paused is success.
+// pause pauses a sandbox, with or without its memory. A paused sandbox is
+// success.
 func (a *api) pause(ctx context.Context, id string, memory bool) error {
 	ctx, cancel := context.WithTimeout(ctx, pauseWait)
 	defer cancel()
@@ -298,12 +298,12 @@ func (a *api) snapshot(ctx context.Context, id, name string, memory bool) (s sho
 	defer cancel()
 	_, err = a.call(ctx, http.MethodPost, "/sandboxes/"+id+"/snapshots", map[string]any{"name": name, "memory": memory}, &s)
 	if err == nil && s.ID == "" {
-		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: a.base.Host, Message: "the service names no snapshot"}
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: a.base.Host, Message: "the service's response contains no snapshot id"}
 	}
 	return s, err
 }
 
-// snapshots returns a page of the account's snapshots, and what names the next.
+// snapshots returns a page of the account's snapshots, and the token of the next page.
 func (a *api) snapshots(ctx context.Context, token string) (page []shot, next string, err error) {
 	q := url.Values{"limit": {strconv.Itoa(pageSize)}}
 	if token != "" {

@@ -21,10 +21,10 @@ import (
 // the way their kernels are started, and which of their limits are enforced.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	f := driver.Facts{
-		Provider: Name,
-		Version:  EngineVersion,
-		Engine:   engine,
-		Isolates: true,
+		Provider:  Name,
+		Version:   EngineVersion,
+		Engine:    engine,
+		Isolation: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true,
 			Users: true, Images: true, Mounts: true, Network: p.opts.Network != nil, Reattach: !p.opts.Attached,

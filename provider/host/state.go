@@ -78,7 +78,7 @@ func newDir(base string, id sandbox.ID, rec record) (lock *os.File, err error) {
 	}
 	err = os.Rename(tmp, filepath.Join(base, string(id)))
 	if errors.Is(err, fs.ErrExist) || errors.Is(err, syscall.ENOTEMPTY) {
-		err = &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "host.create", Subject: string(id), Message: "there is a sandbox with this ID"}
+		err = &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "host.create", Subject: string(id), Message: "a sandbox with this ID already exists"}
 	}
 	return lock, err
 }

@@ -19,17 +19,18 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// api is a client of the compute plane, and knows that of the control plane.
+// api is a client of the service's compute API. It also has the client of the
+// control API.
 type api struct {
 	rest.Client
 	control *rest.Client
 	boxes   hosted.Boxes
 
 	key    *credential.Source
-	single chan struct{} // held by who asks for a token
+	single chan struct{} // held while a token is requested
 	mu     sync.Mutex
 	token  string
-	until  time.Time // it is used no more
+	until  time.Time // not used after that
 }
 
 func newAPI(control, compute *url.URL, key *credential.Source, boxes hosted.Boxes, transport http.RoundTripper) *api {
@@ -48,7 +49,7 @@ func newAPI(control, compute *url.URL, key *credential.Source, boxes hosted.Boxe
 	return a
 }
 
-// words reads an error of either plane.
+// words reads an error of either API.
 func words(body []byte) (code, message string, ok bool) {
 	var said struct{ Code, Message string }
 	return said.Code, said.Message, json.Unmarshal(body, &said) == nil && said.Code != ""
@@ -63,12 +64,12 @@ func (a *api) current() string {
 const (
 	// early is how long before its end a token is replaced.
 	early = time.Minute
-	// usual is how long a token is good if the service does not say.
+	// usual is the lifetime of a token if the service reports none.
 	usual = 10 * time.Minute
 )
 
-// fresh sees to it that there is a token. Of many callers one asks for it. With
-// refused, the present one is not good.
+// fresh ensures that there is a token. Of many callers, one requests it. With
+// refused, the service rejected the present one.
 func (a *api) fresh(ctx context.Context, refused bool) error {
 	before := a.current()
 	good := func() bool {
@@ -85,7 +86,7 @@ func (a *api) fresh(ctx context.Context, refused bool) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if good() { // somebody was faster
+	if good() { // another caller was faster
 		return nil
 	}
 	stale := ""
@@ -98,14 +99,14 @@ func (a *api) fresh(ctx context.Context, refused bool) error {
 		if rest.RefusalOf(err).Status != http.StatusUnauthorized || stale != "" {
 			return err
 		}
-		stale = key // perhaps there is a new one
+		stale = key // there may be a new key
 		if _, other := a.key.Get(ctx, stale); other != nil {
 			return err
 		}
 	}
 }
 
-// exchange asks for a token. That may be repeated.
+// exchange requests a token. It is safe to repeat.
 func (a *api) exchange(ctx context.Context, key string) error {
 	c := rest.Client{HTTP: a.HTTP, Base: a.control.Base, Words: words, Secrets: []string{key}, Sign: func(http.Header) {}}
 	var got struct {
@@ -138,7 +139,7 @@ func (a *api) exchange(ctx context.Context, key string) error {
 }
 
 // missing reports that the service itself says that there is no such sandbox,
-// snapshot or profile. A missing file or command is none.
+// snapshot or profile. A missing file or command does not count.
 func missing(err error) bool {
 	r := rest.RefusalOf(err)
 	switch r.Code {
@@ -148,8 +149,7 @@ func missing(err error) bool {
 	return r.Code == "GONE" && r.Status == http.StatusGone
 }
 
-// patient makes a request, and makes it again if it was refused for the number of
-// them.
+// patient makes a request and repeats it while it is rate-limited.
 func (a *api) patient(ctx context.Context, f func() error) error {
 	for n := 1; ; n++ {
 		err := a.Signed(ctx, f)
@@ -163,20 +163,20 @@ func (a *api) patient(ctx context.Context, f func() error) error {
 	}
 }
 
-// size is what a sandbox has.
+// size is the size of a sandbox.
 type size struct {
 	CPUs   int64 `json:"vcpus,omitempty"`
 	Memory int64 `json:"memory_mb,omitempty"`
 	Disk   int64 `json:"disk_gb,omitempty"`
 }
 
-// lifecycle is what the service does with a sandbox by itself, in seconds.
+// lifecycle contains the service's timeouts for a sandbox, in seconds.
 type lifecycle struct {
 	DeleteAfter int64  `json:"delete_after,omitempty"`
 	AutoResume  string `json:"auto_resume,omitempty"`
 }
 
-// box is a sandbox as the service tells of it.
+// box is the service's description of a sandbox.
 type box struct {
 	ID        string    `json:"id"`
 	Name      string    `json:"name"`
@@ -186,7 +186,7 @@ type box struct {
 	Lifecycle lifecycle `json:"lifecycle"`
 }
 
-// creation asks for a sandbox. The service takes no null.
+// creation is the request for a new sandbox. The service does not accept null.
 type creation struct {
 	Name     string `json:"name"`
 	Image    string `json:"image,omitempty"`
@@ -198,7 +198,7 @@ type creation struct {
 	Request   string    `json:"request_id"`
 }
 
-// sandbox makes a request that is answered with the sandbox of a name.
+// sandbox makes a request whose answer is the sandbox with a name.
 func (a *api) sandbox(ctx context.Context, method, path, name string, in any) (b box, err error) {
 	err = a.Call(ctx, method, path, in, &b)
 	if err == nil && (b.ID == "" || b.Name != name) {
@@ -211,7 +211,7 @@ func (a *api) get(ctx context.Context, name string) (box, error) {
 	return a.sandbox(ctx, http.MethodGet, "/sandboxes/"+name, name, nil)
 }
 
-// pages is a part of a list.
+// pages is one page of a list.
 type pages[T any] struct {
 	Items []T   `json:"items"`
 	Total int64 `json:"total"`
@@ -222,7 +222,7 @@ func (a *api) page(ctx context.Context, q url.Values) (p pages[box], err error) 
 	return p, err
 }
 
-// perPage is how much of a list is asked for at once.
+// perPage is the number of entries per page.
 const perPage = 100
 
 // all returns a whole list.
@@ -241,28 +241,28 @@ func all[T any](ctx context.Context, a *api, path string, q url.Values) (items [
 	}
 }
 
-// prefixOf begins the names of what a directory has made. The service has no
-// other place for what marks a sandbox as ours.
+// prefixOf is the prefix of names that a directory has given. The service has
+// no other way to mark a sandbox as ours.
 func prefixOf(scope string) string { return "atoll-" + scope + "-" }
 
-// own is the service's name for something that this directory makes.
+// own returns the service's name for a resource of this directory.
 func (a *api) own(id string) (string, error) {
 	scope, err := a.boxes.Scope()
 	return prefixOf(scope) + id, err
 }
 
-// named is the service's name for a sandbox of ours.
+// named returns the service's name for a sandbox of ours.
 func (a *api) named(id sandbox.ID) (string, error) {
 	scope, err := a.boxes.ScopeOf(id)
 	return prefixOf(scope) + string(id), err
 }
 
-// describe says what the service knows of a sandbox.
+// describe converts the service's description of a sandbox.
 func (b box) describe(id sandbox.ID) hosted.Box {
 	return hosted.Box{ID: b.ID, Sandbox: id, Status: b.Status, State: stateOf(b.Status), Created: b.Created}
 }
 
-// Get implements hosted.Service. Sandboxes are asked for by their names.
+// Get implements hosted.Service. Sandboxes are looked up by name.
 func (a *api) Get(ctx context.Context, id sandbox.ID, _ string) (hosted.Box, error) {
 	name, err := a.named(id)
 	if err != nil {
@@ -279,8 +279,8 @@ func (a *api) of(ctx context.Context, id sandbox.ID, name string) (hosted.Box, e
 	return b.describe(id), err
 }
 
-// Find implements hosted.Service. That a sandbox is missing is evidence only if
-// it is not listed either.
+// Find implements hosted.Service. A sandbox is gone only if it is not listed
+// either.
 func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
 	name := prefixOf(scope) + string(id)
 	b, err := a.of(ctx, id, name)
@@ -317,8 +317,8 @@ func (a *api) list(ctx context.Context, prefix string) (living []box, err error)
 	return living, err
 }
 
-// End implements hosted.Service. Names are used again: a sandbox that has this
-// one by now stays.
+// End implements hosted.Service. Names are reused, so it does not end a newer
+// sandbox with the same name.
 func (a *api) End(ctx context.Context, id sandbox.ID, boxID string) error {
 	b, err := a.Get(ctx, id, boxID)
 	if err != nil || b.ID != boxID {
@@ -343,7 +343,7 @@ func (a *api) Clear(ctx context.Context, id sandbox.ID, once bool) error {
 	return a.removeProfile(ctx, name, once)
 }
 
-// Account implements hosted.Service: the service does not tell.
+// Account implements hosted.Service. The service does not report its accounts.
 func (a *api) Account(context.Context) (string, error) { return "", nil }
 
 // Credential implements hosted.Service.
@@ -363,7 +363,7 @@ func (a *api) Scopes(ctx context.Context, id sandbox.ID) (scopes []string, err e
 	return scopes, err
 }
 
-// stateOf translates a status. One that is not known is no state.
+// stateOf translates a status. An unknown status has no state.
 func stateOf(status string) sandbox.State {
 	switch status {
 	case "running", "starting", "creating", "pending", "provisioning", "resuming":
@@ -378,7 +378,7 @@ func stateOf(status string) sandbox.State {
 	return sandbox.Lost
 }
 
-// rests reports whether a status changes only if somebody asks for it.
+// rests reports whether a status changes only on request.
 func rests(status string) bool {
 	return status == "running" || status == "paused" || status == "stopped"
 }
@@ -388,19 +388,19 @@ const (
 	settling = 2 * time.Minute
 	fastPoll = 50 * time.Millisecond
 	slowPoll = time.Second
-	// maxWait is the longest that the service has one wait.
+	// maxWait is the longest accepted delay between retries.
 	maxWait = 30 * time.Second
-	// tries is how often something is asked for that is not answered.
+	// tries is the number of attempts for a request without an answer.
 	tries = 3
 )
 
-// settled waits until a sandbox runs or stands still.
+// settled waits until a sandbox runs, is paused or is stopped.
 func (p *Provider) settled(ctx context.Context, id sandbox.ID) (hosted.Box, error) {
 	return p.Settled(ctx, id, "", func(b hosted.Box) bool { return rests(b.Status) })
 }
 
-// awake has a sandbox run that is paused or stopped: by its own name, which it
-// still has, and never by making another.
+// awake resumes a paused or stopped sandbox, which keeps its name. It never
+// creates another one.
 func (p *Provider) awake(ctx context.Context, id sandbox.ID, name string) error {
 	start := time.Now()
 	for {
@@ -409,8 +409,8 @@ func (p *Provider) awake(ctx context.Context, id sandbox.ID, name string) error 
 			return err
 		}
 		_, err = p.api.sandbox(ctx, http.MethodPost, "/sandboxes/"+name+"/resume", name, nil)
-		// Somebody else was faster, or the pause is not over: what it is now says
-		// what to do. The same is true if the answer was lost.
+		// Another client was faster, the pause has not finished, or the answer was
+		// lost. The present status decides.
 		code := sandbox.CodeOf(err)
 		if err != nil && code != sandbox.CodeConflict && code != sandbox.CodeUnavailable || time.Since(start) > settling {
 			return err

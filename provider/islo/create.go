@@ -34,13 +34,13 @@ func (p *Provider) CheckImage(image string) error {
 		return nil
 	}
 	return &sandbox.Error{
-		Code: sandbox.CodeUnsupported, Op: "islo.create", Subject: image, Message: "the service makes sandboxes from images of registries",
+		Code: sandbox.CodeUnsupported, Op: "islo.create", Subject: image, Message: "the service makes sandboxes only from registry images",
 		Hint: "use a reference such as docker.io/library/python:3.12-slim, or leave the image out",
 	}
 }
 
-// complete fills in what a new sandbox has of its spec, and refuses what the
-// service does not have.
+// complete fills in the request for a spec, and refuses what the service does
+// not support.
 func (p *Provider) complete(c *creation, spec *sandbox.Spec) (own *profile, err error) {
 	refuse := func(subject, message, hint string) (*profile, error) {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "islo.create", Subject: subject, Message: message, Hint: hint}
@@ -56,8 +56,8 @@ func (p *Provider) complete(c *creation, spec *sandbox.Spec) (own *profile, err 
 	}
 	up := func(n, unit int64) int64 { return (n + unit - 1) / unit }
 	c.size = size{CPUs: int64(cpus), Memory: up(spec.Resources.Memory, 1<<20), Disk: up(spec.Resources.Disk, 1<<30)}
-	// Using a sandbox does not wake it: that is for whoever resumes it. The service
-	// counts lifetimes in minutes.
+	// Using a sandbox does not wake it; only Resume does. The service counts
+	// lifetimes in minutes.
 	c.Lifecycle = lifecycle{AutoResume: "never", DeleteAfter: 60 * up(int64(spec.Lifetime.HardTimeout()), int64(time.Minute))}
 	c.Request = rand.Text()
 	internet := false
@@ -75,7 +75,7 @@ func (p *Provider) complete(c *creation, spec *sandbox.Spec) (own *profile, err 
 	return own, nil
 }
 
-// make makes a sandbox: first its gateway profile, then itself.
+// make creates the gateway profile, then the sandbox.
 func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation) (driver.Instance, error) {
 	own, err := p.complete(&c, spec)
 	if err != nil {
@@ -106,9 +106,8 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation) (dr
 	return hosted.Make(ctx, p.Core, m)
 }
 
-// request asks for a sandbox and waits until it runs. If the answer does not
-// come, or is about another sandbox, the one that was made is found by its name,
-// which no other has.
+// request requests a sandbox and waits until it runs. If the answer is lost or
+// names another sandbox, it looks for the sandbox by its unique name.
 func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b box, err error) {
 	_, err = p.api.sandbox(ctx, http.MethodPost, "/sandboxes", c.Name, c)
 	if hosted.Refused(err) {
@@ -127,7 +126,7 @@ func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b b
 	return b, err
 }
 
-// confirm checks that the service enforces what it was asked for.
+// confirm checks that the service enforces the requested settings.
 func (p *Provider) confirm(b box, c *creation) error {
 	same := func(got, asked int64) bool { return asked == 0 || got == asked }
 	switch {

@@ -28,12 +28,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// inside is what is done in one sandbox.
+// inside runs commands and uploads files in one sandbox.
 type inside struct {
 	p   *Provider
 	api *api
 	id  sandbox.ID
-	// name is the service's, for paths.
+	// name is the service's name, for paths.
 	name string
 }
 
@@ -43,7 +43,7 @@ func (in *inside) broken(message string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(in.id), Message: message}
 }
 
-// command is what to run.
+// command is the request to run a command.
 type command struct {
 	Command []string          `json:"command"`
 	Env     map[string]string `json:"env,omitempty"`
@@ -55,9 +55,8 @@ func asRoot(env map[string]string, argv ...string) command {
 	return command{Command: argv, Env: env, User: "root", Dir: "/"}
 }
 
-// Run implements hosted.Inside. It
-// asks until the command has ended: with an exit code, or with a status that is
-// none of those before the end.
+// Run implements hosted.Inside. It polls until the command has an exit code or
+// a final status.
 func (in *inside) Run(ctx context.Context, script string) (string, error) {
 	var now struct {
 		ID        string `json:"exec_id"`
@@ -90,15 +89,16 @@ func (in *inside) Run(ctx context.Context, script string) (string, error) {
 	return now.Stdout, nil
 }
 
-// Where files arrive, which only root can list: it is not known who writes them.
+// The directory for uploads. Only root can list it, because the user that
+// writes them is not known.
 var (
 	dir     = path.Dir(guest.NestedPrefix)
-	arrival = dir + "/in"
+	uploads = dir + "/in"
 )
 
-// upload writes a file there, and returns its path and its SHA-256.
+// upload writes a file to that directory and returns its path and SHA-256.
 func (in *inside) upload(ctx context.Context, open func() (io.ReadCloser, error)) (file, sum string, err error) {
-	file = arrival + "/" + rand.Text()
+	file = uploads + "/" + rand.Text()
 	err = in.api.patient(ctx, func() error {
 		body, err := open()
 		if err != nil {
@@ -120,10 +120,10 @@ func (in *inside) upload(ctx context.Context, open func() (io.ReadCloser, error)
 	return file, sum, err
 }
 
-// Upload implements guestkit.Runner. Root takes the file to where it is run, if
-// it is what was sent.
+// Upload implements guestkit.Runner. A command as root checks the file's hash
+// and moves it to its place.
 func (in *inside) Upload(ctx context.Context, to string, guest *program.Program) error {
-	if _, err := in.Run(ctx, "mkdir -p "+arrival+" && chmod 0711 "+dir+" && chmod 1733 "+arrival); err != nil {
+	if _, err := in.Run(ctx, "mkdir -p "+uploads+" && chmod 0711 "+dir+" && chmod 1733 "+uploads); err != nil {
 		return err
 	}
 	file, sum, err := in.upload(ctx, guest.Open)
@@ -134,8 +134,8 @@ func (in *inside) Upload(ctx context.Context, to string, guest *program.Program)
 	return err
 }
 
-// stream makes a request that is answered with the events of a command. They end
-// with the context.
+// stream makes a request whose answer is the events of a command. They end when
+// the context ends.
 func (in *inside) stream(ctx context.Context, c command) (events *events, err error) {
 	text, err := json.Marshal(c)
 	if err != nil {
@@ -159,7 +159,7 @@ type events struct {
 	lines *bufio.Scanner
 }
 
-// maxEvent bounds a line of a stream of events.
+// maxEvent limits a line of an event stream.
 const maxEvent = 4 << 20
 
 func newEvents(body io.ReadCloser) *events {
@@ -186,9 +186,8 @@ func (e *events) next() (name, data string, err error) {
 	return "", "", cmp.Or(e.lines.Err(), io.ErrUnexpectedEOF)
 }
 
-// talk is a program that joins the guest. It implements guestkit.Program: its
-// output comes as events of the command, in base64, and each input is a command
-// of its own.
+// talk is a program that joins the guest. It implements guestkit.Program.
+// Output arrives as events in base64; each input is a separate command.
 type talk struct {
 	*inside
 	feed   string
@@ -203,8 +202,8 @@ type talk struct {
 	stderr []byte
 }
 
-// Start implements guestkit.Runner. It waits for the first word of the program,
-// which says that it takes input.
+// Start implements guestkit.Runner. It waits for the program's first message,
+// which says that it accepts input.
 func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
 	t := &talk{inside: in, feed: dir + "/feed-" + rand.Text()}
 	vars := hosted.Env(env)
@@ -225,10 +224,10 @@ func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Progr
 	return t, nil
 }
 
-// maxText bounds what is kept of what a command says of its failure.
+// maxText limits the bytes that are kept of a command's error output.
 const maxText = 300
 
-// listen waits for output or the end.
+// listen waits for output or the end of the command.
 func (t *talk) listen() ([]byte, error) {
 	for {
 		name, data, err := t.events.next()
@@ -252,7 +251,7 @@ func (t *talk) listen() ([]byte, error) {
 	}
 }
 
-// decode returns what is complete of base64, wherever lines and events were cut.
+// decode decodes the complete part of base64 text that may be cut anywhere.
 func (t *talk) decode(text string) (out []byte, err error) {
 	text = t.half + strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\r' || r == ' ' {
@@ -262,7 +261,7 @@ func (t *talk) decode(text string) (out []byte, err error) {
 	}, text)
 	whole := len(text) &^ 3
 	t.half = text[whole:]
-	// Every write of the program ends with padding if it needs one.
+	// Each write of the program ends with padding if necessary.
 	for text = text[:whole]; text != ""; {
 		n := len(text)
 		if i := strings.IndexByte(text, '='); i >= 0 {
@@ -286,11 +285,11 @@ func (t *talk) Receive() ([]byte, error) {
 	return t.listen()
 }
 
-// most is how much input goes along with a command, as a variable: Linux takes
-// strings of 128 KiB.
+// most is the maximum input in a variable of a command: Linux accepts strings
+// of 128 KiB.
 const most = 90_000
 
-// Send implements guestkit.Program. What is long goes into a file.
+// Send implements guestkit.Program. Longer input goes through a file.
 func (t *talk) Send(ctx context.Context, data []byte) error {
 	if t.p.Open.Err() != nil {
 		return t.broken("the provider was closed")

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// What the guest says arrives whole, wherever events and lines are cut.
+// Output of the guest arrives complete, wherever events and lines are cut.
 func TestDecode(t *testing.T) {
 	var text, want strings.Builder
 	for n := range 40 {
@@ -33,11 +33,11 @@ func TestDecode(t *testing.T) {
 		}
 	}
 	if out, err := (&talk{inside: &inside{}}).decode("not!base64!!"); err == nil {
-		t.Errorf("read %q of what is none", out)
+		t.Errorf("read %q from an incomplete event", out)
 	}
 }
 
-// An event that was cut off is none.
+// An incomplete event does not count.
 func TestEvents(t *testing.T) {
 	e := newEvents(io.NopCloser(strings.NewReader(": keepalive\n\nevent: stdout\ndata: a\ndata: b\n\nevent:exit\ndata:0\n\nevent: stdout\ndata: half")))
 	for _, want := range [][2]string{{"stdout", "a\nb"}, {"exit", "0"}} {

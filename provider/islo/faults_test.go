@@ -21,8 +21,8 @@ func (w *world) make(t *testing.T, p *islo.Provider, s *sandbox.Spec) driver.Ins
 	return w.faulty(p, nil).Make(t, s)
 }
 
-// faulty is the service for the tests that all services have. What a sandbox has
-// besides is its gateway profile.
+// faulty is the service for the tests shared by all services. Each sandbox also
+// has a gateway profile.
 func (w *world) faulty(p, again *islo.Provider) *hostedtest.Faulty {
 	return &hostedtest.Faulty{
 		Faults: &w.Faults, Provider: p, Again: again, Boxes: "/sandboxes", Box: "/sandboxes/*", Key: service.Key, Looks: 1,
@@ -37,7 +37,7 @@ func (w *world) faulty(p, again *islo.Provider) *hostedtest.Faulty {
 	}
 }
 
-// bounded is a spec of a sandbox with a gateway profile of its own.
+// bounded is the spec of a sandbox with its own gateway profile.
 func bounded(id sandbox.ID) *sandbox.Spec {
 	s := spec(id)
 	s.Network = sandbox.Network{Egress: []string{"api.a.test"}, Plain: &sandbox.EgressRules{Requests: []sandbox.EgressRequest{
@@ -53,8 +53,8 @@ const (
 	refused  = `{"code":"VALIDATION_ERROR","message":"no"}`
 )
 
-// failures are faults at each step of making a gateway profile and a sandbox
-// after which there is neither.
+// failures are faults at each step of making a gateway profile and a sandbox.
+// After each, neither exists.
 func failures() map[string]hostedtest.CreateFault {
 	const post, get, del, profiles = http.MethodPost, http.MethodGet, http.MethodDelete, "/gateway/profiles"
 	const unavailable, invalid = sandbox.CodeUnavailable, sandbox.CodeInvalid
@@ -98,15 +98,15 @@ func TestCreateFaults(t *testing.T) {
 	f.Create(t, more)
 }
 
-// sized is a spec whose size the service has to confirm.
+// sized is a spec with a size that the service must confirm.
 func sized(id sandbox.ID) *sandbox.Spec {
 	s := bounded(id)
 	s.Resources.Memory = 512 << 20
 	return s
 }
 
-// TestCompensation has every step fail, and then what would undo the steps before
-// it. What is left goes when somebody lists sandboxes.
+// TestCompensation makes every step fail, and then also the requests that undo
+// earlier steps. The next List removes what is left.
 func TestCompensation(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
 	p, other := w.open(t, dir), w.open(t, dir)
@@ -115,7 +115,7 @@ func TestCompensation(t *testing.T) {
 			w.Faults.Clear()
 			w.Faults.Add(tt.Fault, servicetest.Fault{Method: http.MethodDelete, Path: path, Status: 500})
 			if _, err := p.Create(t.Context(), sized("sb-undone")); err == nil {
-				t.Errorf("%s: it is made", name)
+				t.Errorf("%s: the sandbox was created", name)
 			}
 			w.Faults.Clear()
 			for found, err := range other.List(t.Context()) {
@@ -139,9 +139,8 @@ func TestLate(t *testing.T) {
 	w.faulty(w.open(t, dir), w.open(t, dir)).Late(t)
 }
 
-// What could not be taken back at once is found by the next one who looks: the
-// profile of a sandbox that was not made, and that of one which the service has
-// ended by itself.
+// The next List finds what could not be removed at once: the profile of a
+// sandbox that was not made, and of one that the service ended.
 func TestTidy(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
 	p := w.open(t, dir)
@@ -176,7 +175,7 @@ func TestTidy(t *testing.T) {
 	}
 }
 
-// Nothing is left when a sandbox ends but its profile cannot be removed at first.
+// A profile that cannot be removed at first is removed later.
 func TestDestroyFaults(t *testing.T) {
 	w := serve(t)
 	p := w.open(t, t.TempDir())
@@ -193,13 +192,13 @@ func TestDestroyFaults(t *testing.T) {
 	}
 }
 
-// A missing file is no missing sandbox either.
+// A missing file does not mean a missing sandbox.
 func TestFalse404(t *testing.T) {
 	w := serve(t)
 	w.faulty(w.open(t, t.TempDir()), nil).False404(t, "/sandboxes/*", `{"code":"FILE_NOT_FOUND","message":"no such file"}`)
 }
 
-// Tokens end at any time, and results come when they come.
+// Tokens expire at any time, and results may be late.
 func TestCommandFaults(t *testing.T) {
 	w := serve(t)
 	p := w.open(t, t.TempDir())
@@ -239,7 +238,7 @@ func TestCommandFaults(t *testing.T) {
 	}
 }
 
-// The connection with the guest breaks, and is made again.
+// The connection to the guest breaks and is restored.
 func TestLinkFaults(t *testing.T) {
 	w := serve(t)
 	p := w.open(t, t.TempDir())
@@ -268,7 +267,7 @@ func TestLinkFaults(t *testing.T) {
 	}
 }
 
-// Long input goes in files, and comes out as it went in.
+// Long input goes through files and arrives unchanged.
 func TestLongInput(t *testing.T) {
 	w := serve(t)
 	p := w.open(t, t.TempDir())
@@ -297,7 +296,7 @@ func TestLongInput(t *testing.T) {
 	}
 }
 
-// change has another client pause, stop or resume a sandbox.
+// change pauses, stops or resumes a sandbox as another client.
 func (w *world) change(t *testing.T, what string) {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -328,8 +327,8 @@ func (w *world) change(t *testing.T, what string) {
 	}
 }
 
-// TestPaused has another client pause and stop a sandbox, and resumes it while
-// that still goes on, twice at once. It keeps its name, and no other is made.
+// TestPaused pauses and stops a sandbox as another client, and resumes it
+// meanwhile, twice at once. The sandbox keeps its name, and no other is made.
 func TestPaused(t *testing.T) {
 	w := serve(t)
 	p := w.open(t, t.TempDir())
@@ -352,7 +351,7 @@ func TestPaused(t *testing.T) {
 			}
 			if slow == 0 {
 				if _, err := in.Exec(t.Context(), &sandbox.Command{Args: []string{"true"}}); p.ErrorCode(err) != sandbox.CodeConflict {
-					t.Errorf("%s: a command in a sandbox that stands still: %v, want conflict", what, err)
+					t.Errorf("%s: a command in a stopped sandbox: %v, want conflict", what, err)
 				}
 				if _, err := p.Create(t.Context(), spec(in.ID())); p.ErrorCode(err) != sandbox.CodeAlreadyExists {
 					t.Errorf("%s: Create: %v, want already exists", what, err)
@@ -377,7 +376,7 @@ func TestPaused(t *testing.T) {
 		}
 	}
 	if n := w.Faults.Requests(http.MethodPost, "/sandboxes"); n != 1 {
-		t.Errorf("%d sandboxes were asked for", n)
+		t.Errorf("%d sandboxes were requested", n)
 	}
 }
 
@@ -396,8 +395,8 @@ func TestStatuses(t *testing.T) {
 	}, service.Deleted)
 }
 
-// A snapshot whose answer is lost is not taken twice, and nothing is left of one
-// that fails.
+// If the answer is lost, the snapshot is not taken twice. Nothing is left of a
+// failed snapshot.
 func TestSnapshotFaults(t *testing.T) {
 	w := serve(t)
 	p := w.open(t, t.TempDir())

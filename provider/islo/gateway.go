@@ -11,18 +11,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Gateway is what every gateway profile that the provider makes has.
+// Gateway contains settings of every gateway profile that the provider makes.
 type Gateway struct {
 	// CloudRole is the public id of a role.
 	CloudRole string `json:"cloudRole,omitempty"`
-	// Integrations are those of the account whose credentials may be added.
+	// Integrations are the account's integrations with credentials that may be
+	// added to requests.
 	Integrations []string `json:"integrations,omitempty"`
-	// Rules come before those that a sandbox asks for, in this order, whatever
-	// their priority is.
+	// Rules precede the rules of a sandbox, in this order, regardless of their
+	// priority.
 	Rules []Rule `json:"rules,omitempty"`
 }
 
-// Rule is a rule of the service's gateway, in the service's words.
+// Rule is a rule of the service's gateway, in the service's format.
 type Rule struct {
 	ID            string         `json:"id,omitempty"`
 	Host          string         `json:"host_pattern"`
@@ -44,12 +45,12 @@ type AuthStrategy struct {
 	Format   string `json:"format,omitempty"`
 }
 
-// ContentFilter looks at what requests and answers hold.
+// ContentFilter inspects the content of requests and answers.
 type ContentFilter struct {
 	Type      string `json:"filter_type"`
 	Direction string `json:"direction"`
 	Pattern   string `json:"pattern,omitempty"`
-	// The rest is for the type "judge".
+	// The remaining fields are for the type "judge".
 	Name      string `json:"name,omitempty"`
 	Provider  string `json:"provider_key,omitempty"`
 	Model     string `json:"model,omitempty"`
@@ -59,7 +60,7 @@ type ContentFilter struct {
 	MaxTokens int    `json:"max_tokens,omitempty"`
 }
 
-// profile is a gateway profile. The service tells the role as an object.
+// profile is a gateway profile. The service returns the role as an object.
 type profile struct {
 	ID           string        `json:"id,omitempty"`
 	Name         string        `json:"name"`
@@ -85,7 +86,7 @@ func (*Provider) EgressAbility() sandbox.EgressAbility {
 	}
 }
 
-// profileOf is the gateway profile that rules need, or nil if nothing leaves.
+// profileOf returns the gateway profile for rules, or nil if they allow nothing.
 func (p *Provider) profileOf(name string, rules *sandbox.EgressRules) *profile {
 	if rules == nil || !rules.Open && len(rules.Requests)+len(rules.Allow) == 0 {
 		return nil
@@ -128,9 +129,9 @@ func filterOf(f *sandbox.Filter) *ContentFilter {
 	return out
 }
 
-// addProfile makes a gateway profile with its rules, and returns its id. One with
-// this name is left of an earlier try, and goes first. On an error nothing is
-// left, unless that is said.
+// addProfile makes a gateway profile with its rules, and returns its id. An
+// existing profile with this name is from an earlier attempt and is removed
+// first. On an error nothing is left, unless the error says so.
 func (a *api) addProfile(ctx context.Context, want *profile) (string, error) {
 	if err := a.removeProfile(ctx, want.Name, false); err != nil {
 		return "", err
@@ -158,7 +159,7 @@ func (a *api) addProfile(ctx context.Context, want *profile) (string, error) {
 	return made.ID, err
 }
 
-// same reports whether the service has a profile as it was asked for.
+// same reports whether the service's profile is as requested.
 func same(want, got *profile) bool {
 	slices.SortFunc(got.Rules, func(x, y Rule) int { return cmp.Compare(x.Priority, y.Priority) })
 	for i := range got.Rules {
@@ -169,7 +170,7 @@ func same(want, got *profile) bool {
 		(got.Integrations == nil || got.Integrations.Mode == want.Integrations.Mode && slices.Equal(got.Integrations.Keys, want.Integrations.Keys))
 }
 
-// roleOf is the id of a profile's role, as it is asked for or told.
+// roleOf returns the id of a profile's role, from a request or an answer.
 func roleOf(p *profile) string {
 	if m, ok := p.Role.(map[string]any); ok {
 		p.Role = m["id"]
@@ -184,9 +185,9 @@ func (a *api) profiles(ctx context.Context) (all []profile, err error) {
 	return all, err
 }
 
-// removeProfile removes the gateway profiles with a name that only this provider
-// gives. That there is none is success. A profile that a sandbox uses is a
-// conflict: at once if it is tried only once, and otherwise after a while.
+// removeProfile removes the gateway profiles with a name that only this
+// provider uses. A missing profile is success. A profile that a sandbox uses is
+// a conflict: immediately with once, otherwise after some retries.
 func (a *api) removeProfile(ctx context.Context, name string, once bool) error {
 	all, err := a.profiles(ctx)
 	for _, p := range all {

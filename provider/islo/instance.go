@@ -8,8 +8,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Instance is a sandbox of the service, with a guest in it that does what is
-// done inside. Its methods may be called concurrently.
+// Instance is a sandbox of the service. A guest inside runs commands and
+// accesses files. Its methods may be called concurrently.
 type Instance struct {
 	*hosted.Instance
 	p      *Provider
@@ -21,9 +21,9 @@ func (p *Provider) instance(id sandbox.ID, boxID, name string, ends time.Time) *
 	return &Instance{Instance: p.Instance(id, boxID, in, ends), p: p, inside: in}
 }
 
-// Resume implements driver.Resumer. Pausing is left to the service: it cuts the
-// connections of a sandbox that it pauses, which driver.Pauser does not allow.
-// One that was stopped has its files, and no processes.
+// Resume implements driver.Resumer. Only the service pauses: it drops the
+// connections of a paused sandbox, which driver.Pauser does not allow. A
+// stopped sandbox has its files but no processes.
 func (in *Instance) Resume(ctx context.Context) error {
 	if sleeps, err := in.Sleeps(ctx); err != nil || !sleeps {
 		return err
@@ -31,6 +31,6 @@ func (in *Instance) Resume(ctx context.Context) error {
 	if err := in.p.awake(ctx, in.ID(), in.inside.name); err != nil {
 		return in.Explain(ctx, err)
 	}
-	in.Disconnect() // no connection outlives the pause
+	in.Disconnect() // a pause ends all connections
 	return nil
 }

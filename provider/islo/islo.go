@@ -1,14 +1,14 @@
-// Package islo makes sandboxes with the service islo, whose gateway decides about
-// the requests that leave them.
+// Package islo makes sandboxes with the service islo. The service's gateway
+// controls their outgoing requests.
 //
-// The service makes, lists, pauses and ends sandboxes over REST. Inside, Atoll's
-// own guest does the work: the provider uploads it, listens to the events of the
-// command that joins it, and talks to it with further commands. All of that is
-// text. So commands, files, ports and watching keep the promises of package
-// driver.
+// The service makes, lists, pauses and ends sandboxes over REST. Inside,
+// Atoll's own guest does the work: the provider uploads it, listens to the
+// events of the command that joins it, and talks to it with further commands,
+// all as text. This way commands, files, ports and watching satisfy the driver
+// contract.
 //
-// It was tested with a fake of the service that the service's own SDK works
-// with, and not with the service itself.
+// It is tested with a fake service that the official SDK accepts, not with the
+// real service.
 package islo
 
 import (
@@ -28,38 +28,39 @@ import (
 // Name is the name of this provider.
 const Name = "islo"
 
-// Options say which account to use, and how.
+// Options configure the connection to the service.
 type Options struct {
-	// Dir is a directory for this provider alone. It is made when something has
-	// to be kept. Sandboxes belong to it: another directory has to adopt them.
+	// Dir is a directory for this provider alone. It is created when it is first
+	// needed. Sandboxes belong to it: another directory must adopt them first.
 	Dir string
-	// Key is where the API key comes from. It is sent to the control URL and
-	// nowhere else; for tokens that end soon, which are sent to both.
+	// Key is the source of the API key. The key is sent only to the control URL,
+	// in exchange for short-lived tokens, which are sent to both.
 	Key *credential.Source
-	// ControlURL is where tokens and gateway profiles are. Empty: the service's.
+	// ControlURL is the address for tokens and gateway profiles. Empty: the service's.
 	ControlURL string
-	// ComputeURL is where sandboxes are, in the region of one's choice. Empty: the
-	// service's, if ControlURL is, too.
+	// ComputeURL is the address of the sandboxes of a region. Empty: the
+	// service's, if ControlURL is empty too.
 	ComputeURL string
-	// Image is that of sandboxes with the image "host". Empty: the service's
+	// Image is used for sandboxes with the image "host". Empty: the service's
 	// default.
 	Image string
-	// Profile is a gateway profile of the account for sandboxes that ask for no
-	// network. Nothing changes or removes it. Empty: they have no network.
+	// Profile is a gateway profile of the account for sandboxes without a network
+	// in their spec. Atoll never changes or removes it. Empty: they have no
+	// network.
 	Profile string
-	// Gateway is what the gateway profiles of other sandboxes have besides what
-	// these ask for.
+	// Gateway contains settings that are added to the gateway profiles of all
+	// other sandboxes.
 	Gateway Gateway
-	// Executable is a static program that imports internal/guest/early, to be the
-	// guest where none is embedded. Empty: the running one.
+	// Executable is a static program that imports internal/guest/early. It is the
+	// guest if none is embedded. Empty: the running program.
 	Executable string
-	// Transport carries requests. Nil: one of the provider's own.
+	// Transport sends requests. Nil: a new one.
 	Transport http.RoundTripper
 }
 
-// FromEnvironment returns the options that the service's own SDK would take from
-// variables of the environment, and the key's file and command, the image and
-// the profile, which it does not take from there.
+// FromEnvironment returns the options from the environment variables of the
+// official SDK, and from further variables: the key's file and command, the
+// image and the profile.
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
 		Dir: dir, Key: credential.FromEnvironment("ISLO_API_KEY", lookup), ControlURL: strings.TrimSpace(lookup("ISLO_BASE_URL")),
@@ -73,8 +74,8 @@ const (
 	publicCompute = "https://ca.compute.islo.dev"
 )
 
-// addresses returns the control and the compute URL. A token must not go to a
-// host that nobody named, so another control URL needs a compute URL.
+// addresses returns the control and the compute URL. A token must only go to
+// hosts that are configured, so another control URL needs a compute URL.
 func addresses(opts *Options) (control, compute *url.URL, err error) {
 	c, d := opts.ControlURL, opts.ComputeURL
 	if c == "" {
@@ -121,8 +122,8 @@ var (
 	_ driver.Meter          = (*Instance)(nil)
 )
 
-// New opens the provider. It asks nobody and makes nothing, but forgets what was
-// kept of sandboxes that ended long ago.
+// New opens the provider. It makes no network call. It removes records of
+// sandboxes that ended long ago.
 func New(opts Options) (*Provider, error) {
 	if opts.Dir == "" {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "islo.open", Message: "no directory given"}
@@ -138,7 +139,7 @@ func New(opts Options) (*Provider, error) {
 	a := newAPI(control, compute, opts.Key, boxes, opts.Transport)
 	p := &Provider{opts: opts, api: a, saved: records.Dir[struct{}]{Root: opts.Dir, Name: "snapshots"}, Core: &hosted.Core{
 		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true, More: true,
-		Hint: "use the ISLO_API_KEY and the ISLO_BASE_URL that it was made with",
+		Hint: "use its original ISLO_API_KEY and ISLO_BASE_URL",
 	}}
 	if err := p.Start(opts.Executable); err != nil {
 		return nil, err
@@ -146,14 +147,14 @@ func New(opts Options) (*Provider, error) {
 	return p, nil
 }
 
-// Probe implements driver.Provider. It asks the service whether the key is good.
+// Probe implements driver.Provider. It checks the key with the service.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	if err := ctx.Err(); err != nil {
 		return driver.Facts{}, err
 	}
 	vm := driver.Limit{Holds: true, By: "the service's virtual machine"}
 	facts := driver.Facts{
-		Provider: Name, Version: "v1", Engine: Name, Isolates: true,
+		Provider: Name, Version: "v1", Engine: Name, Isolation: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
 			Snapshot: true, Ports: true, Usage: true, Rejoin: true,
@@ -164,7 +165,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		},
 	}
 	if !p.opts.Key.Set() {
-		facts.Findings = append(facts.Findings, driver.Finding{Severity: driver.Blocker, Subject: "key", Message: "there is no API key", Fix: "set ISLO_API_KEY"})
+		facts.Findings = append(facts.Findings, driver.Finding{Severity: driver.Blocker, Subject: "key", Message: "no API key is set", Fix: "set ISLO_API_KEY"})
 	} else {
 		_, err := p.api.page(ctx, url.Values{"limit": {"1"}})
 		hosted.Judge(&facts, err, "ISLO_API_KEY", "ISLO_BASE_URL and ISLO_COMPUTE_URL", p.api.control.Base, p.api.Base)
@@ -173,7 +174,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		return driver.Facts{}, err
 	}
 	facts.Findings = append(facts.Findings, driver.Finding{
-		Severity: driver.Note, Subject: "service", Message: "tested with a fake of the service, and not with the service itself",
+		Severity: driver.Note, Subject: "service", Message: "tested with a fake service, not with the real one",
 	})
 	return facts, nil
 }

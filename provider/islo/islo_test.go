@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 
-// world is a service whose sandboxes are kernels of this machine.
+// world is a fake service. Its sandboxes are gVisor sandboxes on this machine.
 type world struct {
 	*service.Server
 	backing driver.Provider
@@ -55,7 +55,7 @@ func (w *world) open(t *testing.T, dir string) *islo.Provider {
 	return p
 }
 
-// empty checks that nothing is left with the service.
+// empty checks that the service has no resources left.
 func (w *world) empty(t *testing.T) {
 	t.Helper()
 	if n := len(w.Names()) + w.Snapshots() + len(w.Profiles()); n > 0 {
@@ -73,7 +73,7 @@ func TestConformance(t *testing.T) {
 		Spec:     func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
 		Parallel: true,
 	}
-	if testing.Short() { // what the guest does is the same for every provider that has it
+	if testing.Short() { // the guest is the same for every provider
 		h.Only = []string{
 			"capabilities", "lifecycle", "reattach", "snapshot", "restore", "errors", "leaks", "images", "network", "pause", "deadline",
 		}

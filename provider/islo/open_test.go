@@ -19,8 +19,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// remembering is a service that gives tokens, makes nothing, and remembers what
-// it was asked.
+// remembering is a service that issues tokens, creates nothing and records
+// requests.
 type remembering struct {
 	hosts []string
 	body  map[string]any
@@ -46,11 +46,11 @@ func (m *remembering) RoundTrip(r *http.Request) (*http.Response, error) {
 	return say(http.StatusOK, `{"items":[],"total":0}`)
 }
 
-// A credential goes to no host that nobody named.
+// Credentials only go to configured hosts.
 func TestAddresses(t *testing.T) {
 	for name, tt := range map[string]struct {
 		opts islo.Options
-		want []string // the hosts that are asked; nil: it is refused
+		want []string // hosts that get requests; nil: refused
 	}{
 		"the service's own":       {islo.Options{}, []string{"api.islo.dev", "ca.compute.islo.dev"}},
 		"a region":                {islo.Options{ComputeURL: "https://eu.compute.example.com"}, []string{"api.islo.dev", "eu.compute.example.com"}},
@@ -81,7 +81,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestAsked checks what the service is told about a sandbox, and what is refused.
+// TestAsked checks the requests for a sandbox, and what is refused.
 func TestAsked(t *testing.T) {
 	asked := &remembering{}
 	p, err := islo.New(islo.Options{
@@ -126,7 +126,7 @@ func TestAsked(t *testing.T) {
 	}
 }
 
-// TestGateway asks the gateway what passes. A named profile stays as it is.
+// TestGateway checks what the gateway allows. A named profile is not changed.
 func TestGateway(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
 	opts := w.options(dir)
@@ -199,8 +199,8 @@ func TestGateway(t *testing.T) {
 	}
 }
 
-// A key of another account is no evidence that a sandbox does not exist, and a
-// key that is replaced in its file goes on where the other ended.
+// A key of another account does not show that a sandbox is gone. A key that is
+// replaced in its file is used from then on.
 func TestKeys(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
 	w.AddKey("ak_other", "tenant-2")
@@ -250,7 +250,7 @@ func TestKeys(t *testing.T) {
 	if err := renewed.Destroy(context.WithoutCancel(t.Context())); err != nil {
 		t.Error(err)
 	}
-	// Tokens that end at once are replaced in time.
+	// Tokens that expire at once are replaced in time.
 	w.Tokens(2 * time.Second)
 	w.Expire()
 	for range 3 {

@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 )
 
-// TestSDK has the service's official SDK for Python use the fake, so that the
-// fake is not only our reading of the protocol.
+// TestSDK uses the fake with the official SDK for Python, so that the fake is
+// more than our reading of the protocol.
 func TestSDK(t *testing.T) {
 	w := serve(t)
 	hostedtest.SDK(t, "ISLO_API_KEY="+service.Key, "ISLO_BASE_URL="+w.url, "ISLO_COMPUTE_URL="+w.url)

@@ -16,7 +16,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// saved is a snapshot as the service tells of it. It is found by its name.
+// saved is the service's description of a snapshot. Snapshots are found by name.
 type saved struct {
 	Name    string    `json:"name"`
 	Status  string    `json:"status"`
@@ -24,10 +24,10 @@ type saved struct {
 	Created time.Time `json:"created_at"`
 }
 
-// capturing bounds how long a snapshot may take.
+// capturing limits how long a snapshot may take.
 const capturing = 15 * time.Minute
 
-// state says of a snapshot whether it is complete, and whether it will be.
+// state reports whether a snapshot is complete, and whether it still can be.
 func (s saved) state() (ready, coming bool) {
 	switch s.Status {
 	case "ready", "completed", "available", "active":
@@ -57,7 +57,7 @@ func (a *api) snapshot(ctx context.Context, name string) (s saved, err error) {
 	return s, err
 }
 
-// forget removes a snapshot. One that is not there is success.
+// forget removes a snapshot. A missing snapshot is success.
 func (a *api) forget(ctx context.Context, name string) error {
 	if err := a.Remove(ctx, "/snapshots/"+name); !missing(err) {
 		return err
@@ -65,14 +65,14 @@ func (a *api) forget(ctx context.Context, name string) error {
 	return nil
 }
 
-// Snapshot implements driver.Snapshotter. The service saves a sandbox that runs;
-// whether with its memory is not known, so it counts as files.
+// Snapshot implements driver.Snapshotter. The service saves running sandboxes.
+// It is not known whether it saves memory, so a snapshot counts as files only.
 func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	if err := sandbox.ValidateName(opts.ID); err != nil {
 		return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "islo.snapshot", Message: "the ID is invalid", Cause: err}
 	}
 	if opts.Memory {
-		return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "islo.snapshot", Message: "the service does not promise to save memory", Hint: "save the files only"}
+		return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "islo.snapshot", Message: "the service does not guarantee to save memory", Hint: "save the files only"}
 	}
 	if err := ctx.Err(); err != nil {
 		return driver.Snapshot{}, err
@@ -86,7 +86,7 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 	}
 	return records.Finish(ctx, &in.p.Work, func() (driver.Snapshot, error) {
 		defer l.Unlock()
-		defer func() { _ = l.Remove() }() // it is only a lock
+		defer func() { _ = l.Remove() }() // only a lock
 		return in.capture(ctx, opts)
 	})
 }
@@ -100,7 +100,7 @@ func (in *Instance) capture(ctx context.Context, opts driver.SnapshotOptions) (d
 	}
 	switch _, err := in.p.api.snapshot(asking, name); {
 	case err == nil:
-		return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "islo.snapshot", Subject: opts.ID, Message: "there is a snapshot with this ID"}
+		return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "islo.snapshot", Subject: opts.ID, Message: "a snapshot with this ID already exists"}
 	case !errors.Is(err, driver.ErrSnapshotLost):
 		return driver.Snapshot{}, in.Explain(ctx, err)
 	}
@@ -121,8 +121,8 @@ func (in *Instance) capture(ctx context.Context, opts driver.SnapshotOptions) (d
 	return driver.Snapshot{}, errors.Join(in.Explain(ctx, err), undone)
 }
 
-// save asks for a snapshot once, and waits until it is ready. If the answer is
-// lost, it is found by its name.
+// save requests a snapshot once, and waits until it is ready. If the answer is
+// lost, it looks for the snapshot by name.
 func (in *Instance) save(ctx context.Context, name string) (s saved, err error) {
 	err = in.p.api.Call(ctx, http.MethodPost, "/snapshots/", map[string]string{"sandbox_name": in.inside.name, "name": name}, &s)
 	if err != nil && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
@@ -133,7 +133,7 @@ func (in *Instance) save(ctx context.Context, name string) (s saved, err error) 
 		ready, coming := s.state()
 		switch {
 		case errors.Is(looked, driver.ErrSnapshotLost) && n < tries:
-			n++ // it was not made, or not yet
+			n++ // not created, or not yet
 		case errors.Is(looked, driver.ErrSnapshotLost) && err != nil:
 			return s, err
 		case looked != nil:
@@ -196,7 +196,7 @@ func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot
 	}
 }
 
-// check refuses a reference that is not one of this directory.
+// check refuses a reference of another directory.
 func (p *Provider) check(ref driver.SnapshotRef) error {
 	prefix, err := p.api.own("")
 	if err != nil {
@@ -206,7 +206,7 @@ func (p *Provider) check(ref driver.SnapshotRef) error {
 	if ref.Provider == Name && ref.Kind == driver.SnapshotFilesystem && ours && sandbox.ValidateName(id) == nil {
 		return nil
 	}
-	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "islo.restore", Message: "the reference is not one of this provider"}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "islo.restore", Message: "the reference belongs to another provider"}
 }
 
 // RemoveSnapshot implements driver.SnapshotKeeper.
@@ -233,7 +233,7 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 		return nil, driver.Restored{}, err
 	}
 	in, err := p.make(ctx, spec, creation{Snapshot: ref.Data})
-	if missing(err) { // it was removed meanwhile
+	if missing(err) { // removed in the meantime
 		err = lost(ref.Data, "the service has no such snapshot")
 	}
 	return in, driver.Restored{}, err

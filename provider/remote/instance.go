@@ -130,7 +130,7 @@ func (b *box) Wait(ctx context.Context) (sandbox.Exit, error) {
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
 		exit, err := b.s.Wait(ctx)
 		if err == nil {
-			b.settle(ctx)
+			b.awaitEnd(ctx)
 			return exit, nil
 		}
 		err = b.explain(ctx, err)
@@ -147,9 +147,9 @@ func (b *box) Wait(ctx context.Context) (sandbox.Exit, error) {
 	}
 }
 
-// settle waits briefly until the other daemon has recorded the end of the
+// awaitEnd waits briefly until the other daemon has recorded the end of the
 // sandbox, so that List agrees with Wait.
-func (b *box) settle(ctx context.Context) {
+func (b *box) awaitEnd(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lastLook)
 	defer cancel()
 	for wait := firstLook; ; wait *= 2 {

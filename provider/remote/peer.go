@@ -109,7 +109,7 @@ func (p *Provider) absent(ctx context.Context, id sandbox.ID) error {
 	if now != k.binding {
 		return &sandbox.Error{
 			Code: sandbox.CodeUnauthorized, Subject: string(id), Message: "the sandbox belongs to " + k.binding + ", and " + p.host + " is now " + now,
-			Hint: "use the address and a key of the tenant that it was made with",
+			Hint: "use its original address and a key of its tenant",
 		}
 	}
 	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(id), Message: "the sandbox does not exist"}
@@ -154,7 +154,7 @@ func blocker(err error) driver.Finding {
 
 // describe adds the other daemon's provider to facts.
 func (p *Provider) describe(facts *driver.Facts, other *sandbox.Provider) {
-	facts.Version, facts.Available, facts.Isolates = other.Name+" "+other.Version, other.Available, other.Isolates
+	facts.Version, facts.Available, facts.Isolation = other.Name+" "+other.Version, other.Available, other.Isolates
 	facts.SharesFiles = other.SharesFiles
 	facts.Capabilities = capabilities(other)
 	for _, name := range limits {

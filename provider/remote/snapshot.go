@@ -24,7 +24,7 @@ func (s snapshots) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (s
 	case ctx.Err() != nil:
 		return snap, ctx.Err()
 	case sandbox.ValidateName(opts.ID) != nil:
-		return snap, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "remote.snapshot", Subject: "id", Message: "is not usable"}
+		return snap, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "remote.snapshot", Subject: "id", Message: "is not a valid id"}
 	case opts.Memory && !s.can.Memory:
 		return snap, s.unsupported("memory", "the snapshots of the other daemon's provider hold no memory")
 	}
@@ -165,7 +165,7 @@ func (p *Provider) snapshot(ctx context.Context, ref driver.SnapshotRef) (s sand
 
 func checkRef(ref driver.SnapshotRef) error {
 	if ref.Provider != Name || sandbox.ValidateName(ref.Data) != nil {
-		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "remote.snapshot", Subject: "snapshot", Message: "the reference is not one of this provider"}
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "remote.snapshot", Subject: "snapshot", Message: "the reference belongs to another provider"}
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ func newAPI(control, data *url.URL, key *credential.Source, fresh func(context.C
 	}}
 }
 
-// words reads an error of either plane: {"error": {"code", "message"}} or
+// words reads an error of either API: {"error": {"code", "message"}} or
 // {"error": "text"}.
 func words(body []byte) (code, message string, ok bool) {
 	var said struct {
@@ -53,14 +53,14 @@ func missing(err error) bool {
 	return rest.RefusalOf(err).Status == http.StatusNotFound && rest.RefusalOf(err).Code == "not_found"
 }
 
-// network is what a sandbox may reach. What is allowed wins.
+// network lists what a sandbox may reach. Allow rules win.
 type network struct {
 	AllowOut []string `json:"allow_out"`
 	DenyOut  []string `json:"deny_out"`
 }
 
-// box is a sandbox as the service tells of it. Only what makes it run tells the
-// token and the hint.
+// box is the service's description of a sandbox. Only answers to requests that
+// start it contain the token and the hint.
 type box struct {
 	ID         string            `json:"id"`
 	Status     string            `json:"status"`
@@ -73,7 +73,7 @@ type box struct {
 	Hint       string            `json:"routing_hint"`
 }
 
-// creation asks for a sandbox. Nothing of it is sent if it is not set.
+// creation is the request for a new sandbox. Unset fields are not sent.
 type creation struct {
 	Name       string            `json:"name"`
 	Template   string            `json:"from_template,omitempty"`
@@ -86,14 +86,14 @@ type creation struct {
 	Preview    string            `json:"preview_access"`
 }
 
-// sandbox makes a request that is answered with a sandbox: that with the id, if
-// it is given.
+// sandbox makes a request whose answer is a sandbox, which must have the id if
+// one is given.
 func (a *api) sandbox(ctx context.Context, method, path, id string, in any) (b box, err error) {
 	err = a.Call(ctx, method, path, in, &b)
 	switch {
 	case err != nil:
 	case b.ID == "" || strings.ContainsAny(b.ID, "/?#.:@\\%"):
-		err = a.Strange("the service names no sandbox")
+		err = a.Strange("the service's response contains no sandbox id")
 	case id != "" && b.ID != id:
 		err = a.Strange("the service answers for another sandbox")
 	}
@@ -115,7 +115,7 @@ func (a *api) get(ctx context.Context, id string) (box, error) {
 	return b, known(err)
 }
 
-// known translates the answer that there is no such thing.
+// known converts the answer for a missing resource.
 func known(err error) error {
 	if missing(err) {
 		return hosted.ErrNone
@@ -159,11 +159,11 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 	return known(a.Remove(ctx, "/sandboxes/"+id))
 }
 
-// Clear implements hosted.Service: sandboxes have nothing besides.
+// Clear implements hosted.Service: sandboxes have no other resources.
 func (a *api) Clear(context.Context, sandbox.ID, bool) error { return nil }
 
-// Account implements hosted.Service: the API tells a key nothing about it, so the
-// key itself stands for it.
+// Account implements hosted.Service: the API does not report the account, so
+// the key identifies it.
 func (a *api) Account(context.Context) (string, error) { return "", nil }
 
 // Credential implements hosted.Service.
@@ -202,7 +202,7 @@ func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) err
 	return err
 }
 
-// describe says what the service knows of a sandbox.
+// describe converts the service's description of a sandbox.
 func (b box) describe() hosted.Box {
 	d := hosted.Box{
 		ID: b.ID, Scope: b.Metadata[metaScope], Sandbox: sandbox.ID(b.Metadata[metaID]), Status: b.Status, State: stateOf(b.Status), Created: b.Created, Labels: map[string]string{},
@@ -227,7 +227,7 @@ const (
 	statusDeleted   = "deleted"
 )
 
-// stateOf translates a status. One that is not known is no state.
+// stateOf translates a status. An unknown status has no state.
 func stateOf(status string) sandbox.State {
 	switch status {
 	case statusActive, statusStarting, statusMigrating, statusResuming:
@@ -242,8 +242,7 @@ func stateOf(status string) sandbox.State {
 	return sandbox.Lost
 }
 
-// How long two clients may get in each other's way, and how soon it is tried
-// again.
+// How long two clients may conflict, and the delay between attempts.
 const (
 	settling = 2 * time.Minute
 	fastPoll = 50 * time.Millisecond
@@ -251,7 +250,7 @@ const (
 )
 
 // awake makes a sandbox active, by POST activate or resume, and returns its new
-// token. With asleep, one that is paused is resumed; else that is a conflict.
+// token. With asleep, a paused sandbox is resumed; otherwise it is a conflict.
 func (p *Provider) awake(ctx context.Context, id sandbox.ID, boxID string, asleep bool) (box, error) {
 	start := time.Now()
 	for {
@@ -270,8 +269,8 @@ func (p *Provider) awake(ctx context.Context, id sandbox.ID, boxID string, aslee
 		if err == nil && b.Token == "" {
 			err = p.Strange("the service gives no token")
 		}
-		// Somebody else was faster, or the pause is not over: what it is now says
-		// what to do.
+		// Another client was faster, or the pause has not finished. The present
+		// status decides.
 		if sandbox.CodeOf(err) != sandbox.CodeConflict || time.Since(start) > settling {
 			return b, err
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Sandboxes are found again by their metadata; labels are metadata, too.
+// Sandboxes are identified by their metadata. Labels are metadata too.
 const (
 	metaScope = "atoll-scope"
 	metaID    = "atoll-id"
@@ -63,7 +63,7 @@ func (*Provider) EgressAbility() sandbox.EgressAbility {
 // everything is the deny rule that makes allow rules a closed list.
 const everything = "0.0.0.0/0"
 
-// egress says in the service's words what a sandbox may reach.
+// egress converts egress rules to the service's format.
 func egress(rules *sandbox.EgressRules) *network {
 	if rules != nil && rules.Open {
 		return nil
@@ -71,8 +71,8 @@ func egress(rules *sandbox.EgressRules) *network {
 	return &network{AllowOut: hosted.Destinations(rules), DenyOut: []string{everything}}
 }
 
-// complete fills in what a new sandbox has of its spec, and refuses what the
-// service does not have.
+// complete fills in the request for a spec, and refuses what the service does
+// not support.
 func (p *Provider) complete(c *creation, spec *sandbox.Spec, scope string) error {
 	refuse := func(subject, message, hint string) error {
 		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "superserve.create", Subject: subject, Message: message, Hint: hint}
@@ -92,7 +92,7 @@ func (p *Provider) complete(c *creation, spec *sandbox.Spec, scope string) error
 	}
 	c.Network, c.Secrets, c.Preview = egress(spec.Network.Plain), p.opts.Secrets, "private"
 	if life > 0 {
-		// The service pauses a sandbox when its time is over, and removes it then.
+		// The service pauses a sandbox at its timeout, and then removes it.
 		seconds, atOnce := max(1, int64((life+time.Second-1)/time.Second)), int64(0)
 		c.Timeout, c.AutoDelete = &seconds, &atOnce
 	}
@@ -134,9 +134,8 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, bar
 	return hosted.Make(ctx, p.Core, m)
 }
 
-// request asks for a sandbox and reads back what there is. If the answer does
-// not come, or is about another sandbox, the one that was made is found by its
-// metadata.
+// request requests a sandbox and reads it back. If the answer is lost or names
+// another sandbox, it looks for the sandbox by its metadata.
 func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (box, error) {
 	b, err := p.api.sandbox(ctx, http.MethodPost, "/sandboxes", "", c)
 	if hosted.Refused(err) {
@@ -159,7 +158,7 @@ func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (box
 	})
 }
 
-// read returns what the service says of a new sandbox, with its token.
+// read returns the service's description of a new sandbox, with its token.
 func (p *Provider) read(ctx context.Context, id sandbox.ID, b box, c *creation) (box, error) {
 	now, err := p.api.get(ctx, b.ID)
 	if err == nil && (now.Metadata[metaID] != string(id) || now.Metadata[metaScope] != c.Metadata[metaScope]) {
@@ -169,7 +168,7 @@ func (p *Provider) read(ctx context.Context, id sandbox.ID, b box, c *creation) 
 	return now, err
 }
 
-// confirm checks that the service enforces what it was asked for.
+// confirm checks that the service enforces the requested settings.
 func (p *Provider) confirm(b box, c *creation) error {
 	same := func(a, b *int64) bool { return a == b || a != nil && b != nil && *a == *b }
 	switch {

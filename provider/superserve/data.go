@@ -30,7 +30,7 @@ type inside struct {
 	id   string // the service's
 	name sandbox.ID
 
-	single chan struct{} // held by who asks for a token
+	single chan struct{} // held while a token is requested
 	mu     sync.Mutex
 	token  string
 	hint   string
@@ -48,7 +48,7 @@ func (in *inside) current(stale string) (token, hint string, ok bool) {
 	return in.token, in.hint, in.token != "" && in.token != stale && !expired(in.hint)
 }
 
-// expired reports whether a hint says so of itself. It is a route and no
+// expired reports whether a hint has expired. A hint is a route, not a
 // credential: the service checks it.
 func expired(hint string) bool {
 	parts := strings.Split(hint, ".")
@@ -63,7 +63,8 @@ func expired(hint string) bool {
 }
 
 // credentials returns a token that is not the stale one, and the hint that
-// belongs to it. Of many callers one asks for it. A paused sandbox stays so.
+// belongs to it. Of many callers, one requests it. A paused sandbox stays
+// paused.
 func (in *inside) credentials(ctx context.Context, stale string) (token, hint string, err error) {
 	if token, hint, ok := in.current(stale); ok {
 		return token, hint, nil
@@ -85,18 +86,18 @@ func (in *inside) credentials(ctx context.Context, stale string) (token, hint st
 	return b.Token, b.Hint, nil
 }
 
-// tries is how often a request is made whose token others take back.
+// tries is the number of attempts while other clients invalidate the token.
 const tries = 3
 
-// try makes a request, and makes it again with a new token if the service
-// refused it before it did anything.
+// try makes a request, and repeats it with a new token if the service refused
+// it without an effect.
 func (in *inside) try(ctx context.Context, f func(c *rest.Client) error) error {
 	for n, stale := 1, ""; ; n++ {
 		token, hint, err := in.credentials(ctx, stale)
 		if err != nil {
 			return err
 		}
-		c := in.p.api.Client // a copy, whose credential is the token
+		c := in.p.api.Client // a copy that signs with the token
 		c.Fresh = nil
 		c.Secrets = append(slices.Clone(c.Secrets), token, hint)
 		c.Base = in.base()
@@ -111,8 +112,8 @@ func (in *inside) try(ctx context.Context, f func(c *rest.Client) error) error {
 	}
 }
 
-// rerouted reports whether a refusal means that the token or the route is no
-// good any more, and that nothing was done.
+// rerouted reports whether a refusal means that the token or the route is not
+// valid any more, and that the request had no effect.
 func rerouted(r *rest.Refusal, hinted bool) bool {
 	switch r.Status {
 	case http.StatusUnauthorized, http.StatusForbidden:
@@ -127,7 +128,7 @@ func rerouted(r *rest.Refusal, hinted bool) bool {
 	return false
 }
 
-// base is where the sandbox is reached.
+// base is the address of the sandbox.
 func (in *inside) base() *url.URL {
 	u := *in.p.api.data
 	u.Host, u.Path = strings.ReplaceAll(u.Host, placeholder, in.id), strings.ReplaceAll(u.Path, placeholder, in.id)
@@ -141,7 +142,7 @@ func (in *inside) address(h http.Header, hint string) {
 	}
 }
 
-// start is what begins a command.
+// start is the message that starts a command.
 type start struct {
 	Command string            `json:"command"`
 	Env     map[string]string `json:"env,omitempty"`
@@ -158,11 +159,11 @@ func (in *inside) Upload(ctx context.Context, path string, guest *program.Progra
 	})
 }
 
-// maxEvent bounds a line of a stream of events.
+// maxEvent limits a line of an event stream.
 const maxEvent = 1 << 20
 
-// Run implements hosted.Inside. It listens to events: only the last one says how
-// the command ended.
+// Run implements hosted.Inside. It reads events; only the last one says how the
+// command ended.
 func (in *inside) Run(ctx context.Context, script string) (out string, err error) {
 	text, err := json.Marshal(start{Command: script})
 	if err != nil {
@@ -188,8 +189,8 @@ type event struct {
 	Error    string `json:"error"`
 }
 
-// events reads a stream to its end. A stream that just stops, and an end without
-// an exit code, are errors.
+// events reads a stream to its end. A stream that stops early, or an end
+// without an exit code, is an error.
 func (in *inside) events(ctx context.Context, r io.Reader) (string, error) {
 	var out strings.Builder
 	lines := bufio.NewScanner(r)
@@ -223,7 +224,7 @@ func (in *inside) broken(message string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(in.name), Message: message}
 }
 
-// protocol is the name of the service's protocol for commands.
+// protocol is the name of the service's id protocol for commands.
 const protocol = "superserve.exec.v1"
 
 // Start implements guestkit.Runner.
@@ -248,8 +249,8 @@ func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Progr
 	return wsexec.New(in.p.Open, &in.p.Conns, ws, wsexec.Protocol{Stdin: []byte{0}, Stdout: 1, Stderr: 2, MaxInput: 32 << 10, Ended: in.ended, Lost: lost}), nil
 }
 
-// dial opens the connection. Tokens go along as protocols, as from browsers,
-// which is what the service documents.
+// dial opens the connection. The token is sent as a subprotocol, as browsers
+// must, which the service documents.
 func (in *inside) dial(ctx context.Context, c *rest.Client) (*websocket.Conn, error) {
 	header := http.Header{}
 	c.Sign(header)
@@ -259,7 +260,7 @@ func (in *inside) dial(ctx context.Context, c *rest.Client) (*websocket.Conn, er
 	}
 	base := *c.Base
 	if shared[base.Host] {
-		base.Host = "boxd-" + in.id + "." + base.Host // where the service's own clients go
+		base.Host = "boxd-" + in.id + "." + base.Host // as the service's own clients do
 	}
 	ws, err := c.Dial(ctx, base.String()+"/exec/connect", protocols...)
 	if err != nil {
@@ -272,10 +273,10 @@ func (in *inside) dial(ctx context.Context, c *rest.Client) (*websocket.Conn, er
 	return ws, nil
 }
 
-// shared are the hosts of the service that all sandboxes are reached at.
+// shared lists the service's hosts that serve all sandboxes.
 var shared = map[string]bool{"sandbox.superserve.ai": true, "usw-sandbox.superserve.ai": true, "staging-sandbox.superserve.ai": true}
 
-// ended reads a message of text: nil unless the command has ended.
+// ended parses a text message. It returns nil unless the command has ended.
 func (in *inside) ended(text, stderr []byte) error {
 	var e event
 	switch err := json.Unmarshal(text, &e); {

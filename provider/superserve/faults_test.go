@@ -22,7 +22,7 @@ func (w *world) make(t *testing.T, p *superserve.Provider, s *sandbox.Spec) driv
 	return w.faulty(p, nil).Make(t, s)
 }
 
-// faulty is the service for the tests that all services have.
+// faulty is the service for the tests shared by all services.
 func (w *world) faulty(p, again *superserve.Provider) *hostedtest.Faulty {
 	return &hostedtest.Faulty{
 		Faults: &w.Faults, Provider: p, Again: again, Boxes: "/sandboxes", Box: "/sandboxes/*", Key: service.Key,
@@ -68,7 +68,7 @@ func TestTemporaryConflict(t *testing.T) {
 	w.faulty(w.open(t, t.TempDir()), nil).Conflict(t)
 }
 
-// Tokens and hints end at any time: others connect, sandboxes move.
+// Tokens and hints expire at any time: other clients connect, and sandboxes move.
 func TestExpiredTokens(t *testing.T) {
 	w := serve(t)
 	p := w.open(t, t.TempDir())
@@ -106,8 +106,8 @@ func TestExpiredTokens(t *testing.T) {
 	}
 }
 
-// pause has another client of the service pause a sandbox. With async it does
-// not wait for that.
+// pause pauses a sandbox as another client of the service. With async it does
+// not wait.
 func (w *world) pause(t *testing.T, async bool) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+"/sandboxes/"+w.IDs()[0]+"/pause", nil)
@@ -131,8 +131,8 @@ func (w *world) pause(t *testing.T, async bool) {
 	}
 }
 
-// TestPaused has another client pause a sandbox, and resumes it while it is still
-// pausing, twice at once.
+// TestPaused pauses a sandbox as another client, and resumes it during the
+// pause, twice at once.
 func TestPaused(t *testing.T) {
 	w := serve(t)
 	p := w.open(t, t.TempDir())
@@ -189,8 +189,8 @@ func TestStatuses(t *testing.T) {
 	}, service.Deleted)
 }
 
-// A snapshot is asked for with a key, so that one whose answer is lost is not
-// taken twice; and nothing is left of one that fails.
+// A snapshot is requested with an idempotency key, so that it is not taken
+// twice if the answer is lost. Nothing is left of a failed snapshot.
 func TestSnapshotFaults(t *testing.T) {
 	w := serve(t)
 	p := w.open(t, t.TempDir())

@@ -8,8 +8,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Instance is a sandbox of the service, with a guest in it that does what is
-// done inside. Its methods may be called concurrently.
+// Instance is a sandbox of the service. A guest inside runs commands and
+// accesses files. Its methods may be called concurrently.
 type Instance struct {
 	*hosted.Instance
 	p      *Provider
@@ -21,8 +21,8 @@ func (p *Provider) instance(id sandbox.ID, boxID string, ends time.Time) *Instan
 	return &Instance{Instance: p.Instance(id, boxID, in, ends), p: p, inside: in}
 }
 
-// Resume implements driver.Resumer. Pausing is left to the service: it cuts the
-// connections of a sandbox that it pauses, which driver.Pauser does not allow.
+// Resume implements driver.Resumer. Only the service pauses: it drops the
+// connections of a paused sandbox, which driver.Pauser does not allow.
 func (in *Instance) Resume(ctx context.Context) error {
 	if sleeps, err := in.Sleeps(ctx); err != nil || !sleeps {
 		return err
@@ -32,6 +32,6 @@ func (in *Instance) Resume(ctx context.Context) error {
 		return in.Explain(ctx, err)
 	}
 	in.inside.set(b)
-	in.Disconnect() // no connection outlives the pause
+	in.Disconnect() // a pause ends all connections
 	return nil
 }

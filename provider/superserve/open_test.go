@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// remembering is a service that makes nothing and remembers what it was asked.
+// remembering is a service that creates nothing and records requests.
 type remembering struct {
 	hosts []string
 	body  map[string]any
@@ -33,12 +33,12 @@ func (m *remembering) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, nil
 }
 
-// A credential goes to no host that nobody named.
+// Credentials only go to configured hosts.
 func TestAddresses(t *testing.T) {
 	const tail = "0123456789abcdefghijABCDEFGHIJ_-"
 	for name, tt := range map[string]struct {
 		opts superserve.Options
-		want string // the control host; empty: it is refused
+		want string // the control host; empty: refused
 	}{
 		"old key":              {superserve.Options{APIKey: "ss_live_" + tail}, "api.superserve.ai"},
 		"region":               {superserve.Options{APIKey: "ss_live_usw_" + tail}, "api-usw.superserve.ai"},
@@ -71,7 +71,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestAsked checks what the service is told about a sandbox.
+// TestAsked checks the requests for a sandbox.
 func TestAsked(t *testing.T) {
 	all := []any{"0.0.0.0/0"}
 	for name, tt := range map[string]struct {
@@ -126,7 +126,7 @@ func TestAsked(t *testing.T) {
 	}
 }
 
-// A key of another account is no evidence that a sandbox does not exist.
+// A key of another account does not show that a sandbox is gone.
 func TestOtherAccount(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
 	const other = "ss_live_use_zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz"
@@ -150,8 +150,8 @@ func TestOtherAccount(t *testing.T) {
 	}
 }
 
-// TestKeySources reads keys from a file and a command, again when the service does
-// not take one any more. None goes to a region that it is not of.
+// TestKeySources reads keys from a file and a command, and again when the
+// service rejects one. A key only goes to its own region.
 func TestKeySources(t *testing.T) {
 	const first, second = "ss_live_use_yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy", "ss_live_use_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
 	file := filepath.Join(t.TempDir(), "key")
@@ -182,7 +182,7 @@ func TestKeySources(t *testing.T) {
 			w.AddKey(second, "team-3")
 			w.RemoveKey(first)
 			if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != sandbox.CodeUnauthorized || strings.Contains(err.Error(), first) {
-				t.Errorf("Attach with a key that is not taken: %v, want unauthorized", err)
+				t.Errorf("Attach with a rejected key: %v, want unauthorized", err)
 			}
 			write(second)
 			if _, err := p.Attach(t.Context(), in.ID()); err != nil {
@@ -201,7 +201,7 @@ func TestKeySources(t *testing.T) {
 	}
 	defer p.Close()
 	if _, err := p.Attach(t.Context(), "sb-region"); p.ErrorCode(err) != sandbox.CodeInvalid || len(asked.hosts) > 0 {
-		t.Errorf("a key of another region: %v, asked %v; want invalid, and nobody", err, asked.hosts)
+		t.Errorf("a key of another region: %v, asked %v; want invalid and no request", err, asked.hosts)
 	}
 }
 

@@ -22,12 +22,12 @@ const (
 
 const (
 	minPreview      = 1024
-	reservedPreview = 49983 // is the service's own
+	reservedPreview = 49983 // used by the service
 	previewLife     = 24 * time.Hour
 	undoing         = 30 * time.Second
 )
 
-// published is a port that the service shows.
+// published is a port that the service publishes.
 type published struct {
 	Port   uint16 `json:"port"`
 	Access string `json:"access"`
@@ -35,11 +35,11 @@ type published struct {
 
 var _ driver.Previewer = (*Instance)(nil)
 
-// previewURL is where the service shows a port: below the name of the data plane.
+// previewURL returns the URL of a published port, below the domain of the data API.
 func (in *inside) previewURL(port uint16) (string, error) {
 	if port < minPreview || port == reservedPreview {
 		return "", &sandbox.Error{
-			Code: sandbox.CodeInvalid, Subject: "port", Message: "the service shows ports from 1024 to 65535, without 49983",
+			Code: sandbox.CodeInvalid, Subject: "port", Message: "the service publishes ports from 1024 to 65535, except 49983",
 		}
 	}
 	data := in.p.api.data
@@ -53,7 +53,7 @@ func (in *inside) previewURL(port uint16) (string, error) {
 	}
 	if net.ParseIP(strings.Trim(name, "[]")) != nil || strings.Contains(host, placeholder) {
 		return "", &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Subject: "data URL", Message: "previews are names below that of the data URL, which has none", Hint: "set SUPERSERVE_DATA_URL to a URL with a name",
+			Code: sandbox.CodeUnsupported, Subject: "data URL", Message: "previews need a data URL with a domain name", Hint: "set SUPERSERVE_DATA_URL to a URL with a domain name",
 		}
 	}
 	return data.Scheme + "://" + strconv.Itoa(int(port)) + "-" + in.id + "." + host, nil
@@ -88,7 +88,7 @@ func (in *Instance) Preview(ctx context.Context, req sandbox.PreviewRequest) (sa
 	return sandbox.Preview{}, in.Explain(ctx, err)
 }
 
-// publish has the service show a port, and makes sure that it shows it as asked.
+// publish publishes a port and checks that its access is as requested.
 func (in *Instance) publish(ctx context.Context, p *sandbox.Preview) error {
 	access := accessPrivate
 	if p.Public {

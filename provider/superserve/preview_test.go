@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A port whose address or token cannot be had is not shown, and one that the
-// service shows to everybody although it was not asked to is not either.
+// A port is not published if its address or token is not available, or if the
+// service makes it public without a request.
 func TestPreviewFaults(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
 	p := w.open(t, dir)
@@ -45,7 +45,7 @@ func TestPreviewFaults(t *testing.T) {
 		}
 	}
 	none("ports that the service does not show")
-	// What fails leaves an address that was there before, with its access.
+	// After a failure, an earlier URL keeps its access.
 	before, err := in.Preview(t.Context(), sandbox.PreviewRequest{Port: 8080, Public: true})
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func TestPreviewFaults(t *testing.T) {
 	if all, err := in.Previews(t.Context()); err != nil || len(all) != 1 || all[0] != before {
 		t.Errorf("%+v, %v; want %+v", all, err, before)
 	}
-	// The address is below the name of the data plane, which must have one.
+	// The URL is below the domain of the data API, which must have one.
 	for data, want := range map[string]string{"https://boxd-{id}.data.example": ".data.example", "https://data.example": ".data.example", "https://192.0.2.1": "", "https://[2001:db8::1]:8443": ""} {
 		opts := w.options(dir)
 		opts.DataURL = data

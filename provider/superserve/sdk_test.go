@@ -11,9 +11,9 @@ import (
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 )
 
-// TestSDK has the service's official SDK for Python use the fake, so that the
-// fake is not only our reading of the protocol. The SDK's data host is
-// hard-coded: the fake answers in its place, behind a proxy.
+// TestSDK uses the fake with the official SDK for Python, so that the fake is
+// more than our reading of the protocol. The SDK's data host is hard-coded: the
+// fake answers in its place, behind a proxy.
 func TestSDK(t *testing.T) {
 	w := serve(t)
 	w.Transitions(100 * time.Millisecond)

@@ -16,17 +16,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// savedRecord is what is kept of a snapshot. The service finds snapshots only by
-// the sandbox that they are of.
+// savedRecord is the record of a snapshot. The service finds snapshots only by
+// their sandbox.
 type savedRecord struct {
 	Box      string              `json:"box"`
-	Key      string              `json:"key"`                // with which it was asked for
+	Key      string              `json:"key"`                // the idempotency key of the request
 	Snapshot string              `json:"snapshot,omitempty"` // the service's id
 	Kind     driver.SnapshotKind `json:"kind"`
 	Binding  string              `json:"binding"`
 }
 
-// saved is a snapshot as the service tells of it. It always has memory.
+// saved is the service's description of a snapshot. It always has memory.
 type saved struct {
 	ID      string    `json:"id"`
 	Box     string    `json:"sandbox_id"`
@@ -43,10 +43,10 @@ const (
 	savedDeleting = "deleting"
 )
 
-// capturing bounds how long a snapshot may take.
+// capturing limits how long a snapshot may take.
 const capturing = 15 * time.Minute
 
-// usableID is an id of the service that can be part of a path.
+// usableID matches ids of the service that are valid in a path.
 var usableID = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`)
 
 func (r savedRecord) describe(s saved) driver.Snapshot {
@@ -68,7 +68,7 @@ func (a *api) snapshot(ctx context.Context, id string) (s saved, err error) {
 	return s, err
 }
 
-// forget removes a snapshot. One that is not there is success.
+// forget removes a snapshot. A missing snapshot is success.
 func (a *api) forget(ctx context.Context, id string) error {
 	if err := a.Call(ctx, http.MethodDelete, "/snapshots/"+id, nil, nil); !missing(err) {
 		return err
@@ -76,8 +76,8 @@ func (a *api) forget(ctx context.Context, id string) error {
 	return nil
 }
 
-// Snapshot implements driver.Snapshotter. The service saves memory and files;
-// one of files is the same without what runs.
+// Snapshot implements driver.Snapshotter. The service saves memory and files. A
+// restore of files only ends the processes.
 func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	if err := sandbox.ValidateName(opts.ID); err != nil {
 		return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "superserve.snapshot", Message: "the ID is invalid", Cause: err}
@@ -106,7 +106,7 @@ func (in *Instance) capture(ctx context.Context, l *records.Locked[savedRecord],
 		return driver.Snapshot{}, err
 	}
 	if r := l.Read(); r.Key != "" {
-		return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "superserve.snapshot", Subject: opts.ID, Message: "there is a snapshot with this ID"}
+		return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "superserve.snapshot", Subject: opts.ID, Message: "a snapshot with this ID already exists"}
 	}
 	r := savedRecord{Box: in.Box, Key: hosted.NewKey(), Kind: driver.SnapshotFilesystem, Binding: binding}
 	if opts.Memory {
@@ -129,7 +129,7 @@ func (in *Instance) capture(ctx context.Context, l *records.Locked[savedRecord],
 	if err == nil {
 		return r.describe(s), nil
 	}
-	if s.ID == "" { // the answer was lost, perhaps
+	if s.ID == "" { // the answer may have been lost
 		s, _ = in.p.search(asking, opts.ID, r)
 	}
 	var undone error
@@ -145,8 +145,8 @@ func (in *Instance) capture(ctx context.Context, l *records.Locked[savedRecord],
 	return driver.Snapshot{}, errors.Join(in.Explain(ctx, err), undone)
 }
 
-// save asks for a snapshot, with the same key until there is an answer, and
-// waits until it is ready.
+// save requests a snapshot with the same idempotency key until there is an
+// answer, and waits until it is ready.
 func (in *Instance) save(ctx context.Context, id, key string) (s saved, err error) {
 	resume, err := in.stay(ctx)
 	if err != nil {
@@ -166,7 +166,7 @@ func (in *Instance) save(ctx context.Context, id, key string) (s saved, err erro
 		}
 	}
 	if err == nil && (!usableID.MatchString(s.ID) || s.Box != in.Box) {
-		err = in.p.Strange("the service names no snapshot of the sandbox")
+		err = in.p.Strange("the service's response contains no snapshot of the sandbox")
 	}
 	for wait := fastPoll; err == nil && s.Status == savedCreating; wait = min(2*wait, slowPoll) {
 		if err = rest.Sleep(ctx, wait); err == nil {
@@ -179,8 +179,8 @@ func (in *Instance) save(ctx context.Context, id, key string) (s saved, err erro
 	return s, err
 }
 
-// stay sees to it that a sandbox with a lifetime is not removed when it is
-// paused for a snapshot, and returns what undoes that.
+// stay ensures that a sandbox with a lifetime is not removed while it is paused
+// for a snapshot. It returns a function that undoes that.
 func (in *Instance) stay(ctx context.Context) (undo func() error, err error) {
 	none := func() error { return nil }
 	b, err := in.p.api.get(ctx, in.Box)
@@ -194,7 +194,7 @@ func (in *Instance) stay(ctx context.Context) (undo func() error, err error) {
 	return func() error { return in.p.api.patch(ctx, b.ID, map[string]any{"auto_delete_seconds": was}) }, nil
 }
 
-// search finds a snapshot of which only the record is known.
+// search finds the snapshot of a record without an id.
 func (p *Provider) search(ctx context.Context, id string, r savedRecord) (saved, error) {
 	if r.Snapshot != "" {
 		return p.api.snapshot(ctx, r.Snapshot)
@@ -267,7 +267,7 @@ func check(ref driver.SnapshotRef) error {
 	if ref.Provider == Name && usableID.MatchString(ref.Data) && (ref.Kind == driver.SnapshotMemory || ref.Kind == driver.SnapshotFilesystem) {
 		return nil
 	}
-	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "superserve.restore", Message: "the reference is not one of this provider"}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "superserve.restore", Message: "the reference belongs to another provider"}
 }
 
 // RemoveSnapshot implements driver.SnapshotKeeper.
@@ -309,7 +309,7 @@ func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 		return nil, err
 	}
 	in, err := p.make(ctx, spec, creation{Snapshot: ref.Data}, bare)
-	if missing(err) { // it was removed meanwhile
+	if missing(err) { // removed in the meantime
 		err = lost(ref.Data, "the service has no such snapshot")
 	}
 	return in, err

@@ -1,14 +1,14 @@
-// Package superserve makes sandboxes with the service Superserve, whose
-// sandboxes are Firecracker virtual machines that it pauses and resumes.
+// Package superserve makes sandboxes with the service Superserve. They are
+// Firecracker virtual machines, which the service can pause and resume.
 //
-// The service makes, lists, pauses and ends sandboxes over REST. Inside, Atoll's
-// own guest does the work: the provider uploads it, starts it over the service's
-// WebSocket for commands, and talks to it over the standard input and output of
-// that command. So commands, files, ports and watching keep the promises of
-// package driver.
+// The service makes, lists, pauses and ends sandboxes over REST. Inside,
+// Atoll's own guest does the work: the provider uploads it, starts it over the
+// service's WebSocket for commands, and talks to it over the standard input and
+// output of that command. This way commands, files, ports and watching satisfy
+// the driver contract.
 //
-// It was tested with a fake of the service that the service's own SDK works
-// with, and not with the service itself.
+// It is tested with a fake service that the official SDK accepts, not with the
+// real service.
 package superserve
 
 import (
@@ -29,40 +29,40 @@ import (
 // Name is the name of this provider.
 const Name = "superserve"
 
-// Options say which account to use, and how.
+// Options configure the connection to the service.
 type Options struct {
-	// Dir is a directory for this provider alone. It is made when something has
-	// to be kept. Sandboxes belong to it: another directory has to adopt them.
+	// Dir is a directory for this provider alone. It is created when it is first
+	// needed. Sandboxes belong to it: another directory must adopt them first.
 	Dir string
 	// APIKey is the key of the account. APIKeyFile is a file that holds it, and
 	// APIKeyCommand a command for the shell that writes it. The first one that is
-	// set counts. The key is sent to the control URL and nowhere else, and is no
-	// part of any error.
+	// set is used. The key is sent only to the control URL and is never part of an
+	// error.
 	APIKey, APIKeyFile, APIKeyCommand string
-	// ControlURL is where sandboxes are made. Empty: that of the region in
-	// APIKey, or the first region of the service.
+	// ControlURL is the address of the control API. Empty: the address of the
+	// region in APIKey, or of the service's first region.
 	ControlURL string
-	// DataURL is where sandboxes are reached. "{id}" in it stands for the id of
-	// one; without it the id goes along in a header. Empty: the one that belongs
-	// to the control URL, if that is one of the service's own.
+	// DataURL is the address of the data API. "{id}" in it is replaced by the id
+	// of a sandbox; without it, the id is sent in a header. Empty: the address
+	// that belongs to the control URL, if that is the service's own.
 	DataURL string
 	// Template is the service's template for sandboxes with the image "host".
 	// Empty: the service's default.
 	Template string
-	// Secrets are secrets of the account for every sandbox: by the variable that
-	// stands for one, its name. Sandboxes see a stand-in, which the service
-	// replaces on the way out.
+	// Secrets are secrets of the account for every sandbox. Keys are names of
+	// variables, values are names of secrets. Sandboxes see placeholders, which
+	// the service replaces in outgoing requests.
 	Secrets map[string]string
-	// Executable is a static program that imports internal/guest/early, to be the
-	// guest where none is embedded. Empty: the running one.
+	// Executable is a static program that imports internal/guest/early. It is the
+	// guest if none is embedded. Empty: the running program.
 	Executable string
-	// Transport carries requests. Nil: one of the provider's own.
+	// Transport sends requests. Nil: a new one.
 	Transport http.RoundTripper
 }
 
-// FromEnvironment returns the options that the service's own SDK would take from
-// variables of the environment, and two more sources of the key, the data URL and
-// the template, which it does not take from there.
+// FromEnvironment returns the options from the environment variables of the
+// official SDK, and from further variables: two more sources of the key, the
+// data URL and the template.
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
 		Dir: dir, APIKey: lookup("SUPERSERVE_API_KEY"), APIKeyFile: lookup("SUPERSERVE_API_KEY_FILE"), APIKeyCommand: lookup("SUPERSERVE_API_KEY_COMMAND"),
@@ -78,10 +78,10 @@ var regions = map[string]struct{ control, data string }{
 	"staging": {"https://api-staging.superserve.ai", "https://staging-sandbox.superserve.ai"},
 }
 
-// regionKey is a key that names its region.
+// regionKey matches a key that names its region.
 var regionKey = regexp.MustCompile(`^ss_live_([a-z0-9]{1,17})_[A-Za-z0-9_-]{32}$`)
 
-// regionOf is the region that a key names, or the first one.
+// regionOf returns the region that a key names, or the first one.
 func regionOf(key string) string {
 	if m := regionKey.FindStringSubmatch(key); m != nil {
 		return m[1]
@@ -89,8 +89,9 @@ func regionOf(key string) string {
 	return "use"
 }
 
-// fresh returns what sees to it that there is a key. One that comes from a file
-// or a command may be of a region whose address was not given: it goes to no other.
+// fresh returns a function that ensures that there is a key. A key from a file
+// or a command may belong to a region that is not configured; it is then
+// refused.
 func fresh(opts *Options, key *credential.Source, control *url.URL) func(context.Context, bool) error {
 	return func(ctx context.Context, refused bool) error {
 		err := key.Fresh(ctx, refused)
@@ -103,8 +104,8 @@ func fresh(opts *Options, key *credential.Source, control *url.URL) func(context
 	}
 }
 
-// addresses returns the control and the data URL. A token of a sandbox must not
-// go to a host that nobody named, so an unknown control URL needs a data URL.
+// addresses returns the control and the data URL. A token must only go to hosts
+// that are configured, so an unknown control URL needs a data URL.
 func addresses(opts *Options) (control, data *url.URL, err error) {
 	refuse := func(subject, message, hint string) error {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "superserve.open", Subject: subject, Message: message, Hint: hint}
@@ -126,7 +127,7 @@ func addresses(opts *Options) (control, data *url.URL, err error) {
 	if control, err = rest.ParseURL("superserve.open", "control URL", c); err != nil {
 		return nil, nil, err
 	}
-	// A host with braces is no valid one.
+	// A host with braces is not valid.
 	data, err = rest.ParseURL("superserve.open", "data URL", strings.ReplaceAll(d, "{id}", placeholder))
 	return control, data, err
 }
@@ -160,8 +161,8 @@ var (
 	_ driver.Meter          = (*Instance)(nil)
 )
 
-// New opens the provider. It asks nobody and makes nothing, but forgets what was
-// kept of sandboxes that ended long ago.
+// New opens the provider. It makes no network call. It removes records of
+// sandboxes that ended long ago.
 func New(opts Options) (*Provider, error) {
 	if opts.Dir == "" {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "superserve.open", Message: "no directory given"}
@@ -174,7 +175,7 @@ func New(opts Options) (*Provider, error) {
 	a := newAPI(control, data, key, fresh(&opts, key, control), opts.Transport)
 	p := &Provider{opts: opts, api: a, saved: records.Dir[savedRecord]{Root: opts.Dir, Name: "snapshots"}, Core: &hosted.Core{
 		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client,
-		Hint: "use the SUPERSERVE_API_KEY and the SUPERSERVE_BASE_URL that it was made with",
+		Hint: "use its original SUPERSERVE_API_KEY and SUPERSERVE_BASE_URL",
 	}}
 	if err := p.Start(opts.Executable); err != nil {
 		return nil, err
@@ -182,14 +183,14 @@ func New(opts Options) (*Provider, error) {
 	return p, nil
 }
 
-// Probe implements driver.Provider. It asks the service whether the key is good.
+// Probe implements driver.Provider. It checks the key with the service.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	if err := ctx.Err(); err != nil {
 		return driver.Facts{}, err
 	}
 	why := "the service's template decides"
 	facts := driver.Facts{
-		Provider: Name, Version: "v1", Engine: Name, Isolates: true,
+		Provider: Name, Version: "v1", Engine: Name, Isolation: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
 			Snapshot: true, Memory: true, Ports: true, Previews: true, Usage: true, Rejoin: true,
@@ -209,10 +210,10 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	return facts, nil
 }
 
-// judge finds out whether sandboxes can be made.
+// judge checks whether sandboxes can be created.
 func (p *Provider) judge(ctx context.Context, facts *driver.Facts) {
 	if !p.api.key.Set() {
-		facts.Findings = []driver.Finding{{Severity: driver.Blocker, Subject: "key", Message: "there is no API key", Fix: "set SUPERSERVE_API_KEY"}}
+		facts.Findings = []driver.Finding{{Severity: driver.Blocker, Subject: "key", Message: "no API key is set", Fix: "set SUPERSERVE_API_KEY"}}
 		return
 	}
 	_, err := p.api.list(ctx, url.Values{"limit": {"1"}})

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 
-// world is a service whose sandboxes are kernels of this machine.
+// world is a fake service. Its sandboxes are gVisor sandboxes on this machine.
 type world struct {
 	*service.Server
 	backing driver.Provider
@@ -33,7 +33,7 @@ func serve(t *testing.T) *world {
 	return w
 }
 
-// options are those of a provider that uses the service.
+// options returns the options of a provider that uses the service.
 func (w *world) options(dir string) superserve.Options {
 	return superserve.Options{
 		Dir: dir, APIKey: service.Key, ControlURL: w.url, DataURL: w.named(), Executable: os.Getenv("ATOLL_BIN"),
@@ -41,7 +41,7 @@ func (w *world) options(dir string) superserve.Options {
 	}
 }
 
-// named is the URL with a name, which previews need.
+// named is the URL with a domain name, which previews need.
 func (w *world) named() string { return strings.Replace(w.url, "127.0.0.1", "localhost", 1) }
 
 // open opens a provider that is closed with the test.
@@ -67,7 +67,7 @@ func TestConformance(t *testing.T) {
 		Spec:     func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
 		Parallel: true,
 	}
-	if testing.Short() { // what the guest does is the same for every provider that has it
+	if testing.Short() { // the guest is the same for every provider
 		h.Only = []string{
 			"capabilities", "lifecycle", "reattach", "rejoin", "exec", "stdin", "ports", "previews", "usage", "snapshot", "restore", "fork/processes",
 			"fork/files-only", "fork/callers", "errors", "secrets", "concurrency", "leaks", "mounts", "images", "network", "pause", "deadline", "resize",

@@ -161,8 +161,8 @@ func (a *atoll) allCases(t *testing.T, version string, env []string, program ...
 	a.casesOf(t, fewest, version, env, program...)
 }
 
-// casesOf is cases for programs that must call all methods found, of which
-// there must be at least fewest.
+// casesOf is cases for programs that must call all methods found. There must be
+// at least fewest methods.
 func (a *atoll) casesOf(t *testing.T, fewest int, version string, env []string, program ...string) {
 	t.Helper()
 	end := a.cases(t, version, env, program...)

@@ -19,7 +19,7 @@ import (
 )
 
 // showIdentity is a service that trusts the daemon: it verifies the token of a
-// request as OpenID Connect has it, and answers what it says, without the token.
+// request with OpenID Connect, and answers with the claims.
 func showIdentity(w http.ResponseWriter, r *http.Request) {
 	_, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	claims := jwt.MapClaims{}
@@ -44,7 +44,7 @@ func publishedKey(ctx context.Context, issuer string, id any) (*ecdsa.PublicKey,
 		return nil, err
 	}
 	transport := &http.Transport{
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // what vouches for the name is not what is tested
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // the certificate is not part of the test
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", at.Port()))
 		},

@@ -103,7 +103,7 @@ export function fromProblem(problem: unknown, retryAfter?: string): AtollError |
   const fields: ErrorFields = {
     op: text('op'),
     subject: fault?.field ?? text('subject'),
-    hint: text('hint') || (request && `the daemon's log tells more, under the request ${request}`),
+    hint: text('hint') || (request && `see the daemon's log for request ${request}`),
     rule: text('rule'),
   }
   if (retryAfter && /^\d+$/.test(retryAfter)) fields.retryAfter = Number(retryAfter)

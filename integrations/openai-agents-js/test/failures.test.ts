@@ -64,7 +64,7 @@ async function scenario(client: AtollSandboxClient) {
     s = await client.resume(await client.deserializeSessionState(kept))
     await s.readFile({ path: 'a' })
   } finally {
-    // As the SDK does, which goes on when one of them fails.
+    // Like the SDK, which continues when one of them fails.
     const failed: unknown[] = []
     for (const last of [() => s?.shutdown(), () => s?.delete(), () => s && client.delete(s.state)]) {
       try {

@@ -1,4 +1,4 @@
-// The agent of the tests, which two processes share. Run as a program, it goes on where the other one stopped.
+// The agent of the tests, which two processes share. Run as a program, it continues where the other one stopped.
 import { readFileSync } from 'node:fs'
 
 import { RunState, run, setTracingDisabled, tool } from '@openai/agents-core'

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent.parent
 SOURCE = HERE / "src" / "atoll"
 OPENAPI = HERE.parent.parent / "docs" / "openapi.json"
 
-# The daemon checks what it is sent. Checks here would refuse what a newer one sends.
+# The daemon checks its input. Checks here would refuse answers of a newer daemon.
 CHECKS = {"maxLength", "minLength", "maxItems", "minItems", "maximum", "minimum", "pattern", "additionalProperties"}
 NOTES = {"examples", "contentEncoding"}
 

@@ -177,7 +177,7 @@ func (f *file) change(ctx context.Context, empty bool, size int64, do func(*os.F
 		return do(f.spool)
 	}
 	f.dirty.Store(true)
-	f.schedule(settle)
+	f.schedule(uploadDelay)
 	return do(f.spool)
 }
 

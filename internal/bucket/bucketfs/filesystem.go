@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// settle is the idle time before a file is uploaded.
-	settle = time.Second
+	// uploadDelay is the idle time before a file is uploaded.
+	uploadDelay = time.Second
 	// retry is the delay after a failed upload.
 	retry = 10 * time.Second
 	// maxSpools limits the files being written; each is an open file.

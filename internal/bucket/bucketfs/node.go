@@ -144,7 +144,7 @@ func (n *node) Setattr(ctx context.Context, h fs.FileHandle, in *fuse.SetAttrIn,
 		} else {
 			f := n.fs.acquire(n.key())
 			err = f.truncate(n.fs.life, int64(size))
-			n.fs.settle(f)
+			n.fs.delayUpload(f)
 		}
 		if err != nil {
 			return number(err)
@@ -153,9 +153,9 @@ func (n *node) Setattr(ctx context.Context, h fs.FileHandle, in *fuse.SetAttrIn,
 	return n.Getattr(ctx, h, out)
 }
 
-// settle releases a file and delays its upload, because a caller that sets the
+// delayUpload releases a file and delays its upload, because a caller that sets the
 // size is about to write.
-func (sys *FileSystem) settle(of *file) {
+func (sys *FileSystem) delayUpload(of *file) {
 	sys.mu.Lock()
 	of.writers--
 	sys.mu.Unlock()

@@ -201,7 +201,7 @@ func (g *Gate) pass() {
 	g.turns = append(g.turns, tenant)
 }
 
-// Limits of the retry time that a refused request is told.
+// Limits of the retry time in a refusal.
 const (
 	minRetry = time.Second
 	maxRetry = 15 * time.Second

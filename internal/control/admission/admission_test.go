@@ -76,7 +76,7 @@ func TestBounds(t *testing.T) {
 			go func() { _, err := g.Enter(w.ctx, w.tenant); late <- err }()
 			synctest.Wait()
 		}
-		for _, tenant := range []string{"a", "c"} { // one's own bound, and that of all
+		for _, tenant := range []string{"a", "c"} { // the tenant's own limit, and the total
 			_, err := g.Enter(t.Context(), tenant)
 			wantRefused(t, err)
 		}
@@ -104,8 +104,8 @@ func wantRefused(t *testing.T, err error) {
 	}
 }
 
-// With little memory left, what is asked for is refused, and what runs counts with
-// what it will take.
+// With little free memory, requests are refused. Creations in progress count
+// with their future memory.
 func TestMemory(t *testing.T) {
 	for _, tc := range []struct {
 		free, total int64

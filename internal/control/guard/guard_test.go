@@ -100,7 +100,7 @@ func TestDo(t *testing.T) {
 	}
 }
 
-// What is admitted is recorded by its caller, what is refused by the guard.
+// The caller records admitted actions; the guard records refusals.
 func TestAdmit(t *testing.T) {
 	g, log := open(t)
 	who := key.Principal{Tenant: "acme", Key: "w", Verbs: []key.Verb{key.Write}}
@@ -116,7 +116,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// The meter refuses commands, and is asked about nothing else.
+// The meter refuses commands. It is not called for anything else.
 func TestMeter(t *testing.T) {
 	g, _ := open(t)
 	g.Meter = func(context.Context, string) error { return &sandbox.Error{Code: sandbox.CodeExhausted} }

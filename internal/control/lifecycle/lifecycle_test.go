@@ -75,7 +75,7 @@ func TestAnswersDiffer(t *testing.T) {
 	}
 }
 
-// Whatever is done, the sandbox ends in a state that makes sense.
+// After any sequence of operations, the sandbox is in a valid state.
 func TestAfter(t *testing.T) {
 	for _, b := range []lifecycle.Box{creating, running, frozen, dozing, asleep, stopped, ended, failed, lost, gone, between} {
 		for _, op := range lifecycle.Ops() {

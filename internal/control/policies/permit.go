@@ -48,7 +48,7 @@ func (s *Service) request(ctx context.Context, tenant string, spec *sandbox.Spec
 func (s *Service) Egress(ctx context.Context, tenant string, spec *sandbox.Spec, gateway bool) (control.Egress, error) {
 	about := policyset.About{Tenant: tenant, Labels: spec.Labels}
 	set := s.Set()
-	e := control.Egress{Ceilings: set.Ceilings(about), Unenforceable: set.Unenforceable(about)}
+	e := control.Egress{EgressLimits: set.EgressLimits(about), Unenforceable: set.Unenforceable(about)}
 	if spec.Network.Profile == "" || gateway {
 		return e, nil
 	}

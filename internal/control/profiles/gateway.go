@@ -26,9 +26,9 @@ type Gateway interface {
 // Egress is the network configuration of a sandbox for a gateway. It contains
 // secret values, which must not be stored.
 type Egress struct {
-	Profile  sandbox.Profile
-	Ceilings []policy.Ceiling // of the policies of the machine
-	Secrets  []EgressSecret   // by name and placeholder
+	Profile      sandbox.Profile
+	EgressLimits []policy.EgressLimit // of the policies of the machine
+	Secrets      []EgressSecret       // by name and placeholder
 
 	ProxyPassword secret.Value // for the profile's proxy
 }
@@ -117,7 +117,7 @@ func (s *Service) egress(ctx context.Context, tx *store.Tx, b *store.Sandbox) (e
 		return e, nil, err
 	}
 	set, about := s.cfg.Policies.Set(), policyset.About{Tenant: b.Tenant, Labels: b.Labels}
-	e.Ceilings = set.Ceilings(about)
+	e.EgressLimits = set.EgressLimits(about)
 	uses, err := tx.Secrets().Uses(ctx, b.Tenant, b.ID)
 	if err != nil {
 		return e, nil, err

@@ -48,7 +48,7 @@ func (s *Service) WatchTokens(ctx context.Context, every time.Duration) {
 	}
 }
 
-// renew tells the gateway of the sandboxes that send identity tokens.
+// renew updates the gateway for sandboxes that send identity tokens.
 func (s *Service) renew(ctx context.Context) error {
 	all, err := s.cfg.Sandboxes.Recorded(ctx)
 	if err != nil {

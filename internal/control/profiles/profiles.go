@@ -189,7 +189,7 @@ func (s *Service) Test(ctx context.Context, name, method, target string) (sandbo
 		return sandbox.Explanation{}, err
 	}
 	compiled, err := policy.Compile(stored.Profile, policy.Options{
-		Operator: s.cfg.Operator, Ceilings: s.cfg.Policies.Set().Ceilings(policyset.About{Tenant: stored.Tenant}),
+		Operator: s.cfg.Operator, EgressLimits: s.cfg.Policies.Set().EgressLimits(policyset.About{Tenant: stored.Tenant}),
 	})
 	if err != nil {
 		return sandbox.Explanation{}, core.Named(op, err)

@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// withClock runs a test on a machine whose clock can be set.
+// withClock runs a test with a clock that can be set.
 func withClock(t *testing.T, test func(t *testing.T, p *services.Services, ctx context.Context, set func(time.Duration))) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -25,8 +25,8 @@ func withClock(t *testing.T, test func(t *testing.T, p *services.Services, ctx c
 	})
 }
 
-// A clock that is set back keeps nothing from happening for as long: what is
-// idle is put to rest, rates are counted on, and new lifetimes end.
+// If the clock is set back, nothing is delayed: idle policies apply, rates are
+// counted, and new lifetimes end.
 func TestClockIsSetBack(t *testing.T) {
 	withClock(t, func(t *testing.T, p *services.Services, ctx context.Context, set func(time.Duration)) {
 		create(t, p, ctx, sandbox.Spec{Name: "idle", Lifetime: idle(time.Minute, sandbox.IdlePause)})

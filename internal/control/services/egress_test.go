@@ -37,7 +37,7 @@ import (
 
 const canary = "ghp_canary0451canary0451canary0451canary"
 
-// told is a gateway that remembers what it was told last.
+// told is a gateway that records its last configuration.
 type told struct {
 	mu    sync.Mutex
 	seen  map[sandbox.ID]profiles.Egress
@@ -76,7 +76,7 @@ func (g *told) last(t *testing.T, box sandbox.ID) profiles.Egress {
 	return e
 }
 
-// linked is a fake that has a network, of which the gateway has the other end.
+// linked is a fake with a network that is linked to the gateway.
 type linked struct{ *fake.Provider }
 
 func without(spec *sandbox.Spec) *sandbox.Spec {
@@ -300,8 +300,8 @@ func (r *rig) scan(t *testing.T, box sandbox.ID) {
 	}
 }
 
-// A sandbox that sleeps wakes with the placeholders that its memory knows, and a
-// copy gets its own, so that what one may do tells nothing of the other.
+// A sleeping sandbox wakes with the placeholders in its memory. A copy gets its
+// own, so that the two are independent.
 func TestPlaceholdersThroughLife(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
@@ -402,8 +402,8 @@ func TestApply(t *testing.T) {
 	wants(t, "a profile that was in use", r.Profiles.Remove(r.owner, "ci"), "")
 }
 
-// A secret that is rotated or removed is so at once for every sandbox, also for
-// one with rules of its own, and for one that stands still in memory.
+// Rotating or removing a secret takes effect immediately for every sandbox,
+// including one with inline rules and one paused in memory.
 func TestSecretsOfInlineRules(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
@@ -445,7 +445,7 @@ func TestSecretsOfInlineRules(t *testing.T) {
 	}
 }
 
-// Of two who tell the gateway about one sandbox, the later tells what is newer.
+// If two callers configure the gateway for one sandbox, the newer configuration wins.
 func TestWithEgressInTurn(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
@@ -473,7 +473,7 @@ func TestWithEgressInTurn(t *testing.T) {
 	}
 }
 
-// What is refused leaves nothing, neither a sandbox nor a name that is taken.
+// A refused request leaves nothing, neither a sandbox nor a reserved name.
 func TestRefusedNetworks(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
@@ -518,7 +518,7 @@ func TestRefusedNetworks(t *testing.T) {
 	}
 }
 
-// Whatever fails on the way, the profile can be removed afterwards.
+// After any failure, the profile can be removed.
 func TestHalfMade(t *testing.T) {
 	for _, point := range []string{"create.recorded", "create.made", "create.done"} {
 		r := newRig(t, func(at string) error {

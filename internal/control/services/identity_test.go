@@ -36,8 +36,8 @@ func claimsOf(t *testing.T, e profiles.Egress) (text string, claims jwt.MapClaim
 	return text, claims
 }
 
-// The gateway gets tokens of a sandbox, for that sandbox alone, whatever its maker
-// calls it; nobody else does, and nothing keeps them.
+// The gateway gets tokens for each sandbox, whatever its name. Tokens reach
+// nothing else and are never stored.
 func TestAttackIdentityTokens(t *testing.T) {
 	r := newRig(t, nil)
 	network := identified("sts.example.com")

@@ -42,7 +42,7 @@ func TestIdlePolicies(t *testing.T) {
 					t.Fatal(err)
 				}
 				time.Sleep(58 * time.Second)
-				if now := get(t, p, ctx, "one"); now.State != sandbox.Running { // looking is no use
+				if now := get(t, p, ctx, "one"); now.State != sandbox.Running { // reading does not count as use
 					t.Errorf("too early: %+v", now)
 				}
 				time.Sleep(5 * time.Second)
@@ -114,8 +114,8 @@ func TestWakeOnUse(t *testing.T) {
 	})
 }
 
-// Commands that run, in the foreground or not, and handles are use for as long
-// as they last.
+// Running commands, in the foreground or not, and handles count as use while
+// they last.
 func TestUseKeepsAwake(t *testing.T) {
 	onFakeTime(t, func(t *testing.T, _ *machine, p *services.Services, ctx context.Context) {
 		create(t, p, ctx, sandbox.Spec{Name: "one", Lifetime: idle(time.Minute, sandbox.IdlePause)})

@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// What becomes of a sandbox whose main command has ended.
+// The states of a sandbox after its main command has ended.
 func TestMainCommand(t *testing.T) {
 	onFakeTime(t, func(t *testing.T, _ *machine, p *services.Services, ctx context.Context) {
 		for name, c := range map[string]struct {

@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// carryOut does what an operation of the model stands for.
+// carryOut executes an operation of the model.
 func carryOut(p *services.Services, ctx context.Context, ref string, op lifecycle.Op) (err error) {
 	switch op {
 	case lifecycle.Use:
@@ -47,8 +47,8 @@ func carryOut(p *services.Services, ctx context.Context, ref string, op lifecycl
 	return err
 }
 
-// Whatever is done in whatever order, a sandbox does what the pure model says:
-// the same refusals, the same states.
+// For any operations in any order, a sandbox follows the pure model: the same
+// refusals and the same states.
 func TestModel(t *testing.T) {
 	for seed := range uint64(6) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestConcurrentChanges(t *testing.T) {
 					err := carryOut(p, bounded, "one", op)
 					cancel()
 					switch code := sandbox.CodeOf(err); code {
-					// A command that runs while its sandbox is put to disk goes with it.
+					// A running command ends when its sandbox is paused to disk.
 					case "", sandbox.CodeConflict, sandbox.CodeGone:
 					default:
 						t.Errorf("%s: %v", op, err)

@@ -40,7 +40,7 @@ const caps = `policies:
     network: false
 `
 
-// ruled is a rig whose policies hold.
+// ruled is a rig with policies.
 func ruled(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t, nil)
@@ -74,8 +74,8 @@ func (r *rig) box(t *testing.T, spec sandbox.Spec) store.Sandbox {
 	return made.Sandbox
 }
 
-// Whatever a request leaves open it gets within the policies, and whatever it
-// asks for beyond them is refused by name, with nothing left behind.
+// Defaults of a request stay within the policies. Requests beyond them are
+// refused with the name of the policy, and nothing is left behind.
 func TestPoliciesAtCreation(t *testing.T) {
 	r := ruled(t)
 	b := r.box(t, sandbox.Spec{Name: "plain"})
@@ -104,7 +104,7 @@ func TestPoliciesAtCreation(t *testing.T) {
 		for _, spec := range specs {
 			spec.Name = "box"
 			if spec.Image == "template:none" {
-				continue // there is none, which is what it says
+				continue // there is none, as expected
 			}
 			_, err := r.Sandboxes.Create(r.owner, sandboxes.CreateRequest{Spec: spec})
 			r.by(t, rule, rule, err)
@@ -128,8 +128,8 @@ func TestPoliciesAtCreation(t *testing.T) {
 	}
 }
 
-// No limit at all is more than any policy allows, of each resource, for a new
-// sandbox and for one that is there.
+// "No limit" is more than any policy allows, for each resource, and for new and
+// existing sandboxes.
 func TestAttackNoLimitUnderPolicies(t *testing.T) {
 	r := ruled(t)
 	r.box(t, sandbox.Spec{Name: "box"})
@@ -174,7 +174,7 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	if _, err = r.Sandboxes.SetNetwork(r.writer, "box", sandbox.Network{Egress: []string{"*"}}); err != nil {
 		t.Error(err)
 	}
-	if e := r.gateway.last(t, b.ID); len(e.Ceilings) != 1 || len(e.Profile.Rules) != 1 {
+	if e := r.gateway.last(t, b.ID); len(e.EgressLimits) != 1 || len(e.Profile.Rules) != 1 {
 		t.Errorf("with other rules the gateway has %+v", e)
 	}
 	_, err = r.Sandboxes.Fork(r.writer, "box", sandbox.ForkRequest{Count: 1, Labels: map[string]string{"locked": yes}})
@@ -192,7 +192,7 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	_, err = r.Secrets.Create(r.owner, sandbox.NewSecret{Name: "tight", Value: []byte("a value"), AllowEnv: true})
 	r.by(t, "a secret for the inside", "agents.secretModes", err)
 
-	// What was made before is not brought back under policies that forbid it.
+	// Sandboxes made earlier are not restored under policies that forbid them.
 	r.load(t, strings.Replace(caps, "images: [host]", `images: ["debian:*"]`, 1))
 	_, err = r.Sandboxes.Start(r.writer, "box")
 	r.by(t, "start", "agents.images", err)
@@ -209,22 +209,22 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	}
 }
 
-// The gateway hears of the ceilings with the profile, and of other ones at once,
-// and does not have what a sandbox may not use any more.
-func TestCeilingsReachTheGateway(t *testing.T) {
+// The gateway gets the policies' limits with the profile, and their changes
+// immediately. It loses secrets that a sandbox may not use any more.
+func TestEgressLimitsReachTheGateway(t *testing.T) {
 	r := ruled(t)
 	r.secret(t, "github", nil)
 	b := r.box(t, sandbox.Spec{Name: "box", Network: sandbox.Network{Egress: []string{"evil.test"}}, Secrets: []sandbox.SecretRef{{Name: "github"}}})
 	e, err := r.Profiles.Egress(t.Context(), b.ID)
-	if err != nil || len(e.Ceilings) != 1 || e.Ceilings[0].Name != "agents" || len(e.Secrets) != 1 {
+	if err != nil || len(e.EgressLimits) != 1 || e.EgressLimits[0].Name != "agents" || len(e.Secrets) != 1 {
 		t.Fatalf("%+v %v", e, err)
 	}
 	r.load(t, strings.Replace(caps, "secrets: [github, open, tight]", "secrets: []", 1)+"  - {name: none, network: false}\n")
-	if e := r.gateway.last(t, b.ID); len(e.Ceilings) != 2 || len(e.Secrets) != 0 {
+	if e := r.gateway.last(t, b.ID); len(e.EgressLimits) != 2 || len(e.Secrets) != 0 {
 		t.Errorf("after other policies: %+v", e)
 	}
 	r.load(t, caps)
-	if e := r.gateway.last(t, b.ID); len(e.Ceilings) != 1 || len(e.Secrets) != 1 {
+	if e := r.gateway.last(t, b.ID); len(e.EgressLimits) != 1 || len(e.Secrets) != 1 {
 		t.Errorf("after the first again: %+v", e)
 	}
 	r.load(t, caps+"  - {name: team, labels: {team: a}, egress: {default: deny}}\n")
@@ -232,7 +232,7 @@ func TestCeilingsReachTheGateway(t *testing.T) {
 	if _, err := r.Sandboxes.Update(r.writer, "box", sandbox.Change{Labels: map[string]*string{"team": &team}}); err != nil {
 		t.Fatal(err)
 	}
-	if e := r.gateway.last(t, b.ID); len(e.Ceilings) != 2 {
+	if e := r.gateway.last(t, b.ID); len(e.EgressLimits) != 2 {
 		t.Errorf("after another label: %+v", e)
 	}
 	if x, err := r.Profiles.Test(r.owner, mustProfile(t, r), "GET", "https://evil.test/"); err != nil || x.Allow || !strings.Contains(x.Message, "policy agents") {
@@ -256,8 +256,8 @@ func TestPoliciesAreRecordedWhenTheyApply(t *testing.T) {
 	}
 	stricter := caps + "  - {name: none, network: false}\n"
 	r.load(t, stricter)
-	if e := r.gateway.last(t, b.ID); len(e.Ceilings) != 2 {
-		t.Errorf("the gateway has %+v", e.Ceilings)
+	if e := r.gateway.last(t, b.ID); len(e.EgressLimits) != 2 {
+		t.Errorf("the gateway has %+v", e.EgressLimits)
 	}
 	r.gateway.fail, r.rules = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the gateway failed"}, caps
 	if err := r.Policies.Load(t.Context()); !policies.InForce(err) || sandbox.CodeOf(err) != sandbox.CodeUnavailable {

@@ -59,8 +59,8 @@ func (r *rig) printed(t *testing.T, name, script string) map[string]string {
 	return all
 }
 
-// What commands write of a sandbox's own secrets is hidden where that is asked
-// for, by its maker or by a policy, and shown otherwise.
+// Secrets in the output of commands are redacted if the creator or a policy
+// requests it, and shown otherwise.
 func TestRedact(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "open", func(n *sandbox.NewSecret) { n.AllowEnv = true })
@@ -97,8 +97,8 @@ func TestRedact(t *testing.T) {
 		t.Errorf("it was hidden although nobody asked: %q", all)
 	}
 
-	// What runs since before a rotation has the old value, what is begun after
-	// it in a new sandbox the new one.
+	// Sandboxes that ran before a rotation have the old value; new sandboxes have
+	// the new one.
 	if _, err := r.Secrets.Rotate(r.owner, "open", sandbox.SecretValue{Value: []byte("another-canary-value")}); err != nil {
 		t.Fatal(err)
 	}

@@ -65,7 +65,7 @@ func TestGoneBeforeStreamsEnd(t *testing.T) {
 			t.Errorf("Destroy: %v after %d calls of the provider", err, asked)
 		}
 
-		// One that could not be removed is there again.
+		// A sandbox that could not be removed is visible again.
 		b = create(t, p, ctx, sandbox.Spec{Name: "two"})
 		watched.ending = func(sandbox.ID) error { return &sandbox.Error{Code: sandbox.CodeUnavailable} }
 		wantCode(t, p.Sandboxes.Destroy(ctx, "two"), sandbox.CodeUnavailable)

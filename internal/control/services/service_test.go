@@ -13,8 +13,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// hosted is a provider whose service pauses sandboxes by itself, and that can
-// neither pause nor keep any.
+// hosted is a provider of a service that pauses sandboxes by itself. The
+// provider can neither pause nor save them.
 type hosted struct {
 	driver.Provider
 	mu     sync.Mutex
@@ -69,7 +69,7 @@ func (i hostedInstance) Resume(context.Context) error {
 	return nil
 }
 
-// What a service does to a sandbox by itself shows, and can be undone.
+// A pause by the service is visible and can be undone.
 func TestPausedByTheService(t *testing.T) {
 	h := &hosted{}
 	host := func(p driver.Provider) driver.Provider {
@@ -95,7 +95,7 @@ func TestPausedByTheService(t *testing.T) {
 		}
 		is("resumed", sandbox.Running)
 
-		h.set(true) // and nobody has looked yet
+		h.set(true) // not noticed yet
 		if b, err := p.Sandboxes.Resume(ctx, "one"); err != nil || b.State != sandbox.Running {
 			t.Errorf("Resume of what is recorded as running: %s, %v", b.State, err)
 		}

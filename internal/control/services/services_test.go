@@ -31,14 +31,14 @@ type machine struct {
 	dir   string
 	world *fake.World
 	now   func() time.Time // nil: time.Now
-	// provider changes what the plane works with.
+	// provider wraps the provider.
 	provider func(driver.Provider) driver.Provider
 }
 
 func newMachine(t *testing.T) *machine { return &machine{dir: t.TempDir(), world: new(fake.World)} }
 
-// start makes a plane that works, and returns what ends it. It runs the loops of
-// a daemon that have to do with time.
+// start starts the services and the daemon's timers, and returns a function that
+// stops them.
 func (m *machine) start(t *testing.T) (p *services.Services, ctx context.Context, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -20,21 +20,21 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The kinds of archives. A snapshot of this daemon has all files, and belongs to
-// one provider. A tar archive in the blob store has those below /workspace, as
-// they go along when a session moves, and any provider that takes trees of files
+// The kinds of archives. A snapshot of this daemon has all files, and belongs
+// to one provider. A tar archive in the blob store has the files below
+// /workspace, like a move of the session. Any provider that accepts file trees
 // can use it.
 const (
 	snapshotKind = "snapshot"
 	tarKind      = "tar"
 )
 
-// archives are what the sessions of all tenants are rebuilt from.
+// archives reads and writes the archives of all tenants' sessions.
 type archives struct {
 	*core.Core
 	own       installation
 	snapshots Snapshots
-	blobs     *archive.Archive // nil: none are kept in a blob store
+	blobs     *archive.Archive // nil: no blob store
 	plain     bool
 	scratch   string
 	trees     trees
@@ -58,8 +58,8 @@ func (s *archives) readable(ctx context.Context, tenant string, a sandbox.Archiv
 	return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: "archive", Message: fmt.Sprintf("an archive of the kind %.20q cannot be read here", a.Kind)}
 }
 
-// sets are the tar archives of a tenant in the blob store, without and with
-// encryption. A tenant of the same name that is made later has others.
+// sets returns the tenant's sets of tar archives in the blob store, without and
+// with encryption. A later tenant with the same name has other sets.
 func (s *archives) sets(ctx context.Context, tenant string) (plain, sealed archive.Set, err error) {
 	t, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Get(ctx, tenant) })
 	sum := sha256.Sum256([]byte(string(s.own) + "\n" + tenant + "\n" + t.Created.UTC().Format(time.RFC3339Nano)))
@@ -67,7 +67,7 @@ func (s *archives) sets(ctx context.Context, tenant string) (plain, sealed archi
 	return archive.Set{ID: id + "-plain"}, archive.Set{ID: id, Encrypted: true}, err
 }
 
-// pack keeps the files below /workspace of a sandbox in the blob store.
+// pack stores the files below /workspace of a sandbox in the blob store.
 func (s *archives) pack(ctx context.Context, tenant, group string, box session.Box) (*sandbox.Archive, error) {
 	set, err := s.ownSet(ctx, tenant)
 	if err != nil {
@@ -84,8 +84,7 @@ func (s *archives) pack(ctx context.Context, tenant, group string, box session.B
 	return &a, s.register(ctx, tenant, group, a)
 }
 
-// place finds a tar archive of the tenant. Anybody may have written what names
-// it.
+// place finds a tar archive of the tenant. The reference is untrusted.
 func (s *archives) place(ctx context.Context, tenant string, a sandbox.Archive) (set archive.Set, at archive.Place, err error) {
 	if s.blobs == nil {
 		return set, at, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: "archive", Message: "this daemon has no blob store"}
@@ -112,7 +111,7 @@ func (s *archives) place(ctx context.Context, tenant string, a sandbox.Archive) 
 	return set, archive.Place{Version: version, Digest: digest}, nil
 }
 
-// unpack replaces the files below /workspace of a sandbox by those of an archive.
+// unpack replaces the files below /workspace of a sandbox with those of an archive.
 func (s *archives) unpack(ctx context.Context, tenant string, to sandbox.ID, a sandbox.Archive) error {
 	set, at, err := s.place(ctx, tenant, a)
 	if err != nil {
@@ -121,10 +120,10 @@ func (s *archives) unpack(ctx context.Context, tenant string, to sandbox.ID, a s
 	return s.blobs.Read(ctx, set, at, s.scratch, func(r io.Reader) error { return s.trees.importTree(ctx, to, r) })
 }
 
-// remove removes an archive. One that is not there is removed.
+// remove removes an archive. A missing archive is success.
 func (s *archives) remove(ctx context.Context, tenant string, a sandbox.Archive) error {
 	if s.own.has("archive", a.Binding) != nil {
-		return nil // whoever made it removes it
+		return nil // its owner removes it
 	}
 	if a.Kind == snapshotKind {
 		return ignore(s.snapshots.RemoveSnapshot(ctx, a.Ref), sandbox.CodeNotFound)
@@ -138,8 +137,8 @@ func (s *archives) remove(ctx context.Context, tenant string, a sandbox.Archive)
 }
 
 const (
-	tarSweep = time.Hour // between two looks for archives that nobody wants
-	// tarGrace is for how long an archive may be on its way into a lease.
+	tarSweep = time.Hour // between sweeps of unused archives
+	// tarGrace is how long an archive may exist before a lease names it.
 	tarGrace = time.Hour
 )
 
@@ -164,7 +163,7 @@ func (s *archives) sweepTars(ctx context.Context) error {
 // sweepSet lets the ledger decide: an archive that is recorded while the sweep
 // runs stays, and one that is marked first can no longer be published.
 func (s *archives) sweepSet(ctx context.Context, tenant string, set archive.Set) error {
-	there, err := s.blobs.List(ctx, set) // before the records, which are older than what is saved
+	there, err := s.blobs.List(ctx, set) // list before reading the records, because archives are saved before they are recorded
 	old := slices.DeleteFunc(there, func(k archive.Kept) bool { return s.Store.Now().Sub(k.Created) <= tarGrace })
 	if err != nil || len(old) == 0 {
 		return err

@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// provision is what the sandboxes of all sessions are made, found and saved with.
+// provision makes, finds and saves the sandboxes of all sessions.
 type provision struct {
 	*core.Core
 	own        installation
@@ -26,14 +26,14 @@ type provision struct {
 	observer   Observer
 }
 
-// boxes are the sandboxes of one tenant, for one of its sessions. They satisfy
-// session.Boxes. A box is a sandbox of this daemon, by its own id: what the
-// store says of it is the evidence.
+// boxes manages the sandboxes of one tenant for one of its sessions. It
+// implements session.Boxes. A box is a sandbox of this daemon, by its own id.
+// The store decides whether it exists.
 type boxes struct {
 	*provision
 	tenant string
-	row    *store.Session // nil when nothing is made or captured
-	held   bool           // what runs is needed: capturing must not stop it
+	row    *store.Session // nil if no sandbox is made or captured
+	held   bool           // the sandbox is in use: capturing must not stop it
 }
 
 func (s *provision) boxes(tenant string, row *store.Session) boxes {
@@ -44,8 +44,8 @@ func (b boxes) record(ctx context.Context, id string) (store.Sandbox, error) {
 	return store.Read(ctx, b.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Get(ctx, b.tenant, sandbox.ID(id)) })
 }
 
-// present is the present name of a binding, which an earlier version recorded
-// perhaps under another.
+// present returns the present name of a binding, which an earlier version may
+// have recorded under another name.
 func (b boxes) present(ctx context.Context, backend, binding string) string {
 	provider, other := b.own.elsewhere(binding)
 	if provider == "" || other {
@@ -80,7 +80,7 @@ func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) 
 		}
 		if p.Prior.Archive.Kind == snapshotKind {
 			spec.Snapshot, spec.Image = p.Prior.Archive.Ref, ""
-			spec.Provider = cmp.Or(p.Prior.Archive.Provider, spec.Provider) // the session may have moved since
+			spec.Provider = cmp.Or(p.Prior.Archive.Provider, spec.Provider) // the session may have moved
 		}
 	}
 	id, err := b.sandboxes.Make(ctx, spec, p.Key, p.Replaces)
@@ -94,12 +94,12 @@ func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) 
 	return b.box(&row), nil
 }
 
-// attemptsBack is how many attempts are looked at: each looked at those before
-// it.
+// attemptsBack is how many earlier attempts are checked. Each of them has
+// checked the ones before it.
 const attemptsBack = 8
 
-// orphans ends what earlier attempts made and nobody wants, and with all also
-// what the present one made.
+// orphans ends unused sandboxes of earlier attempts, and with all also those of
+// the present one.
 func (b boxes) orphans(ctx context.Context, l lease.Lease, all bool) error {
 	for attempt := max(1, l.Attempt-attemptsBack); attempt <= l.Attempt; attempt++ {
 		row, err := b.made(ctx, attemptKey(l.Group, attempt))
@@ -176,11 +176,11 @@ func (b boxes) takeBack(ctx context.Context, e sandbox.Envelope) error {
 		return nil
 	}
 	_, err := b.unknown(ctx, e)
-	return ignore(err, sandbox.CodeGone) // acquiring it finds that out, too
+	return ignore(err, sandbox.CodeGone) // acquiring it reports that too
 }
 
-// unknown finds a sandbox that this installation has no record of, or had before
-// another one took it over.
+// unknown finds a sandbox without a record in this installation, or one that
+// another installation has taken over.
 func (b boxes) unknown(ctx context.Context, e sandbox.Envelope) (store.Sandbox, error) {
 	if err := b.reachable(ctx, e); err != nil {
 		return store.Sandbox{}, err
@@ -194,9 +194,9 @@ func (b boxes) unknown(ctx context.Context, e sandbox.Envelope) (store.Sandbox, 
 	return b.sandboxes.TakeOver(ctx, b.tenant, binding, spec)
 }
 
-// reachable refuses a sandbox that neither this installation made nor one whose
-// provider has the same account. Ids are no secrets: only the owner of the machine
-// takes over what others made.
+// reachable refuses a sandbox unless this installation made it, or another one
+// with the same provider account. Ids are not secret, so only the owner of the
+// machine can take over sandboxes of other installations.
 func (b boxes) reachable(ctx context.Context, e sandbox.Envelope) error {
 	err := b.own.has(e.Box, e.Binding)
 	binding, other := b.own.elsewhere(e.Binding)
@@ -218,14 +218,14 @@ func (b boxes) reachable(ctx context.Context, e sandbox.Envelope) error {
 	return nil
 }
 
-// wake makes a recorded sandbox run.
+// wake resumes or starts a recorded sandbox.
 func (b boxes) wake(ctx context.Context, row *store.Sandbox) (sandbox.Outcome, error) {
 	all, id := b.sandboxes, string(row.ID)
 	switch row.State {
 	case sandbox.Running:
 		return sandbox.OutcomeAttached, all.Reach(ctx, id)
 	case sandbox.Paused, sandbox.Pausing, sandbox.Resuming:
-		if row.Rest.Wakes { // which takes no permission but that to use it
+		if row.Rest.Wakes { // needs only the permission to use it
 			return sandbox.OutcomeWoken, all.Reach(ctx, id)
 		}
 		_, err := all.Resume(ctx, id)
@@ -243,8 +243,8 @@ func (b boxes) wake(ctx context.Context, row *store.Sandbox) (sandbox.Outcome, e
 			Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: id, Message: "the sandbox is " + string(row.State), Hint: "try again; it is not known to be gone",
 		}
 	}
-	// It ended by itself and nothing of it was kept. Its record must not keep its
-	// workspaces from the next one.
+	// It ended by itself and nothing was saved. Its record must not keep its
+	// workspaces attached.
 	if err := all.Destroy(ctx, id); err != nil {
 		return "", err
 	}
@@ -255,11 +255,11 @@ func gone(id, why string) error {
 	return &sandbox.Error{Code: sandbox.CodeGone, Op: "session.resume", Subject: id, Message: why}
 }
 
-// Probe implements session.Boxes. Resume has asked the provider.
+// Probe implements session.Boxes. Resume has already checked with the provider.
 func (b boxes) Probe(context.Context, session.Box) error { return nil }
 
-// Hydrate implements session.Boxes. The sandbox was made with its workspaces or
-// from its snapshot, which Hydrate reports. An archive of files is unpacked.
+// Hydrate implements session.Boxes. It reports the workspaces or the snapshot
+// that the sandbox was made with, and unpacks an archive of files.
 func (b boxes) Hydrate(ctx context.Context, box session.Box, e sandbox.Envelope) (session.Box, sandbox.ReceiptFrom, []string, error) {
 	from := sandbox.ReceiptFrom{Archive: e.Archive}
 	lost := []string{sandbox.LostProcesses, sandbox.LostMemory}
@@ -287,7 +287,7 @@ func versionOf(name string, version int) sandbox.WorkspaceRef {
 	return sandbox.WorkspaceRef{Name: name, Version: "v" + strconv.Itoa(version)}
 }
 
-// saves returns the workspaces of the session that its sandbox can change.
+// saves returns the writable workspaces of the session.
 func (b boxes) saves() (names []string) {
 	for _, w := range b.row.Spec.Workspaces {
 		if w.Mode != sandbox.WorkspaceRead {
@@ -297,9 +297,9 @@ func (b boxes) saves() (names []string) {
 	return names
 }
 
-// Capture implements session.Boxes: it saves the workspaces. Of a sandbox without
-// any it takes a snapshot of all files, or where the provider takes none, or none
-// of what runs, an archive of those below /workspace.
+// Capture implements session.Boxes. It saves the workspaces. Without
+// workspaces, it takes a snapshot of all files; if the provider cannot, or not
+// while the sandbox runs, it archives the files below /workspace.
 func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope) (sandbox.Envelope, error) {
 	e.Archive, e.Workspaces = nil, nil
 	note := "session " + b.row.Name
@@ -322,7 +322,7 @@ func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope)
 		return e, err
 	case facts.Capabilities.Snapshot:
 		e.Archive, err = b.snapshot(ctx, box)
-		if !b.held || sandbox.CodeOf(err) != sandbox.CodeConflict { // else it is in use, and would have to stand still
+		if !b.held || sandbox.CodeOf(err) != sandbox.CodeConflict { // in use, so it cannot be stopped
 			return e, err
 		}
 	}
@@ -332,7 +332,7 @@ func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope)
 	return e, err
 }
 
-// snapshot keeps all files of a sandbox.
+// snapshot saves all files of a sandbox.
 func (b boxes) snapshot(ctx context.Context, box session.Box) (*sandbox.Archive, error) {
 	a := sandbox.Archive{Kind: snapshotKind, Ref: newID("archive-"), Provider: box.Provider, Binding: string(b.own)}
 	if err := b.archives.register(ctx, b.tenant, b.row.Group, a); err != nil {
@@ -342,7 +342,7 @@ func (b boxes) snapshot(ctx context.Context, box session.Box) (*sandbox.Archive,
 		return b.snapshots.CreateSnapshot(ctx, string(box.ID), sandbox.SnapshotRequest{Name: a.Ref, Labels: map[string]string{sandbox.ArchiveLabel: b.row.Name}})
 	}
 	kept, err := take()
-	if sandbox.CodeOf(err) == sandbox.CodeConflict && !b.held { // the provider saves only what stands still
+	if sandbox.CodeOf(err) == sandbox.CodeConflict && !b.held { // the provider saves only stopped sandboxes
 		if _, err = b.sandboxes.Pause(ctx, string(box.ID), true); err == nil {
 			kept, err = take()
 		}
@@ -355,9 +355,9 @@ func (b boxes) snapshot(ctx context.Context, box session.Box) (*sandbox.Archive,
 	return &a, nil
 }
 
-// Discard implements session.Boxes. What the session can be rebuilt from stays,
-// and so does what it could be rebuilt from before. An archive that cannot be
-// removed now is removed by a later sweep.
+// Discard implements session.Boxes. It keeps the current and the previous
+// archive of the session. A later sweep removes archives that cannot be removed
+// now.
 func (b boxes) Discard(ctx context.Context, prior sandbox.Envelope) error {
 	a := prior.Archive
 	if a == nil || b.archives.readable(ctx, b.tenant, *a) != nil {
@@ -375,7 +375,7 @@ func (b boxes) Discard(ctx context.Context, prior sandbox.Envelope) error {
 	return b.archives.deleteArchive(ctx, store.KeptArchive{Tenant: b.tenant, Archive: *a})
 }
 
-// Pause implements session.Boxes: to disk if that can be, else in memory.
+// Pause implements session.Boxes: to disk if possible, else in memory.
 func (b boxes) Pause(ctx context.Context, box session.Box) error {
 	_, err := b.sandboxes.Pause(ctx, string(box.ID), true)
 	if sandbox.CodeOf(err) == sandbox.CodeUnsupported {

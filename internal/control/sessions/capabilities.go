@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Capabilities returns what can be done with a session now, with a reason for
-// each thing that cannot. It makes no sandbox.
+// Capabilities returns what a session can do now, with a reason for each
+// missing capability. It makes no sandbox.
 func (s *Service) Capabilities(ctx context.Context, ref string) (sandbox.CapabilityDocument, error) {
 	const op = ops.SessionGet
 	who, err := guard.Principal(ctx)

@@ -35,8 +35,8 @@ func (s *leases) gate(ctx context.Context, tenant, group string) (l lease.Lease,
 	return l, closed, err
 }
 
-// admit refuses a holder whose tenant has used up its warm time. Turns that run go
-// on, with the operators that serve them.
+// admit refuses a holder whose tenant has used up its warm time. Running turns
+// continue, with the operators that serve them.
 func (s *leases) admit(ctx context.Context, row store.Session, op lease.Acquire) error {
 	l, closed, err := s.gate(ctx, row.Tenant, row.Group)
 	if err != nil || closed == nil || l.Holds(op.Kind, op.ID) || op.Kind == lease.Operator && l.Count(lease.Turn) > 0 {
@@ -45,12 +45,12 @@ func (s *leases) admit(ctx context.Context, row store.Session, op lease.Acquire)
 	return closed
 }
 
-// fence refuses what was meant for an earlier sandbox of a session.
+// fence refuses requests for an earlier sandbox of a session.
 func (s *leases) fence(ctx context.Context, row store.Session, l lease.Lease, epoch int64, op ops.Op) error {
 	switch n := len(l.Failures); {
 	case l.Serves() && l.Epoch == epoch:
 		return nil
-	case n > 0 && l.State == lease.Cold && l.Epoch == epoch: // what its turn was told
+	case n > 0 && l.State == lease.Cold && l.Epoch == epoch: // the turn gets the same error again
 		return &l.Failures[n-1].Err
 	}
 	s.fact(ctx, row.Tenant, row.Name, l.Sandbox, eventlog.FenceRefused, epoch, op)
@@ -61,5 +61,5 @@ func stale(name, why string) error {
 	return &sandbox.Error{Code: sandbox.CodeStale, Subject: name, Message: why, Hint: "acquire the session again; its files may be older, and its processes are gone"}
 }
 
-// moving reports that a lease moves, by whichever daemon.
+// moving reports whether any daemon is moving a lease.
 func (s *leases) moving(l lease.Lease) bool { return s.Store.Now().Before(l.Moving) }

@@ -15,20 +15,20 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Holders hold the sandboxes of sessions, and save them.
+// Holders acquires, releases and saves the sandboxes of sessions.
 type Holders struct {
 	*records
 	leases    *leases
 	provision *provision
 	present   *presences
 	providers Providers
-	patience  time.Duration // with somebody else who makes the sandbox
+	patience  time.Duration // how long to wait for another caller that makes the sandbox
 	observer  Observer
 }
 
-// Acquire makes the caller a holder of the sandbox of a session, which is made,
-// woken or rebuilt if need be. A holder is added once: acquiring again counts as
-// a heartbeat.
+// Acquire makes the caller a holder of a session's sandbox. If necessary, the
+// sandbox is made, resumed or rebuilt. A holder is added once: acquiring again
+// counts as a heartbeat.
 func (s *Holders) Acquire(ctx context.Context, ref string, h sandbox.HolderRef) (out sandbox.Acquired, err error) {
 	err = s.onSession(ctx, ops.SessionAcquire, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
 		held, err := s.acquire(ctx, row, h, who.Key)
@@ -38,8 +38,8 @@ func (s *Holders) Acquire(ctx context.Context, ref string, h sandbox.HolderRef) 
 	return out, err
 }
 
-// acquire acquires the sandbox of a session for a holder, and records what the
-// session got.
+// acquire acquires the sandbox of a session for a holder, and records the
+// result.
 func (s *Holders) acquire(ctx context.Context, row store.Session, h sandbox.HolderRef, subject string) (session.Held, error) {
 	op := lease.Acquire{Kind: lease.Kind(cmp.Or(h.Kind, string(lease.Operator))), ID: h.ID, Subject: subject, Epoch: h.Epoch}
 	if h.Epoch != 0 {
@@ -80,13 +80,13 @@ func (s *Holders) acquire(ctx context.Context, row store.Session, h sandbox.Hold
 			row.Receipt = &held.Receipt
 			return nil
 		})
-		s.Report(ctx, err) // the sandbox is there all the same
+		s.Report(ctx, err) // the sandbox exists anyway
 	}
 	return held, nil
 }
 
-// Heartbeat keeps a holder. A holder or an epoch that is not current any more is
-// CodeStale: the caller acquires again.
+// Heartbeat keeps a holder alive. If the holder or epoch is not current any
+// more, the error is CodeStale: the caller acquires again.
 func (s *Holders) Heartbeat(ctx context.Context, ref string, h sandbox.HolderRef) error {
 	const op = ops.SessionHeartbeat
 	return s.onSession(ctx, op, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
@@ -107,7 +107,7 @@ func (s *Holders) Heartbeat(ctx context.Context, ref string, h sandbox.HolderRef
 	})
 }
 
-// Release removes a holder. One that is not there is success.
+// Release removes a holder. A missing holder is success.
 func (s *Holders) Release(ctx context.Context, ref string, h sandbox.HolderRef) error {
 	return s.onSession(ctx, ops.SessionRelease, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		op := lease.Release{Kind: lease.Kind(cmp.Or(h.Kind, string(lease.Operator))), ID: h.ID}
@@ -116,8 +116,8 @@ func (s *Holders) Release(ctx context.Context, ref string, h sandbox.HolderRef) 
 	})
 }
 
-// Envelope returns what any daemon finds or rebuilds the sandbox of a session
-// from.
+// Envelope returns an envelope, with which any daemon finds or rebuilds the
+// sandbox of a session.
 func (s *Holders) Envelope(ctx context.Context, ref string) (out sandbox.Envelope, err error) {
 	err = s.onSession(ctx, ops.SessionEnvelope, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		l, err := s.leases.of(row.Tenant).Load(ctx, row.Group)
@@ -143,7 +143,7 @@ func (s *Holders) Envelope(ctx context.Context, ref string) (out sandbox.Envelop
 	return out, err
 }
 
-// manager returns what acquires and drains the sandboxes of a session.
+// manager returns the manager that acquires and drains the sandboxes of a session.
 func (s *Holders) manager(row store.Session) *session.Manager {
 	return session.NewManager(session.Config{
 		Leases: s.leases.of(row.Tenant), Boxes: s.provision.boxes(row.Tenant, &row), PauseOnExit: row.PauseOnExit, Patience: s.patience, Now: s.Store.Now,

@@ -6,11 +6,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// installation names the daemons that share a store: what they made belongs to it.
+// installation names the daemons that share a store. Their sandboxes belong to
+// the installation.
 type installation string
 
-// binding names what a sandbox belongs to: the installation that has a record of
-// it, and what its provider works on.
+// binding names the owner of a sandbox: the installation with a record of it,
+// and the provider's binding.
 func (i installation) binding(provider string) string {
 	if provider == "" {
 		return string(i)
@@ -18,8 +19,8 @@ func (i installation) binding(provider string) string {
 	return string(i) + "/" + provider
 }
 
-// has refuses what belongs to another installation or account: that it is not
-// found says nothing about it.
+// has refuses sandboxes of another installation or account, because not finding
+// them does not show that they are gone.
 func (i installation) has(what, binding string) error {
 	if binding == string(i) || strings.HasPrefix(binding, string(i)+"/") {
 		return nil
@@ -30,8 +31,8 @@ func (i installation) has(what, binding string) error {
 	}
 }
 
-// elsewhere returns what the provider of another installation's sandbox works on,
-// which a provider of this one may work on too.
+// elsewhere returns the provider binding of another installation's sandbox. A
+// provider of this installation may have the same one.
 func (i installation) elsewhere(binding string) (provider string, other bool) {
 	installation, provider, _ := strings.Cut(binding, "/")
 	return provider, provider != "" && installation != string(i)

@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// leases are those of all tenants.
+// leases stores the leases of all tenants.
 type leases struct {
 	*core.Core
 	cfg      lease.Config
@@ -23,7 +23,7 @@ type leases struct {
 
 func (s *leases) of(tenant string) tenantLeases { return tenantLeases{s, tenant} }
 
-// tenantLeases are those of one tenant. They satisfy session.Leases.
+// tenantLeases stores the leases of one tenant. It implements session.Leases.
 type tenantLeases struct {
 	*leases
 	tenant string
@@ -33,7 +33,7 @@ func (l tenantLeases) Load(ctx context.Context, group string) (lease.Lease, erro
 	return store.Read(ctx, l.Store, func(tx *store.Tx) (lease.Lease, error) { return tx.Sessions().Lease(ctx, l.tenant, group) })
 }
 
-// Apply carries out an operation and records the changes of state in the log.
+// Apply applies an operation and records changes of state in the event log.
 func (l tenantLeases) Apply(ctx context.Context, group string, op lease.Op) (after lease.Lease, effect lease.Effect, err error) {
 	var before lease.Lease
 	var name string
@@ -71,7 +71,7 @@ func (l tenantLeases) Apply(ctx context.Context, group string, op lease.Op) (aft
 	return after, effect, nil
 }
 
-// Groups returns those of the tenant that may have a sandbox.
+// Groups returns the tenant's groups that may have a sandbox.
 func (l tenantLeases) Groups(ctx context.Context) ([]string, error) {
 	keys, err := l.active(ctx)
 	var out []string
@@ -83,12 +83,12 @@ func (l tenantLeases) Groups(ctx context.Context) ([]string, error) {
 	return out, err
 }
 
-// settled is how long a lease that became cold is still looked at, for
-// sandboxes that nobody wants.
-const settled = time.Hour
+// cooling is how long a lease that became cold is still checked for unused
+// sandboxes.
+const cooling = time.Hour
 
 func (s *leases) active(ctx context.Context) ([]store.LeaseKey, error) {
-	since := s.Store.Now().Add(-settled)
+	since := s.Store.Now().Add(-cooling)
 	return store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.LeaseKey, error) { return tx.Operator().Leases(ctx, since) })
 }
 
@@ -96,7 +96,7 @@ var stateEvents = map[lease.State]eventlog.Type{
 	lease.Warming: eventlog.LeaseWarming, lease.Warm: eventlog.LeaseWarm, lease.Draining: eventlog.LeaseDraining, lease.Cold: eventlog.LeaseCold,
 }
 
-// changed records that a lease is in another state.
+// changed records a change of a lease's state.
 func (s *leases) changed(ctx context.Context, tenant, name string, before, after lease.Lease) {
 	id := after.Sandbox
 	if id == "" {

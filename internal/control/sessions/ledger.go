@@ -12,14 +12,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// register records an archive in the ledger before a lease names it, so that one
-// which no lease ever names is deleted.
+// register records an archive in the ledger before a lease names it, so that an
+// archive that no lease names is deleted.
 func (s *archives) register(ctx context.Context, tenant, group string, a sandbox.Archive) error {
 	return s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Sessions().RegisterArchive(ctx, tenant, group, a) })
 }
 
-// publish moves the archive that an operation put into a lease on in the ledger,
-// in the same transaction.
+// publish marks the archive that an operation put into a lease as current in
+// the ledger, in the same transaction.
 func publish(ctx context.Context, tx *store.Tx, tenant, group string, op lease.Op) error {
 	var data json.RawMessage
 	switch o := op.(type) {
@@ -38,7 +38,7 @@ func publish(ctx context.Context, tx *store.Tx, tenant, group string, op lease.O
 	return tx.Sessions().PublishArchive(ctx, tenant, group, e.Archive.Ref)
 }
 
-// tidy deletes the archives of a group that are to go.
+// tidy deletes the archives of a group that are marked for deletion.
 func (s *archives) tidy(ctx context.Context, tenant, group string) error {
 	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.KeptArchive, error) { return tx.Sessions().Archives(ctx, tenant, group) })
 	failed := []error{err}
@@ -99,7 +99,7 @@ func (s *archives) deleteArchive(ctx context.Context, k store.KeptArchive) error
 // archivesAtOnce is how many archives one sweep deletes.
 const archivesAtOnce = 32
 
-// sweepArchives deletes the archives of all tenants that are to go.
+// sweepArchives deletes the archives of all tenants that are marked for deletion.
 func (s *archives) sweepArchives(ctx context.Context) error {
 	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.KeptArchive, error) {
 		return tx.Operator().DueArchives(ctx, archivesAtOnce)

@@ -9,10 +9,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// quietTime is how long a move waits for the end of requests that are under way.
+// quietTime is how long a move waits for requests in progress.
 const quietTime = 15 * time.Second
 
-// mover moves the sandboxes of a session. It implements session.Mover.
+// mover implements session.Mover for a session.
 type mover struct {
 	boxes
 	move    *movement
@@ -34,7 +34,7 @@ func (m mover) Quiet(ctx context.Context, l lease.Lease) error {
 		}
 		select {
 		case <-m.move.quiet:
-		case <-look.C: // at other daemons
+		case <-look.C: // for requests of other daemons
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-limit.C:
@@ -46,8 +46,8 @@ func (m mover) Quiet(ctx context.Context, l lease.Lease) error {
 	}
 }
 
-// Settle implements session.Mover.
-func (m mover) Settle(ctx context.Context, _ session.Box) (kept []sandbox.WorkspaceRef, err error) {
+// SaveWorkspaces implements session.Mover.
+func (m mover) SaveWorkspaces(ctx context.Context, _ session.Box) (kept []sandbox.WorkspaceRef, err error) {
 	for _, name := range m.saves() {
 		version, err := m.workspaces.PersistWorkspace(ctx, name, "session "+m.row.Name+" moves")
 		if sandbox.CodeOf(err) == sandbox.CodeUnsupported {

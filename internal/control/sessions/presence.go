@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/lease"
 )
 
-// daemonHolder begins the ids of holders that are daemons.
+// daemonHolder is the prefix of the ids of holders that are daemons.
 const daemonHolder = "daemon-"
 
 // holderID makes the id of a holder of this daemon.
@@ -17,13 +17,14 @@ func (p *presences) holderID() string { return newID(daemonHolder + p.leases.Nod
 
 type place struct{ tenant, group string }
 
-// presences are the holders of this daemon, for the requests it serves.
+// presences contains this daemon's holders, which hold sandboxes for requests
+// in progress.
 type presences struct {
 	leases *leases
 	mu     sync.Mutex
 	all    map[*presence]bool
 	main   map[place]*presence
-	moves  map[place]*movement // places whose sandbox nobody may begin to use
+	moves  map[place]*movement // places that accept no new requests
 }
 
 // presence is one holder.
@@ -32,11 +33,11 @@ type presence struct {
 	id    string
 	epoch int64
 	uses  int
-	timer *time.Timer // releases it; nil while it is used
+	timer *time.Timer // releases it; nil while in use
 }
 
-// begin adds a holder that was acquired. done ends its first use. It is not ok if
-// the session moves.
+// begin adds an acquired holder. done ends its first use. ok is false if the
+// session is being moved.
 func (p *presences) begin(at place, id string, epoch int64) (done func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -51,7 +52,7 @@ func (p *presences) begin(at place, id string, epoch int64) (done func(), ok boo
 	return p.doneOf(h), true
 }
 
-// join uses the holder that the daemon has of a lease, if it has one.
+// join uses the daemon's holder of a lease, if there is one.
 func (p *presences) join(at place, l lease.Lease) (done func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -85,7 +86,7 @@ func (p *presences) doneOf(h *presence) func() {
 	})
 }
 
-// release gives a holder back, unless it is used again.
+// release releases a holder, unless it is used again.
 func (p *presences) release(h *presence) {
 	p.mu.Lock()
 	unused := h.uses == 0 && p.all[h]
@@ -103,7 +104,7 @@ func (p *presences) release(h *presence) {
 	p.leases.Report(p.leases.Life, err)
 }
 
-// beat keeps the holders of this daemon.
+// beat sends heartbeats for the holders of this daemon.
 func (p *presences) beat(ctx context.Context) {
 	p.mu.Lock()
 	all := make([]*presence, 0, len(p.all))
@@ -139,7 +140,7 @@ func (p *presences) busy(ctx context.Context, at place) (bool, error) {
 // closed.
 type movement struct {
 	open  chan struct{}
-	quiet chan struct{} // has a value when a holder of this daemon is not used any more
+	quiet chan struct{} // gets a value when a holder of this daemon becomes unused
 }
 
 func (m *movement) ended() {
@@ -149,8 +150,8 @@ func (m *movement) ended() {
 	}
 }
 
-// shut makes requests for a sandbox wait until open is called. It waits until the
-// session is not being moved already.
+// shut makes requests for a sandbox wait until open is called. If the session
+// is already being moved, it waits for that first.
 func (p *presences) shut(ctx context.Context, at place) (m *movement, open func(), err error) {
 	for {
 		p.mu.Lock()
@@ -178,7 +179,8 @@ func (p *presences) shut(ctx context.Context, at place) (m *movement, open func(
 	}
 }
 
-// opening returns what is closed when a sandbox may be used again; nil: it may.
+// opening returns a channel that is closed when a sandbox may be used again;
+// nil if it may be used now.
 func (p *presences) opening(at place) <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -188,8 +190,8 @@ func (p *presences) opening(at place) <-chan struct{} {
 	return nil
 }
 
-// used reports whether a request of this daemon uses a sandbox, and which of its
-// holders are this daemon's.
+// used reports whether a request of this daemon uses a sandbox, and which of
+// its holders belong to this daemon.
 func (p *presences) used(at place) (uses int, own map[string]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

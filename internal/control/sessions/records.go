@@ -13,14 +13,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// records are the sessions in the store, with their environments.
+// records reads and writes sessions and their environments.
 type records struct {
 	*core.Core
 	environments Environments
 	grace        time.Duration // between the last holder and the end of a sandbox
 }
 
-// onSession does something with a session that is not being removed, guarded.
+// onSession runs a guarded operation on a session that is not being removed.
 func (s *records) onSession(ctx context.Context, op ops.Op, ref string, do func(context.Context, key.Principal, store.Session) error) error {
 	who, err := guard.Principal(ctx)
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *records) described(ctx context.Context, tenant, ref string) (out sandbo
 	return out, err
 }
 
-// maxHistory is how many epochs of a session are shown.
+// maxHistory is the maximum number of epochs shown for a session.
 const maxHistory = 20
 
 func describe(ctx context.Context, tx *store.Tx, row store.Session, grace time.Duration) (sandbox.Session, error) {
@@ -93,7 +93,7 @@ func describe(ctx context.Context, tx *store.Tx, row store.Session, grace time.D
 	return out, err
 }
 
-// change changes what is recorded of a session.
+// change changes the record of a session.
 func (s *records) change(ctx context.Context, row store.Session, change func(*store.Session) error) (store.Session, error) {
 	return store.Write(ctx, s.Store, func(tx *store.Tx) (store.Session, error) {
 		row, err := tx.Sessions().Get(ctx, row.Tenant, row.ID)
@@ -110,8 +110,8 @@ func (s *records) change(ctx context.Context, row store.Session, change func(*st
 	})
 }
 
-// environment returns that of a session. Values that are not on this machine are
-// an error: a sandbox without them would not be the one that was asked for.
+// environment returns the environment of a session. Values that are missing on
+// this machine are an error, because the sandbox would not match its spec.
 func (s *records) environment(row *store.Session) (map[string]string, error) {
 	if len(row.Spec.Env) == 0 {
 		return nil, nil
@@ -131,7 +131,7 @@ func (s *records) environment(row *store.Session) (map[string]string, error) {
 	return env, nil
 }
 
-// lastOf returns the lease of a session, and whether no other session has it.
+// lastOf returns the lease of a session, and whether no other session uses it.
 func (s *records) lastOf(ctx context.Context, row store.Session) (l lease.Lease, last bool, err error) {
 	err = s.Store.View(ctx, func(tx *store.Tx) (err error) {
 		l, last, err = lastOf(ctx, tx, row)

@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Resume returns the session of an envelope: the one that has that sandbox, else
-// a new one, which finds or rebuilds it.
+// Resume returns the session of an envelope: the existing session with that
+// sandbox, or a new one that finds or rebuilds it.
 func (s *Service) Resume(ctx context.Context, req sandbox.ResumeRequest) (out sandbox.Opened, err error) {
 	const op = ops.SessionResume
 	who, err := guard.Principal(ctx)
@@ -43,9 +43,9 @@ func (s *Service) Resume(ctx context.Context, req sandbox.ResumeRequest) (out sa
 	return s.opened(ctx, stored, out, req.Holder)
 }
 
-// fromEnvelope returns the record of a session that starts from an envelope,
-// which anybody may have written: it can name nothing that its bearer could not
-// ask for, and no files of the machine.
+// fromEnvelope returns the record of a session that starts from an envelope.
+// Envelopes are untrusted: they can only name things that the caller could
+// request directly, and no files of the machine.
 func (s *Service) fromEnvelope(ctx context.Context, tenant string, req sandbox.ResumeRequest) (store.Session, error) {
 	data, err := json.Marshal(req.Envelope)
 	if err != nil {
@@ -83,8 +83,8 @@ func (s *Service) fromEnvelope(ctx context.Context, tenant string, req sandbox.R
 	return row, err
 }
 
-// adopt records a session that starts from an envelope, unless another has its
-// sandbox already.
+// adopt records a session that starts from an envelope, unless another session
+// already has the sandbox.
 func adopt(ctx context.Context, tx *store.Tx, row store.Session) (stored store.Session, created bool, err error) {
 	if row.Prior.Box == "" {
 		stored, err = tx.Sessions().Create(ctx, row)

@@ -13,25 +13,25 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// linger is how long the daemon keeps the sandbox of a session after the last
-// request for it, so that a series of requests is not one of holders.
+// linger is how long the daemon holds the sandbox of a session after the last
+// request, so that a series of requests needs one holder.
 const linger = 10 * time.Second
 
-// Routed is the sandbox that a request for a session goes to. The sandbox is
-// kept until Done is called, once.
+// Routed is the sandbox that serves a request for a session. It is held until
+// Done is called. Call Done exactly once.
 type Routed struct {
 	Sandbox sandbox.ID
 	Epoch   int64
 	Done    func()
 }
 
-// maxFollows bounds how often one request follows a session that moves.
+// maxFollows limits how often one request follows a moving session.
 const maxFollows = 3
 
-// Route returns the sandbox that serves a session now, and acquires it if need
-// be. It waits while the session moves. With an epoch that is not the present one
-// it is CodeStale, and nothing is done; with follow, only if the files of that
-// epoch did not go along.
+// Route returns the sandbox that serves a session now, and acquires it if
+// necessary. It waits while the session is being moved. If the epoch is not the
+// present one, the error is CodeStale; with follow, only if the files of that
+// epoch were not carried over.
 func (s *Holders) Route(ctx context.Context, ref string, epoch int64, follow bool) (Routed, error) {
 	const op = ops.SessionRoute
 	who, err := s.Look(ctx, op, ref)
@@ -42,7 +42,7 @@ func (s *Holders) Route(ctx context.Context, ref string, epoch int64, follow boo
 	return r, core.Named(op, err)
 }
 
-// errMoving says that the session moves: the pointer is to be read again.
+// errMoving means that the session is being moved and the pointer must be read again.
 var errMoving = errors.New("the session is being moved")
 
 // reach is Route for a session. Each attempt reads the pointer again.
@@ -68,16 +68,16 @@ func (s *Holders) reach(ctx context.Context, tenant, ref string, epoch int64, fo
 	}
 }
 
-// lookAgain is how often a request looks whether another daemon has moved its
-// session.
+// lookAgain is the interval at which a request checks whether another daemon
+// has moved its session.
 const lookAgain = 50 * time.Millisecond
 
-// passable waits until a session does not move, as far as this daemon knows.
+// passable waits until this daemon is not moving the session.
 func (s *Holders) passable(ctx context.Context, row store.Session, deadline time.Time) error {
 	wait := s.present.opening(place{row.Tenant, row.Group})
 	t := time.NewTimer(time.Until(deadline))
 	defer t.Stop()
-	if wait == nil { // another daemon moves it
+	if wait == nil { // another daemon is moving it
 		again := time.NewTimer(lookAgain)
 		defer again.Stop()
 		select {
@@ -123,7 +123,7 @@ func (s *Holders) reachOnce(ctx context.Context, row store.Session, l lease.Leas
 	}
 	if epoch != 0 {
 		if follow && epoch != l.Epoch && l.Follows(epoch) && l.State == lease.Warm {
-			return Routed{}, stale(row.Name, "the session was moved") // and the caller follows it
+			return Routed{}, stale(row.Name, "the session was moved") // the caller follows it
 		}
 		if err := s.leases.fence(ctx, row, l, epoch, ops.SessionRoute); err != nil {
 			return Routed{}, err
@@ -140,8 +140,8 @@ func (s *Holders) reachOnce(ctx context.Context, row store.Session, l lease.Leas
 	return s.hold(ctx, row, at, epoch)
 }
 
-// mayHold reports whether the caller may keep a sandbox from being ended. Who may
-// only read uses it while it is there.
+// mayHold reports whether the caller may hold a sandbox. Callers that may only
+// read use it while others hold it.
 func mayHold(ctx context.Context) bool {
 	who, err := guard.Principal(ctx)
 	return err == nil && who.Allow(ops.SessionAcquire) == nil

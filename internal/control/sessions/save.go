@@ -13,9 +13,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Save captures the sandbox of a session, which goes on. A session without a
-// sandbox returns what was saved last. With an epoch that is not the present one
-// it is CodeStale; see Route.
+// Save captures the sandbox of a session, which continues to run. Without a
+// sandbox, it returns the last archive. If the epoch is not the present one,
+// the error is CodeStale; see Route.
 func (s *Holders) Save(ctx context.Context, ref string, epoch int64, follow bool) (out sandbox.Saved, err error) {
 	err = s.onSession(ctx, ops.SessionSave, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		l, err := s.leases.of(row.Tenant).Load(ctx, row.Group)
@@ -65,7 +65,7 @@ func lastSaved(row store.Session, l lease.Lease) (sandbox.Saved, error) {
 	return sandbox.Saved{Workspaces: e.Workspaces, Archive: e.Archive}, err
 }
 
-// keep stores what was captured as what the session is rebuilt from.
+// keep stores a capture, so that the session can be rebuilt from it.
 func (s *Holders) keep(ctx context.Context, row store.Session, b boxes, epoch int64, saved sandbox.Envelope) error {
 	saved.Box, saved.State = "", nil
 	sealed, err := saved.Sealed()
@@ -92,8 +92,8 @@ func (s *Holders) keep(ctx context.Context, row store.Session, b boxes, epoch in
 	return nil
 }
 
-// saveStill captures a sandbox that its provider pauses meanwhile. Requests that
-// are under way end first. Others wait, so that none meets the paused sandbox.
+// saveStill captures a sandbox that its provider pauses meanwhile. It waits for
+// requests in progress; new ones wait, so that none reaches the paused sandbox.
 func (s *Holders) saveStill(ctx context.Context, row store.Session, box session.Box, epoch int64, e sandbox.Envelope) (saved sandbox.Envelope, err error) {
 	move, open, err := s.present.shut(ctx, place{row.Tenant, row.Group})
 	if err != nil {

@@ -20,12 +20,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// anySet is the name of a set of tar archives, of whichever installation.
+// anySet matches the name of a set of tar archives of any installation.
 var anySet = regexp.MustCompile(`^se-[0-9a-f]{24}(-plain)?$`)
 
-// shared refuses a tar archive of another installation, unless it is in a blob
-// store that both have. why is the error otherwise. Names and digests are no
-// secrets: only the owner of the machine reads what others made.
+// shared refuses a tar archive of another installation, unless both use the
+// same blob store. why is the error otherwise. Names and digests are not
+// secret, so only the owner of the machine can read archives of other
+// installations.
 func (s *archives) shared(ctx context.Context, a sandbox.Archive, why error) error {
 	if guard.ForTenant(ctx) {
 		return why
@@ -41,18 +42,18 @@ func (s *archives) shared(ctx context.Context, a sandbox.Archive, why error) err
 	return nil
 }
 
-// Archives that were sent carry their SHA-256 in their notes. They are for
-// envelopes, and are removed like all that no session is rebuilt from.
+// Uploaded archives have their SHA-256 in their notes. They are for envelopes,
+// and are removed like all archives that no session uses.
 const (
 	sentNote = "sent "
-	// maxSent bounds one of them, and mostSent how many of a tenant no session
-	// uses yet.
+	// maxSent limits the size of an uploaded archive, and mostSent the number of a
+	// tenant's uploaded archives that no session uses yet.
 	maxSent  = 16 << 30
 	mostSent = 16
 )
 
-// Send keeps a tar archive of /workspace for a session that is resumed within the
-// hour from an envelope which names it.
+// Send stores a tar archive of /workspace for a session that is resumed within
+// an hour from an envelope that names it.
 func (s *Service) Send(ctx context.Context, r io.Reader) (out sandbox.ArchiveFile, err error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
@@ -92,7 +93,7 @@ func (s *archives) keepSent(ctx context.Context, tenant string, r io.Reader) (ou
 	return out, err
 }
 
-// ownSet is the set that new tar archives of a tenant go to.
+// ownSet returns the set for new tar archives of a tenant.
 func (s *archives) ownSet(ctx context.Context, tenant string) (archive.Set, error) {
 	if s.blobs == nil {
 		return archive.Set{}, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: "archive", Message: "this daemon has no blob store"}
@@ -104,7 +105,7 @@ func (s *archives) ownSet(ctx context.Context, tenant string) (archive.Set, erro
 	return sealed, err
 }
 
-// waiting counts the archives that were sent and that no session uses.
+// waiting counts the uploaded archives that no session uses.
 func (s *archives) waiting(ctx context.Context, tenant string, set archive.Set) (n int, err error) {
 	all, err := s.blobs.List(ctx, set)
 	if err != nil || len(all) < mostSent {
@@ -119,8 +120,8 @@ func (s *archives) waiting(ctx context.Context, tenant string, set archive.Set) 
 	return n, err
 }
 
-// sent finds the archive that the tenant has sent of the file of an envelope. What
-// others sent is not looked at: a digest is no proof of having a file.
+// sent finds the tenant's upload of an envelope's file. Uploads of other
+// tenants are ignored, because knowing a digest does not prove having the file.
 func (s *archives) sent(ctx context.Context, tenant string, f sandbox.ArchiveFile) (*sandbox.Archive, error) {
 	set, err := s.ownSet(ctx, tenant)
 	if err != nil {
@@ -140,9 +141,9 @@ func (s *archives) sent(ctx context.Context, tenant string, f sandbox.ArchiveFil
 	return nil, nil
 }
 
-// choose decides what a session is rebuilt from: what was saved here, else the
-// file that goes along with its envelope. If that has a sandbox which cannot be
-// reached from here, whoever sent the file wants another one.
+// choose selects the archive that a session is rebuilt from: the one saved
+// here, else the file of its envelope. A file for an envelope with a sandbox
+// that cannot be reached from here means that the caller wants a new sandbox.
 func (s *Service) choose(ctx context.Context, tenant string, e *sandbox.Envelope, unreachable error) error {
 	var file *sandbox.Archive
 	if e.Files != nil {
@@ -168,8 +169,8 @@ func (s *Service) choose(ctx context.Context, tenant string, e *sandbox.Envelope
 		return nil
 	case err != nil:
 	case e.Archive != nil && (e.Box == "" || !other):
-		// The archive of another installation is refused when it is needed: its
-		// sandbox may be there.
+		// An archive of another installation is refused only when it is needed,
+		// because its sandbox may still exist.
 		err = s.archives.readable(ctx, tenant, *e.Archive)
 	case e.Archive == nil && e.Box == "" && e.Files != nil:
 		err = &sandbox.Error{Code: sandbox.CodeNotFound, Op: "session.resume", Subject: "archive", Message: "the file that goes along with the envelope was not sent"}

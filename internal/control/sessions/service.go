@@ -1,10 +1,9 @@
-// Package sessions is the control service for sessions: what an agent holds
-// instead of a sandbox. A session has a name and a Spec, and always leads to the
-// one sandbox that serves it now.
+// Package sessions is the control service for sessions. An agent uses a session
+// instead of a sandbox. A session has a name and a Spec, and always leads to
+// the one sandbox that serves it now.
 //
-// The rules of who may make, use and end that sandbox are those of packages
-// lease and session. This package connects them to the store and to the
-// sandboxes of this daemon.
+// Packages lease and session define who may make, use and end that sandbox.
+// This package connects them to the store and to the sandboxes of this daemon.
 package sessions
 
 import (
@@ -23,37 +22,37 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Sandboxes is what sessions need of the sandboxes of this daemon. A ref is an
-// id. Errors are classified; CodeGone is proof that the sandbox is gone.
+// Sandboxes is the part of the sandbox service that sessions need. A ref is an
+// id. CodeGone proves that the sandbox is gone.
 type Sandboxes interface {
-	// Make makes a sandbox. The key identifies the request: the same one returns
-	// what it made. The workspaces of the sandbox that it replaces, if any, are
-	// shared with it.
+	// Make makes a sandbox. With the same idempotency key it returns the same
+	// sandbox. The workspaces of the sandbox that it replaces, if any, are shared
+	// with it.
 	Make(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error)
-	// Reach asks the provider for a running sandbox.
+	// Reach checks with the provider that a sandbox runs.
 	Reach(ctx context.Context, ref string) error
 	Resume(ctx context.Context, ref string) (store.Sandbox, error)
 	Start(ctx context.Context, ref string) (store.Sandbox, error)
 	Pause(ctx context.Context, ref string, toDisk bool) (store.Sandbox, error)
 	Destroy(ctx context.Context, ref string) error
-	// TakeOver records a sandbox that another installation made with the account,
-	// address or machine that a provider of this one has too. CodeGone: it ended.
+	// TakeOver records a sandbox that another installation made with the same
+	// account, address or machine. CodeGone: it ended.
 	TakeOver(ctx context.Context, tenant, binding string, spec sandbox.Spec) (store.Sandbox, error)
-	// Files reaches the files of a running sandbox, until ctx ends.
+	// Files returns access to the files of a running sandbox, until ctx ends.
 	Files(ctx context.Context, ref string) (control.Files, error)
 }
 
 // Providers are those that a session can move to.
 type Providers interface {
 	Providers(ctx context.Context) ([]sandbox.Provider, error)
-	// Binding returns what the sandboxes of a provider belong to.
+	// Binding returns the binding of a provider.
 	Binding(ctx context.Context, provider string) (string, error)
 	// Present returns the present name of a binding in a record.
 	Present(ctx context.Context, provider, binding string) string
-	// Facts tells what a provider can do, as far as that is known.
+	// Facts returns the known capabilities of a provider.
 	Facts(ctx context.Context, provider string) (driver.Facts, error)
-	// CheckImage refuses an image that no sandbox of a provider can be made from.
-	// An empty image is the provider's own.
+	// CheckImage refuses an image that a provider does not support. An empty image
+	// is the provider's default.
 	CheckImage(ctx context.Context, provider, image string) error
 	// Permanent reports whether the sandboxes of a provider are machines of their
 	// users.
@@ -61,11 +60,11 @@ type Providers interface {
 	// SnapshotPauses reports whether a provider pauses a sandbox while it takes a
 	// snapshot of it.
 	SnapshotPauses(ctx context.Context, name string) bool
-	// Permit returns why somebody may not choose a provider.
+	// Permit returns an error if the caller may not choose a provider.
 	Permit(who key.Principal, name string) error
 }
 
-// Snapshots keeps the files of sandboxes without a workspace.
+// Snapshots saves the files of sandboxes without a workspace.
 type Snapshots interface {
 	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
 	RemoveSnapshot(ctx context.Context, ref string) error
@@ -77,44 +76,44 @@ type Workspaces interface {
 	Workspace(ctx context.Context, name string) (sandbox.Workspace, error)
 }
 
-// Environments keep the environments of sessions, which may be secret, by the
-// ids of the sessions.
+// Environments stores the environments of sessions, which may be secret, by
+// session id.
 type Environments interface {
 	Put(id sandbox.ID, env map[string]string) error
 	Get(id sandbox.ID) (map[string]string, error)
 	Remove(id sandbox.ID) error
 }
 
-// Config is what a Service works with.
+// Config configures a Service.
 type Config struct {
 	Sandboxes    Sandboxes
 	Snapshots    Snapshots
 	Providers    Providers
 	Workspaces   Workspaces
 	Environments Environments
-	// Archive keeps the files of sandboxes whose provider takes no snapshots,
-	// encrypted unless Plain is set. They pass through Scratch, a directory. Nil:
-	// such sandboxes cannot be saved.
+	// Archive stores the files of sandboxes if their provider has no snapshots,
+	// encrypted unless Plain is set. Scratch is a directory for temporary files.
+	// Nil: such sandboxes cannot be saved.
 	Archive *archive.Archive
 	Plain   bool
 	Scratch string
-	// Binding is that of sandboxes whose provider has none: it names this
-	// installation.
+	// Binding names this installation. It is the binding of sandboxes if their
+	// provider has none.
 	Binding string
-	// Lease are the durations. The zero value is lease.Default.
+	// Lease contains the durations. The zero value is lease.Default.
 	Lease lease.Config
-	// Observer is told what happens to leases. Nil: nobody is.
+	// Observer observes leases. It may be nil.
 	Observer Observer
 }
 
 // Observer counts what happens to leases. Its methods may be called concurrently.
 type Observer interface {
-	// Acquired is told how long a holder waited for the sandbox, and the role it
-	// got; "failed": none.
+	// Acquired reports how long a holder waited for the sandbox, and its role,
+	// which is "failed" if it got none.
 	Acquired(role string, took time.Duration)
-	Rotated()     // a sandbox is to be replaced before its deadline
+	Rotated()     // a sandbox will be replaced before its deadline
 	Evicted()     // a sandbox is saved while it has holders
-	OrphanEnded() // a sandbox that nobody wanted was ended
+	OrphanEnded() // an unused sandbox was ended
 }
 
 type nobody struct{}
@@ -124,8 +123,8 @@ func (nobody) Rotated()                       {}
 func (nobody) Evicted()                       {}
 func (nobody) OrphanEnded()                   {}
 
-// Services do what is done with the sessions of all tenants. Their methods may be
-// called concurrently.
+// Services contains the services for sessions. Their methods may be called
+// concurrently.
 type Services struct {
 	Sessions *Service
 	Holders  *Holders
@@ -133,8 +132,7 @@ type Services struct {
 	Reaper   *Reaper
 }
 
-// New returns the services. They share what they know of the requests that this
-// daemon serves.
+// New returns the services. They share the state of requests in progress.
 func New(c *core.Core, cfg Config) *Services {
 	if cfg.Lease == (lease.Config{}) {
 		cfg.Lease = lease.Default()

@@ -19,7 +19,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Service keeps sessions: it makes, describes, changes and removes them.
+// Service makes, describes, changes and removes sessions.
 type Service struct {
 	*records
 	holders   *Holders
@@ -28,7 +28,7 @@ type Service struct {
 	providers Providers
 }
 
-// Create makes a session, and acquires its sandbox if the request has a holder.
+// Create makes a session. It acquires the sandbox if the request has a holder.
 func (s *Service) Create(ctx context.Context, n sandbox.NewSession) (out sandbox.Opened, err error) {
 	const op = ops.SessionCreate
 	who, err := guard.Principal(ctx)
@@ -67,7 +67,7 @@ func newSession(tenant string, n sandbox.NewSession) (row store.Session, env map
 	return row, spec.Env, check(&row)
 }
 
-// check refuses a session that can never have a sandbox.
+// check refuses a session for which a sandbox can never be made.
 func check(row *store.Session) error {
 	for _, name := range []string{row.Name, row.Group} {
 		if err := sandbox.ValidateName(name); err != nil {
@@ -97,7 +97,7 @@ func check(row *store.Session) error {
 	return sandbox.ValidateLabels(row.Labels)
 }
 
-// add records a session. With attach, one of that name is returned instead.
+// add records a session. With attach, it returns an existing session with that name.
 func (s *Service) add(ctx context.Context, row store.Session, env map[string]string, attach bool) (stored store.Session, created bool, err error) {
 	if attach {
 		stored, err = s.find(ctx, row.Tenant, row.Name)
@@ -115,14 +115,14 @@ func (s *Service) add(ctx context.Context, row store.Session, env map[string]str
 		return stored, true, nil
 	}
 	s.Report(ctx, s.environments.Remove(sandbox.ID(row.ID)))
-	if attach && sandbox.CodeOf(err) == sandbox.CodeAlreadyExists { // somebody was faster
+	if attach && sandbox.CodeOf(err) == sandbox.CodeAlreadyExists { // another caller was faster
 		stored, err = s.find(ctx, row.Tenant, row.Name)
 	}
 	return stored, false, err
 }
 
-// opened acquires the sandbox of a session, if that was asked for, and describes
-// both.
+// opened acquires the sandbox of a session, if that was requested, and
+// describes both.
 func (s *Service) opened(ctx context.Context, row store.Session, out sandbox.Opened, holder *sandbox.HolderRef) (sandbox.Opened, error) {
 	if holder != nil {
 		got, err := s.holders.Acquire(ctx, row.ID, *holder)
@@ -190,7 +190,7 @@ func matches(labels, wanted map[string]string) bool {
 	return true
 }
 
-// Update changes labels and what happens to the sandbox when nobody needs it.
+// Update changes the labels and the idle policy of a session.
 func (s *Service) Update(ctx context.Context, ref string, c sandbox.SessionChange) (out sandbox.Session, err error) {
 	err = s.onSession(ctx, ops.SessionUpdate, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		_, err := s.change(ctx, row, func(row *store.Session) error {
@@ -214,9 +214,8 @@ func (s *Service) Update(ctx context.Context, ref string, c sandbox.SessionChang
 	return out, err
 }
 
-// Remove removes a session. The last of its group takes the sandbox and what was
-// saved of it along; workspaces stay. A removal that failed half way is finished
-// by another.
+// Remove removes a session. With the last session of a group, its sandbox and
+// archives are removed; workspaces stay. A failed removal can be repeated.
 func (s *Service) Remove(ctx context.Context, ref string) error {
 	const op = ops.SessionRemove
 	who, err := guard.Principal(ctx)
@@ -239,8 +238,8 @@ func (s *Service) Remove(ctx context.Context, ref string) error {
 	}))
 }
 
-// maxRemovals bounds how many sandboxes are ended for one removal: callers that
-// were making one meanwhile are refused, and remove it themselves.
+// maxRemovals limits how many sandboxes are ended for one removal. Callers that
+// are making one are refused, and remove it themselves.
 const maxRemovals = 5
 
 func (s *Service) remove(ctx context.Context, row store.Session) error {
@@ -259,7 +258,7 @@ func (s *Service) remove(ctx context.Context, row store.Session) error {
 		}
 		done, err := s.forget(ctx, row, l, last, s.archives.named(ctx, row.Tenant, l))
 		if done && last {
-			s.Report(ctx, s.archives.tidy(context.WithoutCancel(ctx), row.Tenant, row.Group)) // a sweep tries again
+			s.Report(ctx, s.archives.tidy(context.WithoutCancel(ctx), row.Tenant, row.Group)) // a sweep retries
 		}
 		if err != nil || done {
 			return err
@@ -279,8 +278,9 @@ func (s *Service) clear(ctx context.Context, tenant string, l lease.Lease) error
 	return b.orphans(ctx, l, true)
 }
 
-// forget drops the records of a session, unless its lease changed since it was
-// read. With the last session of a group its archives go, too; see retire.
+// forget removes the records of a session, unless its lease has changed since
+// it was read. With the last session of a group its archives go, too; see
+// retire.
 func (s *Service) forget(ctx context.Context, row store.Session, seen lease.Lease, last bool, named *sandbox.Archive) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()

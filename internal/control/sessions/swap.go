@@ -50,7 +50,7 @@ func (s *Movers) targets(ctx context.Context, who key.Principal, row store.Sessi
 		return nil, "", err
 	}
 	needs := catalog.NeedsOf(&row.Spec)
-	needs.Images = false // each is asked about the very image
+	needs.Images = false // each checks the exact image
 	needs.OwnFiles = carriesTree(&row) || len(row.Spec.Workspaces) > 0
 	archives, mounts := map[string]bool{}, map[string]bool{}
 	for _, p := range all {
@@ -83,7 +83,7 @@ func (s *Movers) targets(ctx context.Context, who key.Principal, row store.Sessi
 	return out, standard, nil
 }
 
-// why is the text of an error without where it happened.
+// why is the text of an error without its operation.
 func why(err error) string {
 	if e, ok := errors.AsType[*sandbox.Error](err); ok {
 		return cmp.Or(e.Message, string(e.Code))
@@ -91,8 +91,8 @@ func why(err error) string {
 	return err.Error()
 }
 
-// target returns the provider that a request names. One that cannot be used now
-// comes with the reason.
+// target returns the provider that a request names, with a reason if it cannot
+// be used now.
 func (s *Movers) target(ctx context.Context, who key.Principal, row store.Session, name string) (provider, reason string, err error) {
 	all, standard, err := s.targets(ctx, who, row)
 	if err != nil {
@@ -117,7 +117,7 @@ func (s *Movers) target(ctx context.Context, who key.Principal, row store.Sessio
 }
 
 // Swap moves a session to another provider, with its workspaces or the files
-// below /workspace. Whatever fails leaves it where it was.
+// below /workspace. After an error, the session stays where it was.
 func (s *Movers) Swap(ctx context.Context, ref string, req sandbox.SwapRequest) (out sandbox.Swapped, err error) {
 	err = s.onSession(ctx, ops.SessionSwap, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
 		provider, reason, err := s.target(ctx, who, row, req.Target)
@@ -126,7 +126,7 @@ func (s *Movers) Swap(ctx context.Context, ref string, req sandbox.SwapRequest) 
 			return err
 		}
 		receipt, err := s.swap(ctx, row, provider)
-		if sandbox.CodeOf(err) == sandbox.CodeStale { // somebody else was faster; once more
+		if sandbox.CodeOf(err) == sandbox.CodeStale { // another caller was faster; retry
 			receipt, err = s.swap(ctx, row, provider)
 		}
 		if err == nil {
@@ -189,12 +189,12 @@ func (s *Movers) moved(ctx context.Context, row store.Session, r *sandbox.Receip
 	return errors.Join(failed...)
 }
 
-// visitTime bounds how long a sandbox of RunOn is kept if this daemon ends.
+// visitTime limits how long a sandbox of RunOn exists if this daemon ends.
 const visitTime = time.Hour
 
-// Visit makes a sandbox on another provider as the session would have it there,
-// with a copy of the files below /workspace, and has use work in it. The sandbox
-// then ends, and what changed in it is dropped. The session stays where it is.
+// Visit makes a sandbox for the session on another provider, with a copy of the
+// files below /workspace, and calls use with it. The sandbox then ends and its
+// changes are discarded. The session stays where it is.
 func (s *Movers) Visit(ctx context.Context, ref, target string, use func(context.Context, sandbox.ID) error) error {
 	return s.onSession(ctx, ops.SessionRunOn, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
 		provider, reason, err := s.target(ctx, who, row, target)
@@ -228,7 +228,7 @@ func (s *Movers) visit(ctx context.Context, row store.Session, from sandbox.ID, 
 	defer func() {
 		err = core.FirstError(err, s.sandboxes.Destroy(context.WithoutCancel(ctx), string(id)))
 	}()
-	row.Spec.Workspaces = nil // the copy stands in for them
+	row.Spec.Workspaces = nil // the copy replaces them
 	if carriesTree(&row) {
 		if err := s.trees.copyTree(ctx, from, id); err != nil {
 			return err

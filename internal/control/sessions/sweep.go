@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Reaper ends sandboxes that nobody needs, and removes archives that nobody wants.
+// Reaper ends sandboxes without holders, and removes unused archives.
 type Reaper struct {
 	*core.Core
 	leases    *leases
@@ -27,13 +27,13 @@ type Reaper struct {
 	grace     time.Duration // between the last holder and the end of a sandbox
 }
 
-// Watch ends sandboxes that nobody needs, and keeps the holders of this daemon,
-// until ctx ends.
+// Watch ends sandboxes without holders, and keeps the holders of this daemon
+// alive, until ctx ends.
 func (s *Reaper) Watch(ctx context.Context) {
 	every := max(min(lease.Sweep, s.grace/2), time.Second)
 	t := time.NewTicker(every)
 	defer t.Stop()
-	var swept time.Time // never: an earlier daemon may have left something
+	var swept time.Time // never: an earlier daemon may have left archives
 	for {
 		select {
 		case <-ctx.Done():
@@ -53,8 +53,8 @@ func (s *Reaper) Watch(ctx context.Context) {
 	}
 }
 
-// Sweep looks once at every session that has a sandbox here, of all tenants. A
-// failure with one does not keep others from being looked at.
+// Sweep checks every session of all tenants with a sandbox here once. It
+// continues after a failure.
 func (s *Reaper) Sweep(ctx context.Context) error {
 	all, err := s.leases.active(ctx)
 	if err != nil {
@@ -68,7 +68,7 @@ func (s *Reaper) Sweep(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// sweep does what is done to one lease, as the tenant it belongs to.
+// sweep sweeps one lease, acting for its tenant.
 func (s *Reaper) sweep(ctx context.Context, k store.LeaseKey) error {
 	var l lease.Lease
 	var rows []store.Session
@@ -87,7 +87,7 @@ func (s *Reaper) sweep(ctx context.Context, k store.LeaseKey) error {
 		err = nil
 	}
 	if err != nil || len(rows) == 0 || box.Node != "" && box.Node != s.Node {
-		return err // the daemon that has the sandbox looks after it
+		return err // the daemon with the sandbox handles it
 	}
 	ctx = guard.WithPrincipal(ctx, key.Principal{Tenant: k.Tenant, Verbs: []key.Verb{key.Admin}})
 	row := rows[0]
@@ -102,8 +102,8 @@ func (s *Reaper) sweep(ctx context.Context, k store.LeaseKey) error {
 	return err
 }
 
-// Usage returns for how long the sandboxes of the tenant's sessions were there
-// within whole hours, by "label:KEY", "group" or "provider".
+// Usage returns how long sandboxes of the tenant's sessions existed, per full
+// hour and by "label:KEY", "group" or "provider".
 func (s *Service) Usage(ctx context.Context, by string, from, to time.Time) ([]sandbox.SessionUsage, error) {
 	const op = ops.UsageGet
 	who, err := s.Look(ctx, op, by)
@@ -144,5 +144,5 @@ func grouping(by string) (func(store.WarmTime) string, error) {
 	case "provider":
 		return func(u store.WarmTime) string { return u.Provider }, nil
 	}
-	return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "by", Message: "is none of label:KEY, group and provider"}
+	return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "by", Message: "is not one of label:KEY, group and provider"}
 }

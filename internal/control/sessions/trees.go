@@ -26,7 +26,7 @@ func carriesTree(row *store.Session) bool {
 	return len(row.Spec.Workspaces) == 0
 }
 
-// copyTree replaces the files below /workspace in one sandbox by those of
+// copyTree replaces the files below /workspace in one sandbox with those of
 // another.
 func (s trees) copyTree(ctx context.Context, from, to sandbox.ID) error {
 	r, w := io.Pipe()
@@ -37,15 +37,16 @@ func (s trees) copyTree(ctx context.Context, from, to sandbox.ID) error {
 		exported <- err
 	}()
 	err := s.importTree(ctx, to, r)
-	_ = r.CloseWithError(err) // which ends the export too
+	_ = r.CloseWithError(err) // also ends the export
 	if failed := <-exported; failed != nil && err == nil {
 		err = failed
 	}
 	return err
 }
 
-// exportTree writes the files below /workspace of a sandbox as a tar stream that
-// begins with the directory itself. One without that directory has no files.
+// exportTree writes the files below /workspace of a sandbox as a tar stream
+// that begins with the directory itself. Without that directory, there are no
+// files.
 func (s trees) exportTree(ctx context.Context, from sandbox.ID, w io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx) // the sandbox is in use until it ends
 	defer cancel()
@@ -62,8 +63,8 @@ func (s trees) exportTree(ctx context.Context, from sandbox.ID, w io.Writer) err
 	return files.Export(ctx, sandbox.WorkspaceDir, w, driver.ExportOptions{})
 }
 
-// importTree replaces the files below /workspace of a sandbox by those of a tar
-// stream of exportTree.
+// importTree replaces the files below /workspace of a sandbox with those of a
+// tar stream of exportTree.
 func (s trees) importTree(ctx context.Context, to sandbox.ID, r io.Reader) error {
 	ctx, cancel := context.WithCancel(ctx) // the sandbox is in use until it ends
 	defer cancel()

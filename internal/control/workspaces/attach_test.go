@@ -6,8 +6,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Whatever may not be written, nothing above it can be renamed: it is a mount,
-// or below one that is read-only.
+// No directory above a protected path can be renamed: each is a mount or below
+// a read-only one.
 func TestMountsOfWorkspace(t *testing.T) {
 	for _, tt := range []struct {
 		writable, readOnly []string

@@ -19,11 +19,11 @@ type Buckets interface {
 	Known(name string) error
 	// Mount mounts a bucket for id and returns the directory.
 	Mount(ctx context.Context, id, name string) (dir string, err error)
-	// Settle waits until the bucket has all writes to the mount of id.
-	Settle(ctx context.Context, id string) error
+	// Flush waits until the bucket has all writes to the mount of id.
+	Flush(ctx context.Context, id string) error
 	// Unmount removes the mount of id.
 	Unmount(id string) error
-	// Sweep settles and removes mounts that are not wanted.
+	// Sweep flushes and removes mounts that are not wanted.
 	Sweep(ctx context.Context, wanted func(id string) bool) error
 }
 
@@ -88,7 +88,7 @@ func (s *Service) flushBucket(ctx context.Context, a store.Attachment, row store
 	if s.buckets == nil || a.Mode == sandbox.WorkspaceRead {
 		return nil
 	}
-	err := s.buckets.Settle(ctx, row.ID)
+	err := s.buckets.Flush(ctx, row.ID)
 	problem := ""
 	if err != nil {
 		s.sandboxes.Unsettled()

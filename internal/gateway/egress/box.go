@@ -38,7 +38,7 @@ const (
 // world holds the settings for outgoing connections.
 type world struct {
 	*dialer
-	roots    *x509.CertPool // nil: those of the machine
+	roots    *x509.CertPool // nil: the machine's
 	operator policy.Operator
 }
 
@@ -85,7 +85,7 @@ type box struct {
 	shut  bool
 }
 
-func (p *Plane) newBox(id sandbox.ID, a wire.Add, link *os.File) (*box, error) {
+func (p *Links) newBox(id sandbox.ID, a wire.Add, link *os.File) (*box, error) {
 	p.mu.Lock()
 	w := p.world
 	p.mu.Unlock()
@@ -116,8 +116,8 @@ func (p *Plane) newBox(id sandbox.ID, a wire.Add, link *os.File) (*box, error) {
 	return b, nil
 }
 
-// windowFor returns the TCP window of a sandbox: as much as is sure to fit into
-// the socket buffer, whose size the machine limits.
+// windowFor returns the TCP window of a sandbox: as much as always fits into
+// the socket buffer, which the machine limits.
 func windowFor(link *os.File) int {
 	if n, err := unix.GetsockoptInt(int(link.Fd()), unix.SOL_SOCKET, unix.SO_SNDBUF); err == nil && n >= wire.SocketBuffer {
 		return largeWindow

@@ -107,8 +107,8 @@ func (b *box) lookup(q dnsmessage.Question) (dnsmessage.RCode, dnsmessage.Resour
 	}
 	if q.Type != dnsmessage.TypeA {
 		// There are no IPv6 addresses, and other record types would need an outgoing
-		// query. In particular, HTTPS records are not returned, whose ECH keys would
-		// hide the server name.
+		// query. In particular, HTTPS records are not returned, because their ECH
+		// keys would hide the server name.
 		return dnsmessage.RCodeSuccess, nil
 	}
 	a, ok := b.names.addr(host.Name)

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("gvisor.dev/gvisor/pkg/tcpip/link/fdbased.(*processor).start"))
 }
 
-// testBox is a sandbox whose policy allows names below sub.test, without a link.
+// testBox is a sandbox without a link. Its policy allows names below sub.test.
 func testBox(tb testing.TB) *box {
 	tb.Helper()
 	p := wire.Policy{Profile: sandbox.Profile{Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"good.test", "*.sub.test"}}}}}
@@ -176,7 +176,7 @@ func itoa(n int) string {
 	return string(b)
 }
 
-// TestEventsAreBounded checks that what is not told is counted.
+// TestEventsAreBounded checks that dropped events are counted.
 func TestEventsAreBounded(t *testing.T) {
 	var mu sync.Mutex
 	var got []Event

@@ -23,8 +23,8 @@ const (
 // silent discards the log of net/http, which quotes input of the sandbox.
 var silent = log.New(io.Discard, "", 0) //nolint:forbidigo // the type that net/http wants
 
-// httpServer serves those connections of one sandbox whose requests are decided
-// one by one.
+// httpServer serves the connections of one sandbox for which each request is
+// decided.
 type httpServer struct {
 	b        *box
 	server   *http.Server

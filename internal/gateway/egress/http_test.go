@@ -57,8 +57,8 @@ func (l *oneConn) Close() error {
 
 func (l *oneConn) Addr() net.Addr { return &net.TCPAddr{} }
 
-// scripted is a connection whose other end sends something, and then what
-// makes no sense until it is hung up on.
+// scripted is a connection. Its other end sends a script, then garbage until
+// the connection is closed.
 type scripted struct {
 	in     io.Reader
 	closed chan struct{}
@@ -156,9 +156,8 @@ func through(tb testing.TB, in []byte) (answer []byte, seen []*http.Request, all
 	return inside.written(), up.all, allowed
 }
 
-// FuzzHTTP checks that whatever is sent as HTTP, a server that is allowed reads
-// nothing but requests that are allowed, and none that the gateway did not
-// decide about.
+// FuzzHTTP checks that for any input, an allowed server only gets requests that
+// the gateway has allowed.
 func FuzzHTTP(f *testing.F) {
 	for _, s := range []string{
 		"GET /ok/a HTTP/1.1\r\nHost: good.test\r\nConnection: close\r\n\r\n",
@@ -218,8 +217,8 @@ func TestThrough(t *testing.T) {
 	}
 }
 
-// TestLargeBuffersAreFew checks that buffers do not grow with the number of
-// those who want one, and that what was given back can be had again.
+// TestLargeBuffersAreFew checks that the number of buffers is limited, and that
+// returned ones are reused.
 func TestLargeBuffersAreFew(t *testing.T) {
 	var lent []*[]byte
 	for range maxLarge {

@@ -33,7 +33,7 @@ type wireEnd struct {
 
 // testLink serves a sandbox that may reach good.test, and returns the kernel's
 // end of its link.
-func testLink(tb testing.TB, p *Plane, id sandbox.ID) *wireEnd {
+func testLink(tb testing.TB, p *Links, id sandbox.ID) *wireEnd {
 	tb.Helper()
 	ours, theirs := packetPair(tb)
 	key, cert := testAuthority(tb)
@@ -48,9 +48,9 @@ func testLink(tb testing.TB, p *Plane, id sandbox.ID) *wireEnd {
 	return &wireEnd{tb: tb, f: theirs}
 }
 
-func testPlane(tb testing.TB) *Plane {
+func testLinks(tb testing.TB) *Links {
 	tb.Helper()
-	p, err := NewPlane(wire.Settings{}, Hooks{Event: func(sandbox.ID, Event) {}, Named: func(sandbox.ID, string, uint16) {}, Ended: func(sandbox.ID) {}})
+	p, err := NewLinks(wire.Settings{}, Hooks{Event: func(sandbox.ID, Event) {}, Named: func(sandbox.ID, string, uint16) {}, Ended: func(sandbox.ID) {}})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func testPlane(tb testing.TB) *Plane {
 	return p
 }
 
-// send sends a packet, and throws away what has come in when there is no room.
+// send sends a packet, and discards received packets when there is no room.
 func (e *wireEnd) send(pkt []byte) {
 	e.tb.Helper()
 	for {
@@ -73,7 +73,7 @@ func (e *wireEnd) send(pkt []byte) {
 	}
 }
 
-// alive asks for a name, and returns when that is answered.
+// alive looks up a name, and returns when there is an answer.
 func (e *wireEnd) alive() {
 	e.tb.Helper()
 	e.id++
@@ -131,8 +131,8 @@ func encode4(out []byte, src, dst netip.Addr, proto uint8) {
 	h.SetChecksum(^h.CalculateChecksum())
 }
 
-// otherControl is a packet with nothing but a header, of IPv4 if that is short,
-// whose protocol is the control messages of the other version.
+// otherControl is a packet with only a header (IPv4 if short) and the control
+// protocol of the other IP version.
 func otherControl(size int, proto uint8) []byte {
 	out := make([]byte, size)
 	if size == header.IPv4MinimumSize {
@@ -142,14 +142,14 @@ func otherControl(size int, proto uint8) []byte {
 	header.IPv6(out).Encode(&header.IPv6Fields{
 		TransportProtocol: tcpip.TransportProtocolNumber(proto), HopLimit: 64, SrcAddr: tcpip.AddrFrom16(wire.Address6.As16()), DstAddr: tcpip.AddrFrom16(netip.MustParseAddr("2001:db8::1").As16()),
 	})
-	out[0] |= 0xf // where IPv4 has the length of its header
+	out[0] |= 0xf // the header length of IPv4
 	return out
 }
 
 // TestControlMessagesOfTheOtherVersion checks that one packet does not end the
 // gateway of all sandboxes.
 func TestControlMessagesOfTheOtherVersion(t *testing.T) {
-	p := testPlane(t)
+	p := testLinks(t)
 	bad, good := testLink(t, p, "bad"), testLink(t, p, "good")
 	for range 3 {
 		bad.send(otherControl(header.IPv4MinimumSize, uint8(header.ICMPv6ProtocolNumber)))
@@ -176,7 +176,7 @@ func FuzzLink(f *testing.F) {
 	fragment[6] = 0x20
 	f.Add(cut(fragment, fragment))
 	f.Add(cut(otherControl(20, 58), otherControl(40, 1)))
-	e := testLink(f, testPlane(f), "fuzzed")
+	e := testLink(f, testLinks(f), "fuzzed")
 	f.Fuzz(func(t *testing.T, in []byte) {
 		e.tb = t
 		for len(in) >= 2 {
@@ -190,10 +190,10 @@ func FuzzLink(f *testing.F) {
 	})
 }
 
-// TestFlood checks that a kernel which sends as fast as it can does not affect
+// TestFlood checks that a kernel that sends as fast as possible does not affect
 // other sandboxes, and that its connections are limited.
 func TestFlood(t *testing.T) {
-	p := testPlane(t)
+	p := testLinks(t)
 	bad, good := testLink(t, p, "bad"), testLink(t, p, "good")
 	good.alive()
 	stop, flooding := make(chan struct{}), make(chan struct{})
@@ -248,7 +248,7 @@ func TestFlood(t *testing.T) {
 // not block policy changes or the removal of its link, even while the stack is
 // about to send another packet.
 func TestKernelThatReadsNothing(t *testing.T) {
-	p := testPlane(t)
+	p := testLinks(t)
 	for range 100 {
 		e := testLink(t, p, "deaf")
 		fill(t, e.f)
@@ -259,7 +259,7 @@ func TestKernelThatReadsNothing(t *testing.T) {
 	}
 }
 
-// fill sends packets, of which every one is answered, until there is no room.
+// fill sends packets that are all answered, until there is no room.
 func fill(t *testing.T, link *os.File) {
 	t.Helper()
 	raw, err := link.SyscallConn()

@@ -60,7 +60,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	defer s.plane.Close()
+	defer s.links.Close()
 	return s.serve(conn)
 }
 
@@ -81,7 +81,7 @@ func listener(f *os.File) (*net.UnixListener, error) {
 
 // server serves control planes, one after the other.
 type server struct {
-	plane *Plane
+	links *Links
 	next  *net.UnixListener      // nil: there is only one control plane
 	out   atomic.Pointer[outbox] // nil: no control plane is connected
 }
@@ -89,7 +89,7 @@ type server struct {
 func newServer(next *net.UnixListener, own func(netip.Addr) bool) (*server, error) {
 	s := &server{next: next}
 	var err error
-	s.plane, err = NewPlane(wire.Settings{}, Hooks{
+	s.links, err = NewLinks(wire.Settings{}, Hooks{
 		Own: own,
 		Event: func(id sandbox.ID, e Event) {
 			s.post(&wire.Message{Op: wire.OpEvents, Sandbox: id, Events: []Event{e}})
@@ -113,7 +113,7 @@ func (s *server) post(m *wire.Message) {
 
 // unneeded ends the wait for a control plane when no sandbox is left.
 func (s *server) unneeded() {
-	if s.next != nil && s.out.Load() == nil && s.plane.Len() == 0 {
+	if s.next != nil && s.out.Load() == nil && s.links.Len() == 0 {
 		s.next.Close()
 	}
 }
@@ -125,7 +125,7 @@ func (s *server) serve(conn *wire.Conn) error {
 	if s.next == nil {
 		return nil
 	}
-	for s.plane.Len() > 0 {
+	for s.links.Len() > 0 {
 		c, err := s.next.AcceptUnix()
 		if err != nil {
 			return nil //nolint:nilerr // no link is left, so the process ends
@@ -152,10 +152,10 @@ func (s *server) obey(conn *wire.Conn) {
 			return
 		}
 		answer := &wire.Message{ID: m.ID, Op: wire.OpAnswer}
-		if err := do(s.plane, m, files); err != nil {
+		if err := do(s.links, m, files); err != nil {
 			answer.Error = err.Error()
 		} else if m.Op == wire.OpNames {
-			answer.Names = s.plane.Names(m.Sandbox)
+			answer.Names = s.links.Names(m.Sandbox)
 		}
 		out.post(answer)
 	}
@@ -165,10 +165,10 @@ func (s *server) obey(conn *wire.Conn) {
 // accepted them.
 func (s *server) handOver(conn *wire.Conn) bool {
 	defer conn.Close()
-	err := s.plane.Held(func(id sandbox.ID, a wire.Add, link *os.File) error {
+	err := s.links.Held(func(id sandbox.ID, a wire.Add, link *os.File) error {
 		return conn.Send(&wire.Message{Op: wire.OpHeld, Sandbox: id, Add: &a}, link)
 	})
-	if err != nil || conn.Send(&wire.Message{Op: wire.OpSettled}) != nil {
+	if err != nil || conn.Send(&wire.Message{Op: wire.OpHandedOver}) != nil {
 		return false
 	}
 	m, files, err := conn.Receive()
@@ -177,7 +177,7 @@ func (s *server) handOver(conn *wire.Conn) bool {
 }
 
 // do carries out one request. It takes ownership of the files.
-func do(p *Plane, m *wire.Message, files []*os.File) error {
+func do(p *Links, m *wire.Message, files []*os.File) error {
 	if m.Op == wire.OpAdd && m.Add != nil && len(files) == 1 {
 		return p.Add(m.Sandbox, *m.Add, files[0])
 	}

@@ -16,7 +16,7 @@ func TestAnswerFollowsEvents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.plane.Close()
+	defer s.links.Close()
 	ours, theirs := connPair(t)
 	served := make(chan error, 1)
 	go func() { served <- s.serve(theirs) }()

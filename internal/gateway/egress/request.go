@@ -136,8 +136,8 @@ func (q *request) also(flow policy.Flow, other policy.Request) {
 // because it is transparent to both sides.
 var forwarded = []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}
 
-// rewrite directs a request to its host. The forwarded path is byte for byte
-// the one that was checked.
+// rewrite directs a request to its host. The forwarded path has exactly the
+// bytes that were checked.
 func rewrite(p *httputil.ProxyRequest) {
 	q := requestOf(p.In.Context())
 	out := p.Out
@@ -302,8 +302,8 @@ func (q *request) answer(r *http.Response) error {
 	return nil
 }
 
-// scrub removes secrets from headers. A header whose name contains one is
-// removed.
+// scrub removes secrets from headers. If the name of a header contains one, the
+// header is removed.
 func (q *request) scrub(h http.Header) {
 	if q.ruling.scrubber == nil {
 		return

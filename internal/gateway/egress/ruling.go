@@ -52,8 +52,8 @@ func newRuling(p wire.Policy, operator policy.Operator) (*ruling, error) {
 			opts.Swaps = append(opts.Swaps, policy.Swap{Secret: s.Name, Placeholder: s.Placeholder, Hosts: s.SwapHosts, In: s.In})
 		}
 	}
-	for _, c := range p.Ceilings {
-		opts.Ceilings = append(opts.Ceilings, policy.Ceiling(c))
+	for _, c := range p.EgressLimits {
+		opts.EgressLimits = append(opts.EgressLimits, policy.EgressLimit(c))
 	}
 	var err error
 	if r.Policy, err = policy.Compile(p.Profile, opts); err != nil {

@@ -173,7 +173,7 @@ func (r *speedRig) kernel(id string, others int) *kernelEnd {
 	return newKernelEnd(r.b, l)
 }
 
-// web serves an echo of bodies, and as many MB as are asked for.
+// web echoes bodies, and serves the requested number of MB.
 func (r *speedRig) web(config *tls.Config) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -277,8 +277,8 @@ func get(c *http.Client, url string) func() error {
 	}
 }
 
-// BenchmarkGateway measures what the gateway adds to requests, of which each is
-// made directly, too, in turns.
+// BenchmarkGateway measures the overhead of the gateway. Requests alternate
+// between the gateway and a direct connection.
 func BenchmarkGateway(b *testing.B) {
 	r := newSpeedRig(b)
 	few, many := r.kernel("few", 8), r.kernel("many", 9_998)

@@ -109,8 +109,7 @@ func (t *tunnel) handshake(ctx context.Context, conn net.Conn, to string) (net.C
 	return s.(proxy.ContextDialer).DialContext(ctx, "tcp", to)
 }
 
-// roots returns the roots for the proxy's certificate; nil: those of the
-// machine.
+// roots returns the roots for the proxy's certificate; nil: the machine's.
 func (t *tunnel) roots() *x509.CertPool {
 	if t.proxy.CA == "" {
 		return nil

@@ -120,8 +120,8 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// FuzzFrames checks that how bytes arrive does not change what is made of them,
-// and that little is kept of a header.
+// FuzzFrames checks that the result does not depend on how bytes are split, and
+// that little of a header is buffered.
 func FuzzFrames(f *testing.F) {
 	f.Add([]byte("\x81\x82abcdhi\x88\x80abcd"), true, false)
 	f.Add([]byte("\x82\x7e\x01\x00"), false, true)

@@ -52,9 +52,9 @@ const (
 	OpEnded    Op = "ended" // the other end of a link was closed
 	// A lingering gateway hands over to the next control plane: one OpHeld for
 	// every link, and a last message that marks the end.
-	OpHeld    Op = "held"
-	OpSettled Op = "settled"
-	OpQuit    Op = "quit" // the next gateway process takes over
+	OpHeld       Op = "held"
+	OpHandedOver Op = "settled"
+	OpQuit       Op = "quit" // the next gateway process takes over
 )
 
 // Message is one frame.
@@ -102,14 +102,14 @@ type Add struct {
 type Policy struct {
 	Profile sandbox.Profile `json:"profile"`
 	Secrets []Secret        `json:"secrets,omitempty"`
-	// Ceilings are profiles that limit it: all of them must allow a request.
-	Ceilings []Ceiling `json:"ceilings,omitempty"`
+	// EgressLimits are profiles that limit it: all of them must allow a request.
+	EgressLimits []EgressLimit `json:"ceilings,omitempty"`
 	// ProxyPassword is the password of the profile's proxy.
 	ProxyPassword []byte `json:"proxyPassword,omitempty"`
 }
 
-// Ceiling is the network limit set by a policy of the machine.
-type Ceiling struct {
+// EgressLimit is the network limit set by a policy of the machine.
+type EgressLimit struct {
 	Name    string          `json:"name"`
 	Profile sandbox.Profile `json:"profile"`
 }

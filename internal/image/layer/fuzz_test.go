@@ -16,8 +16,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// FuzzRaw feeds any bytes as two layers: whatever they are, the result is a
-// tree that can be written and read, or a classified error.
+// FuzzRaw uses arbitrary bytes as two layers. The result is a tree that can be
+// written and read, or a classified error.
 func FuzzRaw(f *testing.F) {
 	f.Add(tarOf(f, file("a/b", "x"), symlink("l", "a"), hardlink("l/h", "a/b")), tarOf(f, file("a/.wh.b", ""), file("l/.wh..wh..opq", "")))
 	f.Add([]byte("junk"), []byte{})
@@ -140,7 +140,7 @@ type modelLayer struct {
 	opaque map[string]bool
 	gone   map[string]bool
 
-	waiting []*modelFile // hard links whose target was not there
+	waiting []*modelFile // hard links with a missing target
 }
 
 // forget removes what a replaced name had below it.

@@ -124,7 +124,7 @@ type parser struct {
 	*Applier
 	opts    Options
 	root    *entry
-	pending []*entry // hard links whose target has not been read yet
+	pending []*entry // hard links with a target that has not been read yet
 }
 
 const (

@@ -127,8 +127,8 @@ func TestAttributes(t *testing.T) {
 	}
 }
 
-// rawHeader makes a tar whose only header is changed byte by byte, because the
-// writer of archive/tar refuses to write it.
+// rawHeader makes a tar with a single, modified header that the writer of
+// archive/tar refuses to write.
 func rawHeader(t *testing.T, data string, change func(h []byte)) []byte {
 	raw := tarOf(t, member{name: "victim", data: data, hdr: func(h *tar.Header) { h.Format = tar.FormatGNU; h.ModTime = h.ModTime.Truncate(1e9) }})
 	change(raw[:512])

@@ -38,7 +38,7 @@ func TestAttackInwardRegistry(t *testing.T) {
 	} {
 		repo, err := name.NewRepository(registry + "/x/y")
 		if err != nil {
-			continue // it cannot even be asked for
+			continue // it cannot be requested
 		}
 		began := time.Now()
 		err = pullOne(t, repo, Options{

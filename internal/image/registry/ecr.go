@@ -78,7 +78,7 @@ func ECRLogin(ctx context.Context, keys AWSKeys, opts Options) (username, passwo
 		if ctx.Err() != nil {
 			return "", "", ctx.Err()
 		}
-		e := &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "image.pull", Subject: endpoint.Host, Message: "cannot be asked for a login", Hint: "check the region"}
+		e := &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "image.pull", Subject: endpoint.Host, Message: "the registry login failed", Hint: "check the region"}
 		if opts.Permit == nil { // other callers must not learn what is behind an address
 			e.Message += ": " + reason(err)
 		}

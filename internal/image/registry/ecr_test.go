@@ -27,7 +27,8 @@ const (
 	ecrRegion = "eu-west-1"
 )
 
-// startECR gives a login to whoever signs with the secret for the region.
+// startECR starts a server that returns a login for requests signed with the
+// secret for the region.
 func startECR(t *testing.T, token string) string {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

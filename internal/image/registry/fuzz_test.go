@@ -42,8 +42,8 @@ func (l *liar) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// FuzzAnswers: whatever a registry and its token server answer, requests go over
-// TLS, their number is bounded, and a manifest is no longer than it may be.
+// FuzzAnswers: for any answers of a registry and its token server, requests use
+// TLS, their number is limited, and so is the length of a manifest.
 func FuzzAnswers(f *testing.F) {
 	f.Add("", 200, "application/vnd.oci.image.manifest.v1+json", "{}")
 	f.Add(`Bearer realm="https://auth.example/token",service="x",scope="y"`, 200, "application/json", `{"token":"t","expires_in":-1}`)

@@ -157,7 +157,7 @@ func (r *reader) file(name string, fi fs.FileInfo) (*mkfs.Node, error) {
 	return n, nil
 }
 
-var errNoStat = errors.New("the layer tells no owners")
+var errNoStat = errors.New("the layer contains no owners")
 
 // attributes sets the attributes of a node from a file of the layer.
 func (r *reader) attributes(n *mkfs.Node, fi fs.FileInfo) error {

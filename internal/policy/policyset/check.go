@@ -122,7 +122,7 @@ func (set *Set) Answer(r Request) sandbox.PolicyAnswer {
 			a.Rule = denied.Rule
 		}
 	}
-	for _, c := range set.Ceilings(r.About) {
+	for _, c := range set.EgressLimits(r.About) {
 		a.Ceilings = append(a.Ceilings, sandbox.PolicyCeiling{Policy: c.Name, Profile: c.Profile})
 	}
 	return a

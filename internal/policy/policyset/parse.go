@@ -322,7 +322,7 @@ func (d *document) check(n *yaml.Node, p *sandbox.Policy) error {
 		}
 	}
 	if !slices.Contains([]policy.Unenforceable{"", policy.Refuse, policy.Narrow, policy.LetPass}, policy.Unenforceable(p.OnUnenforceable)) {
-		return d.fail(at("onUnenforceable"), "%q is none of refuse, narrow and allow", clip(p.OnUnenforceable))
+		return d.fail(at("onUnenforceable"), "%q is not one of refuse, narrow and allow", clip(p.OnUnenforceable))
 	}
 	if p.Tenants != nil && len(p.Tenants) == 0 {
 		return d.fail(at("tenants"), "an empty list of tenants matches none: leave out the field to match all tenants")
@@ -330,7 +330,7 @@ func (d *document) check(n *yaml.Node, p *sandbox.Policy) error {
 	if p.Egress == nil {
 		return nil
 	}
-	if err := policy.CheckCeiling(policy.Ceiling{Name: p.Name, Profile: *p.Egress}); err != nil {
+	if err := policy.CheckEgressLimit(policy.EgressLimit{Name: p.Name, Profile: *p.Egress}); err != nil {
 		return d.fail(at("egress"), "%v", err)
 	}
 	return nil

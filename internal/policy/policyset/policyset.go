@@ -1,7 +1,7 @@
 // Package policyset evaluates the operator's policies: files, usually under
 // version control, that restrict the sandboxes of a tenant. They set upper
 // limits for resources and lifetime, the allowed images, mounts and secrets,
-// and a ceiling over network access.
+// and a limit of network access.
 //
 // All policies that match a sandbox, by its tenant and its labels, apply at
 // once. A policy can only remove permissions, so their order does not matter.
@@ -105,16 +105,16 @@ func (set *Set) Redacts(a About) bool {
 	return slices.ContainsFunc(set.about(a), func(p *entry) bool { return p.Redact })
 }
 
-// Ceilings returns the ceilings over the sandbox's network access.
-func (set *Set) Ceilings(a About) []policy.Ceiling {
-	var out []policy.Ceiling
+// EgressLimits returns the limits of the sandbox's network access.
+func (set *Set) EgressLimits(a About) []policy.EgressLimit {
+	var out []policy.EgressLimit
 	for _, p := range set.about(a) {
 		if p.Network != nil && !*p.Network {
 			off := false
-			out = append(out, policy.Ceiling{Name: p.Name, Profile: sandbox.Profile{Internet: &off}})
+			out = append(out, policy.EgressLimit{Name: p.Name, Profile: sandbox.Profile{Internet: &off}})
 		}
 		if p.Egress != nil {
-			out = append(out, policy.Ceiling{Name: p.Name, Profile: *p.Egress})
+			out = append(out, policy.EgressLimit{Name: p.Name, Profile: *p.Egress})
 		}
 	}
 	return out

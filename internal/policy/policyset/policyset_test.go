@@ -135,7 +135,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("only what changes is looked at: %v", err)
 	}
 	var none *policyset.Set
-	if none.Check(r) != nil || none.Ceilings(r.About) != nil || none.Digest() != "" || none.Unenforceable(r.About) != policy.Refuse {
+	if none.Check(r) != nil || none.EgressLimits(r.About) != nil || none.Digest() != "" || none.Unenforceable(r.About) != policy.Refuse {
 		t.Error("no policies say something")
 	}
 }
@@ -201,9 +201,9 @@ func TestOnlyNarrower(t *testing.T) {
 				t.Fatalf("%q allows what is refused without one of them: %v", files, few.Check(req))
 			}
 		}
-		for _, c := range few.Ceilings(req.About) {
-			if !slices.ContainsFunc(more.Ceilings(req.About), func(o policy.Ceiling) bool { return o.Name == c.Name }) {
-				t.Fatal("a ceiling is gone")
+		for _, c := range few.EgressLimits(req.About) {
+			if !slices.ContainsFunc(more.EgressLimits(req.About), func(o policy.EgressLimit) bool { return o.Name == c.Name }) {
+				t.Fatal("a limit is gone")
 			}
 		}
 	}
@@ -236,7 +236,7 @@ func TestParse(t *testing.T) {
 		"policies:\n  - name: a\n    tenants: []":                                                                           "matches none",
 		"policies:\n  - name: a\n    labels: {a: []}":                                                                       "no allowed values",
 		"policies:\n  - name: a\n    secretModes: [x]":                                                                      "neither gateway nor env",
-		"policies:\n  - name: a\n    onUnenforceable: x":                                                                    "none of refuse, narrow and allow",
+		"policies:\n  - name: a\n    onUnenforceable: x":                                                                    "not one of refuse, narrow and allow",
 		"policies:\n  - name: a\n    egress: {rule: []}":                                                                    `unknown field "rule"`,
 		"policies:\n  - name: a\n    egress: {rules: [{action: allow, hosts: [\"a b\"]}]}":                                  "caps.yaml:3: rules[1].hosts",
 		"policies:\n  - name: a\n    egress: {rules: [{action: allow, hosts: [a.b], inject: [{secret: s, mode: bearer}]}]}": "may only allow or deny",
@@ -336,8 +336,8 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("a policy without a name or a line: %+v", p)
 			}
 		}
-		if _, err := policy.Compile(sandbox.Profile{}, policy.Options{Ceilings: b.Ceilings(fine().About)}); err != nil {
-			t.Errorf("a ceiling that cannot be enforced: %v", err)
+		if _, err := policy.Compile(sandbox.Profile{}, policy.Options{EgressLimits: b.EgressLimits(fine().About)}); err != nil {
+			t.Errorf("a limit that cannot be enforced: %v", err)
 		}
 	})
 }

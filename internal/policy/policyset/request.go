@@ -17,7 +17,7 @@ func Of(tenant string, spec *sandbox.Spec, images []string, rules []sandbox.Rule
 	return r.add(rules)
 }
 
-// ModeOf returns the mode in which a sandbox gets a secret.
+// ModeOf returns how a sandbox gets a secret.
 func ModeOf(ref sandbox.SecretRef) sandbox.SecretMode {
 	if ref.Mode == "" {
 		return sandbox.SecretGateway

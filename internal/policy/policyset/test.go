@@ -15,7 +15,7 @@ import (
 type Test struct {
 	Name string
 	Request
-	// URL is a network request, as METHOD URL or only URL. The ceilings decide
+	// URL is a network request, as METHOD URL or only URL. The limits decide
 	// about it.
 	URL  string
 	Want string // "allow" or "deny"
@@ -104,7 +104,7 @@ func (set *Set) run(t Test) Result {
 	if err == nil && t.URL != "" {
 		allowed, why, ceilErr := set.reach(t)
 		if err = ceilErr; err == nil && !allowed {
-			err, r.Got, rule = errUnreachable, "deny: "+why, set.ceilingOf(t.About)
+			err, r.Got, rule = errUnreachable, "deny: "+why, set.egressLimitOf(t.About)
 		} else if err != nil {
 			r.Got = "error: " + err.Error()
 		}
@@ -118,13 +118,13 @@ func (set *Set) run(t Test) Result {
 
 var errUnreachable = &sandbox.Error{Code: sandbox.CodeDenied, Subject: "egress"}
 
-// reach decides with the ceilings alone.
+// reach decides with the limits alone.
 func (set *Set) reach(t Test) (allowed bool, why string, err error) {
 	method, target, both := strings.Cut(t.URL, " ")
 	if !both {
 		method, target = "GET", t.URL
 	}
-	p, err := policy.Compile(sandbox.Profile{Default: sandbox.Allow}, policy.Options{Ceilings: set.Ceilings(t.About)})
+	p, err := policy.Compile(sandbox.Profile{Default: sandbox.Allow}, policy.Options{EgressLimits: set.EgressLimits(t.About)})
 	if err != nil {
 		return false, "", err
 	}
@@ -132,9 +132,9 @@ func (set *Set) reach(t Test) (allowed bool, why string, err error) {
 	return e.Allow, e.Message, err
 }
 
-// ceilingOf returns the name of the ceiling, if there is exactly one.
-func (set *Set) ceilingOf(a About) string {
-	c := set.Ceilings(a)
+// egressLimitOf returns the name of the limit, if there is exactly one.
+func (set *Set) egressLimitOf(a About) string {
+	c := set.EgressLimits(a)
 	if len(c) != 1 {
 		return ""
 	}

@@ -20,7 +20,7 @@ import (
 
 const canary = "canary-value-0451"
 
-// values knows some secrets, and remembers which were asked for.
+// values contains secrets, and records which were requested.
 func values(used *[]string) Values {
 	known := map[string]string{"token": canary, "key": "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "session": "the-session-token", "broken": "line\r\nInjected: yes"}
 	return func(name string) (secret.Value, error) {
@@ -123,9 +123,8 @@ func sigV4Vector(req *http.Request, in sandbox.Injection, at time.Time) error {
 
 const emptyHash = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
-// What a service computes of what it receives is what was signed: the canonical
-// request, with all that was sent, is put together here by the published rules
-// and not by the library that signs.
+// The signature matches the received request. The canonical request is built
+// here by the published rules, not by the signing library.
 func TestSigV4Recomputed(t *testing.T) {
 	at := time.Date(2015, 8, 30, 12, 36, 0, 0, time.UTC)
 	for _, tt := range []struct{ service, target, path, query string }{
@@ -161,7 +160,7 @@ func mac(key []byte, text string) []byte {
 	return h.Sum(nil)
 }
 
-// What the client signed itself is replaced, and nothing of it is left.
+// A signature of the client is replaced completely.
 func TestSigV4(t *testing.T) {
 	in := sandbox.Injection{Secret: "key", Mode: sandbox.InjectSigV4, AccessKey: "AKIDEXAMPLE", Region: "us-east-1", Service: "iam"}
 	at := time.Date(2015, 8, 30, 12, 36, 0, 0, time.UTC)

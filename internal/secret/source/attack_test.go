@@ -97,7 +97,7 @@ func TestAttackHostileVault(t *testing.T) {
 			if err == nil {
 				t.Errorf("a value of %d bytes was taken", len(v.Reveal()))
 			} else if strings.Contains(err.Error(), token) {
-				t.Errorf("the error tells the token: %v", err)
+				t.Errorf("the error contains the token: %v", err)
 			}
 			if grown := int64(after.HeapSys) - int64(before.HeapSys); grown > 64<<20 {
 				t.Errorf("memory grew by %d MiB", grown>>20)

@@ -53,7 +53,7 @@ func (r *Reader) Read(ctx context.Context, s secret.Source) (secret.Value, error
 	return v, nil
 }
 
-var errNoValue = fmt.Errorf("what is there is empty, or larger than %d bytes", secret.MaxValue)
+var errNoValue = fmt.Errorf("the value is empty, or larger than %d bytes", secret.MaxValue)
 
 // unavailable returns an error for why, which must be a message of this
 // package.

@@ -165,12 +165,12 @@ func follow(ctx context.Context, p driver.Process, stdout, stderr *capture) (san
 	if err != nil {
 		return exit, err
 	}
-	return exit, settle(ctx, p, copied, stdout.alive, stderr.alive)
+	return exit, drain(ctx, p, copied, stdout.alive, stderr.alive)
 }
 
-// settle waits until both streams have ended, or until no output has arrived
+// drain waits until both streams have ended, or until no output has arrived
 // for a while although no quota delays it.
-func settle(ctx context.Context, p driver.Process, copied, alive1, alive2 <-chan struct{}) error {
+func drain(ctx context.Context, p driver.Process, copied, alive1, alive2 <-chan struct{}) error {
 	open := 2
 	throttled := func() (now bool, changes int64) {
 		if t, ok := p.(interface{ Throttled() (bool, int64) }); ok {

@@ -305,7 +305,7 @@ func (a *API) exportFiles(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Content-Type", kind)
 	err = box.Files().Export(r.Context(), q.Get("path"), out, opts)
 	if err != nil && out.yes {
-		panic(http.ErrAbortHandler) // a part must not be taken for the whole
+		panic(http.ErrAbortHandler) // a part must not look complete
 	}
 	return err
 }

@@ -135,9 +135,9 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// relative returns the name of a member relative to the workspace, whose own name
-// begins all names. A name that leads out of it is not ok: root inside may have
-// replaced the guest that writes the archive.
+// relative returns the name of a member relative to the workspace. All names
+// begin with the workspace's name. A name that leads out of it is not ok: root
+// inside may have replaced the guest that writes the archive.
 func relative(name string) (rest string, ok bool) {
 	_, rest, _ = strings.Cut(path.Clean(name), "/")
 	return rest, rest != ".." && !strings.HasPrefix(rest, "../")

@@ -236,7 +236,7 @@ func (s *eventStream) follow(ctx context.Context, p driver.Process) (sandbox.Exi
 			if err != nil {
 				return exit, err
 			}
-			s.settle(ctx, p, chunks, open)
+			s.drain(ctx, p, chunks, open)
 			return exit, nil
 		}
 	}
@@ -248,10 +248,10 @@ func (s *eventStream) follow(ctx context.Context, p driver.Process) (sandbox.Exi
 	}
 }
 
-// settle sends the rest of the output of a command that has ended. It returns
+// drain sends the rest of the output of a command that has ended. It returns
 // when both streams end, or when no output has arrived for a while although no
 // quota delays it.
-func (s *eventStream) settle(ctx context.Context, p driver.Process, chunks <-chan chunk, open int) {
+func (s *eventStream) drain(ctx context.Context, p driver.Process, chunks <-chan chunk, open int) {
 	throttled := func() (bool, int64) { return false, 0 }
 	if t, ok := p.(interface{ Throttled() (bool, int64) }); ok {
 		throttled = t.Throttled

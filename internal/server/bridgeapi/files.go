@@ -62,7 +62,7 @@ func (h *Handler) readFile(w http.ResponseWriter, r *http.Request, c *call) erro
 		w.WriteHeader(http.StatusPartialContent)
 	}
 	if _, err := io.Copy(w, content); err != nil {
-		panic(http.ErrAbortHandler) // a part must not be taken for the whole
+		panic(http.ErrAbortHandler) // a part must not look complete
 	}
 	return nil
 }
@@ -143,7 +143,7 @@ func (h *Handler) persist(w http.ResponseWriter, r *http.Request, c *call) error
 	err = a.export(out, exclude)
 	if err != nil && out.yes {
 		h.opts.Logger.WarnContext(r.Context(), "persisting a workspace", "sandbox", nameOf(c.id), "error", err)
-		panic(http.ErrAbortHandler) // a part must not be taken for the whole
+		panic(http.ErrAbortHandler) // a part must not look complete
 	}
 	if a.left > 0 {
 		h.opts.Logger.WarnContext(r.Context(), "left out of a workspace what clients refuse to restore", "sandbox", nameOf(c.id), "files", a.left)

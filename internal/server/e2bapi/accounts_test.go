@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// An image without the user "user" gets one, with a number that nobody has.
+// An image without the user "user" gets one, with an unused number.
 func TestUserScript(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root gives files away")

@@ -20,8 +20,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// victims are the sandboxes sb-one and sb-two, whose port 8000 keeps every byte
-// that it gets. That of sb-two wants a token.
+// victims are the sandboxes sb-one and sb-two. Their port 8000 records every
+// byte. The port of sb-two needs a token.
 type victims struct {
 	mu   sync.Mutex
 	got  map[sandbox.ID]string
@@ -51,7 +51,7 @@ func (v *victims) DialPort(ctx context.Context, ref string, _ uint16) (net.Conn,
 	return new(net.Dialer).DialContext(ctx, "tcp", v.addr[ref])
 }
 
-// take returns what a sandbox got since it was last asked.
+// take returns the bytes that a sandbox received since the last call.
 func (v *victims) take(id sandbox.ID) string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -59,7 +59,7 @@ func (v *victims) take(id sandbox.ID) string {
 	return v.got[id]
 }
 
-// listen answers every connection, and keeps what it says.
+// listen answers every connection and records its data.
 func (v *victims) listen(t *testing.T, id sandbox.ID) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -97,7 +97,7 @@ func (v *victims) listen(t *testing.T, id sandbox.ID) {
 	}()
 }
 
-// attacked starts a handler whose sandboxes are victims.
+// attacked starts a handler for victims.
 func attacked(t *testing.T) (v *victims, h *Handler, addr string) {
 	t.Helper()
 	v = &victims{got: map[sandbox.ID]string{}, addr: map[string]string{}}
@@ -115,8 +115,8 @@ func attacked(t *testing.T) (v *victims, h *Handler, addr string) {
 	return v, h, s.Listener.Addr().String()
 }
 
-// raw sends bytes and returns the first status, and what came after its body
-// until the connection was closed.
+// raw sends bytes and returns the first status, and all data after its body
+// until the connection is closed.
 func raw(t *testing.T, addr, request string) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
@@ -134,14 +134,14 @@ func raw(t *testing.T, addr, request string) string {
 		return ""
 	}
 	_, _ = io.Copy(io.Discard, first.Body)
-	_ = conn.(*net.TCPConn).CloseWrite() // earlier, it would be a caller that goes away
-	rest, _ := io.ReadAll(r)             // the server may reset what it refuses
+	_ = conn.(*net.TCPConn).CloseWrite() // closing earlier would look like a canceled request
+	rest, _ := io.ReadAll(r)             // the server may reset the connection
 	return first.Status + "\n" + string(rest)
 }
 
-// TestAttackE2BKeysAtPorts sends keys and tokens of this API to a port in all the
-// ways in which it takes them, by mistake or because the program inside asked for
-// it. The program gets none of them, and what is its own.
+// TestAttackE2BKeysAtPorts sends keys and tokens of this API to a port in all
+// forms that the API accepts, by mistake or because the program inside requests
+// it. The program gets none of them, but gets its own headers.
 func TestAttackE2BKeysAtPorts(t *testing.T) {
 	v, h, addr := attacked(t)
 	atollKey := "atoll_0123456789abcdef_secretsecretsecretsecret"
@@ -201,15 +201,16 @@ func TestAttackE2BSmuggling(t *testing.T) {
 			t.Errorf("%s: another sandbox got %q", name, got)
 		}
 	}
-	// An address in the request line is the host, as HTTP says: it decides alone.
+	// An address in the request line is the host, as HTTP says, and overrides the
+	// Host header.
 	raw(t, addr, "GET http://8000-sbtwo.box.test/line HTTP/1.1\r\nHost: 8000-sbone.box.test\r\nConnection: close\r\n\r\n")
 	if got := v.take("sb-one"); strings.Contains(got, "/line") || strings.Contains(got, "hidden") {
 		t.Errorf("the request line lost against the header: %q", got)
 	}
 }
 
-// TestAttackE2BSignedAddress takes an address that was signed for one file and
-// reads it otherwise: the text that is signed has no escape for its separators.
+// TestAttackE2BSignedAddress uses a URL that was signed for one file for
+// another one: the signed text does not escape its separators.
 func TestAttackE2BSignedAddress(t *testing.T) {
 	const token = "secret-token"
 	now := time.Unix(1000, 0)
@@ -239,7 +240,7 @@ func TestAttackE2BSignedAddress(t *testing.T) {
 			}
 			continue
 		}
-		// The sum fits: then nobody may be found by that name.
+		// The signature is valid, so no user may be found by that name.
 		n := &names{logins: map[string]login{"root": {}, "user": {}, "y": {}}}
 		if a, err := n.account(tc.user, defaults{}); err == nil {
 			t.Errorf("%s: acts as %s", tc.name, a.name)
@@ -251,8 +252,8 @@ func TestAttackE2BSignedAddress(t *testing.T) {
 	}
 }
 
-// TestAttackE2BCrowdingOut: a tenant that announces builds and uploads without end
-// takes no place from another one.
+// TestAttackE2BCrowdingOut: a tenant with any number of builds and uploads does
+// not block another one.
 func TestAttackE2BCrowdingOut(t *testing.T) {
 	all := newBuilds()
 	defer all.close()
@@ -303,8 +304,7 @@ func (s *slow) Read([]byte) (int, error) {
 	return 0, <-s.end
 }
 
-// TestAttackE2BUploadTwice uses an address, which is good for one upload, for two
-// at a time.
+// TestAttackE2BUploadTwice uses a one-time upload URL twice at once.
 func TestAttackE2BUploadTwice(t *testing.T) {
 	services := &Services{Authenticate: func(ctx context.Context, _ string) (context.Context, string, error) { return ctx, "", nil }}
 	h := &buildAPI{common: &common{opts: Options{Now: time.Now, Logger: slog.New(slog.DiscardHandler), Uploads: t.TempDir()}}, services: services, builds: newBuilds()}
@@ -340,8 +340,8 @@ func TestAttackE2BUploadTwice(t *testing.T) {
 	}
 }
 
-// FuzzDestination: whatever names a sandbox in a request, at most one is meant, by
-// a name that no path or header can be made of.
+// FuzzDestination: any request names at most one sandbox, by a name that cannot
+// change a path or header.
 func FuzzDestination(f *testing.F) {
 	f.Add("8000-sbabc.box.test", "", "", "/")
 	f.Add("localhost:80", "sbabc", "49983", "/files")

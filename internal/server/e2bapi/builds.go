@@ -26,15 +26,15 @@ const (
 	buildError    = "error"
 )
 
-// Bounds of what is remembered of builds.
+// Limits of the remembered builds.
 const (
 	maxBuilds    = 256 // of a tenant
 	maxBuildLogs = 20_000
 	maxLogPage   = 100
 )
 
-// build is one that a client asked for. Its state is lost when the daemon ends;
-// the template is not.
+// build is a requested build. Its state is lost when the daemon ends; the
+// template is not.
 type build struct {
 	tenant  string
 	want    order
@@ -43,8 +43,8 @@ type build struct {
 	mu       sync.Mutex
 	status   string
 	entries  []buildEntry
-	line     string // a piece of output whose end has not come
-	step     int    // that the last entry was of
+	line     string // an incomplete line of output
+	step     int    // of the last entry
 	reason   *buildReason
 	finished time.Time
 }
@@ -64,11 +64,11 @@ type buildReason struct {
 	LogEntries []buildEntry `json:"logEntries"`
 }
 
-// builds are those that are remembered. newBuilds makes them.
+// builds contains the remembered builds. Create it with newBuilds.
 type builds struct {
 	mu     sync.Mutex
 	known  map[string]*build // by id
-	turns  turns
+	queue  buildQueue
 	life   context.Context
 	end    context.CancelFunc
 	work   sync.WaitGroup
@@ -81,7 +81,7 @@ func newBuilds() *builds {
 	return b
 }
 
-// close gives up the builds that go on.
+// close cancels the running builds.
 func (s *builds) close() {
 	s.mu.Lock()
 	s.closed = true
@@ -90,7 +90,7 @@ func (s *builds) close() {
 	s.work.Wait()
 }
 
-// add remembers a build, in the place of the oldest that is over.
+// add remembers a build. It replaces the oldest finished one.
 func (s *builds) add(b *build) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +101,7 @@ func (s *builds) add(b *build) error {
 	return nil
 }
 
-// of returns how many builds of a tenant are known. The lock is held.
+// of returns the number of remembered builds of a tenant. The lock is held.
 func (s *builds) of(tenant string) (n int) {
 	for _, b := range s.known {
 		if b.tenant == tenant {
@@ -138,7 +138,7 @@ func (s *builds) get(tenant, template, id string) (*build, error) {
 	return b, nil
 }
 
-// start carries a build out, in the name of who asked for it.
+// start runs a build on behalf of its caller.
 func (s *builds) start(ctx context.Context, b *build, do func(context.Context) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,15 +156,15 @@ func (s *builds) start(ctx context.Context, b *build, do func(context.Context) e
 	s.work.Go(func() {
 		defer cancel()
 		defer stop()
-		if s.turns.take(ctx, b.tenant) == nil {
-			defer s.turns.done(b.tenant)
+		if s.queue.take(ctx, b.tenant) == nil {
+			defer s.queue.done(b.tenant)
 		}
 		b.finish(do(ctx))
 	})
 	return nil
 }
 
-// begun reports whether a build was carried out. The caller holds mu.
+// begun reports whether a build was started. The caller holds mu.
 func (b *build) begun() bool { return !b.finished.IsZero() }
 
 func (b *build) finish(err error) {
@@ -185,7 +185,7 @@ func (b *build) finish(err error) {
 	b.entries = append(b.entries, buildEntry{stamp(time.Now()), b.reason.Message, "error", b.reason.Step})
 }
 
-// buildProblem is why a build failed, as E2B would say it.
+// buildProblem returns why a build failed, in E2B's format.
 func buildProblem(err error) string {
 	if unknown, ok := errors.AsType[*template.UnknownUserError](err); ok {
 		return fmt.Sprintf("invalid username: '%.80s'", unknown.User)
@@ -193,7 +193,7 @@ func buildProblem(err error) string {
 	return newProblem(err).Message
 }
 
-// tell notes what the builder tells; output becomes lines.
+// tell logs messages of the builder, and splits output into lines.
 func (b *build) tell(e sandbox.BuildEvent) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -221,7 +221,7 @@ func (b *build) tell(e sandbox.BuildEvent) {
 
 const maxLine = 4096
 
-// flush notes the last line, which had no end.
+// flush logs the last, incomplete line.
 func (b *build) flush(at time.Time) {
 	if b.line != "" {
 		b.note(at, b.line)
@@ -243,7 +243,7 @@ func (b *build) note(at time.Time, text string) {
 	b.entries = append(b.entries, buildEntry{stamp(at), strings.ToValidUTF8(text, "\ufffd"), "info", step})
 }
 
-// buildAPI builds templates and takes the files for them.
+// buildAPI builds templates and receives the files for them.
 type buildAPI struct {
 	*common
 	services  *Services
@@ -257,11 +257,11 @@ func newBuildAPI(c *common, s *Services, t *templateAPI) *buildAPI {
 	return &buildAPI{common: c, services: s, templates: t, builds: newBuilds(), uploads: uploads{c.opts.Uploads}}
 }
 
-// create begins a build: its description comes later.
+// create creates a build. Its description is sent later.
 func (h *buildAPI) create(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Name     string   `json:"name"`
-		Alias    string   `json:"alias"` // as old clients say
+		Alias    string   `json:"alias"` // of old clients
 		Tags     []string `json:"tags"`
 		CPUCount int      `json:"cpuCount"`
 		MemoryMB int64    `json:"memoryMB"`
@@ -313,7 +313,7 @@ func (h *buildAPI) find(r *http.Request) (*build, error) {
 	return h.builds.get(tenantOf(r.Context()), name, r.PathValue("build"))
 }
 
-// start says what a template is made of, and has it made.
+// start starts a build from its description.
 func (h *buildAPI) start(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		FromImage         string         `json:"fromImage"`
@@ -376,7 +376,7 @@ func (h *buildAPI) start(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// registryLogin is how clients say who asks a registry.
+// registryLogin is a client's credential for a registry.
 type registryLogin struct {
 	Type               string `json:"type"`
 	Username           string `json:"username"`
@@ -387,23 +387,23 @@ type registryLogin struct {
 	Region             string `json:"awsRegion"`
 }
 
-// maxLogin bounds each part of a login.
+// maxLogin limits each part of a login.
 const maxLogin = 64 << 10
 
-// open returns the login as the builder wants it; with a region, it is one of AWS,
-// which gives the registry's in exchange.
+// open returns the login for the builder. With a region, it contains AWS keys,
+// which are exchanged for the registry's login.
 func (l *registryLogin) open() (func() (username, password string), error) {
 	username, password := l.Username, l.Password
 	switch l.Type {
 	case "registry":
-	case "gcp": // what Google's registries call whoever has such a key
+	case "gcp": // the user name of Google's registries for such keys
 		username, password = "_json_key", l.ServiceAccountJSON
 	case "aws":
 		if username, password = l.AccessKey, l.SecretKey; l.Region == "" {
 			return nil, invalid("fromImageRegistry", "the region is missing")
 		}
 	default:
-		return nil, invalid("fromImageRegistry", "the type is none of registry, gcp and aws")
+		return nil, invalid("fromImageRegistry", "the type is not one of registry, gcp and aws")
 	}
 	if l.Type != "aws" && l.Region != "" {
 		return nil, invalid("fromImageRegistry", "a region is for the type aws")
@@ -417,12 +417,12 @@ func (l *registryLogin) open() (func() (username, password string), error) {
 	return func() (string, string) { return username, password }, nil
 }
 
-// baseImages are what SDKs begin with that are told nothing: the template base.
+// baseImages are the images that SDKs use by default. They mean the template base.
 var baseImages = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(docker\.io/)?e2bdev/(base|code-interpreter)(:[a-zA-Z0-9_.-]+)?$`)
 })
 
-// from returns what a build begins with.
+// from returns the image or template that a build starts from.
 func (h *buildAPI) from(ctx context.Context, image, template string) (string, error) {
 	name, _ := splitRef(ctx, template)
 	if baseImages().MatchString(image) {
@@ -464,7 +464,7 @@ func (h *buildAPI) status(w http.ResponseWriter, r *http.Request) error {
 	least := 0
 	if level := q.Get("level"); level != "" {
 		if least = slices.Index(logLevels, level); least < 0 {
-			return invalid("level", "is none of %s", strings.Join(logLevels, ", "))
+			return invalid("level", "is not one of %s", strings.Join(logLevels, ", "))
 		}
 	}
 	b.mu.Lock()
@@ -483,7 +483,7 @@ func (h *buildAPI) status(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// logs are the entries alone, from a time on.
+// logs returns only the entries from a time on.
 func (h *buildAPI) logs(w http.ResponseWriter, r *http.Request) error {
 	b, err := h.find(r)
 	if err != nil {

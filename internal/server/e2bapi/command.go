@@ -18,8 +18,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// command is a command that callers follow. It runs on whether any does or
-// not; what it writes while nobody follows is lost, as at E2B.
+// command is a command that callers can follow. It runs even without followers;
+// its output is then lost, as at E2B.
 type command struct {
 	process driver.Process
 	config  *envd.ProcessConfig
@@ -30,23 +30,23 @@ type command struct {
 
 	mu        sync.Mutex
 	followers map[*follower]struct{}
-	hurried   chan struct{} // closed when output is no longer to be waited for
+	hurried   chan struct{} // closed when followers should not wait for more output
 	hurryOnce sync.Once
 
 	ended chan struct{} // closed at the end; then what follows is set
 	end   *envd.EndEvent
 	err   error
-	lost  bool // it did not end by itself: its sandbox did
+	lost  bool // the sandbox ended, not the command
 }
 
-// follower is a caller that gets the output from some time on.
+// follower is a caller that gets the output from now on.
 type follower struct {
 	events chan *envd.DataEvent
 	gone   chan struct{}
 }
 
-// backlog is how many pieces of output wait for a follower before the command
-// does.
+// backlog is the number of chunks that can wait for a follower before the
+// command blocks.
 const backlog = 8
 
 func newCommand(p driver.Process, config *envd.ProcessConfig, tag *string) *command {
@@ -56,7 +56,7 @@ func newCommand(p driver.Process, config *envd.ProcessConfig, tag *string) *comm
 	}
 }
 
-// run reads what the command writes until it has ended.
+// run reads the command's output until it has ended.
 func (c *command) run() {
 	var streams sync.WaitGroup
 	streams.Go(func() {
@@ -119,7 +119,7 @@ func (c *command) finish(exit sandbox.Exit, err error) {
 	close(c.ended)
 }
 
-// endOf is an exit as Go's os/exec would tell it, which is E2B's way.
+// endOf converts an exit to E2B's format, which is that of Go's os/exec.
 func endOf(exit sandbox.Exit) *envd.EndEvent {
 	e := &envd.EndEvent{ExitCode: int32(exit.Code), Exited: true, Status: fmt.Sprintf("exit status %d", exit.Code)}
 	if exit.Signal != 0 {
@@ -146,7 +146,7 @@ func (c *command) copy(from io.Reader, event func([]byte) *envd.DataEvent) {
 	}
 }
 
-// tell gives output to all followers, and waits for the slowest.
+// tell sends output to all followers, and waits for the slowest.
 func (c *command) tell(ev *envd.DataEvent) {
 	c.mu.Lock()
 	all := make([]*follower, 0, len(c.followers))
@@ -178,7 +178,7 @@ func (c *command) leave(f *follower) {
 	close(f.gone)
 }
 
-// follow sends what happens to a command until it ends or the caller goes away.
+// follow sends the events of a command until it ends or the caller disconnects.
 func (c *command) follow(ctx context.Context, header http.Header, f *follower, out *processStream) error {
 	defer c.leave(f)
 	send := func(ev *envd.ProcessEvent) error { return out.Send(&envd.ProcessResponse{Event: ev}) }
@@ -214,8 +214,8 @@ func (c *command) follow(ctx context.Context, header http.Header, f *follower, o
 	}
 }
 
-// sayEnd sends what is left of the output, and the end. If the sandbox ended,
-// the stream is cut off: clients must not take that for an end of the command.
+// sayEnd sends the remaining output and the end. If the sandbox ended, it cuts
+// off the stream, so that clients do not see an end of the command.
 func (c *command) sayEnd(f *follower, flush *flusher, send func(*envd.ProcessEvent) error) error {
 	if c.lost {
 		flush.release()
@@ -238,10 +238,10 @@ func (c *command) sayEnd(f *follower, flush *flusher, send func(*envd.ProcessEve
 	}
 }
 
-// hurry makes the end of the command not wait for output.
+// hurry ends the command without waiting for more output.
 func (c *command) hurry() { c.hurryOnce.Do(func() { close(c.hurried) }) }
 
-// input writes to the command, which may make the caller wait.
+// input writes to the command. It may block.
 func (c *command) input(in *envd.ProcessInput) error {
 	internal := func(text string) error { return connect.NewError(connect.CodeInternal, errors.New(text)) }
 	if in == nil {

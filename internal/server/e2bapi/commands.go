@@ -11,16 +11,16 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// remembered is how long the end of a command can be asked for.
+// remembered is how long the end of a command is available.
 const remembered = 30 * time.Second
 
-// commandKey names a command.
+// commandKey identifies a command.
 type commandKey struct {
 	box sandbox.ID
 	id  string
 }
 
-// commands are the commands that callers started or asked for.
+// commands contains the commands that callers started or connected to.
 type commands struct {
 	mu     sync.Mutex
 	known  map[commandKey]*command
@@ -28,18 +28,18 @@ type commands struct {
 	work   sync.WaitGroup
 }
 
-// add takes over a process that was just started.
+// add adds a new process.
 func (s *commands) add(box sandbox.ID, p driver.Process, req *envd.StartRequest) (*command, *follower) {
 	c := newCommand(p, req.Process, req.Tag)
 	c.noMore = req.PTY == nil && req.Stdin != nil && !*req.Stdin
-	f := c.join() // before it is read from: the starter misses nothing
+	f := c.join() // before reading, so that the starter misses nothing
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keep(commandKey{box, p.Info().ID}, c)
 	return c, f
 }
 
-// keep remembers a command until some time after its end. The caller holds mu.
+// keep remembers a command until a while after its end. The caller holds mu.
 func (s *commands) keep(key commandKey, c *command) {
 	if s.known == nil {
 		s.known = map[commandKey]*command{}
@@ -50,7 +50,7 @@ func (s *commands) keep(key commandKey, c *command) {
 	}
 	s.work.Go(func() {
 		c.run()
-		if c.lost { // it may be found again, when its sandbox goes on
+		if c.lost { // it may be found again when its sandbox resumes
 			s.forget(key, c)
 			return
 		}
@@ -72,8 +72,8 @@ func (s *commands) get(box sandbox.ID, id string) *command {
 	return s.known[commandKey{box, id}]
 }
 
-// find returns the command of a sandbox that a selector names. One that an
-// earlier daemon started is found by its number.
+// find returns the command of a sandbox for a selector. It finds commands of an
+// earlier daemon by PID.
 func (s *commands) find(ctx context.Context, box Box, sel *envd.ProcessSelector) (*command, error) {
 	if sel == nil || sel.PID == nil && sel.Tag == nil {
 		return nil, invalid("process", "none named")
@@ -133,7 +133,7 @@ func (c *command) running() bool {
 	}
 }
 
-// close lets go of all commands.
+// close disconnects from all commands.
 func (s *commands) close() {
 	s.mu.Lock()
 	s.closed = true

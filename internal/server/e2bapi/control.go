@@ -13,10 +13,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// maxBody bounds a JSON request.
+// maxBody limits a JSON request.
 const maxBody = 4 << 20
 
-// controlPlane returns the handler of what is not inside a sandbox.
+// controlPlane returns the handler of E2B's control plane.
 func (h *Handler) controlPlane(s *Services, metrics *metricsAPI) http.Handler {
 	find := finder{s.Sandboxes}
 	snapshots := &snapshotAPI{find, s.Snapshots}
@@ -118,7 +118,7 @@ func authenticate(ctx context.Context, s *Services, key string) (context.Context
 	return context.WithValue(ctx, tenantKey{}, tenant), nil
 }
 
-// apiKey returns the key that a request bears.
+// apiKey returns the key of a request.
 func apiKey(r *http.Request) string {
 	if key := r.Header.Get("X-API-Key"); key != "" {
 		return key
@@ -130,8 +130,8 @@ func apiKey(r *http.Request) string {
 	return ""
 }
 
-// Share says who a request counts for: its key, or without one the sandbox that
-// it is for.
+// Share returns the account for rate limits: the request's key, or its sandbox
+// if there is no key.
 func Share(r *http.Request) string {
 	if key := apiKey(r); key != "" {
 		return key

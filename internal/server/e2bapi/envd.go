@@ -312,7 +312,7 @@ type call struct {
 	user   account
 	header http.Header
 
-	metadata map[string]string // of files that are uploaded
+	metadata map[string]string // of uploaded files
 }
 
 // call returns the sandbox and the user of a request. The client may choose any

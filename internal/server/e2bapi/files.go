@@ -19,10 +19,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// fileAPI sends and takes files.
+// fileAPI downloads and uploads files.
 type fileAPI struct{ *guest }
 
-// fileCall finds out in whose name files are moved.
+// fileCall identifies the user for a transfer.
 func (h *fileAPI) fileCall(r *http.Request) (*call, error) {
 	box, err := h.open(r.Context())
 	if err != nil {
@@ -74,17 +74,17 @@ func (h *fileAPI) download(w http.ResponseWriter, r *http.Request) error {
 	}
 	http.ServeContent(straight{w}, r, "", info.ModTime, content)
 	if content.err != nil {
-		panic(http.ErrAbortHandler) // a part must not be taken for the whole
+		panic(http.ErrAbortHandler) // a part must not look complete
 	}
 	return nil
 }
 
-// maxWhole is up to which size a file is read before it is sent. In /proc and
-// /sys files have the size 0, or that of a page, whatever is in them.
+// maxWhole is the size up to which a file is read before it is sent. Files in
+// /proc and /sys report the size 0 or one page, whatever their content.
 const maxWhole = 4096
 
-// whole returns a reader of a file whose size need not be true, and false for
-// files whose size is.
+// whole returns a reader for a file with an unreliable size; ok is false for
+// other files.
 func (c *call) whole(ctx context.Context, info sandbox.FileInfo) (io.ReadCloser, bool, error) {
 	if info.Size > maxWhole {
 		return nil, false, nil
@@ -93,7 +93,7 @@ func (c *call) whole(ctx context.Context, info sandbox.FileInfo) (io.ReadCloser,
 	return open, true, err
 }
 
-// sendWhole sends a file that may be longer than it says, and then has no parts.
+// sendWhole sends a file that may be longer than its size. Ranges are then not supported.
 func sendWhole(w http.ResponseWriter, r *http.Request, modified time.Time, content io.ReadCloser, zip bool) error {
 	defer content.Close()
 	start, err := io.ReadAll(io.LimitReader(content, maxBuffered+1))
@@ -108,18 +108,18 @@ func sendWhole(w http.ResponseWriter, r *http.Request, modified time.Time, conte
 		http.ServeContent(w, r, "", modified, bytes.NewReader(start))
 	default:
 		if _, err := io.Copy(w, all); err != nil {
-			panic(http.ErrAbortHandler) // a part must not be taken for the whole
+			panic(http.ErrAbortHandler) // a part must not look complete
 		}
 	}
 	return nil
 }
 
-// maxBuffered is how much of a file is kept in memory to find out how long it is.
+// maxBuffered is how much of a file is buffered in memory to find out its length.
 const maxBuffered = 64 << 10
 
-// encoding finds out whether to compress. Clients that would take anything get
-// the bytes as they are, which is faster here; only one that asks for gzip
-// alone gets it.
+// encoding decides whether to compress. Clients that accept uncompressed data
+// get it, because that is faster here; only a client that requires gzip gets
+// it.
 func encoding(accept string) (zip, ok bool) {
 	identity, any := true, false
 	for part := range strings.SplitSeq(accept, ",") {
@@ -159,14 +159,14 @@ func sendGzip(w http.ResponseWriter, content io.Reader) error {
 	return nil
 }
 
-// seekable reads a file of a sandbox from wherever it is asked to.
+// seekable reads a file of a sandbox at any offset.
 type seekable struct {
 	ctx   context.Context
 	files Files
 	info  sandbox.FileInfo
 	at    int64
 	open  io.ReadCloser
-	err   error // what went wrong, the end of the file aside
+	err   error // the first error other than io.EOF
 }
 
 func (s *seekable) Read(b []byte) (int, error) {
@@ -206,10 +206,10 @@ func (s *seekable) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-// sendTo writes n bytes, which must be there, in pieces as they come.
+// sendTo writes exactly n bytes, in chunks as they arrive.
 func (s *seekable) sendTo(w io.Writer, n int64) (sent int64, err error) {
 	if n <= 0 {
-		return 0, nil // no length would be all of it
+		return 0, nil // the length 0 would mean all
 	}
 	s.close()
 	open, _, err := s.files.Read(s.ctx, s.info.Path, driver.ReadOptions{Offset: s.at, Length: n})
@@ -225,8 +225,7 @@ func (s *seekable) sendTo(w io.Writer, n int64) (sent int64, err error) {
 	return sent, err
 }
 
-// straight takes what http.ServeContent copies from a file without a buffer in
-// between.
+// straight lets http.ServeContent copy from a file without another buffer.
 type straight struct{ http.ResponseWriter }
 
 // ReadFrom implements io.ReaderFrom.
@@ -239,7 +238,7 @@ func (w straight) ReadFrom(from io.Reader) (int64, error) {
 	return io.Copy(w.ResponseWriter, from)
 }
 
-// Unwrap lets http.ResponseController find what is below.
+// Unwrap lets http.ResponseController find the wrapped writer.
 func (w straight) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (s *seekable) close() {
@@ -249,7 +248,7 @@ func (s *seekable) close() {
 	}
 }
 
-// uploaded is a file that was written.
+// uploaded is a written file.
 type uploaded struct {
 	Path string `json:"path"`
 	Name string `json:"name"`
@@ -311,8 +310,8 @@ func (c *call) writeOne(r *http.Request, body io.Reader) ([]uploaded, error) {
 	return []uploaded{u}, err
 }
 
-// writeParts writes the parts of a form that are named "file", each to the path
-// of the request or, without one, to the path that is its file name.
+// writeParts writes the parts of a form that are named "file". The destination
+// is the path of the request or, without one, the part's file name.
 func (c *call) writeParts(r *http.Request, form *multipart.Reader) ([]uploaded, error) {
 	done, seen := []uploaded{}, map[string]bool{}
 	for {
@@ -328,7 +327,7 @@ func (c *call) writeParts(r *http.Request, form *multipart.Reader) ([]uploaded, 
 		}
 		given := r.URL.Query().Get("path")
 		if given == "" {
-			// Part.FileName would drop the directories.
+			// Part.FileName would remove the directories.
 			_, params, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
 			if given = params["filename"]; given == "" {
 				return nil, invalid("path", "none given, and a part has no file name")
@@ -356,7 +355,7 @@ func (c *call) write(ctx context.Context, given string, from io.Reader) (uploade
 	case err == nil && info.Type == sandbox.TypeDir:
 		return uploaded{}, invalid("path", "%.200q is a directory", p)
 	case err == nil:
-		at = info.Path // through a link, not in its stead
+		at = info.Path // write through the link instead of replacing it
 	}
 	u := uploaded{Path: p, Name: path.Base(p), Type: "file"}
 	_, err = c.box.Files().Overwrite(ctx, at, from, driver.OverwriteOptions{Owner: c.user.name, Namespace: metadataNamespace, Attributes: c.metadata})

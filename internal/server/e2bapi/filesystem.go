@@ -98,7 +98,7 @@ func (h *filesystemAPI) remove(ctx context.Context, c *call, req *envd.PathReque
 	return &envd.Empty{}, err
 }
 
-// maxDepth bounds a listing.
+// maxDepth limits the depth of a listing.
 const maxDepth = 1 << 10
 
 func (h *filesystemAPI) listDir(ctx context.Context, c *call, req *envd.ListDirRequest) (*envd.ListDirResponse, error) {
@@ -133,7 +133,7 @@ func (c *call) entryAt(ctx context.Context, p string) (*envd.EntryResponse, erro
 	return &envd.EntryResponse{Entry: c.entry(ctx, &info)}, nil
 }
 
-// details describes the file at a path, not following a last link.
+// details describes the file at a path. It does not follow a link in the last element.
 func (c *call) details(ctx context.Context, p string) (sandbox.FileDetails, error) {
 	for all, err := range c.box.Files().Describe(ctx, p, 0) {
 		if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
@@ -147,7 +147,7 @@ func (c *call) details(ctx context.Context, p string) (sandbox.FileDetails, erro
 	return sandbox.FileDetails{FileInfo: info, StatSize: info.Size}, err
 }
 
-// below describes what is below a directory.
+// below describes the files below a directory.
 func (c *call) below(ctx context.Context, p string, depth int) iter.Seq2[sandbox.FileDetails, error] {
 	return func(yield func(sandbox.FileDetails, error) bool) {
 		for all, err := range c.box.Files().Describe(ctx, p, depth) {
@@ -162,7 +162,7 @@ func (c *call) below(ctx context.Context, p string, depth int) iter.Seq2[sandbox
 	}
 }
 
-// listed yields as much as sandboxes tell that do not tell more.
+// listed yields entries of sandboxes that do not support Describe.
 func (c *call) listed(ctx context.Context, p string, depth int, yield func(sandbox.FileDetails, error) bool) {
 	for info, err := range c.box.Files().List(ctx, p, driver.ListOptions{Depth: depth}) {
 		if !yield(sandbox.FileDetails{FileInfo: info, StatSize: info.Size}, err) {
@@ -171,8 +171,8 @@ func (c *call) listed(ctx context.Context, p string, depth int, yield func(sandb
 	}
 }
 
-// entry is a file as E2B describes it: a link has the type, the mode and the
-// metadata of what it leads to.
+// entry is a file in E2B's format: a link has the type, mode and metadata of
+// its target.
 func (c *call) entry(ctx context.Context, info *sandbox.FileDetails) *envd.EntryInfo {
 	at, modified := info.Path, info.ModTime.UTC()
 	e := &envd.EntryInfo{
@@ -190,7 +190,7 @@ func (c *call) follow(ctx context.Context, e *envd.EntryInfo) {
 	e.Mode, e.SymlinkTarget = 0, &e.Path
 	target, err := c.resolve(ctx, e.Path)
 	if err != nil {
-		return // it leads nowhere, and to what is not known
+		return // a dangling link has no known target
 	}
 	e.Type, e.Mode, e.SymlinkTarget = fileType(target.Type), target.Mode&0o777, &target.Path
 	if all, err := c.details(ctx, target.Path); err == nil {
@@ -208,7 +208,7 @@ func fileType(t sandbox.FileType) envd.FileType {
 	return envd.TypeUnspecified
 }
 
-// permissions are written as Go writes them.
+// permissions formats permissions as Go does.
 func permissions(info sandbox.FileInfo) string {
 	mode := fs.FileMode(info.Mode & 0o777)
 	switch info.Type {
@@ -234,8 +234,8 @@ func permissions(info sandbox.FileInfo) string {
 // maxLinks is how many links are followed, as in Linux.
 const maxLinks = 40
 
-// resolve describes what a path leads to when all links are followed, and where
-// that is.
+// resolve follows all links of a path, and returns the target's description and
+// path.
 func (c *call) resolve(ctx context.Context, p string) (sandbox.FileInfo, error) {
 	files := c.box.Files()
 	rest, at := strings.Split(strings.Trim(p, "/"), "/"), "/"

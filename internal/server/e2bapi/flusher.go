@@ -6,16 +6,15 @@ import (
 	"time"
 )
 
-// flusher passes flushes on, unless they are held back, so that what is said in
-// one go leaves in one go. Only the goroutine that writes may use it.
+// flusher passes on flushes, unless they are held back, so that several writes
+// leave at once. Only the writing goroutine may use it.
 type flusher struct {
 	http.ResponseWriter
 	held bool
 }
 
-// gathering is for how long the first events of a command are held back. The
-// guest says all of a short command at once, and each flush would wake the
-// client up.
+// gathering is how long the first events of a command are held back. The guest
+// reports a short command at once, and each flush would wake the client.
 const gathering = time.Millisecond
 
 type flusherKey struct{}
@@ -28,12 +27,12 @@ func withFlusher(next http.Handler) http.Handler {
 	})
 }
 
-// flusherOf returns what withFlusher has given.
+// flusherOf returns the flusher of withFlusher.
 func flusherOf(ctx context.Context) *flusher { return ctx.Value(flusherKey{}).(*flusher) }
 
 func (f *flusher) Flush() {
 	if !f.held {
-		_ = http.NewResponseController(f.ResponseWriter).Flush() // whoever writes next learns of it
+		_ = http.NewResponseController(f.ResponseWriter).Flush() // the next write returns the error
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What is held back is flushed when it is released, and only then.
+// Held-back flushes happen when they are released, not before.
 func TestFlusher(t *testing.T) {
 	w := httptest.NewRecorder()
 	withFlusher(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

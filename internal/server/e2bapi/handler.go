@@ -15,7 +15,8 @@ import (
 )
 
 // EnvdVersion is the version of the data plane that sandboxes report. The SDKs
-// switch features on by it, so it is the newest all of whose features work.
+// enable features based on it, so it is the newest version with all features
+// supported.
 const EnvdVersion = "0.6.4"
 
 // envdPort is the port at which the SDKs expect the data plane.
@@ -23,45 +24,44 @@ const envdPort = 49983
 
 // Options of a handler.
 type Options struct {
-	// Secret, of at least 32 bytes, is what the tokens of sandboxes are made
-	// from. A handler with another secret does not know them.
+	// Secret, of at least 32 bytes, is the key for the tokens of sandboxes. A
+	// handler with another secret refuses them.
 	Secret []byte
-	// Domain is told to clients as the one under which sandboxes are reached,
-	// as PORT-ID.DOMAIN. Empty: they use what they are configured with.
+	// Domain is sent to clients as the domain of sandboxes, as in PORT-ID.DOMAIN.
+	// Empty: clients use their own configuration.
 	Domain string
-	// Internet allows sandboxes what their clients do not deny, as E2B does.
-	// Without it they reach only what their clients allow.
+	// Internet allows sandboxes everything that their clients do not deny, as E2B
+	// does. Without it they reach only what clients allow.
 	Internet bool
-	// RetryAfter finds out when a refused request is worth repeating. Nil
-	// never knows.
+	// RetryAfter returns when a refused request should be repeated. It may be nil.
 	RetryAfter func(error) (time.Duration, bool)
-	// Uploads is a directory for files of templates that clients send. It is a
-	// cache: the caller empties it before. Builds is one for files of builds.
+	// Uploads is a directory for uploaded files of templates. It is a cache, which
+	// the caller empties before New. Builds is a directory for files of builds.
 	Uploads, Builds string
 	// Now is the clock. Nil: time.Now.
 	Now func() time.Time
-	// Logger gets what callers are not told. Nil: slog.Default.
+	// Logger gets errors that callers do not see. Nil: slog.Default.
 	Logger *slog.Logger
 }
 
-// Handler serves both planes on one listener. It finds out what a request is for
-// and passes it to the handler of that part of the protocol.
+// Handler serves both planes on one listener. It passes each request to the
+// handler of its part of the protocol.
 type Handler struct {
 	*common
 	entrance Entrance
-	control  http.Handler // of what is not inside a sandbox
-	envd     http.Handler // of the data plane of a sandbox
+	control  http.Handler // of the control plane
+	envd     http.Handler // of the data plane
 	ports    *portAPI
 	close    []func()
 }
 
-// common is what all parts share.
+// common contains the fields that all parts share.
 type common struct {
 	opts   Options
 	tokens tokens
 }
 
-// New returns a handler, which the caller closes.
+// New returns a handler. The caller closes it.
 func New(s Services, opts Options) *Handler {
 	if len(opts.Secret) < 32 {
 		panic("e2bapi: the secret is too short")
@@ -82,8 +82,8 @@ func New(s Services, opts Options) *Handler {
 	return h
 }
 
-// Close lets go of the commands that are followed and of the watchers, and
-// gives up builds. The commands run on.
+// Close disconnects from commands, ends watchers and cancels builds. The
+// commands continue to run.
 func (h *Handler) Close() error {
 	for _, end := range h.close {
 		end()
@@ -91,8 +91,8 @@ func (h *Handler) Close() error {
 	return h.ports.proxy.Close()
 }
 
-// ServeHTTP finds out what a request is for: a port of a sandbox, named by the
-// host or, where the host says nothing, by headers, or else the control plane.
+// ServeHTTP serves a port of a sandbox, named by the host or by headers, or
+// else the control plane.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id, port, named, err := destination(r)
 	switch {
@@ -106,17 +106,17 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// The headers by which a request names a sandbox.
+// The headers that name a sandbox.
 const (
 	headerID   = "E2b-Sandbox-Id"
 	headerPort = "E2b-Sandbox-Port"
-	// headerToken bears the token of a sandbox.
+	// headerToken is the header with the token of a sandbox.
 	headerToken = "X-Access-Token"
 )
 
 var sandboxHost = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^([0-9]{1,5})-([a-z0-9-]+)$`) })
 
-// destination returns which port of which sandbox a request names, if any.
+// destination returns the sandbox and port that a request names, if any.
 func destination(r *http.Request) (id sandbox.ID, port uint16, named bool, err error) {
 	host := r.Host
 	if bare, _, err := net.SplitHostPort(host); err == nil {
@@ -144,7 +144,7 @@ func destination(r *http.Request) (id sandbox.ID, port uint16, named bool, err e
 	return id, uint16(n), true, nil
 }
 
-// ofDataPlane reports whether a path is one of the data plane's.
+// ofDataPlane reports whether a path belongs to the data plane.
 func ofDataPlane(path string) bool {
 	switch path {
 	case "/health", "/files", "/metrics", "/envs":
@@ -153,17 +153,17 @@ func ofDataPlane(path string) bool {
 	return strings.HasPrefix(path, "/process.Process/") || strings.HasPrefix(path, "/filesystem.Filesystem/")
 }
 
-// idPrefix begins Atoll's ids; E2B's have no hyphen, because a host name is cut
-// at the first.
+// idPrefix is the prefix of Atoll's ids. E2B's ids have no hyphen, because host
+// names are split at the first one.
 const idPrefix = "sb-"
 
-// publicID returns the id under which E2B's clients know a sandbox.
+// publicID returns the id of a sandbox for E2B's clients.
 func publicID(id sandbox.ID) string {
 	return "sb" + strings.TrimPrefix(string(id), idPrefix)
 }
 
-// privateID is the reverse of publicID. Old clients append "-" and the id of a
-// client, which says nothing.
+// privateID is the reverse of publicID. Old clients append "-" and a client id,
+// which is ignored.
 func privateID(public string) (sandbox.ID, error) {
 	own, _, _ := strings.Cut(strings.ToLower(public), "-")
 	rest, ok := strings.CutPrefix(own, "sb")

@@ -7,7 +7,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// iam names identity tokens of a sandbox, which transforms add to requests.
+// iam lists identity tokens of a sandbox, which transforms add to requests.
 type iam struct {
 	Tokens map[string]struct {
 		Audience  string `json:"audience"`
@@ -15,16 +15,17 @@ type iam struct {
 	} `json:"tokens"`
 }
 
-// labelToken begins a label with the audience of a token, which the rest names.
+// labelToken is the prefix of a label with the audience of a token. The rest of
+// the label is the token's name.
 const labelToken = labelPrefix + "token."
 
-// E2B's bounds of tokens, and the only type that it knows.
+// E2B's limits of tokens, and its only type.
 const (
 	maxTokens = 5
 	tokenType = "JWT-SVID"
 )
 
-// label notes the tokens.
+// label adds labels for the tokens.
 func (i *iam) label(labels map[string]string) error {
 	if i == nil {
 		return nil
@@ -47,7 +48,7 @@ func (i *iam) label(labels map[string]string) error {
 	return nil
 }
 
-// audiences are those of the tokens of a sandbox, by the tokens' names.
+// audiences returns the audiences of a sandbox's tokens, by token name.
 func audiences(labels map[string]string) map[string]string {
 	all := map[string]string{}
 	for k, v := range labels {
@@ -58,7 +59,7 @@ func audiences(labels map[string]string) map[string]string {
 	return all
 }
 
-// tokenFor returns the name of the token for an audience: the first of several.
+// tokenFor returns the name of the first token for an audience.
 func tokenFor(labels map[string]string, audience string) (found string) {
 	for name, a := range audiences(labels) {
 		if a == audience && (found == "" || name < found) {
@@ -68,7 +69,7 @@ func tokenFor(labels map[string]string, audience string) (found string) {
 	return found
 }
 
-// identityRoutes publish with which keys tokens are verified, to everybody.
+// identityRoutes publishes the keys that verify tokens. They need no credential.
 func (h *Handler) identityRoutes(mux *http.ServeMux, issuer Identity) {
 	if issuer == nil {
 		return

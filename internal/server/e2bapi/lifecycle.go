@@ -6,7 +6,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// pause keeps a sandbox on disk. One that is paused already is 409.
+// pause pauses a sandbox to disk. If it is already paused, the status is 409.
 func (h *sandboxAPI) pause(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Memory *bool `json:"memory"`
@@ -35,7 +35,7 @@ func (h *sandboxAPI) pause(w http.ResponseWriter, r *http.Request) error {
 
 const maxForks = 100
 
-// forked is one of the copies that were asked for.
+// forked is one of the requested copies.
 type forked struct {
 	Sandbox *made    `json:"sandbox,omitempty"`
 	Error   *problem `json:"error,omitempty"`

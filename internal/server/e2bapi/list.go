@@ -25,7 +25,7 @@ type listQuery struct {
 	after        *position
 }
 
-// position is where a sandbox stands in a listing.
+// position is the position of a sandbox in a listing.
 type position struct {
 	started int64 // microseconds since 1970
 	id      sandbox.ID
@@ -76,7 +76,7 @@ func parseList(q url.Values) (l listQuery, err error) {
 	return l, err
 }
 
-// parseMetadata reads a filter, which was escaped twice.
+// parseMetadata parses a filter, which is escaped twice.
 func parseMetadata(text string) (map[string]string, error) {
 	if text == "" {
 		return nil, nil
@@ -106,8 +106,8 @@ func (l *listQuery) order() string {
 	return "desc"
 }
 
-// token names the place after a sandbox; a listing in the other order does not
-// understand it.
+// token is the page token for the position after a sandbox. It is not valid for
+// a listing in the other order.
 func (l *listQuery) token(p position) string {
 	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%s.%d.%s", l.order(), p.started, p.id))
 }
@@ -131,8 +131,8 @@ func parseToken(token string, ascending bool) (*position, error) {
 	return &p, nil
 }
 
-// matches reports whether a sandbox is asked for, its metadata and the page
-// aside.
+// matches reports whether a sandbox matches the query, apart from metadata and
+// page.
 func (l *listQuery) matches(s *sandbox.Detail) bool {
 	state, exists := stateOf(s)
 	return exists && (len(l.states) == 0 || slices.Contains(l.states, state)) &&
@@ -140,7 +140,8 @@ func (l *listQuery) matches(s *sandbox.Detail) bool {
 		(l.template == "" || templateName(&s.Sandbox) == l.template)
 }
 
-// page cuts the page out of all that match. more says that it is not the last.
+// page returns the page of all matching sandboxes. more reports whether there
+// is another one.
 func (l *listQuery) page(all []sandbox.Detail) (page []sandbox.Detail, more bool) {
 	slices.SortFunc(all, func(a, b sandbox.Detail) int {
 		c := positionOf(&a).compare(positionOf(&b))
@@ -184,7 +185,7 @@ func (h *sandboxAPI) list(w http.ResponseWriter, r *http.Request) error {
 	return writeList(w, page)
 }
 
-// listRunning is the listing of old clients: all that run, on one page.
+// listRunning is the listing for old clients: all running sandboxes on one page.
 func (h *sandboxAPI) listRunning(w http.ResponseWriter, r *http.Request) error {
 	metadata, err := parseMetadata(r.URL.Query().Get("metadata"))
 	if err != nil {
@@ -202,7 +203,7 @@ func (h *sandboxAPI) listRunning(w http.ResponseWriter, r *http.Request) error {
 func writeList(w http.ResponseWriter, page []sandbox.Detail) error {
 	out := make([]listed, len(page))
 	for i := range page {
-		out[i] = shown(&page[i])
+		out[i] = toListed(&page[i])
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil

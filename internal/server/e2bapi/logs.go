@@ -24,7 +24,7 @@ type logAPI struct {
 
 // logSelection selects entries.
 type logSelection struct {
-	since, until time.Time // zero: no bound
+	since, until time.Time // zero: no limit
 	limit        int
 	newest       bool // the last entries, the newest first
 	match        func(*logEntry) bool
@@ -56,7 +56,7 @@ func (h *logAPI) entries(ctx context.Context, id sandbox.ID, q logSelection) ([]
 				out = append(out, e)
 			}
 		}
-		if q.newest && len(out) > q.limit { // only the last ones count
+		if q.newest && len(out) > q.limit { // keep only the last ones
 			out = slices.Delete(out, 0, len(out)-q.limit)
 		}
 		if len(events) < logPage {
@@ -128,13 +128,14 @@ func lineOf(e *logEntry) string {
 	line := map[string]string{}
 	maps.Copy(line, e.Fields)
 	line["level"], line["logger"], line["message"] = e.Level, logger, e.Message
-	text, _ := json.Marshal(line) // strings always can be
+	text, _ := json.Marshal(line) // strings cannot fail
 	return string(text)
 }
 
 const maxLogs = 1000
 
-// logQuery reads what both generations understand; at is the name of the time.
+// logQuery parses the parameters of both generations. at is the name of the
+// time parameter.
 func logQuery(q url.Values, at string) (l logSelection, err error) {
 	l.limit = maxLogs
 	if text := q.Get("limit"); text != "" {
@@ -152,7 +153,7 @@ func logQuery(q url.Values, at string) (l logSelection, err error) {
 	return l, nil
 }
 
-// logsV1 are the logs for old clients: as lines, and as entries.
+// logsV1 serves the logs for old clients: as lines and as entries.
 func (h *logAPI) logsV1(w http.ResponseWriter, r *http.Request) error {
 	q, err := logQuery(r.URL.Query(), "start")
 	if err != nil {
@@ -178,7 +179,7 @@ func (h *logAPI) logsV1(w http.ResponseWriter, r *http.Request) error {
 
 var logLevels = []string{"debug", "info", "warn", "error"}
 
-// logs are the logs from a time on or, backward, up to it.
+// logs serves the logs from a time on or, backward, up to it.
 func (h *logAPI) logs(w http.ResponseWriter, r *http.Request) error {
 	given := r.URL.Query()
 	q, err := logQuery(given, "cursor")
@@ -195,7 +196,7 @@ func (h *logAPI) logs(w http.ResponseWriter, r *http.Request) error {
 	least := 0
 	if level := given.Get("level"); level != "" {
 		if least = slices.Index(logLevels, level); least < 0 {
-			return invalid("level", "is none of %s", strings.Join(logLevels, ", "))
+			return invalid("level", "is not one of %s", strings.Join(logLevels, ", "))
 		}
 	}
 	search := given.Get("search")

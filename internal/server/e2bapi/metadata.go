@@ -7,7 +7,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Metadata of files come in headers and are kept in user extended attributes.
+// Metadata of files is sent in headers and stored in extended attributes.
 const (
 	metadataHeader    = "X-Metadata-"
 	metadataNamespace = "e2b."
@@ -15,8 +15,8 @@ const (
 	maxMetadataBytes  = 4096
 )
 
-// metadataIn returns the metadata of an upload, keys in lower case. Of a header
-// that comes more than once the first counts.
+// metadataIn returns the metadata of an upload, with keys in lower case. The
+// first of several equal headers wins.
 func metadataIn(header http.Header) (map[string]string, error) {
 	total := 0
 	var found map[string]string
@@ -42,7 +42,7 @@ func metadataIn(header http.Header) (map[string]string, error) {
 	return found, nil
 }
 
-// metadataOf returns the metadata that a file has.
+// metadataOf returns the metadata of a file.
 func metadataOf(info *sandbox.FileDetails) map[string]string {
 	var found map[string]string
 	for name, value := range info.Attributes {

@@ -22,14 +22,14 @@ type metric struct {
 	DiskTotal     int64     `json:"diskTotal"`
 }
 
-// metricsAPI tells what sandboxes consume.
+// metricsAPI serves the resource usage of sandboxes.
 type metricsAPI struct {
 	finder
 	usage Usage
 }
 
-// measure returns what a sandbox consumes now. The share of the processors is
-// that since it was made: nothing is sampled in between.
+// measure returns the present usage of a sandbox. The CPU usage is the average
+// since its creation, because there are no samples in between.
 func (h *metricsAPI) measure(r *http.Request, s *sandbox.Sandbox) ([]metric, error) {
 	if s.State != sandbox.Running {
 		return []metric{}, nil

@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// network says what a sandbox may reach and who may reach it.
+// network says what a sandbox may reach, and who may reach it.
 type network struct {
 	AllowPublicTraffic *bool            `json:"allowPublicTraffic,omitempty"`
 	AllowOut           []string         `json:"allowOut,omitempty"`
@@ -26,7 +26,7 @@ type network struct {
 	Rules              map[string][]act `json:"rules,omitempty"`
 }
 
-// egressProxy is a SOCKS5 proxy. What must not be shown is only taken.
+// egressProxy is a SOCKS5 proxy. Its credentials are accepted but never shown.
 type egressProxy struct {
 	Address  string `json:"address"`
 	Username string `json:"username,omitempty"`
@@ -38,7 +38,7 @@ type egressProxy struct {
 	} `json:"tls,omitempty"`
 }
 
-// proxy is the proxy in the vocabulary.
+// proxy converts the proxy to a sandbox.UpstreamProxy.
 func (e *egressProxy) proxy() (*sandbox.UpstreamProxy, error) {
 	if e == nil {
 		return nil, nil //nolint:nilnil // there is none
@@ -53,8 +53,8 @@ func (e *egressProxy) proxy() (*sandbox.UpstreamProxy, error) {
 	return p, nil
 }
 
-// shownProxy is the reverse of proxy, without what is only taken.
-func shownProxy(p *sandbox.UpstreamProxy) *egressProxy {
+// toProxy is the reverse of proxy, without credentials.
+func toProxy(p *sandbox.UpstreamProxy) *egressProxy {
 	if p == nil {
 		return nil
 	}
@@ -70,7 +70,7 @@ func shownProxy(p *sandbox.UpstreamProxy) *egressProxy {
 	return e
 }
 
-// servers are the addresses at which names are looked up. E2B takes IPv4 only.
+// servers returns the addresses of name servers. E2B accepts only IPv4.
 func (n *network) servers() ([]string, error) {
 	for _, s := range n.DNSServers {
 		if a, err := netip.ParseAddr(s); err != nil || !a.Is4() {
@@ -80,15 +80,15 @@ func (n *network) servers() ([]string, error) {
 	return n.DNSServers, nil
 }
 
-// act says how requests to a domain are changed.
+// act describes changes of requests to a domain.
 type act struct {
 	Transform struct {
 		Headers map[string]string `json:"headers"`
 	} `json:"transform"`
 }
 
-// The names of the rules that a network becomes, by which they are told apart
-// when it is shown.
+// The names of the rules that represent a network. They identify the rules when
+// it is converted back.
 const (
 	ruleAllow     = "allowOut"
 	ruleDeny      = "denyOut"
@@ -96,7 +96,7 @@ const (
 	ruleTransform = "transform "
 )
 
-// Bounds of E2B's rules.
+// E2B's limits of rules.
 const (
 	maxDomains     = 10
 	maxDomainLen   = 128
@@ -106,7 +106,7 @@ const (
 	maxHTTPSPorts  = 32
 )
 
-// label notes what concerns the ports.
+// label adds labels for settings of the ports.
 func (n *network) label(labels map[string]string) error {
 	if n == nil {
 		return nil
@@ -135,7 +135,7 @@ func (n *network) label(labels map[string]string) error {
 	return nil
 }
 
-// securedPorts are those of a sandbox that serve HTTPS.
+// securedPorts returns the ports of a sandbox that serve HTTPS.
 func securedPorts(s *sandbox.Sandbox) (ports []int) {
 	for text := range strings.SplitSeq(s.Labels[labelHTTPS], ",") {
 		if n, err := strconv.Atoi(text); err == nil {
@@ -145,9 +145,9 @@ func securedPorts(s *sandbox.Sandbox) (ports []int) {
 	return ports
 }
 
-// spec is the network in the vocabulary. internet says that whatever is not
-// denied is allowed; tokens are the audiences of the sandbox's tokens. A sandbox
-// that asks for nothing and gets nothing has no network.
+// spec converts the network to a sandbox.Network. internet allows everything
+// that is not denied. tokens are the audiences of the sandbox's tokens. A
+// sandbox without requested or allowed traffic has no network.
 func (n *network) spec(internet bool, tokens map[string]string) (sandbox.Network, error) {
 	if n == nil {
 		n = &network{}
@@ -159,9 +159,8 @@ func (n *network) spec(internet bool, tokens map[string]string) (sandbox.Network
 	return sandbox.Network{Inline: &profile}, err
 }
 
-// profile puts what E2B decides at once into an order: what is allowed, what is
-// denied, the rest. A transform does not allow its domain, and so stands before
-// what allows it.
+// profile orders E2B's unordered rules: allow rules, deny rules, the default. A
+// transform does not allow its domain, so it precedes the rule that allows it.
 func (n *network) profile(internet bool, tokens map[string]string) (p sandbox.Profile, err error) {
 	p.Default = sandbox.Deny
 	if p.Proxy, err = n.EgressProxy.proxy(); err != nil {
@@ -189,7 +188,7 @@ func (n *network) profile(internet bool, tokens map[string]string) (p sandbox.Pr
 	if err != nil {
 		return p, err
 	}
-	var open []sandbox.Rule // of domains that nothing names
+	var open []sandbox.Rule // for domains without a rule
 	for _, t := range transforms {
 		if covered(n.AllowOut, t.Hosts[0]) {
 			p.Rules = append(p.Rules, t)
@@ -217,8 +216,8 @@ func (n *network) profile(internet bool, tokens map[string]string) (p sandbox.Pr
 	return p, nil
 }
 
-// targets returns patterns for destinations. Addresses are meant with all their
-// ports, names with those of HTTP and HTTPS.
+// targets returns patterns for destinations: addresses with all ports, names
+// with the ports of HTTP and HTTPS.
 func targets(field string, all []string, named bool) (patterns []string, names bool, err error) {
 	for _, one := range all {
 		switch prefix, ok := address(one); {
@@ -249,7 +248,7 @@ func isEverything(s string) bool {
 	return ok && p.Bits() == 0
 }
 
-// covered reports whether a domain is among those that are allowed.
+// covered reports whether a domain is allowed.
 func covered(allowed []string, domain string) bool {
 	return slices.ContainsFunc(allowed, func(a string) bool {
 		a = strings.ToLower(a)
@@ -292,7 +291,7 @@ func (n *network) transforms(tokens map[string]string) (rules []sandbox.Rule, er
 	return rules, nil
 }
 
-// injections are headers, with any number of secrets and tokens in each.
+// injections converts headers, each with any number of secrets and tokens.
 func injections(headers, tokens map[string]string) (all []sandbox.Injection, err error) {
 	if len(headers) > maxHeaders {
 		return nil, invalid("network.rules", "a transform sets more than %d headers", maxHeaders)
@@ -311,8 +310,8 @@ func injections(headers, tokens map[string]string) (all []sandbox.Injection, err
 	return all, nil
 }
 
-// injection is a header: around one secret it is a format, else it is made of
-// parts.
+// injection converts a header. With one secret it becomes a format, otherwise a
+// list of parts.
 func injection(name, value string, tokens map[string]string) (sandbox.Injection, error) {
 	var parts []sandbox.InjectPart
 	text := func(s string) {
@@ -343,7 +342,7 @@ func injection(name, value string, tokens map[string]string) (sandbox.Injection,
 	}, nil
 }
 
-// replaced is what a placeholder stands for.
+// replaced is the value of a placeholder.
 func replaced(kind, name string, tokens map[string]string) (sandbox.InjectPart, error) {
 	switch kind {
 	case "secrets":
@@ -374,8 +373,8 @@ func asked(i sandbox.Injection, labels map[string]string) string {
 	return value
 }
 
-// shownNetwork is the network of a sandbox as E2B would tell it.
-func shownNetwork(s *sandbox.Detail) *network {
+// toNetwork converts the network of a sandbox to E2B's format.
+func toNetwork(s *sandbox.Detail) *network {
 	p := s.Spec.Network.Inline
 	if p == nil && s.Labels[labelPrivate] == "" && s.Labels[labelHost] == "" && s.Labels[labelHTTPS] == "" {
 		return nil
@@ -385,7 +384,7 @@ func shownNetwork(s *sandbox.Detail) *network {
 	if p == nil {
 		return n
 	}
-	n.DNSServers, n.EgressProxy = p.DNSServers, shownProxy(p.Proxy)
+	n.DNSServers, n.EgressProxy = p.DNSServers, toProxy(p.Proxy)
 	if p.Default != sandbox.Allow {
 		n.DenyOut = []string{"0.0.0.0/0"}
 	}
@@ -423,7 +422,7 @@ func plainTargets(patterns []string) []string {
 	return out
 }
 
-// setNetwork replaces what a sandbox may reach. Settings that are left out are
+// setNetwork replaces the network settings of a sandbox. Missing settings are
 // cleared.
 func (h *sandboxAPI) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
@@ -441,7 +440,7 @@ func (h *sandboxAPI) setNetwork(w http.ResponseWriter, r *http.Request) error {
 		return noSandbox(publicID(s.ID))
 	}
 	if req.AllowOut == nil {
-		req.AllowOut = []string{} // it is asked for, though it may be nothing
+		req.AllowOut = []string{} // present, even if empty
 	}
 	n, err := req.spec(h.internet(req.AllowInternetAccess), audiences(s.Labels))
 	if err != nil {
@@ -454,8 +453,8 @@ func (h *sandboxAPI) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// internet reports whether what is not denied is allowed: if the client does
-// not refuse it, and whoever owns the machine allows it.
+// internet reports whether everything that is not denied is allowed: if the
+// client does not refuse it and the machine's owner allows it.
 func (h *common) internet(asked *bool) bool {
 	return h.opts.Internet && (asked == nil || *asked)
 }

@@ -19,7 +19,7 @@ func parseNetwork(t *testing.T, text string) *network {
 	return n
 }
 
-// rules is a profile as lines, which the tables below compare.
+// rules formats a profile as lines for the tables below.
 func rules(p *sandbox.Profile) string {
 	var lines []string
 	for _, r := range p.Rules {
@@ -51,19 +51,19 @@ func TestNetworkBecomesAProfile(t *testing.T) {
 		{true, `{"allowOut":["192.0.2.1"],"denyOut":["192.0.2.0/24"]}`, "allow 192.0.2.1/32:*; deny 192.0.2.0/24:*; else allow"},
 		// A transform allows nothing by itself.
 		{false, `{"allowOut":[],"rules":{"a.test":[{"transform":{"headers":{"K":"${e2b.secrets.S}"}}}]}}`, "else deny"},
-		// Where its domain is allowed it comes first, and the most specific one of several.
+		// If its domain is allowed, it comes first, and so does the most specific of several.
 		{
 			false,
 			`{"allowOut":["*.a.test"],"rules":{"*.a.test":[{"transform":{"headers":{"K":"x ${e2b.secrets.S}"}}}],"b.a.test":[{"transform":{"headers":{"K":"${e2b.secrets.t}"}}}]}}`,
 			"allow b.a.test [K: {} t]; allow *.a.test [K: x {} s]; allow *.a.test; else deny",
 		},
-		// A header is made of as many secrets as it names, or of none.
+		// A header may contain any number of secrets.
 		{
 			false,
 			`{"allowOut":["a.test"],"rules":{"a.test":[{"transform":{"headers":{"A":"plain {}","B":"${e2b.secrets.S}:${e2b.secrets.t} x","C":"{} ${e2b.secrets.s}"}}}]}}`,
 			"allow a.test [A:  <plain {}>] [B:  <>s<:><>t< x>] [C:  <{} ><>s]; allow a.test; else deny",
 		},
-		// A token of the sandbox is one for the audience that its maker gave it.
+		// A token of the sandbox has the audience from the request.
 		{
 			false, `{"allowOut":["a.test"],"rules":{"a.test":[{"transform":{"headers":{"A":"Bearer ${e2b.identity.tokens.my aws}","B":"${e2b.secrets.s} ${e2b.identity.tokens.my aws}"}}}]}}`,
 			"allow a.test [A:  <Bearer ><>@sts.example.com] [B:  <>s< ><>@sts.example.com]; allow a.test; else deny",
@@ -72,7 +72,7 @@ func TestNetworkBecomesAProfile(t *testing.T) {
 		{false, `{"allowOut":["a.test"],"dnsServers":["192.0.2.53"]}`, "allow a.test; allow 192.0.2.53/32:*; else deny"},
 		{false, `{"allowOut":["a.test"],"dnsServers":["127.0.0.53"]}`, "allow a.test; else deny"},
 		{false, `{"allowOut":["192.0.2.7"],"dnsServers":["192.0.2.53"]}`, "allow 192.0.2.7/32:*; else deny"},
-		// Where all is allowed, what is denied still is.
+		// Deny rules also apply if everything else is allowed.
 		{
 			true, `{"denyOut":["192.0.2.0/24"],"rules":{"a.test":[{"transform":{"headers":{"K":"${e2b.secrets.s}"}}}]}}`,
 			"deny 192.0.2.0/24:*; allow a.test [K: {} s]; else allow",
@@ -111,7 +111,8 @@ func TestNetworkIsRefused(t *testing.T) {
 	}
 }
 
-// TestNetworkIsShownAsAsked also shows that nobody who asked for nothing has one.
+// TestNetworkIsShownAsAsked also checks that a sandbox without a requested
+// network has none.
 func TestNetworkIsShownAsAsked(t *testing.T) {
 	asked := `{"allowPublicTraffic":true,"allowOut":["a.test","192.0.2.0/24"],"denyOut":["0.0.0.0/0","198.51.100.0/24"],"rules":{"a.test":[{"transform":{"headers":{"K":"Bearer ${e2b.secrets.s}","L":"{plain}","M":"${e2b.secrets.s}${e2b.secrets.t}","N":"Bearer ${e2b.identity.tokens.aws}"}}}]}}`
 	n, err := parseNetwork(t, asked).spec(true, map[string]string{"aws": "sts.example.com"})
@@ -119,12 +120,12 @@ func TestNetworkIsShownAsAsked(t *testing.T) {
 		t.Fatal(err)
 	}
 	labels := map[string]string{"e2b.token.aws": "sts.example.com", "e2b.token.zoo": "sts.example.com"}
-	if got := shownNetwork(&sandbox.Detail{Sandbox: sandbox.Sandbox{Labels: labels}, Spec: sandbox.Spec{Network: n}}); !reflect.DeepEqual(got, parseNetwork(t, asked)) {
+	if got := toNetwork(&sandbox.Detail{Sandbox: sandbox.Sandbox{Labels: labels}, Spec: sandbox.Spec{Network: n}}); !reflect.DeepEqual(got, parseNetwork(t, asked)) {
 		text, _ := json.Marshal(got)
 		t.Errorf("asked for %s, shown %s", asked, text)
 	}
 	none, err := (*network)(nil).spec(false, nil)
-	if err != nil || none.Asked() || shownNetwork(&sandbox.Detail{}) != nil {
+	if err != nil || none.Asked() || toNetwork(&sandbox.Detail{}) != nil {
 		t.Errorf("nobody asked for a network: %v %v", none, err)
 	}
 }
@@ -134,7 +135,7 @@ func TestPortsThatServeHTTPS(t *testing.T) {
 	if err := parseNetwork(t, `{"httpsPorts":[8443,65535,8443]}`).label(labels); err != nil {
 		t.Fatal(err)
 	}
-	if n := shownNetwork(&sandbox.Detail{Sandbox: sandbox.Sandbox{Labels: labels}}); n == nil || !reflect.DeepEqual(n.HTTPSPorts, []int{8443, 65535}) {
+	if n := toNetwork(&sandbox.Detail{Sandbox: sandbox.Sandbox{Labels: labels}}); n == nil || !reflect.DeepEqual(n.HTTPSPorts, []int{8443, 65535}) {
 		t.Errorf("shown as %+v", n)
 	}
 	var many []string
@@ -148,7 +149,7 @@ func TestPortsThatServeHTTPS(t *testing.T) {
 	}
 }
 
-// TestProxyIsShownWithoutWhatIsOnlyTaken also checks how the vocabulary has it.
+// TestProxyIsShownWithoutWhatIsOnlyTaken also checks the sandbox.UpstreamProxy.
 func TestProxyIsShownWithoutWhatIsOnlyTaken(t *testing.T) {
 	n, err := parseNetwork(t, `{"dnsServers":["192.0.2.53"],"egressProxy":{"address":"p.test:1080","username":"u","password":"canary","tls":{"enabled":true,"serverName":"q.test","caCert":"PEM"}}}`).spec(false, nil)
 	if err != nil {
@@ -158,7 +159,7 @@ func TestProxyIsShownWithoutWhatIsOnlyTaken(t *testing.T) {
 	if p := n.Inline; !reflect.DeepEqual(p.Proxy, want) || !reflect.DeepEqual(p.DNSServers, []string{"192.0.2.53"}) {
 		t.Errorf("%+v", p)
 	}
-	text, _ := json.Marshal(shownNetwork(&sandbox.Detail{Spec: sandbox.Spec{Network: n}}))
+	text, _ := json.Marshal(toNetwork(&sandbox.Detail{Spec: sandbox.Spec{Network: n}}))
 	shown := `"dnsServers":["192.0.2.53"]`
 	if proxy := `"egressProxy":{"address":"p.test:1080","username":"u","tls":{"enabled":true,"serverName":"q.test"}}`; !strings.Contains(string(text), proxy) || !strings.Contains(string(text), shown) {
 		t.Errorf("shown %s", text)

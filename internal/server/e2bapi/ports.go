@@ -25,7 +25,7 @@ type portAPI struct {
 	interpreters interpreters
 }
 
-// dialer lets the proxy dial for requests that enter has checked.
+// dialer connects for requests that enter has checked.
 type dialer struct{ *portAPI }
 
 // EnterPort refuses: this API authenticates requests for ports itself.

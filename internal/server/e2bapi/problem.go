@@ -11,8 +11,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// problem is an error as E2B's clients expect it. Some read the status from
-// the body.
+// problem is an error in E2B's format. Some read the status from the body.
 type problem struct {
 	Code      int    `json:"code"`
 	Message   string `json:"message"`
@@ -22,7 +21,7 @@ type problem struct {
 var statuses = map[sandbox.Code]int{
 	sandbox.CodeInvalid:       http.StatusBadRequest,
 	sandbox.CodeNotFound:      http.StatusNotFound,
-	sandbox.CodeGone:          http.StatusNotFound, // nothing of it is left to ask about
+	sandbox.CodeGone:          http.StatusNotFound, // a sandbox that is gone does not exist for E2B's clients
 	sandbox.CodeAlreadyExists: http.StatusConflict,
 	sandbox.CodeConflict:      http.StatusConflict,
 	sandbox.CodeUnavailable:   http.StatusServiceUnavailable,
@@ -35,8 +34,8 @@ var statuses = map[sandbox.Code]int{
 	sandbox.CodeStale:         http.StatusConflict,
 }
 
-// newProblem returns the form in which err travels. Errors that are not
-// *sandbox.Error are not shown to the caller.
+// newProblem converts an error. The text of errors other than *sandbox.Error is
+// not shown to the caller.
 func newProblem(err error) *problem {
 	code := sandbox.CodeOf(err)
 	p := &problem{Code: http.StatusInternalServerError, Message: "internal error"}

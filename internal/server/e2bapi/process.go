@@ -61,7 +61,7 @@ func (h *processAPI) start(ctx context.Context, c *call, req *envd.StartRequest,
 	return run.follow(ctx, c.header, f, out)
 }
 
-// command is the command of a request.
+// command returns the command of a request.
 func (h *processAPI) command(ctx context.Context, c *call, req *envd.StartRequest) (*sandbox.Command, error) {
 	config := req.Process
 	if config == nil || config.Cmd == "" {
@@ -101,8 +101,8 @@ func (h *processAPI) command(ctx context.Context, c *call, req *envd.StartReques
 	return cmd, nil
 }
 
-// workdir is where commands begin that do not say where: that of the template, whoever
-// runs them.
+// workdir returns the default working directory of commands: the template's,
+// for every user.
 func (c *call) workdir(ctx context.Context) string {
 	return cmp.Or(defaultsOf(&targetOf(ctx).Sandbox).dir, c.user.home)
 }
@@ -200,7 +200,7 @@ func (h *processAPI) sendSignal(ctx context.Context, c *call, req *envd.SendSign
 	if err := run.process.Signal(ctx, int(req.Signal)); err != nil {
 		return nil, err
 	}
-	if req.Signal == envd.SIGKILL { // which nothing survives: who asks next finds nothing
+	if req.Signal == envd.SIGKILL { // after it, the next request must not find the command
 		select {
 		case <-run.ended:
 		case <-time.After(killTime):
@@ -210,8 +210,7 @@ func (h *processAPI) sendSignal(ctx context.Context, c *call, req *envd.SendSign
 	return &envd.Empty{}, nil
 }
 
-// killTime is how long a process that was killed may take to end before its
-// killer is answered.
+// killTime is how long a request to kill a process waits for its end.
 const killTime = time.Second
 
 func (h *processAPI) closeStdin(ctx context.Context, c *call, req *envd.CloseStdinRequest) (*envd.Empty, error) {
@@ -237,10 +236,10 @@ func keepaliveOf(header http.Header) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// maxOutput bounds what a command of our own may say.
+// maxOutput limits the output of our own commands.
 const maxOutput = 1 << 20
 
-// output runs a command of our own and returns what it says.
+// output runs one of our own commands and returns its output.
 func output(ctx context.Context, box Box, cmd sandbox.Command) (string, error) {
 	p, err := box.Exec(ctx, cmd)
 	if err != nil {

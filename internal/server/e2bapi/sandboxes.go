@@ -26,7 +26,7 @@ const (
 	labelHost     = labelPrefix + "host"    // Host header of requests to its ports
 	labelHTTPS    = labelPrefix + "https"   // its ports that serve HTTPS
 	labelName     = labelPrefix + "name"    // of a snapshot
-	labelTag      = labelPrefix + "tag"     // of a snapshot; default if there is none
+	labelTag      = labelPrefix + "tag"     // of a snapshot; empty: default
 )
 
 // newSandbox is a request to create a sandbox. Absent fields are nil or zero.
@@ -142,7 +142,7 @@ func (h *sandboxAPI) createSandbox(w http.ResponseWriter, r *http.Request, timeo
 	if err != nil {
 		return err
 	}
-	s, err := h.sandboxes.CreateFor(r.Context(), spec, max(timeout, time.Millisecond)) // 0 would be no timeout
+	s, err := h.sandboxes.CreateFor(r.Context(), spec, max(timeout, time.Millisecond)) // 0 would mean no timeout
 	if err != nil {
 		return err
 	}
@@ -247,7 +247,7 @@ func stateOf(s *sandbox.Detail) (state string, exists bool) {
 	case sandbox.Paused, sandbox.Pausing:
 		return "paused", true
 	case sandbox.Stopped:
-		return "paused", s.Kept // only its files are kept
+		return "paused", s.Kept // stopped: only its files are kept kept
 	}
 	return "", false
 }
@@ -255,12 +255,12 @@ func stateOf(s *sandbox.Detail) (state string, exists bool) {
 // never is the end of a sandbox without a timeout.
 var never = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
-func shown(s *sandbox.Detail) listed {
+func toListed(s *sandbox.Detail) listed {
 	state, _ := stateOf(s)
 	l := listed{
 		TemplateID: templateName(&s.Sandbox), SandboxID: publicID(s.ID), ClientID: "atoll", StartedAt: stamp(s.Created), EndAt: never, State: state,
 		EnvdVersion: EnvdVersion, CPUCount: cpuCount(s.Resources.CPUs), MemoryMB: max(0, s.Resources.Memory>>20), DiskSizeMB: max(0, s.Resources.Disk>>20),
-		Metadata: map[string]string{}, VolumeMounts: shownMounts(s),
+		Metadata: map[string]string{}, VolumeMounts: toMounts(s),
 	}
 	switch {
 	case state == "paused":
@@ -304,7 +304,7 @@ func (h *sandboxAPI) get(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	d := detail{listed: shown(&s), EnvdAccessToken: h.tokens.envd(s.ID), Domain: h.domain(), Network: shownNetwork(&s)}
+	d := detail{listed: toListed(&s), EnvdAccessToken: h.tokens.envd(s.ID), Domain: h.domain(), Network: toNetwork(&s)}
 	d.Lifecycle.OnTimeout, d.Lifecycle.AutoResume = "kill", s.Lifetime.Wakes
 	if a := s.Lifetime.TimeoutAction; a == sandbox.IdleSleep || a == sandbox.IdleStop {
 		d.Lifecycle.OnTimeout = "pause"
@@ -327,7 +327,7 @@ func (h *sandboxAPI) kill(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// connect makes sure that a sandbox runs, and that it does so long enough.
+// connect ensures that a sandbox runs, with at least the requested timeout.
 func (h *sandboxAPI) connect(w http.ResponseWriter, r *http.Request) error {
 	return h.run(w, r, timeoutV2, false)
 }

@@ -10,11 +10,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// secretAPI shows secrets, never their values.
+// secretAPI serves secrets, never their values.
 type secretAPI struct{ secrets Secrets }
 
-// shownSecret is a secret as clients see it.
-type shownSecret struct {
+// secretInfo is a secret as clients see it.
+type secretInfo struct {
 	SecretID       string            `json:"secretID"`
 	Name           string            `json:"name"`
 	CurrentVersion int64             `json:"currentVersion"`
@@ -23,15 +23,15 @@ type shownSecret struct {
 	UpdatedAt      time.Time         `json:"updatedAt"`
 }
 
-// secretPrefix begins the id of a secret, and no name.
+// secretPrefix is the prefix of secret ids. No name has it.
 const secretPrefix = "sec_"
 
-// secretHosts are metadata that say to whom a secret may be sent, with commas
-// between them. E2B has no such thing.
+// secretHosts is the metadata key of a comma-separated list of hosts that may
+// receive a secret. It is an extension of E2B's API.
 const secretHosts = "atoll.hosts"
 
-func shownAs(s sandbox.StoredSecret) shownSecret {
-	out := shownSecret{
+func toSecret(s sandbox.StoredSecret) secretInfo {
+	out := secretInfo{
 		SecretID: secretPrefix + s.Name, Name: s.Name, CurrentVersion: s.Version, Metadata: map[string]string{},
 		CreatedAt: stamp(s.Created), UpdatedAt: stamp(s.Updated),
 	}
@@ -39,14 +39,14 @@ func shownAs(s sandbox.StoredSecret) shownSecret {
 	return out
 }
 
-// newSecret asks for a secret, or for a new value of one.
+// newSecret is the request for a secret or for a new value.
 type newSecret struct {
 	Name     string            `json:"name"`
 	Value    string            `json:"value"`
 	Metadata map[string]string `json:"metadata"`
 }
 
-// Bounds of the metadata of a secret.
+// Limits of the metadata of a secret.
 const (
 	maxSecretMetadata = 32
 	maxSecretKey      = 128
@@ -93,7 +93,7 @@ func (h *secretAPI) create(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusCreated, shownAs(s))
+	writeJSON(w, http.StatusCreated, toSecret(s))
 	return nil
 }
 
@@ -116,7 +116,7 @@ func (h *secretAPI) update(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, shownAs(s))
+	writeJSON(w, http.StatusOK, toSecret(s))
 	return nil
 }
 
@@ -138,7 +138,7 @@ func (h *secretAPI) find(r *http.Request) (sandbox.StoredSecret, error) {
 func (h *secretAPI) get(w http.ResponseWriter, r *http.Request) error {
 	s, err := h.find(r)
 	if err == nil {
-		writeJSON(w, http.StatusOK, shownAs(s))
+		writeJSON(w, http.StatusOK, toSecret(s))
 	}
 	return err
 }
@@ -153,7 +153,7 @@ func (h *secretAPI) list(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out := []shownSecret{}
+	out := []secretInfo{}
 	for _, s := range all {
 		if s.Name <= q.Get("nextToken") {
 			continue
@@ -162,7 +162,7 @@ func (h *secretAPI) list(w http.ResponseWriter, r *http.Request) error {
 			w.Header().Set("X-Next-Token", out[limit-1].Name)
 			break
 		}
-		out = append(out, shownAs(s))
+		out = append(out, toSecret(s))
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil
@@ -179,7 +179,7 @@ func (h *secretAPI) remove(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// pageLimit reads how many entries a page may have.
+// pageLimit parses the maximum number of entries per page.
 func pageLimit(text string) (int, error) {
 	if text == "" {
 		return maxPage, nil

@@ -2,9 +2,10 @@
 // control plane over REST, and its data plane, which the SDKs expect inside every
 // sandbox and which the daemon serves in its place.
 //
-// It translates E2B's protocol. [Services] is what it needs of the control plane,
-// where policies, quotas and the audit log apply as for every other API. Features
-// of E2B that Atoll lacks are refused with error_code "atoll_unsupported".
+// It translates E2B's protocol. [Services] is the part of the control plane
+// that it needs. Policies, quotas and the audit log apply there as for every
+// other API. Features of E2B that Atoll lacks are refused with error_code
+// "atoll_unsupported".
 package e2bapi
 
 import (
@@ -18,7 +19,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Services carries out requests. All methods and functions may be called
+// Services handles requests. All methods and functions may be called
 // concurrently; their errors are *sandbox.Error or are classified by
 // sandbox.CodeOf. A ref is the name or the id of a sandbox.
 type Services struct {
@@ -29,11 +30,11 @@ type Services struct {
 	Open func(ctx context.Context, ref string) (Box, error)
 	// HasImage reports whether an image is on this machine.
 	HasImage func(ctx context.Context, ref string) (bool, error)
-	// ECRLogin exchanges keys of AWS for a login to the registry of their account,
-	// where the image has to be.
+	// ECRLogin exchanges AWS keys for a login to the registry of their account,
+	// which must contain the image.
 	ECRLogin func(ctx context.Context, image, accessKey string, secret func() string, region string) (func() (username, password string), error)
-	// Defaults returns the user and the directory with which commands begin in an image
-	// of this machine; empty if it says nothing.
+	// Defaults returns the user and working directory of an image on this machine;
+	// empty if it sets none.
 	Defaults   func(ctx context.Context, digest string) (user, dir string, err error)
 	Sandboxes  Sandboxes
 	Lifecycle  Lifecycle
@@ -50,11 +51,11 @@ type Services struct {
 	Identity   Identity
 }
 
-// Identity tells how identity tokens of sandboxes are verified.
+// Identity publishes how to verify identity tokens of sandboxes.
 type Identity interface {
-	// Available reports, as an error, that there are none.
+	// Available returns an error if there are no identity tokens.
 	Available() error
-	// Published returns what everybody may read, by path.
+	// Published returns the public documents, by path.
 	Published() map[string]func() (any, error)
 }
 
@@ -71,24 +72,24 @@ type Sandboxes interface {
 	Expire(ctx context.Context, ref string, at time.Time, extend bool) (sandbox.Sandbox, error)
 }
 
-// Lifecycle stops sandboxes and lets them go on.
+// Lifecycle pauses, stops and resumes sandboxes.
 type Lifecycle interface {
 	Stop(ctx context.Context, ref string, grace time.Duration) (sandbox.Sandbox, error)
 	Start(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	Pause(ctx context.Context, ref string, toDisk bool) (sandbox.Sandbox, error)
 	Resume(ctx context.Context, ref string) (sandbox.Sandbox, error)
-	// Reboot starts a sandbox that does not run from its files, without its memory.
+	// Reboot starts a paused or stopped sandbox from its files, without its memory.
 	Reboot(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	// Fork copies a running sandbox.
 	Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Sandbox, error)
 }
 
-// Networks changes what sandboxes may reach.
+// Networks changes the network settings of sandboxes.
 type Networks interface {
 	SetNetwork(ctx context.Context, ref string, n sandbox.Network) (sandbox.Sandbox, error)
 }
 
-// Usage tells what a running sandbox consumes.
+// Usage returns the resource usage of a running sandbox.
 type Usage interface {
 	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
 }
@@ -98,8 +99,8 @@ type Ports interface {
 	DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error)
 }
 
-// Entrance lets in callers that have the token of a sandbox and no API key. This
-// package checks the token.
+// Entrance admits callers with the token of a sandbox instead of an API key.
+// This package checks the token.
 type Entrance interface {
 	// Enter returns a sandbox of any tenant, and the context for its own requests.
 	Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error)
@@ -109,7 +110,7 @@ type Entrance interface {
 	Live(ctx context.Context) ([]sandbox.ID, error)
 }
 
-// Snapshots keeps the state of sandboxes.
+// Snapshots creates and lists snapshots of sandboxes.
 type Snapshots interface {
 	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
 	// ListSnapshots returns a page, newest first, and the cursor of the next one.
@@ -122,8 +123,8 @@ type Events interface {
 	Events(ctx context.Context, q sandbox.EventQuery) ([]sandbox.Event, error)
 }
 
-// Secrets keeps values that sandboxes send and never have. No method returns a
-// value.
+// Secrets stores values that the gateway adds to requests of sandboxes. No
+// method returns a value.
 type Secrets interface {
 	// Create and Rotate clear the value they are given. Rotate keeps labels that are
 	// nil.
@@ -134,7 +135,7 @@ type Secrets interface {
 	Remove(ctx context.Context, name string, force bool) error
 }
 
-// Templates keeps the names of templates. A ref is NAME:TAG.
+// Templates manages the names of templates. A ref is NAME:TAG.
 type Templates interface {
 	// Templates returns those of the caller's tenant.
 	Templates(ctx context.Context) ([]sandbox.Template, error)
@@ -153,7 +154,7 @@ type Builder interface {
 	BuildTemplate(ctx context.Context, req template.NamedRequest) (sandbox.Template, error)
 }
 
-// Workspaces keeps durable directories, which E2B calls volumes.
+// Workspaces manages durable directories, which E2B calls volumes.
 type Workspaces interface {
 	CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (sandbox.Workspace, error)
 	Workspaces(ctx context.Context) ([]sandbox.Workspace, error)
@@ -162,7 +163,7 @@ type Workspaces interface {
 	// with its token, which this package checks.
 	EnterWorkspace(ctx context.Context, id string) (context.Context, sandbox.Workspace, error)
 	// ReadWorkspace and WriteWorkspace call do with the directory of a workspace.
-	// Nobody removes it meanwhile.
+	// It is not removed meanwhile.
 	ReadWorkspace(ctx context.Context, name string, do func(*os.Root) error) error
 	WriteWorkspace(ctx context.Context, name string, do func(*os.Root) error) error
 }

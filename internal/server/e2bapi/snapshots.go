@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// defaultTag is the tag of what was made without one.
+// defaultTag is the tag if none is given.
 const defaultTag = "default"
 
 // tagOf returns the tag that a snapshot was created with.
@@ -47,21 +47,21 @@ var snapshotName = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,127}(:[a-z0-9][a-z0-9_.-]{0,127})?$`)
 })
 
-// shownSnapshot is a snapshot as clients see it.
-type shownSnapshot struct {
+// snapshotInfo is a snapshot as clients see it.
+type snapshotInfo struct {
 	SnapshotID string   `json:"snapshotID"`
 	Names      []string `json:"names"`
 }
 
-func toSnapshot(s *sandbox.Snapshot) shownSnapshot {
-	out := shownSnapshot{SnapshotID: s.ID + ":" + tagOf(s), Names: []string{}}
+func toSnapshot(s *sandbox.Snapshot) snapshotInfo {
+	out := snapshotInfo{SnapshotID: s.ID + ":" + tagOf(s), Names: []string{}}
 	if name := s.Labels[labelName]; name != "" {
 		out.Names = append(out.Names, name+":"+tagOf(s))
 	}
 	return out
 }
 
-// snapshotAPI keeps the state of sandboxes. To E2B's clients it is a template.
+// snapshotAPI serves snapshots. To E2B's clients a snapshot is a template.
 type snapshotAPI struct {
 	finder
 	snapshots Snapshots
@@ -119,7 +119,7 @@ func (h *snapshotAPI) list(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out, skipping, more := []shownSnapshot{}, q.Get("nextToken"), ""
+	out, skipping, more := []snapshotInfo{}, q.Get("nextToken"), ""
 	for i := range all {
 		switch s := &all[i]; {
 		case tag != "" && tagOf(s) != tag:
@@ -140,8 +140,8 @@ func (h *snapshotAPI) list(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// removeNamed removes the snapshots that clients know by an id, or by a
-// name, with its tag if one is given. None is CodeNotFound.
+// removeNamed removes the snapshots with an id or a name, and with a tag if one
+// is given. If there are none, the error is CodeNotFound.
 func (h *snapshotAPI) removeNamed(ctx context.Context, ref string) error {
 	name, tag, _ := strings.Cut(ref, ":")
 	all, err := h.all(ctx, nil)

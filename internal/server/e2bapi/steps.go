@@ -19,7 +19,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// order is what a template is built from.
+// order describes a build.
 type order struct {
 	ID   string   // a UUID
 	Name string   // of the template
@@ -42,7 +42,7 @@ type order struct {
 	Region string
 }
 
-// buildStep is one step, as clients send it.
+// buildStep is one step in the client's format.
 type buildStep struct {
 	Type      string   `json:"type"`
 	Args      []string `json:"args"`
@@ -193,7 +193,7 @@ func (h *buildAPI) step(ctx context.Context, root *os.Root, i int, from *buildSt
 	return step, nil
 }
 
-// unpack writes uploaded files into a directory of a build.
+// unpack writes uploaded files to a directory of a build.
 func (h *buildAPI) unpack(ctx context.Context, root *os.Root, sub, hash string) error {
 	path, err := h.uploads.path(tenantOf(ctx), hash)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// tokens makes the tokens of sandboxes from a secret, so that they need not be
-// kept, never change, and are known after a restart.
+// tokens derives the tokens of sandboxes from a secret, so that they need not
+// be stored and are the same after a restart.
 type tokens struct{ secret []byte }
 
 func (t tokens) of(purpose string, id sandbox.ID) string {
@@ -26,7 +26,7 @@ func (t tokens) of(purpose string, id sandbox.ID) string {
 // envd returns the token for the data plane of a sandbox.
 func (t tokens) envd(id sandbox.ID) string { return t.of("envd", id) }
 
-// traffic returns the token for its other ports, where they are not public.
+// traffic returns the token for its other ports, if they are private.
 func (t tokens) traffic(id sandbox.ID) string { return t.of("traffic", id) }
 
 // volume returns the token for the files of a volume.
@@ -38,8 +38,9 @@ func unauthorized(message string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: message}
 }
 
-// signature returns what allows an operation, "read" or "write", on a path
-// without the token. expires is empty, or a time in seconds since 1970.
+// signature returns the signature that allows an operation, "read" or "write",
+// on a path without the token. expires is empty, or a time in seconds since
+// 1970.
 func signature(token, operation, path, username, expires string) string {
 	text := path + ":" + operation + ":" + username + ":" + token
 	if expires != "" {
@@ -49,7 +50,7 @@ func signature(token, operation, path, username, expires string) string {
 	return "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
 }
 
-// errExpired is the error of a signature that was good until some time ago.
+// errExpired is the error for an expired signature.
 var errExpired = unauthorized("signature is already expired")
 
 // checkSignature checks the signature in a query.

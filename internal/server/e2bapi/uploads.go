@@ -21,11 +21,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// errNoTicket is the error of an upload that was not announced.
+// errNoTicket is the error for an upload without a ticket.
 var errNoTicket = &sandbox.Error{Code: sandbox.CodeDenied, Subject: "upload", Message: "the address is invalid or has expired"}
 
-// tickets are addresses at which files may be put. They need no key, because
-// clients send none; they end with the key that requested them.
+// tickets are one-time upload URLs. They need no key, because clients send
+// none. They are valid as long as the key that requested them.
 type tickets struct {
 	mu    sync.Mutex
 	known map[string]ticket
@@ -34,7 +34,7 @@ type tickets struct {
 type ticket struct {
 	key, tenant, hash string
 	expires           time.Time
-	busy              bool // somebody puts files there
+	busy              bool // an upload is in progress
 }
 
 const (
@@ -65,8 +65,8 @@ func (t *tickets) add(key, tenant, hash string, now time.Time) (string, error) {
 	return name, nil
 }
 
-// take returns a ticket that nobody uses, for one request. The caller gives it
-// back with done.
+// take returns an unused ticket for one request. The caller returns it with
+// done.
 func (t *tickets) take(name string, now time.Time) (ticket, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -79,7 +79,7 @@ func (t *tickets) take(name string, now time.Time) (ticket, error) {
 	return one, nil
 }
 
-// done gives a ticket back. One that was used for an upload is of no more use.
+// done returns a ticket. After a complete upload it is no longer valid.
 func (t *tickets) done(name string, used bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -96,7 +96,7 @@ func (t *tickets) done(name string, used bool) {
 
 var filesHash = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
 
-// uploadLink tells whether files are known already, and where to put them.
+// uploadLink reports whether files are already stored, and returns the upload URL.
 func (h *buildAPI) uploadLink(w http.ResponseWriter, r *http.Request) error {
 	hash := r.PathValue("hash")
 	if !filesHash().MatchString(hash) {
@@ -118,7 +118,7 @@ func (h *buildAPI) uploadLink(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// putUpload takes the files of a step.
+// putUpload receives the files of a step.
 func (h *buildAPI) putUpload(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("ticket")
 	err := func() error {
@@ -144,18 +144,18 @@ func (h *buildAPI) putUpload(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Bounds of uploads. They are a cache: clients send again what is missing.
+// Limits of uploads. They are a cache: clients upload missing files again.
 const (
 	maxUpload     = 4 << 30
 	maxUploads    = 16 << 30 // of one tenant
 	uploadsExpire = 24 * time.Hour
 )
 
-// uploads keeps files for builds in a directory. Every tenant has its own, because a
-// hash says nothing about who may read the files.
+// uploads stores files for builds in a directory. Each tenant has its own,
+// because knowing a hash is no permission to read the files.
 type uploads struct{ dir string }
 
-// path returns where the files of a hash are.
+// path returns the path of the files with a hash.
 func (u uploads) path(tenant, hash string) (string, error) {
 	if sum, err := hex.DecodeString(hash); err != nil || len(sum) != sha256.Size {
 		return "", &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: "filesHash", Message: "is not a SHA-256 in hexadecimal digits"}
@@ -164,7 +164,7 @@ func (u uploads) path(tenant, hash string) (string, error) {
 	return filepath.Join(u.dir, hex.EncodeToString(owner[:16]), strings.ToLower(hash)), nil
 }
 
-// has reports whether a tenant has files, which then stay for some time.
+// has reports whether a tenant has files. If so, they are kept for some time.
 func (u uploads) has(tenant, hash string) (bool, error) {
 	path, err := u.path(tenant, hash)
 	if err != nil {
@@ -178,7 +178,7 @@ func (u uploads) has(tenant, hash string) (bool, error) {
 	return err == nil, err
 }
 
-// put keeps files: a tar, which may be compressed.
+// put stores files: a tar, which may be compressed.
 func (u uploads) put(tenant, hash string, r io.Reader) error {
 	path, err := u.path(tenant, hash)
 	if err != nil {
@@ -203,8 +203,8 @@ func (u uploads) put(tenant, hash string, r io.Reader) error {
 	return os.Rename(f.Name(), path)
 }
 
-// trimUploads removes files that are older than since, and the oldest ones until
-// the rest has at most so many bytes.
+// trimUploads removes files older than since, then the oldest ones until the
+// rest fits the limit.
 func trimUploads(dir string, most int64, since time.Time) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -16,8 +16,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// volumeFiles are the files of a volume. Sandboxes may change them meanwhile, so
-// every path is followed below the directory of the workspace, and never kept.
+// volumeFiles are the files of a volume. Sandboxes may change them at any time,
+// so every path is resolved below the directory of the workspace, and never
+// cached.
 type volumeFiles struct {
 	workspaces Workspaces
 	name       string
@@ -106,7 +107,7 @@ func (v volumeFiles) Stat(ctx context.Context, given string) (e volumeEntry, err
 	return e, err
 }
 
-// maxVolumeList bounds a listing.
+// maxVolumeList limits a listing.
 const maxVolumeList = 100_000
 
 func (v volumeFiles) List(ctx context.Context, given string, depth int) (all []volumeEntry, err error) {
@@ -154,7 +155,7 @@ func listBelow(ctx context.Context, root *os.Root, name string, depth int, all *
 func (v volumeFiles) Read(ctx context.Context, given string, use func(io.ReadSeeker, volumeEntry) error) error {
 	var f *os.File
 	var e volumeEntry
-	// An open file stays readable, so the workspace is not locked for a slow reader.
+	// An open file stays readable, so the workspace is not locked during a slow download.
 	err := v.read(ctx, given, func(root *os.Root, name string) (err error) {
 		// O_NONBLOCK: a pipe that a sandbox created must not block.
 		if f, err = root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0); err != nil {
@@ -220,8 +221,8 @@ func makeParents(root *os.Root, name string) error {
 	return setOwner(root, dir, volumeWrite{}, true)
 }
 
-// Write writes to another file first, so that nobody sees a part of it, and the
-// workspace is not locked for a slow sender.
+// Write to another file first, so that no partial file is visible and the
+// workspace is not locked during a slow upload.
 func (v volumeFiles) Write(ctx context.Context, given string, from io.Reader, how volumeWrite) (e volumeEntry, err error) {
 	const op = ".atoll-upload-"
 	tmp, done := op+strings.ToLower(rand.Text()), false

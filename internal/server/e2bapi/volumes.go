@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// volumeAPI shows workspaces as volumes.
+// volumeAPI serves workspaces as volumes.
 type volumeAPI struct {
 	*common
 	workspaces Workspaces
@@ -25,7 +25,7 @@ type volumeAPI struct {
 type volumeWrite struct {
 	UID, GID *int
 	Mode     *uint32 // permission bits
-	Force    bool    // make directories above it
+	Force    bool    // create parent directories
 }
 
 // volumeEntry is a file of a volume.
@@ -49,11 +49,11 @@ var (
 	nameCode   = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPadding(base32.NoPadding)
 )
 
-// codedPrefix begins the name of a workspace that stands for a volume whose
-// name no workspace can have.
+// codedPrefix is the prefix of a workspace for a volume with a name that is not
+// valid for workspaces.
 const codedPrefix = "e2b-"
 
-// workspaceOf returns the workspace that a volume of that name is.
+// workspaceOf returns the name of a volume's workspace.
 func workspaceOf(name string) (string, error) {
 	if !volumeName().MatchString(name) {
 		return "", invalid("name", "%.80q is not 1 to 60 letters, digits, _ and -", name)
@@ -78,15 +78,15 @@ func volumeOf(workspace string) string {
 	return workspace
 }
 
-// shownVolume is a volume as clients see it.
-type shownVolume struct {
+// volumeInfo is a volume as clients see it.
+type volumeInfo struct {
 	VolumeID string `json:"volumeID"`
 	Name     string `json:"name"`
 	Token    string `json:"token,omitempty"`
 }
 
-func (h *volumeAPI) show(v sandbox.Workspace, token bool) shownVolume {
-	out := shownVolume{VolumeID: v.ID, Name: volumeOf(v.Name)}
+func (h *volumeAPI) toVolume(v sandbox.Workspace, token bool) volumeInfo {
+	out := volumeInfo{VolumeID: v.ID, Name: volumeOf(v.Name)}
 	if token {
 		out.Token = h.tokens.volume(v.ID)
 	}
@@ -106,7 +106,7 @@ func (h *volumeAPI) create(w http.ResponseWriter, r *http.Request) error {
 	}
 	v, err := h.workspaces.CreateWorkspace(r.Context(), sandbox.NewWorkspace{Name: name})
 	if err == nil {
-		writeJSON(w, http.StatusCreated, h.show(v, true))
+		writeJSON(w, http.StatusCreated, h.toVolume(v, true))
 	}
 	return err
 }
@@ -116,15 +116,15 @@ func (h *volumeAPI) list(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out := make([]shownVolume, len(all))
+	out := make([]volumeInfo, len(all))
 	for i, v := range all {
-		out[i] = h.show(v, false)
+		out[i] = h.toVolume(v, false)
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil
 }
 
-// find returns the volume of the caller that an id, or a name, means.
+// find returns the caller's volume with an id or a name.
 func (h *volumeAPI) find(ctx context.Context, ref string) (sandbox.Workspace, error) {
 	all, err := h.workspaces.Workspaces(ctx)
 	if err != nil {
@@ -141,7 +141,7 @@ func (h *volumeAPI) find(ctx context.Context, ref string) (sandbox.Workspace, er
 func (h *volumeAPI) get(w http.ResponseWriter, r *http.Request) error {
 	v, err := h.find(r.Context(), r.PathValue("id"))
 	if err == nil {
-		writeJSON(w, http.StatusOK, h.show(v, true))
+		writeJSON(w, http.StatusOK, h.toVolume(v, true))
 	}
 	return err
 }
@@ -157,14 +157,13 @@ func (h *volumeAPI) remove(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// volumeMount is where a sandbox sees a volume.
+// volumeMount is a volume mounted in a sandbox.
 type volumeMount struct {
 	Name string `json:"name"`
 	Path string `json:"path"`
 }
 
-// mount returns the workspaces that are the volumes of a sandbox, shared with
-// others.
+// mount returns the workspaces for the volumes of a sandbox. They are shared.
 func (h *volumeAPI) mount(ctx context.Context, mounts []volumeMount) (all []sandbox.WorkspaceMount, err error) {
 	for _, m := range mounts {
 		v, err := h.find(ctx, m.Name)
@@ -176,8 +175,8 @@ func (h *volumeAPI) mount(ctx context.Context, mounts []volumeMount) (all []sand
 	return all, nil
 }
 
-// shownMounts is the reverse of mount.
-func shownMounts(s *sandbox.Detail) []volumeMount {
+// toMounts is the reverse of mount.
+func toMounts(s *sandbox.Detail) []volumeMount {
 	out := make([]volumeMount, len(s.Spec.Workspaces))
 	for i := range s.Spec.Workspaces {
 		out[i] = volumeMount{volumeOf(s.Spec.Workspaces[i].Name), s.Spec.Workspaces[i].Target()}
@@ -185,13 +184,13 @@ func shownMounts(s *sandbox.Detail) []volumeMount {
 	return out
 }
 
-// contentProblem is an error as the clients of volumes expect it.
+// contentProblem is an error in the format for clients of volumes.
 type contentProblem struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`
 }
 
-// content serves the files of a volume, to whoever bears its token.
+// content serves the files of a volume to callers with its token.
 func (h *volumeAPI) content(f func(http.ResponseWriter, *http.Request, volumeFiles, string) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		err := func() error {
@@ -214,7 +213,7 @@ func (h *volumeAPI) content(f func(http.ResponseWriter, *http.Request, volumeFil
 			return
 		}
 		if r.Context().Err() != nil {
-			panic(http.ErrAbortHandler) // no answer would be one of success
+			panic(http.ErrAbortHandler) // without an answer, the status would be 200
 		}
 		p := newProblem(err)
 		if p.Code == http.StatusInternalServerError {
@@ -224,7 +223,7 @@ func (h *volumeAPI) content(f func(http.ResponseWriter, *http.Request, volumeFil
 	}
 }
 
-// contentRoutes are those of the files of volumes.
+// contentRoutes are the routes for files of volumes.
 func (h *volumeAPI) contentRoutes(mux *http.ServeMux) {
 	const base = " /volumecontent/{id}/"
 	answer := func(w http.ResponseWriter, status int, v any, err error) error {
@@ -297,7 +296,7 @@ func (h *volumeAPI) contentRoutes(mux *http.ServeMux) {
 	}))
 }
 
-// readWrite reads how a file is to be made.
+// readWrite parses the options of a write.
 func readWrite(r *http.Request) (how volumeWrite, err error) {
 	q := r.URL.Query()
 	for name, into := range map[string]**int{"uid": &how.UID, "gid": &how.GID} {

@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// watch begins to watch a directory until ctx ends.
+// watch watches a directory until ctx ends.
 func (h *filesystemAPI) watch(ctx context.Context, c *call, req *envd.WatchRequest) (<-chan sandbox.FileEvent, string, error) {
 	p, err := c.user.path(req.Path)
 	if err != nil {
@@ -37,8 +37,8 @@ func (h *filesystemAPI) watch(ctx context.Context, c *call, req *envd.WatchReque
 	return events, p, err
 }
 
-// refuseVolume fails for paths on a volume, where changes that other sandboxes
-// make are not seen.
+// refuseVolume fails for paths on a volume, because changes by other sandboxes
+// are not visible.
 func (h *filesystemAPI) refuseVolume(ctx context.Context, p string) error {
 	mounts, err := h.entrance.Mounted(ctx, targetOf(ctx).ID)
 	if err != nil {
@@ -57,7 +57,7 @@ var eventTypes = map[sandbox.FileOp]envd.EventType{
 	sandbox.OpCreate: envd.EventCreate, sandbox.OpWrite: envd.EventWrite, sandbox.OpRemove: envd.EventRemove, sandbox.OpChmod: envd.EventChmod,
 }
 
-// event is a change as E2B tells it; nil if it has no such.
+// event converts a change to E2B's format; nil if E2B has no such event.
 func (c *call) event(ctx context.Context, root string, req *envd.WatchRequest, ev sandbox.FileEvent) *envd.FilesystemEvent {
 	typ, ok := eventTypes[ev.Op]
 	if !ok || ev.Path == "." {
@@ -105,8 +105,7 @@ func (h *filesystemAPI) watchDir(ctx context.Context, c *call, req *envd.WatchRe
 	}
 }
 
-// watchEnded cuts the stream off if the sandbox is why there are no more
-// events.
+// watchEnded cuts off the stream if it ended because of the sandbox.
 func (h *filesystemAPI) watchEnded(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -117,11 +116,11 @@ func (h *filesystemAPI) watchEnded(ctx context.Context) error {
 	return nil
 }
 
-// Bounds of what watchers that are polled hold.
+// Limits of polled watchers.
 const (
-	maxWatchers = 64 // of a sandbox
+	maxWatchers = 64 // per sandbox
 	maxEvents   = 4096
-	// watcherLife is how long a watcher lives that nobody polls.
+	// watcherLife is how long a watcher lives without being polled.
 	watcherLife = 10 * time.Minute
 )
 
@@ -165,7 +164,7 @@ func (h *filesystemAPI) createWatcher(ctx context.Context, c *call, req *envd.Wa
 	return &envd.WatcherRef{WatcherID: id}, nil
 }
 
-// put adds an event; of too many the oldest are dropped.
+// put adds an event. If there are too many, the oldest are dropped.
 func (w *watcher) put(e *envd.FilesystemEvent) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

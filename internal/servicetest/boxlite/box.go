@@ -52,8 +52,8 @@ type facts struct {
 	AutoResume bool              `json:"auto_resume"`
 }
 
-// box is a box. Its fields are the server's, under its mutex, but for those that
-// whoever holds op uses.
+// box is a box. The server's mutex guards its fields, except those for the
+// holder of op.
 type box struct {
 	facts
 	Asked  Creation
@@ -67,12 +67,12 @@ type box struct {
 
 	op    sync.Mutex // held while the state changes
 	in    driver.Instance
-	disk  driver.SnapshotRef // of what is stopped
+	disk  driver.SnapshotRef // of a stopped box
 	awake context.Context    // ends when it stops
 	sleep context.CancelFunc
 }
 
-// Creation is what the server is asked for.
+// Creation is the request for a box.
 type Creation struct {
 	Name       *string           `json:"name"`
 	Image      string            `json:"image"`
@@ -167,7 +167,7 @@ func (c *Creation) normal() Network {
 
 const defaultAutoStop = 900
 
-// create makes a box, which is not started. The same key is the same request.
+// create makes a box without starting it. The same idempotency key returns the same box.
 func (s *Server) create(r *http.Request) (int, any, error) {
 	text, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -262,7 +262,7 @@ func (s *Server) IDs() []string {
 	return slices.Collect(maps.Keys(s.boxes))
 }
 
-// Asked returns what a box was asked for with.
+// Asked returns the request that created a box.
 func (s *Server) Asked(id string) Creation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -521,7 +521,8 @@ func (s *Server) remove(ctx context.Context, b *box) error {
 	return errors.Join(errs...)
 }
 
-// running returns the machine of a box that runs, and when it does no more.
+// running returns the machine of a running box, and a channel that is closed
+// when it stops.
 func (s *Server) running(b *box) (driver.Instance, context.Context, error) {
 	b.op.Lock()
 	defer b.op.Unlock()

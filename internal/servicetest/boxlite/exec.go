@@ -35,7 +35,7 @@ type execution struct {
 	p       driver.Process
 	awake   context.Context // ends when the box stops
 	started time.Time
-	frames  chan []byte // what it wrote, each with its channel; closed at the end
+	frames  chan []byte // output, each with its channel; closed at the end
 	exited  chan struct{}
 	reaper  servicetest.Timer
 
@@ -49,7 +49,7 @@ type execution struct {
 // signals are those that may be sent.
 var signals = []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGABRT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGTERM, unix.SIGWINCH}
 
-// exec starts a command, and the box if it does not run. The environment of the
+// exec starts a command, and the box if it is stopped. The environment of the
 // box is not that of its commands.
 func (s *Server) exec(r *http.Request, b *box) (int, any, error) {
 	var c struct {
@@ -160,8 +160,8 @@ func (s *Server) getExecution(_ *http.Request, e *execution) (int, any, error) {
 	return http.StatusOK, info, nil
 }
 
-// killExecution ends the process of a command and what is in its group, and not
-// what has left that.
+// killExecution ends a command and its process group, but not processes that
+// have left the group.
 func (s *Server) killExecution(r *http.Request, e *execution) (int, any, error) {
 	e.mu.Lock()
 	e.killed = true
@@ -305,8 +305,8 @@ func wsText(ctx context.Context, ws *websocket.Conn, m map[string]any) error {
 	return ws.Write(ctx, websocket.MessageText, text)
 }
 
-// receive takes input and control messages until the client hangs up. What cannot
-// be done is told, and ends nothing.
+// receive handles input and control messages until the client disconnects.
+// Errors are reported and do not end the command.
 func (e *execution) receive(ctx context.Context, ws *websocket.Conn, end context.CancelFunc) {
 	defer end()
 	for {

@@ -79,7 +79,7 @@ func (s *Server) upload(r *http.Request, b *box) (int, any, error) {
 	return http.StatusNoContent, nil, err
 }
 
-// download packs what is at a path of a box.
+// download packs the files at a path of a box.
 func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	var archive []byte
 	_, _, err := s.withBox(func(r *http.Request, b *box) (int, any, error) {

@@ -1,7 +1,7 @@
 // Package boxlite is a fake of a BoxLite server: its boxes, commands, files,
-// snapshots, clones, tunnels and volumes, with the states and codes that are
-// known of them. Its boxes are the sandboxes of a provider of Atoll. The official
-// SDK for Python works with it in REST mode, and so does Atoll's driver.
+// snapshots, clones, tunnels and volumes, with their known states and codes.
+// Its boxes are sandboxes of an Atoll provider. The official SDK for Python
+// works with it in REST mode, and so does Atoll's driver.
 //
 // What is known of the server comes from its API description and its SDK. Where
 // they say nothing, the fake does what is hardest for a client.
@@ -54,8 +54,8 @@ type Server struct {
 // request is one that was made with an idempotency key.
 type request struct{ body, box string }
 
-// New returns a server whose boxes are the sandboxes of a provider. It keeps
-// volumes in a directory.
+// New returns a server. Its boxes are sandboxes of a provider, and volumes are
+// in a directory.
 func New(backing driver.Provider, dir string) *Server {
 	s := &Server{
 		backing: backing, dir: dir, keys: map[string]string{Key: Prefix}, boxes: map[string]*box{}, asked: map[string]request{}, volumes: map[string]*volume{},
@@ -86,7 +86,7 @@ func (s *Server) RevokeKey(key string) {
 	delete(s.keys, key)
 }
 
-// Close removes all boxes and waits for what goes on.
+// Close removes all boxes and waits for running work.
 func (s *Server) Close(ctx context.Context) error {
 	var errs []error
 	for _, b := range s.all() {
@@ -177,7 +177,7 @@ func tenantOf(r *http.Request) string {
 	return prefix
 }
 
-// failure is an error as the server tells it.
+// failure is an error in the server's format.
 type failure struct {
 	status        int
 	code, message string

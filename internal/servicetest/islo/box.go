@@ -115,7 +115,7 @@ func (c *creation) check() error {
 	return nil
 }
 
-// create makes a sandbox, which is running or starting when it is answered.
+// create makes a sandbox. It is running or starting when the response is sent.
 func (s *Server) create(r *http.Request, tenant string) (int, any, error) {
 	var c creation
 	if err := read(r, &c); err != nil {
@@ -137,7 +137,7 @@ func (s *Server) create(r *http.Request, tenant string) (int, any, error) {
 	if err := s.reserve(b, &c); err != nil {
 		return 0, nil, err
 	}
-	if err := s.unlessSlow(func() error { return s.boot(context.Background(), b, c.Snapshot) }); err != nil { // also if the client has given up
+	if err := s.unlessSlow(func() error { return s.boot(context.Background(), b, c.Snapshot) }); err != nil { // even if the client has given up
 		return 0, nil, err
 	}
 	return http.StatusCreated, s.shown(b), nil
@@ -202,7 +202,7 @@ func (s *Server) boot(ctx context.Context, b *box, from string) (err error) {
 	return nil
 }
 
-// start has a machine run, with its own files or those of a snapshot.
+// start starts a machine, with its own files or a snapshot's.
 func (s *Server) start(ctx context.Context, b *box, from *driver.SnapshotRef) (err error) {
 	s.mu.Lock()
 	s.serial++

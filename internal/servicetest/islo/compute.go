@@ -50,7 +50,7 @@ func (s *Server) computePlane() {
 	}
 }
 
-// inside is a call about what is done in a sandbox, which has to run.
+// inside is a call inside a sandbox, which must run.
 func (s *Server) inside(f func(r *http.Request, b *box) (int, any, error)) call {
 	return s.withBox(func(r *http.Request, b *box) (int, any, error) {
 		if now := s.shown(b); now.Status == Paused && now.Lifecycle.AutoResume == "on_activity" {
@@ -112,7 +112,7 @@ func (s *Server) command(r *http.Request, b *box) (sandbox.Command, error) {
 	return sandbox.Command{Args: what.Command, Env: env, Dir: dir, User: what.User}, nil
 }
 
-// execution is a command whose result is asked for.
+// execution is a command with a pollable result.
 type execution struct {
 	ID        string `json:"exec_id"`
 	Box       string `json:"sandbox_id,omitempty"`
@@ -161,14 +161,14 @@ func (s *Server) result(r *http.Request, b *box) (int, any, error) {
 	return http.StatusOK, *e, nil
 }
 
-// listener is a client that hears events, until it hangs up.
+// listener is a client that receives events until it disconnects.
 type listener struct {
 	mu   sync.Mutex
 	w    http.ResponseWriter
 	gone bool
 }
 
-// send sends an event. Its data is text, of which lines are lines of the stream.
+// send sends an event. Each line of its data is a line of the stream.
 func (l *listener) send(event, data string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -188,8 +188,8 @@ func (l *listener) hangUp() {
 	l.gone = true
 }
 
-// execStream tells what a command writes, as events of text. The command goes on
-// when its client hangs up.
+// execStream sends a command's output as text events. The command continues
+// when its client disconnects.
 func (s *Server) execStream(w http.ResponseWriter, r *http.Request, b *box) {
 	cmd, err := s.command(r, b)
 	if err != nil {
@@ -228,8 +228,8 @@ func (s *Server) execStream(w http.ResponseWriter, r *http.Request, b *box) {
 	}
 }
 
-// follow runs a command and hands on what it writes. It lets go of the command,
-// which goes on, when the context ends.
+// follow runs a command and forwards its output. When the context ends, it
+// disconnects and the command continues.
 func follow(ctx context.Context, in driver.Instance, cmd sandbox.Command, stdout, stderr func([]byte) error) (sandbox.Exit, error) {
 	p, err := in.Exec(ctx, &cmd)
 	if err != nil {
@@ -300,7 +300,7 @@ func (s *Server) writeFile(w http.ResponseWriter, r *http.Request, b *box) {
 	answer(w, http.StatusOK, map[string]string{"status": "uploaded", "path": name})
 }
 
-// readArchive answers what is in a directory.
+// readArchive sends the files of a directory.
 func (s *Server) readArchive(w http.ResponseWriter, r *http.Request, b *box) {
 	_, name, err := s.filesOf(r, b)
 	archiver, ok := driver.As[driver.Archiver](b.in)

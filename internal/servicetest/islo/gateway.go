@@ -349,7 +349,7 @@ func (s *Server) Passes(name, method, host, file string) (bool, *Rule) {
 				return p.decide(method, host, file)
 			}
 		}
-		return true, nil // no profile bounds it
+		return true, nil // no profile limits it
 	}
 	return false, nil
 }
@@ -371,8 +371,7 @@ func (p *profile) decide(method, host, file string) (bool, *Rule) {
 	return p.Default == allow, nil
 }
 
-// AddProfile makes a gateway profile that lets everything pass, as somebody else
-// does.
+// AddProfile makes a gateway profile that allows everything, as another client.
 func (s *Server) AddProfile(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

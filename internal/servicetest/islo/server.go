@@ -1,7 +1,7 @@
-// Package islo is a fake of the service islo: its control and its compute plane,
-// with the states and codes that are known of them. Its sandboxes are those of a
-// provider of Atoll. The official SDK for Python works with it, and so does
-// Atoll's driver.
+// Package islo is a fake of the service islo: its control and compute APIs,
+// with their known states and codes. Its sandboxes are sandboxes of an Atoll
+// provider. The official SDK for Python works with it, and so does Atoll's
+// driver.
 //
 // What is known of the service comes from its SDK and its documents. Where they
 // say nothing, the fake does what is hardest for a client.
@@ -56,7 +56,7 @@ type token struct {
 	ends   time.Time
 }
 
-// New returns a service whose sandboxes are those of a provider.
+// New returns a service. Its sandboxes are sandboxes of a provider.
 func New(backing driver.Provider) *Server {
 	s := &Server{backing: backing, life: 10 * time.Minute, keys: map[string]string{Key: Tenant}, tokens: map[string]token{}, mux: http.NewServeMux()}
 	s.mux.HandleFunc("POST /auth/token", s.exchange)
@@ -90,14 +90,14 @@ func (s *Server) Expire() {
 	}
 }
 
-// AddKey has the service take another key, of a tenant of its own.
+// AddKey adds a key for another tenant.
 func (s *Server) AddKey(key, tenant string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keys[key] = tenant
 }
 
-// RemoveKey has the service take a key no more, nor any token.
+// RemoveKey revokes a key and its tokens.
 func (s *Server) RemoveKey(key string) {
 	s.mu.Lock()
 	delete(s.keys, key)
@@ -105,7 +105,7 @@ func (s *Server) RemoveKey(key string) {
 	s.Expire()
 }
 
-// Close destroys all sandboxes and waits for what goes on.
+// Close destroys all sandboxes and waits for running work.
 func (s *Server) Close(ctx context.Context) error {
 	var errs []error
 	for _, b := range s.all() {
@@ -157,7 +157,7 @@ func (s *Server) tenant(r *http.Request) (string, error) {
 	return t.tenant, nil
 }
 
-// failure is an error as the service tells it.
+// failure is an error in the service's format.
 type failure struct {
 	status        int
 	code, message string
@@ -173,7 +173,7 @@ func invalid(format string, args ...any) error {
 	return fail(http.StatusBadRequest, "VALIDATION_ERROR", format, args...)
 }
 
-// explain makes a failure of any error: what is missing is a file.
+// explain converts any error to a failure. CodeNotFound means a missing file.
 func explain(err error) *failure {
 	var f *failure
 	if errors.As(err, &f) {

@@ -24,7 +24,7 @@ func wrongState(f facts) error {
 	return fail(http.StatusConflict, "SANDBOX_INVALID_STATE", "sandbox is %s", f.Status)
 }
 
-// move changes the status if it is one of some, and says whether it was.
+// move changes the status if it is one of several, and reports whether it was.
 func (s *Server) move(b *box, to string, from ...string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -93,7 +93,7 @@ type creation struct {
 	Preview    string            `json:"preview_access"`
 }
 
-// The bounds of the service, in seconds.
+// The limits of the service, in seconds.
 const (
 	maxTimeout    = 604800
 	maxAutoDelete = 30 * 24 * 3600
@@ -117,7 +117,7 @@ func (c *creation) check() error {
 	return nil
 }
 
-// create makes a sandbox, which is active when it is answered.
+// create makes a sandbox. It is active when the response is sent.
 func (s *Server) create(r *http.Request, team string) (int, any, error) {
 	var c creation
 	if err := read(r, &c); err != nil {
@@ -136,7 +136,7 @@ func (s *Server) create(r *http.Request, team string) (int, any, error) {
 	if err := s.bindAll(b, c.Secrets); err != nil {
 		return 0, nil, err
 	}
-	// The service goes on when its client has given up.
+	// The service continues when its client has given up.
 	if err := s.boot(context.WithoutCancel(r.Context()), b, &c); err != nil {
 		return 0, nil, err
 	}
@@ -249,7 +249,7 @@ func (s *Server) Rotate(id string) {
 	}
 }
 
-// list lists the sandboxes of a team, those of some metadata and status.
+// list lists the sandboxes of a team, filtered by metadata and status.
 func (s *Server) list(r *http.Request, team string) (int, any, error) {
 	q := r.URL.Query()
 	all := []facts{}

@@ -31,7 +31,7 @@ const (
 	maxOutput = 1 << 20
 	// maxFrame is the largest WebSocket message that the service takes.
 	maxFrame = 64 << 10
-	// timedOut is the exit status of a command whose time was over.
+	// timedOut is the exit status of a command after its timeout.
 	timedOut = 124
 )
 
@@ -116,7 +116,7 @@ func (s *Server) command(b *box, r run, stdin bool) sandbox.Command {
 	return sandbox.Command{Args: args, Env: env, Dir: r.Dir, Stdin: stdin, Timeout: time.Duration(r.Timeout) * time.Second}
 }
 
-// status is the exit status as the service tells it.
+// status is the exit status in the service's format.
 func status(x sandbox.Exit) int {
 	if x.Reason == sandbox.ReasonTimeout {
 		return timedOut
@@ -143,7 +143,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, b *box) {
 	})
 }
 
-// execStream sends events, which are text.
+// execStream sends output as text events.
 func (s *Server) execStream(w http.ResponseWriter, r *http.Request, b *box) {
 	var what run
 	if err := json.NewDecoder(r.Body).Decode(&what); err != nil || what.Command == "" {
@@ -205,8 +205,8 @@ func (s *Server) execConnect(w http.ResponseWriter, r *http.Request, b *box) {
 		_ = ws.Close(websocket.StatusPolicyViolation, "start frame expected")
 		return
 	}
-	// It is a process of the machine like any other: it is in snapshots, and goes
-	// on in what is made of them.
+	// It is an ordinary process of the machine: snapshots contain it, and it
+	// continues in their copies.
 	cmd := s.command(b, what, true)
 	cmd.Background = true
 	p, err := b.in.Exec(ctx, &cmd)
@@ -214,8 +214,8 @@ func (s *Server) execConnect(w http.ResponseWriter, r *http.Request, b *box) {
 		_ = wsEvent(ctx, ws, map[string]any{"finished": true, "error": err.Error()})
 		return
 	}
-	// A client that hangs up, or whose sandbox is paused, ends the command: when
-	// it goes on, and not what has left its group.
+	// If the client disconnects or the sandbox is paused, the command ends when
+	// the sandbox continues, but not processes that have left its group.
 	defer s.work.Go(func() {
 		_ = p.Signal(context.WithoutCancel(ctx), int(unix.SIGTERM)) // it may have ended
 		_ = p.Close()
@@ -281,7 +281,7 @@ func (c *session) receive(ctx context.Context, end context.CancelFunc) {
 	}
 }
 
-// fileFailure answers as the data plane does: what is missing is a file.
+// fileFailure answers like the data API. CodeNotFound means a missing file.
 func fileFailure(w http.ResponseWriter, err error) {
 	status := http.StatusInternalServerError
 	switch sandbox.CodeOf(err) {

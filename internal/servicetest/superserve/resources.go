@@ -268,7 +268,7 @@ func (s *Server) rotatePort(r *http.Request, b *box) (int, any, error) {
 	return s.portToken(r, b)
 }
 
-// preview serves a port of a sandbox at a name of its own.
+// preview serves a port of a sandbox at its own name.
 func (s *Server) preview(w http.ResponseWriter, r *http.Request, port, id string) {
 	n, _ := strconv.Atoi(port)
 	s.mu.Lock()

@@ -1,7 +1,7 @@
-// Package superserve is a fake of the service Superserve: both of its planes,
-// with the states, codes and races that are known of them. Its sandboxes are
-// those of a provider of Atoll. The official SDK for Python works with it, and
-// so does Atoll's driver.
+// Package superserve is a fake of the service Superserve: both of its APIs,
+// with their known states, codes and races. Its sandboxes are sandboxes of an
+// Atoll provider. The official SDK for Python works with it, and so does
+// Atoll's driver.
 //
 // What is known of the service comes from its SDK and its documents. Where they
 // say nothing, the fake does what is hardest for a client.
@@ -53,7 +53,7 @@ type Server struct {
 	serial    int
 }
 
-// New returns a service whose sandboxes are those of a provider.
+// New returns a service. Its sandboxes are sandboxes of a provider.
 func New(backing driver.Provider) *Server {
 	s := &Server{
 		backing: backing, keys: map[string]string{Key: Team}, boxes: map[string]*box{}, snapshots: map[string]*snapshot{},
@@ -72,21 +72,21 @@ func (s *Server) Transitions(d time.Duration) {
 	s.takes = d
 }
 
-// AddKey has the service take another key, of a team of its own.
+// AddKey adds a key for another team.
 func (s *Server) AddKey(key, team string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keys[key] = team
 }
 
-// RemoveKey has the service take a key no more.
+// RemoveKey revokes a key.
 func (s *Server) RemoveKey(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.keys, key)
 }
 
-// Close destroys all sandboxes and waits for what goes on.
+// Close destroys all sandboxes and waits for running work.
 func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
 	all := make([]*box, 0, len(s.boxes))
@@ -124,7 +124,7 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// failure is an error as the service tells it.
+// failure is an error in the service's format.
 type failure struct {
 	status        int
 	code, message string

@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 )
 
-// move changes the status if it is one of some, and says whether it was.
+// move changes the status if it is one of several, and reports whether it was.
 func (s *Server) move(b *box, to string, from ...string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,7 +61,7 @@ func (s *Server) pause(ctx context.Context, b *box) error {
 	return nil
 }
 
-// wake has a paused sandbox go on.
+// wake continues a paused sandbox.
 func (s *Server) wake(ctx context.Context, b *box) error {
 	b.timer.Set(0, nil)
 	s.transition()
@@ -126,7 +126,7 @@ func (s *Server) pauseCall(r *http.Request, b *box) (int, any, error) {
 	return http.StatusAccepted, map[string]string{"status": Pausing}, nil
 }
 
-// resume has a sandbox go on that is paused, and refuses any other.
+// resume continues a paused sandbox, and refuses any other.
 func (s *Server) resume(r *http.Request, b *box) (int, any, error) {
 	if status := s.shown(b).Status; status != Paused || !s.move(b, Resuming, Paused) {
 		return 0, nil, conflict("conflict", "sandbox is "+status)
@@ -147,7 +147,7 @@ func (s *Server) tokens(b *box) (int, any, error) {
 	return http.StatusOK, withToken{b.facts, b.token, b.hint}, nil
 }
 
-// activate gives out a new token, and has a paused sandbox go on before.
+// activate continues a paused sandbox and issues a new token.
 func (s *Server) activate(r *http.Request, b *box) (int, any, error) {
 	switch status := s.shown(b).Status; status {
 	case Active:
@@ -176,7 +176,7 @@ func (s *Server) deleteCall(r *http.Request, b *box) (int, any, error) {
 	return http.StatusNoContent, nil, s.remove(context.WithoutCancel(r.Context()), b)
 }
 
-// patch changes what is given. Null ends a time.
+// patch changes the given settings. Null removes a deadline.
 func (s *Server) patch(r *http.Request, b *box) (int, any, error) {
 	fields := map[string]json.RawMessage{}
 	if err := json.NewDecoder(r.Body).Decode(&fields); err != nil {

@@ -98,7 +98,7 @@ func Run(o Options) Result {
 	}
 	steps := w.schedule()
 	if w.fault == "" {
-		w.settle()
+		w.quiesce()
 	}
 	return Result{Steps: steps, Violation: w.fault, Log: w.log}
 }
@@ -325,9 +325,9 @@ func (w *world) manager(a *actor) *session.Manager {
 	})
 }
 
-// settle lets time pass without actors or faults, and checks that only what the
+// quiesce lets time pass without actors or faults, and checks that only what the
 // lease knows is left.
-func (w *world) settle() {
+func (w *world) quiesce() {
 	w.opts.Faults, w.opts.Crashes, w.opts.Losses, w.opts.Lifetime = 0, 0, 0, 0
 	w.lease.Holders = nil
 	for range 4 {

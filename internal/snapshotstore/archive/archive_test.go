@@ -32,8 +32,8 @@ func wantCode(t *testing.T, what string, err error, code sandbox.Code) {
 	}
 }
 
-// snapshot writes what one may look like: pages, of which some differ from
-// snapshot to snapshot, and files.
+// snapshot writes files like a real snapshot's: pages, of which some differ
+// between snapshots, and files.
 func snapshot(t testing.TB, seed, pages int) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -112,8 +112,8 @@ func TestSaveLoadSweep(t *testing.T) {
 					}
 					places = append(places, at)
 				}
-				// Where an encrypted one is cut depends on its key, which is
-				// another each time: it may share less.
+				// The cut points of an encrypted one depend on its key, which differs each
+				// time, so it may share less.
 				most := places[0].Stored / 3
 				if set.Encrypted {
 					most = places[0].Stored * 9 / 10
@@ -231,8 +231,8 @@ func TestNothingIsBelieved(t *testing.T) {
 	}
 }
 
-// Whatever becomes of the blobs of a snapshot, it comes back as it was or not
-// at all: what is damaged is found before anything starts from it.
+// With any damage to the blobs of a snapshot, it is restored exactly or not at
+// all: damage is found before a sandbox starts from it.
 func TestDamagedBlobs(t *testing.T) {
 	damages := map[string]func([]byte) []byte{
 		"removed":       nil,
@@ -326,8 +326,8 @@ func move(t *testing.T, blobs blob.Store, from, to string) {
 	}
 }
 
-// What a snapshot costs, as multiples of copying the same bytes in the same
-// directory and waiting for the disk.
+// The cost of a snapshot, in multiples of copying and syncing the same bytes in
+// the same directory.
 func BenchmarkArchive(b *testing.B) {
 	const pages = 64 << 10 // 256 MiB
 	blobs, err := blob.OpenDir(b.TempDir())

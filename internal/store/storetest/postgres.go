@@ -65,8 +65,8 @@ func Disconnect(t testing.TB, address string) {
 	command(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '"+database(t, address)+"'")
 }
 
-// Refuse ends every session of the database at address and lets no new one
-// begin, until restore is called.
+// Refuse ends every session of the database at address and refuses new ones,
+// until restore is called.
 func Refuse(t testing.TB, address string) (restore func()) {
 	t.Helper()
 	name := database(t, address)
@@ -165,9 +165,9 @@ func (c *cluster) launch() (err error) {
 	return c.await()
 }
 
-// run starts the server and ends it when quit is closed. It keeps its thread,
-// because the server gets a signal when the thread that started it ends: so it
-// dies with the test binary, however that dies.
+// run starts the server and ends it when quit is closed. It locks its thread,
+// because the server gets a signal when the thread that started it ends. So the
+// server always ends with the test binary.
 func (c *cluster) run(cmd *exec.Cmd, started chan<- error) {
 	runtime.LockOSThread()
 	defer close(c.done)
@@ -188,7 +188,7 @@ func (c *cluster) run(cmd *exec.Cmd, started chan<- error) {
 	close(ended)
 }
 
-// await returns when the server takes connections.
+// await returns when the server accepts connections.
 func (c *cluster) await() error {
 	deadline := time.Now().Add(30 * time.Second)
 	for {
@@ -238,8 +238,8 @@ func major(path string) int {
 	return n
 }
 
-// unprivileged gives dir to the user postgres when root runs the tests, whom
-// the server refuses to serve.
+// unprivileged makes the user postgres the owner of dir if root runs the tests,
+// because the server refuses to run as root.
 func unprivileged(dir string) (*syscall.SysProcAttr, error) {
 	attr := &syscall.SysProcAttr{Pdeathsig: syscall.SIGQUIT}
 	if os.Getuid() != 0 {

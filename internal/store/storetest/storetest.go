@@ -1,7 +1,7 @@
-// Package storetest lends stores to tests: SQLite files, and databases of a
+// Package storetest provides stores for tests: SQLite files, and databases of a
 // real PostgreSQL server that it starts for the test binary and removes with
-// it. A machine without PostgreSQL fails the test and says what to install:
-// tests that pass because they did not run prove nothing.
+// it. Without PostgreSQL, the test fails and says what to install, because a
+// skipped test proves nothing.
 package storetest
 
 import (
@@ -11,16 +11,16 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 )
 
-// Each runs f as one subtest per kind of database. f may call open again to
-// get another Store of the same database, as another daemon would. Everything
-// is closed and removed with the subtest.
+// Each runs f as a subtest for each kind of database. f may call open again to
+// get another Store of the same database, like another daemon. Everything is
+// closed and removed with the subtest.
 func Each(t *testing.T, f func(t *testing.T, open func(store.Options) *store.Store)) {
 	t.Helper()
 	t.Run("sqlite", func(t *testing.T) { f(t, opener(t, "sqlite:"+t.TempDir()+"/atoll.db")) })
 	t.Run("postgres", func(t *testing.T) { f(t, opener(t, Postgres(t))) })
 }
 
-// SQLite opens a new SQLite store, for tests of what does not depend on the
+// SQLite opens a new SQLite store, for tests that do not depend on the kind of
 // database.
 func SQLite(t testing.TB, opts store.Options) *store.Store {
 	t.Helper()

@@ -75,7 +75,7 @@ func TestLife(t *testing.T) {
 	}
 	write(t, tree, "f", "two, and nobody persists it")
 
-	// Another machine goes on from what was persisted.
+	// Another machine continues from the persisted version.
 	there, _ := machine(t, blobs, key)
 	w2 := must(there.Open(ctx, "ws-1", true))(t)
 	tree2 := must(there.Checkout(ctx, w2))(t)

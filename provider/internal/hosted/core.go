@@ -23,15 +23,15 @@ type Box struct {
 	ID      string // the service's ID
 	Sandbox sandbox.ID
 	Status  string        // in the service's words
-	State   sandbox.State // what the status means; Lost: nobody knows
+	State   sandbox.State // what the status means; Lost: unknown
 	Created time.Time
 	Labels  map[string]string // nil: the service keeps none
-	// Scope is the directory that the sandbox belongs to, if the service can be
-	// told of another one. Empty: the one that has a record of it.
+	// Scope names the directory that owns the sandbox, if the service stores it.
+	// Empty: the directory with a record of it.
 	Scope string
 }
 
-// ErrNone is the service's own word that there is no such sandbox.
+// ErrNone means that the service itself reports that the sandbox does not exist.
 var ErrNone = errors.New("the service has no such sandbox")
 
 // Service is a driver's access to its service. The methods may be called
@@ -90,7 +90,7 @@ type Core struct {
 	// Claimer.
 	Enter func(id sandbox.ID, box string) (Inside, error)
 
-	Work  sync.WaitGroup  // what goes on after its caller gave up
+	Work  sync.WaitGroup  // continues after callers gave up
 	Open  context.Context // ends with Close
 	Conns sync.WaitGroup  // connections, which end when Open is canceled
 
@@ -98,9 +98,8 @@ type Core struct {
 	close  context.CancelFunc
 }
 
-// Start opens a core whose fields are set. It makes no network call, but
-// forgets old records of sandboxes that have ended. executable is the guest if
-// none is embedded.
+// Start opens a core with its fields set. It makes no network call. It removes
+// old records of ended sandboxes. executable is the guest if none is embedded.
 func (c *Core) Start(executable string) error {
 	c.Open, c.close = context.WithCancel(context.Background())
 	c.Kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, executable) }

@@ -12,8 +12,8 @@ import (
 const again = 10 * time.Second
 
 // Expiry ends sandboxes for a service without lifetimes. Every process that has
-// the Boxes open ends the sandboxes whose lifetimes are over. The record stays
-// and has the reason. Its methods may be called concurrently.
+// the Boxes open ends sandboxes at their deadlines. The record stays and
+// contains the reason. Its methods may be called concurrently.
 type Expiry struct {
 	Boxes Boxes
 	// Erase ends a sandbox. It succeeds if the sandbox is gone.

@@ -33,7 +33,7 @@ type Record struct {
 	// Scope is the scope of the directory that created the sandbox, if that was
 	// another one and the service still reports it.
 	Scope string `json:"scope,omitempty"`
-	Turn  int    `json:"turn,omitempty"`  // that of our mark: see Mark
+	Turn  int    `json:"turn,omitempty"`  // of our mark; see Mark
 	Given bool   `json:"given,omitempty"` // another directory has adopted it
 }
 
@@ -77,8 +77,9 @@ func (b Boxes) Of(id sandbox.ID, box string) Record {
 	return Record{}
 }
 
-// Cause says how a sandbox ended whose service does not: by its lifetime if that
-// was over and nobody here ended it.
+// Cause returns how a sandbox ended, for services that do not report it. If its
+// lifetime was over and this installation did not end it, the lifetime is the
+// cause.
 func (b Boxes) Cause(id sandbox.ID, box string, ends time.Time) sandbox.Exit {
 	r := b.Of(id, box)
 	if r.Box == "" || r.Doomed || ends.IsZero() || time.Now().Before(ends.Add(-guestkit.Slack)) {

@@ -19,8 +19,8 @@ type Inside interface {
 	Run(ctx context.Context, script string) (string, error)
 }
 
-// Instance is a sandbox of a service, with a guest in it that does what is done
-// inside. A driver embeds it. Its methods may be called concurrently.
+// Instance is a sandbox of a service. A guest inside runs commands and accesses
+// files. A driver embeds it. Its methods may be called concurrently.
 type Instance struct {
 	*guestkit.Instance
 	core   *Core
@@ -91,7 +91,7 @@ func (in *Instance) Destroy(ctx context.Context) error {
 func (c *Core) mayEnd(ctx context.Context, id sandbox.ID, box string, in Inside) error {
 	_, records := c.Service.(Claimer)
 	if !records && (c.Enter == nil || c.Service.Credential().Key == "") {
-		return nil // nobody can adopt it
+		return nil // it cannot be adopted
 	}
 	b, err := c.Service.Get(ctx, id, box)
 	if errors.Is(err, ErrNone) {

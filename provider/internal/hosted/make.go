@@ -63,7 +63,7 @@ func Make[I Made](ctx context.Context, c *Core, m *Making[I]) (driver.Instance, 
 	}
 	in, err := records.Finish(ctx, &c.Work, func() (I, error) {
 		defer l.Unlock()
-		return settle(ctx, c, l, m)
+		return finalize(ctx, c, l, m)
 	})
 	if err != nil {
 		return nil, err
@@ -82,12 +82,12 @@ func (c *Core) vacant(ctx context.Context, l *Locked, id sandbox.ID) error {
 	case err == nil && r.Box == "" && !r.Asked.IsZero():
 		return c.Erase(ctx, id, b.ID)
 	case err == nil:
-		return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: c.Name + ".create", Subject: string(id), Message: "there is a sandbox with this ID"}
+		return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: c.Name + ".create", Subject: string(id), Message: "a sandbox with this ID already exists"}
 	}
 	return err
 }
 
-func settle[I Made](ctx context.Context, c *Core, l *Locked, m *Making[I]) (in I, err error) {
+func finalize[I Made](ctx context.Context, c *Core, l *Locked, m *Making[I]) (in I, err error) {
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
 	defer cancel()
 	id, r := m.Spec.ID, Record{Asked: time.Now(), Network: m.Network, More: m.More, Labels: m.Spec.Labels}

@@ -70,8 +70,8 @@ type Service interface {
 	Close(ctx context.Context) error
 }
 
-// Serve serves a fake, whose sandboxes belong to backing, until the test ends.
-// It returns its address.
+// Serve serves a fake until the test ends. Its sandboxes run on backing. It
+// returns its address.
 func Serve(t *testing.T, backing driver.Provider, s Service) string {
 	t.Helper()
 	server := httptest.NewServer(s)

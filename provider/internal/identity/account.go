@@ -20,8 +20,8 @@ var (
 	known = map[[sha256.Size]byte]string{}
 )
 
-// Local identifies an account at an address within one directory, whose name is
-// scope, by a secret or by the secret's source.
+// Local identifies an account at an address within the directory named scope,
+// by a secret or by the secret's source.
 func Local(address *url.URL, scope, account string) string {
 	base := strings.TrimSuffix(address.String(), "/")
 	mac := hmac.New(sha256.New, []byte(scope))

@@ -37,13 +37,13 @@ type Client struct {
 	Hidden func() []string
 	// Secrets are replaced in errors, because a service may repeat them.
 	Secrets []string
-	// Words reads an error as the service tells it. ok says that it is the
-	// service's own, and not that of something on the way to it.
+	// Words parses an error of the service. ok means that the error is from the
+	// service itself, not from a proxy.
 	Words func(body []byte) (code, message string, ok bool)
 }
 
-// NewHTTP returns a client that does not follow redirections, which would carry
-// credentials to whoever they name. Nil: a transport of its own.
+// NewHTTP returns a client that does not follow redirections, because they
+// would send credentials to another host. Nil: a new transport.
 func NewHTTP(transport http.RoundTripper) *http.Client {
 	if transport == nil {
 		t := http.DefaultTransport.(*http.Transport).Clone()
@@ -92,9 +92,9 @@ const (
 	maxMessage = 300
 )
 
-// Call makes a request and reads the answer into out, unless that is nil. GET,
-// DELETE and PATCH are repeated after the service failed, and every request is
-// that was refused for the number of them.
+// Call makes a request and reads the answer into out, unless that is nil. It
+// repeats GET, DELETE and PATCH after a failure of the service, and every
+// request that is rate-limited.
 func (c *Client) Call(ctx context.Context, method, path string, in, out any) error {
 	var body []byte
 	if in != nil {

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel, to_pascal
 
 HIDDEN = {"NewSecret": {"value", "value_base64"}, "SecretValue": {"value", "value_base64"}, "PortToken": {"token"}, "Key": {"token"}}
-"""Fields of which a representation shows nothing."""
+"""Fields that repr() does not show."""
 
 
 class Model(BaseModel):

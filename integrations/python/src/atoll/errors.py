@@ -136,7 +136,7 @@ def from_problem(problem: Any, headers: Mapping[str, str] | None = None) -> Atol
     code, hint, request = problem["code"], problem.get("hint", ""), problem.get("request", "")
     subject, message = problem.get("subject", ""), problem.get("detail") or problem.get("message") or problem.get("title", "")
     if request and not hint:
-        hint = f"the daemon's log tells more, under the request {request}"
+        hint = f"see the daemon's log for request {request}"
     if faults := problem.get("faults"):
         subject, message = faults[0]["field"], faults[0]["message"]
     after = (headers or {}).get("retry-after", "")

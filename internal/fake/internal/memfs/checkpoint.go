@@ -6,9 +6,9 @@ import (
 )
 
 // Checkpoint remembers the names and attributes at and below path, or below the
-// nearest directory above it if it does not exist. Restore brings them back,
-// whatever was made, replaced or removed there since. Contents of files are
-// left alone.
+// nearest directory above it if it does not exist. Restore restores them, and
+// undoes everything that was created, replaced or removed since. It does not
+// change contents of files.
 func (f *FS) Checkpoint(p string) (restore func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

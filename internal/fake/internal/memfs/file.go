@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// chunk is the unit in which file contents are kept; what was never written
-// is not kept at all and reads as zeros.
+// chunk is the unit of stored file contents. Unwritten chunks are not stored
+// and read as zeros.
 const chunk = 64 << 10
 
 // content is the sparse content of a file.
@@ -75,8 +75,8 @@ type Handle struct {
 	writable bool
 }
 
-// Open opens a file with the flags of package os. A directory, a fifo and a
-// device open too; see Info for what it is.
+// Open opens a file with the flags of package os. Directories, fifos and
+// devices can be opened too; see Info.
 func (f *FS) Open(path string, flags int, mode uint32) (*Handle, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

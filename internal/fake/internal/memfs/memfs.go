@@ -100,8 +100,8 @@ func fail(op, path string, errno syscall.Errno) error {
 	return &fs.PathError{Op: op, Path: path, Err: errno}
 }
 
-// place is where a path leads: a directory, a name in it, and the node with
-// that name, nil if there is none.
+// place is a resolved path: a directory, a name in it, and the node with that
+// name; nil if there is none.
 type place struct {
 	dir  *Node
 	name string
@@ -358,8 +358,8 @@ func (f *FS) removeTree(at place) {
 	f.detach(at)
 }
 
-// Rename moves a file. What is there already is replaced, if it may be; with
-// keep set it is EEXIST instead.
+// Rename moves a file. It replaces an existing file if that is allowed; with
+// keep, the error is EEXIST instead.
 func (f *FS) Rename(old, path string, keep bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -416,7 +416,7 @@ func (f *FS) Chmod(path string, mode uint32) error {
 	return f.change("chmod", path, true, func(n *Node) { n.mode = mode & 0o7777 })
 }
 
-// Chown sets the owner. A link itself is changed, not what it leads to.
+// Chown sets the owner. It changes a link itself, not its target.
 func (f *FS) Chown(path string, uid, gid uint32) error {
 	return f.change("chown", path, false, func(n *Node) { n.uid, n.gid = uid, gid })
 }

@@ -129,7 +129,7 @@ func sound(t *testing.T, f *FS) {
 	}
 }
 
-// FuzzOperations: whatever is done, the tree stays a tree.
+// FuzzOperations: after any operations, the tree is still a tree.
 func FuzzOperations(f *testing.F) {
 	f.Add([]byte("\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a"))
 	f.Add([]byte("mkdir rename link symlink"))

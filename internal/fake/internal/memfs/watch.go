@@ -8,7 +8,7 @@ import (
 // Op is what happened to a node.
 type Op byte
 
-// What can happen to a node.
+// The changes of a node.
 const (
 	Create Op = iota
 	Write
@@ -107,7 +107,7 @@ func (w *Watch) add(e Event) {
 	w.wake()
 }
 
-// notify tells the watches what happened to a node under its last name.
+// notify reports a change of a node to the watches, with the node's last name.
 func (f *FS) notify(op Op, n *Node) {
 	f.notifyAt(op, n.parent, n.name, n)
 }

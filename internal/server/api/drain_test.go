@@ -26,7 +26,7 @@ func (h heldBack) Throttled() (now bool, changes int64) {
 
 // Output that a quota has delayed until this moment must still arrive, although
 // the timer that ends the wait has seen no output for a long time.
-func TestSettleAwaitsWhatWasHeldBack(t *testing.T) {
+func TestDrainAwaitsWhatWasHeldBack(t *testing.T) {
 	for _, pause := range []time.Duration{linger / 2, linger - 1, linger, linger + 1, 3*linger - 1, 3 * linger} {
 		synctest.Test(t, func(t *testing.T) {
 			until, copied := make(chan struct{}), make(chan struct{}, 2)
@@ -39,7 +39,7 @@ func TestSettleAwaitsWhatWasHeldBack(t *testing.T) {
 				copied <- struct{}{}
 				copied <- struct{}{}
 			}()
-			if err := settle(t.Context(), heldBack{until: until}, copied, nil, nil); err != nil {
+			if err := drain(t.Context(), heldBack{until: until}, copied, nil, nil); err != nil {
 				t.Fatal(err)
 			}
 			if !came {
@@ -50,13 +50,13 @@ func TestSettleAwaitsWhatWasHeldBack(t *testing.T) {
 	}
 }
 
-// settle does not wait long for a stream that stays open if no quota delays it.
-func TestSettleGivesUp(t *testing.T) {
+// drain does not wait long for a stream that stays open if no quota delays it.
+func TestDrainGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		until := make(chan struct{})
 		close(until)
 		began := time.Now()
-		if err := settle(t.Context(), heldBack{until: until}, make(chan struct{}), nil, nil); err != nil {
+		if err := drain(t.Context(), heldBack{until: until}, make(chan struct{}), nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		if took := time.Since(began); took != linger {

@@ -6,17 +6,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Ceiling is a profile that limits another profile. A request must be allowed
-// by the sandbox's own rules and by every ceiling. A ceiling adds no
+// EgressLimit is a profile that limits another profile. A request must be allowed
+// by the sandbox's own rules and by every limit. A limit adds no
 // credentials and counts nothing.
-type Ceiling struct {
-	Name    string          `json:"name"` // of the policy that the ceiling belongs to
+type EgressLimit struct {
+	Name    string          `json:"name"` // of the policy that the limit belongs to
 	Profile sandbox.Profile `json:"profile"`
 }
 
-// CheckCeiling reports what is wrong with a ceiling. Rules that add or count
+// CheckEgressLimit reports what is wrong with a limit. Rules that add or count
 // something are refused: they belong into a profile.
-func CheckCeiling(c Ceiling) error {
+func CheckEgressLimit(c EgressLimit) error {
 	for i := range c.Profile.Rules {
 		r := &c.Profile.Rules[i]
 		what := ""
@@ -37,12 +37,12 @@ func CheckCeiling(c Ceiling) error {
 	return Check(c.Profile)
 }
 
-// compileCeilings compiles ceilings. Their rules are named after their
+// compileEgressLimits compiles limits. Their rules are named after their
 // policies.
-func compileCeilings(ceilings []Ceiling, operator Operator) ([]*Policy, error) {
+func compileEgressLimits(limits []EgressLimit, operator Operator) ([]*Policy, error) {
 	var out []*Policy
-	for _, c := range ceilings {
-		if err := CheckCeiling(c); err != nil {
+	for _, c := range limits {
+		if err := CheckEgressLimit(c); err != nil {
 			return nil, err
 		}
 		p, err := Compile(c.Profile, Options{Operator: operator})
@@ -55,9 +55,9 @@ func compileCeilings(ceilings []Ceiling, operator Operator) ([]*Policy, error) {
 	return out, nil
 }
 
-// under applies the ceilings to a decision.
-func (p *Policy) under(d Decision, ask func(ceiling *Policy) Decision) Decision {
-	for _, c := range p.ceilings {
+// under applies the limits to a decision.
+func (p *Policy) under(d Decision, ask func(limit *Policy) Decision) Decision {
+	for _, c := range p.limits {
 		if !d.Allow {
 			return d
 		}
@@ -72,7 +72,7 @@ func (p *Policy) under(d Decision, ask func(ceiling *Policy) Decision) Decision 
 	return d
 }
 
-// refusal is the refusal by a ceiling. It has no rule number, since numbers
+// refusal is the refusal by a limit. It has no rule number, since numbers
 // count uses of the sandbox's own rules.
 func (p *Policy) refusal(d Decision) Decision {
 	name := "policy " + p.name
@@ -83,5 +83,5 @@ func (p *Policy) refusal(d Decision) Decision {
 	case d.Reason == ByDefault:
 		d.Detail = fmt.Sprintf("the %s does not allow it, whatever the rules of the sandbox say", name)
 	}
-	return Decision{Reason: AboveCeiling, Rule: name, Detail: d.Message()}
+	return Decision{Reason: AboveEgressLimit, Rule: name, Detail: d.Message()}
 }

@@ -16,10 +16,10 @@ func (f *spanFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.until, "until", "", "only events before this time: an age such as 10m, or a time")
 }
 
-// read returns the two ends of the span; zero is no end.
+// read returns the start and end of the span; zero means open.
 func (f *spanFlags) read() (since, until time.Time, err error) {
-	if since, err = moment("since", f.since); err == nil {
-		until, err = moment("until", f.until)
+	if since, err = parseTime("since", f.since); err == nil {
+		until, err = parseTime("until", f.until)
 	}
 	if err == nil && !since.IsZero() && !until.IsZero() && until.Before(since) {
 		err = badFlag("until", "%q is before %q", visible(f.until), visible(f.since))
@@ -27,11 +27,11 @@ func (f *spanFlags) read() (since, until time.Time, err error) {
 	return since, until, err
 }
 
-// layouts are the forms of a time. One without a zone is that of this machine.
+// layouts are the accepted formats of a time. Without a zone, it is in local time.
 var layouts = []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04", time.DateTime, time.DateOnly}
 
-// moment reads a time, or how long ago it is; nothing is no time.
-func moment(flag, text string) (time.Time, error) {
+// parseTime parses a time or an age. An empty text is the zero time.
+func parseTime(flag, text string) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Hooks are callbacks to the owner of a Plane. They are called concurrently and
+// Hooks are callbacks to the owner of Links. They are called concurrently and
 // must not block for long.
 type Hooks struct {
 	Event func(sandbox.ID, Event)
@@ -26,8 +26,8 @@ type Hooks struct {
 	Own   func(netip.Addr) bool                           // whether an address belongs to this machine; nil: none does
 }
 
-// Plane holds the links of sandboxes. It is safe for concurrent use.
-type Plane struct {
+// Links holds the links of sandboxes. It is safe for concurrent use.
+type Links struct {
 	hooks Hooks
 	total atomic.Int64 // number of connections of all sandboxes
 
@@ -37,18 +37,18 @@ type Plane struct {
 	closed bool
 }
 
-// NewPlane returns a plane that connects to the outside as settings say. The
+// NewLinks returns Links that connect to the outside as settings say. The
 // caller closes it.
-func NewPlane(settings wire.Settings, hooks Hooks) (*Plane, error) {
+func NewLinks(settings wire.Settings, hooks Hooks) (*Links, error) {
 	w, err := newWorld(settings, hooks.Own)
 	if err != nil {
 		return nil, err
 	}
-	return &Plane{hooks: hooks, world: w, boxes: map[sandbox.ID]*box{}}, nil
+	return &Links{hooks: hooks, world: w, boxes: map[sandbox.ID]*box{}}, nil
 }
 
 // Configure changes the settings for new connections.
-func (p *Plane) Configure(settings wire.Settings) error {
+func (p *Links) Configure(settings wire.Settings) error {
 	w, err := newWorld(settings, p.hooks.Own)
 	if err != nil {
 		return err
@@ -64,7 +64,7 @@ func (p *Plane) Configure(settings wire.Settings) error {
 
 // Add starts to serve the link of a sandbox and takes ownership of link. An
 // earlier link of that sandbox is closed.
-func (p *Plane) Add(id sandbox.ID, a wire.Add, link *os.File) error {
+func (p *Links) Add(id sandbox.ID, a wire.Add, link *os.File) error {
 	b, err := p.newBox(id, a, link)
 	if err != nil {
 		link.Close()
@@ -89,7 +89,7 @@ func (p *Plane) Add(id sandbox.ID, a wire.Add, link *os.File) error {
 }
 
 // follow removes a sandbox when its link ends.
-func (p *Plane) follow(b *box) {
+func (p *Links) follow(b *box) {
 	<-b.link.ended
 	p.mu.Lock()
 	mine := p.boxes[b.id] == b
@@ -105,7 +105,7 @@ func (p *Plane) follow(b *box) {
 
 // SetPolicy replaces the policy of a sandbox. Connections that are no longer
 // allowed are cut.
-func (p *Plane) SetPolicy(id sandbox.ID, pol wire.Policy) error {
+func (p *Links) SetPolicy(id sandbox.ID, pol wire.Policy) error {
 	p.mu.Lock()
 	b := p.boxes[id]
 	p.mu.Unlock()
@@ -116,7 +116,7 @@ func (p *Plane) SetPolicy(id sandbox.ID, pol wire.Policy) error {
 }
 
 // Names returns all names of a sandbox that have an address.
-func (p *Plane) Names(id sandbox.ID) map[string]uint16 {
+func (p *Links) Names(id sandbox.ID) map[string]uint16 {
 	p.mu.Lock()
 	b := p.boxes[id]
 	p.mu.Unlock()
@@ -127,7 +127,7 @@ func (p *Plane) Names(id sandbox.ID) map[string]uint16 {
 }
 
 // Remove closes the link of a sandbox.
-func (p *Plane) Remove(id sandbox.ID) {
+func (p *Links) Remove(id sandbox.ID) {
 	p.mu.Lock()
 	b := p.boxes[id]
 	delete(p.boxes, id)
@@ -137,9 +137,9 @@ func (p *Plane) Remove(id sandbox.ID) {
 	}
 }
 
-// Held calls each with everything that another plane needs to take over a link,
+// Held calls each with everything that another process needs to take over a link,
 // and stops at the first error.
-func (p *Plane) Held(each func(sandbox.ID, wire.Add, *os.File) error) error {
+func (p *Links) Held(each func(sandbox.ID, wire.Add, *os.File) error) error {
 	p.mu.Lock()
 	boxes := maps.Clone(p.boxes)
 	p.mu.Unlock()
@@ -152,14 +152,14 @@ func (p *Plane) Held(each func(sandbox.ID, wire.Add, *os.File) error) error {
 }
 
 // Len returns the number of links.
-func (p *Plane) Len() int {
+func (p *Links) Len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.boxes)
 }
 
 // Close ends all links.
-func (p *Plane) Close() {
+func (p *Links) Close() {
 	p.mu.Lock()
 	boxes := p.boxes
 	p.boxes, p.closed = nil, true

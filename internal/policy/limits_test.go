@@ -9,9 +9,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// With ceilings, exactly those requests are allowed that the profile and each
-// ceiling allow, in any order.
-func TestUnderCeilings(t *testing.T) {
+// With limits, exactly those requests are allowed that the profile and each
+// limit allow, in any order.
+func TestUnderEgressLimits(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 5))
 	denied := 0
 	for range 600 {
@@ -25,14 +25,14 @@ func TestUnderCeilings(t *testing.T) {
 			profiles = append(profiles, p)
 		}
 		alone := make([]*Policy, len(profiles))
-		var ceilings []Ceiling
+		var limits []EgressLimit
 		for i, p := range profiles {
 			alone[i] = compile(t, p, Options{})
 			if i > 0 {
-				ceilings = append(ceilings, Ceiling{Name: fmt.Sprintf("c%d", i), Profile: p})
+				limits = append(limits, EgressLimit{Name: fmt.Sprintf("c%d", i), Profile: p})
 			}
 		}
-		both := compile(t, profiles[0], Options{Ceilings: ceilings})
+		both := compile(t, profiles[0], Options{EgressLimits: limits})
 		for range 20 {
 			f := flow(pick(r, someNames), pick(r, someAddrs), pick(r, somePorts))
 			if f.Name == "" && !f.Addr.IsValid() {
@@ -45,7 +45,7 @@ func TestUnderCeilings(t *testing.T) {
 		}
 	}
 	if denied < 100 {
-		t.Errorf("a ceiling decided only %d times", denied)
+		t.Errorf("a limit decided only %d times", denied)
 	}
 }
 
@@ -76,7 +76,7 @@ func compareUnder(t *testing.T, both *Policy, alone []*Policy, f Flow, r *rand.R
 	if d.Allow != requests {
 		t.Errorf("%+v %+v: %+v, want %v", f, req, d, requests)
 	}
-	if d.Reason == AboveCeiling {
+	if d.Reason == AboveEgressLimit {
 		denied++
 		if d.Number != 0 || !strings.HasPrefix(d.Rule, "policy c") || d.Detail == "" || len(d.Inject)+len(d.Swaps) != 0 || d.Path != "" {
 			t.Errorf("a refusal says %+v", d)
@@ -85,12 +85,12 @@ func compareUnder(t *testing.T, both *Policy, alone []*Policy, f Flow, r *rand.R
 	return denied
 }
 
-// A refusal by a ceiling names the ceiling. Rules that make no sense in a
-// ceiling are refused.
-func TestCeiling(t *testing.T) {
+// A refusal by a limit names the limit. Rules that make no sense in a
+// limit are refused.
+func TestEgressLimit(t *testing.T) {
 	deny := sandbox.Rule{Name: "no admin", Action: sandbox.Deny, Hosts: []string{"api.example.com"}, Paths: []string{"/admin/**"}}
 	own := sandbox.Profile{Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"api.example.com", "evil.example"}, Inject: []sandbox.Injection{{Secret: "s", Mode: sandbox.InjectBearer}}}}}
-	p := compile(t, own, Options{Ceilings: []Ceiling{{Name: "agents", Profile: sandbox.Profile{Rules: []sandbox.Rule{deny, allow("api.example.com")}}}}})
+	p := compile(t, own, Options{EgressLimits: []EgressLimit{{Name: "agents", Profile: sandbox.Profile{Rules: []sandbox.Rule{deny, allow("api.example.com")}}}}})
 	for target, want := range map[string]string{
 		"https://api.example.com/v1":      "",
 		"https://api.example.com/admin/x": "denied by no admin of the policy agents",
@@ -103,7 +103,7 @@ func TestCeiling(t *testing.T) {
 		}
 	}
 	if p.CanResolve("evil.example") {
-		t.Error("a name resolves that the ceiling does not allow")
+		t.Error("a name resolves although the limit does not allow it")
 	}
 	for name, change := range map[string]func(*sandbox.Rule){
 		"inject":  func(r *sandbox.Rule) { r.Inject = []sandbox.Injection{{Secret: "s", Mode: sandbox.InjectBearer}} },
@@ -114,15 +114,15 @@ func TestCeiling(t *testing.T) {
 	} {
 		r := allow("api.example.com")
 		change(&r)
-		err := CheckCeiling(Ceiling{Profile: sandbox.Profile{Rules: []sandbox.Rule{r}}})
+		err := CheckEgressLimit(EgressLimit{Profile: sandbox.Profile{Rules: []sandbox.Rule{r}}})
 		if sandbox.CodeOf(err) != sandbox.CodeInvalid || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// Profile and ceiling together allow no more than either alone.
-func FuzzCeiling(f *testing.F) {
+// Profile and limit together allow no more than either alone.
+func FuzzEgressLimit(f *testing.F) {
 	f.Add("*.example.com", "/a/**", "api.example.com", "/**", "api.example.com", uint16(443), "/a/b", false, true)
 	f.Add("*", "/", "192.0.2.0/24", "/x", "", uint16(80), "/", true, false)
 	f.Fuzz(func(t *testing.T, host, path, above, abovePath, name string, port uint16, asked string, open, deny bool) {
@@ -139,7 +139,7 @@ func FuzzCeiling(f *testing.F) {
 		if err != nil || err2 != nil {
 			return
 		}
-		both, err := Compile(one, Options{Ceilings: []Ceiling{{Name: "c", Profile: two}}})
+		both, err := Compile(one, Options{EgressLimits: []EgressLimit{{Name: "c", Profile: two}}})
 		if err != nil {
 			t.Fatal(err)
 		}
