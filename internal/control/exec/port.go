@@ -22,8 +22,20 @@ import (
 const maxConns = 256
 
 // DialPort connects to a port of a sandbox, by name or id. Every connection is
-// authorized and recorded. The caller closes it.
+// authorized and recorded. The caller closes it. The sandbox is not idle before
+// that, unless ctx ends.
 func (s *Service) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
+	// The dial context of an http.Transport does not end with its request.
+	ctx, leave := context.WithCancel(ctx)
+	conn, err := s.dialPort(ctx, ref, port, leave)
+	if err != nil {
+		leave()
+	}
+	return conn, err
+}
+
+// dialPort is DialPort. leave is called when the connection is closed.
+func (s *Service) dialPort(ctx context.Context, ref string, port uint16, leave func()) (net.Conn, error) {
 	h, err := s.Open(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -39,7 +51,10 @@ func (s *Service) DialPort(ctx context.Context, ref string, port uint16) (net.Co
 		s.conns.release(h.ID())
 		return nil, err
 	}
-	return &portConn{Conn: conn, done: sync.OnceFunc(func() { s.conns.release(h.ID()) })}, nil
+	return &portConn{Conn: conn, done: sync.OnceFunc(func() {
+		s.conns.release(h.ID())
+		leave()
+	})}, nil
 }
 
 // Preview creates a provider URL for a port of a sandbox.
@@ -85,7 +100,7 @@ func (c *portConn) CloseWrite() error {
 
 // Close ends the connection.
 func (c *portConn) Close() error {
-	c.done()
+	defer c.done()
 	return c.Conn.Close()
 }
 
