@@ -74,6 +74,8 @@ func (m *containerManager) Signal(args *boot.SignalArgs, _ *struct{}) error {
 }
 
 func (m *Metrics) Export(_ *control.MetricsExportOpts, out *control.MetricsExportData) error {
+	m.k.mu.Lock() // each call has a goroutine of its own
+	defer m.k.mu.Unlock()
 	out.Snapshot = prometheus.NewSnapshot()
 	if status := m.k.status(); status != kernel.StatusUnknown {
 		out.Snapshot.Add(prometheus.NewIntData(&prometheus.Metric{Name: kernel.StatusMetric}, int64(status)))
