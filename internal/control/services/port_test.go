@@ -11,26 +11,26 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// dialing is a provider whose sandboxes accept connections to every port.
-type dialing struct{ driver.Provider }
+// reachable is a provider whose sandboxes accept connections to every port.
+type reachable struct{ driver.Provider }
 
-func (p dialing) Unwrap() any { return p.Provider }
+func (p reachable) Unwrap() any { return p.Provider }
 
-func (p dialing) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+func (p reachable) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
 	in, err := p.Provider.Create(ctx, spec)
-	return dialingInstance{in}, err
+	return reachableInstance{in}, err
 }
 
-func (p dialing) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
+func (p reachable) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
 	in, err := p.Provider.Attach(ctx, id)
-	return dialingInstance{in}, err
+	return reachableInstance{in}, err
 }
 
-type dialingInstance struct{ driver.Instance }
+type reachableInstance struct{ driver.Instance }
 
-func (i dialingInstance) Unwrap() any { return i.Instance }
+func (i reachableInstance) Unwrap() any { return i.Instance }
 
-func (i dialingInstance) Dial(context.Context, uint16) (net.Conn, error) {
+func (i reachableInstance) Dial(context.Context, uint16) (net.Conn, error) {
 	near, _ := net.Pipe()
 	return near, nil
 }
@@ -38,7 +38,7 @@ func (i dialingInstance) Dial(context.Context, uint16) (net.Conn, error) {
 // A connection to a port is use for as long as it is open. The proxy for ports
 // dials in a context that never ends.
 func TestPortKeepsAwake(t *testing.T) {
-	onFakeTimeWith(t, func(p driver.Provider) driver.Provider { return dialing{p} }, func(t *testing.T, p *services.Services, ctx context.Context) {
+	onFakeTimeWith(t, func(p driver.Provider) driver.Provider { return reachable{p} }, func(t *testing.T, p *services.Services, ctx context.Context) {
 		create(t, p, ctx, sandbox.Spec{Name: "one", Lifetime: idle(time.Minute, sandbox.IdlePause)})
 		conn, err := p.Exec.DialPort(context.WithoutCancel(ctx), "one", 8000)
 		if err != nil {
