@@ -22,7 +22,8 @@ const (
 	reset  = "\x1b[0m"
 )
 
-// paint colours text if w is a terminal and NO_COLOR is not set (no-color.org).
+// paint colours text if w is a terminal, unless the environment forbids it
+// (no-color.org).
 func (a *App) paint(w io.Writer, color, text string) string {
 	if no, _ := a.LookupEnv("NO_COLOR"); no != "" || color == "" || !isTerminal(w) {
 		return text
