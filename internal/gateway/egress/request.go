@@ -73,6 +73,9 @@ func (s *httpServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer q.done() // also if the response is aborted
+	// Without full duplex, a response that begins before the transport has read
+	// the end of the request's body is broken off.
+	_ = http.NewResponseController(w).EnableFullDuplex()
 	f.proxy.ServeHTTP(final{w}, r.WithContext(context.WithValue(r.Context(), requestKey{}, q)))
 }
 

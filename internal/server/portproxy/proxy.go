@@ -261,6 +261,10 @@ func (p *Proxy) Show(w http.ResponseWriter, r *http.Request, port Port) {
 func (p *Proxy) show(w http.ResponseWriter, r *http.Request, t target, bearer string) {
 	sum := sha256.Sum256([]byte(string(t.id) + "\x00" + bearer))
 	t.pool = strconv.Itoa(int(t.port)) + "." + hex.EncodeToString(sum[:])
+	// Without full duplex, net/http closes the request's body when the response
+	// begins. If the transport has not yet read its end, it breaks off the
+	// response.
+	_ = http.NewResponseController(w).EnableFullDuplex() // every version of HTTP supports it
 	p.reverse.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
 }
 

@@ -30,7 +30,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type boxes struct {
 	ports map[string]net.Addr // "ID PORT" → what listens there
 	dials atomic.Int32
-	cut   chan context.CancelCauseFunc // cancels an authenticated request; nil: not used
+	cut   chan context.CancelCauseFunc      // cancels an authenticated request; nil: not used
+	body  func(io.ReadCloser) io.ReadCloser // wraps the body of a request; nil: not used
 
 	mu    sync.Mutex
 	actor []string // callers of DialPort
@@ -78,6 +79,9 @@ func start(t *testing.T) (*boxes, string) {
 	p := portproxy.New(b, portproxy.Options{Domains: []string{"atoll.example"}})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if p.Match(r) {
+			if b.body != nil {
+				r.Body = b.body(r.Body)
+			}
 			p.ServeHTTP(w, r)
 			return
 		}
@@ -159,6 +163,65 @@ func TestEndsWithItsKey(t *testing.T) {
 		t.Errorf("what waits for an answer gets %s", resp.Status)
 	} else {
 		resp.Body.Close()
+	}
+}
+
+// lateEnd is a body whose end is not read before a channel is closed.
+type lateEnd struct {
+	io.ReadCloser
+	left int // number of bytes before the end
+	end  chan struct{}
+}
+
+func (b *lateEnd) Read(p []byte) (int, error) {
+	if b.left == 0 {
+		<-b.end
+	}
+	n, err := b.ReadCloser.Read(p[:min(len(p), max(b.left, 1))])
+	b.left -= n
+	if b.left == 0 && n > 0 {
+		err = nil // the end is read by itself
+	}
+	return n, err
+}
+
+// TestResponseBeforeEndOfRequest: the response may begin before the proxy has
+// read the end of the request's body. It is forwarded completely.
+func TestResponseBeforeEndOfRequest(t *testing.T) {
+	b, addr := start(t)
+	began := make(chan struct{})
+	const request, first, rest = "request", "first ", "rest"
+	b.body = func(r io.ReadCloser) io.ReadCloser { return &lateEnd{r, len(request), began} }
+	finish := make(chan struct{})
+	b.serve(t, "one", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.WriteString(w, first)
+		_ = http.NewResponseController(w).Flush()
+		<-finish
+		_, _ = io.WriteString(w, rest)
+	})
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addr, strings.NewReader(request))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Host = "8000-one.localhost"
+	r.Header.Set("Atoll-Token", "token-one")
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	resp, err := transport.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got := make([]byte, len(first))
+	if _, err := io.ReadFull(resp.Body, got); err != nil {
+		t.Fatal(err)
+	}
+	close(began) // the proxy reads the end of the request now
+	close(finish)
+	more, err := io.ReadAll(resp.Body)
+	if err != nil || string(got)+string(more) != first+rest {
+		t.Errorf("the response is %q, %v, want %q", string(got)+string(more), err, first+rest)
 	}
 }
 
