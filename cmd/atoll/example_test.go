@@ -128,7 +128,7 @@ var fixedPorts = []struct {
 }{
 	{regexp.MustCompile(`(--listen) 127\.0\.0\.1:\d+`), "$1 127.0.0.1:0"},
 	{regexp.MustCompile(`(atoll up --(?:e2b|bridge))\b`), "$1=127.0.0.1:0"},
-	{regexp.MustCompile(`(port forward (?:-d )?demo) (\d+)( |$)`), "$1 0:$2$3"},
+	{regexp.MustCompile(`(port forward (?:-d )?demo) (\d+)($|[ ;])`), "$1 0:$2$3"},
 	{regexp.MustCompile(` \d{4}:(\d+)\b`), " 0:$1"},
 }
 
@@ -148,6 +148,7 @@ func TestExamplesUseFreePorts(t *testing.T) {
 		"atoll up --e2b":                                                   "atoll up --e2b=127.0.0.1:0",
 		"atoll up --bridge; test $? = 124":                                 "atoll up --bridge=127.0.0.1:0; test $? = 124",
 		"atoll port forward demo 8000":                                     "atoll port forward demo 0:8000",
+		"timeout 2 atoll port forward demo 8000; test $? = 124":            "timeout 2 atoll port forward demo 0:8000; test $? = 124",
 		"atoll port forward demo 0:8000 5433:5432":                         "atoll port forward demo 0:8000 0:5432",
 		"atoll port forward -d demo 8080:80":                               "atoll port forward -d demo 0:80",
 		"atoll run -d -p 8080:8000 -- python3 -m http.server 8000":         "atoll run -d -p 0:8000 -- python3 -m http.server 8000",

@@ -102,22 +102,43 @@ func (c *scripted) SetWriteDeadline(time.Time) error { return nil }
 // gateway said that it let through.
 func through(tb testing.TB, in []byte) (answer []byte, seen []*http.Request, allowed int) {
 	tb.Helper()
-	r, err := newRuling(wire.Policy{Profile: sandbox.Profile{Rules: []sandbox.Rule{{
-		Action: sandbox.Allow, Hosts: []string{"good.test"}, Paths: []string{"/ok/**"}, Methods: []string{"GET", "POST"},
-	}}}}, policy.Operator{})
-	if err != nil {
-		tb.Fatal(err)
-	}
 	var mu sync.Mutex
-	b := testBox(tb)
-	b.flows = map[*flow]struct{}{}
-	b.teller = newTeller(func(e Event) {
+	up := &upstreamSeen{}
+	inside := newScripted(in)
+	stop := connect(tb, inside, up, func(e Event) {
 		mu.Lock()
 		defer mu.Unlock()
 		if e.Kind == "http" && (e.Verdict == wire.Allowed || e.Verdict == wire.Failed) && e.Method != "" {
 			allowed++
 		}
 	})
+	defer stop()
+	select {
+	case <-inside.closed:
+	case <-time.After(20 * time.Second):
+		tb.Fatalf("it never ends: %q", in)
+	}
+	stop()
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	mu.Lock()
+	defer mu.Unlock()
+	return inside.written(), up.all, allowed
+}
+
+// connect serves a connection of a sandbox to good.test, whose server is
+// handler. tell gets the events. The caller calls stop, once or more.
+func connect(tb testing.TB, inside net.Conn, handler http.Handler, tell func(Event)) (stop func()) {
+	tb.Helper()
+	r, err := newRuling(wire.Policy{Profile: sandbox.Profile{Rules: []sandbox.Rule{{
+		Action: sandbox.Allow, Hosts: []string{"good.test"}, Paths: []string{"/ok/**"}, Methods: []string{"GET", "POST"},
+	}}}}, policy.Operator{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	b := testBox(tb)
+	b.flows = map[*flow]struct{}{}
+	b.teller = newTeller(tell)
 	b.policy.Store(r)
 	w, err := newWorld(wire.Settings{}, nil)
 	if err != nil {
@@ -125,35 +146,22 @@ func through(tb testing.TB, in []byte) (answer []byte, seen []*http.Request, all
 	}
 	b.world.Store(w)
 	b.life, b.stop = context.WithCancel(context.Background())
-	defer b.stop()
 	b.http = newHTTPServer(b)
-	defer b.http.close()
-
-	up := &upstreamSeen{}
-	server := &http.Server{Handler: up}
-	defer server.Close()
+	server := &http.Server{Handler: handler}
 	there, here := net.Pipe()
 	l := &oneConn{c: make(chan net.Conn, 1), done: make(chan struct{})}
 	l.c <- there
 	go func() { _ = server.Serve(l) }()
 
-	inside := newScripted(in)
 	f := &flow{b: b, target: target{policy.Host{Name: "good.test"}, 80}, addr: netip.MustParseAddr("8.8.8.8"), ruling: r, out: here}
 	f.d = r.decide(f.target, f.addr).Decision
 	f.in = &countedConn{Conn: inside, f: f}
 	f.serveHTTP(f.in, false)
-	select {
-	case <-inside.closed:
-	case <-time.After(20 * time.Second):
-		tb.Fatalf("it never ends: %q", in)
-	}
-	b.http.close()
-	server.Close()
-	up.mu.Lock()
-	defer up.mu.Unlock()
-	mu.Lock()
-	defer mu.Unlock()
-	return inside.written(), up.all, allowed
+	return sync.OnceFunc(func() {
+		b.http.close()
+		server.Close()
+		b.stop()
+	})
 }
 
 // FuzzHTTP checks that for any input, an allowed server only gets requests that
@@ -214,6 +222,41 @@ func TestThrough(t *testing.T) {
 	answer, seen, allowed := through(t, []byte("GET /ok/a HTTP/1.1\r\nHost: good.test\r\n\r\nGET /bad HTTP/1.1\r\nHost: good.test\r\n\r\nPOST /ok/b HTTP/1.1\r\nHost: good.test\r\nContent-Length: 1\r\n\r\nx"))
 	if len(seen) != 2 || allowed != 2 || seen[0].RequestURI != "/ok/a" || seen[1].RequestURI != "/ok/b" || !bytes.Contains(answer, []byte("egress_denied")) {
 		t.Errorf("%d requests, %d allowed: %s", len(seen), allowed, answer)
+	}
+}
+
+// TestResponseBeforeEndOfRequest: a server may respond while it still reads the
+// request. The sandbox gets the beginning of the response at once, and all of it.
+func TestResponseBeforeEndOfRequest(t *testing.T) {
+	near, far := net.Pipe()
+	defer near.Close()
+	defer connect(t, far, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := http.NewResponseController(w)
+		_ = c.EnableFullDuplex()
+		_, _ = io.WriteString(w, "first ")
+		_ = c.Flush()
+		_, _ = io.Copy(w, r.Body)
+	}), func(Event) {})()
+	send := func(part string) {
+		if _, err := io.WriteString(near, part); err != nil {
+			t.Error(err)
+		}
+	}
+	_ = near.SetDeadline(time.Now().Add(time.Minute))
+	send("POST /ok/a HTTP/1.1\r\nHost: good.test\r\nTransfer-Encoding: chunked\r\n\r\n")
+	resp, err := http.ReadResponse(bufio.NewReader(near), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	first := make([]byte, len("first "))
+	if _, err := io.ReadFull(resp.Body, first); err != nil {
+		t.Fatal(err)
+	}
+	go send("4\r\nrest\r\n0\r\n\r\n")
+	rest, err := io.ReadAll(resp.Body)
+	if got := string(first) + string(rest); err != nil || got != "first rest" {
+		t.Errorf("the response is %q, %v, want %q", got, err, "first rest")
 	}
 }
 
