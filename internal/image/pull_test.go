@@ -122,7 +122,7 @@ func TestDigestIsVerified(t *testing.T) {
 		return true
 	})
 	_, err := open(t, Options{}).Get(context.Background(), pinned, linux)
-	wantCode(t, err, sandbox.CodeInvalid, "does not match the digest")
+	wantCode(t, err, sandbox.CodeInvalid, "does not match the requested digest")
 }
 
 func TestPolicyNever(t *testing.T) {
