@@ -229,6 +229,9 @@ func (a upCommands) detach(ctx context.Context, cmd *cobra.Command) error {
 		}
 	}
 	_, _ = fmt.Fprintf(a.Stderr, "atoll: listening on %s, as process %d\n", a.socket(), pid)
+	if cmd.Flags().Changed("e2b") {
+		_, _ = fmt.Fprintln(a.Stderr, "atoll: serving clients of E2B; see: atoll e2b env")
+	}
 	return nil
 }
 
