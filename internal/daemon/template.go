@@ -13,7 +13,7 @@ import (
 // images adapts the image store to builds.
 type images struct{ store *image.Store }
 
-func shownImage(i *image.Image) template.Image {
+func toImage(i *image.Image) template.Image {
 	return template.Image{Digest: i.Digest, Size: i.Size, Config: template.Config(i.Config)}
 }
 
@@ -22,7 +22,7 @@ func (i images) Get(ctx context.Context, ref string) (template.Image, error) {
 	if err != nil {
 		return template.Image{}, err
 	}
-	return shownImage(img), nil
+	return toImage(img), nil
 }
 
 func (i images) Private(ctx context.Context, name, ref string, login template.Login) (template.Image, error) {
@@ -30,7 +30,7 @@ func (i images) Private(ctx context.Context, name, ref string, login template.Lo
 	if err != nil {
 		return template.Image{}, err
 	}
-	return shownImage(img), nil
+	return toImage(img), nil
 }
 
 func (i images) Derived(name string) (template.Image, bool, error) {
@@ -38,7 +38,7 @@ func (i images) Derived(name string) (template.Image, bool, error) {
 	if img == nil || err != nil {
 		return template.Image{}, false, err
 	}
-	return shownImage(img), true, nil
+	return toImage(img), true, nil
 }
 
 func (i images) Derive(ctx context.Context, name, base string, layers []template.Layer, cfg template.Config) (template.Image, error) {
@@ -54,7 +54,7 @@ func (i images) Derive(ctx context.Context, name, base string, layers []template
 	if err != nil {
 		return template.Image{}, err
 	}
-	return shownImage(img), nil
+	return toImage(img), nil
 }
 
 // imageBuilder builds images for all tenants.

@@ -299,7 +299,7 @@ func (h *buildAPI) create(w http.ResponseWriter, r *http.Request) error {
 	}
 	shown := make([]string, len(tags))
 	for i, tag := range tags {
-		shown[i] = shownTag(tag)
+		shown[i] = toTag(tag)
 	}
 	writeJSON(w, http.StatusAccepted, map[string]any{
 		"templateID": name, "buildID": b.want.ID, "public": len(known) > 0 && known[0].Public, "names": []string{name}, "tags": shown, "aliases": []string{name},

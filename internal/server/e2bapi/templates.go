@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// templateAPI shows templates: those that were built, and snapshots.
+// templateAPI serves templates: built ones, and snapshots.
 type templateAPI struct {
 	templates Templates
 	hasImage  func(ctx context.Context, ref string) (bool, error)
@@ -33,7 +33,7 @@ func ownTag(tag string) string {
 	return tag
 }
 
-func shownTag(tag string) string {
+func toTag(tag string) string {
 	if tag == latestTag {
 		return defaultTag
 	}
@@ -47,8 +47,8 @@ func splitRef(ctx context.Context, ref string) (name, tag string) {
 	return template.ShortRef(tenantOf(ctx), name), ownTag(tag)
 }
 
-// buildID returns by what clients know a build: the id that they were given or,
-// of what another face built, one that is computed.
+// buildID returns the id of a build for clients: the one that they were given,
+// or a computed one if another API built it.
 func buildID(t *sandbox.Template) string {
 	if t.Build != "" {
 		return t.Build
@@ -57,7 +57,7 @@ func buildID(t *sandbox.Template) string {
 	return uuid([16]byte(sum[:16]))
 }
 
-// uuid spells bytes as a UUID of version 8, whose bytes mean what we like.
+// uuid formats bytes as a UUID of version 8, the version for custom values.
 func uuid(b [16]byte) string {
 	b[6], b[8] = b[6]&0x0f|0x80, b[8]&0x3f|0x80
 	h := hex.EncodeToString(b[:])
@@ -75,8 +75,8 @@ func (h *templateAPI) tags(ctx context.Context, name string) ([]sandbox.Template
 	return all, nil
 }
 
-// find returns the template that a client names, and the image that it is. None
-// is an empty image.
+// find returns the template that a client names, and its image. If there is no
+// such template, the image is empty.
 func (h *templateAPI) find(ctx context.Context, ref string) (t sandbox.Template, image string, err error) {
 	name, tag := splitRef(ctx, ref)
 	t, err = h.templates.Template(ctx, name+":"+tag)
@@ -89,31 +89,30 @@ func (h *templateAPI) find(ctx context.Context, ref string) (t sandbox.Template,
 	return t, "", err
 }
 
-// setDefaults notes with which user and where commands begin in a sandbox of a
-// template.
+// setDefaults records the user and the directory of a template, which are the
+// defaults for commands in its sandboxes.
 func (h *templateAPI) setDefaults(ctx context.Context, spec *sandbox.Spec, t *sandbox.Template) error {
 	user, dir, err := h.defaults(ctx, t.Image)
 	if err != nil {
 		return err
 	}
 	spec.Labels[labelUser], spec.Labels[labelDir] = user, dir
-	if user == "" && dir == "/" { // which is that of images that say nothing
+	if user == "" && dir == "/" { // the image names neither
 		spec.Labels[labelDir] = ""
 	}
 	maps.DeleteFunc(spec.Labels, func(k, v string) bool { return v == "" && (k == labelUser || k == labelDir) })
 	return nil
 }
 
-// interpreterName is how E2B calls the template of its code interpreter, and
-// interpreterImage the image that it is here.
+// interpreterName is E2B's name for the template of its code interpreter.
+// interpreterImage is the image that stands in for it.
 const (
 	interpreterName  = "code-interpreter-v1"
 	interpreterImage = "code-interpreter"
 )
 
-// baseImage returns the image of a template that is there without having been
-// built: the one that was made of packages for it, if it is there, or that of
-// base, or this machine's own programs.
+// baseImage returns the image of a template that needs no build: the image with
+// its name if it exists, else base, else this machine's own programs.
 func (h *templateAPI) baseImage(ctx context.Context, name string) (string, error) {
 	images := []string{"base"}
 	if name == interpreterName {
@@ -127,11 +126,11 @@ func (h *templateAPI) baseImage(ctx context.Context, name string) (string, error
 	return "host", nil
 }
 
-// isBase reports whether a template is there without having been built.
+// isBase reports whether a template needs no build.
 func isBase(name string) bool { return name == "base" || name == interpreterName }
 
-// resolve completes what is asked for with what its template is: an image, a
-// template that was built, or a snapshot by its id or the newest with its name.
+// resolve replaces the template name in a Spec with an image, a built template
+// or a snapshot. A snapshot is found by its id, or as the newest with its name.
 func (h *templateAPI) resolve(ctx context.Context, spec *sandbox.Spec) error {
 	ref := spec.Labels[labelTemplate]
 	if image, ok := strings.CutPrefix(ref, imageScheme); ok && image != "" {
@@ -172,8 +171,8 @@ func (h *templateAPI) resolve(ctx context.Context, spec *sandbox.Spec) error {
 	}
 }
 
-// shownTemplate is a template as clients see it.
-type shownTemplate struct {
+// templateInfo is a template in the client's format.
+type templateInfo struct {
 	TemplateID    string       `json:"templateID"`
 	BuildID       string       `json:"buildID"`
 	CPUCount      int          `json:"cpuCount"`
@@ -190,11 +189,11 @@ type shownTemplate struct {
 	BuildCount    int          `json:"buildCount"`
 	EnvdVersion   string       `json:"envdVersion"`
 	BuildStatus   string       `json:"buildStatus"`
-	Builds        []shownBuild `json:"builds,omitempty"`
+	Builds        []buildInfo `json:"builds,omitempty"`
 }
 
-// shownBuild is one of the builds of a template that have a tag.
-type shownBuild struct {
+// buildInfo is one of the builds of a template that have a tag.
+type buildInfo struct {
 	BuildID     string    `json:"buildID"`
 	Status      string    `json:"status"`
 	CreatedAt   time.Time `json:"createdAt"`
@@ -205,10 +204,10 @@ type shownBuild struct {
 	EnvdVersion string    `json:"envdVersion"`
 }
 
-// showTemplate shows the tags of one template, the newest first.
-func showTemplate(tags []sandbox.Template, builds bool) shownTemplate {
+// toTemplate converts the tags of one template, the newest first.
+func toTemplate(tags []sandbox.Template, builds bool) templateInfo {
 	newest, oldest := &tags[0], &tags[len(tags)-1]
-	out := shownTemplate{
+	out := templateInfo{
 		TemplateID: newest.Name, Public: newest.Public, BuildID: buildID(newest), CPUCount: cpuCount(newest.CPUs), MemoryMB: newest.Memory >> 20,
 		Aliases: []string{newest.Name}, Names: []string{newest.Name}, CreatedAt: stamp(oldest.Created), UpdatedAt: stamp(newest.Created),
 		EnvdVersion: EnvdVersion, BuildStatus: buildReady,
@@ -222,7 +221,7 @@ func showTemplate(tags []sandbox.Template, builds bool) shownTemplate {
 		seen[id] = true
 		out.BuildCount++
 		if builds {
-			out.Builds = append(out.Builds, shownBuild{id, buildReady, at, at, at, cpuCount(tags[i].CPUs), tags[i].Memory >> 20, EnvdVersion})
+			out.Builds = append(out.Builds, buildInfo{id, buildReady, at, at, at, cpuCount(tags[i].CPUs), tags[i].Memory >> 20, EnvdVersion})
 		}
 	}
 	return out
@@ -236,13 +235,13 @@ func (h *templateAPI) list(w http.ResponseWriter, r *http.Request) error {
 	slices.SortFunc(all, func(a, b sandbox.Template) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), b.Created.Compare(a.Created))
 	})
-	out := []shownTemplate{}
+	out := []templateInfo{}
 	for first := 0; first < len(all); {
 		after := first + 1
 		for after < len(all) && all[after].Name == all[first].Name {
 			after++
 		}
-		out = append(out, showTemplate(all[first:after], false))
+		out = append(out, toTemplate(all[first:after], false))
 		first = after
 	}
 	writeJSON(w, http.StatusOK, out)
@@ -258,7 +257,7 @@ func (h *templateAPI) get(w http.ResponseWriter, r *http.Request) error {
 	if len(tags) == 0 {
 		return noTemplate(name)
 	}
-	writeJSON(w, http.StatusOK, showTemplate(tags, true))
+	writeJSON(w, http.StatusOK, toTemplate(tags, true))
 	return nil
 }
 
@@ -277,7 +276,7 @@ func (h *templateAPI) byName(w http.ResponseWriter, r *http.Request) error {
 	return noTemplate(id)
 }
 
-// alias tells whether a name is taken. Snapshots have names, too.
+// alias reports whether a name is taken. Snapshots have names, too.
 func (h *templateAPI) alias(w http.ResponseWriter, r *http.Request, ref string) error {
 	name, _ := splitRef(r.Context(), ref)
 	t, image, err := h.find(r.Context(), ref)
@@ -352,11 +351,11 @@ func (h *templateAPI) update(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// maxTags bounds those of one request.
+// maxTags is the maximum number of tags of one request.
 const maxTags = 32
 
-// ownTags are the tags of a request as the builder knows them. None, and too
-// many, are refused.
+// ownTags converts the tags of a request to those of the builder. It refuses an
+// empty list and one with too many.
 func ownTags(shown []string) ([]string, error) {
 	if len(shown) == 0 || len(shown) > maxTags {
 		return nil, invalid("tags", "are not between 1 and %d", maxTags)
@@ -415,7 +414,7 @@ func (h *templateAPI) removeTags(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// taggedBuild is a tag as clients see it.
+// taggedBuild is a tag in the client's format.
 type taggedBuild struct {
 	Tag       string    `json:"tag"`
 	BuildID   string    `json:"buildID"`
@@ -433,7 +432,7 @@ func (h *templateAPI) listTags(w http.ResponseWriter, r *http.Request) error {
 	}
 	out := []taggedBuild{}
 	for i := range tags {
-		out = append(out, taggedBuild{shownTag(tags[i].Tag), buildID(&tags[i]), stamp(tags[i].Created)})
+		out = append(out, taggedBuild{toTag(tags[i].Tag), buildID(&tags[i]), stamp(tags[i].Created)})
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil
