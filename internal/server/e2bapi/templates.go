@@ -173,22 +173,22 @@ func (h *templateAPI) resolve(ctx context.Context, spec *sandbox.Spec) error {
 
 // templateInfo is a template in the client's format.
 type templateInfo struct {
-	TemplateID    string       `json:"templateID"`
-	BuildID       string       `json:"buildID"`
-	CPUCount      int          `json:"cpuCount"`
-	MemoryMB      int64        `json:"memoryMB"`
-	DiskSizeMB    int64        `json:"diskSizeMB"`
-	Public        bool         `json:"public"`
-	Aliases       []string     `json:"aliases"`
-	Names         []string     `json:"names"`
-	CreatedAt     time.Time    `json:"createdAt"`
-	UpdatedAt     time.Time    `json:"updatedAt"`
-	CreatedBy     *struct{}    `json:"createdBy"`
-	LastSpawnedAt *time.Time   `json:"lastSpawnedAt"`
-	SpawnCount    int          `json:"spawnCount"`
-	BuildCount    int          `json:"buildCount"`
-	EnvdVersion   string       `json:"envdVersion"`
-	BuildStatus   string       `json:"buildStatus"`
+	TemplateID    string      `json:"templateID"`
+	BuildID       string      `json:"buildID"`
+	CPUCount      int         `json:"cpuCount"`
+	MemoryMB      int64       `json:"memoryMB"`
+	DiskSizeMB    int64       `json:"diskSizeMB"`
+	Public        bool        `json:"public"`
+	Aliases       []string    `json:"aliases"`
+	Names         []string    `json:"names"`
+	CreatedAt     time.Time   `json:"createdAt"`
+	UpdatedAt     time.Time   `json:"updatedAt"`
+	CreatedBy     *struct{}   `json:"createdBy"`
+	LastSpawnedAt *time.Time  `json:"lastSpawnedAt"`
+	SpawnCount    int         `json:"spawnCount"`
+	BuildCount    int         `json:"buildCount"`
+	EnvdVersion   string      `json:"envdVersion"`
+	BuildStatus   string      `json:"buildStatus"`
 	Builds        []buildInfo `json:"builds,omitempty"`
 }
 
