@@ -25,7 +25,7 @@ func (b bearing) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // toolArguments are the arguments of the tools other than names of objects.
 var toolArguments = map[string]any{
-	"command": "true", "path": "/x", "content": "x", "port": 80, "action": "list", "url": "https://a.example/",
+	"command": "true", "kind": "snapshots", "path": "/x", "content": "x", "port": 80, "action": "list", "url": "https://a.example/",
 }
 
 // TestAttackForeignNamesThroughMCP calls every tool with names of another

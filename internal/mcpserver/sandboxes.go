@@ -138,7 +138,7 @@ func (s *Server) sandboxTools() {
 }
 
 type removeOut struct {
-	Removed string `json:"removed" jsonschema:"name of the sandbox"`
+	Removed string `json:"removed" jsonschema:"its name"`
 }
 
 func list(ctx context.Context, c *call, in listArgs) (listOut, error) {

@@ -47,6 +47,7 @@ func New(client *atoll.Client, version string) *Server {
 	})
 	s.sandboxTools()
 	s.stateTools()
+	s.savedTools()
 	s.execTools()
 	s.fileTools()
 	s.networkTools()

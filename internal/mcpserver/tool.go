@@ -2,6 +2,7 @@ package mcpserver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"strings"
 
@@ -36,26 +37,39 @@ type call struct {
 	*atoll.Client
 	server *Server
 	req    *mcp.CallToolRequest
-	// content replaces the JSON of the result for the model.
+	// content follows the JSON of the result.
 	content []mcp.Content
 }
 
-// add adds a tool to a server. Errors become results that tell the model what
-// is wrong and what to do.
+// add adds a tool to a server. The result is the JSON of the output as text:
+// an output schema would make clients show each result to the model twice.
+// Errors become results that tell the model what is wrong and what to do.
 func add[In, Out any](s *Server, name, title, description string, n nature, do func(ctx context.Context, c *call, in In) (Out, error)) {
-	tool := &mcp.Tool{Name: name, Title: title, Description: description, Annotations: n.annotations(title)}
-	mcp.AddTool(s.mcp, tool, func(ctx context.Context, req *mcp.CallToolRequest, in In) (*mcp.CallToolResult, Out, error) {
-		var none Out
+	takes := schemaOf[In]()
+	tool := &mcp.Tool{Name: name, Title: title, Description: description, Annotations: n.annotations(title), InputSchema: takes}
+	run := func(ctx context.Context, req *mcp.CallToolRequest) ([]mcp.Content, error) {
 		client, err := s.clientOf(req.Extra)
 		if err != nil {
-			return nil, none, told(err)
+			return nil, err
+		}
+		var in In
+		if err := decode(req.Params.Arguments, takes, name, &in); err != nil {
+			return nil, err
 		}
 		c := &call{Client: client, server: s, req: req}
 		out, err := do(ctx, c, in)
 		if err != nil {
-			return nil, none, told(err)
+			return nil, err
 		}
-		return &mcp.CallToolResult{Content: c.content}, out, nil
+		text, err := json.Marshal(out)
+		return append([]mcp.Content{&mcp.TextContent{Text: string(text)}}, c.content...), err
+	}
+	s.mcp.AddTool(tool, func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+		content, err := run(ctx, req)
+		if err != nil {
+			return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: told(err).Error()}}, IsError: true}, nil
+		}
+		return &mcp.CallToolResult{Content: content}, nil
 	})
 }
 
