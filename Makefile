@@ -12,9 +12,9 @@ ATOLL   := $(CURDIR)/bin/atoll
 # repository (none, or another user's), the version is empty.
 BUILDVCS = $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo true || echo false)
 
-# Without the paths of this machine in it, compiled code is shared by the
-# program, the tests and checks, and other clones.
-export GOFLAGS := $(GOFLAGS) -trimpath
+# The program is static. With the same settings everywhere, `go run`, the tests
+# and the checks share compiled packages; only scripts/dist uses -trimpath.
+export CGO_ENABLED ?= 0
 
 # The race detector needs a C compiler and doubles the time.
 RACE         ?=
@@ -50,7 +50,7 @@ guest: ## build the program that runs inside sandboxes, which build embeds
 
 .PHONY: build
 build: guest ## build the static binary, bin/atoll
-	CGO_ENABLED=0 $(GO) build -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o "$(ATOLL)" ./cmd/atoll
+	$(GO) build -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o "$(ATOLL)" ./cmd/atoll
 
 # Sandboxes need Linux. Elsewhere the program is a client of a daemon.
 CLIENTS = darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
@@ -61,7 +61,7 @@ clients: ## build the client for macOS and Windows, into bin/
 		name=bin/atoll-$${system%/*}-$${system#*/}; \
 		case $$system in windows/*) name=$$name.exe ;; esac; \
 		echo $$name; \
-		CGO_ENABLED=0 GOOS=$${system%/*} GOARCH=$${system#*/} $(GO) build -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o $$name ./cmd/atoll || exit 1; \
+		GOOS=$${system%/*} GOARCH=$${system#*/} $(GO) build -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o $$name ./cmd/atoll || exit 1; \
 	done
 
 .PHONY: dist
@@ -80,13 +80,14 @@ run: build ## run a command in a sandbox: make run ARGS="uname -a"
 .PHONY: test
 test: check-fmt vet build ## run every check and the tests that take a few minutes; the others are in full
 	@$(STATIC) $(call gotest,-short -vet=off -parallel=$(PARALLEL),$(PKGS))
-	@CGO_ENABLED=0 $(GO) -C test/driver-module test ./...
+	@$(GO) -C test/driver-module test ./...
 
 # The parts of full are targets, too. The soak test runs hundreds of rounds
 # only if requested.
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing (an hour)
-	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b bridge sdk mcp docker gigabyte python js frameworks
+	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b bridge sdk mcp docker gigabyte python js console console-test frameworks
+	@git diff --exit-code --stat internal/server/console/dist
 	@$(MAKE) --no-print-directory kills ROUNDS=20
 	@$(MAKE) --no-print-directory soak DURATION=5m
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s
@@ -116,7 +117,7 @@ soak: build ## for DURATION (1h): daemons are killed and upgraded, processes sto
 .PHONY: kills
 kills: build ## kill everything at every fault point, and daemons at random while clients work, ROUNDS (200) times
 	@$(STATIC) ATOLL_KILL_ROUNDS=$(ROUNDS) $(call gotest,-timeout=2h -run=Killed,./provider/gvisor)
-	@$(STATIC) ATOLL_SOAK_ROUNDS=$(ROUNDS) $(call gotest,-timeout=2h '-run=DaemonIsKilled|Restarts',./cmd/atoll ./internal/daemon)
+	@$(STATIC) ATOLL_SOAK_ROUNDS=$(ROUNDS) ATOLL_SESSION_KILLS=$$((2 * $(ROUNDS))) $(call gotest,-timeout=2h '-run=DaemonIsKilled|SessionsUnderKills|Restarts',./cmd/atoll ./internal/daemon)
 
 .PHONY: arch
 arch: ## check imports, names, sizes, links and the list of dependencies
@@ -125,6 +126,14 @@ arch: ## check imports, names, sizes, links and the list of dependencies
 .PHONY: base-image
 base-image: build ## build the image "base" of Debian's packages, in a sandbox (needs mmdebstrap)
 	@$(STATIC) ATOLL="$$dir/atoll" ./images/base/build
+
+.PHONY: desktop-image
+desktop-image: build ## build the image "desktop": base with a display, a browser and what steers them, of Debian's packages
+	@$(STATIC) ATOLL="$$dir/atoll" ./images/desktop/build
+
+.PHONY: desktop-image-test
+desktop-image-test: build ## build it in a new state directory and use it as E2B's desktop SDKs do (minutes)
+	@$(STATIC) export ATOLL="$$dir/atoll" ATOLL_STATE_DIR="$$dir/state" && mkdir "$$dir/state" && ./images/desktop/build && ./images/desktop/check
 
 .PHONY: base-image-test
 base-image-test: build ## build it in a state directory of its own and try it (minutes)
@@ -187,6 +196,16 @@ js: build ## check, test and pack the JavaScript packages (installs what they ne
 js-generate: ## write the types of the JavaScript client anew
 	cd integrations/js && npm ci --ignore-scripts --silent && npm run --silent generate
 
+.PHONY: console
+console: ## check and build the web console, which the program embeds (installs what it needs with npm)
+	cd console && npm ci --ignore-scripts --no-audit --no-fund --silent && npm run --silent generate && npm run --silent check && npm run --silent build
+
+# SHOTS names a directory for screenshots of all pages.
+.PHONY: console-test
+console-test: build ## use the web console in a browser, with the real binary (needs chromium; installs the rest with npm)
+	@cd console && npm ci --ignore-scripts --no-audit --no-fund --silent
+	@$(STATIC) cd console && npm --silent test
+
 .PHONY: frameworks frameworks-python frameworks-js
 frameworks: frameworks-python frameworks-js ## run agents of frameworks whose models are scripts against the real binary (installs them)
 frameworks-python: build
@@ -223,6 +242,7 @@ apifuzz: build ## send random requests to a real daemon for about 80 seconds (fe
 vet: ## run go vet
 	$(GO) vet $(PKGS)
 	$(GO) -C bench vet ./...
+	@$(GO) -C test/driver-module vet ./...
 
 .PHONY: lint
 lint: ## run golangci-lint (the first run builds it: minutes)

@@ -94,6 +94,16 @@ func (c *Client) WithKey(key string) *Client {
 	return &Client{&conn}
 }
 
+// WithTenant returns a Client that uses the connections of c and acts in a
+// tenant. Only the owner of the machine may name a tenant other than their own;
+// for others every request is CodeDenied. An unknown tenant is CodeNotFound. Do
+// not close the Client. It stops working when c is closed.
+func (c *Client) WithTenant(tenant string) *Client {
+	conn := *c.conn
+	conn.Tenant = tenant
+	return &Client{&conn}
+}
+
 // localHost is the host name in requests to a daemon over its local socket.
 const localHost = "atoll"
 
@@ -113,6 +123,12 @@ func reach(host string) (base string, _ http.RoundTripper, err error) {
 	bad := &sandbox.Error{
 		Code: sandbox.CodeInvalid, Op: "client.new", Subject: "host", Message: "is not the address of a daemon",
 		Hint: "write unix:///path/of/atoll.sock or https://host:port",
+	}
+	if !strings.Contains(host, "://") {
+		bad.Message = "is not the address of a daemon, which begins with https://, http:// or unix://"
+		if u, err := url.Parse("https://" + host); err == nil && u.Host != "" && u.User == nil && !strings.HasPrefix(host, "/") {
+			bad.Hint = "write https://" + u.Host + ", or http://" + u.Host + " if the daemon was started with --plain"
+		}
 	}
 	if err != nil || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return "", nil, bad

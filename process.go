@@ -256,7 +256,8 @@ func (p *Process) Close() error {
 }
 
 // Detach drops the connection as if it had been lost. A command with a Hold
-// waits for its caller to rejoin; any other command behaves as on Close.
+// waits for its caller to rejoin; a background command keeps running. The
+// processes of any other command get SIGHUP, and SIGKILL 10 s later.
 func (p *Process) Detach() error {
 	p.closing.Do(func() {
 		p.quit()

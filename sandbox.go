@@ -115,6 +115,15 @@ type Result struct {
 	// Truncated says that the command wrote more than RunOptions.OutputLimit to a
 	// stream.
 	Truncated bool
+	// Hint says how to allow hosts, if the command failed and its output says that
+	// it could not reach one.
+	Hint string
+}
+
+// Network returns which hosts the sandbox may reach. The zero value says that it
+// has no network.
+func (s *Sandbox) Network(ctx context.Context) (n sandbox.Network, err error) {
+	return n, s.client.conn.Call(ctx, http.MethodGet, s.path("/network"), nil, nil, &n)
 }
 
 // RunOptions are options of [Sandbox.Run]. The zero value is usable.
@@ -159,10 +168,11 @@ func runnable(cmd *sandbox.Command, opts RunOptions) (runCommand, error) {
 type runOutput struct {
 	Exit           sandbox.Exit
 	Stdout, Stderr output
+	Hint           string
 }
 
 func (o *runOutput) result() (res Result, err error) {
-	res = Result{Exit: o.Exit, Truncated: o.Stdout.Truncated || o.Stderr.Truncated}
+	res = Result{Exit: o.Exit, Truncated: o.Stdout.Truncated || o.Stderr.Truncated, Hint: o.Hint}
 	if res.Stdout, err = o.Stdout.bytes(); err != nil {
 		return Result{}, err
 	}

@@ -146,9 +146,9 @@ func (s Sessions) Remove(ctx context.Context, ref string) error {
 	return s.client.conn.Call(ctx, http.MethodDelete, "/v1/sessions/"+ref, nil, nil, nil)
 }
 
-// Usage returns how long the sandboxes of sessions existed between from and to,
-// grouped by "label:KEY", "group" or "provider". The times are counted in whole
-// hours. A zero to is now.
+// Usage returns how long sandboxes ran between from and to, those of sessions and
+// all others, grouped by "label:KEY", "group" (of sessions) or "provider". from and
+// to are rounded to whole hours. A zero to is now.
 func (s Sessions) Usage(ctx context.Context, by string, from, to time.Time) ([]sandbox.SessionUsage, error) {
 	query := url.Values{"by": {by}}
 	for name, t := range map[string]time.Time{"from": from, "to": to} {

@@ -58,6 +58,13 @@ func (c *Client) DisableE2B(ctx context.Context) error {
 	return c.conn.Call(ctx, http.MethodDelete, "/v1/e2b", nil, nil, nil)
 }
 
+// OpenConsole makes the daemon serve the web console, now and after later
+// starts, and returns a link that signs in once. It is for the owner of the
+// machine.
+func (c *Client) OpenConsole(ctx context.Context, s sandbox.ConsoleSettings) (l sandbox.ConsoleLink, err error) {
+	return l, c.conn.Call(ctx, http.MethodPut, "/v1/console", nil, s, &l)
+}
+
 // Backup returns a consistent copy of the daemon's database as a stream, which
 // the caller closes. If reading returns an error, the copy is not complete.
 func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {

@@ -61,6 +61,32 @@ func TestTenantsAndKeys(t *testing.T) {
 }
 
 // Operations of the machine's owner are denied to a tenant's administrator.
+// The owner of the machine may name a tenant to act in, and nobody else.
+func TestAttackByNamingATenant(t *testing.T) {
+	a, bearer := owner(t)
+	ctx := t.Context()
+	for _, name := range []string{"acme", "other"} {
+		if _, err := a.CreateTenant(ctx, name, sandbox.Limits{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tenant := range []string{"acme", "default"} { // also an administrator of the owner's own tenant
+		k, err := a.CreateKey(ctx, sandbox.NewKey{Tenant: tenant, Verbs: []string{"admin"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := bearer(k.Token)
+		for _, named := range []string{"other", "nobody", "%2e"} {
+			if _, err := c.WithTenant(named).Get(ctx, "any"); sandbox.CodeOf(err) != sandbox.CodeDenied {
+				t.Errorf("a key of %s in the tenant %q: %v, want denied", tenant, named, err)
+			}
+		}
+		if _, err := c.WithTenant(tenant).Get(ctx, "any"); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+			t.Errorf("a key of %s in its own tenant: %v, want not_found", tenant, err)
+		}
+	}
+}
+
 func TestAttackByAdministratorOfTenant(t *testing.T) {
 	a, bearer := owner(t)
 	ctx := t.Context()

@@ -6,13 +6,11 @@ import (
 	"io"
 	"os"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/atolld"
-	"github.com/atoll-run/atoll/ctxsandbox"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // the test binary is the guest, too
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -88,11 +86,16 @@ func Example() {
 		panic(err)
 	}
 	defer client.Close()
-	res, err := ctxsandbox.New(client).RunShell(ctx, "echo hello from a sandbox; exit 3", time.Minute, ctxsandbox.SandboxSpec{})
+	box, err := client.Create(ctx, sandbox.Spec{})
 	if err != nil {
 		panic(err)
 	}
-	fmt.Printf("%s%d\n", res.Output(), res.ExitCode)
+	defer box.Destroy(ctx)
+	res, err := box.Run(ctx, sandbox.Command{Shell: "echo hello from a sandbox; exit 3"}, atoll.RunOptions{})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Printf("%s%d\n", res.Stdout, res.Exit.Code)
 	// Output:
 	// hello from a sandbox
 	// 3

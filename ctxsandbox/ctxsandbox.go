@@ -53,7 +53,8 @@ type SandboxSpec struct {
 	// variable of that name with a placeholder. The gateway replaces it by the
 	// value, which is not in the sandbox.
 	Secrets []string
-	// Egress are the hosts that the sandbox can reach. Empty: none.
+	// Egress are the hosts that the sandbox can reach. Empty: none. A provider that
+	// cannot enforce that is refused with CodeUnsupported.
 	Egress []string
 	Env    map[string]string
 	// Labels are in every event and in the usage report.
@@ -76,9 +77,9 @@ func (s *SandboxSpec) spec() sandbox.Spec {
 	if out.Lifetime.Timeout == 0 {
 		out.Lifetime.Timeout = DefaultLifetime
 	}
-	if len(s.Egress) > 0 {
-		out.Network.Egress = s.Egress
-	}
+	// Not nil: without a network of its own, a sandbox of some providers has that
+	// of the machine.
+	out.Network.Egress = append([]string{}, s.Egress...)
 	for _, name := range s.Secrets {
 		out.Secrets = append(out.Secrets, sandbox.SecretRef{Name: name})
 	}

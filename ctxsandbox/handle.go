@@ -94,11 +94,7 @@ func (h *SandboxHandle) findShell(ctx context.Context) (string, error) {
 }
 
 func (h *SandboxHandle) python(ctx context.Context, program string, timeout time.Duration) (ExecResult, error) {
-	const file = "/tmp/main.py"
-	if _, err := h.box.Files().Write(ctx, file, strings.NewReader(program), atoll.WriteOptions{}); err != nil {
-		return ExecResult{}, err
-	}
-	return h.Exec(ctx, "python3", []string{file}, timeout)
+	return h.Exec(ctx, "python3", []string{"-c", program}, timeout)
 }
 
 // run runs a command and waits for it. It runs the command in the background,

@@ -26,6 +26,7 @@ type Rejoiner interface {
 // connection.
 type Detacher interface {
 	// Detach drops the connection as if it had been lost. A command with a Hold
-	// waits for its caller to rejoin; any other command behaves as on Close.
+	// waits for its caller to rejoin; a background command keeps running. The
+	// processes of any other command get SIGHUP, and SIGKILL 10 s later.
 	Detach() error
 }

@@ -55,6 +55,10 @@ type RestingSnapshotter interface {
 	AtRest()
 }
 
+// AttributeDropper is implemented by Restorers whose snapshots have files without
+// their extended attributes.
+type AttributeDropper interface{ DropsAttributes() }
+
 // SnapshotOptions say what to save.
 type SnapshotOptions struct {
 	// ID is chosen by the caller. If the caller crashes before it gets the

@@ -116,6 +116,21 @@ type Resumer interface {
 	Resume(ctx context.Context) error
 }
 
+// SecretHolder is implemented by providers whose service stores secrets and
+// inserts them by a gateway of its own. Spec.Secrets of Create and Restore contain
+// only references that the provider holds.
+type SecretHolder interface {
+	// HoldsSecret reports whether sandboxes may use the service's secret of that
+	// name. It makes no network call.
+	HoldsSecret(name string) bool
+}
+
+// Holds reports whether a provider's service, and not Atoll, provides a secret.
+func Holds(p Provider, ref sandbox.SecretRef) bool {
+	own, ok := As[SecretHolder](p)
+	return ok && ref.Mode != sandbox.SecretEnv && own.HoldsSecret(ref.Name)
+}
+
 // Drainer is implemented by a provider that keeps a pool of warm sandboxes.
 // Drain may be called at any time, concurrently.
 type Drainer interface {

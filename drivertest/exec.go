@@ -123,6 +123,7 @@ var execCases = []testCase{
 			t.Errorf("as an unknown user: %v; want code 126 or 127 and a reason on standard error", r)
 		}
 	}},
+	{"exec/user-streams", capUsers, userStreams},
 	{"exec/spec-user", capUsers, func(t *caseT) {
 		b := t.fresh(func(s *sandbox.Spec) { s.User = "1234:2345" })
 		t.want(b.argv("sh", "-c", "id -u; id -g"), "1234\n2345\n")
@@ -276,6 +277,33 @@ func execUser(t *caseT) {
 	b.mustSh(`echo secret >private; chmod 600 private`)
 	if r := b.run(sandbox.Command{Args: []string{"cat", b.path("private")}, User: "1234"}); r.exit.Code == 0 {
 		t.Errorf("another user reads a private file: %v", r)
+	}
+}
+
+// userStreams opens the standard streams by name, which only their owner and
+// root may do.
+func userStreams(t *caseT) {
+	b := t.box()
+	const script = `read -r line </dev/stdin; echo "got $line" >/dev/stdout; echo error >/dev/stderr; echo fd >/dev/fd/1; echo self >/proc/self/fd/1`
+	for _, user := range []string{"0", "1234", "1234:2345"} {
+		p := b.start(sandbox.Command{Shell: script, User: user, Stdin: true})
+		b.send(p, "a line\n")
+		t.ok("closing stdin", p.Stdin().Close())
+		r := b.finish(p)
+		if r.exit.Code != 0 || r.stdout != "got a line\nfd\nself\n" || r.stderr != "error\n" {
+			t.Errorf("opening the streams by name as %s: %v", user, r)
+		}
+		r = b.run(sandbox.Command{Shell: `cat /dev/stdin >/dev/stdout; echo error >/dev/stderr`, User: user})
+		if r.exit.Code != 0 || r.stdout != "" || r.stderr != "error\n" {
+			t.Errorf("opening the streams by name without input as %s: %v", user, r)
+		}
+	}
+	if !t.declared(capTerminal) {
+		return
+	}
+	r := b.run(sandbox.Command{Shell: `echo out >/dev/stdout; echo tty >/dev/tty`, User: "1234", TTY: &sandbox.WindowSize{Cols: 80, Rows: 24}})
+	if r.exit.Code != 0 || r.stdout != "out\r\ntty\r\n" {
+		t.Errorf("opening the terminal by name: %v", r)
 	}
 }
 

@@ -53,6 +53,22 @@ func writeNumbered(lines int) string {
 	return fmt.Sprintf("awk 'BEGIN { for (i = 0; i < %d; i++) printf \"%%09d\\n\", i }'", lines)
 }
 
+// hangsUp checks that a command whose caller is lost gets SIGHUP, so that it can
+// clean up, and that all its processes end with it.
+func (b *box) hangsUp(hold time.Duration) {
+	p := b.start(sandbox.Command{
+		Shell: `(trap "" HUP; exec sleep 1000) & trap "echo x >hup; exit 3" HUP; echo $!; wait`,
+		Dir:   b.dir, Hold: hold,
+	})
+	child := b.readLines(p.Stdout()).next()
+	b.cut(p)
+	if exit := b.ended(p.Info().ID); exit.Code != 3 {
+		b.Errorf("a command that handles SIGHUP ended with %+v", exit)
+	}
+	b.mustSh("[ -e hup ]")
+	b.diesToo(child)
+}
+
 var rejoinCases = []testCase{
 	{"rejoin/output", capRejoin, func(t *caseT) {
 		b := t.box()
@@ -181,6 +197,22 @@ var rejoinCases = []testCase{
 		p := b.held("sleep 1000", time.Millisecond)
 		b.cut(p)
 		b.ended(p.Info().ID)
+	}},
+	{"rejoin/hung-up-after-hold", capRejoin, func(t *caseT) { t.box().hangsUp(time.Millisecond) }},
+	{"rejoin/hung-up-at-once", capRejoin, func(t *caseT) { t.box().hangsUp(0) }},
+	{"rejoin/hung-up-stopped", capRejoin, func(t *caseT) {
+		b := t.box()
+		p := b.held("kill -STOP $$", time.Millisecond)
+		b.cut(p)
+		b.ended(p.Info().ID)
+	}},
+	{"rejoin/hung-up-writing", capRejoin, func(t *caseT) {
+		b := t.box()
+		p := b.start(sandbox.Command{Shell: "trap 'dd if=/dev/zero bs=65536 count=64 2>/dev/null; echo x >bye; exit' HUP; echo up; sleep 1000 & wait", Dir: b.dir})
+		b.readLines(p.Stdout()).await("up")
+		b.cut(p)
+		b.ended(p.Info().ID)
+		b.mustSh("[ -e bye ]")
 	}},
 	{"rejoin/background", capRejoin, func(t *caseT) {
 		b := t.box()

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"context"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -61,6 +62,9 @@ func (b *box) inventory(p string) []string {
 		if m.Typeflag == tar.TypeLink || m.Typeflag == tar.TypeSymlink {
 			when = 0 // the time of a link does not matter
 		}
+		if strings.TrimSuffix(m.Name, "/") == path.Base(p) {
+			when = 0 // the tree was made just now, and formats round or cut fractions of a second
+		}
 		all = append(all, strings.Join(append([]string{
 			string(m.Typeflag), strings.TrimSuffix(m.Name, "/"), m.Linkname, strconv.FormatInt(m.Mode&0o7777, 8),
 			strconv.Itoa(m.Uid) + ":" + strconv.Itoa(m.Gid), strconv.FormatInt(when, 10), m.data,
@@ -81,6 +85,12 @@ func (t *caseT) exactly(opts driver.SnapshotOptions) {
 	want := b.inventory(tree)
 	if len(want) < 10 {
 		t.Fatalf("the source contains only %q", want)
+	}
+	if _, drops := driver.As[driver.AttributeDropper](t.provider); drops {
+		for i, line := range want {
+			line, _, _ = strings.Cut(line, " SCHILY.xattr.")
+			want[i] = line
+		}
 	}
 	twin, _ := t.restore(b.snapshot(opts))
 	if got := twin.inventory(tree); !slices.Equal(got, want) {

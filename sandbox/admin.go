@@ -41,6 +41,10 @@ func (k *NewKey) UnmarshalJSON(text []byte) error {
 	return err
 }
 
+// TenantHeader is the header of a request that names the tenant to act in. The
+// owner of the machine may name any, callers with a key only their own.
+const TenantHeader = "Atoll-Tenant"
+
 // Tenant is one customer of a daemon. Tenants cannot reach each other's
 // objects.
 type Tenant struct {

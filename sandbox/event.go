@@ -34,7 +34,8 @@ type Event struct {
 	Request string `json:"request,omitempty" doc:"id of the request"`
 	Trace   string `json:"trace,omitempty" doc:"id of the request's trace"`
 
-	Epoch int64 `json:"epoch,omitempty" doc:"which sandbox of a session, counted from 1"`
+	Epoch   int64 `json:"epoch,omitempty" doc:"which sandbox of a session, counted from 1"`
+	Viewers int   `json:"viewers,omitempty" doc:"of a stream, afterwards"`
 }
 
 // MarshalJSON writes the duration in milliseconds.

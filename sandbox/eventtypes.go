@@ -50,12 +50,17 @@ const (
 	EventPoliciesKept    = "policy.kept"    // the policy files are not valid, so the old policies stay: see Subject
 	EventSecretUsed      = "secret.used"    // the gateway sent it: see Subject and Policy
 	EventSessionCreated  = "session.created"
-	EventLeaseWarming    = "lease.warming"  // the sandbox of a session is made or resumed
-	EventLeaseWarm       = "lease.warm"     // it serves the session: see Epoch
-	EventLeaseDraining   = "lease.draining" // the sandbox has no holder; it ends after a grace period
-	EventLeaseCold       = "lease.cold"     // the session has no sandbox
-	EventLeaseAtRisk     = "lease.at_risk"  // the sandbox could not be saved, and its lifetime ends soon
-	EventFenceRefused    = "fence.refused"  // a request was for an earlier sandbox: see Epoch
-	EventRouteSwapped    = "route.swapped"  // another sandbox serves the session, with its files: see Sandbox and Epoch
-	EventAuditPruned     = "audit.pruned"   // the oldest records of this log were removed: see Subject
+	EventLeaseWarming    = "lease.warming"      // the sandbox of a session is made or resumed
+	EventLeaseWarm       = "lease.warm"         // it serves the session: see Epoch
+	EventLeaseDraining   = "lease.draining"     // the sandbox has no holder; it ends after a grace period
+	EventLeaseCold       = "lease.cold"         // the session has no sandbox
+	EventLeaseWaiting    = "lease.waiting"      // a caller waits for a sandbox that another one makes or ends
+	EventLeaseAtRisk     = "lease.at_risk"      // the sandbox could not be saved, and its lifetime ends soon
+	EventFenceRefused    = "fence.refused"      // a request was for an earlier sandbox: see Epoch
+	EventRouteSwapped    = "route.swapped"      // another sandbox serves the session, with its files: see Sandbox and Epoch
+	EventStreamOpened    = "stream.opened"      // a viewer connected: see Subject and Viewers
+	EventStreamClosed    = "stream.closed"      // a viewer is gone: see Reason
+	EventStreamRevoked   = "stream.revoked"     // see Reason
+	EventStreamRotated   = "stream.url.rotated" // the stream shows another sandbox of its session, see Epoch; its token is asked for, not recorded
+	EventAuditPruned     = "audit.pruned"       // the oldest records of this log were removed: see Subject
 )

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 )
 
@@ -317,9 +318,9 @@ type Command struct {
 
 	// Hold keeps the command running for this long after its connection is lost, so
 	// that the caller can rejoin. The command blocks if its output would be lost.
-	// When the time is over, it is killed. Closing the Process kills it at once, as
-	// without Hold. Zero: the command ends with the connection. Providers that
-	// cannot rejoin ignore Hold.
+	// When the time is over, its processes get SIGHUP, and SIGKILL 10 s later.
+	// Closing the Process kills it at once, as without Hold. Zero: SIGHUP comes as
+	// soon as the connection is lost. Providers that cannot rejoin ignore Hold.
 	Hold time.Duration `json:"hold,omitempty"`
 }
 
@@ -378,6 +379,14 @@ const (
 	ReasonLifetime Reason = "lifetime" // the sandbox reached the end of its lifetime
 	ReasonCrashed  Reason = "crashed"  // the sandbox's kernel failed or was killed
 	ReasonLost     Reason = "lost"     // the sandbox could not be reached
+
+	// Of streams.
+	ReasonDisconnected Reason = "client-disconnect" // the viewer went away, or the server inside
+	ReasonReaped       Reason = "reaped"            // the sandbox or the daemon ended
+	ReasonRevoked      Reason = "revoked"           // the stream was revoked
+	ReasonRollover     Reason = "box-rollover"      // another sandbox serves the session
+	ReasonGrantRevoked Reason = "grant-revoked"     // the key that opened the stream is not valid any more
+	ReasonAdmin        Reason = "admin"             // by a request
 )
 
 // ProcessInfo describes a command that was started through the API.
@@ -390,6 +399,13 @@ type ProcessInfo struct {
 	TTY        bool      `json:"tty,omitempty"`
 	Running    bool      `json:"running"`
 	Exit       *Exit     `json:"exit,omitempty"` // set once it ended
+}
+
+// LeftBehind reports whether the process outlived the command that started it,
+// as a server that a shell started with "&" does. It can be listed and
+// signalled; its output goes where that command's went.
+func (p ProcessInfo) LeftBehind() bool {
+	return strings.HasPrefix(p.ID, "o") && strings.Contains(p.ID, ".")
 }
 
 // FileType is the kind of a directory entry.

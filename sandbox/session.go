@@ -287,10 +287,10 @@ type Saved struct {
 	Archive    *Archive       `json:"archive,omitempty" doc:"of a sandbox without workspaces"`
 }
 
-// SessionUsage is how long the sandboxes of sessions existed, for one label
+// SessionUsage is how long sandboxes ran, with those of sessions, for one label
 // value, group or provider.
 type SessionUsage struct {
-	Value string        `json:"value" doc:"value of the label, or the group or provider; empty: sessions without that label"`
+	Value string        `json:"value" doc:"value of the label, or the group or provider; empty: those without it"`
 	Warm  time.Duration `json:"warmMs" doc:"in milliseconds"`
 }
 

@@ -103,6 +103,9 @@ func TestExamples(t *testing.T) {
 				if len(path) > 1 && path[1] == "preview" { // gvisor has none
 					line += " 2>&1 | grep 'no URLs for ports'"
 				}
+				if path[0] == "computer" { // images/desktop/check uses a real one; the error must name it here
+					line = "( " + line + " ) 2>&1 | grep -iE 'desktop|demo'"
+				}
 				line = strings.ReplaceAll(line, "debian:12", reg+"/debian:12")
 				line = strings.ReplaceAll(line, "/etc/atoll/atoll.yaml", sampleConfig)
 				if e.address != "" {
@@ -174,7 +177,7 @@ type exampleRunner struct {
 func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 	switch {
 	case path[0] == "up":
-	case path[0] == "run" || path[0] == "key" || path[0] == "events" || path[0] == "audit" || path[0] == "create" || path[0] == "tenant" || path[0] == "state" || path[0] == "usage" || path[0] == "mcp":
+	case path[0] == "run" || path[0] == "key" || path[0] == "events" || path[0] == "audit" || path[0] == "create" || path[0] == "tenant" || path[0] == "state" || path[0] == "usage" || path[0] == "mcp" || path[0] == "console":
 		e.up(t)
 	case path[0] == "session":
 		e.up(t)
@@ -190,6 +193,9 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 		if last := path[len(path)-1]; last == "use" || last == "rm" {
 			e.must(t, "atoll context create office --host https://atoll.example.com:7070 --key-file office.key")
 		}
+	case path[0] == "terminal" || path[0] == "computer":
+		e.up(t)
+		e.must(t, "atoll create --name demo")
 	case path[0] == "port":
 		e.up(t)
 		e.must(t, "atoll run -d --name demo -- sh -c 'echo started; sleep 600'")

@@ -26,6 +26,7 @@ var guides = map[string]func(*testing.T, *guideRunner){
 	"getting-started.md": nil,
 	"first-hour.md":      nil,
 	"sessions.md":        nil,
+	"console.md":         nil,
 	"environment.md":     nil,
 	"web-server.md":      nil,
 	"mirrors.md":         serveMirror,

@@ -107,6 +107,9 @@ func setup(env *testscript.Env) error {
 	env.Setenv("HOME", filepath.Join(env.WorkDir, "home"))
 	env.Setenv("ATOLL_STATE_DIR", filepath.Join(env.WorkDir, "state"))
 	env.Setenv("LC_ALL", "C")
+	// What the machine has makes no difference: no Docker daemon, one time zone.
+	env.Setenv("DOCKER_HOST", "unix://"+filepath.Join(env.WorkDir, "docker.sock"))
+	env.Setenv("TZ", "UTC")
 	// A script starts a daemon explicitly if it needs one.
 	env.Setenv("ATOLL_NO_DAEMON", "1")
 	env.Defer(func() {

@@ -22,7 +22,7 @@ import (
 // slow, so tests that need it do not run in short mode.
 func goBuild(t *testing.T, out, pkg, link string, flags ...string) {
 	t.Helper()
-	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w " + link, "-o", out}, flags...)
+	args := append([]string{"build", "-buildvcs=false", "-ldflags=-s -w " + link, "-o", out}, flags...)
 	build := exec.Command("go", append(args, pkg)...)
 	build.Env = append(build.Environ(), "CGO_ENABLED=0")
 	if text, err := build.CombinedOutput(); err != nil {

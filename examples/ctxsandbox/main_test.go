@@ -33,7 +33,9 @@ func check(t *testing.T, c *atoll.Client) {
 	}
 }
 
-func TestEmbedded(t *testing.T) {
+// The provider host gives every command the network of the machine, so that it
+// cannot hold what an empty list of hosts means.
+func TestHostIsRefused(t *testing.T) {
 	server := &atolld.Server{StateDir: t.TempDir(), Provider: "host"}
 	if err := server.Start(t.Context()); err != nil {
 		t.Fatal(err)
@@ -44,7 +46,13 @@ func TestEmbedded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	check(t, c)
+	_, err = ctxsandbox.New(c).RunShell(t.Context(), "true", 0, ctxsandbox.SandboxSpec{})
+	if sandbox.CodeOf(err) != sandbox.CodeUnsupported {
+		t.Errorf("got %v, want unsupported", err)
+	}
+	for info := range c.List(t.Context(), atoll.ListOptions{}) {
+		t.Errorf("%s was left", info.Name)
+	}
 }
 
 func TestLocal(t *testing.T) {

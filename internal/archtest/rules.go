@@ -52,7 +52,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/docker/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/docker/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/docker/...", "internal/guest/...", "internal/guestkit", "internal/keyed", "internal/sparse", "provider/internal/identity"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
 		why:  "a provider depends on its technology, not on control or another provider",
 	},
@@ -112,7 +112,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/all",
-		only: []string{module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/envd", "internal/registry", "internal/gateway/..."},
+		only: []string{"internal/catalog", module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/keyed", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/envd", "internal/registry", "internal/gateway/..."},
 		why:  "the list of providers is the only place that imports them all",
 	},
 
@@ -307,6 +307,10 @@ var rules = []rule{
 		why: "it handles bytes, inside sandboxes and outside",
 	},
 	{
+		pkgs: "internal/offline", std: true, deny: []string{"os", "os/exec", "net", "net/http"},
+		why: "it looks at text",
+	},
+	{
 		pkgs: "internal/tree", std: true, only: []string{"sandbox", "internal/sparse"}, deny: []string{"os/exec", "net", "net/http"},
 		why: "it handles files of this machine and tar streams",
 	},
@@ -331,7 +335,7 @@ var rules = []rule{
 		why: "it is the common part of the providers of services",
 	},
 	{
-		pkgs: "provider/internal/hostedtest", only: []string{module, "admin", "ctxsandbox", "sandbox", "driver", "drivertest", "faults", "internal/...", "provider/..."},
+		pkgs: "provider/internal/hostedtest", only: []string{module, "admin", "ctxsandbox", "sandbox", "stream", "driver", "drivertest", "faults", "internal/...", "provider/..."},
 		why: "it provides sandboxes of fakes and daemons, for the tests of any provider",
 	},
 	{
@@ -386,6 +390,22 @@ var rules = []rule{
 	},
 
 	{
+		pkgs: "stream", std: true, deny: []string{"net", "net/http", "os/exec"},
+		why: "programs that view streams import it; it only signs and verifies",
+	},
+	{
+		pkgs: "internal/view/...",
+		only: []string{"internal/view/...", "sandbox", "driver", "stream", "internal/stream", "internal/span", "internal/ops", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/control/guard"},
+		deny: []string{kernel + "/..."},
+		why:  "it sees sandboxes through the interfaces that it declares",
+	},
+	{
+		pkgs: "internal/desk",
+		only: []string{"sandbox", "driver", "internal/span", "internal/ops", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/control/guard"},
+		deny: []string{kernel + "/..."},
+		why:  "it sees sandboxes through the interfaces that it declares",
+	},
+	{
 		pkgs: "internal/stream",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/..."},
@@ -399,7 +419,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/server/...",
-		only: []string{"sandbox", "internal/span", "driver", "internal/stream", "internal/envd", "internal/keyed", "internal/template", "internal/server/..."},
+		only: []string{"sandbox", "internal/span", "internal/ops", "driver", "internal/stream", "internal/offline", "internal/envd", "internal/keyed", "internal/template", "internal/server/..."},
 		deny: []string{kernel + "/...", "database/sql", "os/exec"},
 		why:  "a protocol declares the interfaces it needs of control, and does not import it",
 	},
@@ -411,7 +431,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/mcpserver",
-		only: []string{module, "admin", "internal/client", "internal/stream", "internal/span", "sandbox"},
+		only: []string{module, "admin", "internal/client", "internal/stream", "internal/offline", "internal/span", "sandbox"},
 		deny: []string{kernel + "/...", "database/sql"},
 		why:  "it is a client of the daemon, so that keys and policies hold for it",
 	},
@@ -461,20 +481,20 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/daemon/...",
-		only: []string{module, "admin", "sandbox", "driver", "drivertest", "provider/...", "internal/..."},
+		only: []string{module, "admin", "sandbox", "stream", "driver", "drivertest", "provider/...", "internal/..."},
 		deny: []string{"internal/archtest"},
 		why:  "the only package that imports everything",
 	},
 	{
 		pkgs: "atolld",
-		only: []string{module, "admin", "sandbox", "driver", "provider/...", "internal/..."},
+		only: []string{module, "admin", "sandbox", "stream", "driver", "provider/...", "internal/..."},
 		deny: []string{"drivertest", "internal/cli/...", "internal/fake", "internal/servicetest/...", "testing", "github.com/spf13/..."},
 		why:  "a program that embeds the daemon gets neither the command line nor the tests",
 	},
 
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "admin", "internal/client", "internal/tree", "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
+		only: []string{module, "admin", "internal/client", "internal/tree", "internal/sparse", "internal/offline", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
 		deny: []string{kernel + "/...", "internal/daemon/..."},
 		why:  "commands use control and open a node with any providers",
 	},
@@ -482,7 +502,7 @@ var rules = []rule{
 		pkgs: "cmd/atoll",
 		only: []string{
 			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
-			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
+			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "stream", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops",
 		},
 		why: "main only dispatches",

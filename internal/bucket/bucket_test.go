@@ -37,7 +37,7 @@ func testMain(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	program = filepath.Join(dir, "server")
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", program, "./testdata/server")
+	build := exec.Command("go", "build", "-buildvcs=false", "-o", program, "./testdata/server")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		panic(fmt.Sprintf("building the server: %v\n%s", err, out))

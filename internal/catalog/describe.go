@@ -24,7 +24,7 @@ func Describe(list []sandbox.Provider) []sandbox.Provider {
 		p.Descriptor.Permanent = p.Descriptor.Permanent || permanent
 		p.Descriptor.Driver = sandbox.DriverSupport{Available: true}
 		if len(p.Capabilities) > 0 {
-			reduce(&p.Descriptor, p.Capabilities)
+			fit(&p.Descriptor, p.Capabilities)
 		}
 	}
 	for _, d := range known {
@@ -33,8 +33,8 @@ func Describe(list []sandbox.Provider) []sandbox.Provider {
 	return list
 }
 
-// reduce removes from a descriptor what the driver does not support here.
-func reduce(d *sandbox.Descriptor, can map[string]bool) {
+// fit changes a descriptor to what the driver supports here.
+func fit(d *sandbox.Descriptor, can map[string]bool) {
 	if !can["pause"] {
 		d.Pause, d.Lifetime.Suspend = "", false
 	}
@@ -50,11 +50,13 @@ func reduce(d *sandbox.Descriptor, can map[string]bool) {
 	case !can["previews"] && d.Ports.Kind == sandbox.PortPreview:
 		d.Ports.Kind = sandbox.PortTunnel
 	}
-	if !can["terminal"] && d.Terminal.PTY {
+	switch {
+	case can["terminal"]:
+		pty(d)
+	case d.Terminal.PTY:
 		d.Terminal = sandbox.TerminalSupport{Available: true, Transport: sandbox.TransportSSE}
 	}
-	d.RunAs = d.RunAs && can["users"]
-	d.FileSystem.Available = d.FileSystem.Available && can["files"]
+	d.RunAs, d.FileSystem.Available = can["users"], can["files"]
 	d.Desktop, d.Recording = sandbox.DesktopSupport{}, false // no driver supports one yet
 }
 

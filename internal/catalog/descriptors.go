@@ -66,6 +66,16 @@ func Known() []sandbox.Descriptor {
 	return list
 }
 
+// Find returns the descriptor of a provider.
+func Find(name string) (d sandbox.Descriptor, ok bool) {
+	list := Known()
+	i := slices.IndexFunc(list, func(d sandbox.Descriptor) bool { return d.Name == name })
+	if i < 0 {
+		return d, false
+	}
+	return list[i], true
+}
+
 func localProviders() []sandbox.Descriptor {
 	gvisor := base("gvisor", "an embedded gVisor kernel per sandbox (the default)", sandbox.TierDev)
 	pty(&gvisor)
@@ -78,7 +88,6 @@ func localProviders() []sandbox.Descriptor {
 	host := base("host", "a process tree of this machine, without isolation", sandbox.TierDev)
 	pty(&host)
 	host.BackendID, host.Persistable = "unix_local", false
-	host.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotDir, TarFallback: true}
 	host.Ports = sandbox.PortSupport{Kind: sandbox.PortLocal, OnDemand: true}
 	host.Lifetime.LockFreeResume = true
 	host.Find, host.Verified = sandbox.FindByLabel, sandbox.VerifiedLive
@@ -90,7 +99,10 @@ func localProviders() []sandbox.Descriptor {
 	docker.Ports = sandbox.PortSupport{Kind: sandbox.PortLocal, OnDemand: true}
 	docker.Lifetime = sandbox.LifetimeSupport{Suspend: true, LockFreeResume: true}
 	docker.Find, docker.Verified = sandbox.FindByLabel, sandbox.VerifiedLive
-	docker.Credentials = []sandbox.Credential{setting("host", "DOCKER_HOST", false)}
+	docker.Credentials = []sandbox.Credential{
+		setting("host", "DOCKER_HOST", false), setting("API version", "DOCKER_API_VERSION", false), setting("certificates", "DOCKER_CERT_PATH", false),
+		setting("image", "ATOLL_DOCKER_IMAGE", false), setting("network", "ATOLL_DOCKER_NETWORK", false),
+	}
 
 	remote := base("remote", "another Atoll daemon", sandbox.TierDev)
 	pty(&remote)
@@ -105,6 +117,7 @@ func localProviders() []sandbox.Descriptor {
 		{Name: "key", Env: "ATOLL_REMOTE_KEY", Secret: true},
 		setting("key file", "ATOLL_REMOTE_KEY_FILE", false),
 		setting("certificates", "ATOLL_REMOTE_CA_FILE", false), setting("provider", "ATOLL_REMOTE_PROVIDER", false),
+		setting("secrets", "ATOLL_REMOTE_SECRETS", false),
 	}
 
 	fake := base("fake", "sandboxes in memory, for tests", sandbox.TierDev)
@@ -158,11 +171,15 @@ func hostedDesktops() []sandbox.Descriptor {
 	runloop.Credentials = []sandbox.Credential{secret("API key", "RUNLOOP_API_KEY")}
 
 	e2b := hosted("e2b", "E2B, or a service that speaks its API", sandbox.TierDesktop)
-	e2b.Fork, e2b.Pause, e2b.Egress = true, sandbox.PauseMemory, sandbox.EgressHost
+	pty(&e2b)
+	e2b.RunAs, e2b.Fork, e2b.Egress = true, true, sandbox.EgressHost
 	e2b.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
-	e2b.Ports.Kind, e2b.Lifetime.Suspend, e2b.WorkspaceRoot = sandbox.PortPreview, true, "/home/user"
+	e2b.Ports.Kind, e2b.WorkspaceRoot = sandbox.PortTunnel, "/home/user"
 	e2b.Units, e2b.Verified = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}}, sandbox.VerifiedFake
-	e2b.Credentials = []sandbox.Credential{secret("API key", "E2B_API_KEY"), setting("domain", "E2B_DOMAIN", false)}
+	e2b.Credentials = []sandbox.Credential{
+		secret("API key", "E2B_API_KEY"), setting("domain", "E2B_DOMAIN", false), setting("API URL", "E2B_API_URL", false),
+		setting("sandbox URL", "E2B_SANDBOX_URL", false), setting("template", "E2B_TEMPLATE", false),
+	}
 
 	blaxel := hosted("blaxel", "Blaxel", sandbox.TierDesktop)
 	blaxel.Egress = sandbox.EgressHost
@@ -189,15 +206,14 @@ func hostedHeadless() []sandbox.Descriptor {
 	vercel.Credentials = []sandbox.Credential{secret("token", "VERCEL_TOKEN"), setting("project", "VERCEL_PROJECT_ID", true), setting("team", "VERCEL_TEAM_ID", false)}
 
 	superserve := hosted("superserve", "Superserve", sandbox.TierHeadless)
-	superserve.Pause, superserve.Egress, superserve.Fork = sandbox.PauseMemory, sandbox.EgressHost, true
+	superserve.Egress, superserve.Fork = sandbox.EgressHost, true
 	superserve.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
 	superserve.Ports = sandbox.PortSupport{Kind: sandbox.PortPreview, OnDemand: true}
 	pty(&superserve)
 	superserve.RunAs, superserve.Verified = true, sandbox.VerifiedFake
-	superserve.Lifetime = sandbox.LifetimeSupport{IdleKiller: true, Suspend: true}
 	superserve.Units = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}}
 	superserve.Credentials = []sandbox.Credential{
-		{Name: "API key", Env: "SUPERSERVE_API_KEY", Secret: true},
+		secret("API key", "SUPERSERVE_API_KEY"),
 		setting("API key file", "SUPERSERVE_API_KEY_FILE", false), setting("API key command", "SUPERSERVE_API_KEY_COMMAND", false),
 		setting("control URL", "SUPERSERVE_BASE_URL", false),
 		setting("data URL", "SUPERSERVE_DATA_URL", false), setting("template", "SUPERSERVE_TEMPLATE", false),
@@ -218,15 +234,14 @@ func hostedHeadless() []sandbox.Descriptor {
 	}
 
 	islo := hosted("islo", "islo", sandbox.TierHeadless)
-	islo.Pause, islo.Egress, islo.Find, islo.Fork = sandbox.PauseDisk, sandbox.EgressFull, sandbox.FindByName, true
+	islo.Egress, islo.Find, islo.Fork = sandbox.EgressFull, sandbox.FindByName, true
 	islo.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
 	islo.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
 	pty(&islo)
 	islo.RunAs, islo.Verified = true, sandbox.VerifiedFake
-	islo.Lifetime = sandbox.LifetimeSupport{IdleKiller: true, Suspend: true}
 	islo.Units = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}}
 	islo.Credentials = []sandbox.Credential{
-		{Name: "API key", Env: "ISLO_API_KEY", Secret: true},
+		secret("API key", "ISLO_API_KEY"),
 		setting("API key file", "ISLO_API_KEY_FILE", false), setting("API key command", "ISLO_API_KEY_COMMAND", false),
 		setting("control URL", "ISLO_BASE_URL", false), setting("compute URL", "ISLO_COMPUTE_URL", false),
 		setting("image", "ISLO_IMAGE", false), setting("gateway profile", "ISLO_GATEWAY_PROFILE", false),
@@ -282,17 +297,25 @@ func CheckDescriptor(key string, d sandbox.Descriptor) error {
 	return nil
 }
 
-// CheckCredentials reports missing settings of a provider. It makes no network
+// CheckCredentials reports missing settings of a provider. A setting may also
+// come from the file or the command that another one names. It makes no network
 // calls. Errors contain no values.
 func CheckCredentials(d sandbox.Descriptor, lookup func(env string) (string, bool)) error {
-	given := map[string]bool{}
+	given, from := map[string]bool{}, map[string]string{}
 	for _, c := range d.Credentials {
 		v, _ := lookup(c.Env)
 		given[c.Name] = strings.TrimSpace(v) != ""
+		for _, kind := range []string{" file", " command"} {
+			if name, ok := strings.CutSuffix(c.Name, kind); ok {
+				given[name] = given[name] || given[c.Name]
+				from[name] += ", or " + c.Env
+			}
+		}
 	}
 	for _, c := range d.Credentials {
 		switch {
 		case c.Required && !given[c.Name]:
+			c.Env += from[c.Name]
 			return missing(d, c, "is missing")
 		case c.With != "" && given[c.With] && !given[c.Name]:
 			return missing(d, c, "is missing: "+c.With+" is set, and both are needed")

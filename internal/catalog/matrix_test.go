@@ -41,7 +41,7 @@ func matrix(list []sandbox.Descriptor) string {
 	var b strings.Builder
 	b.WriteString(`# Providers
 
-What each system can do, as far as Atoll knows. Generated from the descriptors in ` + "`internal/catalog`" + `. ` + "`atoll provider ls`" + ` shows which ones this build has a driver for,
+What each system can do through Atoll's driver or, without one, as far as Atoll knows. Generated from the descriptors in ` + "`internal/catalog`" + `. ` + "`atoll provider ls`" + ` shows which ones this build has a driver for,
 and ` + "`atoll provider show NAME`" + ` everything about one. *Verified* says what the driver was tested with: the technology itself (live), a fake that the official client
 accepts too (fake), or nothing yet (none).
 

@@ -1,7 +1,9 @@
 package catalog
 
 import (
+	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -27,6 +29,9 @@ type Query struct {
 	ComputerView   bool // screenshots only
 	TerminalOff    bool // disabled by policy
 	NoStreamSecret bool // stream tokens cannot be signed
+	NoDesktop      bool // the image has no desktop
+	NoRecording    bool // nothing records
+	NoGit          bool // there are no git operations
 
 	Acknowledged bool     // the viewer has acknowledged this group's desktop
 	Shared       bool     // other sessions use the sandbox
@@ -96,7 +101,7 @@ func Negotiate(d sandbox.Descriptor, q Query) (sandbox.CapabilityDocument, error
 	doc := sandbox.CapabilityDocument{
 		SessionID: q.SessionID, Backend: d.Name, OS: q.OS, Liveness: q.Liveness, LeaseEpoch: q.Epoch,
 		HeartbeatMs: viewerHeartbeat.Milliseconds(), Negotiated: q.Now,
-		FileSystem: fileCell(d), Terminal: terminalCell(d, q), Git: gitCell(d),
+		FileSystem: fileCell(d), Terminal: terminalCell(d, q), Git: gitCell(d, q),
 		Desktop: desktopCell(d, q), Recording: recordingCell(d, q), ComputerUse: computerCell(d, q),
 	}
 	if q.Machine != nil {
@@ -117,10 +122,13 @@ func fileCell(d sandbox.Descriptor) sandbox.FileSystemCell {
 	return c
 }
 
-func gitCell(d sandbox.Descriptor) sandbox.GitCell {
-	c := sandbox.GitCell{Available: d.Git, Repos: []string{}}
-	if !c.Available {
+func gitCell(d sandbox.Descriptor, q Query) sandbox.GitCell {
+	c := sandbox.GitCell{Available: d.Git && !q.NoGit, Repos: []string{}}
+	switch {
+	case !d.Git:
 		c.Reason = sandbox.BackendUnsupported
+	case q.NoGit:
+		c.Reason = sandbox.NotProvisioned
 	}
 	return c
 }
@@ -162,6 +170,8 @@ func desktopCell(d sandbox.Descriptor, q Query) sandbox.DesktopCell {
 		c.Reason = noScreen(d)
 	case q.DesktopOff, q.NoStreamSecret:
 		c.Reason = sandbox.DisabledByPolicy
+	case q.NoDesktop:
+		c.Reason = sandbox.NotProvisioned
 	case q.Liveness == "cold" && q.Desktop == nil:
 		c.Reason = sandbox.LeaseCold
 	}
@@ -204,6 +214,8 @@ func recordingCell(d sandbox.Descriptor, q Query) sandbox.RecordingCell {
 		c.Reason = noScreen(d)
 	case q.DesktopOff:
 		c.Reason = sandbox.DisabledByPolicy
+	case q.NoDesktop, q.NoRecording:
+		c.Reason = sandbox.NotProvisioned
 	default:
 		c.Available = true
 		c.Modes = []string{"manual", "on-turn", "on-verify"}
@@ -219,6 +231,8 @@ func computerCell(d sandbox.Descriptor, q Query) sandbox.ComputerUseCell {
 		c.Reason = noScreen(d)
 	case q.DesktopOff, q.ComputerOff:
 		c.Reason = sandbox.DisabledByPolicy
+	case q.NoDesktop:
+		c.Reason = sandbox.NotProvisioned
 	default:
 		c.Available = true
 	}
@@ -263,6 +277,23 @@ func refuseScreen(doc *sandbox.CapabilityDocument, why sandbox.UnavailableReason
 	if force || doc.ComputerUse.Available {
 		doc.ComputerUse.Available, doc.ComputerUse.Reason = false, why
 	}
+}
+
+// Served returns the descriptor of a provider whose sandboxes' ports the daemon
+// reaches. The daemon then serves the desktop of every image that has one.
+func Served(d sandbox.Descriptor) sandbox.Descriptor {
+	if !d.Desktop.Available {
+		screen(&d)
+	}
+	return d
+}
+
+// DesktopImage reports whether an image is one with a desktop, which its name
+// says: desktop, with any registry and tag.
+func DesktopImage(name string) bool {
+	name, _, _ = strings.Cut(path.Base(name), "@")
+	name, _, _ = strings.Cut(name, ":")
+	return name == "desktop"
 }
 
 // HasDesktop reports whether the provider with that name or backend id can have

@@ -136,7 +136,8 @@ func TestRB15Invariants(t *testing.T) {
 	}
 }
 
-// The values of RB-16 that a descriptor states.
+// The values of RB-16 that a descriptor states. The row of e2b is what its
+// driver supports: see TestCatalog of package provider/all.
 func TestRB16KnownValues(t *testing.T) {
 	row := func(name string) string {
 		d := known(t, name)
@@ -155,7 +156,7 @@ func TestRB16KnownValues(t *testing.T) {
 		"modal":      "desktop y y 24h0m0s y native-fs provider-tunnel n /workspace y y y",
 		"daytona":    "desktop y y 0s y native-snapshot-id preview-url n /workspace y y n",
 		"runloop":    "desktop n y 0s y native-snapshot-id provider-tunnel n /workspace y n n",
-		"e2b":        "desktop n y 0s y native-snapshot-id preview-url n /home/user y n n",
+		"e2b":        "desktop y y 0s y native-snapshot-id provider-tunnel n /home/user y y n",
 		"blaxel":     "desktop n y 0s y tar-only provider-tunnel y /workspace y n n",
 		"cloudflare": "headless y n 0s y tar-only provider-tunnel n /workspace y y n",
 		"vercel":     "headless n n 5h0m0s y tar-only preview-url n /vercel/sandbox y n n",
@@ -212,6 +213,9 @@ func TestRB21Desktop(t *testing.T) {
 		{"cold", "modal", Query{}, sandbox.LeaseCold},
 		{"warming", "modal", Query{Liveness: "warming"}, ""},
 		{"warm", "modal", warm(), ""},
+		{"without a display in the image", "modal", Query{Liveness: "warm", NoDesktop: true}, sandbox.NotProvisioned},
+		{"policy beats the image", "modal", Query{DesktopOff: true, NoDesktop: true}, sandbox.DisabledByPolicy},
+		{"the image beats cold", "modal", Query{NoDesktop: true}, sandbox.NotProvisioned},
 		{"the operating system beats all", "modal", Query{OS: "macos", DesktopOff: true}, sandbox.OSUnsupported},
 		{"RB-22: minted beats cold", "modal", Query{Desktop: minted}, ""},
 		{"RB-22: minted does not beat policy", "modal", Query{Desktop: minted, DesktopOff: true}, sandbox.DisabledByPolicy},
@@ -258,6 +262,8 @@ func TestRB21RecordingAndComputerUse(t *testing.T) {
 		{"cold", "modal", Query{}, "", ""},
 		{"desktop off", "modal", Query{Liveness: "warm", DesktopOff: true}, sandbox.DisabledByPolicy, sandbox.DisabledByPolicy},
 		{"computer off", "modal", Query{Liveness: "warm", ComputerOff: true}, "", sandbox.DisabledByPolicy},
+		{"no display", "modal", Query{Liveness: "warm", NoDesktop: true}, sandbox.NotProvisioned, sandbox.NotProvisioned},
+		{"no recorder", "modal", Query{Liveness: "warm", NoRecording: true}, sandbox.NotProvisioned, ""},
 		{"os", "modal", Query{OS: "windows"}, sandbox.OSUnsupported, sandbox.OSUnsupported},
 	}
 	for _, tt := range tests {
@@ -265,6 +271,17 @@ func TestRB21RecordingAndComputerUse(t *testing.T) {
 		if r, c := doc.Recording, doc.ComputerUse; r.Reason != tt.recording || r.Available != (r.Reason == "") || (len(r.Modes) == 3) != r.Available || (len(r.Codecs) == 2) != r.Available ||
 			c.Reason != tt.computer || c.Available != (c.Reason == "") {
 			t.Errorf("%s: %+v, %+v", tt.name, r, c)
+		}
+	}
+}
+
+func TestDesktopImage(t *testing.T) {
+	for name, want := range map[string]bool{
+		"desktop": true, "desktop:1": true, "registry.example.com:5000/team/desktop:1": true, "x/desktop@sha256:0": true,
+		"": false, "host": false, "debian:12": false, "desktop/debian": false, "desktops": false,
+	} {
+		if DesktopImage(name) != want {
+			t.Errorf("%q: %v", name, !want)
 		}
 	}
 }

@@ -11,9 +11,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -68,8 +70,10 @@ type App struct {
 	stateDir string        // --state-dir
 	provider string        // --provider
 	direct   bool          // --no-daemon
+	tenant   string        // --tenant
 	system   System        // once it is open
-	client   *atoll.Client // of a daemon, once it was found
+	conn     *atoll.Client // of a daemon, once it was found
+	client   *atoll.Client // conn, in the tenant of --tenant
 	sessions bool          // the command names sessions and not sandboxes
 	quiet    bool          // no warnings about new sandboxes
 	patience patience      // with a daemon that is slow
@@ -98,8 +102,8 @@ func (a *App) Main(ctx context.Context, args []string) int {
 	if a.system != nil {
 		err = errors.Join(err, a.system.Close())
 	}
-	if a.client != nil {
-		err = errors.Join(err, a.client.Close())
+	if a.conn != nil {
+		err = errors.Join(err, a.conn.Close())
 	}
 	return a.finish(cmd, err)
 }
@@ -123,10 +127,11 @@ one.`,
   atoll doctor`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-	}, runCommands{a}.runCmd(), runCommands{a}.createCmd(), processCommands{a}.execCmd(), processCommands{a}.shellCmd(), processCommands{a}.attachCmd(), listCommands{a}.lsCmd(), listCommands{a}.inspectCmd(), listCommands{a}.topCmd(), processCommands{a}.psCmd(), processCommands{a}.logsCmd(), processCommands{a}.killCmd(), copyCommands{a}.cpCmd(), portCommands{a}.portCmd(), listCommands{a}.rmCmd(),
+	}, runCommands{a}.runCmd(), runCommands{a}.createCmd(), processCommands{a}.execCmd(), processCommands{a}.shellCmd(), processCommands{a}.attachCmd(), processCommands{a}.terminalCmd(), listCommands{a}.lsCmd(), listCommands{a}.inspectCmd(), listCommands{a}.topCmd(), processCommands{a}.psCmd(), processCommands{a}.logsCmd(), processCommands{a}.killCmd(), copyCommands{a}.cpCmd(), portCommands{a}.portCmd(), computerCommands{a}.computerCmd(), listCommands{a}.rmCmd(),
 		lifecycleCommands{a}.pauseCmd(), lifecycleCommands{a}.resumeCmd(), lifecycleCommands{a}.stopCmd(), lifecycleCommands{a}.startCmd(), lifecycleCommands{a}.updateCmd(), lifecycleCommands{a}.forkCmd(), snapshotCommands{a}.snapshotCmd(), sessionCommands{a}.sessionCmd(),
-		upCommands{a}.upCmd(), upCommands{a}.downCmd(), contextCommands{a}.contextCmd(), mcpCommands{a}.mcpCmd(), e2bCommands{a}.e2bCmd(), keyCommands{a}.keyCmd(), tenantCommands{a}.tenantCmd(), workspaceCommands{a}.workspaceCmd(), profileCommands{a}.profileCmd(), policyCommands{a}.policyCmd(), secretCommands{a}.secretCmd(), profileCommands{a}.egressCmd(), eventCommands{a}.eventsCmd(), eventCommands{a}.auditCmd(), sessionCommands{a}.usageCmd(), stateCommands{a}.stateCmd(),
+		upCommands{a}.upCmd(), upCommands{a}.downCmd(), a.consoleCmd(), contextCommands{a}.contextCmd(), mcpCommands{a}.mcpCmd(), e2bCommands{a}.e2bCmd(), keyCommands{a}.keyCmd(), tenantCommands{a}.tenantCmd(), workspaceCommands{a}.workspaceCmd(), profileCommands{a}.profileCmd(), policyCommands{a}.policyCmd(), secretCommands{a}.secretCmd(), profileCommands{a}.egressCmd(), eventCommands{a}.eventsCmd(), eventCommands{a}.auditCmd(), sessionCommands{a}.usageCmd(), stateCommands{a}.stateCmd(),
 		imageCommands{a}.imageCmd(), templateCommands{a}.templateCmd(), providerCommands{a}.providerCmd(), providerCommands{a}.doctorCmd(), a.versionCmd())
+	root.AddCommand(foreign()...)
 	root.AddGroup(
 		&cobra.Group{ID: groupBox, Title: "Sandboxes:"},
 		&cobra.Group{ID: groupDaemon, Title: "The daemon:"},
@@ -137,10 +142,13 @@ one.`,
 	flags.StringVar(&a.stateDir, "state-dir", "", "where Atoll keeps its state (default: $ATOLL_STATE_DIR, /var/lib/atoll for root, else ~/.local/state/atoll)")
 	flags.StringVar(&a.provider, "provider", "", "provider for new sandboxes (default: $ATOLL_PROVIDER, else that of the daemon, else "+a.defaultProvider()+"; see: atoll provider ls)")
 	flags.BoolVar(&a.direct, "no-daemon", false, "do not start a daemon in the background, even if the command needs one ($ATOLL_NO_DAEMON)")
+	flags.StringVar(&a.tenant, "tenant", "", "act in this tenant, as the owner of the machine (default: your own; see: atoll tenant ls)")
 	_ = root.RegisterFlagCompletionFunc("provider", a.completeProviders)
+	_ = root.RegisterFlagCompletionFunc("tenant", a.completeTenants)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, err) })
 	root.SetHelpCommandGroupID(groupMachine)
 	root.SetCompletionCommandGroupID(groupMachine)
+	completeWithoutPackage(root)
 	return root
 }
 
@@ -231,7 +239,25 @@ var elsewhere = map[string]string{
 	"images": "atoll image ls", "login": "docker login; Atoll reads the credentials that docker and podman keep", "pull": "atoll image pull", "rmi": "atoll image rm", "load": "atoll image import",
 	"build": "atoll template build", "volume": "atoll workspace", "network": "atoll profile", "info": "atoll doctor",
 	"restart": "atoll stop, then atoll start", "commit": "atoll snapshot create", "container": "atoll ls, and its other commands without a noun",
-	"system": "atoll state, and atoll doctor",
+	"system":  "atoll state, and atoll doctor",
+	"compose": "atoll create for each service, or atoll template build for an image of its own; files of compose are not read",
+	"wait":    "atoll attach SANDBOX COMMAND, which ends with the command and has its exit code",
+	"search":  "atoll image ls; registries are not searched",
+	"push":    "atoll template build, or atoll snapshot create; Atoll pushes to no registry",
+	"tag":     "atoll image import --name NAME, or atoll template tag",
+}
+
+// foreign are hidden commands that name Atoll's, whatever flags they get.
+func foreign() (all []*cobra.Command) {
+	for _, name := range slices.Sorted(maps.Keys(elsewhere)) {
+		all = append(all, &cobra.Command{
+			Use: name, Hidden: true, DisableFlagParsing: true,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return &usageError{message: fmt.Sprintf("there is no command %q", cmd.CommandPath()), hint: "use: " + elsewhere[name]}
+			},
+		})
+	}
+	return all
 }
 
 // parent makes a command with subcommands: alone it shows its help, and an unknown subcommand
@@ -242,9 +268,7 @@ func parent(cmd *cobra.Command, subcommands ...*cobra.Command) *cobra.Command {
 			return nil
 		}
 		hint := "see: " + cmd.CommandPath() + " --help"
-		if there := elsewhere[args[0]]; there != "" && !cmd.HasParent() {
-			hint = "use: " + there
-		} else if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 			hint = "did you mean: " + cmd.CommandPath() + " " + strings.Join(near, " or ")
 		}
 		return &usageError{message: fmt.Sprintf("there is no command %q", cmd.CommandPath()+" "+args[0]), hint: hint}

@@ -54,6 +54,26 @@ func (a *App) completeProviders(*cobra.Command, []string, string) ([]string, cob
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
+// completeTenants offers the names of tenants to the owner of the machine.
+func (a *App) completeTenants(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	defer cancel()
+	a.tenant = ""
+	c, err := a.daemon(ctx)
+	if err != nil || c == nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	all, err := c.Admin().Tenants(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	names := make([]string, 0, len(all))
+	for _, t := range all {
+		names = append(names, t.ID)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
 // completeFlag offers fixed values for a flag.
 func completeFlag(cmd *cobra.Command, flag string, values ...string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"path"
@@ -24,10 +25,17 @@ func (a copyCommands) cpCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cp SANDBOX:PATH LOCAL | LOCAL SANDBOX:PATH",
 		Short: "Copy files and directories in and out of a sandbox",
-		Long: `Cp copies a file or a directory tree. If the destination is an existing directory,
-the copy keeps its name inside it; otherwise the destination is the new name. The
-local path "-" is a tar stream: standard input, optionally compressed with zstd, or
-standard output. Write a local name that contains a colon as ./NAME.
+		Long: `Cp copies a file or a directory tree, as cp -R does. If the destination is an existing
+directory, the copy keeps its name inside it, and DIR/. stands for what DIR contains;
+otherwise the destination is the new name. The local path "-" is a tar stream: standard
+input, optionally compressed with zstd, or standard output. Write a local name that
+contains a colon as ./NAME.
+
+As with docker cp, an existing file is replaced and not written to: the copy has the mode
+of the source, and other hard links to the replaced file keep their content. A link is
+followed if it is the destination or the local source, and copied as a link otherwise.
+Hard links in a tree are kept. Copying in makes missing directories. If something that
+was named cannot be copied, the exit code is not 0.
 
 Copying in is all or nothing: a stream that is cut off or contains a member that is
 refused changes nothing in the sandbox. Holes of sparse files are kept.
@@ -92,23 +100,49 @@ func (a copyCommands) copyOut(ctx context.Context, box box, from, to string, opt
 	if to == "-" {
 		return box.Files().Export(ctx, inside(from), a.Stdout, opts)
 	}
-	dir, name, err := localPlace(to, path.Base(inside(from)))
+	source := inside(from)
+	isDir := isDirectory(ctx, box.Files(), source)
+	if strings.HasSuffix(from, "/") && !isDir {
+		if _, err := box.Files().Stat(ctx, source); err != nil {
+			return err
+		}
+		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: from, Message: "is not a directory"}
+	}
+	dir, name, err := localPlace(to, path.Base(source), isDir)
 	if err != nil {
 		return err
+	}
+	if isDir && isContent(from) && isLocalDir(to) {
+		name = "."
 	}
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(box.Files().Export(ctx, inside(from), w, opts)) }()
 	skipped, err := tree.Unpack(ctx, r, dir, name)
 	r.CloseWithError(err) // Export must not wait for a reader that is gone
-	for _, member := range skipped {
-		a.say("warning", "left out: "+oneLine(member, 200))
-	}
+	a.sayLeftOut(skipped)
 	return err
 }
 
+// sayLeftOut warns of what cannot be copied.
+func (a copyCommands) sayLeftOut(members []string) {
+	for _, member := range members {
+		a.say("warning", "left out: "+oneLine(member, 200))
+	}
+}
+
+// isContent reports whether a path names what is in a directory, as DIR/. does.
+func isContent(p string) bool {
+	return p == "." || strings.HasSuffix(p, "/.")
+}
+
+func isLocalDir(p string) bool {
+	info, err := os.Stat(p)
+	return err == nil && info.IsDir()
+}
+
 // localPlace returns the local directory to write to, and the name of the copy
-// in it.
-func localPlace(to, base string) (dir, name string, err error) {
+// in it. A copy onto a link goes where the link leads.
+func localPlace(to, base string, isDir bool) (dir, name string, err error) {
 	if base == "/" {
 		base = "root"
 	}
@@ -116,16 +150,29 @@ func localPlace(to, base string) (dir, name string, err error) {
 	switch {
 	case err == nil && info.IsDir():
 		return to, base, nil
-	case err != nil && !os.IsNotExist(err):
+	case err == nil && isDir:
+		return "", "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: to, Message: "a directory cannot replace a file"}
+	case err == nil:
+		to, err = filepath.EvalSymlinks(to)
+		return filepath.Dir(to), filepath.Base(to), err
+	case !os.IsNotExist(err):
 		return "", "", err
-	case err != nil && strings.HasSuffix(to, "/"):
+	case strings.HasSuffix(to, "/") && !isDir:
 		return "", "", &sandbox.Error{Code: sandbox.CodeNotFound, Subject: to, Message: "no such directory", Hint: "make it first with: mkdir -p " + to}
+	}
+	to = filepath.Clean(to)
+	if _, err := os.Lstat(to); err == nil {
+		return "", "", brokenLink(to)
 	}
 	dir = filepath.Dir(to)
 	if _, err := os.Stat(dir); err != nil {
 		return "", "", &sandbox.Error{Code: sandbox.CodeNotFound, Subject: dir, Message: "no such directory", Hint: "make it first with: mkdir -p " + dir}
 	}
 	return dir, filepath.Base(to), nil
+}
+
+func brokenLink(name string) error {
+	return &sandbox.Error{Code: sandbox.CodeConflict, Subject: name, Message: "is a link that leads nowhere", Hint: "remove it first, or copy to where it should lead"}
 }
 
 // copyIn copies a local file or tree into a sandbox.
@@ -147,31 +194,63 @@ func (a copyCommands) copyIn(ctx context.Context, box box, from, to, owner strin
 	if err != nil {
 		return err
 	}
+	if info.IsDir() && isContent(filepath.ToSlash(from)) && dir == inside(to) {
+		name = "."
+	}
 	r, w := io.Pipe()
-	go func() { w.CloseWithError(tree.Pack(ctx, w, base, name)) }()
+	packed := make(chan struct{})
+	var skipped []string
+	var failed error
+	go func() {
+		defer close(packed)
+		skipped, failed = tree.Pack(ctx, w, base, name)
+		w.CloseWithError(failed)
+	}()
 	err = files.Import(ctx, dir, r, opts)
 	r.CloseWithError(io.ErrClosedPipe)
+	<-packed
+	a.sayLeftOut(skipped)
+	if failed != nil && !errors.Is(failed, io.ErrClosedPipe) {
+		return failed // rather than what the other end makes of it
+	}
 	return err
 }
 
 // insidePlace returns the directory inside to write to, and the name of the
-// copy in it.
+// copy in it. A copy onto a link goes where the link leads.
 func insidePlace(ctx context.Context, files boxFiles, to, base string, isDir bool) (dir, name string, err error) {
 	target := inside(to)
 	if isDirectory(ctx, files, target) {
 		return target, base, nil
 	}
-	_, err = files.Stat(ctx, target)
-	switch {
-	case err == nil && isDir:
-		return "", "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: target, Message: "a directory cannot replace a file"}
-	case err != nil && !missing(err):
-		return "", "", err
-	case err != nil && strings.HasSuffix(to, "/"):
+	if strings.HasSuffix(to, "/") && !isDir {
+		if _, err := files.Stat(ctx, target); err == nil {
+			return "", "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: to, Message: "is not a directory"}
+		}
 		return target, base, nil // Import makes it
 	}
-	return path.Dir(target), path.Base(target), nil
+	for range maxLinks {
+		info, err := files.Stat(ctx, target)
+		switch {
+		case err == nil && isDir:
+			return "", "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: target, Message: "a directory cannot replace a file"}
+		case err != nil && !missing(err):
+			return "", "", err
+		case err != nil && target != inside(to):
+			return "", "", brokenLink(inside(to))
+		case err == nil && info.Type == sandbox.TypeSymlink:
+			if target = info.Target; !path.IsAbs(target) {
+				target = path.Join(path.Dir(info.Path), target)
+			}
+			continue
+		}
+		return path.Dir(target), path.Base(target), nil
+	}
+	return "", "", brokenLink(inside(to))
 }
+
+// maxLinks is how many links a path may lead through, as for Linux.
+const maxLinks = 40
 
 // isDirectory reports whether a path inside is a directory or a link to one.
 // Only directories can be listed.

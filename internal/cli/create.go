@@ -36,7 +36,12 @@ manages the sandbox and remembers its settings when it is stopped and started.`,
 		Example: `  atoll create --name demo --idle 10m --idle-action sleep
   atoll exec demo -- python3 --version`,
 		GroupID: groupBox,
-		Args:    cobra.NoArgs,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 && sandbox.ValidateName(args[0]) == nil {
+				return &usageError{message: "atoll create takes no arguments, and was given \"" + args[0] + "\"", hint: "to choose the name: atoll create --name " + args[0]}
+			}
+			return cobra.NoArgs(cmd, args)
+		},
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVarP(&how.env, "env", "e", nil, "set a variable: NAME=VALUE, or NAME to pass on your own")

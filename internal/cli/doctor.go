@@ -73,11 +73,14 @@ func (a providerCommands) diagnoseDaemon(ctx context.Context) (*sandbox.Diagnosi
 
 // showDiagnoses shows how the providers and the daemon are, if there is one.
 func (a providerCommands) showDiagnoses(all []diagnosis, d *sandbox.Diagnosis, asJSON bool) error {
-	healthy := slices.ContainsFunc(all, func(d diagnosis) bool { return d.Default && d.Available }) && (d == nil || d.Healthy)
+	healthy := d == nil || d.Healthy
+	if all != nil {
+		healthy = healthy && slices.ContainsFunc(all, func(d diagnosis) bool { return d.Default && d.Available })
+	}
 	var err error
 	if asJSON {
 		err = a.printJSON(struct {
-			Providers []diagnosis        `json:"providers"`
+			Providers []diagnosis        `json:"providers,omitempty"`
 			Daemon    *sandbox.Diagnosis `json:"daemon,omitempty"`
 		}{all, d})
 	} else {

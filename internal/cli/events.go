@@ -5,10 +5,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/admin"
@@ -21,7 +24,7 @@ type eventCommands struct{ *App }
 func (a eventCommands) eventsCmd() *cobra.Command {
 	var opts sandbox.EventQuery
 	var box string
-	var follow, asJSON bool
+	var follow, asJSON, allTenants bool
 	var span spanFlags
 	cmd := &cobra.Command{
 		Use:   "events",
@@ -35,6 +38,7 @@ is the cursor for --after.
 a time that is still to come.`,
 		Example: `  atoll events
   atoll events --since 10m
+  atoll events --all-tenants
   atoll events --type sandbox.created --json`,
 		GroupID: groupDaemon,
 		Args:    cobra.NoArgs,
@@ -47,6 +51,9 @@ a time that is still to come.`,
 	flags.StringSliceVar(&opts.Ops, "op", nil, "only about these operations, such as process.exec")
 	span.register(flags)
 	flags.BoolVar(&asJSON, "json", false, "write JSON lines")
+	flags.BoolVar(&allTenants, "all-tenants", false, "of all tenants, as the owner of the machine")
+	cmd.MarkFlagsMutuallyExclusive("all-tenants", "after") // cursors are of one tenant
+	cmd.MarkFlagsMutuallyExclusive("all-tenants", "sandbox")
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) (err error) {
 		if opts.Since, opts.Until, err = span.read(); err != nil {
 			return err
@@ -62,7 +69,12 @@ a time that is still to come.`,
 			}
 			opts.Sandbox = s.ID()
 		}
-		if err := eachEvent(ctx, c, opts, follow, func(e sandbox.Event) error { return a.showEvent(e, asJSON) }); err != nil {
+		if allTenants {
+			err = a.eventsOfAll(ctx, c, opts, follow, asJSON)
+		} else {
+			err = eachEvent(ctx, c, opts, follow, func(e sandbox.Event) error { return a.showEvent("", e, asJSON) })
+		}
+		if err != nil {
 			return err
 		}
 		if ctx.Err() != nil {
@@ -93,13 +105,66 @@ func eachEvent(ctx context.Context, c *atoll.Client, opts sandbox.EventQuery, fo
 	return nil
 }
 
-func (a eventCommands) showEvent(e sandbox.Event, asJSON bool) error {
+// eventsOfAll shows the events of all tenants: recorded ones by time, and with
+// follow those to come as they come.
+func (a eventCommands) eventsOfAll(ctx context.Context, c *atoll.Client, opts sandbox.EventQuery, follow bool, asJSON bool) error {
+	tenants, err := a.tenants(ctx, c)
+	if err != nil {
+		return err
+	}
+	if !follow {
+		type record struct {
+			tenant string
+			sandbox.Event
+		}
+		var all []record
+		for _, t := range tenants {
+			err := eachEvent(ctx, t.client, opts, false, func(e sandbox.Event) error {
+				all = append(all, record{t.name, e})
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+		slices.SortStableFunc(all, func(x, y record) int { return x.Time.Compare(y.Time) })
+		for _, r := range all {
+			if err := a.showEvent(r.tenant, r.Event, asJSON); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var one sync.Mutex
+	g, ctx := errgroup.WithContext(ctx)
+	for _, t := range tenants {
+		g.Go(func() error {
+			return eachEvent(ctx, t.client, opts, true, func(e sandbox.Event) error {
+				one.Lock()
+				defer one.Unlock()
+				return a.showEvent(t.name, e, asJSON)
+			})
+		})
+	}
+	return g.Wait()
+}
+
+// showEvent writes an event, with its tenant if one is given.
+func (a eventCommands) showEvent(tenant string, e sandbox.Event, asJSON bool) error {
 	if asJSON {
 		text, err := json.Marshal(e)
+		if err == nil && tenant != "" {
+			var of []byte
+			of, err = json.Marshal(tenant)
+			text = slices.Concat([]byte(`{"tenant":`), of, []byte(","), text[1:])
+		}
 		if err == nil {
 			_, err = fmt.Fprintf(a.Stdout, "%s\n", text)
 		}
 		return err
+	}
+	if tenant != "" {
+		e.Type = tenant + "  " + e.Type
 	}
 	fields := []string{
 		fmt.Sprint(e.Seq), e.Time.UTC().Format(time.RFC3339), e.Type, e.Op, cmp.Or(e.Name, string(e.Sandbox), "-"),

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -99,14 +100,22 @@ func (a processCommands) connect(ctx context.Context, name string, how *commandF
 			return sandbox.Exit{}, err
 		}
 		defer p.Close()
+		_, shared := p.(*atoll.Terminal)
 		if how.detachKeys != nil && p.Info().TTY && isTerminal(a.Stdin) {
 			s.detachKeys, s.sizes = how.detachKeys, a.terminal()
 			s.terminal, _ = a.Stdin.(*os.File)
 			_ = p.Resize(ctx, windowSize(s.sizes)) // it may just have ended
 		}
 		err = s.use(ctx, p)
+		back := "atoll attach "
+		if shared {
+			back = "atoll terminal "
+			if isTerminal(a.Stdout) {
+				_, _ = fmt.Fprint(a.Stdout, resetScreen)
+			}
+		}
 		if errors.Is(err, errDetached) {
-			a.say("note", "detached; to come back: atoll attach "+visible(box.Name()))
+			a.say("note", "detached; to come back: "+back+visible(box.Name()))
 			return sandbox.Exit{Reason: sandbox.ReasonExited}, nil
 		}
 		if err != nil {
@@ -114,7 +123,9 @@ func (a processCommands) connect(ctx context.Context, name string, how *commandF
 		}
 		exit, err := p.Wait(ctx)
 		if err == nil {
-			a.explainRefusal(ctx, box, began, exit)
+			if !a.explainRefusal(ctx, box, began, exit) && exit.Code != 0 && s.unreached() {
+				a.hintNetwork(hasNetwork(ctx, box))
+			}
 		}
 		return exit, err
 	})
@@ -140,33 +151,50 @@ a terminal, so does the shell; otherwise the shell reads a script from standard 
 }
 
 func (a processCommands) attachCmd() *cobra.Command {
-	var noInput bool
+	var noInput, shared, readOnly bool
 	keys := defaultDetachKeys
 	cmd := &cobra.Command{
 		Use:   "attach [flags] SANDBOX [ID]",
 		Short: "Connect to a background command",
 		Long: `Attach shows the output of a background command, past and future, until the
 command ends, and returns its exit code. The first Ctrl-C goes to the command; the
-second one only detaches. Without an ID (see atoll ps) it is the background command
+second one only detaches, as a SIGTERM or SIGHUP does after 10 seconds. Without an ID (see atoll ps) it is the background command
 that was started last.
 
 If the command was started with -i (atoll run -d -i -t), attach also connects standard
-input, and on a terminal the keys of --detach-keys detach: the command goes on.`,
+input, and on a terminal the keys of --detach-keys detach: the command goes on.
+
+With --shared several viewers see one terminal, and each sees the current screen at once.
+Its size is that of the smallest window of those who may type; with --read-only you only
+watch. Without --shared, attach takes the command over from other connections. See also:
+atoll terminal.`,
 		Example: `  atoll exec -d demo -- sh -c 'sleep 1; echo done'
   atoll attach demo`,
 		GroupID: groupBox, Annotations: map[string]string{"runs": "yes"},
 		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandbox,
 	}
 	cmd.Flags().BoolVar(&noInput, "no-stdin", false, "do not connect standard input")
+	cmd.Flags().BoolVar(&shared, "shared", false, "share the terminal of the command with other viewers")
+	cmd.Flags().BoolVar(&readOnly, "read-only", false, "with --shared: only watch")
 	cmd.Flags().StringVar(&keys, "detach-keys", keys, `keys that detach: a letter, or ctrl- and a letter or one of @ [ \ ] ^ _, separated by commas`)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		sequence, err := parseKeys(keys)
 		if err != nil {
 			return err
 		}
+		if shared {
+			return a.share(cmd.Context(), args[0], sequence, func(ctx context.Context, box box) (opts atoll.TerminalOptions, err error) {
+				opts.Watch = readOnly || noInput
+				opts.Process, err = pickCommand(ctx, box, args[1:], false)
+				return opts, err
+			})
+		}
+		if readOnly {
+			return badFlag("read-only", "needs --shared; see also --no-stdin")
+		}
 		how := &commandFlags{interactive: !noInput && (isTerminal(a.Stdin) || !isNull(a.Stdin)), detachKeys: sequence}
 		return a.connect(cmd.Context(), args[0], how, func(ctx context.Context, box box) (driver.Process, error) {
-			id, err := pickCommand(ctx, box, args[1:])
+			id, err := pickCommand(ctx, box, args[1:], false)
 			if err != nil {
 				return nil, err
 			}
@@ -176,8 +204,58 @@ input, and on a terminal the keys of --detach-keys detach: the command goes on.`
 	return cmd
 }
 
+func (a processCommands) terminalCmd() *cobra.Command {
+	var readOnly bool
+	keys := defaultDetachKeys
+	cmd := &cobra.Command{
+		Use:   "terminal [flags] SANDBOX",
+		Short: "Open the terminal of a sandbox that viewers share",
+		Long: `Terminal opens a login shell in the workspace of a sandbox, which all viewers share: each
+sees the same screen, at once, and those without --read-only type. The size is that of the
+smallest window of those who type. The shell is started if it does not run, and goes on
+when its viewers leave, with the keys of --detach-keys. If the connection is lost, it is
+made again, and nothing is lost.`,
+		Example: `  printf 'echo hello\nexit\n' | atoll terminal demo`,
+		GroupID: groupBox, Annotations: map[string]string{"runs": "yes"},
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
+	}
+	cmd.Flags().BoolVar(&readOnly, "read-only", false, "only watch")
+	cmd.Flags().StringVar(&keys, "detach-keys", keys, `keys that detach: a letter, or ctrl- and a letter or one of @ [ \ ] ^ _, separated by commas`)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		sequence, err := parseKeys(keys)
+		if err != nil {
+			return err
+		}
+		return a.share(cmd.Context(), args[0], sequence, func(context.Context, box) (atoll.TerminalOptions, error) {
+			return atoll.TerminalOptions{Watch: readOnly}, nil
+		})
+	}
+	return cmd
+}
+
+// share shows a terminal of a sandbox as one of its viewers.
+func (a processCommands) share(ctx context.Context, name string, keys []byte, which func(context.Context, box) (atoll.TerminalOptions, error)) error {
+	how := &commandFlags{interactive: true, detachKeys: keys}
+	return a.connect(ctx, name, how, func(ctx context.Context, box box) (driver.Process, error) {
+		opts, err := which(ctx, box)
+		if err != nil {
+			return nil, err
+		}
+		if screen := a.terminal(); screen != nil {
+			opts.Size = windowSize(screen)
+		}
+		s, err := a.daemonSandbox(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		return s.Terminal(ctx, opts)
+	})
+}
+
 // pickCommand returns the given id, or the id of the newest background command.
-func pickCommand(ctx context.Context, box box, given []string) (string, error) {
+// Without one, a signal may go to a process that a command left behind, which
+// cannot be attached to, and has no log.
+func pickCommand(ctx context.Context, box box, given []string, forSignal bool) (string, error) {
 	if len(given) > 0 {
 		return given[0], nil
 	}
@@ -185,15 +263,27 @@ func pickCommand(ctx context.Context, box box, given []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for i := len(all) - 1; i >= 0; i-- {
-		if all[i].Background {
-			return all[i].ID, nil
+	left := ""
+	for _, p := range slices.Backward(all) {
+		switch {
+		case p.Background && !p.LeftBehind():
+			return p.ID, nil
+		case left == "" && p.LeftBehind():
+			left = p.ID
 		}
 	}
-	return "", &sandbox.Error{
+	if forSignal && left != "" {
+		return left, nil
+	}
+	e := &sandbox.Error{
 		Code: sandbox.CodeNotFound, Subject: box.Name(), Message: "no background command was started",
 		Hint: "start one with: atoll exec -d " + box.Name() + " -- COMMAND",
 	}
+	if left != "" {
+		e.Message = "no background command was started, only processes that a command left behind with & or as a daemon"
+		e.Hint += "; see what runs with: atoll ps " + box.Name()
+	}
+	return "", e
 }
 
 func (a processCommands) psCmd() *cobra.Command {
@@ -270,7 +360,7 @@ again, logs shows all runs that are kept, at most 64, or with --tail the last on
 		if err != nil {
 			return err
 		}
-		id, err := pickCommand(ctx, box, args[1:])
+		id, err := pickCommand(ctx, box, args[1:], false)
 		if err != nil {
 			return err
 		}
@@ -357,7 +447,7 @@ it is the background command that was started last.`,
 		if err != nil {
 			return err
 		}
-		id, err := pickCommand(ctx, box, args[1:])
+		id, err := pickCommand(ctx, box, args[1:], true)
 		if err != nil {
 			return err
 		}

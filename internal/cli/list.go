@@ -19,7 +19,7 @@ import (
 type listCommands struct{ *App }
 
 func (a listCommands) lsCmd() *cobra.Command {
-	var asJSON, quiet, watch bool
+	var asJSON, quiet, watch, allTenants bool
 	var wanted, filter []string
 	var format string
 	cmd := &cobra.Command{
@@ -44,13 +44,14 @@ running ones.`,
 	cmd.Flags().BoolP("all", "a", false, "no effect: ls always shows stopped ones too")
 	cmd.Flags().StringVar(&format, "format", "", formatHelp)
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh the list every second, until interrupted")
+	allTenantsFlag(cmd.Flags(), &allTenants)
 	cmd.MarkFlagsMutuallyExclusive("json", "quiet", "format", "watch")
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		only, err := parseFilters(filter)
 		if err != nil {
 			return err
 		}
-		t, err := a.target(ctx)
+		t, err := a.targetOf(ctx, allTenants)
 		if err != nil {
 			return err
 		}
@@ -130,19 +131,22 @@ func labelText(labels map[string]string) string {
 }
 
 func (a listCommands) rmCmd() *cobra.Command {
-	var force, all bool
+	var force, all, allTenants bool
 	cmd := &cobra.Command{
 		Use:   "rm [flags] SANDBOX...",
 		Short: "Remove sandboxes with everything in them",
 		Long: `Rm removes sandboxes and prints their names. A sandbox in which a command still runs
-is only removed with --force. With --force, missing sandboxes are ignored.`,
+is only removed with --force. With --force, a sandbox that does not exist is noted and
+is no failure.`,
 		Example: `  atoll rm --force demo
-  atoll rm --force --all`,
+  atoll rm --force --all
+  atoll rm --force --all --all-tenants`,
 		GroupID:           groupBox,
 		ValidArgsFunction: a.completeSandboxes,
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "remove it even if a command runs in it")
 	cmd.Flags().BoolVar(&all, "all", false, "remove all there are")
+	allTenantsFlag(cmd.Flags(), &allTenants)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if (len(args) == 0) == !all {
 			return &usageError{message: "name the sandboxes to remove, or give --all", hint: "see what exists with: atoll ls"}
@@ -150,7 +154,7 @@ is only removed with --force. With --force, missing sandboxes are ignored.`,
 		return nil
 	}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		t, err := a.target(ctx)
+		t, err := a.targetOf(ctx, allTenants)
 		if err != nil {
 			return err
 		}
@@ -210,6 +214,8 @@ func (a listCommands) removeAll(ctx context.Context, t target, names []string, f
 		switch o := outcomes[i]; {
 		case o.err != nil && ctx.Err() != nil:
 			return o.err
+		case o.err != nil && force && missing(o.err):
+			a.say("note", oneLine(names[i], 80)+": no such sandbox")
 		case o.err != nil:
 			failed = true
 			a.report(nil, o.err)
@@ -225,14 +231,10 @@ func (a listCommands) removeAll(ctx context.Context, t target, names []string, f
 	return nil
 }
 
-// remove returns the name of the removed object; "" if it is missing and that
-// is not an error.
+// remove removes an object and returns its name.
 func remove(ctx context.Context, t target, name string, force bool) (string, error) {
 	box, err := t.Find(ctx, name)
 	if err != nil {
-		if force && missing(err) {
-			return "", nil
-		}
 		return "", err
 	}
 	if !force {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // portCommands are atoll port.
@@ -21,7 +23,7 @@ func (a portCommands) portCmd() *cobra.Command {
 		Use: "port", Short: "Reach ports inside sandboxes", GroupID: groupBox,
 		Example: `  atoll port forward demo 8000
   atoll port ls`,
-	}, a.portForwardCmd(), a.portLsCmd(), a.portPreviewCmd(), a.portRmCmd(), a.portTokenCmd(), a.portURLCmd())
+	}, a.portForwardCmd(), a.portLsCmd(), a.portOpenCmd(), a.portPreviewCmd(), a.portRmCmd(), a.portTokenCmd(), a.portURLCmd())
 }
 
 func (a portCommands) portForwardCmd() *cobra.Command {
@@ -144,6 +146,69 @@ ends when it expires, when the sandbox is removed, or when the key that made it 
 	return cmd
 }
 
+func (a portCommands) portOpenCmd() *cobra.Command {
+	var stay bool
+	var expires durationFlag
+	cmd := &cobra.Command{
+		Use:   "open SANDBOX PORT",
+		Short: "Open an HTTP server of a sandbox in the browser",
+		Long: `Open shows an HTTP server of a sandbox in the browser, and prints the link for where
+there is no browser. The link works once: the browser then has a cookie for this port.
+Nothing is published, and the page has a host name of its own, so it cannot act on other
+sandboxes or on the daemon.`,
+		Example: `  atoll port open demo 8000
+  atoll port open --no-browser --expires 1h demo 8000`,
+		Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeSandboxes,
+	}
+	cmd.Flags().BoolVar(&stay, "no-browser", false, "only print the link")
+	cmd.Flags().Var(&expires, "expires", "how long the browser may use the port (default 24h)")
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		port, err := parsePort(args[1])
+		if err != nil {
+			return err
+		}
+		s, err := a.daemonSandbox(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		base, err := a.portBase(ctx, s, port)
+		if err != nil {
+			return err
+		}
+		t, err := s.PortToken(ctx, atoll.PortTokenOptions{Ports: []uint16{port}, Expires: time.Duration(expires)})
+		if err != nil {
+			return err
+		}
+		return a.openLink(ctx, base+"/.atoll/open#"+t.Token, stay)
+	})
+	return cmd
+}
+
+// portBase returns the address of a port for a browser. If the daemon serves no
+// address of TCP, it begins to serve that of the console.
+func (a portCommands) portBase(ctx context.Context, s *atoll.Sandbox, port uint16) (string, error) {
+	if address, err := s.PortURL(port); err == nil {
+		return strings.TrimSuffix(address, "/"), nil
+	}
+	c, err := a.mustDaemon(ctx)
+	if err != nil {
+		return "", err
+	}
+	link, err := c.Admin().OpenConsole(ctx, sandbox.ConsoleSettings{})
+	if err != nil {
+		return "", err
+	}
+	u, err := url.Parse(link.URL)
+	if err != nil {
+		return "", err
+	}
+	host := u.Hostname()
+	if host == "localhost" || net.ParseIP(host) != nil {
+		host = "localhost"
+	}
+	return fmt.Sprintf("%s://%d-%s.%s", u.Scheme, port, s.ID(), net.JoinHostPort(host, u.Port())), nil
+}
+
 func (a portCommands) portURLCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "url SANDBOX PORT",
@@ -173,7 +238,7 @@ clients that send a token (see atoll port token). You must use the daemon over T
 }
 
 // daemonSandbox returns a sandbox of the daemon.
-func (a portCommands) daemonSandbox(ctx context.Context, name string) (*atoll.Sandbox, error) {
+func (a *App) daemonSandbox(ctx context.Context, name string) (*atoll.Sandbox, error) {
 	c, err := a.mustDaemon(ctx)
 	if err != nil {
 		return nil, err

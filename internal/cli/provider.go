@@ -201,7 +201,8 @@ func (a providerCommands) doctorCmd() *cobra.Command {
 		Long: `Doctor checks what each provider needs and whether this machine has it. If a daemon
 runs, doctor also checks its store, log, disks, gateway and clock, and compares its
 records with the sandboxes that exist; only the owner of the machine may ask for
-that. The exit code is 1 if the default provider cannot make sandboxes, or if a check
+that. With the address of another daemon (see atoll context), only that daemon is
+checked. The exit code is 1 if the default provider cannot make sandboxes, or if a check
 of the daemon failed.`,
 		Example: `  atoll doctor
   atoll doctor --json`,
@@ -211,6 +212,15 @@ of the daemon failed.`,
 	cmd.Flags().BoolVar(&showAll, "all", false, "also providers that are not configured")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
+		if there, _, err := contextCommands(a).namedDaemon(); err != nil {
+			return err
+		} else if there.Host != "" { // this machine is only its client
+			d, err := a.diagnoseDaemon(ctx)
+			if err != nil {
+				return err
+			}
+			return a.showDiagnoses(nil, d, asJSON)
+		}
 		system, err := a.node()
 		if err != nil {
 			return err

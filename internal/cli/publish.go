@@ -117,7 +117,7 @@ atoll run -p, atoll create -p and atoll port forward --detach.`,
 		}
 		rows := make([][]string, len(all))
 		for i, p := range all {
-			state := "listening"
+			state := "open" // whether a program in the sandbox listens is not known
 			if p.Error != "" {
 				state = oneLine(p.Error, 200)
 			}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/offline"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -31,15 +32,15 @@ func operatorFlag(subject string) string {
 }
 
 // explainRefusal says, once a command has failed, what the gateway refused its
-// sandbox meanwhile, and how to allow it.
-func (a *App) explainRefusal(ctx context.Context, b box, since time.Time, exit sandbox.Exit) {
+// sandbox meanwhile, and how to allow it. It reports whether there was anything.
+func (a *App) explainRefusal(ctx context.Context, b box, since time.Time, exit sandbox.Exit) bool {
 	r, ok := b.(remoteBox)
 	if !ok || exit.Code == 0 || a.client == nil || a.sessions {
-		return
+		return false
 	}
 	refused := a.refusals(ctx, r.ID(), since)
 	if len(refused) == 0 {
-		return
+		return false
 	}
 	text := "the gateway refused " + oneLine(refused[0], 200)
 	if len(refused) > 1 {
@@ -50,6 +51,28 @@ func (a *App) explainRefusal(ctx context.Context, b box, since time.Time, exit s
 		hint = "the owner of the machine allows it with: " + visible(flag)
 	}
 	a.say("note", text+"; "+hint)
+	return true
+}
+
+// hasNetwork reports whether a sandbox has a network, and whether that is known.
+func hasNetwork(ctx context.Context, b box) (has, known bool) {
+	r, ok := b.(remoteBox)
+	if !ok {
+		return false, false
+	}
+	n, err := r.Network(ctx)
+	return n.Asked(), err == nil
+}
+
+// hintNetwork says how to allow hosts, after a command failed that said that it
+// could not reach one.
+func (a *App) hintNetwork(has, known bool) {
+	switch {
+	case known && has:
+		a.say("hint", offline.Hint(true, "--egress HOST of atoll update"))
+	case known:
+		a.say("hint", offline.Hint(false, "--egress HOST of atoll run and create"))
+	}
 }
 
 // refusalTime bounds the wait for what was refused. The daemon answers when the

@@ -170,8 +170,8 @@ func (r remote) Start(ctx context.Context, req control.RunRequest) (box, error) 
 }
 
 // execHold is how long a command waits for us when the daemon is replaced or
-// the connection is cut.
-const execHold = time.Minute
+// the connection is cut. If we are gone, it is then hung up.
+const execHold = 30 * time.Second
 
 // remoteBox is a sandbox of a daemon.
 type remoteBox struct{ *atoll.Sandbox }

@@ -40,6 +40,7 @@ again. Sandboxes that stay are managed by a daemon, which is started if none run
 (see: atoll up).
 
 The first Ctrl-C goes to the command; the second one ends it and removes the sandbox.
+So does a SIGTERM or SIGHUP after 10 seconds.
 
 The exit code is that of the command: 126 if it cannot be executed, 127 if it is not
 found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended it,
@@ -98,12 +99,14 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 					a.noteOpen(req.Spec.Ports)
 					a.noteChosen(req.Spec.Ports, made)
 				}
-				if err := s.use(ctx, p); err != nil || !req.Spec.Network.Asked() {
+				asked := req.Spec.Network.Asked()
+				if err := s.use(ctx, p); err != nil || !asked && !s.unreached() {
 					return err
 				}
 				exit, err := p.Wait(ctx)
-				if err == nil {
-					a.explainRefusal(ctx, made, time.Time{}, exit) // the sandbox is new
+				// All refusals are of this command: the sandbox is new.
+				if err == nil && !(asked && a.explainRefusal(ctx, made, time.Time{}, exit)) && exit.Code != 0 && s.unreached() {
+					a.hintNetwork(asked, true)
 				}
 				return err
 			})
@@ -197,6 +200,9 @@ func (a *App) terminal() *os.File {
 // foreground runs a command connected to our streams and turns how it ended
 // into our own exit code.
 func (a *App) foreground(ctx context.Context, how *commandFlags, run func(context.Context, *session, *result) (sandbox.Exit, error)) error {
+	if how.tty && how.interactive && !isTerminal(a.Stdin) {
+		return &usageError{message: "-t: the input is not a terminal", hint: "leave out -t, or -i"}
+	}
 	signals, ctx, stop := catchSignals(ctx)
 	defer stop()
 	s := &session{stdout: a.Stdout, stderr: a.Stderr, signals: signals}

@@ -18,6 +18,9 @@ const (
 	home        = "\x1b[H"
 	clearLine   = "\x1b[K"
 	clearBelow  = "\x1b[J"
+	// resetScreen ends what a program in a shared terminal has set: the alternate
+	// screen, scrolling, mouse, paste and colours.
+	resetScreen = "\x1b[?1049l\x1b[r\x1b[?1;1000;1002;1003;1006;2004l\x1b[?7;25h\x1b[0m\x1b[999;1H\r\n"
 )
 
 // watch repeatedly shows the result of frame until ctx ends, which is not an

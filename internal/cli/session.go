@@ -14,6 +14,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/offline"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -28,8 +29,12 @@ type session struct {
 	terminal       *os.File // put into raw mode while the command runs; may be nil
 	sizes          *os.File // the terminal that determines the size; may be nil
 	signals        *interrupts
-	detachKeys     []byte // keys that leave the command to itself; nil: none
+	detachKeys     []byte             // keys that leave the command to itself; nil: none
+	offline        [2]offline.Scanner // of standard output and error
 }
+
+// unreached reports whether the output says that a host could not be reached.
+func (s *session) unreached() bool { return s.offline[0].Found() || s.offline[1].Found() }
 
 // use runs the session for one command and returns when its output has ended.
 func (s *session) use(ctx context.Context, p driver.Process) error {
@@ -68,7 +73,10 @@ func feed(p driver.Process, in io.Reader) {
 // drain copies output until it ends, ctx ends, or the command has ended and
 // nothing more came for a while.
 func (s *session) drain(ctx context.Context, p driver.Process) error {
-	streams := []*outflow{{to: s.stdout, from: p.Stdout()}, {to: s.stderr, from: p.Stderr()}}
+	streams := []*outflow{
+		{to: s.stdout, from: p.Stdout(), scan: &s.offline[0]},
+		{to: s.stderr, from: p.Stderr(), scan: &s.offline[1]},
+	}
 	copied := make(chan error, len(streams))
 	for _, o := range streams {
 		go func() { copied <- o.copy() }()
@@ -112,6 +120,7 @@ func (s *session) drain(ctx context.Context, p driver.Process) error {
 type outflow struct {
 	to      io.Writer
 	from    io.Reader
+	scan    *offline.Scanner
 	waited  atomic.Int64 // nanoseconds spent in reads that ended
 	reading atomic.Int64 // when the present read began; 0: none
 	done    atomic.Bool
@@ -127,6 +136,7 @@ func (o *outflow) copy() error {
 		o.reading.Store(0)
 		o.waited.Add(int64(time.Since(began)))
 		if n > 0 {
+			_, _ = o.scan.Write(buf[:n])
 			if _, err := o.to.Write(buf[:n]); err != nil {
 				return &outputError{err}
 			}
@@ -246,6 +256,10 @@ func catchSignals(ctx context.Context) (_ *interrupts, _ context.Context, stop f
 	}
 }
 
+// signalPatience is how long a command may go on after a SIGTERM or SIGHUP. A shell on
+// a terminal ignores SIGTERM.
+const signalPatience = 10 * time.Second
+
 func (i *interrupts) take(sig syscall.Signal) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -254,6 +268,9 @@ func (i *interrupts) take(sig syscall.Signal) {
 		i.cancel(interrupted(sig))
 	case i.send != nil:
 		i.send(int(sig))
+		if sig != syscall.SIGINT && sig != syscall.SIGQUIT { // nobody is there to send another one
+			time.AfterFunc(signalPatience, func() { i.cancel(interrupted(sig)) })
+		}
 	default:
 		i.early = int(sig)
 		time.AfterFunc(aboutToRun, i.giveUp)

@@ -290,3 +290,25 @@ func TestExitCodes(t *testing.T) {
 		})
 	}
 }
+
+// A command that ignores SIGTERM or SIGHUP does not keep this program alive. It
+// may ignore SIGINT, which a user can repeat.
+func TestIgnoredSignals(t *testing.T) {
+	for sig, ends := range map[syscall.Signal]bool{syscall.SIGTERM: true, syscall.SIGHUP: true, syscall.SIGINT: false, syscall.SIGQUIT: false} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			sent := 0
+			i := &interrupts{cancel: cancel, send: func(n int) { sent = n }}
+			i.take(sig)
+			if ctx.Err() != nil || sent != int(sig) {
+				t.Errorf("%v: it was not passed on first", sig)
+			}
+			time.Sleep(signalPatience + time.Second)
+			synctest.Wait()
+			if (ctx.Err() != nil) != ends {
+				t.Errorf("%v, ignored for %v: ended %v, want %v", sig, signalPatience, ctx.Err() != nil, ends)
+			}
+		})
+	}
+}

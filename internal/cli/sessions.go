@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -347,7 +348,12 @@ func resumed(ctx context.Context, c *atoll.Client, e sandbox.Envelope, archive s
 
 func (a sessionCommands) lsCmd() *cobra.Command {
 	var filters []string
-	cmd := &cobra.Command{Use: "ls [flags]", Short: "List sessions", Args: cobra.NoArgs, Example: `  atoll session ls --label team=search`}
+	cmd := &cobra.Command{
+		Use: "ls [flags]", Short: "List sessions", Args: cobra.NoArgs, Example: `  atoll session ls --label team=search`,
+		Long: `Ls lists sessions. Their sandbox is warming: it is being made; warm: it is used; idle: it
+is there, and nobody has used it since IDLE; draining: what is in it is being saved;
+paused: it was kept for the next use; cold: there is none, and the next use makes one.`,
+	}
 	cmd.Flags().StringArrayVarP(&filters, "label", "l", nil, "only those with this label, KEY=VALUE; may be repeated")
 	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Session, error) {
 		wanted, err := labels(nil, filters)
@@ -367,11 +373,23 @@ func (a sessionCommands) lsCmd() *cobra.Command {
 				idle = ago(l.Idle)
 			}
 			rows = append(rows, []string{
-				s.Name, l.State, orDash(l.Provider), strconv.FormatInt(l.Epoch, 10), strconv.Itoa(len(l.Holders)), idle, orDash(strings.Join(names, ",")), ago(s.Created),
+				s.Name, leaseWord(l, time.Now()), orDash(l.Provider), strconv.FormatInt(l.Epoch, 10), strconv.Itoa(len(l.Holders)), idle, orDash(strings.Join(names, ",")), ago(s.Created),
 			})
 		}
 		return a.table("NAME STATE PROVIDER EPOCH HOLDERS IDLE WORKSPACE CREATED", rows)
 	})
+}
+
+// leaseWord says what a person wants to know of a lease: whether there is a
+// sandbox, and whether somebody uses it.
+func leaseWord(l *sandbox.LeaseInfo, now time.Time) string {
+	switch {
+	case l.State == "draining" && !l.Idle.IsZero() && now.Before(l.Expires):
+		return "idle" // it waits for a holder
+	case l.State == "cold" && l.Sandbox != "":
+		return "paused"
+	}
+	return l.State
 }
 
 func orDash(text string) string {
@@ -431,9 +449,10 @@ sandbox that other sessions share is removed with the last of them.`,
 func (a sessionCommands) usageCmd() *cobra.Command {
 	var by, from, to string
 	cmd := &cobra.Command{
-		Use: "usage [flags]", Short: "Show for how long sessions had a sandbox", GroupID: groupDaemon, Args: cobra.NoArgs,
-		Long: `Usage adds up for how long the sandboxes of sessions were there, by the value of a
-label, by group or by provider. It counts whole hours.`,
+		Use: "usage [flags]", Short: "Show for how long sandboxes ran", GroupID: groupDaemon, Args: cobra.NoArgs,
+		Long: `Usage adds up for how long sandboxes ran, with those of sessions, by the value of a
+label, by group of sessions or by provider. --from and --to are rounded to whole hours.
+A sandbox that is stopped or paused on disk does not count.`,
 		Example: `  atoll usage --by label:team --from 30d`,
 	}
 	cmd.Flags().StringVar(&by, "by", "group", "what to add up by: label:KEY, group or provider")

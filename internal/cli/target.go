@@ -73,8 +73,21 @@ func (a *App) daemon(ctx context.Context) (*atoll.Client, error) {
 	if d.Host == "" {
 		return a.localDaemon(ctx)
 	}
-	a.client, err = atoll.New(atoll.Options{Host: d.Host, Key: d.Key})
-	return a.client, err
+	c, err := atoll.New(atoll.Options{Host: d.Host, Key: d.Key})
+	if err != nil {
+		return nil, err
+	}
+	return a.connected(c), nil
+}
+
+// connected keeps a client until the command ends, and returns the one that acts
+// in the tenant of --tenant.
+func (a *App) connected(c *atoll.Client) *atoll.Client {
+	a.conn, a.client = c, c
+	if a.tenant != "" {
+		a.client = c.WithTenant(a.tenant)
+	}
+	return a.client
 }
 
 // localDaemon returns a client of the daemon of the state directory, nil if none
@@ -92,8 +105,7 @@ func (a *App) localDaemon(ctx context.Context) (*atoll.Client, error) {
 	if runs, err := a.awaitAnswer(ctx, c, socket); err != nil || !runs {
 		return nil, errors.Join(err, c.Close())
 	}
-	a.client = c
-	return c, nil
+	return a.connected(c), nil
 }
 
 // socket is where the daemon of the state directory listens.
@@ -122,6 +134,9 @@ func (a *App) target(ctx context.Context) (target, error) {
 
 // here returns this machine.
 func (a *App) here(ctx context.Context, attached bool) (target, error) {
+	if a.tenant != "" {
+		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: "tenant", Message: "tenants belong to a daemon, and none runs", Hint: "start one with: atoll up"}
+	}
 	c, err := a.control(ctx, attached)
 	if err != nil {
 		return nil, err

@@ -53,7 +53,7 @@ func descending[T int64 | float64](a, b *T) int {
 }
 
 func (a listCommands) topCmd() *cobra.Command {
-	var once, asJSON bool
+	var once, asJSON, allTenants bool
 	var sortBy string
 	every := durationFlag(2 * time.Second)
 	cmd := &cobra.Command{
@@ -74,13 +74,14 @@ Watching a sandbox does not count as use: idle policies apply all the same.`,
 	flags.BoolVar(&asJSON, "json", false, "write JSON, a line for each sample")
 	flags.StringVar(&sortBy, "sort", "cpu", "by name, cpu, memory, disk or pids")
 	flags.Var(&every, "interval", "time between two samples")
+	allTenantsFlag(flags, &allTenants)
 	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"name", "cpu", "memory", "disk", "pids"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		order := orders[sortBy]
 		if order == nil {
 			return badFlag("sort", "%q is not one of name, cpu, memory, disk and pids", visible(sortBy))
 		}
-		target, err := a.target(ctx)
+		target, err := a.targetOf(ctx, allTenants)
 		if err != nil {
 			return err
 		}

@@ -215,6 +215,9 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		opts.Logger = slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: level}))
 		opts.StateDir, opts.Provider, opts.Drain = a.stateDir, a.chosenProvider(), time.Duration(drain)
 		opts.AuditKeep = time.Duration(keep)
+		if g := opts.SessionGrace; g != 0 && (g < minGrace || g > maxGrace) {
+			return badFlag("session-grace", "%v is not between %v and %v", g, minGrace, maxGrace)
+		}
 		if opts.Blobs == "" {
 			opts.Blobs, _ = a.LookupEnv("ATOLL_BLOBS")
 		}
@@ -243,6 +246,13 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	}
 	return cmd
 }
+
+// Limits of --session-grace: a sandbox must outlast the way to its first use, and
+// one that nobody uses must end some day.
+const (
+	minGrace = time.Second
+	maxGrace = 24 * time.Hour
+)
 
 // isLoopback reports whether only this machine can reach HOST:PORT.
 func isLoopback(listen string) bool {

@@ -28,6 +28,9 @@ type Conn struct {
 	HTTP *http.Client
 	Base string // scheme and host of requests
 	Key  string // an API key, which the local socket does not need
+	// Tenant is the tenant that requests act in, which the owner of the machine
+	// may choose. Empty: that of the caller.
+	Tenant string
 	// Address is Base as the user wrote it, for errors.
 	Address string
 	// Propagate adds the trace context to the header of each request.
@@ -48,10 +51,13 @@ func (c *Conn) Request(ctx context.Context, method, path string, query url.Value
 	return r, nil
 }
 
-// sign adds the API key and the trace context to the header.
+// sign adds the API key, the tenant and the trace context to the header.
 func (c *Conn) sign(ctx context.Context, h http.Header) {
 	if c.Key != "" {
 		h.Set("Authorization", "Bearer "+c.Key)
+	}
+	if c.Tenant != "" {
+		h.Set(sandbox.TenantHeader, c.Tenant)
 	}
 	c.Propagate(ctx, h)
 }
@@ -143,6 +149,9 @@ func problemOf(resp *http.Response) error {
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 	if err := ParseProblem(text); err != nil {
 		return err
+	}
+	if resp.StatusCode == http.StatusBadRequest && bytes.Contains(text, []byte("HTTP request to an HTTPS server")) {
+		return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "client.request", Message: "the daemon speaks TLS at this address", Hint: "write https:// instead of http://"}
 	}
 	return &sandbox.Error{
 		Code: sandbox.CodeUnavailable, Op: "client.request", Message: fmt.Sprintf("something that is not Atoll answered with status %d", resp.StatusCode),

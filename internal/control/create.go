@@ -36,7 +36,7 @@ type CreateRequest struct {
 	Egress Egress
 	// Hidden are environment variables that must not be recorded, because they are
 	// secrets or placeholders. The provider gets them with Spec.Env, instead of
-	// Spec.Secrets.
+	// those of Spec.Secrets that it does not hold itself.
 	Hidden map[string]string
 	// Reserved means that the caller has made sure that the name is free, where
 	// names are not managed by the provider.
@@ -66,7 +66,12 @@ func (c *Control) spec(ctx context.Context, req *CreateRequest) (*sandbox.Spec, 
 			spec.Env = map[string]string{}
 		}
 		maps.Copy(spec.Env, req.Hidden)
-		spec.Secrets = nil
+	}
+	spec.Secrets = nil
+	for _, ref := range req.Spec.Secrets {
+		if driver.Holds(c.cfg.Provider, ref) {
+			spec.Secrets = append(spec.Secrets, ref)
+		}
 	}
 	spec.Labels, spec.Lifetime.Timeout = c.labels(&spec, req), spec.Lifetime.HardTimeout()
 	return &spec, nil
@@ -190,7 +195,9 @@ func (c *Control) checkNetwork(ctx context.Context, spec *sandbox.Spec, req *Cre
 			return err
 		}
 	}
-	gateway := slices.ContainsFunc(spec.Secrets, func(s sandbox.SecretRef) bool { return s.Mode != sandbox.SecretEnv })
+	gateway := slices.ContainsFunc(spec.Secrets, func(s sandbox.SecretRef) bool {
+		return s.Mode != sandbox.SecretEnv && !driver.Holds(c.cfg.Provider, s)
+	})
 	if !spec.Network.Asked() && !gateway {
 		return nil
 	}
@@ -202,10 +209,14 @@ func (c *Control) checkNetwork(ctx context.Context, spec *sandbox.Spec, req *Cre
 		return &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Subject: "secrets",
 			Message: "a secret in the mode gateway is inserted by Atoll's egress gateway, which sandboxes of the provider " + facts.Provider + " do not use",
-			Hint:    "use the mode env, which shows the value to the sandbox, or choose a provider with a gateway",
+			Hint:    "use the mode env, which shows the value to the sandbox, or choose a provider with a gateway; remote can use the other daemon's secrets that ATOLL_REMOTE_SECRETS names",
 		}
 	}
 	if spec.Network.Plain, err = c.translate(spec.Network, req.Egress); err == nil && spec.Network.Plain == nil {
+		if egress := spec.Network.Egress; egress != nil && len(egress) == 0 && facts.Isolation {
+			spec.Network = sandbox.Network{} // on which every host is denied, too
+			return nil
+		}
 		err = &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Subject: "network", Message: "the provider " + facts.Provider + " cannot give sandboxes a network",
 			Hint: "leave it out: the sandbox then has no network",

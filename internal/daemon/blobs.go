@@ -6,7 +6,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/bucket"
-	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/workspace/worktree"
 )
@@ -34,7 +34,7 @@ func (d *Daemon) openBlobs(ctx context.Context) (*worktree.Store, *archive.Archi
 func (d *Daemon) openBuckets() (*bucket.Buckets, error) {
 	named := map[string]string{}
 	for _, text := range d.opts.Buckets {
-		name, address, err := bucket.ParseNamed(text, core.DefaultTenant)
+		name, address, err := bucket.ParseNamed(text, key.DefaultTenant)
 		if err != nil {
 			return nil, err
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/bridgeapi"
 )
@@ -50,6 +51,7 @@ func (d *Daemon) listenBridge(context.Context) error {
 func (d *Daemon) bridgeServices() bridgeapi.Services {
 	return bridgeapi.Services{
 		Authenticate: d.authenticateKey, Open: d.openForBridge, HasImage: d.hasImage,
+		MayRun:    func(ctx context.Context) error { return rights{d.services.Exec}.Allow(ctx, "", ops.ProcessExec) },
 		Sandboxes: sandboxes.Public{Service: d.services.Sandboxes}, Templates: d.services.Templates, Profiles: d.services.Profiles,
 		Ports: d.services.Exec, Entrance: d.services.Sandboxes,
 	}

@@ -124,6 +124,29 @@ func TestAttackBridgeWantsKeys(t *testing.T) {
 	}
 }
 
+// TestAttackBridgeTerminal: a terminal is refused before the upgrade, for a key
+// that may not run commands and for pages of other origins.
+func TestAttackBridgeTerminal(t *testing.T) {
+	owner, c, _ := startBridge(t)
+	box := c.create()
+	upgrade := []string{"Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA=="}
+	for what, verbs := range map[string][]string{"reads": {"read"}, "reads and writes": {"read", "write"}} {
+		k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: verbs})
+		if err != nil {
+			t.Fatal(err)
+		}
+		few := bridgeClient{c.e2bClient, k.Token}
+		a := few.want(403, "forbidden", few.do("GET", box+"/pty", "", upgrade...))
+		if strings.Contains(string(a.body), k.Token) {
+			t.Errorf("a key that %s: the answer has the key", what)
+		}
+	}
+	for _, headers := range [][]string{{"Origin", "https://evil.example"}, {"Origin", "null"}, {"Sec-Fetch-Site", "cross-site"}} {
+		c.want(403, "forbidden", c.do("GET", box+"/pty", "", append(headers, upgrade...)...))
+		c.want(403, "forbidden", c.do("POST", box+"/exec", `{"argv":["true"]}`, headers...))
+	}
+}
+
 func TestBridgeRefuses(t *testing.T) {
 	_, c, _ := startBridge(t)
 	box := c.create()

@@ -4,6 +4,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -23,12 +24,12 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control/admission"
-	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/machine"
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/control/sessions"
 	"github.com/atoll-run/atoll/internal/daemon/node"
+	"github.com/atoll-run/atoll/internal/desk"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/identity"
 	"github.com/atoll-run/atoll/internal/key"
@@ -39,6 +40,7 @@ import (
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/telemetry"
+	"github.com/atoll-run/atoll/internal/view"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -157,11 +159,14 @@ type Daemon struct {
 	archive      *archive.Archive
 	provider     driver.Provider
 	server       *server.Server
+	view         *view.Service
+	desk         *desk.Service
 	memory       *server.Memory
 	otel         *telemetry.Telemetry // nil: telemetry is disabled
 	socket       string
 	tcp          net.Addr
 	e2b          e2bFace
+	console      consoleFace
 	identity     *identity.Issuer
 	bridge       net.Addr
 	stop         context.CancelFunc
@@ -225,7 +230,7 @@ func (d *Daemon) openState(ctx context.Context) error {
 		return err
 	}
 	d.onClose(release)
-	if err := d.openE2B(); err != nil {
+	if err := errors.Join(d.openE2B(), d.openConsole()); err != nil {
 		return err
 	}
 	if err := errors.Join(server.Sweep(n.Dir()), machine.Sweep(n.Dir())); err != nil {
@@ -243,7 +248,7 @@ func (d *Daemon) openState(ctx context.Context) error {
 	if err := d.join(ctx); err != nil {
 		return err
 	}
-	_, err = store.Write(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Ensure(ctx, core.DefaultTenant) })
+	_, err = store.Write(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Ensure(ctx, key.DefaultTenant) })
 	return err
 }
 
@@ -252,6 +257,9 @@ func (d *Daemon) recover(ctx context.Context) error {
 	if err := d.services.Sandboxes.Reconcile(ctx); err != nil {
 		// Reconciliation will be tried again. Failing to start would not help.
 		d.opts.Logger.Error("reconciliation failed", "error", err)
+	}
+	if err := d.sessions.Reaper.Recover(ctx); err != nil {
+		d.opts.Logger.Error("ending what an earlier daemon did for sessions", "error", err)
 	}
 	if err := d.services.Workspaces.SweepBuckets(ctx); err != nil {
 		d.opts.Logger.Error("unmounting buckets", "error", err)
@@ -297,6 +305,9 @@ func (d *Daemon) listen(context.Context) error {
 		}
 		d.tcp = l.Addr()
 		d.serve(l)
+	}
+	if err := d.listenConsole(); err != nil {
+		return err
 	}
 	if !d.opts.Socket {
 		return nil
@@ -377,17 +388,30 @@ func (d *Daemon) serveWith(s *server.Server, l net.Listener) {
 }
 
 // authenticate accepts the owner of the daemon and root, who act for the
-// default tenant, and callers with an API key.
+// default tenant or the one they name, and callers with an API key, who act for
+// its tenant.
 func (d *Daemon) authenticate(ctx context.Context, c server.Caller) (context.Context, error) {
 	if c.Token != "" {
 		who, err := d.services.Tenants.Authenticate(ctx, c.Token)
 		if err != nil {
 			return nil, err
 		}
+		if c.Tenant != "" && c.Tenant != who.Tenant {
+			return nil, &sandbox.Error{
+				Code: sandbox.CodeDenied, Subject: "tenant", Message: "only the owner of the machine may act in another tenant",
+				Hint: "use the daemon's socket, without a key",
+			}
+		}
 		return d.services.Tenants.As(ctx, who), nil
 	}
 	if c.UID != nil && (*c.UID == uint32(os.Geteuid()) || *c.UID == 0) {
-		return guard.WithPrincipal(ctx, key.Peer(core.DefaultTenant, *c.UID)), nil
+		tenant := cmp.Or(c.Tenant, key.DefaultTenant)
+		if tenant != key.DefaultTenant {
+			if err := d.services.Tenants.Exists(ctx, tenant); err != nil {
+				return nil, err
+			}
+		}
+		return guard.WithPrincipal(ctx, key.Peer(tenant, *c.UID)), nil
 	}
 	return nil, &sandbox.Error{
 		Code: sandbox.CodeUnauthorized, Message: "an API key is needed",

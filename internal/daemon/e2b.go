@@ -13,7 +13,9 @@ import (
 	"slices"
 
 	"github.com/atoll-run/atoll/internal/control/exec"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/e2bapi"
 	"github.com/atoll-run/atoll/sandbox"
@@ -212,10 +214,35 @@ func (d *Daemon) e2bServices() e2bapi.Services {
 	s := sandboxes.Public{Service: d.services.Sandboxes}
 	return e2bapi.Services{
 		Authenticate: d.authenticateKey, Open: d.openForE2B, HasImage: d.hasImage, ECRLogin: d.ecrLogin, Defaults: d.imageDefaults,
-		Sandboxes: s, Lifecycle: s, Networks: s, Usage: d.services.Sandboxes, Ports: d.services.Exec, Entrance: d.services.Sandboxes,
+		Sandboxes: s, Lifecycle: s, Networks: s, Usage: d.services.Sandboxes, Ports: d.services.Exec, Entrance: d.services.Sandboxes, Rights: rights{d.services.Exec},
 		Snapshots: d.services.Snapshots, Events: d.services.Events, Secrets: d.services.Secrets, Templates: d.services.Templates, Builder: d.services.Templates, Workspaces: d.services.Workspaces,
 		Identity: d.identity,
 	}
+}
+
+// rights are the rights of callers of the E2B API.
+type rights struct{ exec *exec.Service }
+
+func (rights) Key(ctx context.Context) string {
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return "" // a token without a key is not valid
+	}
+	return who.Key
+}
+
+func (r rights) Allow(ctx context.Context, id sandbox.ID, op ops.Op) error {
+	if op == ops.ProcessExec { // not counted: starting the command is
+		who, err := guard.Principal(ctx)
+		if err != nil {
+			return err
+		}
+		if err := who.AllowIn(id, op); err == nil {
+			return nil
+		}
+	}
+	_, _, err := r.exec.Admit(ctx, op, guard.Subject{Sandbox: id})
+	return err
 }
 
 // e2bBox adapts a sandbox to the E2B API.

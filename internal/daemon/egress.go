@@ -114,7 +114,7 @@ func (d *Daemon) ownPorts() []netip.AddrPort {
 	if addr := d.e2b.address(); addr != nil {
 		e2b = addr.String()
 	}
-	for _, listen := range []string{d.opts.Listen, e2b, d.opts.Bridge.Listen} {
+	for _, listen := range []string{d.opts.Listen, e2b, d.opts.Bridge.Listen, d.console.address()} {
 		_, port, err := net.SplitHostPort(listen)
 		if err != nil {
 			continue

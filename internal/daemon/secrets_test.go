@@ -143,7 +143,7 @@ func TestProfilesOverTheWire(t *testing.T) {
 		_, err := c.ApplyProfile(t.Context(), sandbox.Profile{Name: bad}, 0)
 		wantCode(t, err, sandbox.CodeInvalid)
 	}
-	for _, n := range []sandbox.Network{{Profile: "all"}, {Egress: []string{}}, {Egress: []string{"example.com"}}, {Inline: &sandbox.Profile{}}} {
+	for _, n := range []sandbox.Network{{Profile: "all"}, {Egress: []string{"example.com"}}, {Inline: &sandbox.Profile{}}} {
 		_, err := c.Create(t.Context(), sandbox.Spec{Network: n}, atoll.CreateOptions{})
 		wantCode(t, err, sandbox.CodeUnsupported)
 	}

@@ -56,6 +56,8 @@ func (d *Daemon) apiServices() api.Services {
 		Providers:      s.Providers,
 		Machine:        owned{d, s.Machine, newDoctor(d), d.ready(d.provider), d.egressPrints},
 		Ports:          s.Exec,
+		Streams:        d.view,
+		Desktops:       d.desk,
 		PublishedPorts: published{s.Sandboxes, s.Ports},
 		Templates:      s.Templates,
 		Policies:       s.Policies,

@@ -28,6 +28,7 @@ import (
 	"github.com/atoll-run/atoll/internal/secret/source"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/server/console"
 	"github.com/atoll-run/atoll/internal/server/portproxy"
 	"github.com/atoll-run/atoll/internal/snapshotstore"
 	"github.com/atoll-run/atoll/internal/telemetry"
@@ -179,9 +180,13 @@ func retryAfter(err error) (time.Duration, bool) {
 
 // openServer prepares the API and the port proxy.
 func (d *Daemon) openServer(context.Context) error {
+	if err := d.openView(); err != nil {
+		return err
+	}
 	proxy := portproxy.New(d.services.Exec, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
 	d.server = server.New(server.Config{
 		Ports:        proxy,
+		Console:      console.New(&d.console),
 		Handler:      d.observed(api.New(d.apiServices(), api.Options{RetryAfter: retryAfter, Logger: d.opts.Logger})),
 		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Ready: d.recovered, Logger: d.opts.Logger,
 	})

@@ -8,11 +8,13 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control"
-	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/exec"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/control/sessions"
+	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/metrics"
 	"github.com/atoll-run/atoll/internal/snapshotstore"
@@ -26,13 +28,20 @@ func (d *Daemon) openSessions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	first, err := store.Read(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Get(ctx, core.DefaultTenant) })
+	first, err := store.Read(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Get(ctx, key.DefaultTenant) })
 	if err != nil {
 		return err
 	}
 	durations := lease.Default()
 	if d.opts.SessionGrace > 0 {
 		durations.Grace = d.opts.SessionGrace
+	}
+	hard := time.Duration(0)
+	if d, ok := catalog.Find(d.opts.Provider); ok {
+		hard = d.Lifetime.Hard
+	}
+	if err := durations.Check(lease.Sweep, 0, hard); err != nil {
+		return err
 	}
 	scratch := filepath.Join(d.node.Dir(), "session-transfers")
 	if err := os.RemoveAll(scratch); err != nil { // left by a killed daemon
@@ -61,15 +70,22 @@ type sessionSandboxes struct {
 }
 
 func (s sessionSandboxes) Make(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error) {
-	made, err := s.Service.Create(ctx, sandboxes.CreateRequest{Spec: spec, Idempotency: store.Create{IdempotencyKey: key, Request: []byte(key)}, Replaces: replaces})
+	made, err := s.Service.Create(ctx, sandboxes.CreateRequest{Spec: spec, Idempotency: store.Create{IdempotencyKey: key, Request: []byte(key), OfSession: true}, Replaces: replaces})
 	return made.ID, err
 }
 
 func (s sessionSandboxes) Reach(ctx context.Context, ref string) error {
 	ctx, cancel := context.WithCancel(ctx) // the sandbox is in use until ctx ends
 	defer cancel()
-	_, err := s.exec.Open(ctx, ref)
-	return err
+	h, err := s.exec.Open(ctx, ref)
+	if err != nil {
+		return err
+	}
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return err
+	}
+	return s.Service.Intact(ctx, who.Tenant, h.ID())
 }
 
 func (s sessionSandboxes) Files(ctx context.Context, ref string) (control.Files, error) {

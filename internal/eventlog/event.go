@@ -66,9 +66,14 @@ const (
 	LeaseWarm       Type = sandbox.EventLeaseWarm     // the sandbox serves the session: see Epoch
 	LeaseDraining   Type = sandbox.EventLeaseDraining // the session no longer needs its sandbox, which ends after a grace period
 	LeaseCold       Type = sandbox.EventLeaseCold     // the session has no sandbox
+	LeaseWaiting    Type = sandbox.EventLeaseWaiting  // a caller waits for a sandbox that another one makes or ends
 	LeaseAtRisk     Type = sandbox.EventLeaseAtRisk   // the sandbox could not be saved, and its lifetime ends soon
 	FenceRefused    Type = sandbox.EventFenceRefused  // a request was addressed to an earlier sandbox of the session: see Epoch
 	RouteSwapped    Type = sandbox.EventRouteSwapped  // another sandbox, with the session's files, now serves the session: see Sandbox and Epoch
+	StreamOpened    Type = sandbox.EventStreamOpened  // a viewer of a stream connected: see Viewers
+	StreamClosed    Type = sandbox.EventStreamClosed  // a viewer of a stream is gone: see Reason
+	StreamRevoked   Type = sandbox.EventStreamRevoked // see Reason
+	StreamRotated   Type = sandbox.EventStreamRotated // the stream shows another sandbox of its session: see Epoch
 	AuditPruned     Type = sandbox.EventAuditPruned   // the oldest records of this log were removed: see Subject
 )
 
@@ -79,7 +84,7 @@ func Types() []Type {
 		Idled, Lost, Found, ExecStarted, ExecEnded, Signaled, FilesRead, FilesWritten, FilesRemoved, FilesMoved, KeyCreated,
 		KeyRevoked, LimitsChanged, PortOpened, TenantCreated, TenantDisabled, Forked, SnapshotCreated, SnapshotRemoved, ProfileCreated,
 		ProfileApplied, ProfileRemoved, SecretCreated, SecretRotated, SecretRemoved, EgressAllowed, EgressDenied, EgressLimited,
-		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, SessionCreated, LeaseWarming, LeaseWarm, LeaseDraining, LeaseCold, LeaseAtRisk, FenceRefused, RouteSwapped, AuditPruned,
+		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, SessionCreated, LeaseWarming, LeaseWarm, LeaseDraining, LeaseCold, LeaseWaiting, LeaseAtRisk, FenceRefused, RouteSwapped, StreamOpened, StreamClosed, StreamRevoked, StreamRotated, AuditPruned,
 	}
 }
 

@@ -44,7 +44,8 @@ type form struct {
 	Request string `json:"request,omitempty"` // id of the request that it was done for
 	Trace   string `json:"trace,omitempty"`   // id of the trace that request is part of
 
-	Epoch int64 `json:"epoch,omitempty"` // of the sandbox of a session
+	Epoch   int64 `json:"epoch,omitempty"`   // of the sandbox of a session
+	Viewers int   `json:"viewers,omitempty"` // of a stream
 }
 
 // encode returns the canonical form: JSON without white space and without HTML
@@ -58,7 +59,7 @@ func encode(e *Event) ([]byte, error) {
 		Seq: e.Seq, Time: e.Time, Type: e.Type, Op: e.Op, Sandbox: e.Sandbox, Name: e.Name,
 		Labels: e.Labels, Subject: e.Subject, Policy: e.Policy,
 		Ref: e.Ref, Code: e.Code, Program: e.Program, Argc: e.Argc, Args: e.Args,
-		Exit: e.Exit, Reason: e.Reason, Bytes: e.Bytes, Request: e.Request, Trace: e.Trace, Epoch: e.Epoch,
+		Exit: e.Exit, Reason: e.Reason, Bytes: e.Bytes, Request: e.Request, Trace: e.Trace, Epoch: e.Epoch, Viewers: e.Viewers,
 	})
 	if err != nil {
 		return nil, err
@@ -76,6 +77,6 @@ func decode(r *store.EventRow) (Event, error) {
 		Seq: f.Seq, Time: f.Time, Type: f.Type, Op: f.Op, Sandbox: f.Sandbox, Name: f.Name,
 		Labels: f.Labels, Subject: f.Subject, Policy: f.Policy,
 		Ref: f.Ref, Code: f.Code, Program: f.Program, Argc: f.Argc, Args: f.Args,
-		Exit: f.Exit, Reason: f.Reason, Bytes: f.Bytes, Request: f.Request, Trace: f.Trace, Epoch: f.Epoch,
+		Exit: f.Exit, Reason: f.Reason, Bytes: f.Bytes, Request: f.Request, Trace: f.Trace, Epoch: f.Epoch, Viewers: f.Viewers,
 	}}, nil
 }

@@ -141,7 +141,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		no = driver.Limit{Holds: true, By: "the test"}
 	}
 	f := driver.Facts{
-		Provider: "fake", Version: "1", Engine: engine, Available: true,
+		Provider: "fake", Version: "1", Engine: engine, Available: true, Isolation: true,
 		Findings: []driver.Finding{{Severity: driver.Warning, Subject: "isolation", Message: "sandboxes are simulated inside this process, for tests only"}},
 		Limits: map[string]driver.Limit{
 			"cpus": no, "memory": no, "disk": no,

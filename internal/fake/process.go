@@ -195,6 +195,7 @@ type process struct {
 	provider *Provider
 	joined   bool // it was made by Reconnect
 	cancel   context.CancelFunc
+	closed   <-chan struct{} // nil if Close ends the command
 	stdout   io.Reader
 	stderr   io.Reader
 }
@@ -207,6 +208,7 @@ func (i *instance) connect(c *command, joined bool) *process {
 	ctx, cancel := context.WithCancel(context.Background())
 	p.cancel = cancel
 	if c.log != nil {
+		p.closed = ctx.Done()
 		p.stdout = &logStream{log: c.log, ctx: ctx, stream: 1, starter: !joined}
 		p.stderr = &logStream{log: c.log, ctx: ctx, stream: 2, starter: !joined}
 	} else {
@@ -244,6 +246,8 @@ func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	select {
 	case <-p.done:
 		return *p.describe().Exit, nil
+	case <-p.closed:
+		return sandbox.Exit{}, fail(sandbox.CodeUnavailable, "process.wait", p.info.ID, "the connection to the command is closed")
 	case <-ctx.Done():
 		return sandbox.Exit{}, ctx.Err()
 	}

@@ -38,7 +38,7 @@ func testMain(m *testing.M) int {
 	defer func() { _ = remove() }()
 	if program = os.Getenv("ATOLL_KERNEL"); program == "" {
 		program = filepath.Join(dir, "atoll")
-		build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", program, "../../cmd/atoll")
+		build := exec.Command("go", "build", "-buildvcs=false", "-o", program, "../../cmd/atoll")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "building the program: %v\n%s", err, out)

@@ -158,6 +158,13 @@ func (c *Client) Configure(ctx context.Context, def Defaults) error {
 	return c.failed("guest.configure", "", err)
 }
 
+// ShowLimits makes programs see the limits of the sandbox after a change.
+// Configure does the same.
+func (c *Client) ShowLimits(ctx context.Context) error {
+	_, err := c.call(ctx, wire.ShowLimits, nil)
+	return c.failed("guest.limits", "", err)
+}
+
 // Prewarm makes the guest run a program, given as an executable file, and waits
 // for its end. The sandbox's first command is then faster. Processes does not
 // list the program.

@@ -228,12 +228,22 @@ func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 // unless it is in the background. Waiting callers still get its exit status.
 func (p *process) Close() error {
 	p.close.Do(func() {
-		if p.held && !p.replaced() {
+		if p.held && !p.replaced() || !p.info.Background && p.runs() {
 			p.letGo()
 		}
 		p.detach()
 	})
 	return nil
+}
+
+// runs reports whether the end of the command is not known.
+func (p *process) runs() bool {
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
 }
 
 // replaced reports whether the connection ended before the command. Another

@@ -173,6 +173,29 @@ func TestCloseKills(t *testing.T) {
 	}
 }
 
+// TestHangUpIsNotIgnored checks that a command that ignores SIGHUP is killed,
+// with processes that have left its session.
+func TestHangUpIsNotIgnored(t *testing.T) {
+	t.Parallel()
+	c := newClient(t, "/")
+	ctx := testContext(t)
+	p, err := c.Exec(ctx, sh(`trap '' HUP; setsid sleep 1000 & sh -c 'echo $$ $1; while :; do sleep 1; done' sh $! & wait`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var child, other int
+	if _, err := fmt.Fscanln(p.Stdout(), &child, &other); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.(driver.Detacher).Detach(); err != nil {
+		t.Error(err)
+	}
+	waitFor(t, func() bool { return !alive(child) && !alive(other) })
+	if exit, err := p.Wait(ctx); err != nil || exit.Signal != 9 {
+		t.Errorf("%+v %v, want signal 9", exit, err)
+	}
+}
+
 // TestLeftBehind checks that orphans of a command continue to run, are listed,
 // and can be killed.
 func TestLeftBehind(t *testing.T) {
@@ -499,6 +522,28 @@ func TestUsers(t *testing.T) {
 		cmd := &sandbox.Command{Shell: `echo "$(id -u) $(id -g) $USER $HOME"`, User: user, Dir: "/"}
 		if got := run(t, c, cmd, ""); got.stdout != want+"\n" {
 			t.Errorf("%q: %q, want %q", user, got.stdout, want)
+		}
+	}
+}
+
+// TestStreamsByName has the streams opened by name, as programs do that take
+// /dev/stdin for a file. It needs root to switch to other accounts.
+func TestStreamsByName(t *testing.T) {
+	if !root {
+		t.Skip("needs root")
+	}
+	c := newClient(t, "/")
+	for _, user := range []string{"0", "65534"} {
+		for _, cmd := range []sandbox.Command{{}, {Stdin: true}, {Background: true}, {Background: true, Stdin: true}} {
+			cmd.Shell, cmd.User, cmd.Dir = "cat /dev/stdin >/dev/stdout; echo err >/dev/stderr; stat -Lc %u /dev/stdout", user, "/"
+			in := ""
+			if cmd.Stdin {
+				in = "in\n"
+			}
+			got := run(t, c, &cmd, in)
+			if got.exit.Code != 0 || got.stdout != in+user+"\n" || got.stderr != "err\n" {
+				t.Errorf("as %s, background %v, input %v: %+v", user, cmd.Background, cmd.Stdin, got)
+			}
 		}
 	}
 }

@@ -46,12 +46,12 @@ func (c *Client) Rejoin(ctx context.Context, id string, from driver.Cursor, skip
 // letGoTimeout is how long Close waits for a guest that does not read.
 const letGoTimeout = time.Second
 
-// letGo tells the guest that no client will return to a command. If the message
-// is lost, the guest ends the command when its Hold is over.
+// letGo tells the guest to kill a command at once. If the message is lost, the
+// guest hangs the command up when its Hold is over.
 func (p *process) letGo() {
 	var e wire.Encoder
 	e.String(p.info.ID)
 	ctx, cancel := context.WithTimeout(context.Background(), letGoTimeout)
 	defer cancel()
-	_, _ = p.client.open(ctx, wire.LetGo, e.B)
+	_, _ = p.client.call(ctx, wire.LetGo, e.B)
 }

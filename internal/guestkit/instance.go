@@ -151,7 +151,7 @@ func (in *Instance) Reach(ctx context.Context) (*guest.Client, error) {
 	}
 	client, err := in.kit.Dial(ctx, in.machine, guest.Options{Ended: in.fate, Lost: in.lost, Overdue: in.overdue})
 	if err != nil {
-		return nil, in.Explain(ctx, err)
+		return nil, in.unreached(ctx, err)
 	}
 	in.mu.Lock()
 	in.client = client
@@ -175,6 +175,25 @@ func (in *Instance) connected() *guest.Client {
 	default:
 		return in.client
 	}
+}
+
+// unreached explains why the guest cannot be reached. While the sandbox is being
+// destroyed, the service may still list it although nothing inside answers.
+func (in *Instance) unreached(ctx context.Context, err error) error {
+	err = in.Explain(ctx, err)
+	in.mu.Lock()
+	dying := in.dying
+	in.mu.Unlock()
+	if !dying || sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+		return err
+	}
+	if _, ended := in.await(ctx); ended {
+		return Gone(in.id)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
 }
 
 // Explain replaces "it does not answer" with the state of the sandbox as the
@@ -248,7 +267,11 @@ const (
 // sandbox does not run on. The processes of one that ends are gone before the
 // service says so.
 func (in *Instance) fate(ctx context.Context) (sandbox.Exit, bool) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	return in.await(context.WithoutCancel(ctx))
+}
+
+func (in *Instance) await(ctx context.Context) (sandbox.Exit, bool) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	signs := 0 // of life
 	for wait := 10 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, time.Second) {

@@ -184,3 +184,19 @@ func TestWait(t *testing.T) {
 		})
 	}
 }
+
+// A service may still list a sandbox that is being destroyed although nothing
+// inside answers any more.
+func TestCallWhileDestroying(t *testing.T) {
+	asked := 0
+	in := oneArch(t, "amd64").Instance("sb-kit", &ends{exits: []*Exit{{Code: 1}}, status: func() (Status, error) {
+		if asked++; asked < 4 {
+			return Status{State: sandbox.Running}, nil
+		}
+		return Status{}, Gone("sb-kit")
+	}}, time.Time{})
+	in.SetDying(true)
+	if _, err := in.Exec(t.Context(), &sandbox.Command{Args: []string{"true"}}); sandbox.CodeOf(err) != sandbox.CodeGone {
+		t.Errorf("%v, want gone", err)
+	}
+}

@@ -31,6 +31,10 @@ const (
 // Verbs lists all verbs.
 func Verbs() []Verb { return ops.Verbs() }
 
+// DefaultTenant owns sandboxes that were created without a daemon. The owner of
+// the machine acts for it, unless a request names another tenant.
+const DefaultTenant = "default"
+
 // Principal is an authenticated caller.
 type Principal struct {
 	Tenant string
@@ -44,15 +48,22 @@ type Principal struct {
 	Workspace string
 }
 
-// Bearer is the principal of a sandbox token. It works inside that sandbox; it
-// cannot remove it or access another.
+// Bearer is the principal of the daemon's own work inside a sandbox. It cannot
+// remove the sandbox or access another.
 func Bearer(tenant string, id sandbox.ID) Principal {
 	return Principal{Tenant: tenant, Key: "of-" + string(id), Verbs: []Verb{Read, Exec, Write}, Sandbox: id}
 }
 
-// Holder is the principal of a workspace token.
-func Holder(tenant, workspace string) Principal {
-	return Principal{Tenant: tenant, Key: "of-" + workspace, Verbs: []Verb{Read, Write}, Workspace: workspace}
+// Within returns p, restricted to the inside of one sandbox.
+func (p Principal) Within(id sandbox.ID) Principal {
+	p.Sandbox = id
+	return p
+}
+
+// Files returns p, restricted to the files of one workspace, given by its id.
+func (p Principal) Files(workspace string) Principal {
+	p.Workspace = workspace
+	return p
 }
 
 // Peer is the principal of a local process, authenticated by its uid.
@@ -169,6 +180,15 @@ var (
 // that it takes as long as any other.
 const noID = "000000000000"
 
+// principal returns who uses a key.
+func principal(k *store.Key) Principal {
+	p := Principal{Tenant: k.Tenant, Key: k.ID}
+	for _, v := range k.Verbs {
+		p.Verbs = append(p.Verbs, Verb(v))
+	}
+	return p
+}
+
 // Authenticate returns the principal of a key. If the key is not accepted for
 // any reason, it returns CodeUnauthorized. Other codes mean that the store
 // could not be read.
@@ -193,11 +213,7 @@ func (r *Ring) Authenticate(ctx context.Context, token string) (Principal, error
 	case ended != nil:
 		return Principal{}, unusable(ended)
 	}
-	p := Principal{Tenant: k.Tenant, Key: k.ID}
-	for _, v := range k.Verbs {
-		p.Verbs = append(p.Verbs, Verb(v))
-	}
-	return p, nil
+	return principal(&k), nil
 }
 
 // ended returns why a key is no longer accepted, nil if it is.
@@ -213,19 +229,34 @@ func (r *Ring) ended(k *store.Key) error {
 	return nil
 }
 
-// Stands reports whether a tenant's key, given by its public part, is still
-// accepted: nil, or CodeUnauthorized as from [Ring.Authenticate]. Other codes
-// mean that the store could not be read.
-func (r *Ring) Stands(ctx context.Context, tx *store.Tx, tenant, id string) error {
+// Find returns the principal of a tenant's key, given by its public part, if
+// the key is still accepted. If not, it returns CodeUnauthorized as
+// [Ring.Authenticate] does. Other codes mean that the store could not be read.
+func (r *Ring) Find(ctx context.Context, tx *store.Tx, tenant, id string) (Principal, error) {
 	k, err := tx.Operator().Key(ctx, id)
 	switch {
 	case sandbox.CodeOf(err) == sandbox.CodeNotFound, err == nil && k.Tenant != tenant:
-		return unusable(ErrUnknown)
+		return Principal{}, unusable(ErrUnknown)
 	case err != nil:
-		return err
+		return Principal{}, err
 	}
 	if why := r.ended(&k); why != nil {
-		return unusable(why)
+		return Principal{}, unusable(why)
 	}
-	return nil
+	return principal(&k), nil
+}
+
+// Accepted returns the public parts of a tenant's keys that are accepted.
+func (r *Ring) Accepted(ctx context.Context, tx *store.Tx, tenant string) (ids []string, err error) {
+	t, err := tx.Tenants().Get(ctx, tenant)
+	if err != nil || !t.Disabled.IsZero() {
+		return nil, err
+	}
+	keys, err := tx.Tenants().Keys(ctx, tenant)
+	for i := range keys {
+		if r.ended(&keys[i]) == nil {
+			ids = append(ids, keys[i].ID)
+		}
+	}
+	return ids, err
 }

@@ -11,7 +11,7 @@ import (
 
 // Op is an operation on a lease: Acquire, Commit, Fail, Lost, Release, GiveUp,
 // Heartbeat, Save, Persist, Begin, Confirm, Rotate, Evict, Keep, Depart,
-// Arrive, Stay, Gate, Meter or Tick.
+// Arrive, Stay, Restart, Gate, Meter or Tick.
 type Op interface {
 	apply(m *machine) (Effect, error)
 }
@@ -71,6 +71,8 @@ type Acquire struct {
 	// is drained if it has no other holders. Otherwise Acquire fails with
 	// CodeConflict.
 	Image string
+	// Spawner names the daemon of the caller.
+	Spawner string
 	// Epoch, if not 0, is the epoch that the caller believes to be current. If the
 	// lease does not follow it (Lease.Follows), the Acquire of a Turn fails with
 	// CodeStale.
@@ -98,6 +100,7 @@ func (o Acquire) apply(m *machine) (Effect, error) {
 	case Cold:
 		l.State, l.Expires = Warming, m.now.Add(m.cfg.Warming)
 		l.Attempt++
+		l.Spawner = o.Spawner
 		return Effect{Done: true, Role: Spawner}, nil
 	case Draining:
 		if l.Ending || l.Evicting {

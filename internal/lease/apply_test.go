@@ -300,6 +300,7 @@ func TestRB57Durations(t *testing.T) {
 		"idle":   Default().Check(Sweep, 2*time.Hour, time.Hour),
 		"viewer": Default().Check(Sweep, time.Minute, time.Hour),
 		"grace":  Default().Check(Sweep, 15*time.Minute, time.Hour),
+		"hard":   Default().Check(Sweep, 0, 15*time.Minute),
 		"zero":   Config{}.Check(Sweep, 0, 0),
 	}
 	for name, err := range bad {

@@ -61,6 +61,9 @@ type Lease struct {
 	// Attempt counts the spawners. It distinguishes a late spawner from the one
 	// that replaced it, which Epoch cannot.
 	Attempt int64 `json:"attempt"`
+	// Spawner is the daemon that makes or made the last attempt. A daemon that
+	// starts knows that attempts of its own name are over; see Restart.
+	Spawner string `json:"spawner,omitempty"`
 
 	// Carried is the first epoch whose files have been carried over in every
 	// change of sandbox since. A request for an epoch from Carried on may be
@@ -81,8 +84,8 @@ type Lease struct {
 	// more, and callers wait until the lease is cold.
 	Ending bool `json:"ending,omitempty"`
 
-	// Provider, Binding, Sandbox and Image identify the live sandbox. They are
-	// empty if there is none.
+	// Provider, Binding and Sandbox identify the live sandbox. Image is the image
+	// that was asked for. They are empty if there is none.
 	Provider string     `json:"provider,omitempty"`
 	Binding  string     `json:"binding,omitempty"`
 	Sandbox  sandbox.ID `json:"sandbox,omitempty"`
@@ -221,6 +224,8 @@ func (c Config) Check(sweep, idle, hard time.Duration) error {
 		return refuse("every duration of a lease must be positive")
 	case sweep >= c.ViewerTTL:
 		return refuse("the reaper must run more often than a viewer expires")
+	case hard > 0 && sweep+c.Grace >= hard:
+		return refuse("the reaper and the grace period must end before the provider ends a sandbox")
 	case idle > 0 && hard > 0 && idle > hard:
 		return refuse("the idle timeout must not be longer than the hard timeout")
 	case idle > 0 && c.ViewerTTL >= idle:

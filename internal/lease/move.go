@@ -2,6 +2,7 @@ package lease
 
 import (
 	"encoding/json"
+	"slices"
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -13,6 +14,7 @@ import (
 type Depart struct {
 	Epoch   int64
 	Attempt int64 // 0: begin; otherwise the move to renew
+	Spawner string
 }
 
 func (o Depart) apply(m *machine) (Effect, error) {
@@ -26,6 +28,7 @@ func (o Depart) apply(m *machine) (Effect, error) {
 		return Effect{}, nil
 	case o.Attempt == 0:
 		l.Attempt++
+		l.Spawner = o.Spawner
 	}
 	l.Moving = m.now.Add(m.cfg.Warming)
 	return Effect{Done: true}, nil
@@ -77,4 +80,32 @@ func (o Stay) apply(m *machine) (Effect, error) {
 func (m *machine) moving(epoch, attempt int64) bool {
 	l := &m.lease
 	return l.State == Warm && l.Epoch == epoch && l.Attempt == attempt && !l.Moving.IsZero()
+}
+
+// Restart ends what an earlier process of a daemon left when it was killed: its
+// attempt to make a sandbox, its move, and its holders. The daemon applies it
+// when it starts, before it serves requests. What the attempt made is an orphan
+// from then on.
+type Restart struct {
+	Spawner string
+	// Own reports whether a holder is one of the daemon's.
+	Own func(id string) bool
+}
+
+func (o Restart) apply(m *machine) (Effect, error) {
+	l := &m.lease
+	before := len(l.Holders)
+	l.Holders = slices.DeleteFunc(l.Holders, func(h Holder) bool { return h.Kind == Operator && o.Own(h.ID) })
+	dead := l.Spawner != "" && l.Spawner == o.Spawner
+	attempt, move := dead && l.State == Warming, dead && !l.Moving.IsZero()
+	if attempt {
+		m.cool(false)
+	}
+	if move { // the old sandbox continues to serve
+		l.Moving = time.Time{}
+	}
+	if l.State == Warm && len(l.Holders) == 0 {
+		m.drain()
+	}
+	return Effect{Done: attempt || move || len(l.Holders) != before}, nil
 }

@@ -54,3 +54,42 @@ func TestRB97Moves(t *testing.T) {
 		t.Errorf("a rebuilt sandbox is followed: %+v", l)
 	}
 }
+
+// A daemon that starts ends the attempt, the move and the holders of its own
+// dead process, and nothing else.
+func TestRB56Restart(t *testing.T) {
+	own := func(id string) bool { return id == "daemon-a-1" }
+	restart := Restart{Spawner: "a", Own: own}
+	spawning, _ := apply(t, at(Cold, 0), start, Acquire{Kind: Turn, ID: "t1", Spawner: "a"})
+	moving, _ := apply(t, at(Warm, 1), start, Depart{Epoch: 3, Spawner: "a"})
+	held, _ := apply(t, at(Warm, 0), start, Acquire{Kind: Operator, ID: "daemon-a-1"})
+	shared, _ := apply(t, at(Warm, 1), start, Acquire{Kind: Operator, ID: "daemon-b-1"})
+	for _, tt := range []struct {
+		name    string
+		lease   Lease
+		op      Restart
+		done    bool
+		state   State
+		holders int
+	}{
+		{"its attempt", spawning, restart, true, Cold, 1},
+		{"the attempt of another", spawning, Restart{Spawner: "b", Own: own}, false, Warming, 1},
+		{"its move", moving, restart, true, Warm, 1},
+		{"the move of another", moving, Restart{Spawner: "b", Own: own}, false, Warm, 1},
+		{"its last holder", held, restart, true, Draining, 0},
+		{"the holders of others", shared, restart, false, Warm, 2},
+		{"a lease of an earlier version", at(Warming, 1), Restart{Own: own}, false, Warming, 1},
+	} {
+		l, effect, err := Apply(tt.lease, tt.op, config, start)
+		if err != nil || effect.Done != tt.done || l.State != tt.state || len(l.Holders) != tt.holders {
+			t.Errorf("%s: %v, %v, %+v", tt.name, err, effect.Done, l)
+		}
+		if tt.done && !l.Moving.IsZero() {
+			t.Errorf("%s: it still moves", tt.name)
+		}
+	}
+	next, effect := apply(t, spawning, start, restart, Acquire{Kind: Turn, ID: "t1", Spawner: "a"})
+	if effect.Role != Spawner || next.Attempt != spawning.Attempt+1 {
+		t.Errorf("the next caller: %+v, %+v", effect, next)
+	}
+}

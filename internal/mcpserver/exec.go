@@ -11,6 +11,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/offline"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -71,6 +72,7 @@ type execOut struct {
 	StderrBytes int64  `json:"stderr_bytes"`
 	Truncated   bool   `json:"truncated,omitempty" jsonschema:"the middle of a long output was left out; write it to a file and use sandbox_read to see all"`
 	Process     string `json:"process,omitempty" jsonschema:"id of a background command, for sandbox_process"`
+	Hint        string `json:"hint,omitempty" jsonschema:"how to allow hosts, if one could not be reached"`
 }
 
 func (s *Server) execTools() {
@@ -151,7 +153,13 @@ func (c *call) run(ctx context.Context, b *atoll.Sandbox, cmd sandbox.Command, s
 	go func() { _ = feed(p, stdin) }() // a command may end without reading it
 	report := c.progress(ctx, cmd.Timeout)
 	var stdout, stderr excerpt
-	stdout.seen, stderr.seen = report.saw, report.saw
+	var unreached [2]offline.Scanner
+	for i, e := range []*excerpt{&stdout, &stderr} {
+		e.seen = func(p []byte) {
+			report.saw(p)
+			_, _ = unreached[i].Write(p)
+		}
+	}
 	done := make(chan struct{})
 	go func() {
 		var both sync.WaitGroup
@@ -175,6 +183,11 @@ func (c *call) run(ctx context.Context, b *atoll.Sandbox, cmd sandbox.Command, s
 	out.Stdout, out.StdoutBytes = stdout.text()
 	out.Stderr, out.StderrBytes = stderr.text()
 	out.Truncated = out.StdoutBytes > maxOutput || out.StderrBytes > maxOutput
+	if exit.Code != 0 && (unreached[0].Found() || unreached[1].Found()) {
+		if n, err := b.Network(ctx); err == nil {
+			out.Hint = offline.Hint(n.Asked(), "egress when a sandbox is made; see egress_explain")
+		}
+	}
 	return out, nil
 }
 

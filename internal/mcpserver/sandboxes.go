@@ -78,7 +78,7 @@ func toBox(s sandbox.Sandbox) boxOut {
 
 // boxArgs name a sandbox.
 type boxArgs struct {
-	Sandbox string `json:"sandbox" jsonschema:"name or id of the sandbox"`
+	Sandbox string `json:"sandbox"` // its name or id
 }
 
 type listArgs struct {

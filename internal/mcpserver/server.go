@@ -24,7 +24,7 @@ import (
 // instructions are shown to the model by clients that do so.
 const instructions = `Atoll runs commands in sandboxes: isolated machines with their own kernel, files and network rules.
 For one command, use sandbox_run. For work in several steps, use sandbox_create, then sandbox_exec, sandbox_read and sandbox_write with the name it returned, and sandbox_remove at the end.
-Sandboxes outlive this conversation. Nothing is selected between calls: pass the sandbox each time.
+Sandboxes outlive this conversation. Nothing is selected between calls: pass the name or id of the sandbox each time.
 A sandbox has no network unless you ask for hosts in "egress". When a connection is refused, egress_explain says why.
 A command that takes longer than its timeout belongs in the background: sandbox_exec with background, then sandbox_process.`
 
@@ -51,6 +51,7 @@ func New(client *atoll.Client, version string) *Server {
 	s.execTools()
 	s.fileTools()
 	s.networkTools()
+	s.computerTools()
 	s.resources()
 	return s
 }

@@ -42,6 +42,10 @@ const (
 	AuditPrune  Op = "audit.prune"
 	AuditVerify Op = "audit.verify"
 
+	ComputerAct  Op = "computer.act"
+	ComputerView Op = "computer.view"
+
+	DaemonConsole  Op = "daemon.console"
 	DaemonDiagnose Op = "daemon.diagnose"
 	DaemonE2B      Op = "daemon.e2b"
 
@@ -165,6 +169,11 @@ const (
 
 	StateBackup Op = "state.backup"
 
+	StreamControl Op = "stream.control"
+	StreamList    Op = "stream.list"
+	StreamRevoke  Op = "stream.revoke"
+	StreamView    Op = "stream.view"
+
 	TemplateBuild     Op = "template.build"
 	TemplateGet       Op = "template.get"
 	TemplateList      Op = "template.list"
@@ -208,6 +217,10 @@ var table = map[Op]about{
 	AuditPrune:  {Admin, Recorded},
 	AuditVerify: {Admin, Recorded},
 
+	ComputerAct:  {Exec, Recorded},
+	ComputerView: {Read, Recorded},
+
+	DaemonConsole:  {Admin, Recorded},
 	DaemonDiagnose: {Admin, Glance},
 	DaemonE2B:      {Admin, Recorded},
 
@@ -331,6 +344,11 @@ var table = map[Op]about{
 
 	StateBackup: {Admin, Recorded},
 
+	StreamControl: {Exec, Recorded},
+	StreamList:    {Read, Glance},
+	StreamRevoke:  {Exec, Recorded},
+	StreamView:    {Read, Recorded},
+
 	TemplateBuild:     {Write, Recorded},
 	TemplateGet:       {Read, Glance},
 	TemplateList:      {Read, Glance},
@@ -388,7 +406,7 @@ func (o Op) Class() Class { return table[o].class }
 // frees are the operations that free space or revoke access.
 var frees = []Op{
 	AuditPrune, FilesRemove, KeyRevoke, PreviewRemove, ProfileRemove, SandboxDestroy, SandboxExpire, SandboxIdle, SandboxKill, SandboxSweep,
-	SecretRemove, SessionRemove, SnapshotRemove, TemplatePrune, TemplateRemove, TemplateUnpublish, TenantDisable, WorkspaceDetach, WorkspacePrune, WorkspaceRemove,
+	SecretRemove, SessionRemove, SnapshotRemove, StreamRevoke, TemplatePrune, TemplateRemove, TemplateUnpublish, TenantDisable, WorkspaceDetach, WorkspacePrune, WorkspaceRemove,
 }
 
 // Frees reports whether the operation is possible on a full disk: it frees

@@ -75,7 +75,10 @@ type Entry struct {
 	Name    string
 	Summary string // one line
 	Warning string // shown when the provider runs a command; usually empty
-	Open    func(Host) (driver.Provider, error)
+	// Check reports missing credentials, given a function that returns environment
+	// variables, before anything uses the network. Nil: there is nothing to check.
+	Check func(env func(string) string) error
+	Open  func(Host) (driver.Provider, error)
 }
 
 // Registry opens providers by name, each once. It is safe for concurrent use.
@@ -180,13 +183,20 @@ func (r *Registry) Open(ctx context.Context, name string) (*Provider, error) {
 	return p, nil
 }
 
-// Fresh opens a new instance of a provider. The caller closes it.
+// Fresh opens a new instance of a provider, unless credentials are missing.
+// The caller closes it.
 func (r *Registry) Fresh(name string) (driver.Provider, error) {
 	entry, err := r.Lookup(name)
 	if err != nil {
 		return nil, err
 	}
-	d, err := entry.Open(r.host(name))
+	host := r.host(name)
+	if entry.Check != nil {
+		if err := entry.Check(host.Env); err != nil {
+			return nil, err
+		}
+	}
+	d, err := entry.Open(host)
 	if err != nil {
 		return nil, unavailable(name, err)
 	}

@@ -1,6 +1,7 @@
 package scratch
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,7 +20,8 @@ func TestMain(m *testing.M) {
 		}
 		os.Stdout.WriteString(dir)
 		os.Stdout.Close()
-		select {}
+		_, _ = io.Copy(io.Discard, os.Stdin) // until the test kills it
+		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
@@ -42,6 +44,9 @@ func TestKilledMaker(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childEnv+"=1")
+	if _, err := cmd.StdinPipe(); err != nil { // it blocks on reading
+		t.Fatal(err)
+	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/server/console"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -34,6 +35,8 @@ type Caller struct {
 	UID *uint32
 	// Token is the API key in the request; empty if there is none.
 	Token string
+	// Tenant is the tenant that the request names; empty if it names none.
+	Tenant string
 }
 
 // Config configures a Server.
@@ -43,6 +46,9 @@ type Config struct {
 	// Ports answers requests for ports of sandboxes. It recognises and
 	// authenticates them itself. Nil: there are none.
 	Ports PortHandler
+	// Console serves the web console, which signs callers in itself. Nil: there is
+	// none.
+	Console *console.Handler
 	// Authenticate returns the context for a caller's request, or the error that
 	// refuses it. If it is nil, Handler must authenticate callers itself, and check
 	// host names and origins.
@@ -95,7 +101,7 @@ func New(cfg Config) *Server {
 	}
 	handler := s.share(s.cfg.Share, cfg.Handler)
 	if cfg.Authenticate != nil {
-		handler = s.defend(s.authenticate(handler))
+		handler = s.defend(s.console(s.authenticate(handler)))
 	}
 	s.http = &http.Server{
 		Handler:           s.track(s.recover(s.admit(s.route(handler)))),
@@ -319,8 +325,9 @@ func (s *Server) defend(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Cache-Control", "no-store")
+		static := s.cfg.Console != nil && s.cfg.Console.Static(r)
 		switch {
-		case foreignOrigin(r):
+		case ForeignOrigin(r) && !static:
 			refuse(w, &sandbox.Error{Code: sandbox.CodeDenied, Subject: "origin", Message: "web pages of other origins may not call this API"})
 		case peerOf(r.Context()) == nil && !s.knownHost(r.Host):
 			refuse(w, &sandbox.Error{
@@ -333,7 +340,23 @@ func (s *Server) defend(next http.Handler) http.Handler {
 	})
 }
 
-func foreignOrigin(r *http.Request) bool {
+// console sends requests for the web console there.
+func (s *Server) console(next http.Handler) http.Handler {
+	if s.cfg.Console == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.cfg.Console.Match(r) {
+			s.cfg.Console.ServeHTTP(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// ForeignOrigin reports whether a browser sends a request for a page of another
+// origin.
+func ForeignOrigin(r *http.Request) bool {
 	if site := r.Header.Get("Sec-Fetch-Site"); site == "cross-site" || site == "same-site" {
 		return true
 	}
@@ -367,19 +390,18 @@ var open = map[string]bool{"/healthz": true, "/readyz": true, "/openapi.json": t
 
 func (s *Server) authenticate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if open[r.URL.Path] {
+		if open[r.URL.Path] || strings.HasPrefix(r.URL.Path, api.StreamPath) { // a viewer's token comes later
 			next.ServeHTTP(w, r)
 			return
 		}
-		ctx, err := s.cfg.Authenticate(r.Context(), Caller{UID: peerOf(r.Context()), Token: bearer(r)})
+		ctx, err := s.cfg.Authenticate(r.Context(), Caller{UID: peerOf(r.Context()), Token: bearer(r), Tenant: r.Header.Get(sandbox.TenantHeader)})
 		if err != nil {
 			// Bound the wait for the rest of the request body.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(cutTime))
 			refuse(w, err)
 			return
 		}
-		// A client that does not send its body must not keep a canceled request open.
-		defer context.AfterFunc(ctx, func() { unblock(w, r) })()
+		defer CutOff(ctx, w, r)()
 		next.ServeHTTP(w, r.WithContext(ctx))
 	})
 }
@@ -402,6 +424,22 @@ func (s *Server) share(who func(*http.Request) string, next http.Handler) http.H
 // cutTime bounds the last response of a canceled request.
 const cutTime = 5 * time.Second
 
+// CutOff makes the end of ctx, such as that of the caller's key, end a request
+// whose client neither sends nor reads. The handler calls done before it
+// returns: afterwards, the connection belongs to the next request.
+func CutOff(ctx context.Context, w http.ResponseWriter, r *http.Request) (done func()) {
+	over := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(over)
+		unblock(w, r)
+	})
+	return func() {
+		if !stop() {
+			<-over
+		}
+	}
+}
+
 // unblock ends the reads and writes of a request that was canceled because the
 // daemon shuts down or its key has ended. Handlers of WebSockets do that
 // themselves.
@@ -414,7 +452,12 @@ func unblock(w http.ResponseWriter, r *http.Request) {
 	_ = rc.SetWriteDeadline(time.Now().Add(cutTime))
 }
 
+// bearer returns the API key of a request: that of its Authorization header or,
+// without one, that of a page of the console.
 func bearer(r *http.Request) string {
+	if r.Header.Get("Authorization") == "" {
+		return console.Token(r)
+	}
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
 		return ""

@@ -24,7 +24,6 @@ type Box struct {
 	ID       sandbox.ID
 	Provider string
 	Binding  string
-	Image    string
 	State    json.RawMessage // private to the driver, without secrets
 	// Deadline is when the provider ends the sandbox; zero if it does not.
 	Deadline time.Time

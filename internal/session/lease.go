@@ -44,6 +44,9 @@ type Config struct {
 	// Alert is called if a sandbox could not be saved and its deadline is near.
 	// The sandbox continues to run. Nil: no call.
 	Alert func(ctx context.Context, l lease.Lease, err error)
+	// Spawner names this daemon in the leases of the sandboxes that it makes. A
+	// daemon that starts ends the attempts of its own name; see lease.Restart.
+	Spawner string
 	// Progress is called with what a waiting Acquire waits for. Nil: no call.
 	Progress func(group, what string)
 }
@@ -136,6 +139,7 @@ func lasting(err error) *sandbox.Error {
 }
 
 func (m *Manager) acquire(ctx context.Context, p Plan, op lease.Acquire, prior *sandbox.Envelope) (Held, error) {
+	op.Spawner = m.cfg.Spawner
 	var gone error // why the sandbox that the lease named is gone
 	for waited := time.Duration(0); ; waited += m.cfg.Poll {
 		l, effect, err := m.cfg.Leases.Apply(ctx, p.Group, op)
@@ -180,7 +184,7 @@ func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandb
 	if err != nil {
 		return Held{}, m.abandon(ctx, l, b, receipt, err)
 	}
-	commit := lease.Commit{Epoch: l.Epoch, Attempt: l.Attempt, Provider: b.Provider, Binding: b.Binding, Sandbox: b.ID, Image: b.Image, Box: box, Deadline: b.Deadline}
+	commit := lease.Commit{Epoch: l.Epoch, Attempt: l.Attempt, Provider: b.Provider, Binding: b.Binding, Sandbox: b.ID, Image: p.Spec.Image, Box: box, Deadline: b.Deadline}
 	now, effect, err := m.cfg.Leases.Apply(context.WithoutCancel(ctx), p.Group, commit)
 	switch {
 	case err != nil:

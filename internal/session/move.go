@@ -51,7 +51,7 @@ func (m *Manager) Move(ctx context.Context, p Plan, epoch int64, held lease.Hear
 
 // depart starts a move: from then on no request starts in the sandbox.
 func (m *Manager) depart(ctx context.Context, group string, epoch int64) (lease.Lease, error) {
-	l, effect, err := m.cfg.Leases.Apply(ctx, group, lease.Depart{Epoch: epoch})
+	l, effect, err := m.cfg.Leases.Apply(ctx, group, lease.Depart{Epoch: epoch, Spawner: m.cfg.Spawner})
 	if err == nil && !effect.Done {
 		err = &sandbox.Error{Code: sandbox.CodeStale, Op: "session.swap", Subject: group, Message: "the sandbox was replaced, or the session is being moved or saved"}
 	}
@@ -138,7 +138,7 @@ func (m *Manager) arrive(ctx context.Context, p Plan, l lease.Lease, b Box) (epo
 	if err != nil {
 		return 0, err
 	}
-	op := lease.Arrive{Epoch: l.Epoch, Attempt: l.Attempt, Provider: b.Provider, Binding: b.Binding, Sandbox: b.ID, Image: b.Image, Box: box, Deadline: b.Deadline}
+	op := lease.Arrive{Epoch: l.Epoch, Attempt: l.Attempt, Provider: b.Provider, Binding: b.Binding, Sandbox: b.ID, Image: p.Spec.Image, Box: box, Deadline: b.Deadline}
 	now, effect, err := m.cfg.Leases.Apply(ctx, p.Group, op)
 	if err != nil { // it may have taken effect
 		var loadErr error

@@ -108,6 +108,10 @@ var written = map[int64][]statement{
 	34: {
 		{"UPDATE templates SET public = 1, withheld = '' WHERE name = 'tools'", nil},
 	},
+	35: {
+		{"UPDATE sandboxes SET metered = 6 WHERE id = 'id-web'", nil},
+		{"INSERT INTO sandbox_time (tenant, provider, labels_json, since, until, time) VALUES ('acme', 'gvisor', '{}', 0, 3600000000000, 9)", nil},
+	},
 	31: {
 		{"UPDATE snapshots SET ref_json = $1, binding = 'local#1' WHERE id = 'sn-1'", []any{`{"provider":"gvisor","kind":"memory","data":"sn-1"}`}},
 	},
@@ -204,6 +208,9 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 		if snap.Size != 10 || (snap.Ref != "") != (from >= 31) || (snap.Binding != "") != (from >= 31) {
 			t.Errorf("the snapshot became %+v", snap)
 		}
+	}
+	if time := ran(t, s, b.Created, b.Created); time["red"] <= 0 || (time[""] == 9) != (from >= 35) { // in the first hour
+		t.Errorf("the time of sandboxes became %v", time)
 	}
 	checkPolicy(t, s, from)
 	// The database works like any other.

@@ -35,6 +35,9 @@ type Sandbox struct {
 	Idle   Idle
 	Rest   Rest
 	Epoch  int64 // fencing number of its holder
+	// metered is since when its time is counted, in Unix nanoseconds: 0 while none
+	// is, ofSession if its session counts it.
+	metered int64
 }
 
 // Info returns the sandbox as callers see it.
@@ -81,7 +84,7 @@ func (b *Sandbox) holds() bool {
 const (
 	summaryColumns = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires, binding, limits_json, exit_json"
 	sandboxColumns = summaryColumns +
-		", version, tenant, active, idle_after, idle_action, epoch, spec_json, pause, step, kept, wakes, time_left, origin"
+		", version, tenant, active, idle_after, idle_action, epoch, spec_json, pause, step, kept, wakes, time_left, origin, metered"
 )
 
 // sandboxRow is the destination of a scanned row.
@@ -91,7 +94,7 @@ type sandboxRow struct {
 	pause, step, kept, origin, binding, limits             string
 	cpus                                                   float64
 	memory, disk, pids, created, updated, expires, active  int64
-	idleAfter, epoch, version, wakes, left                 int64
+	idleAfter, epoch, version, wakes, left, metered        int64
 }
 
 // summaryDest returns the destinations of summaryColumns.
@@ -106,7 +109,7 @@ func (r *sandboxRow) summaryDest() []any {
 func (r *sandboxRow) dest() []any {
 	return append(r.summaryDest(),
 		&r.version, &r.tenant, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec,
-		&r.pause, &r.step, &r.kept, &r.wakes, &r.left, &r.origin)
+		&r.pause, &r.step, &r.kept, &r.wakes, &r.left, &r.origin, &r.metered)
 }
 
 // summary returns the row as a Summary.
@@ -168,7 +171,7 @@ func (r *sandboxRow) sandbox() (Sandbox, error) {
 		Summary: summary, Version: r.version, Active: timeOf(r.active),
 		Idle:  Idle{After: time.Duration(r.idleAfter), Action: r.idleAction},
 		Rest:  Rest{Pause: sandbox.PauseKind(r.pause), Step: r.step, Kept: r.kept, Wakes: r.wakes != 0, Left: time.Duration(r.left)},
-		Epoch: r.epoch,
+		Epoch: r.epoch, metered: r.metered,
 	}
 	b.Origin = r.origin
 	if r.spec != "" {
@@ -186,6 +189,8 @@ type Create struct {
 	// is stored, to distinguish a repetition from another request with the same
 	// key.
 	Request []byte
+	// OfSession says that the lease of a session counts the sandbox's time.
+	OfSession bool
 	// Retry, if set, reports whether the sandbox of the first request is unusable,
 	// so that a repetition creates a new one.
 	Retry func(*Sandbox) bool
@@ -229,6 +234,9 @@ func (bs Sandboxes) Create(ctx context.Context, tenant string, b Sandbox, c Crea
 	}
 	if err := bs.mayHave(ctx, t, nil, &b); err != nil {
 		return Sandbox{}, false, err
+	}
+	if b.metered = 0; c.OfSession {
+		b.metered = ofSession
 	}
 	if b, err = bs.insert(ctx, tenant, b); err != nil {
 		return Sandbox{}, false, err
@@ -275,6 +283,7 @@ func (bs Sandboxes) insert(ctx context.Context, tenant string, b Sandbox) (Sandb
 	if b.Image == "" {
 		b.Image = b.Spec.Image
 	}
+	meter(&b, &b, true)
 	docs, err := encode(&b)
 	if err != nil {
 		return b, err
@@ -288,13 +297,13 @@ func (bs Sandboxes) insert(ctx context.Context, tenant string, b Sandbox) (Sandb
 	}
 	n, err := bs.tx.exec(ctx, "INSERT INTO sandboxes ("+sandboxColumns+`)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23,
-		$24, $25, $26, $27, $28, $29, $30, $31)
+		$24, $25, $26, $27, $28, $29, $30, $31, $32)
 		ON CONFLICT DO NOTHING`,
 		string(b.ID), b.Name, string(b.State), b.Reason, b.Provider, b.Node, b.Image,
 		b.Resources.CPUs, b.Resources.Memory, b.Resources.Disk, b.Resources.PIDs,
 		docs.labels, nanos(b.Created), nanos(b.Updated), nanos(b.Expires), b.Binding, docs.limits, docs.exit, b.Version,
 		tenant, nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, docs.spec,
-		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), b.Origin)
+		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), b.Origin, b.metered)
 	if err == nil && n == 0 {
 		return b, fail(sandbox.CodeAlreadyExists, string(b.ID), "a sandbox with this id already exists")
 	}
@@ -470,21 +479,24 @@ func (bs Sandboxes) save(ctx context.Context, old, b *Sandbox) error {
 	if err != nil {
 		return err
 	}
+	sameLabels := maps.Equal(old.Labels, b.Labels)
+	began, ended := meter(old, b, sameLabels)
 	n, err := bs.tx.exec(ctx, `UPDATE sandboxes SET state = $1, reason = $2, provider = $3, node = $4, image = $5,
 		cpus = $6, memory = $7, disk = $8, pids = $9, labels_json = $10, exit_json = $11, updated = $12, expires = $13, active = $14,
 		idle_after = $15, idle_action = $16, epoch = $17, version = $18, spec_json = $19,
-		pause = $20, step = $21, kept = $22, wakes = $23, time_left = $24, binding = $25, limits_json = $26 WHERE id = $27 AND version = $28`,
+		pause = $20, step = $21, kept = $22, wakes = $23, time_left = $24, binding = $25, limits_json = $26, metered = $27 WHERE id = $28 AND version = $29`,
 		string(b.State), b.Reason, b.Provider, b.Node, b.Image,
 		b.Resources.CPUs, b.Resources.Memory, b.Resources.Disk, b.Resources.PIDs, docs.labels, docs.exit,
 		nanos(b.Updated), nanos(b.Expires), nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, b.Version, docs.spec,
-		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), b.Binding, docs.limits, string(b.ID), old.Version)
+		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), b.Binding, docs.limits, b.metered, string(b.ID), old.Version)
 	switch {
 	case err != nil:
 		return err
 	case n == 0:
 		return fail(sandbox.CodeConflict, b.Name, "was changed at the same time")
-	case maps.Equal(old.Labels, b.Labels):
-		return nil
+	}
+	if err := bs.addTime(ctx, old, began, ended); err != nil || sameLabels {
+		return err
 	}
 	if _, err := bs.tx.exec(ctx, "DELETE FROM sandbox_labels WHERE sandbox = $1", string(b.ID)); err != nil {
 		return err

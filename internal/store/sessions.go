@@ -182,7 +182,8 @@ func (ss Sessions) ApplyLease(ctx context.Context, tenant, group string, op leas
 	return after, effect, err
 }
 
-// WarmTime is how long a group had a sandbox in one hour.
+// WarmTime is how long a group had a sandbox in one hour, or, without a group,
+// how long other sandboxes ran.
 type WarmTime struct {
 	Tenant, Group, Provider string
 	Labels                  map[string]string

@@ -23,3 +23,15 @@ func stored(info fs.FileInfo) int64 {
 	}
 	return info.Size()
 }
+
+// identity identifies a file among all files of the machine.
+type identity struct{ dev, ino uint64 }
+
+// identify returns the identity of a file, and whether it has several names.
+func identify(info fs.FileInfo) (id identity, several bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return id, false
+	}
+	return identity{uint64(st.Dev), st.Ino}, st.Nlink > 1
+}

@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 
@@ -22,15 +23,17 @@ import (
 const permissions = 0o777
 
 // Pack writes the file or tree at root as a tar stream whose members begin with
-// name. Symbolic links are kept as links, except for root itself, which is
-// followed. Sockets, pipes and devices are left out. All owners are root; the
-// receiver decides who owns the files.
-func Pack(ctx context.Context, w io.Writer, root, name string) error {
+// name; with the name "." they are what the directory root contains, without
+// itself. Symbolic links are kept as links, except for root itself, which is
+// followed. Files with several names in the tree are linked in the stream.
+// Sockets, pipes and devices are left out, and some of them returned; such a root
+// is CodeUnsupported. All owners are root; the receiver decides who owns the files.
+func Pack(ctx context.Context, w io.Writer, root, name string) (skipped []string, err error) {
 	return packTree(ctx, w, root, name, func(fs.FileInfo, *tar.Header) {})
 }
 
 // PackOwned is Pack with the numeric owners.
-func PackOwned(ctx context.Context, w io.Writer, root, name string) error {
+func PackOwned(ctx context.Context, w io.Writer, root, name string) (skipped []string, err error) {
 	return packTree(ctx, w, root, name, func(info fs.FileInfo, h *tar.Header) {
 		h.Uid, h.Gid = owner(info)
 	})
@@ -39,57 +42,119 @@ func PackOwned(ctx context.Context, w io.Writer, root, name string) error {
 // owned sets the owner in a header.
 type owned func(fs.FileInfo, *tar.Header)
 
-func packTree(ctx context.Context, w io.Writer, root, name string, own owned) error {
+// packer writes one tree. It reaches every file from root, name by name, so that
+// a path may be longer than a system call takes.
+type packer struct {
+	w       io.Writer
+	tw      *tar.Writer
+	root    *os.Root
+	own     owned
+	names   map[identity]string // members of files with several names
+	skipped []string
+}
+
+func packTree(ctx context.Context, w io.Writer, root, name string, own owned) (skipped []string, err error) {
 	resolved, err := filepath.EvalSymlinks(root)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	tw := tar.NewWriter(w)
-	err = filepath.WalkDir(resolved, func(p string, d fs.DirEntry, err error) error {
+	info, err := os.Stat(resolved)
+	if err != nil {
+		return nil, err
+	}
+	dir, first := resolved, "."
+	if !info.IsDir() {
+		dir, first = filepath.Dir(resolved), filepath.Base(resolved)
+		if !info.Mode().IsRegular() {
+			return nil, special(root)
+		}
+	}
+	p := &packer{w: w, tw: tar.NewWriter(w), own: own, names: map[identity]string{}}
+	if p.root, err = os.OpenRoot(dir); err != nil {
+		return nil, err
+	}
+	defer p.root.Close()
+	err = fs.WalkDir(p.root.FS(), first, func(at string, _ fs.DirEntry, err error) error {
 		if err == nil {
 			err = ctx.Err()
 		}
 		if err != nil {
 			return err
 		}
-		rel, err := filepath.Rel(resolved, p)
+		member := path.Join(name, at)
+		if at == first {
+			member = name
+		}
+		return p.pack(filepath.FromSlash(at), member)
+	})
+	if err != nil {
+		return p.skipped, err
+	}
+	return p.skipped, p.tw.Close()
+}
+
+// special is the error for something that cannot be copied.
+func special(name string) error {
+	return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "copy", Subject: name, Message: "is neither a file nor a directory, so there is nothing to copy"}
+}
+
+func (p *packer) pack(file, member string) error {
+	info, err := p.root.Lstat(file)
+	switch {
+	case err != nil:
+		return err
+	case info.IsDir():
+		if member == "." {
+			return nil
+		}
+		return p.tw.WriteHeader(header(info, member+"/", "", p.own))
+	case info.Mode()&fs.ModeSymlink != 0:
+		target, err := p.root.Readlink(file)
 		if err != nil {
 			return err
 		}
-		return pack(w, tw, p, filepath.ToSlash(filepath.Join(name, rel)), d, own)
-	})
-	if err != nil {
-		return err
+		return p.tw.WriteHeader(header(info, member, target, p.own))
+	case info.Mode().IsRegular():
+		return p.file(file, member)
 	}
-	return tw.Close()
+	if len(p.skipped) < maxSkipped {
+		p.skipped = append(p.skipped, member)
+	}
+	return nil
 }
 
-func pack(w io.Writer, tw *tar.Writer, file, name string, d fs.DirEntry, own owned) error {
-	info, err := d.Info()
-	if err != nil {
-		return err
-	}
-	if !info.Mode().IsRegular() {
-		return packOther(tw, file, name, info, own)
-	}
-	f, err := os.Open(file)
+func (p *packer) file(file, member string) error {
+	f, err := p.root.Open(file)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	// The file may have been replaced since it was listed.
-	if info, err = f.Stat(); err != nil {
+	info, err := f.Stat()
+	if err != nil {
 		return err
 	}
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("%s changed while it was read", file)
 	}
-	h := header(info, name, "", own)
+	h := header(info, member, "", p.own)
+	if id, several := identify(info); several {
+		if first, ok := p.names[id]; ok {
+			h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
+			return p.tw.WriteHeader(h)
+		}
+		p.names[id] = member
+	}
+	return p.content(f, info, h)
+}
+
+// content writes a file.
+func (p *packer) content(f *os.File, info fs.FileInfo, h *tar.Header) error {
 	whole, ok, err := sparse.Whole(f, info.Size())
 	if err == nil && ok {
 		h.Size = int64(len(whole))
-		if err = tw.WriteHeader(h); err == nil {
-			_, err = tw.Write(whole)
+		if err = p.tw.WriteHeader(h); err == nil {
+			_, err = p.tw.Write(whole)
 		}
 	}
 	if ok || err != nil {
@@ -100,33 +165,18 @@ func pack(w io.Writer, tw *tar.Writer, file, name string, d fs.DirEntry, own own
 	case err != nil:
 		return err
 	case worth:
-		return sparse.Write(w, tw, h, f, extents)
+		return sparse.Write(p.w, p.tw, h, f, extents)
 	}
-	if err := tw.WriteHeader(h); err != nil {
+	if err := p.tw.WriteHeader(h); err != nil {
 		return err
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	if _, err = io.CopyN(tw, f, info.Size()); err == io.EOF {
-		return fmt.Errorf("%s became shorter while it was read", file)
+	if _, err = io.CopyN(p.tw, f, info.Size()); err == io.EOF {
+		return fmt.Errorf("%s became shorter while it was read", h.Name)
 	}
 	return err
-}
-
-// packOther packs anything except a regular file, if possible.
-func packOther(tw *tar.Writer, file, name string, info fs.FileInfo, own owned) error {
-	switch {
-	case info.IsDir():
-		return tw.WriteHeader(header(info, name+"/", "", own))
-	case info.Mode()&fs.ModeSymlink != 0:
-		target, err := os.Readlink(file)
-		if err != nil {
-			return err
-		}
-		return tw.WriteHeader(header(info, name, target, own))
-	}
-	return nil
 }
 
 func header(info fs.FileInfo, name, link string, own owned) *tar.Header {

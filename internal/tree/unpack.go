@@ -14,15 +14,19 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/sparse"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // maxSkipped is the maximum number of skipped members returned.
 const maxSkipped = 20
 
 // Unpack unpacks a tar stream below the directory dir. The first element of
-// every member's path is replaced by name. It returns members that were skipped
-// because they are neither files nor directories nor links. Existing files are
-// replaced. No link is followed, neither an existing one nor one from the
+// every member's path is replaced by name; with the name "." it is dir itself,
+// which must be a directory in the stream and keeps its mode. It returns members
+// that were skipped because they are neither files nor directories nor links; if
+// the first member, which is what was asked for, is one, it is CodeUnsupported.
+// Existing files are replaced, but neither a directory by something else nor the
+// reverse. No link is followed, neither an existing one nor one from the
 // stream. A member outside the destination is an error; members before it stay.
 func Unpack(ctx context.Context, r io.Reader, dir, name string) (skipped []string, err error) {
 	return unpack(ctx, r, dir, name, false)
@@ -35,7 +39,7 @@ func UnpackOwned(ctx context.Context, r io.Reader, dir, name string) (skipped []
 }
 
 func unpack(ctx context.Context, r io.Reader, dir, name string, owners bool) (skipped []string, err error) {
-	if name == "" || name == "." || name == ".." || strings.ContainsRune(name, filepath.Separator) {
+	if name == "" || name == ".." || strings.ContainsRune(name, filepath.Separator) {
 		return nil, fmt.Errorf("%q cannot be the name of a file", name)
 	}
 	root, err := os.OpenRoot(dir)
@@ -73,6 +77,7 @@ type unpacker struct {
 	owners  bool      // set owners
 	dirs    []dirMode // modes are set last, so that the directories are writable
 	skipped []string
+	begun   bool // a member has come
 }
 
 type dirMode struct {
@@ -89,9 +94,17 @@ func (u *unpacker) member(tr *tar.Reader, h *tar.Header) error {
 	if strings.Count(p, string(filepath.Separator)) > maxDepth {
 		return hostile(h.Name, "the sandbox sent a member that is too deep")
 	}
+	if p == "." {
+		if h.Typeflag != tar.TypeDir {
+			return conflict(h.Name, "is not a directory")
+		}
+		return nil
+	}
 	if err := u.parents(p); err != nil {
 		return err
 	}
+	first := !u.begun
+	u.begun = true
 	switch h.Typeflag {
 	case tar.TypeDir:
 		return u.dir(p, h)
@@ -104,6 +117,9 @@ func (u *unpacker) member(tr *tar.Reader, h *tar.Header) error {
 		return errors.Join(u.root.Symlink(h.Linkname, p), u.own(p, h))
 	case tar.TypeLink:
 		return u.link(p, h)
+	}
+	if first {
+		return special(h.Name)
 	}
 	if len(u.skipped) < maxSkipped {
 		u.skipped = append(u.skipped, h.Name)
@@ -145,9 +161,7 @@ func (u *unpacker) plainDir(p string) error {
 
 func (u *unpacker) dir(p string, h *tar.Header) error {
 	if info, err := u.root.Lstat(p); err == nil && !info.IsDir() {
-		if err := u.root.Remove(p); err != nil {
-			return err
-		}
+		return conflict(p, "a directory cannot replace a file")
 	}
 	if err := u.plainDir(p); err != nil {
 		return err
@@ -168,8 +182,16 @@ func (u *unpacker) own(p string, h *tar.Header) error {
 	return u.root.Lchown(p, h.Uid, h.Gid)
 }
 
-// clear removes p, unless it is a directory that is not empty.
+// conflict is the error for something that is in the way.
+func conflict(name, message string) error {
+	return &sandbox.Error{Code: sandbox.CodeConflict, Op: "copy.out", Subject: name, Message: message}
+}
+
+// clear removes p, unless it is a directory.
 func (u *unpacker) clear(p string) error {
+	if info, err := u.root.Lstat(p); err == nil && info.IsDir() {
+		return conflict(p, "a file cannot replace a directory")
+	}
 	err := u.root.Remove(p)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

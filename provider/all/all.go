@@ -4,8 +4,10 @@ package all
 
 import (
 	"context"
+	"errors"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/boxlite"
@@ -24,6 +26,21 @@ import (
 // Builtin returns the providers that this program is built with, the default
 // first.
 func Builtin() []registry.Entry {
+	list := entries()
+	for i := range list {
+		d, ok := catalog.Find(list[i].Name)
+		if !ok {
+			continue
+		}
+		list[i].Check = func(env func(string) string) error {
+			lookup := func(name string) (string, bool) { return env(name), true }
+			return errors.Join(catalog.CheckDescriptor(list[i].Name, d), catalog.CheckCredentials(d, lookup))
+		}
+	}
+	return list
+}
+
+func entries() []registry.Entry {
 	return []registry.Entry{
 		{Name: gvisor.Name, Summary: "a kernel of its own for every sandbox, from this program alone", Open: openGvisor},
 		{
@@ -146,8 +163,9 @@ func openRemote(h registry.Host) (driver.Provider, error) {
 		KeyFile   *string `json:"keyFile"`
 		CAFile    *string `json:"caFile"`
 		Provider  *string `json:"provider"`
+		Secrets   *string `json:"secrets"`
 		AllowHTTP *bool   `json:"allowHTTP"`
-	}{&opts.Address, &opts.KeyFile, &opts.CAFile, &opts.Provider, &opts.AllowHTTP}
+	}{&opts.Address, &opts.KeyFile, &opts.CAFile, &opts.Provider, &opts.Secrets, &opts.AllowHTTP}
 	if err := h.Decode(&o); err != nil {
 		return nil, err
 	}

@@ -220,7 +220,7 @@ func (p *Provider) confirm(b box, c *creation) error {
 
 // Attach implements driver.Provider. It leaves a stopped sandbox stopped.
 func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
-	b, err := p.Living(ctx, id)
+	b, err := p.Present(ctx, id)
 	if err != nil {
 		return nil, err
 	}

@@ -246,7 +246,7 @@ func TestStatuses(t *testing.T) {
 		service.Stopping:   {State: sandbox.Paused},
 		service.Stopped:    {State: sandbox.Paused},
 		service.Paused:     {State: sandbox.Paused},
-		service.Failed:     {Code: sandbox.CodeConflict, Resume: sandbox.CodeConflict},
+		service.Failed:     {State: sandbox.Failed, Resume: sandbox.CodeConflict},
 		service.Unknown:    {Code: sandbox.CodeUnavailable, Resume: sandbox.CodeUnavailable},
 	}, "")
 }

@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"iter"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/image"
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/client"
 
@@ -24,11 +26,14 @@ import (
 
 // The labels of a container.
 const (
-	labelScope = "run.atoll.scope" // the state directory that made it
-	labelID    = "run.atoll.id"
-	labelLife  = "run.atoll.life"  // its lifetime in seconds
-	labelTry   = "run.atoll.try"   // the call of Create that created it
-	labelUser  = "run.atoll.user." // prefix of the user's labels
+	labelScope    = "run.atoll.scope" // the state directory that made it
+	labelID       = "run.atoll.id"
+	labelLife     = "run.atoll.life"     // its lifetime in seconds; 0: no end
+	labelTry      = "run.atoll.try"      // the call of Create that created it
+	labelUser     = "run.atoll.user."    // prefix of the user's labels, for filters of docker ps
+	labelAll      = "run.atoll.labels"   // the user's labels as JSON; an image cannot add to them
+	labelDefaults = "run.atoll.defaults" // ownDefaults as JSON
+	labelPrefix   = "run.atoll."
 )
 
 // entry is the first process of a container. It reaps orphans and exits after
@@ -66,6 +71,34 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if err != nil {
 		return nil, err
 	}
+	if err := p.free(ctx, spec); err != nil {
+		return nil, err
+	}
+	own, err := p.fetch(ctx, image)
+	if err != nil {
+		return nil, err
+	}
+	return p.start(ctx, spec, image, own)
+}
+
+// free returns nil if a sandbox can be made with the spec's ID and settings.
+func (p *Provider) free(ctx context.Context, spec *sandbox.Spec) error {
+	if _, err := p.hostConfig(spec); err != nil {
+		return err
+	}
+	_, err := p.find(ctx, spec.ID)
+	if err == nil {
+		return taken(spec.ID)
+	}
+	if sandbox.CodeOf(err) != sandbox.CodeGone && !errors.Is(err, driver.ErrElsewhere) {
+		return err
+	}
+	return nil
+}
+
+// start makes a sandbox from an image that the daemon has. Labels of an image
+// that is a snapshot have the same names, so all of them are set.
+func (p *Provider) start(ctx context.Context, spec *sandbox.Spec, image string, own guest.Defaults) (driver.Instance, error) {
 	host, err := p.hostConfig(spec)
 	if err != nil {
 		return nil, err
@@ -74,25 +107,16 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if err != nil {
 		return nil, err
 	}
-	_, err = p.find(ctx, spec.ID)
-	if err == nil {
-		return nil, taken(spec.ID)
-	}
-	if sandbox.CodeOf(err) != sandbox.CodeGone && !errors.Is(err, driver.ErrElsewhere) {
-		return nil, err
-	}
-	own, err := p.fetch(ctx, image)
-	if err != nil {
-		return nil, err
-	}
-	labels := map[string]string{labelScope: scope, labelID: string(spec.ID), labelTry: rand.Text()}
-	for k, v := range spec.Labels {
-		labels[labelUser+k] = v
-	}
 	life := "0"
 	if d := spec.Lifetime.Timeout; d > 0 {
 		life = strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
-		labels[labelLife] = life
+	}
+	labels := map[string]string{
+		labelScope: scope, labelID: string(spec.ID), labelTry: rand.Text(), labelLife: life,
+		labelAll: label(spec.Labels), labelDefaults: label(ownDefaults{own.User, own.Workdir}),
+	}
+	for k, v := range spec.Labels {
+		labels[labelUser+k] = v
 	}
 	create := client.ContainerCreateOptions{
 		Name: containerName(scope, spec.ID),
@@ -124,13 +148,6 @@ func (p *Provider) image(name string) (string, error) {
 // CheckImage implements driver.ImageChecker.
 func (p *Provider) CheckImage(image string) error {
 	e := &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "docker.create", Subject: image}
-	if image == "" || image == "host" {
-		if p.opts.Image != "" {
-			return nil
-		}
-		e.Message, e.Hint = "there is no default image", "name an image, or set ATOLL_DOCKER_IMAGE"
-		return e
-	}
 	for _, scheme := range []string{"dir:", "tar:", "oci:", "template:"} {
 		if strings.HasPrefix(image, scheme) {
 			e.Message, e.Hint = "the daemon accepts images from registries and its own", "import it with docker import or docker load, and use its name"
@@ -211,12 +228,21 @@ func (p *Provider) fetch(ctx context.Context, image string) (own guest.Defaults,
 	if err != nil || res.Config == nil {
 		return own, err
 	}
-	own = guest.Defaults{Env: map[string]string{}, User: res.Config.User, Workdir: res.Config.WorkingDir}
-	for _, v := range res.Config.Env {
+	return settings(res.InspectResponse), noSnapshot(res.Config.Labels, image)
+}
+
+// settings returns an image's settings for commands.
+func settings(image image.InspectResponse) guest.Defaults {
+	own := guest.Defaults{Env: map[string]string{}, User: image.Config.User, Workdir: image.Config.WorkingDir}
+	for _, v := range image.Config.Env {
 		name, value, _ := strings.Cut(v, "=")
 		own.Env[name] = value
 	}
-	return own, nil
+	var first ownDefaults // of the image before it was a container
+	if json.Unmarshal([]byte(image.Config.Labels[labelDefaults]), &first) == nil {
+		own.User, own.Workdir = first.User, first.Workdir
+	}
+	return own
 }
 
 func (p *Provider) pull(ctx context.Context, image string) error {
@@ -260,26 +286,34 @@ const (
 // the container is complete or removed, because a request to the daemon cannot
 // be canceled.
 func (p *Provider) make(ctx context.Context, create client.ContainerCreateOptions, def guest.Defaults, id sandbox.ID) (driver.Instance, error) {
+	in, err := later(ctx, p, func() (*Instance, error) { return p.finish(ctx, create, def, id) })
+	if err != nil {
+		return nil, err
+	}
+	return in, nil
+}
+
+// later returns the result of f, or, a while after ctx has ended, its error. f
+// continues and cleans up.
+func later[T any](ctx context.Context, p *Provider, f func() (T, error)) (T, error) {
 	type result struct {
-		in  *Instance
-		err error
+		value T
+		err   error
 	}
 	done := make(chan result, 1)
 	p.work.Go(func() {
-		in, err := p.finish(ctx, create, def, id)
-		done <- result{in, err}
+		v, err := f()
+		done <- result{v, err}
 	})
 	late := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, func() { close(late) }) })
 	defer stop()
 	select {
 	case r := <-done:
-		if r.err != nil {
-			return nil, r.err
-		}
-		return r.in, nil
+		return r.value, r.err
 	case <-late:
-		return nil, ctx.Err() // finish cleans up
+		var none T
+		return none, ctx.Err()
 	}
 }
 
@@ -319,6 +353,7 @@ func (p *Provider) finish(ctx context.Context, create client.ContainerCreateOpti
 	if left := p.remove(asking, id, name); left != nil {
 		err = errors.Join(err, left)
 	}
+	p.tidy(asking, create.Config.Image)
 	return nil, err
 }
 
@@ -429,9 +464,11 @@ func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 // found describes a container. Only an inspection returns why it ended.
 func (p *Provider) found(ctx context.Context, c container.Summary) (driver.Found, error) {
 	f := driver.Found{ID: sandbox.ID(c.Labels[labelID]), State: sandbox.Running, Created: time.Unix(c.Created, 0), Labels: map[string]string{}}
-	for k, v := range c.Labels {
-		if name, ok := strings.CutPrefix(k, labelUser); ok {
-			f.Labels[name] = v
+	if all, ok := c.Labels[labelAll]; !ok || json.Unmarshal([]byte(all), &f.Labels) != nil {
+		for k, v := range c.Labels { // of an earlier version
+			if name, ok := strings.CutPrefix(k, labelUser); ok {
+				f.Labels[name] = v
+			}
 		}
 	}
 	switch c.State {

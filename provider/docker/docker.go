@@ -25,11 +25,16 @@ import (
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/guest/program"
 	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/internal/keyed"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Name is the name of this provider.
 const Name = "docker"
+
+// DefaultImage is the image of sandboxes that name none: a small Debian with
+// Python.
+const DefaultImage = "python:3.11-slim"
 
 // Options configure the connection to the daemon.
 type Options struct {
@@ -44,8 +49,7 @@ type Options struct {
 	CertPath string
 	// APIVersion fixes the version of the API. Empty: it is negotiated.
 	APIVersion string
-	// Image is used for sandboxes with the image "host". Empty: such sandboxes are
-	// refused.
+	// Image is used for sandboxes with the image "host". Empty: DefaultImage.
 	Image string
 	// Network is the daemon's network for sandboxes with unrestricted network
 	// access. Empty: bridge.
@@ -73,6 +77,9 @@ type Provider struct {
 
 	mu     sync.Mutex
 	daemon string // the identity of the daemon; empty until requested
+
+	saving    keyed.Locks[string] // by the IDs of snapshots
+	restoring sync.RWMutex        // no snapshot is removed while sandboxes are made from snapshots
 }
 
 var (
@@ -97,7 +104,7 @@ func New(opts Options) (*Provider, error) {
 	if opts.Dir == "" {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "docker.open", Message: "no directory given"}
 	}
-	opts.Host, opts.Network = cmp.Or(opts.Host, client.DefaultDockerHost), cmp.Or(opts.Network, "bridge")
+	opts.Host, opts.Network, opts.Image = cmp.Or(opts.Host, client.DefaultDockerHost), cmp.Or(opts.Network, "bridge"), cmp.Or(opts.Image, DefaultImage)
 	if strings.HasPrefix(opts.Host, "ssh:") {
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Op: "docker.open", Subject: opts.Host, Message: "the daemon cannot be reached over SSH",
@@ -133,7 +140,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Provider: Name, Isolation: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Mounts: p.local(), Reattach: true,
-			Pause: true, Ports: true, Resize: true, Usage: true, Rejoin: true,
+			Pause: true, Snapshot: true, Ports: true, Resize: true, Usage: true, Rejoin: true,
 		},
 		Limits: map[string]driver.Limit{
 			"disk": {Why: "the daemon has no limit for the files of a container"}, "lifetime": {Holds: true, By: "the first process of the container"},
@@ -174,9 +181,6 @@ func (p *Provider) judge(info system.Info, err error) (available bool, findings 
 	}
 	add(driver.OK, "daemon", fmt.Sprintf("Docker %s answers at %s", info.ServerVersion, p.opts.Host), "")
 	add(driver.Warning, "isolation", "containers share the kernel of the daemon's machine", "use provider gvisor for code that you do not trust")
-	if p.opts.Image == "" {
-		add(driver.Note, "image", "a sandbox must name an image: there is no default", "set ATOLL_DOCKER_IMAGE")
-	}
 	if strings.HasPrefix(p.opts.Host, "tcp:") && p.opts.CertPath == "" {
 		add(driver.Warning, "daemon", "the connection to the daemon is neither encrypted nor authenticated", "set DOCKER_CERT_PATH")
 	}

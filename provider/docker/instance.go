@@ -54,7 +54,7 @@ func (p *Provider) instance(id sandbox.ID, name string, labels map[string]string
 
 func lifeOf(labels map[string]string) (life time.Duration, ok bool) {
 	s, err := strconv.ParseInt(labels[labelLife], 10, 64)
-	return time.Duration(s) * time.Second, err == nil
+	return time.Duration(s) * time.Second, err == nil && s > 0
 }
 
 // resumePoll is the interval of checking a paused container for which a call
@@ -125,10 +125,12 @@ func (p *Provider) remove(ctx context.Context, id sandbox.ID, name string) error
 func (in *Instance) Destroy(ctx context.Context) error {
 	in.SetDying(true)
 	var err error
+	image := ""
 	for err == nil {
 		// Use its present name, so that the container is not removed after a rename.
 		var c container.InspectResponse
 		if c, err = in.p.inspect(ctx, in.id, in.name, false); err == nil {
+			image = c.Image
 			err = in.p.remove(ctx, in.id, strings.TrimPrefix(c.Name, "/"))
 		}
 	}
@@ -137,6 +139,9 @@ func (in *Instance) Destroy(ctx context.Context) error {
 		return err
 	}
 	in.Finish(guestkit.Killed)
+	if image != "" {
+		in.p.tidy(ctx, image)
+	}
 	return nil
 }
 

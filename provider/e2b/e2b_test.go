@@ -37,7 +37,7 @@ func testMain(m *testing.M) int {
 	}
 	defer func() { _ = remove() }()
 	bin := filepath.Join(dir, "atoll")
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", bin, "../../cmd/atoll")
+	build := exec.Command("go", "build", "-buildvcs=false", "-o", bin, "../../cmd/atoll")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "building the daemon: %v\n%s", err, out)

@@ -148,10 +148,13 @@ func (m *maker) finish(ctx context.Context) (*Instance, error) {
 	if err := m.restoreFiles(ctx); err != nil {
 		return nil, m.explain(fmt.Errorf("restoring the files: %w", err))
 	}
-	if m.link != nil {
-		if err := (networkFiles{m.in.client}).plugIn(ctx, m.link, defaults.Env["JAVA_HOME"]); err != nil {
-			return nil, m.explain(fmt.Errorf("preparing the network: %w", err))
+	if m.from != nil && !m.restoresMemory() { // the files have the former name
+		if err := m.in.client.Configure(ctx, defaults); err != nil {
+			return nil, m.explain(fmt.Errorf("configuring the guest: %w", err))
 		}
+	}
+	if err := m.plugIn(ctx, defaults.Env["JAVA_HOME"]); err != nil {
+		return nil, m.explain(fmt.Errorf("preparing the network: %w", err))
 	}
 	if err := m.in.boundLifetime(m.spec.Lifetime.Timeout); err != nil {
 		return nil, err
@@ -167,6 +170,19 @@ func (m *maker) finish(ctx context.Context) (*Instance, error) {
 		return nil, err
 	}
 	return m.in, m.publish()
+}
+
+// plugIn writes the files of the network, or removes what a snapshot has of
+// another network.
+func (m *maker) plugIn(ctx context.Context, javaHome string) error {
+	if m.link == nil && m.from == nil {
+		return nil
+	}
+	n := networkFiles{client: m.in.client, mounts: m.spec.Mounts, restored: m.from != nil}
+	if m.link == nil {
+		return n.nameServer(ctx, "")
+	}
+	return n.plugIn(ctx, m.link, javaHome)
 }
 
 func (m *maker) publish() error {
@@ -312,7 +328,7 @@ func (m *maker) boot(ctx context.Context, link func() (*Link, error)) (err error
 // startKernel starts the guest, or restores the memory of a snapshot.
 func (m *maker) startKernel(ctx context.Context) error {
 	if !m.restoresMemory() {
-		return startKernel(m.box.dir, m.rec.Inside, m.res.PIDs, m.link)
+		return startKernel(m.box.dir, m.rec.Inside, m.res, m.link)
 	}
 	if err := restoreKernel(m.box.dir, m.link, m.from); err != nil {
 		return &memoryError{err}
@@ -322,7 +338,7 @@ func (m *maker) startKernel(ctx context.Context) error {
 	}
 	var g errgroup.Group
 	// On a new connection, because another kernel answers now.
-	g.Go(func() error { return boundProcesses(m.box.dir, m.rec.group(), m.res.PIDs) })
+	g.Go(func() error { return boundRestored(m.box.dir, m.rec.group(), m.res) })
 	g.Go(func() error { return guest.Waken(ctx, m.door, m.conn) })
 	if err := g.Wait(); err != nil {
 		return &memoryError{err}

@@ -64,6 +64,7 @@ func layerOf(conn *urpc.Client, b box, w io.Writer, regular func(*tar.Writer, *t
 		if err != nil {
 			return err
 		}
+		l.skip = provided
 		if len(ca) > 0 {
 			l.regular, l.skip = unplugged(ca), plugged
 		}

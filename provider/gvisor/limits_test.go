@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -224,4 +225,34 @@ func TestCommandAtTheEnd(t *testing.T) {
 		}
 		return
 	}
+}
+
+// TestVisibleLimits checks the files and the number of processors from which
+// programs (Go, Java, Node.js, cargo) take their limits, for new sandboxes,
+// after a change, and in forks.
+func TestVisibleLimits(t *testing.T) {
+	const read = "cd /sys/fs/cgroup && cat cpu.max memory.max pids.max && nproc"
+	see := func(in driver.Instance, want string) {
+		t.Helper()
+		if o := run(t, in, sandbox.Command{Shell: read}); strings.Join(strings.Fields(o.stdout), " ") != want {
+			t.Errorf("%q, %q, want %q", o.stdout, o.stderr, want)
+		}
+	}
+	p := newProvider(t, nil)
+	free := create(t, p, sandbox.Spec{ID: "free", Image: "host"})
+	see(free, fmt.Sprintf("max 100000 2147483648 4096 %d", runtime.NumCPU()))
+	in := create(t, p, sandbox.Spec{Image: "host", Resources: sandbox.Resources{CPUs: 0.5, Memory: 300 << 20, PIDs: 50}})
+	see(in, "50000 100000 314572800 50 1")
+	change := sandbox.Resources{CPUs: 1, Memory: 256 << 20, PIDs: -1}
+	if err := in.(driver.Resizer).Resize(t.Context(), change); err != nil {
+		t.Fatal(err)
+	}
+	see(in, "100000 100000 268435456 max 1")
+	dir := snapshot(t, in, driver.SnapshotOptions{Memory: true})
+	smaller := sandbox.Resources{CPUs: 0.25, Memory: 200 << 20, PIDs: 40}
+	twin, how := restore(t, p, dir, sandbox.Spec{ID: "smaller", Image: "host", Resources: smaller})
+	if !how.Memory {
+		t.Fatalf("the memory was not restored: %s", how.Why)
+	}
+	see(twin, "25000 100000 209715200 40 1")
 }

@@ -25,13 +25,16 @@ func (in *Instance) Resize(ctx context.Context, want sandbox.Resources) error {
 			return err
 		}
 		undo, err := cg.change(limits{cpus: want.CPUs, memory: want.Memory, pids: hostPIDs(want.PIDs)})
-		if err == nil && want.PIDs != 0 {
-			err = in.call(ctx, func(conn *urpc.Client) error { return limitProcesses(conn, r.group(), want.PIDs) })
+		if err == nil {
+			err = in.call(ctx, func(conn *urpc.Client) error { return boundInside(conn, r.group(), want) })
 		}
 		if err != nil {
 			undo()
 			return err
 		}
+		// A guest of an older version has no such operation, and programs then see
+		// the former limits.
+		_ = in.client.ShowLimits(ctx)
 		r.Spec.Resources = merge(r.Spec.Resources, want)
 		return nil
 	})

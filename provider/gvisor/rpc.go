@@ -89,9 +89,9 @@ func connectControl(name string) (*unet.Socket, error) {
 	return conn, nil
 }
 
-// startKernel configures the kernel's network, starts the guest, and limits the
-// number of its processes.
-func startKernel(dir, id string, pids int64, link *Link) error {
+// startKernel configures the kernel's network, starts the guest, and sets the
+// limits inside.
+func startKernel(dir, id string, res sandbox.Resources, link *Link) error {
 	conn, err := dialControl(dir)
 	if err != nil {
 		return err
@@ -103,10 +103,7 @@ func startKernel(dir, id string, pids int64, link *Link) error {
 	if err := conn.Call(boot.ContMgrRootContainerStart, &id, nil); err != nil {
 		return fmt.Errorf("starting the guest: %w", err)
 	}
-	if pids <= 0 {
-		return nil
-	}
-	return limitProcesses(conn, id, pids)
+	return boundInside(conn, id, res)
 }
 
 // restoreKernel makes a waiting kernel restore the state of a snapshot. The
@@ -139,34 +136,48 @@ func reopen(f *os.File) (*os.File, error) { return os.Open(procFD(f)) }
 // procFD returns a path of an open file.
 func procFD(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
-// boundProcesses limits the number of processes of a group inside.
-func boundProcesses(dir, group string, pids int64) error {
-	if pids <= 0 {
-		return nil
-	}
+// boundRestored sets the limits of a group inside a restored kernel.
+func boundRestored(dir, group string, res sandbox.Resources) error {
 	conn, err := dialControl(dir)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return limitProcesses(conn, group, pids)
+	return boundInside(conn, group, res)
 }
 
-// limitProcesses sets the limit in the sandbox's own kernel, on the group above
-// that of the commands (see bounds of the guest). It works with and without
-// control groups on the host, and code inside cannot reach that group.
-func limitProcesses(conn *urpc.Client, id string, pids int64) error {
-	args := &control.CgroupsWriteArgs{Args: []control.CgroupsWriteArg{{
-		File:  control.CgroupControlFile{Controller: "pids", Path: "/" + id, Name: "pids.max"},
-		Value: amount(pids, "max"),
-	}}}
-	var res control.CgroupsResults
-	if err := conn.Call(boot.CgroupsWriteControlFiles, args, &res); err != nil {
-		return fmt.Errorf("limiting processes: %w", err)
+// boundInside sets limits in the sandbox's own kernel, on the group above that
+// of the commands (see bounds of the guest), which code inside cannot reach.
+// The kernel enforces the number of processes, with and without control groups
+// on the host. The others it only keeps, for programs that read them. Zero
+// leaves a limit as it is; negative values remove it.
+func boundInside(conn *urpc.Client, group string, res sandbox.Resources) error {
+	args := &control.CgroupsWriteArgs{}
+	set := func(controller, name, value string) {
+		args.Args = append(args.Args, control.CgroupsWriteArg{
+			File:  control.CgroupControlFile{Controller: controller, Path: "/" + group, Name: name},
+			Value: value,
+		})
 	}
-	for _, r := range res.Results {
+	if res.PIDs != 0 {
+		set("pids", "pids.max", amount(res.PIDs, "max"))
+	}
+	if res.CPUs != 0 {
+		set("cpu", "cpu.max", quota(res.CPUs, "max")+" 100000")
+	}
+	if res.Memory != 0 {
+		set("memory", "memory.max", amount(res.Memory, "max"))
+	}
+	if len(args.Args) == 0 {
+		return nil
+	}
+	var answer control.CgroupsResults
+	if err := conn.Call(boot.CgroupsWriteControlFiles, args, &answer); err != nil {
+		return fmt.Errorf("setting limits inside: %w", err)
+	}
+	for _, r := range answer.Results {
 		if _, err := r.Unpack(); err != nil {
-			return fmt.Errorf("limiting processes: %w", err)
+			return fmt.Errorf("setting limits inside: %w", err)
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package gvisor
 
 import (
 	"encoding/json"
+	"math"
 	"path"
 	"runtime"
 	"slices"
@@ -111,7 +112,7 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 func kernelFlags() []string {
 	return []string{
 		"--platform=systrap",
-		"--systrap-disable-syscall-patching", // worthwhile only for long-lived programs
+		"--systrap-disable-syscall-patching", // see docs/design/gvisor-internals.md
 		"--directfs=false",                   // the kernel process may not open host files itself
 		"--network=none",                     // loopback only, until a link is handed over
 		"--ignore-cgroups",                   // Atoll manages them
@@ -125,17 +126,12 @@ func kernelFlags() []string {
 	}
 }
 
-// cpuCount returns how many processors the sandbox sees for a limit. It is at
-// least two: programs omit necessary locks on a single processor, although the
-// limit is only an average.
+// cpuCount returns how many processors the sandbox sees: as many as the limit
+// needs, as programs that read it would decide.
 func cpuCount(cpus float64) int {
 	n := runtime.NumCPU()
 	if cpus <= 0 {
 		return n
 	}
-	want := int(cpus)
-	if float64(want) < cpus {
-		want++
-	}
-	return min(n, max(2, want))
+	return min(n, int(math.Ceil(cpus)))
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"path"
 	"slices"
 	"strings"
@@ -19,10 +20,12 @@ import (
 
 // Files of a sandbox with a network. The directory contains no secrets.
 const (
-	fileResolv = "/etc/resolv.conf"
-	fileCA     = "/etc/atoll/ca.crt"        // the gateway's authority alone
-	fileBundle = "/etc/atoll/ca-bundle.crt" // and all authorities that the image trusts
-	maxBundle  = 8 << 20
+	fileHosts    = "/etc/hosts"
+	fileHostname = "/etc/hostname"
+	fileResolv   = "/etc/resolv.conf"
+	fileCA       = "/etc/atoll/ca.crt"        // the gateway's authority alone
+	fileBundle   = "/etc/atoll/ca-bundle.crt" // and all authorities that the image trusts
+	maxBundle    = 8 << 20
 )
 
 // bundles are the distributions' files of trusted authorities.
@@ -60,12 +63,16 @@ var anchors = []string{
 // networkFiles writes the files that programs in a sandbox need for its network
 // link: the address of its name server, and its certificate authority wherever
 // programs look for authorities.
-type networkFiles struct{ client *guest.Client }
+type networkFiles struct {
+	client   *guest.Client
+	mounts   []sandbox.Mount // whose files stay as they are
+	restored bool            // the files are those of a snapshot
+}
 
 // plugIn prepares the files of a sandbox for its link: the name server, and the
 // trusted authorities. javaHome is the image's JAVA_HOME.
 func (n networkFiles) plugIn(ctx context.Context, l *Link, javaHome string) error {
-	if err := n.put(ctx, fileResolv, "nameserver "+l.DNS.String()+"\noptions timeout:5 attempts:2\n"); err != nil {
+	if err := n.nameServer(ctx, "nameserver "+l.DNS.String()+resolvOptions); err != nil {
 		return err
 	}
 	if len(l.CA) == 0 {
@@ -77,6 +84,34 @@ func (n networkFiles) plugIn(ctx context.Context, l *Link, javaHome string) erro
 	java := make(chan error, 1)
 	go func() { java <- errors.Join(n.trustInJava(ctx, javaHome, l.CA), n.anchor(ctx, l.CA)) }()
 	return errors.Join(n.trustInBundles(ctx, l.CA), <-java)
+}
+
+const resolvOptions = "\noptions timeout:5 attempts:2\n"
+
+// nameServer writes resolv.conf, unless it is mounted or a program inside has
+// written another one.
+func (n networkFiles) nameServer(ctx context.Context, text string) error {
+	if slices.ContainsFunc(n.mounts, func(m sandbox.Mount) bool { return covers(m.Target, fileResolv) }) {
+		return nil
+	}
+	if n.restored {
+		old, err := n.bundle(ctx, fileResolv)
+		if err != nil {
+			return err
+		}
+		server, ours := strings.CutSuffix(string(old), resolvOptions)
+		_, addr, _ := strings.Cut(server, " ")
+		if _, err := netip.ParseAddr(addr); len(old) > 0 && (!ours || err != nil) || string(old) == text && old != nil {
+			return nil
+		}
+	}
+	return n.put(ctx, fileResolv, text)
+}
+
+// covers reports whether a file is the target of a mount or below it.
+func covers(target, file string) bool {
+	target = path.Clean(target)
+	return target == file || strings.HasPrefix(file, strings.TrimSuffix(target, "/")+"/")
 }
 
 // anchor adds the authority to the sources of regenerated bundles.
@@ -145,9 +180,15 @@ func authority(tree io.ReadSeeker, upper io.ReaderAt) ([]byte, error) {
 	}
 }
 
-// plugged reports whether a file exists only for the link.
+// provided reports whether the runtime provides a file for each sandbox, so that
+// it belongs into no image.
+func provided(name string) bool {
+	return name == fileHosts || name == fileHostname || name == fileResolv
+}
+
+// plugged reports whether a file exists only for this sandbox and its link.
 func plugged(name string) bool {
-	return name == fileResolv || name == path.Dir(fileCA) || slices.Contains(anchors, name) || strings.HasPrefix(name, path.Dir(fileCA)+"/")
+	return provided(name) || name == path.Dir(fileCA) || slices.Contains(anchors, name) || strings.HasPrefix(name, path.Dir(fileCA)+"/")
 }
 
 // unplugged writes files without the gateway's authority. It belongs to a

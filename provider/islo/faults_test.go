@@ -390,8 +390,8 @@ func TestStatuses(t *testing.T) {
 		service.Pausing:  {State: sandbox.Paused},
 		service.Stopped:  {State: sandbox.Paused},
 		service.Stopping: {State: sandbox.Paused},
-		service.Failed:   {Code: sandbox.CodeConflict, Resume: sandbox.CodeConflict},
-		"error":          {Code: sandbox.CodeConflict, Resume: sandbox.CodeConflict},
+		service.Failed:   {State: sandbox.Failed, Resume: sandbox.CodeConflict},
+		"error":          {State: sandbox.Failed, Resume: sandbox.CodeConflict},
 	}, service.Deleted)
 }
 

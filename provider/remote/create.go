@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"iter"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,6 +53,8 @@ func (p *Provider) outward(spec *sandbox.Spec, scope string) (want sandbox.Spec,
 		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "remote.create", Subject: subject, Message: message}
 	}
 	switch {
+	case slices.ContainsFunc(spec.Secrets, func(s sandbox.SecretRef) bool { return !driver.Holds(p, s) }):
+		return want, refuse("secrets", "the other daemon's secrets can be used only if ATOLL_REMOTE_SECRETS names them")
 	case len(spec.Mounts) > 0:
 		return want, refuse("mounts", "directories of this machine are not where the sandbox is")
 	case loops(scope, spec.Labels):
@@ -65,7 +68,7 @@ func (p *Provider) outward(spec *sandbox.Spec, scope string) (want sandbox.Spec,
 	}
 	want = sandbox.Spec{
 		Name: string(spec.ID), Provider: p.opts.Provider, Image: spec.Image, Resources: spec.Resources, Env: spec.Env, User: spec.User,
-		Workdir: spec.Workdir, Hostname: spec.Hostname, Lifetime: sandbox.Lifetime{Timeout: spec.Lifetime.HardTimeout()},
+		Workdir: spec.Workdir, Secrets: spec.Secrets, Hostname: spec.Hostname, Lifetime: sandbox.Lifetime{Timeout: spec.Lifetime.HardTimeout()},
 		Labels: outward(scope, string(spec.ID), spec.Env, spec.Labels),
 	}
 	if want.Hostname == "" {
@@ -73,6 +76,17 @@ func (p *Provider) outward(spec *sandbox.Spec, scope string) (want sandbox.Spec,
 	}
 	want.Network, err = network(spec.Network)
 	return want, err
+}
+
+// HoldsSecret implements driver.SecretHolder. The other daemon's gateway sends
+// the value, which this daemon never gets.
+func (p *Provider) HoldsSecret(name string) bool {
+	for allowed := range strings.SplitSeq(p.opts.Secrets, ",") {
+		if strings.TrimSpace(allowed) == name {
+			return true
+		}
+	}
+	return false
 }
 
 // overEnv adds empty values for the variables of a snapshot that env lacks. The

@@ -44,6 +44,9 @@ type Options struct {
 	CAFile string
 	// Provider selects the other daemon's provider. Empty: its default.
 	Provider string
+	// Secrets are the names of the other daemon's secrets that sandboxes may use,
+	// separated by commas. Empty: none.
+	Secrets string
 	// AllowHTTP permits an http address that is not a loopback address. The key
 	// and all data are then sent unencrypted.
 	AllowHTTP bool
@@ -52,11 +55,13 @@ type Options struct {
 }
 
 // FromEnvironment returns the options in ATOLL_REMOTE_HOST, ATOLL_REMOTE_KEY,
-// ATOLL_REMOTE_KEY_FILE, ATOLL_REMOTE_CA_FILE and ATOLL_REMOTE_PROVIDER.
+// ATOLL_REMOTE_KEY_FILE, ATOLL_REMOTE_CA_FILE, ATOLL_REMOTE_PROVIDER and
+// ATOLL_REMOTE_SECRETS.
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
 		Dir: dir, Address: lookup("ATOLL_REMOTE_HOST"), Key: lookup("ATOLL_REMOTE_KEY"), KeyFile: lookup("ATOLL_REMOTE_KEY_FILE"),
 		CAFile: lookup("ATOLL_REMOTE_CA_FILE"), Provider: lookup("ATOLL_REMOTE_PROVIDER"),
+		Secrets: lookup("ATOLL_REMOTE_SECRETS"),
 	}
 }
 
@@ -81,6 +86,7 @@ var (
 	_ driver.Restorer       = (*Provider)(nil)
 	_ driver.FileRestorer   = (*Provider)(nil)
 	_ driver.SnapshotKeeper = (*Provider)(nil)
+	_ driver.SecretHolder   = (*Provider)(nil)
 )
 
 // New opens the provider. It makes no network call and creates no files.

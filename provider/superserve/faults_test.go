@@ -185,7 +185,7 @@ func TestStatuses(t *testing.T) {
 		service.Resuming:  {State: sandbox.Running},
 		service.Paused:    {State: sandbox.Paused},
 		service.Pausing:   {State: sandbox.Paused},
-		service.Failed:    {Code: sandbox.CodeConflict, Resume: sandbox.CodeConflict},
+		service.Failed:    {State: sandbox.Failed, Resume: sandbox.CodeConflict},
 	}, service.Deleted)
 }
 

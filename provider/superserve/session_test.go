@@ -3,9 +3,11 @@ package superserve_test
 import (
 	"testing"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/superserve"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 func TestSession(t *testing.T) {
@@ -46,4 +48,45 @@ func TestHandover(t *testing.T) {
 		},
 	}
 	h.Run(t)
+}
+
+// A sandbox that the service reports as failed is made again from what was
+// saved, and the receipt says so.
+func TestFailedIsMadeAgain(t *testing.T) {
+	w := serve(t)
+	c := hostedtest.Daemon(t, superserve.Name, true, func(dir string) (driver.Provider, error) { return superserve.New(w.options(dir)) })
+	s, err := c.Sessions().Create(t.Context(), sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	run := func(shell string) string {
+		t.Helper()
+		res, err := s.Run(t.Context(), sandbox.Command{Shell: shell}, atoll.RunOptions{})
+		if err != nil || res.Exit.Code != 0 {
+			t.Fatalf("%s: %+v, %v", shell, res, err)
+		}
+		return string(res.Stdout)
+	}
+	run("mkdir -p /workspace && echo saved >/workspace/note")
+	if _, err := s.Save(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first := s.Receipt().Sandbox
+	for _, id := range w.IDs() {
+		w.Force(id, "failed")
+	}
+	r, err := s.Acquire(t.Context())
+	if err != nil || r.Sandbox == first || r.Outcome == sandbox.OutcomeAttached || r.Why == "" {
+		t.Fatalf("after the failure of %s: %+v, %v", first, r, err)
+	}
+	if got := run("cat /workspace/note"); got != "saved\n" {
+		t.Errorf("it has %q", got)
+	}
+	if err := s.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(w.IDs()); n > 0 {
+		t.Errorf("%d sandboxes are left", n)
+	}
 }

@@ -19,23 +19,26 @@ export class Address {
     key: string,
     /** The address was given; otherwise it is the socket of this user's daemon. */
     readonly named: boolean,
+    /** The tenant to act in, which the owner of the machine may choose. */
+    readonly tenant = '',
   ) {
     this.#key = key
   }
 
   /** The daemon that host names, else $ATOLL_HOST, else the one of the state directory. */
-  static find(host = '', key = ''): Address {
+  static find(host = '', key = '', tenant = ''): Address {
     if (!host) {
       host = process.env.ATOLL_HOST ?? ''
       key ||= process.env.ATOLL_KEY ?? ''
     }
-    if (!host) return new Address(`http://${local}`, path.join(stateDirectory(), 'atoll.sock'), key, false)
+    if (!host) return new Address(`http://${local}`, path.join(stateDirectory(), 'atoll.sock'), key, false, tenant)
     const u = parse(host)
     if (u && !u.username && !u.password && !u.search && !u.hash) {
       if (u.protocol === 'unix:' && !u.host && u.pathname.startsWith('/')) {
-        return new Address(`http://${local}`, decodeURIComponent(u.pathname), key, true)
+        return new Address(`http://${local}`, decodeURIComponent(u.pathname), key, true, tenant)
       }
-      if ((u.protocol === 'http:' || u.protocol === 'https:') && u.host && u.pathname === '/') return new Address(u.origin, '', key, true)
+      if ((u.protocol === 'http:' || u.protocol === 'https:') && u.host && u.pathname === '/')
+        return new Address(u.origin, '', key, true, tenant)
     }
     throw new InvalidError('is not the address of a daemon', {
       op: 'client.new',
@@ -47,6 +50,7 @@ export class Address {
   headers(): Record<string, string> {
     const out: Record<string, string> = {}
     if (this.#key) out.Authorization = `Bearer ${this.#key}`
+    if (this.tenant) out['Atoll-Tenant'] = this.tenant
     for (const name of ['traceparent', 'tracestate']) {
       const value = process.env[name.toUpperCase()]
       if (process.env.TRACEPARENT && value && value.length <= 512 && /^[\x20-\x7e]*$/.test(value)) out[name] = value

@@ -13,6 +13,8 @@ export interface ConnectOptions {
   host?: string
   /** An API key, which the local socket does not need; $ATOLL_KEY if host is left out too. */
   key?: string
+  /** The tenant to act in. Only the owner of the machine may name one other than their own. */
+  tenant?: string
 }
 
 /** The daemon at host, else at $ATOLL_HOST, else the local one, which is started if none runs. */
@@ -60,7 +62,7 @@ export class Client {
   readonly #conn: Conn
 
   constructor(o: ConnectOptions = {}) {
-    const address = Address.find(o.host, o.key)
+    const address = Address.find(o.host, o.key, o.tenant)
     this.named = address.named
     this.#conn = new Conn(address)
     this.sessions = new Sessions(this.#conn)

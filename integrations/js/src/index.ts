@@ -1,5 +1,6 @@
 /** The JavaScript client of Atoll: sandboxes for AI agents. */
 export { Client, type ConnectOptions, connect, type EventQuery, Profiles, Secrets, Snapshots, Workspaces } from './client.js'
+export { anthropicResult, fromAnthropic, fromOpenAI, look, type ModelAction, openaiOutput } from './computer.js'
 export type { Content } from './conn.js'
 export {
   AlreadyExistsError,
@@ -25,3 +26,4 @@ export type * as models from './models.js'
 export { type CommandOptions, type ExecOptions, type Output, Process, type Result, type RunOptions } from './process.js'
 export { Sandbox } from './sandbox.js'
 export { Session, type SessionOptions, Sessions } from './session.js'
+export { Terminal, type TerminalOptions } from './terminal.js'

@@ -88,6 +88,15 @@ export interface components {
             records: number;
             sound: boolean;
         };
+        Caller: {
+            /** @description public part of the key */
+            key?: string;
+            /** @description whether this is the owner of the machine */
+            owner: boolean;
+            tenant: string;
+            /** @description permissions: read, exec, write, admin */
+            verbs: string[] | null;
+        };
         Candidate: {
             fits: boolean;
             provider: string;
@@ -128,10 +137,84 @@ export interface components {
             candidates: components["schemas"]["Candidate"][] | null;
             choice?: string;
         };
+        ComputerAction: {
+            /**
+             * @description screenshot and cursor only look; wait does nothing for durationMs
+             * @enum {string}
+             */
+            action: "screenshot" | "cursor" | "move" | "click" | "down" | "up" | "drag" | "scroll" | "type" | "key" | "wait";
+            /**
+             * @description of click, down, up and drag; left if left out
+             * @enum {string}
+             */
+            button?: "left" | "middle" | "right" | "back" | "forward";
+            /**
+             * Format: int64
+             * @description clicks, or presses of a key; 1 if left out
+             */
+            count?: number;
+            /**
+             * Format: int64
+             * @description of wait, and of key: how long to hold the keys
+             */
+            durationMs?: number;
+            /** @description of key: the keys to press together; of others: keys to hold, such as ctrl */
+            keys?: string[] | null;
+            /** @description of drag: at least two points */
+            path?: components["schemas"]["Point"][] | null;
+            /** @description of screenshot: a part of the screen */
+            region?: components["schemas"]["Region"];
+            /**
+             * Format: int64
+             * @description of scroll: pixels to the right; 100 are one notch of the wheel, at most 15 notches
+             */
+            scrollX?: number;
+            /**
+             * Format: int64
+             * @description of scroll: pixels down
+             */
+            scrollY?: number;
+            /** @description of type */
+            text?: string;
+            /**
+             * Format: int64
+             * @description pixels from the left, together with y; where the pointer is if left out
+             */
+            x?: number;
+            /**
+             * Format: int64
+             * @description pixels from the top
+             */
+            y?: number;
+        };
+        ComputerRequest: {
+            /** @description in order; the first that fails ends the request */
+            actions: components["schemas"]["ComputerAction"][];
+            /** @description refuse all actions that are more than looking */
+            readOnly?: boolean;
+        };
+        ComputerResult: {
+            /** @description of the last cursor */
+            cursor?: components["schemas"]["Point"];
+            /** @description the last one */
+            screenshot?: components["schemas"]["Screenshot"];
+        };
         ComputerUseCell: {
             available: boolean;
             readOnly: boolean;
             reason?: string;
+        };
+        ConsoleLink: {
+            /**
+             * Format: date-time
+             * @description of the code
+             */
+            expires: string;
+            /** @description with a code that is valid once */
+            url: string;
+        };
+        ConsoleSettings: {
+            listen?: string;
         };
         CreateRequest: {
             /** @description added to the image's environment of every command; values are not stored in the database */
@@ -236,6 +319,36 @@ export interface components {
             transport?: string;
             unredacted: boolean;
             url?: string;
+        };
+        DesktopInputBody: {
+            /**
+             * Format: int64
+             * @description 96 if left out
+             */
+            dpi?: number;
+            /**
+             * Format: int64
+             * @description pixels; 800 if left out, or what it has
+             */
+            height?: number;
+            /** @description start a VNC server too, for streams */
+            vnc?: boolean;
+            /**
+             * Format: int64
+             * @description pixels, together with height; 1280 if left out, or what it has
+             */
+            width?: number;
+        };
+        DesktopState: {
+            /** Format: int64 */
+            height: number;
+            /**
+             * Format: int32
+             * @description of its VNC server, inside the sandbox; left out if none was started
+             */
+            port?: number;
+            /** Format: int64 */
+            width: number;
         };
         DesktopSupport: {
             available: boolean;
@@ -372,6 +485,11 @@ export interface components {
              * @description user id of the caller on the local socket
              */
             uid?: number;
+            /**
+             * Format: int64
+             * @description of a stream, afterwards
+             */
+            viewers?: number;
         };
         EventsOutputBody: {
             /** @description oldest first */
@@ -414,6 +532,8 @@ export interface components {
         };
         ExecResult: {
             exit?: components["schemas"]["Exit"];
+            /** @description how to allow hosts, if the command failed and its output says that a host could not be reached */
+            hint?: string;
             process: components["schemas"]["ProcessInfo"];
             stderr?: components["schemas"]["Output"];
             stdout?: components["schemas"]["Output"];
@@ -904,6 +1024,32 @@ export interface components {
             pauseOnExit?: boolean;
             spec?: components["schemas"]["Spec"];
         };
+        NewStream: {
+            /**
+             * @description terminal: a terminal that viewers share; desktop: a VNC server; port: the bytes of a port
+             * @enum {string}
+             */
+            kind: "terminal" | "desktop" | "port";
+            /**
+             * @description view is the default; in it, the daemon drops keyboard, pointer and clipboard of RFB
+             * @enum {string}
+             */
+            mode?: "view" | "control";
+            /**
+             * Format: int32
+             * @description port inside the sandbox; 5900 for a desktop if it is left out, where the desktop is started if it does not run
+             */
+            port?: number;
+            /** @description id of a background command on a terminal; a login shell in the workspace if it is left out */
+            process?: string;
+            /** @description of the terminal of a new login shell */
+            size?: components["schemas"]["WindowSize"];
+            /**
+             * Format: int64
+             * @description seconds during which the token opens sockets; 120 if it is left out
+             */
+            ttl?: number;
+        };
         NewTenant: {
             id: string;
             limits?: components["schemas"]["Limits"];
@@ -948,6 +1094,12 @@ export interface components {
         PauseInputBody: {
             /** @description pause on disk, without memory and processes; otherwise the processes are frozen in memory */
             toDisk?: boolean;
+        };
+        Point: {
+            /** Format: int64 */
+            x: number;
+            /** Format: int64 */
+            y: number;
         };
         Policies: {
             /** @description of the files that apply; left out if there are no policies */
@@ -1273,6 +1425,16 @@ export interface components {
             modes: string[] | null;
             reason?: string;
         };
+        Region: {
+            /** Format: int64 */
+            height: number;
+            /** Format: int64 */
+            width: number;
+            /** Format: int64 */
+            x: number;
+            /** Format: int64 */
+            y: number;
+        };
         Resolution: {
             /** Format: int64 */
             height: number;
@@ -1455,6 +1617,14 @@ export interface components {
             archive?: components["schemas"]["Archive"];
             workspaces?: components["schemas"]["WorkspaceRef"][] | null;
         };
+        Screenshot: {
+            /** Format: int64 */
+            height: number;
+            /** @description a PNG image, in Base64 */
+            png: string;
+            /** Format: int64 */
+            width: number;
+        };
         SecretRef: {
             /** @description environment variable for the placeholder or the value; the name if left out */
             env?: string;
@@ -1519,7 +1689,7 @@ export interface components {
             reasons: string[] | null;
         };
         SessionUsage: {
-            /** @description value of the label, or the group or provider; empty: sessions without that label */
+            /** @description value of the label, or the group or provider; empty: those without it */
             value: string;
             /**
              * Format: int64
@@ -1699,6 +1869,78 @@ export interface components {
              * @description raised by every new value
              */
             version: number;
+        };
+        Stream: {
+            /**
+             * Format: date-time
+             * @description until then its token opens sockets
+             */
+            expiresAt: string;
+            id: string;
+            kind: string;
+            /**
+             * Format: int64
+             * @description of the session; 0 if the stream was opened for a sandbox
+             */
+            leaseEpoch: number;
+            mode: string;
+            /** Format: int32 */
+            port?: number;
+            /** @description of a terminal */
+            process?: string;
+            sandbox: string;
+            /**
+             * Format: int64
+             * @description number of open sockets
+             */
+            viewers: number;
+        };
+        StreamAccess: {
+            /**
+             * @description what can show it
+             * @enum {string}
+             */
+            client: "xterm" | "novnc" | "bytes";
+            /**
+             * Format: date-time
+             * @description until then its token opens sockets
+             */
+            expiresAt: string;
+            id: string;
+            kind: string;
+            /**
+             * Format: int64
+             * @description of the session; 0 if the stream was opened for a sandbox
+             */
+            leaseEpoch: number;
+            mode: string;
+            /** Format: int32 */
+            port?: number;
+            /** @description of a terminal */
+            process?: string;
+            sandbox: string;
+            /** @description for the first message or the subprotocol; never for a URL */
+            token: string;
+            /** @enum {string} */
+            transport: "terminal-ws" | "vnc-ws" | "tcp-ws";
+            /** @description path of the WebSocket, below the address of the API */
+            url: string;
+            /**
+             * Format: int64
+             * @description number of open sockets
+             */
+            viewers: number;
+        };
+        StreamRenewalBody: {
+            /**
+             * Format: int64
+             * @description seconds during which the token opens sockets; 120 if it is left out
+             */
+            ttl?: number;
+        };
+        StreamsOutputBody: {
+            /** @description by id, without tokens */
+            streams: components["schemas"]["Stream"][] | null;
         };
         SwapRequest: {
             /** @description a provider, or default for the provider that the session was created with */
@@ -1976,15 +2218,23 @@ export type Attachment = components['schemas']['Attachment']
 export type AuditPrune = components['schemas']['AuditPrune']
 export type AuditPruned = components['schemas']['AuditPruned']
 export type AuditReport = components['schemas']['AuditReport']
+export type Caller = components['schemas']['Caller']
 export type Candidate = components['schemas']['Candidate']
 export type CapabilityDocument = components['schemas']['CapabilityDocument']
 export type Change = components['schemas']['Change']
 export type Choice = components['schemas']['Choice']
+export type ComputerAction = components['schemas']['ComputerAction']
+export type ComputerRequest = components['schemas']['ComputerRequest']
+export type ComputerResult = components['schemas']['ComputerResult']
 export type ComputerUseCell = components['schemas']['ComputerUseCell']
+export type ConsoleLink = components['schemas']['ConsoleLink']
+export type ConsoleSettings = components['schemas']['ConsoleSettings']
 export type CreateRequest = components['schemas']['CreateRequest']
 export type Credential = components['schemas']['Credential']
 export type Descriptor = components['schemas']['Descriptor']
 export type DesktopCell = components['schemas']['DesktopCell']
+export type DesktopInputBody = components['schemas']['DesktopInputBody']
+export type DesktopState = components['schemas']['DesktopState']
 export type DesktopSupport = components['schemas']['DesktopSupport']
 export type Diagnosis = components['schemas']['Diagnosis']
 export type DiffOutputBody = components['schemas']['DiffOutputBody']
@@ -2037,6 +2287,7 @@ export type NewKey = components['schemas']['NewKey']
 export type NewPortToken = components['schemas']['NewPortToken']
 export type NewSecret = components['schemas']['NewSecret']
 export type NewSession = components['schemas']['NewSession']
+export type NewStream = components['schemas']['NewStream']
 export type NewTenant = components['schemas']['NewTenant']
 export type NewWorkspace = components['schemas']['NewWorkspace']
 export type NoteInputBody = components['schemas']['NoteInputBody']
@@ -2044,6 +2295,7 @@ export type OSList = components['schemas']['OSList']
 export type Opened = components['schemas']['Opened']
 export type Output = components['schemas']['Output']
 export type PauseInputBody = components['schemas']['PauseInputBody']
+export type Point = components['schemas']['Point']
 export type Policies = components['schemas']['Policies']
 export type Policy = components['schemas']['Policy']
 export type PolicyAnswer = components['schemas']['PolicyAnswer']
@@ -2074,6 +2326,7 @@ export type ReadyOutputBody = components['schemas']['ReadyOutputBody']
 export type Receipt = components['schemas']['Receipt']
 export type ReceiptFrom = components['schemas']['ReceiptFrom']
 export type RecordingCell = components['schemas']['RecordingCell']
+export type Region = components['schemas']['Region']
 export type Resolution = components['schemas']['Resolution']
 export type Resources = components['schemas']['Resources']
 export type RestoreInputBody = components['schemas']['RestoreInputBody']
@@ -2084,6 +2337,7 @@ export type RunOnRequest = components['schemas']['RunOnRequest']
 export type Sandbox = components['schemas']['Sandbox']
 export type SandboxUsage = components['schemas']['SandboxUsage']
 export type Saved = components['schemas']['Saved']
+export type Screenshot = components['schemas']['Screenshot']
 export type SecretRef = components['schemas']['SecretRef']
 export type SecretValue = components['schemas']['SecretValue']
 export type SecretsOutputBody = components['schemas']['SecretsOutputBody']
@@ -2102,6 +2356,10 @@ export type Spec = components['schemas']['Spec']
 export type StopInputBody = components['schemas']['StopInputBody']
 export type StoredProfile = components['schemas']['StoredProfile']
 export type StoredSecret = components['schemas']['StoredSecret']
+export type Stream = components['schemas']['Stream']
+export type StreamAccess = components['schemas']['StreamAccess']
+export type StreamRenewalBody = components['schemas']['StreamRenewalBody']
+export type StreamsOutputBody = components['schemas']['StreamsOutputBody']
 export type SwapRequest = components['schemas']['SwapRequest']
 export type Swapped = components['schemas']['Swapped']
 export type TagInputBody = components['schemas']['TagInputBody']

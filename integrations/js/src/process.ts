@@ -53,6 +53,8 @@ export interface Result {
   stderr: Buffer
   /** The output was longer than the output limit. */
   truncated: boolean
+  /** How to allow hosts, if the command failed and its output says that it could not reach one; else empty. */
+  hint: string
 }
 
 /** A chunk of a command's output. */
@@ -95,6 +97,7 @@ export function toResult(r: m.ExecResult): Result {
     stdout: bytes(r.stdout),
     stderr: bytes(r.stderr),
     truncated: Boolean(r.stdout?.truncated || r.stderr?.truncated),
+    hint: r.hint ?? '',
   }
 }
 

@@ -6,6 +6,7 @@ import { type Conn, segment } from './conn.js'
 import { Files } from './files.js'
 import type * as m from './models.js'
 import { command, type ExecOptions, type Output, Process, type Result, type RunOptions, toResult } from './process.js'
+import { Terminal, type TerminalOptions } from './terminal.js'
 
 /** A handle on a sandbox. Dropping it does not end the sandbox; `await using` destroys it. */
 export class Sandbox {
@@ -180,6 +181,46 @@ export class Sandbox {
   /** The ports with a URL of the provider, without tokens. */
   async previews(): Promise<m.Preview[]> {
     return (await this.conn.call<m.PreviewsOutputBody>('GET', `${this.base}/previews`)).previews ?? []
+  }
+
+  /** Open the sandbox to viewers. Whoever has the token, until it expires, may connect to the URL. */
+  openStream(stream: m.NewStream): Promise<m.StreamAccess> {
+    return this.conn.call('POST', `${this.base}/streams`, { json: stream })
+  }
+
+  /** A new token for a stream. One of a session then shows the sandbox that serves the session. */
+  renewStream(id: string, o: { ttl?: number } = {}): Promise<m.StreamAccess> {
+    return this.conn.call('POST', `${this.base}/streams/${segment(id)}/token`, { json: o })
+  }
+
+  /** The streams of the sandbox, with their numbers of viewers. */
+  async streams(): Promise<m.Stream[]> {
+    return (await this.conn.call<m.StreamsOutputBody>('GET', `${this.base}/streams`)).streams ?? []
+  }
+
+  /** End a stream and disconnect its viewers. */
+  async revokeStream(id: string): Promise<void> {
+    await this.conn.call('DELETE', `${this.base}/streams/${segment(id)}`)
+  }
+
+  /** Open a terminal that viewers share: a login shell in the workspace, or the terminal of a background command. */
+  terminal(o: TerminalOptions = {}): Promise<Terminal> {
+    return Terminal.open(this.conn, this.base, o)
+  }
+
+  /** Start the desktop, unless one of that size runs. Another size ends the programs on it. */
+  startDesktop(screen: { width?: number; height?: number; dpi?: number } = {}): Promise<m.DesktopState> {
+    return this.conn.call('PUT', `${this.base}/desktop`, { json: screen })
+  }
+
+  /** Look at the desktop, or use its mouse and keyboard, in order. It is started if it does not run. */
+  computer(actions: m.ComputerAction[], o: { readOnly?: boolean } = {}): Promise<m.ComputerResult> {
+    return this.conn.call('POST', `${this.base}/computer`, { json: { actions, ...o } })
+  }
+
+  /** A picture of the desktop, as a PNG image. */
+  async screenshot(): Promise<Buffer> {
+    return Buffer.from((await this.computer([{ action: 'screenshot' }])).screenshot?.png ?? '', 'base64')
   }
 
   /** Connect to a TCP port from the sandbox's own loopback. */

@@ -293,6 +293,22 @@ test('sessions', async () => {
   await assert.rejects(client.sessions.get('work'), atoll.NotFoundError)
 })
 
+test('the owner acts in a tenant', async () => {
+  daemon.cli('tenant', 'create', 'acme')
+  const theirs = await atoll.connect({ tenant: 'acme' })
+  const one = await theirs.create({ name: 'theirs', provider: 'host' })
+  assert.equal((await theirs.get('theirs')).id, one.id)
+  await assert.rejects(client.get('theirs'), atoll.NotFoundError)
+  await one.destroy()
+  await theirs.close()
+  const none = new atoll.Client({ tenant: 'nobody' })
+  await assert.rejects(none.get('demo'), atoll.NotFoundError)
+  await none.close()
+  const refused = new atoll.Client({ host: daemon.host, key: daemon.key, tenant: 'acme' })
+  await assert.rejects(refused.get('theirs'), atoll.DeniedError)
+  await refused.close()
+})
+
 test('who may', async () => {
   await using stranger = new atoll.Client({ host: daemon.host, key: 'wrong' })
   await assert.rejects(stranger.get('demo'), atoll.UnauthorizedError)

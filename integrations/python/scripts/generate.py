@@ -32,8 +32,10 @@ NAMES = {
     "aiter_bytes": "iter_bytes",
     "aiter_lines": "iter_lines",
     "connect_async": "connect",
-    "run_shell_async": "run_shell",
-    "run_python_async": "run_python",
+    "SandboxClient": "SyncSandboxClient",
+    "SandboxHandle": "SyncSandboxHandle",
+    "run_shell": "run_shell_sync",
+    "run_python": "run_python_sync",
     "_io_async": "_io_sync",
     "_async": "_sync",
 }

@@ -114,7 +114,7 @@ func install(dir string) (string, error) {
 	}
 	build := exec.CommandContext(context.Background(), "go", "install", gateway)
 	build.Dir = dir
-	build.Env = append(os.Environ(), "GOBIN="+dir, "CGO_ENABLED=0", "GOFLAGS=-mod=mod -trimpath -ldflags=-s")
+	build.Env = append(os.Environ(), "GOBIN="+dir, "CGO_ENABLED=0", "GOFLAGS=-mod=mod -ldflags=-s")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the S3 server: %w\n%s", err, out)
 	}

@@ -17,10 +17,6 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// DefaultTenant owns sandboxes that were created without a daemon. The owner of
-// the machine acts for it.
-const DefaultTenant = "default"
-
 // LocalNode is the node name of a daemon that does not share its store.
 const LocalNode = "local"
 

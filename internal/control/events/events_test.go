@@ -39,7 +39,7 @@ func open(t *testing.T, otlp events.WriteOTLP) (*events.Service, context.Context
 	ok(t, db.Update(t.Context(), func(tx *store.Tx) error {
 		_, err := tx.Tenants().Ensure(t.Context(), "acme")
 		if err == nil {
-			_, err = tx.Tenants().Ensure(t.Context(), core.DefaultTenant)
+			_, err = tx.Tenants().Ensure(t.Context(), key.DefaultTenant)
 		}
 		return err
 	}))
@@ -54,7 +54,7 @@ func open(t *testing.T, otlp events.WriteOTLP) (*events.Service, context.Context
 			e.Duration, e.Exit = 1500*time.Millisecond, &exit
 		}))
 	}
-	return events.New(c, log, otlp), guard.WithPrincipal(t.Context(), key.Peer(core.DefaultTenant, 0))
+	return events.New(c, log, otlp), guard.WithPrincipal(t.Context(), key.Peer(key.DefaultTenant, 0))
 }
 
 func tenant(t *testing.T, name string, verbs ...key.Verb) context.Context {

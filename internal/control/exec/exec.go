@@ -85,7 +85,11 @@ type Handle struct {
 	who    key.Principal
 	limits sandbox.Limits   // of the tenant, when the handle was opened
 	redact *secret.Redactor // for the output of its commands; nil: output is not redacted
+	wired  bool             // it has a network
 }
+
+// HasNetwork reports whether the sandbox may reach anything. Rules decide what.
+func (h *Handle) HasNetwork() bool { return h.wired }
 
 // Open returns a handle on a running sandbox, by name or id. If its idle policy
 // paused the sandbox, it is resumed first. For each other state in which it
@@ -101,5 +105,5 @@ func (s *Service) Open(ctx context.Context, ref string) (*Handle, error) {
 	if err != nil {
 		return nil, core.Named(ops.SandboxFind, err)
 	}
-	return &Handle{Sandbox: u.Sandbox, inner: u.Inner, exec: s, who: u.Who, limits: u.Limits, redact: redact}, nil
+	return &Handle{Sandbox: u.Sandbox, inner: u.Inner, exec: s, who: u.Who, limits: u.Limits, redact: redact, wired: u.Record.Spec.Network.Asked()}, nil
 }

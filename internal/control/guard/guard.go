@@ -152,6 +152,12 @@ func (g *Guard) allowOwner(_ context.Context, who key.Principal, op ops.Op, _ Su
 			Hint: "use the daemon's socket, without a key",
 		}
 	}
+	if who.Tenant != key.DefaultTenant { // the record is not for that tenant's log
+		return &sandbox.Error{
+			Code: sandbox.CodeInvalid, Op: string(op), Subject: "tenant", Message: "this is about the whole machine, not about one tenant",
+			Hint: "leave out the tenant",
+		}
+	}
 	return who.Allow(op)
 }
 

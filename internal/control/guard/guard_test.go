@@ -22,9 +22,11 @@ func open(t *testing.T) (*guard.Guard, *eventlog.Log) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = store.Write(t.Context(), db, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Ensure(t.Context(), "acme") })
-	if err != nil {
-		t.Fatal(err)
+	for _, tenant := range []string{"acme", key.DefaultTenant} {
+		_, err = store.Write(t.Context(), db, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Ensure(t.Context(), tenant) })
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 	log := eventlog.New(db, eventlog.Options{})
 	t.Cleanup(func() {
@@ -37,12 +39,14 @@ func open(t *testing.T) (*guard.Guard, *eventlog.Log) {
 
 func records(t *testing.T, log *eventlog.Log) (types []eventlog.Type) {
 	t.Helper()
-	all, err := log.Read(t.Context(), "acme", eventlog.Filter{}, 0, 100)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range all {
-		types = append(types, e.Type)
+	for _, tenant := range []string{"acme", key.DefaultTenant} {
+		all, err := log.Read(t.Context(), tenant, eventlog.Filter{}, 0, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range all {
+			types = append(types, e.Type)
+		}
 	}
 	return types
 }
@@ -51,7 +55,8 @@ func TestDo(t *testing.T) {
 	uid := uint32(0)
 	reader := key.Principal{Tenant: "acme", Key: "r", Verbs: []key.Verb{key.Read}}
 	writer := key.Principal{Tenant: "acme", Key: "w", Verbs: []key.Verb{key.Write}}
-	owner := key.Principal{Tenant: "acme", UID: &uid, Verbs: []key.Verb{key.Admin}}
+	owner := key.Principal{Tenant: key.DefaultTenant, UID: &uid, Verbs: []key.Verb{key.Admin}}
+	acting := key.Peer("acme", uid)
 	bearer := key.Bearer("acme", "sb-1")
 	for name, tt := range map[string]struct {
 		who     *key.Principal
@@ -74,6 +79,7 @@ func TestDo(t *testing.T) {
 		"an unknown operation by a key":   {&writer, "never.heard", "", false, sandbox.CodeDenied, 1},
 		"a key does what is the owner's":  {&writer, ops.TenantList, "", true, sandbox.CodeDenied, 1},
 		"the owner looks at the machine":  {&owner, ops.TenantList, "", true, "", 0},
+		"the owner, acting in a tenant":   {&acting, ops.TenantList, "", true, sandbox.CodeInvalid, 1},
 		"a reader reads in the own token": {&reader, ops.FilesRead, "sb-1", false, "", 2},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -36,7 +36,7 @@ func (s *Service) NeededImages(ctx context.Context) ([]sandbox.ImageUse, error) 
 	var all []sandbox.ImageUse
 	need := func(image, tenant, format string, args ...any) {
 		by := fmt.Sprintf(format, args...)
-		if tenant != core.DefaultTenant {
+		if tenant != key.DefaultTenant {
 			by += " of the tenant " + tenant
 		}
 		if image != "" && image != "host" {

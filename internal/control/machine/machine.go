@@ -10,6 +10,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -80,7 +81,7 @@ func (s *Service) Backup(ctx context.Context) (copied io.ReadCloser, err error) 
 func (s *Service) MayObserve(ctx context.Context) error {
 	const op = ops.MetricsGet
 	who, err := s.Look(ctx, op, "")
-	if err == nil && who.UID == nil && who.Tenant != core.DefaultTenant {
+	if err == nil && who.UID == nil && who.Tenant != key.DefaultTenant {
 		err = &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: "only the owner of the machine may do that"}
 	}
 	return core.Named(op, err)

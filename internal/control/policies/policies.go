@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
@@ -101,7 +102,7 @@ func (s *Service) Load(ctx context.Context) error {
 	if err != nil {
 		err = notApplied{err}
 	}
-	fact := audit.Action{Tenant: core.DefaultTenant, Op: ops.PolicyReload, Subject: s.cfg.Source, Policy: set.Digest()[:12]}
+	fact := audit.Action{Tenant: key.DefaultTenant, Op: ops.PolicyReload, Subject: s.cfg.Source, Policy: set.Digest()[:12]}
 	return errors.Join(s.Audit.Fact(ctx, fact, eventlog.PoliciesLoaded, func(e *eventlog.Event) { e.Code = sandbox.CodeOf(err) }), err)
 }
 
@@ -115,7 +116,7 @@ func (s *Service) keep(ctx context.Context, why error) error {
 	if known {
 		return why
 	}
-	fact := audit.Action{Tenant: core.DefaultTenant, Op: ops.PolicyReload, Subject: why.Error()}
+	fact := audit.Action{Tenant: key.DefaultTenant, Op: ops.PolicyReload, Subject: why.Error()}
 	s.Report(ctx, s.Audit.Fact(ctx, fact, eventlog.PoliciesKept, func(e *eventlog.Event) { e.Code = sandbox.CodeOf(why) }))
 	return why
 }

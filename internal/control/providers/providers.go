@@ -211,6 +211,13 @@ func (s *Service) Permanent(ctx context.Context, name string) bool {
 	return err == nil && driver.IsPermanent(be.Driver)
 }
 
+// Bound returns a spec with those secrets only that Atoll provides, and not the
+// provider's service.
+func (b *Backend) Bound(spec sandbox.Spec) sandbox.Spec {
+	spec.Secrets = slices.DeleteFunc(slices.Clone(spec.Secrets), func(s sandbox.SecretRef) bool { return driver.Holds(b.Driver, s) })
+	return spec
+}
+
 // SnapshotPauses reports whether a provider pauses a sandbox while it takes a
 // snapshot.
 func (s *Service) SnapshotPauses(ctx context.Context, name string) bool {

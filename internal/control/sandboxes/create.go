@@ -183,7 +183,8 @@ func (s *makers) announce(ctx context.Context, be *providers.Backend, tenant str
 		m.Process, m.Restarts = "", 0
 		spec.Main = &m
 	}
-	values, err := s.Secrets.Reveal(ctx, tenant, spec.Secrets)
+	bound := be.Bound(spec)
+	values, err := s.Secrets.Reveal(ctx, tenant, bound.Secrets)
 	if err != nil {
 		return box, nil, err
 	}
@@ -211,7 +212,7 @@ func (s *makers) announce(ctx context.Context, be *providers.Backend, tenant str
 		if err != nil || replayed {
 			return err
 		}
-		if want.Hidden, err = s.bind(ctx, tx, tenant, &spec, values); err != nil {
+		if want.Hidden, err = s.bind(ctx, tx, tenant, &bound, values); err != nil {
 			return err
 		}
 		if err := s.Workspaces.Claim(ctx, tx, tenant, &spec, req.Replaces); err != nil {

@@ -16,16 +16,17 @@ import (
 )
 
 // Enter returns the record of a sandbox of any tenant, and the context for
-// requests with that sandbox's own token, which can only access this sandbox.
-// The caller verifies the token. For a sandbox that is being removed, Enter
-// returns CodeGone.
-func (s *rests) Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error) {
+// requests with a token of that sandbox, which can only access this sandbox. The
+// caller verifies the token. The token has the rights of the key that it was
+// given to, and ends with that key. If keyID is empty, the request is the
+// daemon's own. For a sandbox that is being removed, Enter returns CodeGone.
+func (s *rests) Enter(ctx context.Context, id sandbox.ID, keyID string) (context.Context, sandbox.Sandbox, error) {
 	_, ending := s.ending.Load(id) // before the record is read, which says so once this no longer does
-	var tenant store.Tenant
+	var who key.Principal
 	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		b, err := tx.Operator().Sandbox(ctx, id)
 		if err == nil {
-			tenant, err = tx.Tenants().Get(ctx, b.Tenant)
+			who, err = s.enters(ctx, tx, b.Tenant, id, keyID)
 		}
 		return b, err
 	})
@@ -34,10 +35,30 @@ func (s *rests) Enter(ctx context.Context, id sandbox.ID) (context.Context, sand
 		return ctx, b.Info(), core.Named(ops.SandboxEnter, err)
 	case ending:
 		return ctx, b.Info(), &sandbox.Error{Code: sandbox.CodeGone, Op: "sandbox.enter", Subject: string(id), Message: "the sandbox is being removed"}
-	case !tenant.Disabled.IsZero():
-		return ctx, b.Info(), &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: "sandbox.enter", Subject: string(id), Message: "the tenant is disabled"}
 	}
-	return s.Tenants.KeepAlive(ctx, key.Bearer(b.Tenant, id), b.Tenant, ""), b.Info(), nil
+	return s.Tenants.KeepAlive(ctx, who, b.Tenant, keyID), b.Info(), nil
+}
+
+// enters returns the principal of a request inside a sandbox.
+func (s *rests) enters(ctx context.Context, tx *store.Tx, tenant string, id sandbox.ID, keyID string) (key.Principal, error) {
+	if keyID == "" {
+		return key.Bearer(tenant, id), s.Tenants.Valid(ctx, tx, tenant, "")
+	}
+	who, err := s.Tenants.Find(ctx, tx, tenant, keyID)
+	return who.Within(id), err
+}
+
+// Keys returns the public parts of the keys with which tokens of a sandbox of
+// any tenant are valid.
+func (s *rests) Keys(ctx context.Context, id sandbox.ID) ([]string, error) {
+	ids, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]string, error) {
+		b, err := tx.Operator().Sandbox(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		return s.Tenants.Accepted(ctx, tx, b.Tenant)
+	})
+	return ids, core.Named(ops.SandboxEnter, err)
 }
 
 // Mounted returns the workspaces of a sandbox of any tenant, and their mount

@@ -118,7 +118,11 @@ func (s *makers) copies(ctx context.Context, be *providers.Backend, t *operation
 // into the quota. If an earlier request with the same idempotency key created
 // them, it returns those.
 func (s *makers) announceForks(ctx context.Context, t *operation, wanted []control.CreateRequest, req sandbox.ForkRequest) (earlier []store.Sandbox, intent *audit.Intent, err error) {
-	values, err := s.Secrets.Reveal(ctx, t.box.Tenant, t.box.Spec.Secrets)
+	be, err := s.Providers.Of(ctx, &t.box)
+	if err != nil {
+		return nil, nil, err
+	}
+	values, err := s.Secrets.Reveal(ctx, t.box.Tenant, be.Bound(t.box.Spec).Secrets)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -137,7 +141,8 @@ func (s *makers) announceForks(ctx context.Context, t *operation, wanted []contr
 			if err := s.Workspaces.Claim(ctx, tx, t.box.Tenant, &wanted[i].Spec, ""); err != nil {
 				return err
 			}
-			if wanted[i].Hidden, err = s.bind(ctx, tx, t.box.Tenant, &wanted[i].Spec, values); err != nil {
+			bound := be.Bound(wanted[i].Spec)
+			if wanted[i].Hidden, err = s.bind(ctx, tx, t.box.Tenant, &bound, values); err != nil {
 				return err
 			}
 		}

@@ -111,6 +111,20 @@ func (p Public) Expire(ctx context.Context, ref string, at time.Time, extend boo
 	return public(p.Service.Expire(ctx, ref, at, extend))
 }
 
+// Network returns the rules with which a sandbox was made or that it got since.
+// A password of a proxy is left out.
+func (p Public) Network(ctx context.Context, ref string) (sandbox.Network, error) {
+	b, err := p.Service.Get(ctx, ref)
+	n := b.Spec.Network
+	if err == nil && n.Inline != nil && n.Inline.Proxy != nil {
+		inline, proxy := *n.Inline, *n.Inline.Proxy
+		proxy.Password, proxy.Sealed = "", nil
+		inline.Proxy = &proxy
+		n.Inline = &inline
+	}
+	return n, err
+}
+
 // SetNetwork changes the rules of a sandbox that has its own rules.
 func (p Public) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (sandbox.Sandbox, error) {
 	return public(p.Service.SetNetwork(ctx, ref, n))

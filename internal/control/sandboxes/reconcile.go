@@ -13,9 +13,9 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
-	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -126,20 +126,37 @@ func (s *records) mirror(ctx context.Context, b *store.Sandbox) error {
 	return s.observePause(ctx, b, state)
 }
 
+// Intact asks the provider of a running sandbox of any tenant for its state,
+// records it, and returns CodeConflict if the sandbox has failed.
+func (s *records) Intact(ctx context.Context, tenant string, id sandbox.ID) error {
+	b, err := s.record(ctx, tenant, id)
+	if err == nil {
+		err = s.mirror(ctx, &b)
+	}
+	if err == nil && b.State == sandbox.Failed {
+		err = &sandbox.Error{Code: sandbox.CodeConflict, Op: string(ops.SandboxFind), Subject: b.Name, Message: b.Reason}
+	}
+	return err
+}
+
 // resident reports whether a sandbox is running or paused in memory.
 func resident(b *store.Sandbox) bool {
 	return b.Rest.Step == "" && (b.State == sandbox.Running || b.State == sandbox.Paused && b.Rest.Pause == sandbox.PauseMemory)
 }
 
-// observePause records that a sandbox was found running or paused, if that
-// differs from the record, and updates b.
+// observePause records that a sandbox was found running, paused or failed, if
+// that differs from the record, and updates b.
 func (s *records) observePause(ctx context.Context, b *store.Sandbox, state sandbox.State) error {
-	if state == b.State || state != sandbox.Running && state != sandbox.Paused {
-		return nil
-	}
 	reason := ""
-	if state == sandbox.Paused {
+	switch {
+	case state == b.State:
+		return nil
+	case state == sandbox.Paused:
 		reason = "its provider paused it"
+	case state == sandbox.Failed:
+		reason = "its provider says that it has failed"
+	case state != sandbox.Running:
+		return nil
 	}
 	if err := s.observe(ctx, b, found{state: state, reason: reason}); err != nil {
 		return err
@@ -267,9 +284,11 @@ func (s *reconciler) reconcile(ctx context.Context, be *providers.Backend, b sto
 		return err
 	}
 	defer release()
+	listed := b.Version
 	if b, err = s.record(ctx, b.Tenant, b.ID); err != nil || b.State == sandbox.Gone {
 		return err
 	}
+	stale := b.Version != listed // f can be older than the record
 	s.Ports.Sync(&b)
 	switch {
 	case b.Rest.Step != "":
@@ -284,6 +303,9 @@ func (s *reconciler) reconcile(ctx context.Context, be *providers.Backend, b sto
 			return err
 		}
 		return s.observe(ctx, &b, found{state: sandbox.Gone, reason: "the daemon that built with it ended"})
+	case there && f.State != sandbox.Running && f.State != sandbox.Paused && stale:
+		s.unsettled.Store(true)
+		return nil
 	case there && f.State != sandbox.Running && f.State != sandbox.Paused:
 		return s.reconcileEnded(ctx, &b, f)
 	}
@@ -298,6 +320,9 @@ func (s *reconciler) reconcile(ctx context.Context, be *providers.Backend, b sto
 		}
 		s.refind(b.Tenant, box)
 		if _, ok := driver.As[driver.StateTeller](be.Driver); ok && there && resident(&b) {
+			if stale {
+				return s.mirror(ctx, &b)
+			}
 			return s.observePause(ctx, &b, f.State)
 		}
 		if b.State == sandbox.Paused {
@@ -372,7 +397,7 @@ func (s *reconciler) extra(ctx context.Context, be *providers.Backend, f driver.
 func (s *reconciler) adopt(ctx context.Context, be *providers.Backend, f driver.Found) error {
 	tenant, name := f.Labels[control.LabelTenant], f.Labels[control.LabelName]
 	if tenant == "" {
-		tenant = core.DefaultTenant
+		tenant = key.DefaultTenant
 	}
 	b := store.Sandbox{
 		Summary: store.Summary{

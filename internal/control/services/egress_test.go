@@ -42,7 +42,7 @@ type told struct {
 	mu    sync.Mutex
 	seen  map[sandbox.ID]profiles.Egress
 	fail  error
-	heard chan sandbox.ID // if it is set, the test has to receive from it
+	heard chan sandbox.ID // if it is set, the test has to receive twice from it: before and after the configuration changes
 	check func()          // is called before the rules apply; nil: nothing is
 }
 
@@ -50,19 +50,25 @@ func (g *told) SetEgress(ctx context.Context, box sandbox.ID, e profiles.Egress)
 	if g.check != nil {
 		g.check()
 	}
+	g.tell(ctx, box)
 	g.mu.Lock()
 	err := g.fail
 	if err == nil {
 		g.seen[box] = e
 	}
 	g.mu.Unlock()
-	if g.heard != nil {
-		select {
-		case g.heard <- box:
-		case <-ctx.Done():
-		}
-	}
+	g.tell(ctx, box)
 	return err
+}
+
+func (g *told) tell(ctx context.Context, box sandbox.ID) {
+	if g.heard == nil {
+		return
+	}
+	select {
+	case g.heard <- box:
+	case <-ctx.Done():
+	}
 }
 
 func (g *told) last(t *testing.T, box sandbox.ID) profiles.Egress {
@@ -101,16 +107,17 @@ func (l linked) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.Snap
 
 type rig struct {
 	*services.Services
-	dir     string
-	store   *store.Store
-	gateway *told
-	issuer  *identity.Issuer
-	logged  *bytes.Buffer
-	owner   context.Context // the owner of the machine
-	writer  context.Context // may make sandboxes, and nothing else
-	rival   context.Context // all-powerful in another tenant
-	lost    bool            // a variable of the daemon that secrets are read from
-	rules   string          // the policies in their file; empty: there are none
+	dir      string
+	store    *store.Store
+	gateway  *told
+	issuer   *identity.Issuer
+	logged   *bytes.Buffer
+	owner    context.Context // the owner of the machine, acting in the tenant acme
+	operator context.Context // the owner of the machine
+	writer   context.Context // may make sandboxes, and nothing else
+	rival    context.Context // all-powerful in another tenant
+	lost     bool            // a variable of the daemon that secrets are read from
+	rules    string          // the policies in their file; empty: there are none
 }
 
 func newRig(t *testing.T, fault func(point string) error) *rig {
@@ -152,10 +159,11 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 		must(r.store.Close())
 		must(provider.Close())
 	})
-	for _, tenant := range []string{"acme", "rival", core.DefaultTenant} {
+	for _, tenant := range []string{"acme", "rival", key.DefaultTenant} {
 		must(r.store.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.Tenants().Ensure(t.Context(), tenant); return err }))
 	}
 	r.owner = guard.WithPrincipal(t.Context(), key.Peer("acme", 0))
+	r.operator = guard.WithPrincipal(t.Context(), key.Peer(key.DefaultTenant, 0))
 	r.writer = guard.WithPrincipal(t.Context(), key.Principal{Tenant: "acme", Key: "w", Verbs: []key.Verb{key.Write, key.Read, key.Exec}})
 	r.rival = guard.WithPrincipal(t.Context(), key.Principal{Tenant: "rival", Key: "r", Verbs: []key.Verb{key.Admin}})
 	return r

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
@@ -245,7 +244,7 @@ func TestEgressLimitsReachTheGateway(t *testing.T) {
 func TestPoliciesAreRecordedWhenTheyApply(t *testing.T) {
 	r := ruled(t)
 	b := r.box(t, sandbox.Spec{Name: "box", Network: sandbox.Network{Egress: []string{"evil.test"}}})
-	operator := guard.WithPrincipal(t.Context(), key.Peer(core.DefaultTenant, 0))
+	operator := guard.WithPrincipal(t.Context(), key.Peer(key.DefaultTenant, 0))
 	before := count(t, r, operator, eventlog.PoliciesLoaded)
 	asked := 0
 	r.gateway.check = func() {
@@ -316,10 +315,10 @@ func TestBrokenPolicies(t *testing.T) {
 		t.Errorf("nobody: %v", err)
 	}
 	r.rules = caps
-	if s, err := r.Policies.Reload(r.owner); err != nil || s.Problem != "" {
+	if s, err := r.Policies.Reload(r.operator); err != nil || s.Problem != "" {
 		t.Errorf("%+v %v", s, err)
 	}
-	operator := guard.WithPrincipal(t.Context(), key.Peer(core.DefaultTenant, 0))
+	operator := guard.WithPrincipal(t.Context(), key.Peer(key.DefaultTenant, 0))
 	kept, loaded := count(t, r, operator, eventlog.PoliciesKept), count(t, r, operator, eventlog.PoliciesLoaded)
 	if kept != 3 || loaded != 2 {
 		t.Errorf("%d times kept and %d times loaded on record", kept, loaded)

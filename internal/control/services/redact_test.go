@@ -77,7 +77,7 @@ func TestRedact(t *testing.T) {
 	make("open", false, nil)
 	make("ruled", false, map[string]string{"tier": "free"})
 	r.rules = "policies: [{name: quiet, labels: {tier: [free]}, redact: true}]"
-	if _, err := r.Policies.Reload(r.owner); err != nil {
+	if _, err := r.Policies.Reload(r.operator); err != nil {
 		t.Fatal(err)
 	}
 	encoded := base64.StdEncoding.EncodeToString([]byte(canary))

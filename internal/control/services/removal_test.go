@@ -48,7 +48,7 @@ func TestGoneBeforeStreamsEnd(t *testing.T) {
 	}
 	onFakeTimeWith(t, wrap, func(t *testing.T, p *services.Services, ctx context.Context) {
 		enter := func(id sandbox.ID) error {
-			_, _, err := p.Sandboxes.Enter(ctx, id)
+			_, _, err := p.Sandboxes.Enter(ctx, id, "")
 			return err
 		}
 		asked := 0

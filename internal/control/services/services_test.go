@@ -49,7 +49,7 @@ func (m *machine) start(t *testing.T) (p *services.Services, ctx context.Context
 	}
 	db, err := store.Open(ctx, filepath.Join(m.dir, "atoll.db"), store.Options{Now: m.now})
 	must(err)
-	_, err = store.Write(ctx, db, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Ensure(ctx, core.DefaultTenant) })
+	_, err = store.Write(ctx, db, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Ensure(ctx, key.DefaultTenant) })
 	must(err)
 	log := eventlog.New(db, eventlog.Options{})
 	environments, err := snapshotstore.OpenEnvironments(filepath.Join(m.dir, "environments"), filepath.Join(m.dir, "seal.key"))
@@ -63,7 +63,7 @@ func (m *machine) start(t *testing.T) (p *services.Services, ctx context.Context
 		Provider: "fake", Log: log, Environments: environments,
 		Config: core.Config{Node: "local", Store: db, Audit: audit.New(log, audit.Options{}), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))},
 	})
-	ctx = guard.WithPrincipal(ctx, key.Peer(core.DefaultTenant, 0))
+	ctx = guard.WithPrincipal(ctx, key.Peer(key.DefaultTenant, 0))
 	must(p.Sandboxes.Reconcile(ctx))
 	var loops sync.WaitGroup
 	for _, loop := range []func(context.Context){p.Sandboxes.Watch, p.Sandboxes.WatchIdle, p.Sandboxes.WatchExpiry} {

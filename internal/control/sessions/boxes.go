@@ -3,6 +3,7 @@ package sessions
 import (
 	"cmp"
 	"context"
+	"errors"
 	"strconv"
 
 	"github.com/atoll-run/atoll/internal/control/core"
@@ -55,7 +56,7 @@ func (b boxes) present(ctx context.Context, backend, binding string) string {
 }
 
 func (b boxes) box(row *store.Sandbox) session.Box {
-	return session.Box{ID: row.ID, Provider: row.Provider, Binding: b.own.binding(row.Binding), Image: row.Image, Deadline: row.Expires}
+	return session.Box{ID: row.ID, Provider: row.Provider, Binding: b.own.binding(row.Binding), Deadline: row.Expires}
 }
 
 // Create implements session.Boxes. A session that has an archive starts from it.
@@ -223,7 +224,13 @@ func (b boxes) wake(ctx context.Context, row *store.Sandbox) (sandbox.Outcome, e
 	all, id := b.sandboxes, string(row.ID)
 	switch row.State {
 	case sandbox.Running:
-		return sandbox.OutcomeAttached, all.Reach(ctx, id)
+		err := all.Reach(ctx, id)
+		if sandbox.CodeOf(err) != sandbox.CodeConflict {
+			return sandbox.OutcomeAttached, err
+		}
+		if now, recordErr := b.record(ctx, id); recordErr != nil || now.State != sandbox.Failed {
+			return "", errors.Join(err, recordErr)
+		}
 	case sandbox.Paused, sandbox.Pausing, sandbox.Resuming:
 		if row.Rest.Wakes { // needs only the permission to use it
 			return sandbox.OutcomeWoken, all.Reach(ctx, id)

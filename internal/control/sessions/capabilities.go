@@ -40,14 +40,21 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (sandbox.Capabil
 	}
 	q := catalog.Query{
 		SessionID: row.ID, Liveness: row.Lease.State, Epoch: row.Lease.Epoch, Shared: len(group) > 1, Now: s.Store.Now(),
-		NoStreamSecret: true, // no daemon streams desktops yet
+		NoDesktop: !catalog.DesktopImage(row.Spec.Image), NoGit: true, NoRecording: true, // the daemon has no git operations and records nothing
+	}
+	if who.AllowIn(row.Lease.Sandbox, ops.ComputerAct) != nil {
+		q.DesktopView, q.ComputerView = true, true
+	}
+	d := all[at].Descriptor
+	if all[at].Capabilities["ports"] {
+		d = catalog.Served(d)
 	}
 	for _, other := range group {
 		if other.ID != row.ID {
 			q.SharedWith = append(q.SharedWith, other.ID)
 		}
 	}
-	doc, err := catalog.Negotiate(all[at].Descriptor, q)
+	doc, err := catalog.Negotiate(d, q)
 	return doc, core.Named(op, err)
 }
 

@@ -54,6 +54,9 @@ func (s *Holders) acquire(ctx context.Context, row store.Session, h sandbox.Hold
 	if err := s.leases.admit(ctx, row, op); err != nil {
 		return session.Held{}, err
 	}
+	if row.Group != row.ID { // an earlier version let sessions with other images join
+		op.Image = row.Spec.Image
+	}
 	env, err := s.environment(&row)
 	if err != nil {
 		return session.Held{}, err
@@ -62,7 +65,7 @@ func (s *Holders) acquire(ctx context.Context, row store.Session, h sandbox.Hold
 	spec.Env = env
 	plan := session.Plan{Group: row.Group, Provider: row.Provider, Spec: spec}
 	began := time.Now()
-	held, err := s.manager(row).Acquire(ctx, plan, op, row.Prior)
+	held, err := s.managerWith(row, s.waiting(ctx, row)).Acquire(ctx, plan, op, row.Prior)
 	role := string(held.Role)
 	if err != nil {
 		role = "failed"
@@ -144,8 +147,26 @@ func (s *Holders) Envelope(ctx context.Context, ref string) (out sandbox.Envelop
 }
 
 // manager returns the manager that acquires and drains the sandboxes of a session.
-func (s *Holders) manager(row store.Session) *session.Manager {
+func (s *Holders) manager(row store.Session) *session.Manager { return s.managerWith(row, nil) }
+
+// waiting returns a function that records what an Acquire waits for, once each.
+func (s *Holders) waiting(ctx context.Context, row store.Session) func(group, what string) {
+	last := ""
+	return func(_, what string) {
+		if what == last {
+			return
+		}
+		last = what
+		l, err := s.leases.of(row.Tenant).Load(ctx, row.Group)
+		if err == nil {
+			s.leases.fact(ctx, row.Tenant, row.Name, l.Sandbox, eventlog.LeaseWaiting, l.Epoch, ops.SessionAcquire)
+		}
+	}
+}
+
+func (s *Holders) managerWith(row store.Session, progress func(group, what string)) *session.Manager {
 	return session.NewManager(session.Config{
+		Progress: progress, Spawner: s.present.daemon(),
 		Leases: s.leases.of(row.Tenant), Boxes: s.provision.boxes(row.Tenant, &row), PauseOnExit: row.PauseOnExit, Patience: s.patience, Now: s.Store.Now,
 		Busy: func(ctx context.Context, _ lease.Lease) bool {
 			busy, err := s.present.busy(ctx, place{row.Tenant, row.Group})

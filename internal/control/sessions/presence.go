@@ -12,8 +12,18 @@ import (
 // daemonHolder is the prefix of the ids of holders that are daemons.
 const daemonHolder = "daemon-"
 
+// daemon names this daemon as the maker of sandboxes and as a holder. The next
+// daemon of this node has the same name.
+func (p *presences) daemon() string { return daemonHolder + p.leases.Node + "-" }
+
 // holderID makes the id of a holder of this daemon.
-func (p *presences) holderID() string { return newID(daemonHolder + p.leases.Node + "-") }
+func (p *presences) holderID() string { return newID(p.daemon()) }
+
+// ownID reports whether an id was made by a daemon of this node. Names of other
+// nodes may begin like the name of this one.
+func (p *presences) ownID(id string) bool {
+	return strings.HasPrefix(id, p.daemon()) && len(id) == len(p.holderID())
+}
 
 type place struct{ tenant, group string }
 
@@ -126,9 +136,8 @@ func (p *presences) busy(ctx context.Context, at place) (bool, error) {
 		return true, nil
 	}
 	l, err := p.leases.of(at.tenant).Load(ctx, at.group)
-	mine := p.holderID()
 	for _, h := range l.Holders {
-		ours := own[h.ID] || strings.HasPrefix(h.ID, daemonHolder+p.leases.Node+"-") && len(h.ID) == len(mine)
+		ours := own[h.ID] || p.ownID(h.ID)
 		if strings.HasPrefix(h.ID, daemonHolder) && !ours {
 			return true, err
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
@@ -31,7 +32,7 @@ func (s *archives) shared(ctx context.Context, a sandbox.Archive, why error) err
 	if guard.ForTenant(ctx) {
 		return why
 	}
-	set, at, err := s.place(ctx, core.DefaultTenant, a)
+	set, at, err := s.place(ctx, key.DefaultTenant, a)
 	if err != nil {
 		return why
 	}

@@ -153,11 +153,12 @@ func New(c *core.Core, cfg Config) *Services {
 		records: records, leases: leases, provision: provision, present: &presences{leases: leases}, providers: cfg.Providers,
 		patience: cfg.Lease.Warming, observer: cfg.Observer,
 	}
+	service := &Service{records: records, holders: holders, provision: provision, archives: archives, providers: cfg.Providers}
 	return &Services{
-		Sessions: &Service{records: records, holders: holders, provision: provision, archives: archives, providers: cfg.Providers},
+		Sessions: service,
 		Holders:  holders,
 		Movers:   &Movers{records: records, leases: leases, holders: holders, provision: provision, sandboxes: cfg.Sandboxes, providers: cfg.Providers, trees: trees},
-		Reaper:   &Reaper{Core: c, leases: leases, holders: holders, provision: provision, archives: archives, grace: cfg.Lease.Grace},
+		Reaper:   &Reaper{Core: c, leases: leases, holders: holders, provision: provision, archives: archives, sessions: service, grace: cfg.Lease.Grace},
 	}
 }
 

@@ -3,6 +3,7 @@ package sessions
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -105,20 +106,43 @@ func (s *Service) add(ctx context.Context, row store.Session, env map[string]str
 			return stored, false, err
 		}
 	}
-	if len(env) > 0 {
-		if err := s.environments.Put(sandbox.ID(row.ID), env); err != nil {
-			return stored, false, err
+	for range maxJoins {
+		if stored, err = s.addOnce(ctx, row, env); !errors.Is(err, errGroupChanged) {
+			break
 		}
 	}
-	stored, err = store.Write(ctx, s.Store, func(tx *store.Tx) (store.Session, error) { return tx.Sessions().Create(ctx, row) })
 	if err == nil {
 		return stored, true, nil
 	}
-	s.Report(ctx, s.environments.Remove(sandbox.ID(row.ID)))
 	if attach && sandbox.CodeOf(err) == sandbox.CodeAlreadyExists { // another caller was faster
 		stored, err = s.find(ctx, row.Tenant, row.Name)
 	}
 	return stored, false, err
+}
+
+// maxJoins limits how often a session tries to join a group that changes.
+const maxJoins = 5
+
+func (s *Service) addOnce(ctx context.Context, row store.Session, env map[string]string) (stored store.Session, err error) {
+	env, with, err := s.join(ctx, &row, env)
+	if err != nil {
+		return stored, err
+	}
+	if len(env) > 0 {
+		if err := s.environments.Put(sandbox.ID(row.ID), env); err != nil {
+			return stored, err
+		}
+	}
+	stored, err = store.Write(ctx, s.Store, func(tx *store.Tx) (store.Session, error) {
+		if err := unchanged(ctx, tx, row, with); err != nil {
+			return row, err
+		}
+		return tx.Sessions().Create(ctx, row)
+	})
+	if err != nil {
+		s.Report(ctx, s.environments.Remove(sandbox.ID(row.ID)))
+	}
+	return stored, err
 }
 
 // opened acquires the sandbox of a session, if that was requested, and
@@ -234,7 +258,11 @@ func (s *Service) Remove(ctx context.Context, ref string) error {
 		if err != nil {
 			return err
 		}
-		return s.remove(ctx, row)
+		err = s.remove(ctx, row)
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound { // a sweep has finished it
+			return nil
+		}
+		return err
 	}))
 }
 
@@ -295,6 +323,9 @@ func (s *Service) forget(ctx context.Context, row store.Session, seen lease.Leas
 				return nil
 			}
 			if err := retire(ctx, tx, row.Tenant, row.Group, named); err != nil {
+				return err
+			}
+			if _, _, err := tx.Sessions().ApplyLease(ctx, row.Tenant, row.Group, lease.Meter{Epoch: l.Epoch}, lease.Config{}, row.Labels); err != nil {
 				return err
 			}
 			if err := tx.Sessions().ForgetLease(ctx, row.Tenant, row.Group, row.Group == row.ID); err != nil {

@@ -17,14 +17,28 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Reaper ends sandboxes without holders, and removes unused archives.
+// Reaper ends sandboxes without holders, finishes removals, and removes unused archives.
 type Reaper struct {
 	*core.Core
 	leases    *leases
 	holders   *Holders
 	provision *provision
 	archives  *archives
+	sessions  *Service
 	grace     time.Duration // between the last holder and the end of a sandbox
+}
+
+// Recover ends what an earlier process of this daemon was doing when it was
+// killed, so that nobody waits for it. Call it before requests are served.
+func (s *Reaper) Recover(ctx context.Context) error {
+	all, err := s.leases.active(ctx)
+	failed := []error{err}
+	op := lease.Restart{Spawner: s.holders.present.daemon(), Own: s.holders.present.ownID}
+	for _, k := range all {
+		_, _, err := s.leases.of(k.Tenant).Apply(ctx, k.Group, op)
+		failed = append(failed, err)
+	}
+	return errors.Join(failed...)
 }
 
 // Watch ends sandboxes without holders, and keeps the holders of this daemon
@@ -34,11 +48,13 @@ func (s *Reaper) Watch(ctx context.Context) {
 	t := time.NewTicker(every)
 	defer t.Stop()
 	var swept time.Time // never: an earlier daemon may have left archives
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
+	for first := true; ; first = false {
+		if !first { // an earlier process may have been ending sandboxes that callers wait for
+			select {
+			case <-ctx.Done():
+				return
+			case <-t.C:
+			}
 		}
 		s.holders.present.beat(ctx)
 		if now := s.Store.Now(); now.Sub(swept) > tarSweep {
@@ -90,6 +106,10 @@ func (s *Reaper) sweep(ctx context.Context, k store.LeaseKey) error {
 		return err // the daemon with the sandbox handles it
 	}
 	ctx = guard.WithPrincipal(ctx, key.Principal{Tenant: k.Tenant, Verbs: []key.Verb{key.Admin}})
+	removed, err := s.finish(ctx, rows)
+	if err != nil || removed {
+		return err
+	}
 	row := rows[0]
 	for _, other := range rows[1:] {
 		row.PauseOnExit = row.PauseOnExit || other.PauseOnExit
@@ -102,8 +122,22 @@ func (s *Reaper) sweep(ctx context.Context, k store.LeaseKey) error {
 	return err
 }
 
-// Usage returns how long sandboxes of the tenant's sessions existed, per full
-// hour and by "label:KEY", "group" or "provider".
+// finish continues removals that nobody finished, because a daemon was killed.
+func (s *Reaper) finish(ctx context.Context, rows []store.Session) (removed bool, err error) {
+	for _, row := range rows {
+		if !row.Removing {
+			continue
+		}
+		removed = true
+		if failed := s.sessions.remove(ctx, row); sandbox.CodeOf(failed) != sandbox.CodeNotFound { // another caller was faster
+			err = errors.Join(err, failed)
+		}
+	}
+	return removed, err
+}
+
+// Usage returns how long the tenant's sandboxes ran, and for how long sessions
+// had one, in full hours and by "label:KEY", "group" or "provider".
 func (s *Service) Usage(ctx context.Context, by string, from, to time.Time) ([]sandbox.SessionUsage, error) {
 	const op = ops.UsageGet
 	who, err := s.Look(ctx, op, by)
@@ -117,15 +151,23 @@ func (s *Service) Usage(ctx context.Context, by string, from, to time.Time) ([]s
 	if to.IsZero() {
 		to = s.Store.Now()
 	}
-	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.WarmTime, error) {
-		return tx.Sessions().WarmTimes(ctx, who.Tenant, from.Truncate(time.Hour), to)
+	sums := map[string]time.Duration{}
+	err = s.Store.View(ctx, func(tx *store.Tx) error {
+		clear(sums)
+		warm, err := tx.Sessions().WarmTimes(ctx, who.Tenant, from.Truncate(time.Hour), to)
+		if err != nil {
+			return err
+		}
+		others, err := tx.Sandboxes().Times(ctx, who.Tenant, from, to)
+		for _, u := range append(warm, others...) {
+			if u.Warm > 0 {
+				sums[value(u)] += u.Warm
+			}
+		}
+		return err
 	})
 	if err != nil {
 		return nil, core.Named(op, err)
-	}
-	sums := map[string]time.Duration{}
-	for _, u := range all {
-		sums[value(u)] += u.Warm
 	}
 	out := make([]sandbox.SessionUsage, 0, len(sums))
 	for _, v := range slices.Sorted(maps.Keys(sums)) {

@@ -139,11 +139,22 @@ func (s *Service) review(ctx context.Context, credentials []credential) {
 // mean that the store could not be read.
 func (s *Service) Valid(ctx context.Context, tx *store.Tx, tenant, keyID string) error {
 	if keyID != "" {
-		return s.ring.Stands(ctx, tx, tenant, keyID)
+		_, err := s.ring.Find(ctx, tx, tenant, keyID)
+		return err
 	}
 	t, err := tx.Tenants().Get(ctx, tenant)
 	if err == nil && !t.Disabled.IsZero() {
 		err = &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "the tenant is disabled"}
 	}
 	return err
+}
+
+// Find returns the principal of a tenant's key; see key.Ring.Find.
+func (s *Service) Find(ctx context.Context, tx *store.Tx, tenant, keyID string) (key.Principal, error) {
+	return s.ring.Find(ctx, tx, tenant, keyID)
+}
+
+// Accepted returns the accepted keys of a tenant; see key.Ring.Accepted.
+func (s *Service) Accepted(ctx context.Context, tx *store.Tx, tenant string) ([]string, error) {
+	return s.ring.Accepted(ctx, tx, tenant)
 }

@@ -53,6 +53,19 @@ func (s *Service) CreateKey(ctx context.Context, n sandbox.NewKey) (sandbox.Key,
 	return made, nil
 }
 
+// Caller returns who makes a request. It needs no permission.
+func (s *Service) Caller(ctx context.Context) (sandbox.Caller, error) {
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return sandbox.Caller{}, err
+	}
+	c := sandbox.Caller{Tenant: who.Tenant, Key: who.Key, Owner: who.UID != nil}
+	for _, v := range who.Verbs {
+		c.Verbs = append(c.Verbs, string(v))
+	}
+	return c, nil
+}
+
 // Keys lists the keys of the caller's tenant, oldest first.
 func (s *Service) Keys(ctx context.Context) ([]sandbox.Key, error) {
 	const op = ops.KeyList

@@ -59,6 +59,15 @@ func (s *Service) OwnTenant(ctx context.Context) (sandbox.Tenant, error) {
 	return t, core.Named(ops.QuotaGet, err)
 }
 
+// Exists returns nil if there is a tenant of that name, also a disabled one, else
+// CodeNotFound.
+func (s *Service) Exists(ctx context.Context, name string) error {
+	return s.Store.View(ctx, func(tx *store.Tx) error {
+		_, err := tx.Tenants().Get(ctx, name)
+		return err
+	})
+}
+
 // Tenants lists all tenants by name. Only the owner of the machine may call it.
 func (s *Service) Tenants(ctx context.Context) (all []sandbox.Tenant, err error) {
 	err = s.AsOwner(ctx, ops.TenantList, "", func(ctx context.Context) error {

@@ -26,14 +26,14 @@ func open(t *testing.T, opts store.Options) (*tenants.Service, context.Context) 
 	t.Helper()
 	db := storetest.SQLite(t, opts)
 	_, err := store.Write(t.Context(), db, func(tx *store.Tx) (store.Tenant, error) {
-		return tx.Tenants().Ensure(t.Context(), core.DefaultTenant)
+		return tx.Tenants().Ensure(t.Context(), key.DefaultTenant)
 	})
 	ok(t, err)
 	log := eventlog.New(db, eventlog.Options{})
 	t.Cleanup(func() { ok(t, log.Close()) })
 	c := core.New(core.Config{Store: db, Audit: audit.New(log, audit.Options{})})
 	t.Cleanup(func() { ok(t, c.Close()) })
-	return tenants.New(c), guard.WithPrincipal(t.Context(), key.Peer(core.DefaultTenant, 0))
+	return tenants.New(c), guard.WithPrincipal(t.Context(), key.Peer(key.DefaultTenant, 0))
 }
 
 func ok(t *testing.T, err error) {
@@ -140,8 +140,8 @@ func TestTenants(t *testing.T) {
 	}
 	all, err := s.Tenants(owner)
 	ok(t, err)
-	if len(all) != 2 || all[0].ID != "acme" || all[1].ID != core.DefaultTenant {
-		t.Errorf("Tenants() = %+v, want acme and %s", all, core.DefaultTenant)
+	if len(all) != 2 || all[0].ID != "acme" || all[1].ID != key.DefaultTenant {
+		t.Errorf("Tenants() = %+v, want acme and %s", all, key.DefaultTenant)
 	}
 }
 
@@ -157,5 +157,5 @@ func TestMeterExec(t *testing.T) {
 		t.Errorf("try again after %v (%t), want 1s", after, known)
 	}
 	ok(t, s.MeterExec(s.WithLimits(t.Context(), sandbox.Limits{}), "acme"))
-	ok(t, s.MeterExec(t.Context(), core.DefaultTenant))
+	ok(t, s.MeterExec(t.Context(), key.DefaultTenant))
 }

@@ -93,7 +93,7 @@ func (s *Service) load(ctx context.Context, box *control.Sandbox, h store.Held, 
 	r, out := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
-		err := tree.PackOwned(ctx, out, dir, path.Base(at))
+		_, err := tree.PackOwned(ctx, out, dir, path.Base(at))
 		_ = out.CloseWithError(err)
 		packed <- err
 	}()

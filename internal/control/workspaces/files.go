@@ -18,24 +18,21 @@ import (
 
 // EnterWorkspace returns a workspace of any tenant, and the context for requests
 // that carry the token of the workspace, which may only use its files. The caller
-// checks the token.
-func (s *Service) EnterWorkspace(ctx context.Context, id string) (context.Context, sandbox.Workspace, error) {
-	const op = ops.WorkspaceEnter
-	var tenant store.Tenant
+// checks the token. The token has the rights of the key that it was given to,
+// and ends with that key.
+func (s *Service) EnterWorkspace(ctx context.Context, id, keyID string) (context.Context, sandbox.Workspace, error) {
+	var who key.Principal
 	w, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Workspace, error) {
 		w, err := tx.Operator().WorkspaceByID(ctx, id)
 		if err == nil {
-			tenant, err = tx.Tenants().Get(ctx, w.Tenant)
+			who, err = s.access.Find(ctx, tx, w.Tenant, keyID)
 		}
 		return w, err
 	})
-	switch {
-	case err != nil:
-		return ctx, w.Workspace, core.Named(op, err)
-	case !tenant.Disabled.IsZero():
-		return ctx, w.Workspace, &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: string(op), Subject: id, Message: "the tenant is disabled"}
+	if err != nil {
+		return ctx, w.Workspace, core.Named(ops.WorkspaceEnter, err)
 	}
-	return s.access.KeepAlive(ctx, key.Holder(w.Tenant, w.ID), w.Tenant, ""), w.Workspace, nil
+	return s.access.KeepAlive(ctx, who.Files(w.ID), w.Tenant, keyID), w.Workspace, nil
 }
 
 // ReadWorkspace calls do with the working directory of a workspace: what its

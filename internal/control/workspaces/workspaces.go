@@ -52,6 +52,8 @@ type Access interface {
 	// KeepAlive returns a context for requests of who. It ends when the key with that
 	// ID is revoked, or the tenant is disabled. Without a key, keyID is empty.
 	KeepAlive(ctx context.Context, who key.Principal, tenant, keyID string) context.Context
+	// Find returns the principal of a key, or CodeUnauthorized if it has ended.
+	Find(ctx context.Context, tx *store.Tx, tenant, keyID string) (key.Principal, error)
 }
 
 // Service manages the workspaces of all tenants. It is safe for concurrent use.

@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -33,8 +34,12 @@ type agent struct {
 	links  links
 	bounds bounds
 
+	generation generation  // of process 1 of a sandbox
+	restored   atomic.Bool // since the guest was configured
+
 	mu       sync.Mutex
 	defaults wire.Defaults
+	identity identity
 	memory   string // file that stores the defaults; empty: they are not stored
 
 	unready error // why commands cannot run; nil if they can
@@ -185,6 +190,8 @@ func (a *agent) handle(op *wire.Op) {
 		err = a.resize(d)
 	case wire.Dial:
 		err = a.dial(op, d)
+	case wire.ShowLimits:
+		err = a.bounds.show()
 	case wire.Prewarm:
 		err = a.prewarm(op.Request)
 	default:
@@ -205,8 +212,13 @@ func (a *agent) configure(d *wire.Decoder) error {
 		return err
 	}
 	if os.Getpid() == 1 {
-		if err := errors.Join(a.unready, name(def.Hostname)); err != nil {
+		if err := errors.Join(a.unready, name(def.Hostname), a.bounds.show()); err != nil {
 			return fail(sandbox.CodeUnavailable, "", "the sandbox cannot be prepared: "+err.Error())
+		}
+		if def.Hostname != "" {
+			a.mu.Lock()
+			a.identity.write(def.Hostname)
+			a.mu.Unlock()
 		}
 	}
 	if def.Workdir == "" {
@@ -225,6 +237,9 @@ func (a *agent) configure(d *wire.Decoder) error {
 	a.mu.Lock()
 	a.defaults = def
 	a.mu.Unlock()
+	if a.restored.Swap(false) {
+		a.runHooks()
+	}
 	return nil
 }
 

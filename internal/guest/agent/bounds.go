@@ -120,7 +120,35 @@ func (b *bounds) startAfresh(attr *spawn.Attr, start func() (int, error)) (int, 
 	}
 	b.group.Close()
 	b.group = fresh
+	_ = b.copyLimits() // for programs that read them
 	return pid, nil
+}
+
+// show copies the limits of the sandbox to the commands' group, where programs
+// read them.
+func (b *bounds) show() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.group == nil {
+		return nil
+	}
+	return b.copyLimits()
+}
+
+func (b *bounds) copyLimits(names ...string) error {
+	if names == nil {
+		names = []string{"cpu.max", "memory.max", "pids.max"}
+	}
+	for _, name := range names {
+		limit, err := readIn(b.own, name)
+		if err == nil {
+			err = writeIn(b.group, name, limit)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // still runs f while processes in the group cannot fork.
@@ -129,9 +157,23 @@ func (b *bounds) still(f func()) {
 	defer b.mu.Unlock()
 	if b.group != nil {
 		_ = writeIn(b.group, "pids.max", "0")
-		defer func() { _ = writeIn(b.group, "pids.max", "max") }()
+		defer func() { _ = b.copyLimits("pids.max") }()
 	}
 	f()
+}
+
+func readIn(dir *os.File, name string) (string, error) {
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", fmt.Errorf("reading %s of a control group: %w", name, err)
+	}
+	defer unix.Close(fd)
+	b := make([]byte, 64) // two numbers
+	n, err := unix.Read(fd, b)
+	if err != nil {
+		return "", fmt.Errorf("reading %s of a control group: %w", name, err)
+	}
+	return string(b[:n]), nil
 }
 
 func writeIn(dir *os.File, name, text string) error {

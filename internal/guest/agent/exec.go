@@ -279,9 +279,9 @@ func (a *agent) foreground(op *wire.Op, p *proc) error {
 		err := pump(f, func(frame []byte) error { return op.SendFrame(lane, frame) })
 		select {
 		case <-op.Over():
-			<-p.done
-			if err != nil && p.endedItself() {
-				// Orphans of the command may continue to write. Discard their output.
+			if err != nil {
+				// A command that is hung up may write until it has ended, and so may the
+				// orphans of one that ended by itself. Discard their output.
 				_ = pump(f, func(frame []byte) error { wire.PutFrame(frame); return nil })
 			}
 		default:
@@ -300,7 +300,7 @@ func (a *agent) foreground(op *wire.Op, p *proc) error {
 	select {
 	case <-p.done:
 	case <-op.Over():
-		p.drop()
+		p.hangUp()
 		<-p.done
 	}
 	err := a.sayExit(op, p)

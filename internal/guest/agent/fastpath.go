@@ -69,7 +69,7 @@ func (a *agent) endsSilent(op *wire.Op, p *proc) bool {
 		return false // input may come now
 	}
 	if p.seat == nil {
-		defer p.killOn(op.Over())()
+		defer p.hangUpOn(op.Over())()
 	}
 	return a.ends(p, firstWords, p.io.raw[:]...)
 }
@@ -116,14 +116,14 @@ func (a *agent) ends(p *proc, most time.Duration, streams ...int) bool {
 	return true
 }
 
-// killOn kills a command when over is closed, until stop is called.
-func (p *proc) killOn(over <-chan struct{}) (stop func()) {
+// hangUpOn hangs a command up when over is closed, until stop is called.
+func (p *proc) hangUpOn(over <-chan struct{}) (stop func()) {
 	done, finished := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(finished)
 		select {
 		case <-over:
-			p.drop()
+			p.hangUp()
 		case <-done:
 		}
 	}()

@@ -169,12 +169,12 @@ func (a *agent) left(p *proc, who *caller) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.who == who && s.timer == nil && !s.over {
-		s.timer = time.AfterFunc(s.hold, func() { a.abandon(p, who) })
+		s.timer = time.AfterFunc(s.hold, func() { a.abandon(p, who, p.hangUp) })
 	}
 }
 
-// abandon ends a command whose last caller did not return.
-func (a *agent) abandon(p *proc, last *caller) {
+// abandon ends a command whose last caller did not return, or does not need it.
+func (a *agent) abandon(p *proc, last *caller, end func()) {
 	s := p.seat
 	s.mu.Lock()
 	if s.who != last || s.over {
@@ -186,11 +186,11 @@ func (a *agent) abandon(p *proc, last *caller) {
 		s.timer.Stop()
 	}
 	s.mu.Unlock()
-	p.drop()
+	end()
 	s.forget()
 }
 
-// letGo ends a command with a Hold at its caller's request.
+// letGo kills a foreground command at its caller's request.
 func (a *agent) letGo(d *wire.Decoder) error {
 	id := d.String()
 	if err := d.End(); err != nil {
@@ -200,13 +200,17 @@ func (a *agent) letGo(d *wire.Decoder) error {
 	if err != nil {
 		return err
 	}
-	if p.seat == nil || p.seat.hold == 0 {
-		return fail(sandbox.CodeConflict, id, "the process is not held")
+	switch {
+	case p.seat == nil:
+		p.dropSoon()
+		return nil
+	case p.seat.hold == 0:
+		return fail(sandbox.CodeConflict, id, "the process runs in the background")
 	}
 	p.seat.mu.Lock()
 	who := p.seat.who
 	p.seat.mu.Unlock()
-	a.abandon(p, who)
+	a.abandon(p, who, p.dropSoon)
 	return nil
 }
 

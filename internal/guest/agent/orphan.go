@@ -19,16 +19,13 @@ import (
 // killed. Their descendants are not listed.
 
 // orphanID identifies a process by its number and start time, which are never
-// reused together.
+// reused together. See also sandbox.ProcessInfo.LeftBehind.
 func orphanID(st procStat) string {
 	return "o" + strconv.Itoa(st.pid) + "." + strconv.FormatInt(st.start, 36)
 }
 
 // isOrphanID reports whether an ID could be an orphan's.
-func isOrphanID(id string) bool {
-	_, rest, ok := strings.Cut(id, "o")
-	return ok && strings.HasPrefix(id, "o") && strings.Contains(rest, ".")
-}
+func isOrphanID(id string) bool { return sandbox.ProcessInfo{ID: id}.LeftBehind() }
 
 // orphans lists the running orphans.
 func (a *agent) orphans() []procStat {

@@ -34,7 +34,7 @@ type proc struct {
 	mu      sync.Mutex
 	info    sandbox.ProcessInfo
 	timeout bool // it exceeded its timeout
-	dropped bool // its caller gave it up or killed it while it ran
+	dropped bool // its caller gave it up, killed it or was lost while it ran
 	alone   bool // it left no processes behind
 	timer   *time.Timer
 }
@@ -106,14 +106,65 @@ func (p *proc) expire() {
 // drop ends a command that its client gave up, with all its processes. It does
 // not affect the orphans of a command that has ended.
 func (p *proc) drop() {
+	if p.giveUp() {
+		p.killTree()
+	}
+}
+
+// dropSoon is drop, but returns when the command can no longer be hung up
+// instead.
+func (p *proc) dropSoon() {
+	if p.giveUp() {
+		go p.killTree()
+	}
+}
+
+// giveUp records that a command's client gave it up. It reports whether the
+// command runs.
+func (p *proc) giveUp() bool {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	if !p.info.Running || p.pid == 0 {
+		return false
+	}
+	p.dropped = true
+	return true
+}
+
+// hangUpGrace is how long a command that was hung up may take to end.
+const hangUpGrace = 10 * time.Second
+
+// hangUp ends a command whose caller is gone, as the loss of a terminal would:
+// all its processes get SIGHUP, and SIGCONT in case they are stopped. What still
+// runs when the command has ended, or after hangUpGrace, is killed. It returns
+// at once, and does not affect the orphans of a command that has ended.
+func (p *proc) hangUp() {
+	p.mu.Lock()
+	if !p.info.Running || p.pid == 0 || p.dropped {
 		p.mu.Unlock()
 		return
 	}
 	p.dropped = true
+	all := p.tree()
+	for _, q := range all {
+		_ = syscall.Kill(q.pid, syscall.SIGHUP)
+		_ = syscall.Kill(q.pid, syscall.SIGCONT)
+	}
+	if len(all) == 0 { // there is no /proc
+		_ = p.killGroup(syscall.SIGHUP)
+		_ = p.killGroup(syscall.SIGCONT)
+	}
 	p.mu.Unlock()
-	p.killTree()
+	go func() {
+		late := time.NewTimer(hangUpGrace)
+		defer late.Stop()
+		select {
+		case <-p.done:
+			p.killRest(all)
+		case <-late.C:
+			p.killTree()
+		}
+	}()
 }
 
 // endedItself reports whether the command ended by itself, and not because of

@@ -35,6 +35,8 @@ func (a *agent) awaitRestores() {
 		}
 		a.links.closeAll()
 		renewIdentity()
+		a.generation.renew()
+		a.restored.Store(true)
 		link, err := openFirstLink()
 		if err != nil {
 			continue
@@ -52,8 +54,9 @@ func (a *agent) awaitRestores() {
 
 const machineID = "/etc/machine-id"
 
-// renewIdentity gives a copy of a sandbox a new machine ID. Randomness needs no
-// change: the kernel's generator is not a part of a snapshot.
+// renewIdentity gives a copy of a sandbox a new machine ID. The kernel's
+// randomness needs no change: its generator is not a part of a snapshot. What
+// programs keep in memory is up to them: see generation.
 func renewIdentity() {
 	st := unix.Stat_t{}
 	if unix.Lstat(machineID, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != 33 {

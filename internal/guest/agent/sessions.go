@@ -74,8 +74,35 @@ func (p *proc) killTree() {
 		return
 	}
 	found := map[int]bool{p.pid: true}
+	killAll(p.within, func(all []procStat) []procStat { return below(all, found, p.inSession) })
+}
+
+// inSession reports whether a process is in a session of the command.
+func (p *proc) inSession(q procStat) bool { return q.session == p.group || q.session == p.pid }
+
+// tree lists every process of the command's sessions and every descendant.
+func (p *proc) tree() []procStat {
+	if p.pid <= 1 {
+		return nil
+	}
+	return below(processes(), map[int]bool{p.pid: true}, p.inSession)
+}
+
+// killRest ends the processes of a command that has ended: those of its sessions,
+// those that were listed while it ran, and their descendants.
+func (p *proc) killRest(listed []procStat) {
+	started := make(map[int]int64, len(listed))
+	for _, q := range listed {
+		if q.pid != p.pid {
+			started[q.pid] = q.start
+		}
+	}
+	found := map[int]bool{}
 	killAll(p.within, func(all []procStat) []procStat {
-		return below(all, found, func(q procStat) bool { return q.session == p.group || q.session == p.pid })
+		return below(all, found, func(q procStat) bool {
+			start, ok := started[q.pid]
+			return ok && start == q.start || q.session == p.group
+		})
 	})
 }
 

@@ -18,6 +18,7 @@ import (
 func (a *agent) moveIn() error {
 	uncoverTmp()
 	hideProgram()
+	a.generation.establish()
 	if err := a.bounds.establish(); err != nil {
 		return err
 	}

@@ -49,8 +49,21 @@ func (a *agent) openStdio(s *stdio, c *sandbox.Command, acc account) (ends, erro
 	if err != nil {
 		closeFDs(e.own)
 		s.close()
+		return e, err
 	}
-	return e, err
+	a.giveAway(e.own, acc)
+	return e, nil
+}
+
+// giveAway makes a command's user the owner of pipes. Without it, opening
+// /dev/stdout by name would need root.
+func (a *agent) giveAway(fds []int, acc account) {
+	if !a.self.root || acc.uid == a.self.uid {
+		return
+	}
+	for _, fd := range fds {
+		_ = unix.Fchown(fd, int(acc.uid), -1)
+	}
 }
 
 // openInput creates the input, or one at its end: the shared /dev/null, or a

@@ -163,6 +163,7 @@ const (
 	LetGo
 	Prewarm
 	Describe
+	ShowLimits
 )
 
 // isBulk reports whether an operation moves whole files.

@@ -14,6 +14,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/offline"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -98,7 +99,13 @@ func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}
-	defer p.Close()
+	defer func() {
+		if ctx.Err() != nil {
+			detach(p) // the caller is gone
+			return
+		}
+		_ = p.Close()
+	}()
 	if cmd.Background {
 		// Input that the command does not read is dropped when the caller stops
 		// waiting.
@@ -112,7 +119,26 @@ func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
 		limit = defaultOutput
 	}
 	out, err := collect(ctx, p, input, limit)
+	if err == nil {
+		out.Body.Hint = hint(box, &out.Body)
+	}
 	return out, a.problem(ctx, err)
+}
+
+// hint returns how to allow hosts if a command says that it could not reach one.
+func hint(box Box, r *ExecResult) string {
+	if r.Exit.Code == 0 {
+		return ""
+	}
+	for _, o := range []*Output{r.Stderr, r.Stdout} {
+		if s := new(offline.Scanner); o != nil && o.Encoding == "utf-8" {
+			_, _ = io.WriteString(s, o.Data)
+			if s.Found() {
+				return offline.Hint(box.HasNetwork(), "network.egress of the sandbox, such as [\"files.example.com\"]")
+			}
+		}
+	}
+	return ""
 }
 
 // collect runs a command to its end.

@@ -41,6 +41,8 @@ type listOutputBody struct {
 	Next      string            `json:"next,omitempty" doc:"the cursor of the next page; empty at the end"`
 }
 
+type networkOutput struct{ Body sandbox.Network }
+
 type exitOutput struct{ Body sandbox.Exit }
 
 func (a *API) sandboxes() {
@@ -53,6 +55,11 @@ func (a *API) sandboxes() {
 		func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
 			s, err := a.services.Sandboxes.Get(ctx, in.Ref)
 			return &sandboxOutput{Status: http.StatusOK, Body: s}, a.problem(ctx, err)
+		})
+	huma.Register(a.huma, operation("getNetwork", http.MethodGet, "/v1/sandboxes/{ref}/network", "Sandboxes", "Get which hosts a sandbox may reach"),
+		func(ctx context.Context, in *SandboxRef) (*networkOutput, error) {
+			n, err := a.services.Sandboxes.Network(ctx, in.Ref)
+			return &networkOutput{n}, a.problem(ctx, err)
 		})
 	remove := operation("removeSandbox", http.MethodDelete, "/v1/sandboxes/{ref}", "Sandboxes", "Remove a sandbox with everything in it; removing it again is success")
 	remove.DefaultStatus = http.StatusNoContent

@@ -34,6 +34,8 @@ type Services struct {
 	Providers      Providers
 	Machine        Machine
 	Ports          Ports
+	Streams        Streams
+	Desktops       Desktops
 	PublishedPorts PublishedPorts
 	Templates      Templates
 	Policies       Policies
@@ -61,6 +63,8 @@ type Sandboxes interface {
 	Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Sandbox, error)
 	Wait(ctx context.Context, ref string) (sandbox.Exit, error)
 	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
+	// Network returns which hosts a sandbox may reach.
+	Network(ctx context.Context, ref string) (sandbox.Network, error)
 }
 
 // Processes opens running sandboxes.
@@ -83,6 +87,8 @@ type Keys interface {
 	CreateKey(ctx context.Context, k sandbox.NewKey) (sandbox.Key, error)
 	Keys(ctx context.Context) ([]sandbox.Key, error)
 	RevokeKey(ctx context.Context, id string) error
+	// Caller returns who makes the request. Everybody may ask.
+	Caller(ctx context.Context) (sandbox.Caller, error)
 }
 
 // Profiles manages egress profiles.
@@ -165,6 +171,10 @@ type Machine interface {
 	// DisableE2B ends that. Both are for the owner of the machine.
 	EnableE2B(ctx context.Context, s sandbox.E2BSettings) (sandbox.E2BPlace, error)
 	DisableE2B(ctx context.Context) error
+	// OpenConsole makes the daemon serve the web console, now and after later
+	// starts, and returns a link that signs in once. It is for the owner of the
+	// machine.
+	OpenConsole(ctx context.Context, s sandbox.ConsoleSettings) (sandbox.ConsoleLink, error)
 	// EgressSettings returns fingerprints of the owner's settings for all networks.
 	// It is for the owner of the machine.
 	EgressSettings(ctx context.Context) (map[string]string, error)
@@ -176,6 +186,8 @@ type Machine interface {
 type Box interface {
 	ID() sandbox.ID
 	Name() string
+	// HasNetwork reports whether it may reach anything. Rules decide what.
+	HasNetwork() bool
 	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
 	driver.ProcessManager
 	driver.Rejoiner

@@ -154,7 +154,7 @@ func (a *API) sessions() {
 	huma.Register(a.huma, remove, func(ctx context.Context, in *SessionRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Sessions.Remove(ctx, in.Ref))
 	})
-	huma.Register(a.huma, operation("sessionUsage", http.MethodGet, "/v1/usage", "Sessions", "Get how long the sandboxes of sessions existed"),
+	huma.Register(a.huma, operation("sessionUsage", http.MethodGet, "/v1/usage", "Sessions", "Get how long sandboxes ran, with those of sessions"),
 		func(ctx context.Context, in *usageInput) (*sessionUsageOutput, error) {
 			out := &sessionUsageOutput{}
 			got, err := a.services.Sessions.Usage(ctx, in.By, in.From, in.To)
@@ -221,7 +221,7 @@ func (a *API) holders() {
 
 // routed are the resources of a sandbox that a session has too.
 var routed = []string{
-	"exec", "processes", "files", "ports", "port-tokens", "usage", "wait", "fork", "snapshots", "pause", "resume", "stop", "start",
+	"exec", "processes", "files", "ports", "streams", "computer", "desktop", "port-tokens", "usage", "wait", "fork", "snapshots", "pause", "resume", "stop", "start",
 }
 
 // routes registers the routed resources. Each request goes to the sandbox that
@@ -253,7 +253,7 @@ func (a *API) route(w http.ResponseWriter, r *http.Request) {
 	}
 	defer done()
 	w.Header().Set(EpochHeader, strconv.FormatInt(now, 10))
-	a.mux.ServeHTTP(w, rewritten(r, string(id), rest))
+	a.mux.ServeHTTP(w, rewritten(withRoute(r, r.PathValue("ref"), now), string(id), rest))
 }
 
 func requestEpoch(r *http.Request) (int64, error) {

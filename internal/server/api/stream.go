@@ -121,7 +121,8 @@ func (a *API) tellCut(ctx context.Context, link *stream.Link) {
 	}
 }
 
-// detach releases a process whose caller lost its connection and may reconnect.
+// detach releases a process whose caller is gone. One with a hold waits for the
+// caller to reconnect; any other foreground command is hung up.
 func detach(p driver.Process) {
 	if d, ok := driver.As[driver.Detacher](p); ok {
 		_ = d.Detach()

@@ -61,6 +61,7 @@ type ExecResult struct {
 	Exit    *sandbox.Exit       `json:"exit,omitempty"`
 	Stdout  *Output             `json:"stdout,omitempty"`
 	Stderr  *Output             `json:"stderr,omitempty"`
+	Hint    string              `json:"hint,omitempty" doc:"how to allow hosts, if the command failed and its output says that a host could not be reached"`
 }
 
 // Output is the beginning of an output stream.

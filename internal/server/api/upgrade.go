@@ -9,12 +9,16 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
+// subprotocol is accepted from clients that offer it. A browser that offers any,
+// such as one with a page's credentials, needs one to be accepted.
+const subprotocol = "atoll"
+
 // Upgrade upgrades the connection of a request to a WebSocket. Package server
 // has checked the Origin header already. A nil WebSocket without an error means
 // that the connection was lost; an error is a *Problem.
 func Upgrade(w http.ResponseWriter, r *http.Request) (*websocket.Conn, error) {
 	answer := &handshake{ResponseWriter: w}
-	ws, err := websocket.Accept(answer, r, &websocket.AcceptOptions{InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
+	ws, err := websocket.Accept(answer, r, &websocket.AcceptOptions{Subprotocols: []string{subprotocol}, InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
 	if err != nil && answer.status != 0 {
 		return nil, &Problem{
 			Status: answer.status, Title: http.StatusText(answer.status), Code: sandbox.CodeInvalid,

@@ -92,7 +92,7 @@ func (h *Handler) exec(w http.ResponseWriter, r *http.Request, c *call) error {
 	if err != nil {
 		return err
 	}
-	defer p.Close() // kills the command if the caller has disconnected
+	defer leave(r.Context(), p)
 	_ = p.Stdin().Close()
 	s := begin(w)
 	exit, err := s.follow(ctx, p)
@@ -104,6 +104,16 @@ func (h *Handler) exec(w http.ResponseWriter, r *http.Request, c *call) error {
 	}
 	h.sayEnd(r.Context(), s, exit, err)
 	return nil
+}
+
+// leave releases a process. It is hung up if its caller has disconnected, unless
+// it runs in the background, and killed if something else ended ctx.
+func leave(ctx context.Context, p driver.Process) {
+	if d, ok := driver.As[driver.Detacher](p); ok && ctx.Err() != nil {
+		_ = d.Detach()
+		return
+	}
+	_ = p.Close()
 }
 
 // inSession applies the directory and the environment of a session to a

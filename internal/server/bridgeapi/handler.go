@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/atoll-run/atoll/internal/keyed"
+	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/server/portproxy"
 )
@@ -133,6 +134,10 @@ var validID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`
 // because http.ServeMux would redirect file paths that are not clean.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h.tunnels.serve(h, w, r) {
+		return
+	}
+	if server.ForeignOrigin(r) {
+		h.fail(w, r, &problem{http.StatusForbidden, "web pages of other origins may not call this API", codeForbidden}, codeForbidden)
 		return
 	}
 	rest, ok := strings.CutPrefix(r.URL.EscapedPath(), "/v1/sandbox/")

@@ -60,6 +60,9 @@ func (h *Handler) pty(w http.ResponseWriter, r *http.Request, c *call) error {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return invalid("WebSocket upgrade required")
 	}
+	if err := h.services.MayRun(r.Context()); err != nil { // after the upgrade there is no status
+		return err
+	}
 	q := r.URL.Query()
 	session, err := sessionOf(r)
 	if err != nil {
@@ -213,7 +216,7 @@ func (t *terminal) start(ctx context.Context, box Box, cmd sandbox.Command) (p d
 // attach connects the client with a program until it has ended or the client is
 // gone.
 func (t *terminal) attach(ctx context.Context, cancel func(), p driver.Process, first []byte) error {
-	defer p.Close() // which kills it if the client is gone, but for that of a session
+	defer leave(ctx, p) // but for that of a session, which runs in the background
 	in := newInput(p.Stdin())
 	defer in.close()
 	if len(first) > 0 {

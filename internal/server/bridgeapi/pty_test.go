@@ -81,6 +81,7 @@ func (p *stubProcess) Close() error {
 func serve(t *testing.T, box Box, opts Options) string {
 	opts.Logger = slog.New(slog.DiscardHandler)
 	h := New(Services{
+		MayRun: func(context.Context) error { return nil },
 		Authenticate: func(ctx context.Context, key string) (context.Context, string, error) {
 			if key != "key" {
 				return nil, "", &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "missing API key"}

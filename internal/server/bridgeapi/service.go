@@ -25,6 +25,9 @@ type Services struct {
 	Authenticate func(ctx context.Context, key string) (_ context.Context, tenant string, err error)
 	// Open returns a running sandbox. A paused sandbox is resumed first.
 	Open func(ctx context.Context, ref string) (Box, error)
+	// MayRun returns CodeDenied, and records that, if the caller may not run commands
+	// in sandboxes.
+	MayRun func(ctx context.Context) error
 	// HasImage reports whether an image is on this machine.
 	HasImage  func(ctx context.Context, ref string) (bool, error)
 	Sandboxes Sandboxes
@@ -58,7 +61,7 @@ type Ports interface {
 // key. This package checks the address.
 type Entrance interface {
 	// Enter returns a sandbox of any tenant, and the context for its own requests.
-	Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error)
+	Enter(ctx context.Context, id sandbox.ID, keyID string) (context.Context, sandbox.Sandbox, error)
 }
 
 // Templates gives access to the templates of a tenant.

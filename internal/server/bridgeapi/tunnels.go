@@ -94,7 +94,7 @@ func (t *tunnels) serve(h *Handler, w http.ResponseWriter, r *http.Request) bool
 		return true
 	}
 	port, id := uint16(number), sandbox.ID(m[2])
-	ctx, s, err := t.entrance.Enter(r.Context(), id)
+	ctx, s, err := t.entrance.Enter(r.Context(), id, "")
 	if err != nil && sandbox.CodeOf(err) == sandbox.CodeUnavailable {
 		h.fail(w, r, err, codeTunnel)
 		return true

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -28,7 +29,7 @@ type victims struct {
 	addr map[string]string
 }
 
-func (v *victims) Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error) {
+func (v *victims) Enter(ctx context.Context, id sandbox.ID, _ string) (context.Context, sandbox.Sandbox, error) {
 	if v.addr[string(id)] == "" {
 		return ctx, sandbox.Sandbox{}, &sandbox.Error{Code: sandbox.CodeNotFound, Message: "no such sandbox"}
 	}
@@ -38,6 +39,16 @@ func (v *victims) Enter(ctx context.Context, id sandbox.ID) (context.Context, sa
 	}
 	return ctx, s, nil
 }
+
+func (v *victims) Keys(context.Context, sandbox.ID) ([]string, error) {
+	return []string{"key"}, nil
+}
+
+// anything are the rights of a key that may do everything.
+type anything struct{}
+
+func (anything) Key(context.Context) string                      { return "key" }
+func (anything) Allow(context.Context, sandbox.ID, ops.Op) error { return nil }
 
 func (v *victims) Mounted(context.Context, sandbox.ID) ([]sandbox.WorkspaceMount, error) {
 	return nil, nil
@@ -106,7 +117,7 @@ func attacked(t *testing.T) (v *victims, h *Handler, addr string) {
 	refuse := func(ctx context.Context, _ string) (context.Context, string, error) {
 		return ctx, "", unauthorized("no")
 	}
-	h = New(Services{Authenticate: refuse, Entrance: v, Ports: v}, Options{Secret: make([]byte, 32), Uploads: t.TempDir()})
+	h = New(Services{Authenticate: refuse, Entrance: v, Ports: v, Rights: anything{}}, Options{Secret: make([]byte, 32), Uploads: t.TempDir()})
 	s := httptest.NewServer(h)
 	t.Cleanup(func() {
 		s.Close()
@@ -146,8 +157,8 @@ func TestAttackE2BKeysAtPorts(t *testing.T) {
 	v, h, addr := attacked(t)
 	atollKey := "atoll_0123456789abcdef_secretsecretsecretsecret"
 	e2bKey := envd.Key(atollKey)
-	token := h.tokens.envd("sb-one")
-	secrets := []string{atollKey, e2bKey, token, h.tokens.traffic("sb-one")}
+	token := h.tokens.envd("sb-one", "key")
+	secrets := []string{atollKey, e2bKey, token, h.tokens.traffic("sb-one", "key")}
 	for _, header := range []string{
 		"X-API-Key: " + e2bKey, "x-api-key: " + atollKey, "X-Api-Key: x\r\nX-Api-Key: " + e2bKey,
 		"Authorization: Bearer " + e2bKey, "Authorization: bearer   " + atollKey, "Authorization: " + e2bKey,
@@ -307,7 +318,7 @@ func (s *slow) Read([]byte) (int, error) {
 // TestAttackE2BUploadTwice uses a one-time upload URL twice at once.
 func TestAttackE2BUploadTwice(t *testing.T) {
 	services := &Services{Authenticate: func(ctx context.Context, _ string) (context.Context, string, error) { return ctx, "", nil }}
-	h := &buildAPI{common: &common{opts: Options{Now: time.Now, Logger: slog.New(slog.DiscardHandler), Uploads: t.TempDir()}}, services: services, builds: newBuilds()}
+	h := &buildAPI{common: &common{rights: anything{}, opts: Options{Now: time.Now, Logger: slog.New(slog.DiscardHandler), Uploads: t.TempDir()}}, services: services, builds: newBuilds()}
 	h.uploads = uploads{h.opts.Uploads}
 	defer h.builds.close()
 	name, err := h.tickets.add("key", "", strings.Repeat("ab", 32), time.Now())

@@ -99,7 +99,7 @@ func (s *commands) find(ctx context.Context, box Box, sel *envd.ProcessSelector)
 }
 
 func (s *commands) reconnect(ctx context.Context, box Box, pid uint32) (*command, error) {
-	all, err := box.Processes(ctx)
+	all, err := box.Processes(targetOf(ctx).own)
 	if err != nil {
 		return nil, err
 	}

@@ -9,13 +9,16 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // target is the sandbox of a request of the data plane.
 type target struct {
 	sandbox.Sandbox
-	token string
+	refused error           // why the caller has no access to the data plane
+	own     context.Context // for the daemon's own work in the sandbox
 }
 
 type targetKey struct{}
@@ -38,7 +41,8 @@ func (h *common) notRunning(w http.ResponseWriter, id sandbox.ID) {
 
 // enter serves a port of a sandbox.
 func (h *Handler) enter(w http.ResponseWriter, r *http.Request, id sandbox.ID, port uint16) {
-	ctx, s, err := h.entrance.Enter(r.Context(), id)
+	keyID, refused := h.bearer(r, id, port)
+	ctx, s, err := h.entrance.Enter(r.Context(), id, keyID)
 	switch code := sandbox.CodeOf(err); {
 	case code == sandbox.CodeNotFound || code == sandbox.CodeGone || err == nil && !reachable(&s, r, port):
 		h.notRunning(w, id)
@@ -48,11 +52,58 @@ func (h *Handler) enter(w http.ResponseWriter, r *http.Request, id sandbox.ID, p
 		return
 	}
 	if port != envdPort {
-		h.ports.show(w, r.WithContext(ctx), &s, port)
+		h.ports.show(w, r.WithContext(ctx), &s, port, keyID)
 		return
 	}
-	ctx = context.WithValue(ctx, targetKey{}, &target{s, h.tokens.envd(id)})
+	own, _, err := h.entrance.Enter(ctx, id, "")
+	if err != nil {
+		h.fail(w, r, err)
+		return
+	}
+	ctx = context.WithValue(ctx, targetKey{}, &target{s, refused, own})
+	defer server.CutOff(ctx, w, r)()
 	h.envd.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// bearer returns the key whose token a request carries. Without a key, err is
+// why the request has no access to the data plane.
+func (h *Handler) bearer(r *http.Request, id sandbox.ID, port uint16) (keyID string, err error) {
+	given := r.Header.Get(headerToken)
+	if port != envdPort {
+		return h.ports.bearer(r, id, port), nil
+	}
+	if keyID, ok := h.tokens.keyOf(forEnvd, string(id), given); ok {
+		return keyID, nil
+	}
+	switch {
+	case r.URL.Path != "/files":
+		return "", unauthorized("missing or wrong access token")
+	case given != "":
+		return "", unauthorized("access token present in header but does not match")
+	}
+	return h.signer(r, id)
+}
+
+// signer returns the key with whose token a URL was signed.
+func (h *Handler) signer(r *http.Request, id sandbox.ID) (string, error) {
+	operation := "read"
+	if r.Method == http.MethodPost {
+		operation = "write"
+	}
+	if r.URL.Query().Get("signature") == "" {
+		return "", unauthorized("missing signature query parameter")
+	}
+	keys, err := h.entrance.Keys(r.Context(), id)
+	if err != nil {
+		return "", err
+	}
+	for _, keyID := range keys {
+		err := checkSignature(h.tokens.envd(id, keyID), operation, r.URL.Query(), h.opts.Now())
+		if err == nil || err == errExpired {
+			return keyID, err
+		}
+	}
+	return "", unauthorized("invalid signature")
 }
 
 // reachable reports whether a request can be served. A paused sandbox that wakes
@@ -73,18 +124,17 @@ func (h *Handler) unnamed(w http.ResponseWriter, r *http.Request) {
 		h.fail(w, r, err)
 		return
 	}
-	given, operation := r.Header.Get(headerToken), "read"
-	if r.Method == http.MethodPost {
-		operation = "write"
-	}
+	given := r.Header.Get(headerToken)
 	expired := false
 	for _, id := range ids {
-		token, err := h.tokens.envd(id), error(nil)
-		if given == "" {
-			err = checkSignature(token, operation, r.URL.Query(), h.opts.Now())
-			expired = expired || err == errExpired
+		ok := false
+		if given != "" {
+			_, ok = h.tokens.keyOf(forEnvd, string(id), given)
+		} else if r.URL.Path == "/files" {
+			_, err := h.signer(r, id)
+			ok, expired = err == nil, expired || err == errExpired
 		}
-		if given != "" && same(given, token) || given == "" && r.URL.Path == "/files" && err == nil {
+		if ok {
 			h.enter(w, r, id, envdPort)
 			return
 		}
@@ -104,7 +154,7 @@ func (h *Handler) unnamed(w http.ResponseWriter, r *http.Request) {
 // dataPlane returns the handler of the services that E2B runs inside every
 // sandbox.
 func (h *Handler) dataPlane(inside *guest, metrics *metricsAPI) http.Handler {
-	files := &filesystemAPI{guest: inside, entrance: h.entrance}
+	files := &filesystemAPI{guest: inside}
 	processes := &processAPI{guest: inside}
 	h.close = append(h.close, processes.commands.close, files.watchers.close)
 	return (&envdAPI{inside, metrics, &fileAPI{inside}}).routes(processes.routes(), files.routes())
@@ -121,21 +171,25 @@ type envdAPI struct {
 func (h *envdAPI) routes(processes, filesystem http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	files := func(method, operation string, f func(http.ResponseWriter, *http.Request) error) {
-		mux.HandleFunc(method+" /files", func(w http.ResponseWriter, r *http.Request) {
-			if err := h.mayUseFiles(r, operation); err != nil {
+	files := func(route string, f func(http.ResponseWriter, *http.Request) error) {
+		mux.HandleFunc(route, func(w http.ResponseWriter, r *http.Request) {
+			if err := targetOf(r.Context()).refused; err != nil {
 				h.refuse(w, err)
 				return
 			}
-			h.answer(w, r, f(w, r))
+			err := h.allow(r.Context(), route)
+			if err == nil {
+				err = f(w, r)
+			}
+			h.answer(w, r, err)
 		})
 	}
-	files("GET", "read", h.files.download)
-	files("POST", "write", h.files.upload)
+	files("GET /files", h.files.download)
+	files("POST /files", h.files.upload)
 	secured := func(pattern string, next http.Handler) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			if !same(r.Header.Get(headerToken), targetOf(r.Context()).token) {
-				h.fail(w, r, unauthorized("missing or wrong access token"))
+			if err := targetOf(r.Context()).refused; err != nil {
+				h.fail(w, r, err)
 				return
 			}
 			next.ServeHTTP(w, r)
@@ -146,8 +200,16 @@ func (h *envdAPI) routes(processes, filesystem http.Handler) http.Handler {
 			h.answer(w, r, f(w, r))
 		})
 	}
-	secured("GET /envs", answer(h.envs))
-	secured("GET /metrics", answer(h.envdMetrics))
+	allowed := func(route string, f func(http.ResponseWriter, *http.Request) error) {
+		secured(route, answer(func(w http.ResponseWriter, r *http.Request) error {
+			if err := h.allow(r.Context(), route); err != nil {
+				return err
+			}
+			return f(w, r)
+		}))
+	}
+	allowed("GET /envs", h.envs)
+	allowed("GET /metrics", h.envdMetrics)
 	secured("/process.Process/", processes)
 	secured("/filesystem.Filesystem/", filesystem)
 	secured("/", answer(func(http.ResponseWriter, *http.Request) error {
@@ -169,22 +231,48 @@ func (h *envdAPI) answer(w http.ResponseWriter, r *http.Request, err error) {
 	}
 }
 
-// mayUseFiles checks the access token or, without one, the signature.
-func (h *envdAPI) mayUseFiles(r *http.Request, operation string) error {
-	token := targetOf(r.Context()).token
-	if given := r.Header.Get(headerToken); given != "" {
-		if !same(given, token) {
-			return unauthorized("access token present in header but does not match")
-		}
-		return nil
+// envdOps are the operations of the routes of the data plane. A route that is
+// missing here is refused.
+var envdOps = map[string]ops.Op{
+	"GET /files":   ops.FilesRead,
+	"POST /files":  ops.FilesWrite,
+	"GET /envs":    ops.ProcessExec,
+	"GET /metrics": ops.SandboxUsage,
+
+	envd.ProcessList:        ops.ProcessList,
+	envd.ProcessStart:       ops.ProcessExec,
+	envd.ProcessConnect:     ops.ProcessReconnect,
+	envd.ProcessUpdate:      ops.ProcessResize,
+	envd.ProcessSendInput:   ops.ProcessReconnect,
+	envd.ProcessStreamInput: ops.ProcessReconnect,
+	envd.ProcessCloseStdin:  ops.ProcessReconnect,
+	envd.ProcessSendSignal:  ops.ProcessSignal,
+
+	envd.FilesystemStat:             ops.FilesStat,
+	envd.FilesystemMakeDir:          ops.FilesMkdir,
+	envd.FilesystemMove:             ops.FilesMove,
+	envd.FilesystemListDir:          ops.FilesList,
+	envd.FilesystemRemove:           ops.FilesRemove,
+	envd.FilesystemCreateWatcher:    ops.FilesWatch,
+	envd.FilesystemGetWatcherEvents: ops.FilesWatch,
+	envd.FilesystemRemoveWatcher:    ops.FilesWatch,
+	envd.FilesystemWatchDir:         ops.FilesWatch,
+}
+
+// allow checks whether the caller may use a route of the data plane.
+func (h *guest) allow(ctx context.Context, route string) error {
+	op, known := envdOps[route]
+	if !known {
+		return &sandbox.Error{Code: sandbox.CodeDenied, Subject: route, Message: "no permission covers this route"}
 	}
-	return checkSignature(token, operation, r.URL.Query(), h.opts.Now())
+	return h.rights.Allow(ctx, targetOf(ctx).ID, op)
 }
 
 // guest opens the sandboxes of requests.
 type guest struct {
 	*common
 	openBox  func(ctx context.Context, ref string) (Box, error)
+	entrance Entrance
 	accounts accountCache
 }
 
@@ -294,6 +382,9 @@ func serverStream[Req, Res any](mux *http.ServeMux, procedure string, f func(con
 		if err == nil {
 			err = f(ctx, c, req.Msg, out)
 		}
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx) // the key may have ended
+		}
 		return rpcError(err)
 	}, rpcOptions()...)))
 }
@@ -318,6 +409,9 @@ type call struct {
 // call returns the sandbox and the user of a request. The client may choose any
 // user, because the access token gives access to all of them.
 func (h *guest) call(ctx context.Context, procedure string, header http.Header) (*call, error) {
+	if err := h.allow(ctx, procedure); err != nil {
+		return nil, err
+	}
 	box, err := h.open(ctx)
 	if err != nil {
 		return nil, err
@@ -328,7 +422,7 @@ func (h *guest) call(ctx context.Context, procedure string, header http.Header) 
 	if strings.HasPrefix(procedure, "/process.Process/") {
 		find = h.accounts.findLately
 	}
-	user, err := find(ctx, box, name, defaultsOf(&targetOf(ctx).Sandbox))
+	user, err := find(targetOf(ctx).own, box, name, defaultsOf(&targetOf(ctx).Sandbox))
 	if err != nil {
 		return nil, err
 	}

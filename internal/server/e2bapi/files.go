@@ -28,7 +28,7 @@ func (h *fileAPI) fileCall(r *http.Request) (*call, error) {
 	if err != nil {
 		return nil, err
 	}
-	user, err := h.accounts.findLately(r.Context(), box, r.URL.Query().Get("username"), defaultsOf(&targetOf(r.Context()).Sandbox))
+	user, err := h.accounts.findLately(targetOf(r.Context()).own, box, r.URL.Query().Get("username"), defaultsOf(&targetOf(r.Context()).Sandbox))
 	if err != nil {
 		return nil, err
 	}

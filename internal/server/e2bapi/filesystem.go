@@ -19,7 +19,6 @@ import (
 // filesystemAPI serves the filesystem service.
 type filesystemAPI struct {
 	*guest
-	entrance Entrance
 	watchers watchers
 }
 

@@ -59,6 +59,7 @@ type Handler struct {
 type common struct {
 	opts   Options
 	tokens tokens
+	rights Rights
 }
 
 // New returns a handler. The caller closes it.
@@ -72,9 +73,9 @@ func New(s Services, opts Options) *Handler {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
-	c := &common{opts, tokens{opts.Secret}}
+	c := &common{opts, tokens{opts.Secret}, s.Rights}
 	h := &Handler{common: c, entrance: s.Entrance}
-	inside := &guest{common: c, openBox: s.Open}
+	inside := &guest{common: c, openBox: s.Open, entrance: s.Entrance}
 	metrics := &metricsAPI{finder{s.Sandboxes}, s.Usage}
 	h.control = h.controlPlane(&s, metrics)
 	h.envd = h.dataPlane(inside, metrics)

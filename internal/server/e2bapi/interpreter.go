@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server/e2bapi/interpreter"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -66,6 +67,10 @@ func (e *interpreterError) Unwrap() error { return e.error }
 // startInterpreter writes the programs into a sandbox, owned by root, and starts
 // the server as the user of the code.
 func (h *portAPI) startInterpreter(ctx context.Context, id sandbox.ID) error {
+	ctx, _, err := h.entrance.Enter(ctx, id, "") // the key may not be allowed to write its files
+	if err != nil {
+		return err
+	}
 	box, err := h.openBox(ctx, string(id))
 	if err != nil {
 		return err
@@ -103,14 +108,20 @@ func (h *portAPI) startInterpreter(ctx context.Context, id sandbox.ID) error {
 	}
 }
 
-// mayInterpret reports whether a request may go to the code interpreter. Running
-// code requires the access token of the sandbox, like commands. For contexts,
+// mayInterpret checks whether a request may go to the code interpreter. Running
+// code requires a token of the sandbox whose key may run commands. For contexts,
 // the SDKs send the token for traffic; versions without that token send none,
 // and are refused.
-func (h *portAPI) mayInterpret(r *http.Request, id sandbox.ID) bool {
-	if same(r.Header.Get(headerToken), h.tokens.envd(id)) || r.Method == http.MethodGet && r.URL.Path == "/health" {
-		return true
+func (h *portAPI) mayInterpret(r *http.Request, id sandbox.ID) error {
+	if r.Method == http.MethodGet && r.URL.Path == "/health" {
+		return nil
 	}
-	contexts := r.URL.Path == "/contexts" || strings.HasPrefix(r.URL.Path, "/contexts/")
-	return contexts && same(r.Header.Get(headerTraffic), h.tokens.traffic(id))
+	_, ok := h.tokens.keyOf(forEnvd, string(id), r.Header.Get(headerToken))
+	if contexts := r.URL.Path == "/contexts" || strings.HasPrefix(r.URL.Path, "/contexts/"); !ok && contexts {
+		_, ok = h.tokens.keyOf(forTraffic, string(id), r.Header.Get(headerTraffic))
+	}
+	if !ok {
+		return unauthorized("missing or wrong access token")
+	}
+	return h.rights.Allow(r.Context(), id, ops.ProcessExec)
 }

@@ -78,7 +78,7 @@ func (h *sandboxAPI) fork(w http.ResponseWriter, r *http.Request) error {
 			out[i].Error = newProblem(err)
 			continue
 		}
-		m := h.made(&one)
+		m := h.made(r.Context(), &one)
 		out[i].Sandbox = &m
 	}
 	writeJSON(w, http.StatusCreated, out)

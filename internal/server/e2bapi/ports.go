@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server/e2bapi/interpreter"
 	"github.com/atoll-run/atoll/internal/server/portproxy"
 	"github.com/atoll-run/atoll/sandbox"
@@ -49,6 +50,19 @@ func newPortAPI(inside *guest, ports Ports) *portAPI {
 	return h
 }
 
+// bearer returns the key whose token a request for a port carries, if any.
+func (h *portAPI) bearer(r *http.Request, id sandbox.ID, number uint16) string {
+	if number == interpreter.Port {
+		if keyID, ok := h.tokens.keyOf(forEnvd, string(id), r.Header.Get(headerToken)); ok {
+			return keyID
+		}
+	}
+	if keyID, ok := h.tokens.keyOf(forTraffic, string(id), r.Header.Get(headerTraffic)); ok {
+		return keyID
+	}
+	return ""
+}
+
 type portKey struct{}
 
 // port is the port that a request is for.
@@ -60,17 +74,26 @@ type port struct {
 // show forwards a request to the program that listens inside. Anyone who knows the id of
 // a sandbox can reach its ports, as at E2B, unless its creator requires a
 // token.
-func (h *portAPI) show(w http.ResponseWriter, r *http.Request, s *sandbox.Sandbox, number uint16) {
+func (h *portAPI) show(w http.ResponseWriter, r *http.Request, s *sandbox.Sandbox, number uint16, keyID string) {
 	bearer := ""
 	if s.Labels[labelPrivate] != "" {
-		if bearer = r.Header.Get(headerTraffic); !same(bearer, h.tokens.traffic(s.ID)) {
+		bearer = r.Header.Get(headerTraffic)
+		if _, ok := h.tokens.keyOf(forTraffic, string(s.ID), bearer); !ok {
 			h.fail(w, r, &sandbox.Error{Code: sandbox.CodeDenied, Message: "the ports of this sandbox require its traffic access token"})
 			return
 		}
 	}
-	if number == interpreter.Port && !h.mayInterpret(r, s.ID) {
-		h.fail(w, r, unauthorized("missing or wrong access token"))
-		return
+	if keyID != "" {
+		if err := h.rights.Allow(r.Context(), s.ID, ops.PortOpen); err != nil {
+			h.fail(w, r, err)
+			return
+		}
+	}
+	if number == interpreter.Port {
+		if err := h.mayInterpret(r, s.ID); err != nil {
+			h.fail(w, r, err)
+			return
+		}
 	}
 	r = r.Clone(context.WithValue(r.Context(), portKey{}, port{s.ID, number}))
 	byName := r.Header.Get(headerID) == ""

@@ -94,7 +94,7 @@ func (h *processAPI) command(ctx context.Context, c *call, req *envd.StartReques
 	if err != nil {
 		return nil, err
 	}
-	if _, err := c.box.Files().Stat(ctx, dir); sandbox.CodeOf(err) == sandbox.CodeNotFound {
+	if _, err := c.box.Files().Stat(t.own, dir); sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		return nil, invalid("", "cwd '%s' does not exist", clip(dir))
 	}
 	cmd.Dir = dir

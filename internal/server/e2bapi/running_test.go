@@ -25,7 +25,7 @@ type changing struct {
 
 func (c *changing) record() sandbox.Sandbox { return sandbox.Sandbox{ID: "sb-one", State: c.state} }
 
-func (c *changing) Enter(ctx context.Context, _ sandbox.ID) (context.Context, sandbox.Sandbox, error) {
+func (c *changing) Enter(ctx context.Context, _ sandbox.ID, _ string) (context.Context, sandbox.Sandbox, error) {
 	return ctx, c.record(), nil
 }
 
@@ -51,7 +51,7 @@ func (c *changing) handler(t *testing.T) *Handler {
 	h := New(Services{
 		Authenticate: func(ctx context.Context, _ string) (context.Context, string, error) { return ctx, "", nil },
 		Open:         func(context.Context, string) (Box, error) { return nil, c.opened },
-		Sandboxes:    c, Lifecycle: c, Entrance: c,
+		Sandboxes:    c, Lifecycle: c, Entrance: c, Rights: anything{},
 	}, Options{Secret: make([]byte, 32), Uploads: t.TempDir()})
 	t.Cleanup(func() { h.Close() })
 	return h
@@ -86,7 +86,7 @@ func TestEndOfSandboxIsNotAMissingFile(t *testing.T) {
 			r.Host = "localhost"
 			r.Header.Set("E2b-Sandbox-Id", "sbone")
 			r.Header.Set("E2b-Sandbox-Port", "49983")
-			r.Header.Set(headerToken, h.tokens.envd("sb-one"))
+			r.Header.Set(headerToken, h.tokens.envd("sb-one", "key"))
 			r.Header.Set("Content-Type", "application/json")
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)

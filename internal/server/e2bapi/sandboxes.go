@@ -146,7 +146,7 @@ func (h *sandboxAPI) createSandbox(w http.ResponseWriter, r *http.Request, timeo
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusCreated, h.made(&s))
+	writeJSON(w, http.StatusCreated, h.made(r.Context(), &s))
 	return nil
 }
 
@@ -215,10 +215,11 @@ func seconds(n *int64, otherwise time.Duration) (time.Duration, error) {
 	return time.Duration(*n) * time.Second, nil
 }
 
-func (h *common) made(s *sandbox.Sandbox) made {
+func (h *common) made(ctx context.Context, s *sandbox.Sandbox) made {
+	keyID := h.rights.Key(ctx)
 	return made{
-		TemplateID: templateName(s), SandboxID: publicID(s.ID), ClientID: "atoll", EnvdVersion: EnvdVersion, EnvdAccessToken: h.tokens.envd(s.ID),
-		TrafficAccessToken: h.tokens.traffic(s.ID), Domain: h.domain(),
+		TemplateID: templateName(s), SandboxID: publicID(s.ID), ClientID: "atoll", EnvdVersion: EnvdVersion, EnvdAccessToken: h.tokens.envd(s.ID, keyID),
+		TrafficAccessToken: h.tokens.traffic(s.ID, keyID), Domain: h.domain(),
 	}
 }
 
@@ -304,7 +305,7 @@ func (h *sandboxAPI) get(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	d := detail{listed: toListed(&s), EnvdAccessToken: h.tokens.envd(s.ID), Domain: h.domain(), Network: toNetwork(&s)}
+	d := detail{listed: toListed(&s), EnvdAccessToken: h.tokens.envd(s.ID, h.rights.Key(r.Context())), Domain: h.domain(), Network: toNetwork(&s)}
 	d.Lifecycle.OnTimeout, d.Lifecycle.AutoResume = "kill", s.Lifetime.Wakes
 	if a := s.Lifetime.TimeoutAction; a == sandbox.IdleSleep || a == sandbox.IdleStop {
 		d.Lifecycle.OnTimeout = "pause"
@@ -369,7 +370,7 @@ func (h *sandboxAPI) run(w http.ResponseWriter, r *http.Request, timeout time.Du
 	if err != nil {
 		return err
 	}
-	writeJSON(w, status, h.made(&running))
+	writeJSON(w, status, h.made(r.Context(), &running))
 	return nil
 }
 

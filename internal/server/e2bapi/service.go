@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -42,6 +43,7 @@ type Services struct {
 	Usage      Usage
 	Ports      Ports
 	Entrance   Entrance
+	Rights     Rights
 	Snapshots  Snapshots
 	Events     Events
 	Secrets    Secrets
@@ -102,12 +104,25 @@ type Ports interface {
 // Entrance admits callers with the token of a sandbox instead of an API key.
 // This package checks the token.
 type Entrance interface {
-	// Enter returns a sandbox of any tenant, and the context for its own requests.
-	Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error)
+	// Enter returns a sandbox of any tenant, and the context for requests with a
+	// token of it that was given to a key. They have the rights of that key, and end
+	// with it. Without a key, the requests are the daemon's own.
+	Enter(ctx context.Context, id sandbox.ID, keyID string) (context.Context, sandbox.Sandbox, error)
+	// Keys returns the keys with which tokens of a sandbox are valid.
+	Keys(ctx context.Context, id sandbox.ID) ([]string, error)
 	// Mounted returns which workspaces a sandbox of any tenant has, and where.
 	Mounted(ctx context.Context, id sandbox.ID) ([]sandbox.WorkspaceMount, error)
 	// Live returns the running sandboxes of all tenants.
 	Live(ctx context.Context) ([]sandbox.ID, error)
+}
+
+// Rights are the rights of the caller of a request.
+type Rights interface {
+	// Key returns the public part of the caller's key.
+	Key(ctx context.Context) string
+	// Allow returns CodeDenied, and records that, if the caller may not use an
+	// operation. id may be empty.
+	Allow(ctx context.Context, id sandbox.ID, op ops.Op) error
 }
 
 // Snapshots creates and lists snapshots of sandboxes.
@@ -160,8 +175,8 @@ type Workspaces interface {
 	Workspaces(ctx context.Context) ([]sandbox.Workspace, error)
 	RemoveWorkspace(ctx context.Context, name string) error
 	// EnterWorkspace returns a workspace of any tenant, and the context for requests
-	// with its token, which this package checks.
-	EnterWorkspace(ctx context.Context, id string) (context.Context, sandbox.Workspace, error)
+	// with its token, which this package checks, and which was given to a key.
+	EnterWorkspace(ctx context.Context, id, keyID string) (context.Context, sandbox.Workspace, error)
 	// ReadWorkspace and WriteWorkspace call do with the directory of a workspace.
 	// It is not removed meanwhile.
 	ReadWorkspace(ctx context.Context, name string, do func(*os.Root) error) error

@@ -8,29 +8,47 @@ import (
 	"encoding/hex"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// tokens derives the tokens of sandboxes from a secret, so that they need not
-// be stored and are the same after a restart.
+// tokens derives the tokens of sandboxes and volumes from a secret, so that they
+// need not be stored and are the same after a restart. A token names the key
+// that it was given to. It has the rights of that key, and ends with it.
 type tokens struct{ secret []byte }
 
-func (t tokens) of(purpose string, id sandbox.ID) string {
+func (t tokens) of(purpose, id, keyID string) string {
 	m := hmac.New(sha256.New, t.secret)
-	m.Write([]byte("atoll e2b " + purpose + "\x00" + string(id)))
-	return hex.EncodeToString(m.Sum(nil))
+	m.Write([]byte("atoll e2b " + purpose + "\x00" + id + "\x00" + keyID))
+	return keyID + "." + hex.EncodeToString(m.Sum(nil))
 }
 
-// envd returns the token for the data plane of a sandbox.
-func (t tokens) envd(id sandbox.ID) string { return t.of("envd", id) }
+// keyOf returns the key that a token was given to, if it is a token for this
+// purpose and id. The key may have ended.
+func (t tokens) keyOf(purpose, id, token string) (keyID string, ok bool) {
+	keyID, _, _ = strings.Cut(token, ".")
+	return keyID, keyID != "" && same(token, t.of(purpose, id, keyID))
+}
 
-// traffic returns the token for its other ports, if they are private.
-func (t tokens) traffic(id sandbox.ID) string { return t.of("traffic", id) }
+// The purposes of tokens.
+const (
+	forEnvd    = "envd"    // the data plane of a sandbox
+	forTraffic = "traffic" // its other ports, if they are private
+	forVolume  = "volume"  // the files of a volume
+)
+
+// envd returns the token for the data plane of a sandbox.
+func (t tokens) envd(id sandbox.ID, keyID string) string { return t.of(forEnvd, string(id), keyID) }
+
+// traffic returns the token for its other ports.
+func (t tokens) traffic(id sandbox.ID, keyID string) string {
+	return t.of(forTraffic, string(id), keyID)
+}
 
 // volume returns the token for the files of a volume.
-func (t tokens) volume(id string) string { return t.of("volume", sandbox.ID(id)) }
+func (t tokens) volume(id, keyID string) string { return t.of(forVolume, id, keyID) }
 
 func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 

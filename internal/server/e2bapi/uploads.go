@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -102,6 +103,9 @@ func (h *buildAPI) uploadLink(w http.ResponseWriter, r *http.Request) error {
 	if !filesHash().MatchString(hash) {
 		return invalid("hash", "is not a SHA-256 in hexadecimal digits")
 	}
+	if err := h.rights.Allow(r.Context(), "", ops.TemplateBuild); err != nil {
+		return err
+	}
 	present, err := h.uploads.has(tenantOf(r.Context()), hash)
 	if err != nil {
 		return err
@@ -129,6 +133,9 @@ func (h *buildAPI) putUpload(w http.ResponseWriter, r *http.Request) {
 		used := false
 		defer func() { h.tickets.done(name, used) }()
 		ctx, err := authenticate(r.Context(), h.services, t.key)
+		if err == nil {
+			err = h.rights.Allow(ctx, "", ops.TemplateBuild)
+		}
 		if err != nil {
 			return err
 		}

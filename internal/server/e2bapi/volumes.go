@@ -85,12 +85,8 @@ type volumeInfo struct {
 	Token    string `json:"token,omitempty"`
 }
 
-func (h *volumeAPI) toVolume(v sandbox.Workspace, token bool) volumeInfo {
-	out := volumeInfo{VolumeID: v.ID, Name: volumeOf(v.Name)}
-	if token {
-		out.Token = h.tokens.volume(v.ID)
-	}
-	return out
+func (h *volumeAPI) toVolume(v sandbox.Workspace, token string) volumeInfo {
+	return volumeInfo{VolumeID: v.ID, Name: volumeOf(v.Name), Token: token}
 }
 
 func (h *volumeAPI) create(w http.ResponseWriter, r *http.Request) error {
@@ -106,7 +102,7 @@ func (h *volumeAPI) create(w http.ResponseWriter, r *http.Request) error {
 	}
 	v, err := h.workspaces.CreateWorkspace(r.Context(), sandbox.NewWorkspace{Name: name})
 	if err == nil {
-		writeJSON(w, http.StatusCreated, h.toVolume(v, true))
+		writeJSON(w, http.StatusCreated, h.toVolume(v, h.tokens.volume(v.ID, h.rights.Key(r.Context()))))
 	}
 	return err
 }
@@ -118,7 +114,7 @@ func (h *volumeAPI) list(w http.ResponseWriter, r *http.Request) error {
 	}
 	out := make([]volumeInfo, len(all))
 	for i, v := range all {
-		out[i] = h.toVolume(v, false)
+		out[i] = h.toVolume(v, "")
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil
@@ -141,7 +137,7 @@ func (h *volumeAPI) find(ctx context.Context, ref string) (sandbox.Workspace, er
 func (h *volumeAPI) get(w http.ResponseWriter, r *http.Request) error {
 	v, err := h.find(r.Context(), r.PathValue("id"))
 	if err == nil {
-		writeJSON(w, http.StatusOK, h.toVolume(v, true))
+		writeJSON(w, http.StatusOK, h.toVolume(v, h.tokens.volume(v.ID, h.rights.Key(r.Context()))))
 	}
 	return err
 }
@@ -196,14 +192,15 @@ func (h *volumeAPI) content(f func(http.ResponseWriter, *http.Request, volumeFil
 		err := func() error {
 			scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 			id := r.PathValue("id")
-			if !strings.EqualFold(scheme, "Bearer") || !same(strings.TrimSpace(token), h.tokens.volume(id)) {
+			keyID, ok := h.tokens.keyOf(forVolume, id, strings.TrimSpace(token))
+			if !strings.EqualFold(scheme, "Bearer") || !ok {
 				return unauthorized("the token is missing, or not that of the volume")
 			}
 			path := r.URL.Query().Get("path")
 			if path == "" || strings.ContainsRune(path, 0) || len(path) > sandbox.MaxPathLen {
 				return invalid("path", "is missing or too long")
 			}
-			ctx, v, err := h.workspaces.EnterWorkspace(r.Context(), id)
+			ctx, v, err := h.workspaces.EnterWorkspace(r.Context(), id, keyID)
 			if err != nil {
 				return err
 			}

@@ -110,7 +110,7 @@ func (h *filesystemAPI) watchEnded(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if _, s, err := h.entrance.Enter(ctx, targetOf(ctx).ID); err == nil && s.State != sandbox.Running {
+	if _, s, err := h.entrance.Enter(ctx, targetOf(ctx).ID, ""); err == nil && s.State != sandbox.Running {
 		panic(http.ErrAbortHandler)
 	}
 	return nil

@@ -29,7 +29,7 @@ func FuzzTarget(f *testing.F) {
 		if err == nil && (to.port == 0 || strings.Contains(to.ref, "/") && ref == "") {
 			t.Errorf("%+v", to)
 		}
-		found, err := token(h)
+		found, err := token(&http.Request{Header: h})
 		if err != nil {
 			return
 		}

@@ -70,6 +70,7 @@ type Proxy struct {
 	transport *http.Transport // reuses connections
 	once      *http.Transport // does not reuse connections
 	reverse   *httputil.ReverseProxy
+	opened    opened
 }
 
 // New returns a Proxy. The caller closes it.
@@ -179,7 +180,9 @@ func IsKey(value string) bool {
 }
 
 // token removes the token from a request and returns it.
-func token(h http.Header) (string, error) {
+func token(r *http.Request) (string, error) {
+	h := r.Header
+	cookie := cookieToken(r)
 	scheme, bearer, _ := strings.Cut(h.Get("Authorization"), " ")
 	if strings.EqualFold(scheme, "Bearer") {
 		bearer = strings.TrimSpace(bearer)
@@ -195,7 +198,9 @@ func token(h http.Header) (string, error) {
 			}
 		}
 	}
-	if found == "" {
+	if found == "" && bearer == "" && cookie != "" {
+		found = cookie
+	} else if found == "" {
 		found = bearer
 		h.Del("Authorization") // it was the token; with HeaderToken, the header is for the program inside
 	}
@@ -225,7 +230,11 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r = r.Clone(r.Context())
-	secret, err := token(r.Header)
+	if r.URL.Path == OpenPath {
+		p.open(w, r, t)
+		return
+	}
+	secret, err := token(r)
 	if err != nil {
 		refuse(w, err)
 		return

@@ -188,6 +188,7 @@ var Mutants = map[string]string{
 	"orphan of a running attempt": "a sandbox that is being made is not an orphan",
 	"evicted sandboxes serve":     "a sandbox that is being saved because of its deadline serves no requests",
 	"deadlines are ignored":       "a sandbox that is in use is saved before its deadline, too",
+	"a dead attempt goes on":      "a daemon that starts ends the attempts of its own dead process",
 	"identity is not checked":     "a sandbox with another id is not the one that was asked for",
 }
 

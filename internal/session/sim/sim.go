@@ -183,12 +183,20 @@ func (w *world) expire() {
 	}
 }
 
-// bury releases the holders of a dead process, as its supervisor does.
+// bury releases the holders of a dead process, as its supervisor does, and ends
+// its attempt, as its next process does.
 func (w *world) bury(a *actor) {
 	for _, h := range a.attach {
 		w.lease, _, _ = lease.Apply(w.lease, lease.Release{Kind: h.Kind, ID: h.ID}, w.cfg, w.now)
 	}
 	a.attach = nil
+	restart := lease.Restart{Spawner: a.name, Own: func(string) bool { return false }}
+	if w.opts.Mutant != "a dead attempt goes on" {
+		w.lease, _, _ = lease.Apply(w.lease, restart, w.cfg, w.now)
+	}
+	if l := w.lease; l.Spawner == a.name && (l.State == lease.Warming || !l.Moving.IsZero()) {
+		w.violated("the attempt of %s, which died, blocks the others", a.name)
+	}
 }
 
 func (w *world) note(a *actor, format string, args ...any) {
@@ -320,7 +328,7 @@ func (w *world) end(a *actor, b *box) {
 
 func (w *world) manager(a *actor) *session.Manager {
 	return session.NewManager(session.Config{
-		Leases: &leases{w, a}, Boxes: &boxes{w, a}, PauseOnExit: w.opts.Seed/36%2 == 0,
+		Spawner: a.name, Leases: &leases{w, a}, Boxes: &boxes{w, a}, PauseOnExit: w.opts.Seed/36%2 == 0,
 		Sleep: func(context.Context, time.Duration) error { w.wait(a); return nil }, Now: func() time.Time { return w.now },
 	})
 }

@@ -12,8 +12,10 @@ package kernel
 
 import (
 	"os"
+	"slices"
 	"syscall"
 
+	"gvisor.dev/gvisor/pkg/gomaxprocs"
 	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/pkg/state"
 	"gvisor.dev/gvisor/runsc/cli"
@@ -63,6 +65,11 @@ func Run(commands ...util.SubCommand) {
 	}
 	for _, call := range []string{"fork", "clone", "clone3"} {
 		replace(call, recordKernel)
+	}
+	if slices.Contains(os.Args, "--cpu-num=1") {
+		// The kernel and the program wait for each other. One processor is what
+		// programs see; the control group limits both.
+		gomaxprocs.Add(1)
 	}
 	_ = exportStatus()        // without it, the status is unknown, which is an error only when it is needed
 	log.SetLevel(log.Warning) // do not format unused lines; --debug enables all

@@ -260,11 +260,21 @@ func (c *Core) Living(ctx context.Context, id sandbox.ID) (Box, error) {
 // State implements driver.StateTeller: services and their other clients pause and
 // resume sandboxes, too.
 func (c *Core) State(ctx context.Context, id sandbox.ID) (sandbox.State, error) {
-	b, err := c.Living(ctx, id)
+	b, err := c.Present(ctx, id)
 	if err != nil {
 		return "", err
 	}
 	return b.State, nil
+}
+
+// Present is Living, and also returns a sandbox that has failed: it is still
+// there, and can be removed.
+func (c *Core) Present(ctx context.Context, id sandbox.ID) (Box, error) {
+	b, err := c.Living(ctx, id)
+	if err != nil && b.State == sandbox.Failed && c.owned(b) == nil {
+		return b, nil
+	}
+	return b, err
 }
 
 // List implements driver.Provider. It removes what earlier attempts to create a

@@ -34,7 +34,7 @@ func Main(m *testing.M) int {
 	_ = os.Setenv("TMPDIR", dir) //nolint:forbidigo // before any test runs, for all of them
 	if os.Getenv("ATOLL_BIN") == "" {
 		bin := filepath.Join(dir, "atoll")
-		build := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-buildvcs=false", "-o", bin, "../../cmd/atoll")
+		build := exec.CommandContext(context.Background(), "go", "build", "-buildvcs=false", "-o", bin, "../../cmd/atoll")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "building the kernel: %v\n%s", err, out)

@@ -25,27 +25,31 @@ class Address:
     key: str = field(default="", repr=False)
     named: bool = False
     """The address was given; otherwise it is the socket of this user's daemon."""
+    tenant: str = ""
+    """The tenant to act in, which the owner of the machine may choose."""
 
     @classmethod
-    def find(cls, host: str | None = None, key: str | None = None) -> Address:
+    def find(cls, host: str | None = None, key: str | None = None, tenant: str | None = None) -> Address:
         """The daemon that host names, else $ATOLL_HOST, else the one of the state directory."""
         if not host:
             host = os.environ.get("ATOLL_HOST", "")
             key = key or os.environ.get("ATOLL_KEY", "")
         if not host:
-            return cls(f"http://{LOCAL}", str(state_directory() / "atoll.sock"), key or "")
+            return cls(f"http://{LOCAL}", str(state_directory() / "atoll.sock"), key or "", False, tenant or "")
         u = urlsplit(host)
         plain = not (u.username or u.password or u.query or u.fragment)
         if plain and u.scheme == "unix" and not u.netloc and u.path.startswith("/"):
-            return cls(f"http://{LOCAL}", u.path, key or "", True)
+            return cls(f"http://{LOCAL}", u.path, key or "", True, tenant or "")
         if plain and u.scheme in ("http", "https") and u.netloc and not u.path.strip("/"):
-            return cls(f"{u.scheme}://{u.netloc}", "", key or "", True)
+            return cls(f"{u.scheme}://{u.netloc}", "", key or "", True, tenant or "")
         raise InvalidError(
             "is not the address of a daemon", op="client.new", subject="host", hint="write unix:///path/of/atoll.sock or https://host:port"
         )
 
     def headers(self) -> dict[str, str]:
         out = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        if self.tenant:
+            out["Atoll-Tenant"] = self.tenant
         for name in ("traceparent", "tracestate"):
             if os.environ.get("TRACEPARENT") and (value := os.environ.get(name.upper(), "")) and value.isprintable() and len(value) <= 512:
                 out[name] = value

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from asyncio import Condition, to_thread
+from asyncio import Condition, sleep, to_thread
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection as WebSocket
 from websockets.asyncio.client import connect, unix_connect
 
-__all__ = ["Condition", "Every", "WebSocket", "open_websocket", "to_thread"]
+__all__ = ["Condition", "Every", "WebSocket", "open_websocket", "sleep", "to_thread"]
 
 
 async def open_websocket(uri: str, socket: str, **options: Any) -> WebSocket:

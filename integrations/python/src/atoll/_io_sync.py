@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from threading import Condition
+from time import sleep
 from typing import Any, ParamSpec, TypeVar
 
 from websockets.sync.client import ClientConnection as WebSocket
 from websockets.sync.client import connect, unix_connect
 
-__all__ = ["Condition", "Every", "WebSocket", "open_websocket", "to_thread"]
+__all__ = ["Condition", "Every", "WebSocket", "open_websocket", "sleep", "to_thread"]
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -86,6 +86,22 @@ class AuditReport(Model):
     sound: bool
 
 
+class Caller(Model):
+    key: str | None = None
+    """
+    public part of the key
+    """
+    owner: bool
+    """
+    whether this is the owner of the machine
+    """
+    tenant: str
+    verbs: list[str] | None
+    """
+    permissions: read, exec, write, admin
+    """
+
+
 class Candidate(Model):
     fits: bool
     provider: str
@@ -103,12 +119,55 @@ class ComputerUseCell(Model):
     reason: str | None = None
 
 
+class ConsoleLink(Model):
+    expires: AwareDatetime
+    """
+    of the code
+    """
+    url: str
+    """
+    with a code that is valid once
+    """
+
+
+class ConsoleSettings(Model):
+    listen: str | None = None
+
+
 class Credential(Model):
     env: str
     name: str
     required: bool
     secret: bool
     with_: str | None = None
+
+
+class DesktopInputBody(Model):
+    dpi: int | None = None
+    """
+    96 if left out
+    """
+    height: int | None = None
+    """
+    pixels; 800 if left out, or what it has
+    """
+    vnc: bool | None = None
+    """
+    start a VNC server too, for streams
+    """
+    width: int | None = None
+    """
+    pixels, together with height; 1280 if left out, or what it has
+    """
+
+
+class DesktopState(Model):
+    height: int
+    port: int | None = None
+    """
+    of its VNC server, inside the sandbox; left out if none was started
+    """
+    width: int
 
 
 class DesktopSupport(Model):
@@ -229,6 +288,10 @@ class Event(Model):
     uid: int | None = None
     """
     user id of the caller on the local socket
+    """
+    viewers: int | None = None
+    """
+    of a stream, afterwards
     """
 
 
@@ -732,6 +795,11 @@ class PauseInputBody(Model):
     """
 
 
+class Point(Model):
+    x: int
+    y: int
+
+
 class PolicyFinding(Model):
     asked: str
     file: str
@@ -950,6 +1018,13 @@ class RecordingCell(Model):
     reason: str | None = None
 
 
+class Region(Model):
+    height: int
+    width: int
+    x: int
+    y: int
+
+
 class Resolution(Model):
     height: int
     width: int
@@ -1025,6 +1100,15 @@ class SandboxUsage(Model):
     sampled: AwareDatetime
 
 
+class Screenshot(Model):
+    height: int
+    png: str
+    """
+    a PNG image, in Base64
+    """
+    width: int
+
+
 class SecretRef(Model):
     env: str | None = None
     """
@@ -1088,7 +1172,7 @@ class SessionTarget(Model):
 class SessionUsage(Model):
     value: str
     """
-    value of the label, or the group or provider; empty: sessions without that label
+    value of the label, or the group or provider; empty: those without it
     """
     warm_ms: int
     """
@@ -1226,6 +1310,81 @@ class StoredSecret(Model):
     version: int
     """
     raised by every new value
+    """
+
+
+class Stream(Model):
+    expires_at: AwareDatetime
+    """
+    until then its token opens sockets
+    """
+    id: str
+    kind: str
+    lease_epoch: int
+    """
+    of the session; 0 if the stream was opened for a sandbox
+    """
+    mode: str
+    port: int | None = None
+    process: str | None = None
+    """
+    of a terminal
+    """
+    sandbox: str
+    viewers: int
+    """
+    number of open sockets
+    """
+
+
+class StreamAccess(Model):
+    client: Literal["xterm", "novnc", "bytes"]
+    """
+    what can show it
+    """
+    expires_at: AwareDatetime
+    """
+    until then its token opens sockets
+    """
+    id: str
+    kind: str
+    lease_epoch: int
+    """
+    of the session; 0 if the stream was opened for a sandbox
+    """
+    mode: str
+    port: int | None = None
+    process: str | None = None
+    """
+    of a terminal
+    """
+    sandbox: str
+    token: str
+    """
+    for the first message or the subprotocol; never for a URL
+    """
+    transport: Literal["terminal-ws", "vnc-ws", "tcp-ws"]
+    url: str
+    """
+    path of the WebSocket, below the address of the API
+    """
+    viewers: int
+    """
+    number of open sockets
+    """
+
+
+class StreamRenewalBody(Model):
+    ttl: int | None = None
+    """
+    seconds during which the token opens sockets; 120 if it is left out
+    """
+
+
+class StreamsOutputBody(Model):
+    streams: list[Stream] | None
+    """
+    by id, without tokens
     """
 
 
@@ -1477,6 +1636,91 @@ class WorkspaceVersion(Model):
     """
 
 
+class ComputerAction(Model):
+    action: Literal[
+        "screenshot",
+        "cursor",
+        "move",
+        "click",
+        "down",
+        "up",
+        "drag",
+        "scroll",
+        "type",
+        "key",
+        "wait",
+    ]
+    """
+    screenshot and cursor only look; wait does nothing for durationMs
+    """
+    button: Literal["left", "middle", "right", "back", "forward"] | None = None
+    """
+    of click, down, up and drag; left if left out
+    """
+    count: int | None = None
+    """
+    clicks, or presses of a key; 1 if left out
+    """
+    duration_ms: int | None = None
+    """
+    of wait, and of key: how long to hold the keys
+    """
+    keys: list[str] | None = None
+    """
+    of key: the keys to press together; of others: keys to hold, such as ctrl
+    """
+    path: list[Point] | None = None
+    """
+    of drag: at least two points
+    """
+    region: Region | None = None
+    """
+    of screenshot: a part of the screen
+    """
+    scroll_x: int | None = None
+    """
+    of scroll: pixels to the right; 100 are one notch of the wheel, at most 15 notches
+    """
+    scroll_y: int | None = None
+    """
+    of scroll: pixels down
+    """
+    text: str | None = None
+    """
+    of type
+    """
+    x: int | None = None
+    """
+    pixels from the left, together with y; where the pointer is if left out
+    """
+    y: int | None = None
+    """
+    pixels from the top
+    """
+
+
+class ComputerRequest(Model):
+    actions: list[ComputerAction]
+    """
+    in order; the first that fails ends the request
+    """
+    read_only: bool | None = None
+    """
+    refuse all actions that are more than looking
+    """
+
+
+class ComputerResult(Model):
+    cursor: Point | None = None
+    """
+    of the last cursor
+    """
+    screenshot: Screenshot | None = None
+    """
+    the last one
+    """
+
+
 class Descriptor(Model):
     backend_id: str
     credentials: list[Credential] | None = None
@@ -1596,6 +1840,10 @@ class ExecRequest(Model):
 
 class ExecResult(Model):
     exit: Exit | None = None
+    hint: str | None = None
+    """
+    how to allow hosts, if the command failed and its output says that a host could not be reached
+    """
     process: ProcessInfo
     stderr: Output | None = None
     stdout: Output | None = None
@@ -1674,6 +1922,33 @@ class MainCommand(Model):
     keep its standard input open for clients that attach
     """
     tty: WindowSize | None = None
+
+
+class NewStream(Model):
+    kind: Literal["terminal", "desktop", "port"]
+    """
+    terminal: a terminal that viewers share; desktop: a VNC server; port: the bytes of a port
+    """
+    mode: Literal["view", "control"] | None = None
+    """
+    view is the default; in it, the daemon drops keyboard, pointer and clipboard of RFB
+    """
+    port: int | None = None
+    """
+    port inside the sandbox; 5900 for a desktop if it is left out, where the desktop is started if it does not run
+    """
+    process: str | None = None
+    """
+    id of a background command on a terminal; a login shell in the workspace if it is left out
+    """
+    size: WindowSize | None = None
+    """
+    of the terminal of a new login shell
+    """
+    ttl: int | None = None
+    """
+    seconds during which the token opens sockets; 120 if it is left out
+    """
 
 
 class Provider(Model):

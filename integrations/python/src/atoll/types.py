@@ -21,6 +21,8 @@ class Result:
     stderr: bytes
     truncated: bool
     """More was written than the output limit."""
+    hint: str = ""
+    """How to allow hosts, if the command failed and its output says that it could not reach one."""
 
     @property
     def code(self) -> int:
@@ -29,6 +31,16 @@ class Result:
     @property
     def timed_out(self) -> bool:
         return self.exit.reason == "timeout"
+
+    @property
+    def text(self) -> str:
+        """Standard output as text."""
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def error_text(self) -> str:
+        """Standard error as text."""
+        return self.stderr.decode(errors="replace")
 
     @property
     def ok(self) -> bool:
@@ -44,6 +56,10 @@ class Output:
     data: bytes
     dropped: int = 0
     """Bytes lost before this piece, because the log was full."""
+
+    @property
+    def text(self) -> str:
+        return self.data.decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -95,7 +111,7 @@ def result(r: m.ExecResult) -> Result:
     if r.exit is None:
         raise ValueError("a background command has no result")
     stdout, stderr = (o or m.Output(data="", encoding="utf-8", truncated=False) for o in (r.stdout, r.stderr))
-    return Result(r.exit, _data(stdout), _data(stderr), stdout.truncated or stderr.truncated)
+    return Result(r.exit, _data(stdout), _data(stderr), stdout.truncated or stderr.truncated, r.hint or "")
 
 
 def _data(o: m.Output) -> bytes:

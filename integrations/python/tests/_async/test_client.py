@@ -43,6 +43,34 @@ async def test_run() -> None:
         assert (await sandbox.run(["kill", "-9", "$$"])).code != 0
 
 
+async def sees(terminal: atoll.AsyncTerminal, text: bytes) -> bytes:
+    seen = b""
+    while text not in seen:
+        seen += await terminal.__anext__()
+    return seen
+
+
+async def test_viewers_share_a_terminal() -> None:
+    async with box() as sandbox, await sandbox.terminal(cols=100, rows=30) as driving:
+        await driving.write(b"echo a$((40+2))b\n")
+        await sees(driving, b"a42b")
+        async with await sandbox.terminal(watch=True) as watching:
+            assert watching.process == driving.process
+            await sees(watching, b"a42b")  # at once
+            await watching.write(b"echo c$((1+1))d\n")
+            await driving.write(b"echo e$((1+2))f\n")
+            assert b"c2d" not in await sees(watching, b"e3f")
+            viewers = sorted((s.kind, s.mode, s.viewers) for s in await sandbox.streams())
+            assert viewers == [("terminal", "control", 1), ("terminal", "view", 1)]
+            await sandbox.revoke_stream(watching.stream.id)
+            with pytest.raises(errors.UnauthorizedError):
+                await sees(watching, b"never")
+        await driving._socket.close()  # as a network does
+        await driving.write(b"echo g$((1+2))h; exit 7\n")
+        await sees(driving, b"g3h")
+        assert (await driving.wait()).code == 7
+
+
 async def test_live_streams() -> None:
     async with box() as sandbox:
         async with await sandbox.exec("echo first; read line; echo got $line >&2; exit 5", stdin=True) as process:
@@ -234,6 +262,21 @@ async def test_sessions() -> None:
         await client.sessions.remove("notes")
         with pytest.raises(errors.NotFoundError):
             await client.sessions.get("notes")
+
+
+async def test_owner_acts_in_a_tenant(daemon: Daemon) -> None:
+    acme = f"acme-{time.monotonic_ns()}"
+    daemon.cli("tenant", "create", acme)
+    async with await atoll.connect_async(tenant=acme) as theirs, await theirs.create(HOST) as sandbox:
+        assert [s.name async for s in theirs.list()] == [sandbox.name]
+        async with await atoll.connect_async() as own:
+            assert sandbox.name not in [s.name async for s in own.list()]
+    async with await atoll.connect_async(tenant="nobody") as none:
+        with pytest.raises(errors.NotFoundError):
+            await none.get("any")
+    async with await atoll.connect_async(daemon.host, daemon.key, tenant=acme) as refused:
+        with pytest.raises(errors.DeniedError):
+            await refused.get("any")
 
 
 async def test_workspaces() -> None:

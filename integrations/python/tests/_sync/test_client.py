@@ -44,6 +44,34 @@ def test_run() -> None:
         assert (sandbox.run(["kill", "-9", "$$"])).code != 0
 
 
+def sees(terminal: atoll.Terminal, text: bytes) -> bytes:
+    seen = b""
+    while text not in seen:
+        seen += terminal.__next__()
+    return seen
+
+
+def test_viewers_share_a_terminal() -> None:
+    with box() as sandbox, sandbox.terminal(cols=100, rows=30) as driving:
+        driving.write(b"echo a$((40+2))b\n")
+        sees(driving, b"a42b")
+        with sandbox.terminal(watch=True) as watching:
+            assert watching.process == driving.process
+            sees(watching, b"a42b")  # at once
+            watching.write(b"echo c$((1+1))d\n")
+            driving.write(b"echo e$((1+2))f\n")
+            assert b"c2d" not in sees(watching, b"e3f")
+            viewers = sorted((s.kind, s.mode, s.viewers) for s in sandbox.streams())
+            assert viewers == [("terminal", "control", 1), ("terminal", "view", 1)]
+            sandbox.revoke_stream(watching.stream.id)
+            with pytest.raises(errors.UnauthorizedError):
+                sees(watching, b"never")
+        driving._socket.close()  # as a network does
+        driving.write(b"echo g$((1+2))h; exit 7\n")
+        sees(driving, b"g3h")
+        assert (driving.wait()).code == 7
+
+
 def test_live_streams() -> None:
     with box() as sandbox:
         with sandbox.exec("echo first; read line; echo got $line >&2; exit 5", stdin=True) as process:
@@ -231,6 +259,21 @@ def test_sessions() -> None:
         client.sessions.remove("notes")
         with pytest.raises(errors.NotFoundError):
             client.sessions.get("notes")
+
+
+def test_owner_acts_in_a_tenant(daemon: Daemon) -> None:
+    acme = f"acme-{time.monotonic_ns()}"
+    daemon.cli("tenant", "create", acme)
+    with atoll.connect(tenant=acme) as theirs, theirs.create(HOST) as sandbox:
+        assert [s.name for s in theirs.list()] == [sandbox.name]
+        with atoll.connect() as own:
+            assert sandbox.name not in [s.name for s in own.list()]
+    with atoll.connect(tenant="nobody") as none:
+        with pytest.raises(errors.NotFoundError):
+            none.get("any")
+    with atoll.connect(daemon.host, daemon.key, tenant=acme) as refused:
+        with pytest.raises(errors.DeniedError):
+            refused.get("any")
 
 
 def test_workspaces() -> None:

@@ -9,15 +9,15 @@ import pytest
 
 from atoll import ctxsandbox, errors, models
 from atoll._ctx import last_lines
-from atoll.ctxsandbox import SandboxClient, SandboxSpec, run_python, run_shell
+from atoll.ctxsandbox import SandboxSpec, SyncSandboxClient, run_python_sync, run_shell_sync
 from scripts.daemon import Daemon
 
 pytestmark = pytest.mark.anyio
 
 
 def test_surface() -> None:
-    with SandboxClient.connect() as client:
-        handle = client.create(SandboxSpec(name="agent", workspace="ctx", labels={"team": "a"}, env={"NAME": "v"}))
+    with SyncSandboxClient.connect() as client:
+        handle = client.create(SandboxSpec(name="agent", image="host", workspace="ctx", labels={"team": "a"}, env={"NAME": "v"}))
         try:
             assert (handle.name, handle.labels) == ("agent", {"team": "a"})
             with pytest.raises(errors.AlreadyExistsError):
@@ -31,8 +31,8 @@ def test_surface() -> None:
             assert (handle.shell("kill -9 $$")).exit_code == 137
             assert (handle.shell("curl -sS -m 5 https://example.com")).exit_code != 0, "nothing can be reached"
             handle.shell("seq 3")
-            assert handle.logs(2) == "2\n3\n"
-            assert [h.id for h in client.list({"team": "a"})] == [handle.id]
+            assert handle.logs(tail=2) == "2\n3\n"
+            assert client.list(labels={"team": "a"}) == ["agent"]
             assert (client.get("agent")).id == handle.id
             handle.stop()
             assert (handle.sandbox.refresh()).state == "stopped"
@@ -41,39 +41,51 @@ def test_surface() -> None:
             client.remove("agent")
             client.remove("never-was")
             with pytest.raises(errors.InvalidError):
-                client.create(SandboxSpec(memory=-1))
+                client.create(SandboxSpec("", memory_mib=-1))
         finally:
             handle.kill()
-            client._client.workspaces.remove("ctx")
+            (client._client()).workspaces.remove("ctx")
 
 
 def test_secrets_stay_outside() -> None:
-    with SandboxClient.connect() as client:
-        client._client.secrets.create(models.NewSecret(name="CTX_TOKEN", value="hunter2-value", hosts=["example.com"]))
+    with SyncSandboxClient.connect() as client:
+        (client._client()).secrets.create(models.NewSecret(name="CTX_TOKEN", value="hunter2-value", hosts=["example.com"]))
         try:
-            done = client.run_shell('echo "token=$CTX_TOKEN"', spec=SandboxSpec(secrets=["CTX_TOKEN"], egress=["example.com"]))
+            done = client.run_shell_sync('echo "token=$CTX_TOKEN"', image="host", secrets=["CTX_TOKEN"], egress=["example.com"])
             assert done.stdout.startswith("token=")
             assert len(done.stdout) > len("token=\n")
             assert "hunter2" not in done.stdout
         finally:
-            client._client.secrets.remove("CTX_TOKEN")
+            (client._client()).secrets.remove("CTX_TOKEN")
 
 
 def test_one_shots() -> None:
-    with SandboxClient.connect() as client:
-        before = {h.id for h in client.list()}
-        assert (run_python("print(6 * 7)")).output == "42\n"
-        assert (run_shell("exit 4")).exit_code == 4
-        assert (client.run_shell("sleep 60", timeout=0.3)).timed_out
-        assert {h.id for h in client.list()} == before
+    with SyncSandboxClient() as client:
+        before = client.list()
+        assert (run_python_sync("print(6 * 7)", image="host")).output == "42\n"
+        assert (run_shell_sync("exit 4", image="host", memory_mib=256, labels={"team": "b"})).exit_code == 4
+        assert (client.run_shell_sync("sleep 60", image="host", timeout=0.3)).timed_out
+        with pytest.raises(TypeError):
+            client.run_shell_sync("true", memory=1)
+        assert client.list() == before
+
+
+def test_the_default_image_needs_no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    with SyncSandboxClient() as client:
+        with pytest.warns(UserWarning, match="ATOLL_CTX_IMAGE"):
+            assert (client.run_python_sync("print(6 * 7)")).output == "42\n"
+        monkeypatch.setenv("ATOLL_CTX_IMAGE", "host")
+        assert (client.run_python_sync("print(6 * 7)")).output == "42\n"
+        with pytest.raises(ctxsandbox.SandboxUnavailable):
+            client.run_python_sync("print(1)", image="elsewhere:1")
 
 
 def test_unavailable(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOLL_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(ctxsandbox.SandboxUnavailable):
-        run_shell("true")
+        run_shell_sync("true", image="host")
 
 
 def test_last_lines() -> None:
-    assert [last_lines("a\nb\nc\n", n) for n in (0, 1, 2, 9)] == ["a\nb\nc\n", "c\n", "b\nc\n", "a\nb\nc\n"]
+    assert [last_lines("a\nb\nc\n", n) for n in (None, 0, 1, 2, 9)] == ["a\nb\nc\n", "", "c\n", "b\nc\n", "a\nb\nc\n"]
     assert last_lines("a\nb", 1) == "b"

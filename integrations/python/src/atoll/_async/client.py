@@ -9,6 +9,7 @@ import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
+from typing import Any
 from urllib.parse import quote
 
 from typing_extensions import Self
@@ -22,9 +23,9 @@ from atoll._async.session import AsyncSessions
 from atoll._io_async import to_thread
 
 
-async def connect_async(host: str | None = None, key: str | None = None) -> AsyncClient:
+async def connect_async(host: str | None = None, key: str | None = None, *, tenant: str | None = None) -> AsyncClient:
     """The daemon at host ("https://host:port" or "unix:///path"), else at $ATOLL_HOST, else the local one, which is started if none runs."""
-    client = AsyncClient(host, key)
+    client = AsyncClient(host, key, tenant=tenant)
     if client.address.named:
         return client
     try:
@@ -44,8 +45,9 @@ async def connect_async(host: str | None = None, key: str | None = None) -> Asyn
 class AsyncClient:
     """A connection to a daemon, which connects when it is first used. See connect_async for one that finds or starts the daemon."""
 
-    def __init__(self, host: str | None = None, key: str | None = None):
-        self.address = Address.find(host, key)
+    def __init__(self, host: str | None = None, key: str | None = None, *, tenant: str | None = None):
+        """Only the owner of the machine may name a tenant other than their own."""
+        self.address = Address.find(host, key, tenant)
         self._conn = AsyncConn(self.address)
         self.sessions = AsyncSessions(self._conn)
         self.workspaces = AsyncWorkspaces(self._conn)
@@ -74,11 +76,17 @@ class AsyncClient:
             return False
         return True
 
-    async def create(self, spec: m.Spec | m.CreateRequest | None = None, *, idempotency_key: str | None = None) -> AsyncSandbox:
+    async def create(
+        self, spec: m.Spec | m.CreateRequest | None = None, *, idempotency_key: str | None = None, **fields: Any
+    ) -> AsyncSandbox:
         """Make a sandbox, which lives until it is destroyed or its lifetime ends. A repeated call with its key returns the same sandbox.
 
+        Instead of a spec, its fields can be given by name: create(image="base").
+
         Without a key, a call that is canceled removes what the daemon may have made."""
-        body = spec or m.Spec()
+        if spec is not None and fields:
+            raise errors.InvalidError("give a spec or its fields, not both", op="sandbox.create", subject=", ".join(fields))
+        body = spec or m.Spec(**fields)
         headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
         try:
             info = await self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=headers)
@@ -97,14 +105,14 @@ class AsyncClient:
         """The sandbox of that name or id, whatever its state."""
         return AsyncSandbox(self._conn, await self._conn.get(m.Sandbox, "GET", f"/v1/sandboxes/{quote(ref, safe='')}"))
 
-    async def list(self, labels: Mapping[str, str] | None = None, states: Sequence[str] = ()) -> AsyncIterator[m.Sandbox]:
+    async def list(self, labels: Mapping[str, str] | None = None, states: Sequence[str] = ()) -> AsyncIterator[AsyncSandbox]:
         """The sandboxes that have all of the labels, newest first."""
         cursor: str | None = ""
         while cursor is not None:
             query = clean(label=labels_query(labels), state=[*states], cursor=cursor or None)
             page = await self._conn.get(m.ListOutputBody, "GET", "/v1/sandboxes", query=query)
             for info in page.sandboxes or []:
-                yield info
+                yield AsyncSandbox(self._conn, info)
             cursor = page.next or None
 
     async def remove(self, ref: str) -> None:

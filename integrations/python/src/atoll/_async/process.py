@@ -42,6 +42,11 @@ class AsyncProcess:
         self._ended = False
         self._input_open = True
 
+    @property
+    def id(self) -> str:
+        """Unique in its sandbox; reconnect and signal take it."""
+        return self.info.id
+
     @classmethod
     async def start(cls, conn: AsyncConn, path: str, command: m.ExecRequest | None) -> AsyncProcess:
         socket = await conn.websocket(path)

@@ -16,6 +16,7 @@ from atoll import models as m
 from atoll._async._conn import AsyncConn, clean
 from atoll._async.files import AsyncFiles
 from atoll._async.process import AsyncProcess
+from atoll._async.terminal import AsyncTerminal
 from atoll._io_async import WebSocket
 from atoll.types import Arg, Output, Result, command, milliseconds, result
 
@@ -36,6 +37,15 @@ class AsyncSandbox:
     @property
     def name(self) -> str:
         return self._info.name
+
+    @property
+    def state(self) -> str:
+        """At the time of the last request; see refresh."""
+        return self._info.state
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self._info.labels or {})
 
     @property
     def info(self) -> m.Sandbox:
@@ -140,8 +150,11 @@ class AsyncSandbox:
         """End the sandbox and delete everything in it. One that is already gone is success."""
         await self._conn.call("DELETE", self._base)
 
-    async def snapshot(self, request: m.SnapshotRequest | None = None) -> m.Snapshot:
-        return await self._conn.get(m.Snapshot, "POST", f"{self._base}/snapshots", request or m.SnapshotRequest())
+    async def snapshot(self, request: m.SnapshotRequest | None = None, **fields: Any) -> m.Snapshot:
+        """Save the state. Instead of a request, its fields can be given by name: snapshot(name="first")."""
+        if request is not None and fields:
+            raise errors.InvalidError("give a request or its fields, not both", op="snapshot.create", subject=", ".join(fields))
+        return await self._conn.get(m.Snapshot, "POST", f"{self._base}/snapshots", request or m.SnapshotRequest(**fields))
 
     async def fork(self, count: int = 1, *, prefix: str | None = None, labels: dict[str, str] | None = None) -> Sequence[AsyncSandbox]:
         """Copies of the running sandbox, with its processes and memory."""
@@ -182,6 +195,46 @@ class AsyncSandbox:
     async def previews(self) -> Sequence[m.Preview]:
         """The ports with a URL of the provider, without tokens."""
         return (await self._conn.get(m.PreviewsOutputBody, "GET", f"{self._base}/previews")).previews or []
+
+    async def open_stream(
+        self, kind: str, *, mode: str = "view", port: int | None = None, process: str | None = None, ttl: int = 0
+    ) -> m.StreamAccess:
+        """Open the sandbox to viewers. Whoever has the token, for ttl seconds (two minutes), may connect to the URL."""
+        body = {"kind": kind, "mode": mode, "ttl": ttl, **({"port": port} if port else {}), **({"process": process} if process else {})}
+        return await self._conn.get(m.StreamAccess, "POST", f"{self._base}/streams", body)
+
+    async def renew_stream(self, id: str, ttl: int = 0) -> m.StreamAccess:
+        """A new token for a stream. One of a session then shows the sandbox that serves the session."""
+        return await self._conn.get(m.StreamAccess, "POST", f"{self._base}/streams/{quote(id, safe='')}/token", {"ttl": ttl})
+
+    async def streams(self) -> Sequence[m.Stream]:
+        """The streams of the sandbox, with their numbers of viewers."""
+        return (await self._conn.get(m.StreamsOutputBody, "GET", f"{self._base}/streams")).streams or []
+
+    async def revoke_stream(self, id: str) -> None:
+        """End a stream and disconnect its viewers."""
+        await self._conn.call("DELETE", f"{self._base}/streams/{quote(id, safe='')}")
+
+    async def terminal(self, process: str | None = None, *, watch: bool = False, cols: int = 80, rows: int = 24) -> AsyncTerminal:
+        """Open a terminal that viewers share: a login shell in the workspace, or the terminal of a background command. watch: without typing."""
+        request: dict[str, Any] = {"kind": "terminal", "mode": "view" if watch else "control", "size": {"cols": cols, "rows": rows}}
+        if process:
+            request["process"] = process
+        return await AsyncTerminal.open(self._conn, self._base, request)
+
+    async def start_desktop(self, width: int | None = None, height: int | None = None, dpi: int | None = None) -> m.DesktopState:
+        """Start the desktop, unless one of that size runs. Another size ends the programs on it."""
+        return await self._conn.get(m.DesktopState, "PUT", f"{self._base}/desktop", m.DesktopInputBody(width=width, height=height, dpi=dpi))
+
+    async def computer(self, *actions: m.ComputerAction, read_only: bool = False) -> m.ComputerResult:
+        """Look at the desktop, or use its mouse and keyboard, in order. It is started if it does not run."""
+        request = m.ComputerRequest(actions=list(actions), read_only=read_only)
+        return await self._conn.get(m.ComputerResult, "POST", f"{self._base}/computer", request)
+
+    async def screenshot(self) -> bytes:
+        """A picture of the desktop, as a PNG image."""
+        shot = (await self.computer(m.ComputerAction(action="screenshot"))).screenshot
+        return b64decode(shot.png if shot else "")
 
     async def dial(self, port: int) -> AsyncTunnel:
         """Connect to a TCP port from the sandbox's own loopback."""

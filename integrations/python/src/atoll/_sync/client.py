@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
+from typing import Any
 from urllib.parse import quote
 
 from typing_extensions import Self
@@ -23,9 +24,9 @@ from atoll._sync.sandbox import Sandbox
 from atoll._sync.session import Sessions
 
 
-def connect(host: str | None = None, key: str | None = None) -> Client:
+def connect(host: str | None = None, key: str | None = None, *, tenant: str | None = None) -> Client:
     """The daemon at host ("https://host:port" or "unix:///path"), else at $ATOLL_HOST, else the local one, which is started if none runs."""
-    client = Client(host, key)
+    client = Client(host, key, tenant=tenant)
     if client.address.named:
         return client
     try:
@@ -45,8 +46,9 @@ def connect(host: str | None = None, key: str | None = None) -> Client:
 class Client:
     """A connection to a daemon, which connects when it is first used. See connect_async for one that finds or starts the daemon."""
 
-    def __init__(self, host: str | None = None, key: str | None = None):
-        self.address = Address.find(host, key)
+    def __init__(self, host: str | None = None, key: str | None = None, *, tenant: str | None = None):
+        """Only the owner of the machine may name a tenant other than their own."""
+        self.address = Address.find(host, key, tenant)
         self._conn = Conn(self.address)
         self.sessions = Sessions(self._conn)
         self.workspaces = Workspaces(self._conn)
@@ -75,11 +77,15 @@ class Client:
             return False
         return True
 
-    def create(self, spec: m.Spec | m.CreateRequest | None = None, *, idempotency_key: str | None = None) -> Sandbox:
+    def create(self, spec: m.Spec | m.CreateRequest | None = None, *, idempotency_key: str | None = None, **fields: Any) -> Sandbox:
         """Make a sandbox, which lives until it is destroyed or its lifetime ends. A repeated call with its key returns the same sandbox.
 
+        Instead of a spec, its fields can be given by name: create(image="base").
+
         Without a key, a call that is canceled removes what the daemon may have made."""
-        body = spec or m.Spec()
+        if spec is not None and fields:
+            raise errors.InvalidError("give a spec or its fields, not both", op="sandbox.create", subject=", ".join(fields))
+        body = spec or m.Spec(**fields)
         headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
         try:
             info = self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=headers)
@@ -98,14 +104,14 @@ class Client:
         """The sandbox of that name or id, whatever its state."""
         return Sandbox(self._conn, self._conn.get(m.Sandbox, "GET", f"/v1/sandboxes/{quote(ref, safe='')}"))
 
-    def list(self, labels: Mapping[str, str] | None = None, states: Sequence[str] = ()) -> Iterator[m.Sandbox]:
+    def list(self, labels: Mapping[str, str] | None = None, states: Sequence[str] = ()) -> Iterator[Sandbox]:
         """The sandboxes that have all of the labels, newest first."""
         cursor: str | None = ""
         while cursor is not None:
             query = clean(label=labels_query(labels), state=[*states], cursor=cursor or None)
             page = self._conn.get(m.ListOutputBody, "GET", "/v1/sandboxes", query=query)
             for info in page.sandboxes or []:
-                yield info
+                yield Sandbox(self._conn, info)
             cursor = page.next or None
 
     def remove(self, ref: str) -> None:

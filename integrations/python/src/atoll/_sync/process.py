@@ -43,6 +43,11 @@ class Process:
         self._ended = False
         self._input_open = True
 
+    @property
+    def id(self) -> str:
+        """Unique in its sandbox; reconnect and signal take it."""
+        return self.info.id
+
     @classmethod
     def start(cls, conn: Conn, path: str, command: m.ExecRequest | None) -> Process:
         socket = conn.websocket(path)

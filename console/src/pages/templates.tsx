@@ -1,0 +1,169 @@
+import { useState } from "preact/hooks";
+import { call, get, lines, request } from "../api";
+import type { Schemas } from "../api";
+import { useLoad } from "../live";
+import {
+  bytes,
+  Button,
+  Card,
+  Dialog,
+  Empty,
+  Field,
+  say,
+  Table,
+  Time,
+  useConfirm,
+} from "../ui";
+import { tarOf } from "../tar";
+
+type Template = Schemas["Template"];
+
+export function Templates() {
+  const [building, setBuilding] = useState(false);
+  const list = useLoad(
+    () => get<{ templates: Template[] }>("v1/templates"),
+    [],
+    /^template\./,
+  );
+  const confirm = useConfirm();
+  const rows = list.data?.templates ?? [];
+  return (
+    <>
+      <div class="head">
+        <h1>Templates</h1>
+        <div class="tools">
+          <Button kind="primary" verb="write" act={() => setBuilding(true)}>
+            Build a template
+          </Button>
+        </div>
+      </div>
+      <Card>
+        {rows.length === 0 ? (
+          <Empty title="There are no templates" error={list.error}>
+            A template is an image that is built from a Dockerfile.
+          </Empty>
+        ) : (
+          <Table
+            label="Templates"
+            rows={rows}
+            id={(t) => t.name + ":" + t.tag}
+            columns={[
+              {
+                head: "Name",
+                cell: (t) => (
+                  <code>
+                    template:{t.name}:{t.tag}
+                  </code>
+                ),
+              },
+              { head: "Base", cell: (t) => t.base, wide: true },
+              { head: "Steps", cell: (t) => t.steps, wide: true },
+              { head: "Size", cell: (t) => bytes(t.size) },
+              { head: "Built", cell: (t) => <Time at={t.created} /> },
+              {
+                head: "",
+                right: true,
+                cell: (t) => (
+                  <Button
+                    kind="danger"
+                    verb="write"
+                    label={`Remove template ${t.name}:${t.tag}`}
+                    act={() =>
+                      confirm.ask({
+                        title: `Remove the template ${t.name}:${t.tag}?`,
+                        text: "Sandboxes that were made from it stay.",
+                        yes: `Remove ${t.name}`,
+                        act: async () => {
+                          await call(
+                            "DELETE",
+                            `v1/templates/${encodeURIComponent(t.name + ":" + t.tag)}`,
+                          );
+                          list.reload();
+                        },
+                      })
+                    }
+                  >
+                    Remove
+                  </Button>
+                ),
+              },
+            ]}
+          />
+        )}
+      </Card>
+      {building && (
+        <Build
+          close={() => {
+            setBuilding(false);
+            list.reload();
+          }}
+        />
+      )}
+      {confirm.dialog}
+    </>
+  );
+}
+
+function Build({ close }: { close: () => void }) {
+  const [name, setName] = useState("");
+  const [text, setText] = useState("FROM host\nRUN echo hello > /etc/hello\n");
+  const [log, setLog] = useState("");
+  const [stop, setStop] = useState<AbortController>();
+  const build = async () => {
+    const abort = new AbortController();
+    setStop(abort);
+    setLog("");
+    try {
+      const r = await request("POST", "v1/templates", {
+        query: { name },
+        body: tarOf("Dockerfile", text),
+        headers: { "Content-Type": "application/x-tar" },
+        signal: abort.signal,
+      });
+      for await (const l of lines<{
+        event?: Record<string, unknown>;
+        template?: Template;
+        problem?: { detail?: string; hint?: string };
+      }>(r)) {
+        if (l.problem)
+          throw new Error(
+            [l.problem.detail, l.problem.hint].filter(Boolean).join(". "),
+          );
+        if (l.template) say(`${l.template.name} is built`);
+        if (l.event)
+          setLog((old) => old + Object.values(l.event!).join(" ") + "\n");
+      }
+      close();
+    } finally {
+      setStop(undefined);
+    }
+  };
+  return (
+    <Dialog title="Build a template" close={close} wide>
+      <Field label="Name">
+        <input
+          value={name}
+          autofocus
+          onInput={(e) => setName(e.currentTarget.value)}
+        />
+      </Field>
+      <Field label="Dockerfile">
+        <textarea
+          value={text}
+          onInput={(e) => setText(e.currentTarget.value)}
+        />
+      </Field>
+      {log && <pre class="card">{log}</pre>}
+      <footer>
+        {stop && (
+          <Button kind="danger" act={() => stop.abort()}>
+            Cancel the build
+          </Button>
+        )}
+        <Button kind="primary" off={!name && "Give it a name."} act={build}>
+          Build
+        </Button>
+      </footer>
+    </Dialog>
+  );
+}

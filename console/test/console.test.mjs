@@ -1,0 +1,398 @@
+// The console against the real daemon, in a real browser.
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { createServer } from "node:http";
+import { createServer as createListener } from "node:net";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { after, afterEach, before, test } from "node:test";
+import { browser, Daemon, shots } from "./daemon.mjs";
+
+const axe = readFileSync(
+  createRequire(import.meta.url).resolve("axe-core/axe.min.js"),
+  "utf8",
+);
+const daemon = new Daemon();
+let chrome;
+let page;
+const faults = []; // of the page, which would be defects
+
+const freePort = () =>
+  new Promise((done) => {
+    const l = createListener().listen(0, "127.0.0.1", () => {
+      const { port } = l.address();
+      l.close(() => done(port));
+    });
+  });
+
+before(async () => {
+  daemon.address = `127.0.0.1:${await freePort()}`;
+  await daemon.start();
+  chrome = await browser();
+  const context = await chrome.newContext({
+    viewport: { width: 1280, height: 800 },
+  });
+  page = await context.newPage();
+  page.setDefaultTimeout(30_000);
+  page.on("pageerror", (e) => faults.push(String(e)));
+  page.on("console", (m) => {
+    if (m.type() === "error" && /Content Security Policy/.test(m.text()))
+      faults.push(m.text());
+  });
+});
+
+after(async () => {
+  await chrome?.close();
+  await daemon.close();
+});
+
+afterEach((t) => page && shot("after-" + t.name.replace(/\W+/g, "-")));
+
+const base = () => `http://${daemon.address}/console/`;
+const show = (to) => page.goto(base() + "#" + to);
+const shot = (name) => page.screenshot({ path: join(shots, name + ".png") });
+const button = (name) => page.getByRole("button", { name, exact: true });
+
+/** Types into the terminal, and waits for a text in it. */
+async function type(text, answer) {
+  await page.locator(".term:visible .xterm-helper-textarea").focus();
+  await page.keyboard.type(text + "\n");
+  await page.waitForFunction(
+    (wanted) =>
+      [...document.querySelectorAll(".term .xterm-rows")].some((r) =>
+        r.textContent.includes(wanted),
+      ),
+    answer,
+  );
+}
+
+test("a link signs in once", async () => {
+  const link = daemon.link();
+  await page.goto(link);
+  await page.getByRole("heading", { name: "Overview" }).waitFor();
+  assert.ok(!page.url().includes("code="), "the code stays in the address");
+  const other = await chrome.newContext();
+  const second = await other.newPage();
+  await second.goto(link);
+  await second.getByRole("alert").getByText("used already").waitFor();
+  await other.close();
+});
+
+test("a sandbox is made, and its terminal answers", async () => {
+  await button("New sandbox").click();
+  const form = page.getByRole("dialog");
+  await form.getByLabel("Name").fill("demo");
+  await form.getByLabel("Memory").fill("512m");
+  await form.getByLabel("Network").selectOption("hosts");
+  await shot("create");
+  await form.getByRole("button", { name: "Create" }).click();
+  await page.getByRole("heading", { name: "demo" }).waitFor();
+  await page.locator(".term .xterm").waitFor();
+  await type("echo $((6*7))-answer", "42-answer");
+  await shot("terminal");
+});
+
+test("a shell survives a reload of the page", async () => {
+  await type("kept=yes; echo set-it", "set-it");
+  await page.reload();
+  await page.locator(".term .xterm").waitFor();
+  await type("echo kept-$kept", "kept-yes");
+});
+
+test("a file is edited, and its changes are shown", async () => {
+  daemon.run(
+    "exec",
+    "demo",
+    "--",
+    "sh",
+    "-c",
+    "mkdir -p /work-files && printf 'print(1)\\n' > /work-files/main.py",
+  );
+  await page.getByRole("tab", { name: "Files" }).click();
+  await button("work-files/").click();
+  await button("main.py").click();
+  await page.locator(".cm-content").click();
+  await page.keyboard.press("Control+End");
+  await page.keyboard.type("print(2)");
+  await button("Show changes").click();
+  await page
+    .locator("dialog .cm-insertedLine, dialog .cm-changedLine")
+    .first()
+    .waitFor();
+  await shot("diff");
+  await page.locator("dialog").getByRole("button", { name: "Save" }).click();
+  await page.getByRole("status").getByText("is saved").waitFor();
+  assert.match(
+    daemon.run("exec", "demo", "--", "cat", "/work-files/main.py"),
+    /print\(1\)\nprint\(2\)/,
+  );
+  await shot("files");
+});
+
+test("a port is opened in a tab", async () => {
+  daemon.run(
+    "exec",
+    "-d",
+    "demo",
+    "--",
+    "python3",
+    "-m",
+    "http.server",
+    "8000",
+    "--directory",
+    "/work-files",
+  );
+  await page.getByRole("tab", { name: "Ports" }).click();
+  await page.waitForTimeout(1500); // until it listens
+  await button("Look again").click();
+  const opened = page.context().waitForEvent("page");
+  await button("Open port 8000").click();
+  const preview = await opened;
+  await preview.getByText("main.py").waitFor();
+  assert.doesNotMatch(preview.url(), /atollport_/);
+  await preview.close();
+  await shot("ports");
+});
+
+test("a refused host is shown and can be allowed", async () => {
+  daemon.run(
+    "exec",
+    "demo",
+    "--",
+    "sh",
+    "-c",
+    "curl -sS -m 5 http://refused.example/ || true",
+  );
+  await page.getByRole("tab", { name: "Network" }).click();
+  const allow = button("Allow this host: refused.example");
+  await allow.waitFor();
+  await shot("network");
+  await allow.click();
+  await button("Deny refused.example").waitFor();
+  assert.match(
+    JSON.stringify(JSON.parse(await api("v1/sandboxes/demo/network"))),
+    /refused\.example/,
+  );
+});
+
+/** Calls the API as the signed-in page does. */
+const api = (path) =>
+  page.evaluate(
+    async (p) =>
+      (
+        await fetch("../" + p, {
+          headers: { "Atoll-Console": localStorage.getItem("atoll.half") },
+        })
+      ).text(),
+    path,
+  );
+
+test("a snapshot and a fork are in the tree", async () => {
+  await button("Snapshot").click();
+  await page.getByRole("status").getByText("is made").waitFor();
+  await button("Fork").click();
+  await page.getByRole("heading", { name: /^sb-/ }).waitFor();
+  await show("/snapshots");
+  await page.locator(".tree .node").first().waitFor();
+  await shot("snapshots");
+});
+
+test("the page recovers when the daemon was killed", async () => {
+  await show("/sandboxes");
+  await page.getByRole("link", { name: "demo", exact: true }).waitFor();
+  await daemon.end();
+  await page
+    .getByRole("alert")
+    .getByText("The connection to the daemon is lost")
+    .waitFor();
+  await shot("lost");
+  await daemon.start();
+  await page
+    .getByRole("alert")
+    .getByText("The connection to the daemon is lost")
+    .waitFor({ state: "detached" });
+  daemon.run("create", "--name", "after-the-crash");
+  await page
+    .getByRole("link", { name: "after-the-crash", exact: true })
+    .waitFor();
+});
+
+test("a key that may only read sees reasons", async () => {
+  const token = daemon.run("key", "create", "--allow", "read", "reader");
+  const context = await chrome.newContext();
+  const reader = await context.newPage();
+  await reader.goto(base());
+  await reader.getByLabel("API key").fill(token);
+  await reader.getByRole("button", { name: "Sign in" }).click();
+  await reader.getByRole("heading", { name: "Overview" }).waitFor();
+  const make = reader.getByRole("button", { name: "New sandbox" });
+  assert.equal(await make.getAttribute("aria-disabled"), "true");
+  assert.match(await make.getAttribute("title"), /does not allow “write”/);
+  await context.close();
+});
+
+test("another tenant sees none of it", async () => {
+  const token = daemon.run(
+    "key",
+    "create",
+    "--tenant",
+    "other",
+    "--allow",
+    "read,exec,write",
+    "other",
+  );
+  const context = await chrome.newContext();
+  const other = await context.newPage();
+  await other.goto(base());
+  await other.getByLabel("API key").fill(token);
+  await other.getByRole("button", { name: "Sign in" }).click();
+  await other.goto(base() + "#/sandboxes");
+  await other.getByText("There are no sandboxes").waitFor();
+  await other.goto(base() + "#/sandboxes/demo");
+  await other.getByRole("alert").waitFor();
+  await context.close();
+});
+
+// A page on another port of the same host gets the console's cookie, because
+// browsers do not keep cookies apart by port. It must be of no use there.
+test("attack: a page that a sandbox serves cannot use the cookie", async () => {
+  let stolen = "";
+  const existed = daemon.run("ls", "--quiet");
+  const attacker = createServer((request, response) => {
+    stolen = request.headers.cookie ?? stolen;
+    response.setHeader("Content-Type", "text/html");
+    response.end("<title>attack</title>");
+  });
+  await new Promise((done) => attacker.listen(0, "127.0.0.1", done));
+  const evil = await page.context().newPage();
+  await evil.goto(`http://127.0.0.1:${attacker.address().port}/`);
+  assert.match(
+    stolen,
+    /atoll_console=/,
+    "the browser no longer sends it; the test has lost its reason",
+  );
+  const target = `http://${daemon.address}`;
+  for (const [what, headers] of [
+    ["the cookie alone", { cookie: stolen }],
+    [
+      "with a guessed half",
+      { cookie: stolen, "atoll-console": "A".repeat(43) },
+    ],
+    ["as a key", { authorization: "Bearer " + stolen.split("=")[1] }],
+  ]) {
+    const r = await fetch(target + "/v1/sandboxes", { headers });
+    assert.equal(r.status, 401, what);
+  }
+  const seen = await evil.evaluate(async (t) => {
+    const tries = {};
+    tries.read = await fetch(t + "/v1/sandboxes", {
+      credentials: "include",
+    }).then(
+      (r) => r.status,
+      () => "refused",
+    );
+    tries.write = await fetch(t + "/v1/sandboxes", {
+      method: "POST",
+      mode: "no-cors",
+      credentials: "include",
+      body: "{}",
+    }).then(
+      (r) => r.type,
+      () => "refused",
+    );
+    tries.socket = await new Promise((done) => {
+      const ws = new WebSocket(
+        t.replace("http", "ws") + "/v1/sandboxes/demo/exec",
+        ["atoll"],
+      );
+      ws.onopen = () => done("open");
+      ws.onerror = () => done("refused");
+    });
+    const frame = document.createElement("iframe");
+    frame.src = t + "/console/";
+    document.body.append(frame);
+    await new Promise((done) => setTimeout(done, 500));
+    try {
+      tries.frame = frame.contentDocument?.title ?? "hidden";
+    } catch {
+      tries.frame = "hidden";
+    }
+    tries.storage = localStorage.getItem("atoll.half") ?? "none";
+    return tries;
+  }, target);
+  assert.notEqual(seen.read, 200);
+  assert.equal(seen.socket, "refused");
+  assert.equal(seen.storage, "none");
+  assert.notEqual(seen.frame, "Atoll");
+  assert.equal(
+    daemon.run("ls", "--quiet"),
+    existed,
+    "the attack made or removed a sandbox",
+  );
+  await evil.close();
+  attacker.close();
+});
+
+const pages = [
+  "",
+  "sandboxes",
+  "sessions",
+  "snapshots",
+  "workspaces",
+  "templates",
+  "egress",
+  "secrets",
+  "providers",
+  "usage",
+  "activity",
+  "access",
+];
+
+test("every page is accessible, in light, dark and narrow", async () => {
+  daemon.run("workspace", "create", "notes");
+  daemon.run("session", "create", "--image", "host", "work");
+  const id = JSON.parse(daemon.run("inspect", "demo"))[0]?.id ?? "demo";
+  const found = [];
+  for (const [look, size, theme] of [
+    ["light", { width: 1280, height: 800 }, "light"],
+    ["dark", { width: 1280, height: 800 }, "dark"],
+    ["narrow", { width: 400, height: 800 }, "light"],
+  ]) {
+    await page.setViewportSize(size);
+    await page.evaluate((t) => localStorage.setItem("atoll.theme", t), theme);
+    for (const p of [
+      ...pages,
+      `sandboxes/${id}/terminal`,
+      `sandboxes/${id}/files`,
+      `sandboxes/${id}/network`,
+      `sandboxes/${id}/limits`,
+    ]) {
+      await show("/" + p);
+      await page.reload();
+      await page.locator("main h1").waitFor();
+      await page.waitForTimeout(700); // for its data
+      const name =
+        (p.replace(id, "one").replaceAll("/", "-") || "overview") + "-" + look;
+      await shot(name);
+      const wide = await page.evaluate(
+        () => document.documentElement.scrollWidth - innerWidth,
+      );
+      if (wide > 0) found.push(`${name}: ${wide} pixels wider than the screen`);
+      await page.evaluate(axe);
+      const { violations } = await page.evaluate(() =>
+        window.axe.run(document, { resultTypes: ["violations"] }),
+      );
+      for (const v of violations)
+        if (v.impact === "serious" || v.impact === "critical")
+          found.push(
+            `${name}: ${v.id}: ${v.nodes
+              .map((n) => n.html)
+              .join(" ")
+              .slice(0, 300)}`,
+          );
+    }
+  }
+  assert.deepEqual(found, []);
+});
+
+test("nothing failed in the page", () => assert.deepEqual(faults, []));

@@ -1,0 +1,123 @@
+package cli
+
+import (
+	"context"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// allTenantsFlag registers --all-tenants.
+func allTenantsFlag(flags *pflag.FlagSet, all *bool) {
+	flags.BoolVar(all, "all-tenants", false, "of all tenants, as the owner of the machine; names are TENANT/NAME")
+}
+
+// targetOf returns where sandboxes are: those of all tenants of the daemon, or
+// as [App.target]. Without a daemon there are no tenants.
+func (a *App) targetOf(ctx context.Context, allTenants bool) (target, error) {
+	if !allTenants {
+		return a.target(ctx)
+	}
+	c, err := a.daemon(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if c == nil {
+		return a.here(ctx, false)
+	}
+	tenants, err := a.tenants(ctx, c)
+	return everyTenant{a, tenants}, err
+}
+
+// tenantClient is a client that acts in a tenant.
+type tenantClient struct {
+	name   string
+	client *atoll.Client
+}
+
+// tenants returns a client for every tenant of a daemon, by name.
+func (a *App) tenants(ctx context.Context, c *atoll.Client) ([]tenantClient, error) {
+	if a.tenant != "" {
+		return nil, badFlag("all-tenants", "goes without --tenant")
+	}
+	known, err := c.Admin().Tenants(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]tenantClient, 0, len(known))
+	for _, t := range known {
+		all = append(all, tenantClient{t.ID, c.WithTenant(t.ID)})
+	}
+	return all, nil
+}
+
+// everyTenant is a daemon with the sandboxes of all tenants, whose names are
+// TENANT/NAME. It makes none.
+type everyTenant struct {
+	app *App
+	of  []tenantClient
+}
+
+// List implements target.
+func (t everyTenant) List(ctx context.Context) ([]sandbox.Sandbox, error) {
+	var all []sandbox.Sandbox
+	for _, one := range t.of {
+		theirs, err := t.app.remote(one.client).List(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range theirs {
+			s.Name = one.name + "/" + s.Name
+			all = append(all, s)
+		}
+	}
+	return all, nil
+}
+
+// Find implements target, by TENANT/NAME or by id.
+func (t everyTenant) Find(ctx context.Context, ref string) (box, error) {
+	tenant, name, named := strings.Cut(ref, "/")
+	if !named {
+		name = ref
+	}
+	for _, one := range t.of {
+		if named && one.name != tenant {
+			continue
+		}
+		s, err := one.client.Get(ctx, name)
+		switch {
+		case err == nil && (named || string(s.ID()) == name):
+			return boxOfTenant{remoteBox{s}, one.name}, nil
+		case err != nil && !missing(err):
+			return nil, err
+		}
+	}
+	return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: ref, Message: "no such sandbox", Hint: "name it as TENANT/NAME; see what exists with: atoll ls --all-tenants"}
+}
+
+// boxOfTenant is a sandbox of one of all tenants.
+type boxOfTenant struct {
+	remoteBox
+	tenant string
+}
+
+// Name implements box.
+func (b boxOfTenant) Name() string { return b.tenant + "/" + b.remoteBox.Name() }
+
+func (everyTenant) warning(context.Context, string) string { return "" }
+func (everyTenant) tidy(context.Context)                   {}
+
+func (everyTenant) Run(context.Context, control.RunRequest, func(context.Context, box, driver.Process) error) (sandbox.Exit, error) {
+	return sandbox.Exit{}, oneTenant()
+}
+
+func (everyTenant) Start(context.Context, control.RunRequest) (box, error) { return nil, oneTenant() }
+
+func oneTenant() error {
+	return badFlag("all-tenants", "a sandbox is made in one tenant: give --tenant")
+}

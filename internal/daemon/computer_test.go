@@ -1,0 +1,37 @@
+package daemon_test
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func TestRB75ReadOnlyComputers(t *testing.T) {
+	t.Setenv("PATH", "/nothing") // sandboxes of provider host have it
+	v := newViewing(t)
+	const look, act = `{"actions":[{"action":"cursor"}]}`, `{"actions":[{"action":"cursor"},{"action":"click"}]}`
+	for _, c := range []struct {
+		key, body string
+		want      int
+		code      sandbox.Code
+	}{
+		{"reader", act, http.StatusForbidden, sandbox.CodeDenied},
+		{"reader", look, http.StatusNotImplemented, sandbox.CodeUnsupported}, // allowed, but there is no xdotool
+		{"acme", `{"readOnly":true,` + act[1:], http.StatusForbidden, sandbox.CodeDenied},
+		{"acme", `{"readOnly":true,` + look[1:], http.StatusNotImplemented, sandbox.CodeUnsupported},
+		{"acme", act, http.StatusNotImplemented, sandbox.CodeUnsupported},
+		{"acme", `{"actions":[]}`, http.StatusBadRequest, sandbox.CodeInvalid},
+		{"acme", `{"actions":[{"action":"click"},{"action":"key"}]}`, http.StatusBadRequest, sandbox.CodeInvalid},
+		{"rival", look, http.StatusNotFound, sandbox.CodeNotFound},
+	} {
+		var problem struct{ Code sandbox.Code }
+		status := v.call(c.key, http.MethodPost, "/v1/sandboxes/box/computer", c.body, &problem)
+		if status != c.want || problem.Code != c.code {
+			t.Errorf("%s %s: %d %s, want %d %s", c.key, c.body, status, problem.Code, c.want, c.code)
+		}
+	}
+	if status := v.call("reader", http.MethodPut, "/v1/sandboxes/box/desktop", `{}`, nil); status != http.StatusForbidden {
+		t.Errorf("a key that may only read starts a desktop: %d", status)
+	}
+}

@@ -1,0 +1,197 @@
+package desk
+
+import (
+	"bytes"
+	"context"
+	"image"
+	"image/png"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func number(n int) *int { return &n }
+
+func TestRB77ActionsAsCommands(t *testing.T) {
+	t.Parallel()
+	at := func(a sandbox.ComputerAction) sandbox.ComputerAction {
+		a.X, a.Y = number(10), number(0)
+		return a
+	}
+	for _, c := range []struct {
+		a    sandbox.ComputerAction
+		want string
+	}{
+		{at(sandbox.ComputerAction{Action: "move"}), "mousemove 10 0"},
+		{sandbox.ComputerAction{Action: "click"}, "click --repeat 1 --delay 60 1"},
+		{at(sandbox.ComputerAction{Action: "click", Count: 2}), "mousemove 10 0 click --repeat 2 --delay 60 1"},
+		{at(sandbox.ComputerAction{Action: "click", Button: "middle", Keys: []string{"ctrl", "Shift"}}), "mousemove 10 0 keydown Control_L keydown Shift_L click --repeat 1 --delay 60 2 keyup Shift_L keyup Control_L"},
+		{sandbox.ComputerAction{Action: "down", Button: "right"}, "mousedown 3"},
+		{sandbox.ComputerAction{Action: "up", Button: "back"}, "mouseup 8"},
+		{sandbox.ComputerAction{Action: "click", Button: "forward"}, "click --repeat 1 --delay 60 9"},
+		{sandbox.ComputerAction{Action: "drag", Path: []sandbox.Point{{X: 1, Y: 2}, {X: 3, Y: 4}}}, "mousemove 1 2 mousedown 1 sleep 0.02 mousemove 3 4 sleep 0.02 mouseup 1"},
+		{at(sandbox.ComputerAction{Action: "scroll", ScrollY: 249}), "mousemove 10 0 click --repeat 2 --delay 10 5"},
+		{sandbox.ComputerAction{Action: "scroll", ScrollY: -5000}, "click --repeat 15 --delay 10 4"},
+		{sandbox.ComputerAction{Action: "scroll", ScrollX: 10, ScrollY: 250}, "click --repeat 3 --delay 10 5 click --repeat 1 --delay 10 7"},
+		{sandbox.ComputerAction{Action: "scroll", ScrollX: -100}, "click --repeat 1 --delay 10 6"},
+		{sandbox.ComputerAction{Action: "type", Text: "--delay 'x'; rm"}, "type --delay 12 --file -"},
+		{sandbox.ComputerAction{Action: "type", Text: "für"}, "type --delay 120 --file -"},
+		{sandbox.ComputerAction{Action: "key", Keys: []string{"CTRL", "s"}}, "key --repeat 1 --delay 12 Control_L+s"},
+		{sandbox.ComputerAction{Action: "key", Keys: []string{"ctrl+f5"}, Count: 3}, "key --repeat 3 --delay 12 Control_L+F5"},
+		{sandbox.ComputerAction{Action: "key", Keys: []string{"+"}}, "key --repeat 1 --delay 12 plus"},
+		{sandbox.ComputerAction{Action: "key", Keys: []string{"ArrowUp", "PAGEDOWN", "KP_0"}}, "key --repeat 1 --delay 12 Up+Next+KP_0"},
+		{sandbox.ComputerAction{Action: "key", Keys: []string{"a"}, DurationMS: 1500}, "keydown a sleep 1.5 keyup a"},
+		{sandbox.ComputerAction{Action: "cursor"}, "getmouselocation --shell"},
+	} {
+		s, err := plan(&c.a)
+		if err != nil {
+			t.Errorf("%+v: %v", c.a, err)
+			continue
+		}
+		if got := strings.Join(s.args, " "); got != "xdotool "+c.want {
+			t.Errorf("%s is\n%s, want\nxdotool %s", c.a.Action, got, c.want)
+		}
+		if looks := c.a.Action == "cursor"; s.changes == looks || s.stdin != c.a.Text {
+			t.Errorf("%s: changes %t, input %q", c.a.Action, s.changes, s.stdin)
+		}
+	}
+	for subject, a := range map[string]sandbox.ComputerAction{
+		"x": {Action: "move"}, "y without x": {Action: "click", Y: number(1)}, "button": {Action: "click", Button: "4"}, "path": {Action: "drag", Path: []sandbox.Point{{}}},
+		"text": {Action: "type"}, "no keys": {Action: "key"}, "an option": {Action: "key", Keys: []string{"--window"}}, "a command": {Action: "click", Keys: []string{"a exec"}},
+		"scroll": {Action: "scroll"}, "action": {Action: "exec"}, "count": {Action: "click", Count: 101}, "negative": {Action: "move", X: number(-1), Y: number(1)},
+	} {
+		if _, err := plan(&a); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+			t.Errorf("%s: %v, want invalid", subject, err)
+		}
+	}
+}
+
+// ending is what a command prints, and its exit code.
+type ending struct {
+	stdout, stderr string
+	code           int
+}
+
+// script answers commands in order, with the last one for ever.
+type script struct {
+	mu   sync.Mutex
+	ends []ending
+	ran  []string
+}
+
+func (s *script) Exec(_ context.Context, cmd sandbox.Command) (driver.Process, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ran = append(s.ran, strings.Join(cmd.Args, " "))
+	e := s.ends[0]
+	if len(s.ends) > 1 {
+		s.ends = s.ends[1:]
+	}
+	return &process{ending: e}, nil
+}
+
+type process struct {
+	driver.Process
+	ending
+}
+
+func (p *process) Stdin() io.WriteCloser { return discard{} }
+func (p *process) Stdout() io.Reader     { return strings.NewReader(p.stdout) }
+func (p *process) Stderr() io.Reader     { return strings.NewReader(p.stderr) }
+func (p *process) Close() error          { return nil }
+
+func (p *process) Wait(context.Context) (sandbox.Exit, error) {
+	return sandbox.Exit{Code: p.code, Reason: sandbox.ReasonExited}, nil
+}
+
+type discard struct{}
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+func (discard) Close() error                { return nil }
+
+func picture(t *testing.T) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := png.Encode(&b, image.NewGray(image.Rect(0, 0, 3, 2))); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestRB76ScreenshotsAreNeverEmpty(t *testing.T) {
+	between = 0
+	whole := picture(t)
+	shot, _ := plan(&sandbox.ComputerAction{Action: "screenshot"})
+	for _, c := range []struct {
+		name string
+		ends []ending
+		runs int
+		want sandbox.Code
+	}{
+		{"at once", []ending{{stdout: whole}}, 1, ""},
+		{"after an empty one", []ending{{}, {stdout: whole}}, 2, ""},
+		{"after one that was cut", []ending{{stdout: whole[:len(whole)-1]}, {code: 1}, {stdout: whole}}, 3, ""},
+		{"never", []ending{{}}, 3, sandbox.CodeUnavailable},
+		{"no scrot", []ending{{code: 127}}, 1, sandbox.CodeUnsupported},
+	} {
+		s := &script{ends: c.ends}
+		d := desktop{box: s, may: true}
+		got, err := d.screenshot(t.Context(), &shot)
+		if sandbox.CodeOf(err) != c.want || len(s.ran) != c.runs {
+			t.Errorf("%s: %v after %d attempts, want %q after %d", c.name, err, len(s.ran), c.want, c.runs)
+		}
+		if err == nil && (got.Width != 3 || got.Height != 2 || string(got.PNG) != whole) {
+			t.Errorf("%s: %d×%d", c.name, got.Width, got.Height)
+		}
+	}
+}
+
+func TestRB69Stages(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		e       ending
+		code    sandbox.Code
+		subject string
+	}{
+		{ending{code: 11, stderr: "no memory"}, sandbox.CodeUnavailable, "computer: xvfb: the desktop did not start, exit code 11: no memory"},
+		{ending{code: 12}, sandbox.CodeUnavailable, "computer: x11vnc: "},
+		{ending{code: 10}, sandbox.CodeUnavailable, "computer: lock: "},
+		{ending{code: 20}, sandbox.CodeUnsupported, "computer: the image has no desktop"},
+		{ending{code: 0, stdout: "something"}, sandbox.CodeUnavailable, "computer: desktop: "},
+	} {
+		_, err := Ensure(t.Context(), &script{ends: []ending{c.e}}, sandbox.Screen{}, true)
+		if sandbox.CodeOf(err) != c.code || !strings.HasPrefix(err.Error(), c.subject) {
+			t.Errorf("exit code %d: %v, want %s", c.e.code, err, c.subject)
+		}
+	}
+	got, err := Ensure(t.Context(), &script{ends: []ending{{stdout: "noise\ndesktop 800x600\n"}}}, sandbox.Screen{}, true)
+	if want := (sandbox.DesktopState{Width: 800, Height: 600, Port: 5900}); err != nil || got != want {
+		t.Errorf("%+v %v", got, err)
+	}
+}
+
+func TestDesktopsAreStartedWhenUsed(t *testing.T) {
+	t.Parallel()
+	click, _ := plan(&sandbox.ComputerAction{Action: "click"})
+	none := ending{code: 1, stderr: "Error: Can't open display: :0\nFailed creating new xdo instance."}
+	s := &script{ends: []ending{none, {stdout: "desktop 1280x800\n"}, {}}}
+	d := desktop{box: s, may: true}
+	if err := d.do(t.Context(), &click, &sandbox.ComputerResult{}); err != nil || len(s.ran) != 3 || s.ran[0] != s.ran[2] || !strings.Contains(s.ran[1], "Xvfb") {
+		t.Errorf("%v, ran %q", err, s.ran)
+	}
+	s = &script{ends: []ending{none}}
+	d = desktop{box: s}
+	if err := d.do(t.Context(), &click, &sandbox.ComputerResult{}); sandbox.CodeOf(err) != sandbox.CodeConflict || slices.ContainsFunc(s.ran, func(c string) bool { return strings.Contains(c, "Xvfb") }) {
+		t.Errorf("without the right to: %v, ran %q", err, s.ran)
+	}
+	s = &script{ends: []ending{{stderr: "(symbol) No such key name 'x'. Ignoring it."}}}
+	d = desktop{box: s, may: true}
+	if err := d.do(t.Context(), &click, &sandbox.ComputerResult{}); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+		t.Errorf("an unknown key: %v", err)
+	}
+}

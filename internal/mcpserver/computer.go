@@ -1,0 +1,90 @@
+package mcpserver
+
+import (
+	"context"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+type placeArgs struct {
+	boxArgs
+	X int `json:"x"`
+	Y int `json:"y"`
+}
+
+type clickArgs struct {
+	placeArgs
+	Button string   `json:"button,omitempty" jsonschema:"left, middle, right, back or forward"`
+	Keys   []string `json:"keys,omitempty" jsonschema:"keys to hold"`
+}
+
+type scrollArgs struct {
+	placeArgs
+	ScrollX int `json:"scroll_x,omitempty"`
+	ScrollY int `json:"scroll_y,omitempty" jsonschema:"pixels down; a notch is 100"`
+}
+
+type dragArgs struct {
+	placeArgs
+	ToX int `json:"to_x"`
+	ToY int `json:"to_y"`
+}
+
+type typeArgs struct {
+	boxArgs
+	Text string `json:"text"`
+}
+
+type keyArgs struct {
+	boxArgs
+	Keys []string `json:"keys" jsonschema:"such as ctrl, s"`
+}
+
+type computerOut struct {
+	Width  int `json:"width,omitempty"`
+	Height int `json:"height,omitempty"`
+}
+
+func (s *Server) computerTools() {
+	add(s, "computer_screenshot", "Take a screenshot", "See the desktop of a sandbox. computer_ tools use its pixels.", looks,
+		func(ctx context.Context, c *call, in boxArgs) (computerOut, error) {
+			return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "screenshot"})
+		})
+	add(s, "computer_click", "Click", "Click.", changes, func(ctx context.Context, c *call, in clickArgs) (computerOut, error) {
+		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "click", X: &in.X, Y: &in.Y, Button: in.Button, Keys: in.Keys})
+	})
+	add(s, "computer_double_click", "Double-click", "Double-click.", changes, func(ctx context.Context, c *call, in placeArgs) (computerOut, error) {
+		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "click", X: &in.X, Y: &in.Y, Count: 2})
+	})
+	add(s, "computer_move", "Move the pointer", "Move the pointer.", changes, func(ctx context.Context, c *call, in placeArgs) (computerOut, error) {
+		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "move", X: &in.X, Y: &in.Y})
+	})
+	add(s, "computer_scroll", "Scroll", "Turn the wheel.", changes, func(ctx context.Context, c *call, in scrollArgs) (computerOut, error) {
+		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "scroll", X: &in.X, Y: &in.Y, ScrollX: in.ScrollX, ScrollY: in.ScrollY})
+	})
+	add(s, "computer_drag", "Drag", "Drag with the left button.", changes, func(ctx context.Context, c *call, in dragArgs) (computerOut, error) {
+		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "drag", Path: []sandbox.Point{{X: in.X, Y: in.Y}, {X: in.ToX, Y: in.ToY}}})
+	})
+	add(s, "computer_type", "Type text", "Type where the focus is.", changes, func(ctx context.Context, c *call, in typeArgs) (computerOut, error) {
+		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "type", Text: in.Text})
+	})
+	add(s, "computer_keypress", "Press keys", "Press keys at once.", changes, func(ctx context.Context, c *call, in keyArgs) (computerOut, error) {
+		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "key", Keys: in.Keys})
+	})
+}
+
+// act carries out an action. A screenshot follows the result as an image.
+func (c *call) act(ctx context.Context, ref string, do sandbox.ComputerAction) (computerOut, error) {
+	b, err := c.box(ctx, ref)
+	if err != nil {
+		return computerOut{}, err
+	}
+	out, err := b.UseComputer(ctx, sandbox.ComputerRequest{Actions: []sandbox.ComputerAction{do}})
+	if err != nil || out.Screenshot == nil {
+		return computerOut{}, err
+	}
+	c.content = []mcp.Content{&mcp.ImageContent{Data: out.Screenshot.PNG, MIMEType: "image/png"}}
+	return computerOut{out.Screenshot.Width, out.Screenshot.Height}, nil
+}

@@ -1,0 +1,551 @@
+package view
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
+	wire "github.com/atoll-run/atoll/internal/stream"
+	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/stream"
+)
+
+const (
+	defaultTTL = 120 * time.Second
+	desktop    = "desktop"
+	port       = "port"
+	vncPort    = 5900
+	maxStreams = 256 // of one tenant
+	maxViewers = 32  // of one stream
+	// recheck is how often the sandbox of an open socket is checked.
+	recheck = 500 * time.Millisecond
+	// farewell bounds the time for telling a viewer why its socket ends.
+	farewell = 300 * time.Millisecond
+)
+
+// The reasons for which sockets are closed.
+var (
+	errRevoked  = errors.New("revoked")
+	errRollover = errors.New("box-rollover")
+	errKey      = errors.New("grant-revoked")
+	errReaped   = errors.New("reaped")
+	errRefused  = errors.New("unauthorized")
+)
+
+// Config configures a Service. Its functions may be called concurrently.
+type Config struct {
+	Secret []byte // signs tokens
+	Guard  *guard.Guard
+	// Life ends with the daemon.
+	Life context.Context
+	Now  func() time.Time
+	// Find returns a sandbox that exists, by id or name, for the caller in ctx.
+	Find func(ctx context.Context, ref string) (sandbox.Sandbox, error)
+	// Dial connects to a port of a running sandbox.
+	Dial func(ctx context.Context, ref string, port uint16) (net.Conn, error)
+	// Open opens a running sandbox for commands, until ctx ends.
+	Open func(ctx context.Context, ref string) (Commands, error)
+	// Desktop starts the desktop of a sandbox with its VNC server, if they do not
+	// run. Its errors say why it could not.
+	Desktop func(ctx context.Context, ref string) error
+	// Epoch returns CodeStale if another sandbox than that of the epoch serves a
+	// session now.
+	Epoch func(ctx context.Context, session string, epoch int64) error
+	// KeepAlive returns a context for requests of who. It ends when the key is no
+	// longer valid, or the tenant is disabled.
+	KeepAlive func(ctx context.Context, who key.Principal, tenant, keyID string) context.Context
+}
+
+// Service manages the streams of one daemon. It is safe for concurrent use.
+// Streams end with the daemon: their callers ask for new ones.
+type Service struct {
+	cfg     Config
+	mu      sync.Mutex
+	streams map[string]*opened
+
+	terminals terminals
+}
+
+// opened is a stream. Its Viewers are guarded by the Service's mutex.
+type opened struct {
+	sandbox.Stream
+	session string
+	who     key.Principal // the maker
+	name    string        // of the sandbox
+	ctx     context.Context
+	end     context.CancelCauseFunc
+}
+
+// New returns a Service.
+func New(cfg Config) *Service { return &Service{cfg: cfg, streams: map[string]*opened{}} }
+
+// operation returns what the maker of a stream must be allowed to do. A port may
+// be anything, and even connecting to it acts.
+func operation(o *opened) ops.Op {
+	if o.Mode == string(stream.Control) || o.Kind == port {
+		return ops.StreamControl
+	}
+	return ops.StreamView
+}
+
+// Create makes a stream.
+func (s *Service) Create(ctx context.Context, ref string, by sandbox.StreamSession, n sandbox.NewStream) (out sandbox.StreamAccess, err error) {
+	if n.Mode == "" {
+		n.Mode = string(stream.View)
+	}
+	ensured := n.Kind == desktop && n.Port == 0
+	if ensured {
+		n.Port = vncPort
+	}
+	if n.Port == 0 && n.Kind != terminalKind {
+		return out, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "port", Message: "is missing"}
+	}
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return out, err
+	}
+	box, err := s.cfg.Find(ctx, ref)
+	if err != nil {
+		return out, err
+	}
+	if n.Kind == terminalKind {
+		if n.Port = 0; n.Process == "" {
+			n.Process, err = s.ensureTerminal(ctx, box.ID, n.Size)
+		} else {
+			err = s.isTerminal(ctx, box.ID, n.Process)
+		}
+		if err != nil {
+			return out, err
+		}
+	} else {
+		n.Process = ""
+	}
+	if ensured && who.AllowIn(box.ID, ops.ComputerAct) == nil {
+		// Without programs of ours, something else may listen.
+		if err = s.cfg.Desktop(ctx, string(box.ID)); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
+			return out, err
+		}
+	}
+	id := strings.ToLower(rand.Text())
+	o := s.open(&opened{session: by.Ref, who: who, name: box.Name, Stream: sandbox.Stream{
+		ID: id, Sandbox: box.ID, Kind: n.Kind, Mode: n.Mode, Port: n.Port, Process: n.Process, LeaseEpoch: by.Epoch, Expires: s.expiry(n.TTL),
+	}})
+	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(context.Context) error {
+		if err := s.add(o); err != nil {
+			return err
+		}
+		out, err = s.access(o.Stream, o)
+		return err
+	})
+	if err != nil {
+		o.end(errRevoked)
+		return sandbox.StreamAccess{}, err
+	}
+	return out, nil
+}
+
+func (s *Service) expiry(seconds int64) time.Time {
+	ttl := time.Duration(seconds) * time.Second
+	if ttl == 0 {
+		ttl = defaultTTL
+	}
+	return s.cfg.Now().Add(ttl).Truncate(time.Second)
+}
+
+// open gives a stream its life.
+func (s *Service) open(o *opened) *opened {
+	o.ctx, o.end = context.WithCancelCause(s.cfg.Life)
+	return o
+}
+
+// access returns a token for a stream. now is what the stream is at present.
+func (s *Service) access(now sandbox.Stream, o *opened) (out sandbox.StreamAccess, err error) {
+	out.Stream, out.URL, out.Transport, out.Client = now, "/v1/streams/"+now.ID, "tcp-ws", "bytes"
+	switch now.Kind {
+	case desktop:
+		out.Transport, out.Client = "vnc-ws", "novnc"
+	case terminalKind:
+		out.Transport, out.Client = "terminal-ws", "xterm"
+	}
+	out.Token, err = stream.Seal(s.cfg.Secret, stream.Viewer, stream.Claims{
+		Stream: now.ID, Tenant: o.who.Tenant, Sandbox: string(now.Sandbox), Session: o.session, LeaseEpoch: now.LeaseEpoch, Mode: stream.Mode(now.Mode), Port: now.Port, Expires: now.Expires.Unix(),
+	})
+	return out, err
+}
+
+// Renew returns a new token for a stream. If another sandbox serves the
+// session now, the stream shows that one.
+func (s *Service) Renew(ctx context.Context, ref string, by sandbox.StreamSession, id string, ttl int64) (out sandbox.StreamAccess, err error) {
+	who, box, err := s.find(ctx, ops.StreamList, ref)
+	if err != nil {
+		return out, err
+	}
+	o, err := s.get(who, box.ID, by, id)
+	if err != nil {
+		return out, err
+	}
+	process := o.Process
+	if o.Kind == terminalKind && o.Sandbox != box.ID {
+		if process, err = s.ensureTerminal(ctx, box.ID, sandbox.WindowSize{}); err != nil {
+			return out, err
+		}
+	}
+	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(context.Context) error {
+		s.mu.Lock()
+		if s.streams[id] != o {
+			s.mu.Unlock()
+			return notFound(id)
+		}
+		rotated := o.Sandbox != box.ID || o.LeaseEpoch < by.Epoch
+		if rotated {
+			next := s.open(&opened{session: o.session, who: o.who, name: box.Name, Stream: o.Stream})
+			next.Sandbox, next.LeaseEpoch, next.Viewers, next.Process = box.ID, by.Epoch, 0, process
+			s.streams[id] = next
+			o.end(errRollover)
+			o = next
+		}
+		o.Expires = s.expiry(ttl)
+		now := o.Stream
+		s.mu.Unlock()
+		if rotated {
+			s.fact(o, eventlog.StreamRotated, "", 0)
+		}
+		out, err = s.access(now, o)
+		return err
+	})
+	if err != nil {
+		return sandbox.StreamAccess{}, err
+	}
+	return out, nil
+}
+
+// fact records what happened to a stream.
+func (s *Service) fact(o *opened, t eventlog.Type, why sandbox.Reason, viewers int) {
+	a := audit.Action{Tenant: o.who.Tenant, Actor: eventlog.Actor{Key: o.who.Key, UID: o.who.UID}, Op: operation(o), Sandbox: o.Sandbox, Name: o.name, Subject: o.ID}
+	err := s.cfg.Guard.Audit.FactLater(a, t, func(e *eventlog.Event) { e.Reason, e.Viewers, e.Epoch = why, viewers, o.LeaseEpoch })
+	if err != nil && s.cfg.Guard.Note != nil {
+		s.cfg.Guard.Note(s.cfg.Life, err)
+	}
+}
+
+func (s *Service) add(o *opened) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	count := 0
+	for id, other := range s.streams {
+		if other.Viewers == 0 && other.Expires.Before(s.cfg.Now()) {
+			other.end(errRevoked)
+			delete(s.streams, id)
+		} else if other.who.Tenant == o.who.Tenant {
+			count++
+		}
+	}
+	if count >= maxStreams {
+		return &sandbox.Error{Code: sandbox.CodeExhausted, Subject: "streams", Message: "there are too many streams", Hint: "revoke some, or wait until they expire"}
+	}
+	s.streams[o.ID] = o
+	return nil
+}
+
+// List returns the streams of a sandbox or session, by id.
+func (s *Service) List(ctx context.Context, ref string, by sandbox.StreamSession) ([]sandbox.Stream, error) {
+	who, box, err := s.find(ctx, ops.StreamList, ref)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := []sandbox.Stream{}
+	for _, o := range s.streams {
+		live := o.Viewers > 0 || !o.Expires.Before(s.cfg.Now())
+		if live && o.of(who, box.ID, by) {
+			all = append(all, o.Stream)
+		}
+	}
+	slices.SortFunc(all, func(a, b sandbox.Stream) int { return strings.Compare(a.ID, b.ID) })
+	return all, nil
+}
+
+// of reports whether a stream belongs to a sandbox, or to the session of a
+// request.
+func (o *opened) of(who key.Principal, id sandbox.ID, by sandbox.StreamSession) bool {
+	return o.who.Tenant == who.Tenant && (o.Sandbox == id || by.Ref != "" && o.session == by.Ref)
+}
+
+// get returns a stream of a sandbox or session.
+func (s *Service) get(who key.Principal, id sandbox.ID, by sandbox.StreamSession, name string) (*opened, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o := s.streams[name]; o != nil && o.of(who, id, by) {
+		return o, nil
+	}
+	return nil, notFound(name)
+}
+
+func notFound(id string) error {
+	return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: id, Message: "there is no such stream"}
+}
+
+// Revoke ends a stream and closes its sockets.
+func (s *Service) Revoke(ctx context.Context, ref string, by sandbox.StreamSession, id string) error {
+	who, box, err := s.find(ctx, ops.StreamRevoke, ref)
+	if err != nil {
+		return err
+	}
+	o, err := s.get(who, box.ID, by, id)
+	if err != nil {
+		return err
+	}
+	if !s.drop(o, errRevoked, sandbox.ReasonAdmin) {
+		return notFound(id)
+	}
+	return nil
+}
+
+// drop ends a stream for good, and reports whether it had not ended.
+func (s *Service) drop(o *opened, cause error, why sandbox.Reason) bool {
+	s.mu.Lock()
+	found := s.streams[o.ID] == o
+	if found {
+		delete(s.streams, o.ID)
+	}
+	s.mu.Unlock()
+	if found {
+		o.end(cause)
+		s.fact(o, eventlog.StreamRevoked, why, 0)
+	}
+	return found
+}
+
+func (s *Service) find(ctx context.Context, op ops.Op, ref string) (who key.Principal, box sandbox.Sandbox, err error) {
+	if who, err = guard.Principal(ctx); err != nil {
+		return who, box, err
+	}
+	if box, err = s.cfg.Find(ctx, ref); err != nil {
+		return who, box, err
+	}
+	err = s.cfg.Guard.Do(ctx, op, guard.Subject{Sandbox: box.ID, Name: box.Name}, func(context.Context) error { return nil })
+	return who, box, err
+}
+
+// Serve serves the socket of a viewer that has sent a token, and closes it.
+// Without a valid token it sends nothing but the reason.
+func (s *Service) Serve(ws *websocket.Conn, id, token string) {
+	defer func() { _ = ws.CloseNow() }()
+	o, err := s.enter(id, token)
+	if err != nil {
+		goodbye(ws, err)
+		return
+	}
+	why := sandbox.ReasonDisconnected
+	defer func() { s.leave(o, why) }()
+	ctx, cancel := context.WithCancelCause(o.ctx)
+	defer cancel(nil)
+	who := key.Principal{Tenant: o.who.Tenant, Key: o.who.Key, UID: o.who.UID, Sandbox: o.who.Sandbox, Verbs: []key.Verb{key.Read, key.Exec}}
+	valid := s.cfg.KeepAlive(ctx, who, who.Tenant, who.Key)
+	if err := s.stands(valid, o); err != nil {
+		why = s.ended(ws, o, err)
+		return
+	}
+	over := make(chan struct{})
+	watched := make(chan struct{})
+	var once sync.Once
+	finish := func(err error) { once.Do(func() { why = s.ended(ws, o, err) }) }
+	valid, leave := context.WithCancel(valid)
+	defer leave()
+	go func() {
+		defer close(watched)
+		if err := s.watch(valid, o, over); err != nil {
+			finish(err)
+			leave()
+		}
+	}()
+	if o.Kind == terminalKind {
+		s.showTerminal(valid, ws, o, finish)
+	} else {
+		s.pass(valid, ws, o, finish)
+	}
+	close(over)
+	<-watched
+}
+
+// pass copies between a viewer and a port until one of them ends or ctx does.
+func (s *Service) pass(ctx context.Context, ws *websocket.Conn, o *opened, finish func(error)) {
+	conn, err := s.cfg.Dial(ctx, string(o.Sandbox), o.Port)
+	if err != nil {
+		goodbye(ws, errors.New("stream-port-unavailable"))
+		return
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	copyBytes(ws, &inside{Duplex: wire.AsDuplex(conn), over: func() {
+		if err := s.lost(ctx, o); err != nil {
+			finish(err)
+		}
+	}}, o.Mode == string(stream.View))
+}
+
+// enter checks a token and counts its viewer.
+func (s *Service) enter(id, token string) (*opened, error) {
+	c := stream.OpenViewer(s.cfg.Secret, token, s.cfg.Now())
+	if c == nil || c.Stream != id {
+		return nil, errRefused
+	}
+	s.mu.Lock()
+	o := s.streams[id]
+	viewers, err := admit(o, c)
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	s.fact(o, eventlog.StreamOpened, "", viewers)
+	return o, nil
+}
+
+// admit counts a viewer with the claims of a valid token.
+func admit(o *opened, c *stream.Claims) (viewers int, err error) {
+	if o == nil || o.who.Tenant != c.Tenant || string(o.Sandbox) != c.Sandbox || o.LeaseEpoch != c.LeaseEpoch || o.Mode != string(c.Mode) || o.Port != c.Port {
+		return 0, errRefused
+	}
+	if o.Viewers >= maxViewers {
+		return 0, errors.New("too-many-viewers")
+	}
+	o.Viewers++
+	return o.Viewers, nil
+}
+
+func (s *Service) leave(o *opened, why sandbox.Reason) {
+	s.mu.Lock()
+	o.Viewers--
+	viewers := o.Viewers
+	s.mu.Unlock()
+	s.fact(o, eventlog.StreamClosed, why, viewers)
+}
+
+// ended tells a viewer why the stream has ended.
+func (s *Service) ended(ws *websocket.Conn, o *opened, err error) sandbox.Reason {
+	goodbye(ws, err)
+	switch {
+	case errors.Is(err, errRollover):
+		return sandbox.ReasonRollover
+	case errors.Is(err, errKey):
+		s.drop(o, errKey, sandbox.ReasonGrantRevoked)
+		return sandbox.ReasonRevoked
+	case errors.Is(err, errRevoked):
+		return sandbox.ReasonRevoked
+	}
+	return sandbox.ReasonReaped
+}
+
+// stands returns the reason why a stream has ended, if it has.
+func (s *Service) stands(ctx context.Context, o *opened) error {
+	if cause := context.Cause(ctx); cause != nil {
+		for _, known := range []error{errRevoked, errRollover, errKey} {
+			if errors.Is(cause, known) {
+				return known
+			}
+		}
+		if sandbox.CodeOf(cause) == sandbox.CodeUnauthorized {
+			return errKey
+		}
+		return errReaped
+	}
+	if o.session == "" {
+		return nil
+	}
+	if err := s.cfg.Epoch(ctx, o.session, o.LeaseEpoch); sandbox.CodeOf(err) == sandbox.CodeStale || sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		return errRollover
+	}
+	return nil
+}
+
+// watch returns why a stream has ended, or nil when over is closed first.
+func (s *Service) watch(ctx context.Context, o *opened, over <-chan struct{}) error {
+	tick := time.NewTicker(recheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-over:
+			return nil
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+		if err := s.stands(ctx, o); err != nil {
+			return err
+		}
+	}
+}
+
+// lost returns the reason if a connection ended because of its sandbox. The
+// connection may end a little earlier than that is known.
+func (s *Service) lost(ctx context.Context, o *opened) error {
+	for wait := recheck / 16; ; wait *= 2 {
+		if err := s.stands(ctx, o); err != nil {
+			return err
+		}
+		box, err := s.cfg.Find(ctx, string(o.Sandbox))
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound || err == nil && box.State != sandbox.Running {
+			return errReaped
+		}
+		if wait > recheck {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+}
+
+// inside is a connection to a sandbox. over is called when the sandbox ends it.
+type inside struct {
+	wire.Duplex
+	over func()
+}
+
+func (i *inside) Read(p []byte) (int, error) {
+	n, err := i.Duplex.Read(p)
+	if err != nil {
+		i.over()
+	}
+	return n, err
+}
+
+// goodbye closes a socket and says why.
+func goodbye(ws *websocket.Conn, why error) {
+	late := time.AfterFunc(farewell, func() { _ = ws.CloseNow() })
+	defer late.Stop()
+	_ = ws.Close(websocket.StatusPolicyViolation, why.Error())
+}
+
+// copyBytes copies in both directions until one ends or, without an error, both.
+func copyBytes(ws *websocket.Conn, inside wire.Duplex, watching bool) {
+	tunnel := wire.NewTunnel(ws, "viewer")
+	if !watching {
+		wire.Join(context.Background(), tunnel, inside)
+		return
+	}
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		_, _ = io.Copy(tunnel, inside)
+		tunnel.Abort()
+	}()
+	_ = watchOnly(inside, tunnel) // its end, and a message that is not permitted, end the viewer
+	_ = inside.Close()
+	tunnel.Abort()
+	<-sent
+}

@@ -1,0 +1,63 @@
+package sandbox
+
+import "time"
+
+// NewStream asks for a stream of a sandbox.
+type NewStream struct {
+	// Kind is terminal, desktop or port. A desktop is a VNC server, on port 5900 if
+	// Port is 0; that one is started, with its display, if it does not run.
+	Kind string `json:"kind" enum:"terminal,desktop,port" doc:"terminal: a terminal that viewers share; desktop: a VNC server; port: the bytes of a port"`
+	// Mode is view or control; empty: view. A viewer of the mode view speaks RFB, and
+	// its keyboard, pointer and clipboard are dropped.
+	Mode string `json:"mode,omitempty" enum:"view,control" doc:"view is the default; in it, the daemon drops keyboard, pointer and clipboard of RFB"`
+	Port uint16 `json:"port,omitempty" doc:"port inside the sandbox; 5900 for a desktop if it is left out, where the desktop is started if it does not run"`
+	// Process is the background command whose terminal is shared; empty: a login
+	// shell, which is started if it does not run.
+	Process string     `json:"process,omitempty" maxLength:"64" doc:"id of a background command on a terminal; a login shell in the workspace if it is left out"`
+	Size    WindowSize `json:"size,omitzero" doc:"of the terminal of a new login shell"`
+	// TTL is how many seconds the token may open sockets; 0: 120.
+	TTL int64 `json:"ttl,omitempty" minimum:"0" maximum:"86400" doc:"seconds during which the token opens sockets; 120 if it is left out"`
+}
+
+// Stream is a permission to view a sandbox, and its present viewers.
+type Stream struct {
+	ID         string    `json:"id"`
+	Sandbox    ID        `json:"sandbox"`
+	Kind       string    `json:"kind"`
+	Mode       string    `json:"mode"`
+	Port       uint16    `json:"port,omitempty"`
+	Process    string    `json:"process,omitempty" doc:"of a terminal"`
+	LeaseEpoch int64     `json:"leaseEpoch" doc:"of the session; 0 if the stream was opened for a sandbox"`
+	Expires    time.Time `json:"expiresAt" doc:"until then its token opens sockets"`
+	Viewers    int       `json:"viewers" doc:"number of open sockets"`
+}
+
+// TerminalMessage is a text message of the WebSocket of a terminal. Binary
+// messages are output, and input of viewers with control.
+type TerminalMessage struct {
+	// Type is join or size from a viewer. To a viewer it is screen or resume (how
+	// the output goes on), size, input (how much has arrived) or exit.
+	Type     string      `json:"type" enum:"join,size,screen,resume,input,exit"`
+	Size     *WindowSize `json:"size,omitempty"`
+	Client   string      `json:"client,omitempty" doc:"chosen by a viewer that may reconnect: its earlier connection ends, and its input is counted"`
+	Terminal string      `json:"terminal,omitempty" doc:"which counting the offset belongs to"`
+	Offset   int64       `json:"offset,omitempty" doc:"in the output, of what follows; in a join, of what is asked for"`
+	Input    int64       `json:"input,omitempty" doc:"bytes of the client's input that have arrived"`
+	Exit     *Exit       `json:"exit,omitempty"`
+}
+
+// StreamAccess is a new stream with its token, which is not shown again.
+type StreamAccess struct {
+	Stream
+	URL       string `json:"url" doc:"path of the WebSocket, below the address of the API"`
+	Token     string `json:"token" doc:"for the first message or the subprotocol; never for a URL"`
+	Transport string `json:"transport" enum:"terminal-ws,vnc-ws,tcp-ws"`
+	Client    string `json:"client" enum:"xterm,novnc,bytes" doc:"what can show it"`
+}
+
+// StreamSession is the session whose sandbox a stream is for. It is empty if
+// the stream is for the sandbox itself.
+type StreamSession struct {
+	Ref   string
+	Epoch int64 // of the sandbox
+}
