@@ -34,9 +34,10 @@ PARALLEL     ?= 6
 STATIC = dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && cp "$(ATOLL)" "$$dir" && \
 	export ATOLL_KERNEL="$$dir/atoll" ATOLL_BIN="$$dir/atoll" &&
 
-# $(call gotest,FLAGS,PACKAGES) runs go test and prints a count. With AGAIN=N,
-# up to N failed tests run once more.
+# $(call gotest,FLAGS,PACKAGES) runs go test and prints a count, and what the
+# skipped tests need. With AGAIN=N, up to N failed tests run once more.
 gotest = $(if $(RACE),CGO_ENABLED=1) $(TOOL) gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg \
+	--jsonfile="$$dir/tests.json" --post-run-command='env CGO_ENABLED=0 $(GO) run ./internal/need/count' \
 	$(if $(AGAIN),--rerun-fails=1 --rerun-fails-max-failures=$(AGAIN) --packages='$(2)') \
 	-- -count=1 -timeout=$(TEST_TIMEOUT) $(1) $(if $(AGAIN),,$(2))
 
@@ -73,9 +74,13 @@ first-hour: ## install the package on a fresh Debian and run the guide's sixty s
 	@$(MAKE) --no-print-directory dist PLATFORMS=linux/$$($(GO) env GOARCH)
 	@$(STATIC) ./scripts/first-hour "$$dir"
 
+.PHONY: fresh
+fresh: ## run the README's two commands on a fresh Debian that has only Go, git and make, as root and as a normal user (as root; needs mmdebstrap): make fresh PKGS=./sandbox
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && GO='$(GO)' PKGS='$(PKGS)' ./scripts/fresh "$$dir"
+
 .PHONY: run
 run: build ## run a command in a sandbox: make run ARGS="uname -a"
-	@"$(ATOLL)" run -- $(or $(ARGS),python3 -c 'print(6*7)')
+	@"$(ATOLL)" run -- $(or $(ARGS),sh -c 'echo $$((6*7))')
 
 .PHONY: test
 test: check-fmt vet build ## run every check and the tests that take a few minutes; the others are in full
@@ -85,8 +90,8 @@ test: check-fmt vet build ## run every check and the tests that take a few minut
 # The parts of full are targets, too. The soak test runs hundreds of rounds
 # only if requested.
 .PHONY: full
-full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing (an hour)
-	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b bridge sdk mcp docker gigabyte python js console console-test frameworks
+full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing, a fresh machine (two hours)
+	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b bridge sdk mcp docker gigabyte python js console console-test frameworks fresh
 	@git diff --exit-code --stat internal/server/console/dist
 	@$(MAKE) --no-print-directory kills ROUNDS=20
 	@$(MAKE) --no-print-directory soak DURATION=5m

@@ -64,7 +64,8 @@ type Harness struct {
 	// Echo is a program inside the sandbox that listens on any TCP port of
 	// 127.0.0.1, prints the port's number and a newline, and echoes the data of
 	// any number of connections. It closes a connection when the other side does.
-	// Nil: a short program for python3, which the image must contain.
+	// Nil: a short program for python3; without it in the image, the cases that
+	// need it are skipped.
 	Echo []string
 
 	// Host is the name by which sandboxes reach the ports of this machine's
@@ -75,7 +76,8 @@ type Harness struct {
 	// Connect is a program inside the sandbox that gets a host and a port as
 	// arguments and connects. It prints the received data, "refused" if the
 	// connection was rejected, or "late" if there was no answer for many seconds.
-	// Nil: a short program for python3, which the image must contain.
+	// Nil: a short program for python3; without it in the image, the cases that
+	// need it are skipped.
 	Connect []string
 
 	// Close releases what the providers share in this process, such as a gateway.
@@ -112,6 +114,8 @@ const (
 	// NotApplicable means that the case needs a capability that the provider does
 	// not declare, and that the capability is absent.
 	NotApplicable Status = "not_applicable"
+	// Skipped means that the image lacks a program that the case runs.
+	Skipped Status = "skipped"
 )
 
 // Result is the outcome of one case.
@@ -119,7 +123,7 @@ type Result struct {
 	Name       string        `json:"name"`
 	Status     Status        `json:"status"`
 	Capability string        `json:"capability,omitempty"` // the capability that the case needs
-	Messages   []string      `json:"messages,omitempty"`   // reasons of the failure, and notes
+	Messages   []string      `json:"messages,omitempty"`   // reasons of the failure or the skip, and notes
 	Duration   time.Duration `json:"duration"`             // nanoseconds
 }
 
@@ -162,13 +166,17 @@ func (r Report) WriteText(w io.Writer) error {
 			fmt.Fprintf(&b, " (no %s)", res.Capability)
 		}
 		b.WriteByte('\n')
-		if res.Status == Fail {
+		if res.Status == Fail || res.Status == Skipped {
 			for _, m := range res.Messages {
 				fmt.Fprintf(&b, "    %s\n", strings.ReplaceAll(m, "\n", "\n    "))
 			}
 		}
 	}
-	fmt.Fprintf(&b, "%s: %d passed, %d failed, %d not applicable\n", r.Provider, count[Pass], count[Fail], count[NotApplicable])
+	fmt.Fprintf(&b, "%s: %d passed, %d failed, %d not applicable", r.Provider, count[Pass], count[Fail], count[NotApplicable])
+	if n := count[Skipped]; n > 0 {
+		fmt.Fprintf(&b, ", %d skipped", n)
+	}
+	b.WriteByte('\n')
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -212,6 +220,8 @@ func (r Result) report(t *testing.T) {
 	switch r.Status {
 	case Fail:
 		t.Fail()
+	case Skipped:
+		t.SkipNow()
 	case NotApplicable:
 		t.Logf("%s is not declared, and is absent", r.Capability)
 	}

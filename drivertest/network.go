@@ -48,7 +48,7 @@ func (t *caseT) server() (port string, met *atomic.Int64) {
 func (b *box) reach(host, port string) string {
 	args := b.h.Connect
 	if args == nil {
-		args = []string{"python3", "-c", connector}
+		args = b.python(connector)
 	}
 	got := b.run(sandbox.Command{Args: append(args[:len(args):len(args)], host, port)})
 	return strings.TrimSpace(got.stdout)

@@ -40,7 +40,7 @@ func (b *box) dialer() driver.Dialer {
 func (b *box) echo() (uint16, driver.Process) {
 	args := b.h.Echo
 	if args == nil {
-		args = []string{"python3", "-c", echoServer}
+		args = b.python(echoServer)
 	}
 	p := b.start(sandbox.Command{Args: args})
 	port, err := strconv.ParseUint(strings.TrimSpace(b.readLines(p.Stdout()).next()), 10, 16)

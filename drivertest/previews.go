@@ -40,7 +40,7 @@ func (b *box) previewer() driver.Previewer {
 
 // web starts an HTTP server that ends with the case, and returns its port.
 func (b *box) web() uint16 {
-	p := b.start(sandbox.Command{Args: []string{"python3", "-c", previewServer}})
+	p := b.start(sandbox.Command{Args: b.python(previewServer)})
 	port, err := strconv.ParseUint(strings.TrimSpace(b.readLines(p.Stdout()).next()), 10, 16)
 	if err != nil {
 		b.Fatalf("the server inside does not say its port: %v", err)

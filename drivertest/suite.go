@@ -242,10 +242,11 @@ func (s *suite) run(ctx context.Context, c testCase) Result {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	res := Result{Name: c.name, Capability: c.needs, Messages: slices.Clone(t.messages), Duration: time.Since(start)}
-	if t.failed {
+	switch res.Status = status; {
+	case t.failed:
 		res.Status = Fail
-	} else {
-		res.Status = status
+	case t.skipped:
+		res.Status = Skipped
 	}
 	s.observe(res)
 	return res
@@ -282,6 +283,7 @@ type caseT struct {
 
 	mu       sync.Mutex
 	failed   bool
+	skipped  bool
 	messages []string
 	cleanups []func(ctx context.Context)
 }
@@ -343,6 +345,19 @@ func (t *caseT) Errorf(format string, args ...any) {
 func (t *caseT) Fatalf(format string, args ...any) {
 	t.Errorf(format, args...)
 	runtime.Goexit()
+}
+
+// python returns the command that runs a program for python3, or ends the case
+// as skipped if the box's image has none.
+func (b *box) python(program string) []string {
+	if b.argv("sh", "-c", "command -v python3").exit.Code != 0 {
+		b.Logf("needs python3: the sandbox's image has none")
+		b.mu.Lock()
+		b.skipped = true
+		b.mu.Unlock()
+		runtime.Goexit()
+	}
+	return []string{"python3", "-c", program}
 }
 
 // Logf records a note.

@@ -263,7 +263,7 @@ var travelCases = []testCase{
 		b := t.fresh()
 		args := b.h.Echo
 		if args == nil {
-			args = []string{"python3", "-c", echoServer}
+			args = b.python(echoServer)
 		}
 		p := b.start(sandbox.Command{Args: args, Background: true})
 		port, err := strconv.ParseUint(b.readLines(p.Stdout()).next(), 10, 16)

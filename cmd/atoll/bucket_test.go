@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/blob/blobtest"
 	"github.com/atoll-run/atoll/internal/bucket"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -72,8 +73,10 @@ func bucketServer(t *testing.T, program string) int {
 // sandbox has ended, even if processes were killed meanwhile. The sandbox
 // cannot see the bucket's credentials.
 func TestBucket(t *testing.T) {
+	need.Program(t, "python3")
+	need.Root(t, "it mounts buckets")
 	if err := bucket.Possible(); err != nil {
-		t.Skip(err)
+		need.Thing(t, "FUSE", err.Error())
 	}
 	address := blobtest.S3(t)
 	objects, err := blob.Open(t.Context(), address)

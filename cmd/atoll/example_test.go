@@ -23,6 +23,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/atoll-run/atoll/internal/need"
 )
 
 // verbs finds all commands by reading the help.
@@ -85,6 +87,7 @@ func TestExamples(t *testing.T) {
 				"ATOLL_STATE_DIR="+filepath.Join(t.TempDir(), "state"), "ATOLL_NO_DAEMON=1", "PATH="+bin+":"+os.Getenv("PATH"))}
 			e.prepare(t, path, reg)
 			for _, line := range examples(t, path) {
+				need.Commands(t, line)
 				if testing.Short() && strings.HasPrefix(line, "atoll provider check") {
 					continue // each provider's conformance has its own test
 				}

@@ -18,15 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // smallDisk mounts a small file system.
 func smallDisk(t *testing.T, size string) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can mount a file system of a given size")
-	}
+	need.Root(t, "it mounts a file system of a given size")
 	dir := filepath.Join(t.TempDir(), "disk")
 	if err := os.Mkdir(dir, 0o711); err != nil {
 		t.Fatal(err)

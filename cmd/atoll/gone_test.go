@@ -15,6 +15,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -26,9 +27,7 @@ func orphaned(file string) string {
 // TestCallerGone checks the rule for commands whose caller is gone, with every
 // kind of caller: a foreground command is hung up, and nothing of it is left.
 func TestCallerGone(t *testing.T) {
-	if testing.Short() {
-		t.Skip("waits for the 30 s that a command of the command line is kept")
-	}
+	need.Full(t, "it waits for the 30 s that a command of the command line is kept")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

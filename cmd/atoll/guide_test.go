@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/atoll-run/atoll/internal/need"
 )
 
 // block is a fenced block of a page.
@@ -101,7 +103,7 @@ func newGuideRunner(t *testing.T) *guideRunner {
 func TestFirstHour(t *testing.T) {
 	root := os.Getenv("ATOLL_DEBIAN")
 	if root == "" {
-		t.Skip("needs a fresh Debian: make first-hour")
+		need.Thing(t, "make first-hour", "")
 	}
 	page, err := os.ReadFile("../../docs/guide/first-hour.md")
 	if err != nil {
@@ -130,8 +132,12 @@ func (g *guideRunner) run(t *testing.T, page string) {
 	if len(blocks) < 2 {
 		t.Fatalf("the page has only %d blocks to run", len(blocks))
 	}
+	script := guideScript(blocks)
+	if g.inside == nil {
+		need.Commands(t, script)
+	}
 	t.Cleanup(func() { g.shell(t, "atoll rm --force --all; atoll down") })
-	out, stderr, err := g.shell(t, guideScript(blocks))
+	out, stderr, err := g.shell(t, script)
 	parts := strings.Split(out, guideMark)
 	ran, last := 0, ""
 	for _, b := range blocks {

@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/atoll-run/atoll/internal/need"
 )
 
 // The servers that pages require. Each test has its own, at a loopback address
@@ -23,9 +25,7 @@ import (
 // loopback returns an address that no other test uses.
 func loopback(t *testing.T) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("the page's servers use ports below 1024, which only root may listen on")
-	}
+	need.Root(t, "the page's servers use ports below 1024")
 	var b [3]byte
 	_, _ = rand.Read(b[:])
 	return fmt.Sprintf("127.%d.%d.%d", 16+b[0]/2, b[1], 2+b[2]/2)
@@ -154,9 +154,7 @@ func useDebian(t *testing.T, g *guideRunner) {
 
 // usePython installs the Python client for the page.
 func usePython(t *testing.T, g *guideRunner) {
-	if testing.Short() {
-		t.Skip("installs the Python client with pip: make full")
-	}
+	need.Full(t, "it installs the Python client with pip")
 	venv := filepath.Join(t.TempDir(), "venv")
 	integrations, err := filepath.Abs("../../integrations")
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -20,10 +21,7 @@ import (
 // it prints, and docs/reference/gvisor.md explains it under that name.
 // ATOLL_UPDATE=1 writes these files.
 func TestLikeLinux(t *testing.T) {
-	python, err := exec.LookPath("python3")
-	if err != nil {
-		t.Skip("python3 is not installed")
-	}
+	python := need.Program(t, "python3")
 	s := newSoaker(t)
 	b := s.box(t, "box")
 	page, err := os.ReadFile("../../docs/reference/gvisor.md")

@@ -21,6 +21,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/need"
 )
 
 // mcpHost is a state directory with a daemon, for MCP clients.
@@ -270,6 +271,7 @@ func mcpFiles(t *testing.T, s *mcp.ClientSession) {
 }
 
 func mcpPorts(t *testing.T, s *mcp.ClientSession) {
+	need.Program(t, "python3")
 	use(t, s, "sandbox_write", args{"sandbox": "demo", "path": "/www/index.html", "content": "served"})
 	use(t, s, "sandbox_exec", args{"sandbox": "demo", "args": []string{"python3", "-m", "http.server", "8000", "-d", "/www"}, "background": true})
 	url := fmt.Sprint(use(t, s, "port_url", args{"sandbox": "demo", "port": 8000})["url"])

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/atoll-run/atoll/internal/need"
 )
 
 // owner and neighbour are unprivileged users of the machine.
@@ -22,9 +24,7 @@ const (
 // sockets, and processes through /proc. Every user may enter the home
 // directory.
 func TestAttackOtherLocalUser(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can be two other users")
-	}
+	need.Root(t, "it is two other users")
 	const canary = "canary-of-the-owner"
 	home := filepath.Join(built.dir, "owner-"+rand.Text())
 	if err := os.Mkdir(home, 0o755); err != nil {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/atoll-run/atoll/internal/need"
 )
 
 // somebody is an unprivileged user of the machine without an entry in
@@ -18,9 +20,7 @@ const somebody = 54321
 // TestRootless runs the first steps of a new user, as an unprivileged user with
 // a daemon, and checks what is left behind.
 func TestRootless(t *testing.T) {
-	if os.Geteuid() != 0 {
-		return // then such a user runs all tests
-	}
+	need.Root(t, "otherwise such a user runs all tests")
 	home := filepath.Join(built.dir, "somebody-"+rand.Text())
 	if err := os.Mkdir(home, 0o700); err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/atoll-run/atoll/internal/blob/blobtest"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/scratch"
 )
 
@@ -84,7 +85,13 @@ type quiet struct{ *testing.T }
 func (q quiet) Verbose() bool { return false }
 
 func (q quiet) Run(name string, f func(testscript.T)) {
-	q.T.Run(name, func(t *testing.T) { f(quiet{t}) })
+	q.T.Run(name, func(t *testing.T) {
+		script, err := os.ReadFile(filepath.Join("../../testdata/script", name+".txtar"))
+		if err == nil { // else it is a script of another directory
+			need.Commands(t, string(script))
+		}
+		f(quiet{t})
+	})
 }
 
 // setup gives every script its own home, state directory and copy of the

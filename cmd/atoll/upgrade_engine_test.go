@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -33,9 +34,7 @@ func goBuild(t *testing.T, out, pkg, link string, flags ...string) {
 // fullOnly skips a test that builds the program again in short mode.
 func fullOnly(t *testing.T) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("builds the program again, which is slow: make full runs it")
-	}
+	need.Full(t, "it builds the program again")
 }
 
 // otherGuest builds a different guest and returns the flag that embeds it

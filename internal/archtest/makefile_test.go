@@ -5,14 +5,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/atoll-run/atoll/internal/need"
 )
 
 // make build works in a directory whose name has a space. The compiler is a
 // fake that writes the requested file.
 func TestMakeInDirectoryWithSpace(t *testing.T) {
-	if _, err := exec.LookPath("make"); err != nil {
-		t.Skip("make is not installed")
-	}
+	need.Program(t, "make")
 	dir, tools := filepath.Join(t.TempDir(), "a clone"), t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, "internal", "guest", "program", "built"), 0o755); err != nil {
 		t.Fatal(err)

@@ -24,6 +24,10 @@ var rules = []rule{
 	},
 
 	{
+		pkgs: "internal/need/...", std: true, only: []string{"internal/need"}, deny: []string{"net", "net/http"},
+		why: "tests of any package say through it what they need",
+	},
+	{
 		pkgs: "internal/scratch", std: true, deny: []string{"os/exec", "net", "net/http"},
 		why: "it creates temporary directories for any package",
 	},
@@ -210,7 +214,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/store/...",
-		only: []string{"sandbox", "internal/quota", "internal/lease", "internal/store"},
+		only: []string{"sandbox", "internal/quota", "internal/lease", "internal/store", "internal/need"},
 		deny: []string{kernel + "/..."},
 		why:  "the store depends neither on its callers nor on running sandboxes",
 	},

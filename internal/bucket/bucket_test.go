@@ -22,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/blob/blobtest"
 	"github.com/atoll-run/atoll/internal/bucket"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -51,8 +52,9 @@ func testMain(m *testing.M) int {
 // possible skips what this machine cannot do at all.
 func possible(t *testing.T) {
 	t.Helper()
+	need.Root(t, "it mounts buckets")
 	if err := bucket.Possible(); err != nil {
-		t.Skip(err)
+		need.Thing(t, "FUSE", err.Error())
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -69,9 +70,7 @@ func TestClients(t *testing.T) {
 		{"Java, URLConnection", "java", "java /tmp/Get.java connection - https://api.test/x 2>&1", `HttpsURLConnection {"Proto"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if out, code := b.sh("command -v " + tt.needs); code != 0 {
-				t.Fatalf("%s is needed on this machine: %s", tt.needs, out)
-			}
+			need.Program(t, tt.needs)
 			if out, _ := b.sh(tt.script); !strings.Contains(out, tt.want) {
 				t.Errorf("got %.1500s, want %s", out, tt.want)
 			}

@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/scratch"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
@@ -83,6 +84,8 @@ func (w *world) rig() *rig { return newRigIn(w.tb, w.settings(), w.outside.do) }
 // newRigIn makes a gateway. in starts its process.
 func newRigIn(tb testing.TB, settings gateway.Settings, in func(func())) *rig {
 	tb.Helper()
+	need.Program(tb, "curl") // what runs in the sandboxes
+	need.Program(tb, "python3")
 	r := &rig{tb: tb, dir: tb.TempDir(), events: map[sandbox.ID][]gateway.Event{}, heard: make(chan struct{}, 1)}
 	var err error
 	r.gateway, err = gateway.New(gateway.Options{

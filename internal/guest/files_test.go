@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -168,7 +169,7 @@ func TestSparseFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := os.Truncate(dir+"/sparse", 1<<40); err != nil {
-		t.Skip("the file system has no files of that size")
+		need.Thing(t, "large files", "the file system has none of that size")
 	}
 	r, info, err := c.Read(testContext(t), dir+"/sparse", driver.ReadOptions{Offset: 1<<40 - 100})
 	if err != nil {
@@ -409,7 +410,7 @@ func TestOverwrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := syscall.Setxattr(file, "user.mine", []byte("stays"), 0); err != nil {
-		t.Skip(err) // the file system has no extended attributes
+		need.Thing(t, "extended attributes", err.Error())
 	}
 	events, err := c.Watch(ctx, dir, false)
 	if err != nil {

@@ -8,15 +8,14 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // asInit starts a guest as process 1, with its own /proc and without access to
 // the machine's control groups.
 func asInit(t *testing.T) *syscall.SysProcAttr {
-	if !root {
-		t.Skip("making namespaces needs root")
-	}
+	need.Root(t, "it makes namespaces")
 	return &syscall.SysProcAttr{
 		Cloneflags:   syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWCGROUP,
 		Unshareflags: syscall.CLONE_NEWNS,

@@ -57,8 +57,6 @@ func plainGuest() (string, error) {
 	return built.dir + "/guest", built.err
 }
 
-var root = os.Geteuid() == 0
-
 // patience is how long tests wait. The machine may be busy.
 const patience = 3 * time.Minute
 

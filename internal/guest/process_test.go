@@ -16,6 +16,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -507,9 +508,7 @@ func TestManyAtOnce(t *testing.T) {
 
 // TestUsers needs root to switch to other accounts.
 func TestUsers(t *testing.T) {
-	if !root {
-		t.Skip("only root can run commands as another user")
-	}
+	need.Root(t, "others cannot run commands as another user")
 	c := newClient(t, "/")
 	for user, want := range map[string]string{
 		"":           "0 0 root /root",
@@ -529,9 +528,7 @@ func TestUsers(t *testing.T) {
 // TestStreamsByName has the streams opened by name, as programs do that take
 // /dev/stdin for a file. It needs root to switch to other accounts.
 func TestStreamsByName(t *testing.T) {
-	if !root {
-		t.Skip("needs root")
-	}
+	need.Root(t, "others cannot run commands as another user")
 	c := newClient(t, "/")
 	for _, user := range []string{"0", "65534"} {
 		for _, cmd := range []sandbox.Command{{}, {Stdin: true}, {Background: true}, {Background: true, Stdin: true}} {

@@ -29,6 +29,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/atoll-run/atoll/internal/image/mkfs"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -42,8 +43,8 @@ func TestMain(m *testing.M) {
 // fsck runs fsck.erofs, if it is installed.
 func fsck(t testing.TB, name string) {
 	t.Helper()
-	tool, err := exec.LookPath("fsck.erofs")
-	if err != nil {
+	tool := need.Opinion(t, "fsck.erofs")
+	if tool == "" {
 		return
 	}
 	if out, err := exec.Command(tool, "--extract", name).CombinedOutput(); err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/sandbox"
@@ -52,7 +53,7 @@ func TestCatalog(t *testing.T) {
 				t.Errorf("the driver reads the variables\n%s, and the catalog lists\n%s", strings.Join(have, " "), strings.Join(say, " "))
 			}
 			if len(now.Capabilities) == 0 || e.Name == "remote" {
-				t.Skip("its capabilities are not known before it answers")
+				need.Thing(t, "a daemon", "its capabilities are not known before it answers")
 			}
 			if e.Name == "host" { // only root can run commands as other users
 				now.Capabilities["users"] = want.RunAs

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -28,6 +29,7 @@ type outcome struct {
 // run runs a command as root inside and waits for it.
 func run(tb testing.TB, in driver.Instance, cmd sandbox.Command) outcome {
 	tb.Helper()
+	need.Commands(tb, append(cmd.Args, cmd.Shell)...)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	p, err := in.Exec(ctx, &cmd)
@@ -222,9 +224,7 @@ func TestHostSecretsAreNotInside(t *testing.T) {
 // TestHostImageHidesWhatIsPrivate checks that root inside can read only those
 // files of the machine's toolchain that every user of the machine can read.
 func TestHostImageHidesWhatIsPrivate(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can make a file that others cannot read below /opt")
-	}
+	need.Root(t, "it makes a file that others cannot read below /opt")
 	f, err := os.CreateTemp("/opt", "atoll-private-")
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -170,6 +171,7 @@ for pid in children: os.waitpid(pid, 0)
 }
 
 func TestMemoryBomb(t *testing.T) {
+	need.Program(t, "python3")
 	victim, neighbour, p := pair(t, sandbox.Resources{Memory: 192 << 20})
 	if facts, err := p.Probe(t.Context()); err != nil || !facts.Limits["memory"].Holds {
 		t.Fatalf("the memory limit does not hold here: %+v, %v", facts.Limits["memory"], err)

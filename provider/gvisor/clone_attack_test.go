@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -57,8 +58,9 @@ while True: time.sleep(1)
 // would read zeros.
 func TestAttackCloneFlags(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
-		t.Skip("the attack is machine code for amd64")
+		need.Thing(t, "amd64", "the attack is machine code")
 	}
+	need.Program(t, "python3")
 	const n = 12
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{ID: "source", Image: "host"})

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/drivertest"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/scratch"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
@@ -158,12 +159,8 @@ func TestManyAtOnce(t *testing.T) {
 // TestConformanceRootless runs the suite as an unprivileged user, through the
 // command for users. Without root, TestConformance does that.
 func TestConformanceRootless(t *testing.T) {
-	if testing.Short() {
-		t.Skip("TestConformance runs the suite; make full runs it as this user too")
-	}
-	if os.Geteuid() != 0 {
-		return
-	}
+	need.Full(t, "TestConformance runs the suite as root")
+	need.Root(t, "otherwise TestConformance does it")
 	home, err := os.MkdirTemp("", "atoll-nobody-") //nolint:usetesting // the user nobody cannot traverse t.TempDir
 	if err != nil {
 		t.Fatal(err)
@@ -228,7 +225,7 @@ func TestProcessorAnswersItself(t *testing.T) {
 m = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 m.write(bytes.fromhex("53 b800000040 0fa2 89d8 5b c3"))  # push rbx; mov eax, 0x40000000; cpuid; mov eax, ebx; pop rbx; ret
 print(ctypes.CFUNCTYPE(ctypes.c_uint32)(ctypes.addressof(ctypes.c_char.from_buffer(m)))())`
-	here, err := exec.CommandContext(t.Context(), "python3", "-c", script).Output()
+	here, err := exec.CommandContext(t.Context(), need.Program(t, "python3"), "-c", script).Output()
 	if err != nil {
 		t.Fatal(err)
 	}

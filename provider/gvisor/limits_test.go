@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -166,6 +167,7 @@ func TestDeadlineWithoutAnybody(t *testing.T) {
 // TestPortOfLoopback checks that ports on the sandbox's loopback, IPv4 or IPv6,
 // are reachable, and those of the machine are not.
 func TestPortOfLoopback(t *testing.T) {
+	need.Program(t, "python3")
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{Image: "host"})
 	l, err := net.Listen("tcp", "127.0.0.1:0")

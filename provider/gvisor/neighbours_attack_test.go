@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -75,6 +76,7 @@ print("searched", regions > 0)
 // searches for them, as root, in the next ones: in files, environments,
 // arguments, fresh memory and the memory of all processes.
 func TestAttackLeftoversInPool(t *testing.T) {
+	need.Program(t, "python3")
 	p, await, from := pooled(t, 2)
 	fill := func(all, _ int) bool { return all > 0 }
 	create(t, p, sandbox.Spec{ID: "asks", Image: "host"}) // so that the pool prewarms this shape

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -19,6 +20,7 @@ import (
 // hog starts a command and returns when it has allocated memory.
 func hog(t *testing.T, in driver.Instance) driver.Process {
 	t.Helper()
+	need.Program(t, "python3")
 	proc, err := in.Exec(t.Context(), &sandbox.Command{Args: []string{"python3", "-c", `
 import time
 b = bytearray(b"x") * (8 << 20)

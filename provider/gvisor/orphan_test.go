@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -20,9 +21,7 @@ import (
 // and how to end it, but ends nothing. The next provider that sweeps ends it,
 // and no process that only looks like one.
 func TestStateRemovedByHand(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root may see what another process's descriptors are")
-	}
+	need.Root(t, "others may not see what another process's descriptors are")
 	state := t.TempDir()
 	detached := func(o *gvisor.Options) { o.StateDir, o.Attached = state, false }
 	p := newProvider(t, detached)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/sandbox"
@@ -90,6 +91,7 @@ func restore(tb testing.TB, p *gvisor.Provider, dir string, spec sandbox.Spec) (
 // background starts a command in the background.
 func background(tb testing.TB, in driver.Instance, shell string) driver.Process {
 	tb.Helper()
+	need.Commands(tb, shell)
 	p, err := in.Exec(context.Background(), &sandbox.Command{Shell: shell, Background: true, Stdin: true})
 	if err != nil {
 		tb.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -71,6 +72,7 @@ func TestAttackStoppedGuest(t *testing.T) {
 		}
 	})
 	t.Run("all the time", func(t *testing.T) {
+		need.Program(t, "python3")
 		in := create(t, p, sandbox.Spec{Image: "host"})
 		exit, err := bounded(t, in, sandbox.Command{Args: []string{"python3", "-c", "input()\n" + stopper}, Stdin: true, Timeout: 2 * time.Second})
 		if err != nil || exit.Reason != sandbox.ReasonTimeout {
@@ -79,6 +81,7 @@ func TestAttackStoppedGuest(t *testing.T) {
 		stillWorks(t, in)
 	})
 	t.Run("all the time by another", func(t *testing.T) {
+		need.Program(t, "python3")
 		in := create(t, p, sandbox.Spec{Image: "host"})
 		if _, err := in.Exec(t.Context(), &sandbox.Command{Args: []string{"python3", "-c", stopper}, Background: true}); err != nil {
 			t.Fatal(err)

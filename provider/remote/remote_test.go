@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/fake"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/provider/remote"
@@ -115,9 +116,7 @@ func openDir(t *testing.T) string {
 // The daemon's sandboxes are processes of this machine. It runs in a separate
 // process.
 func TestConformance(t *testing.T) {
-	if testing.Short() {
-		t.Skip("make full runs it; TestConformanceMemory takes the same way to other sandboxes")
-	}
+	need.Full(t, "TestConformanceMemory takes the same way to other sandboxes")
 	m := daemontest.New(t)
 	m.Host = true
 	o, dir := serve(t, m), t.TempDir()

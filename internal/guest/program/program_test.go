@@ -15,6 +15,7 @@ import (
 	"testing"
 	"testing/fstest"
 
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -97,7 +98,7 @@ func TestBuilt(t *testing.T) {
 			t.Fatal(err)
 		}
 		if p == nil {
-			t.Skip("make guest was not run: atoll is its own guest")
+			need.Thing(t, "make guest", "without it, atoll is its own guest")
 		}
 		content := readAll(t, p.Open)
 		sum := sha256.Sum256(content)

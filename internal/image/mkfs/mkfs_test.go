@@ -14,6 +14,8 @@ import (
 
 	"github.com/erofs/go-erofs"
 	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/need"
 )
 
 func dir(children map[string]*Node) *Node {
@@ -57,8 +59,8 @@ func build(t testing.TB, tree func(w *Writer) *Node) (fs.FS, string) {
 // fsck asks the tool of the kernel's developers, where it is installed.
 func fsck(t testing.TB, name string) {
 	t.Helper()
-	tool, err := exec.LookPath("fsck.erofs")
-	if err != nil {
+	tool := need.Opinion(t, "fsck.erofs")
+	if tool == "" {
 		return
 	}
 	if out, err := exec.Command(tool, "--extract", name).CombinedOutput(); err != nil {

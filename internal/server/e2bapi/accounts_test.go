@@ -9,13 +9,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/atoll-run/atoll/internal/need"
 )
 
 // An image without the user "user" gets one, with an unused number.
 func TestUserScript(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root gives files away")
-	}
+	need.Root(t, "it gives files away")
 	dir := t.TempDir()
 	write := func(name, text string) {
 		t.Helper()

@@ -22,6 +22,8 @@ import (
 
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
 	"go.uber.org/goleak"
+
+	"github.com/atoll-run/atoll/internal/need"
 )
 
 const install = "PostgreSQL is not installed: run `apt-get install postgresql`, or put initdb and postgres into PATH"
@@ -43,6 +45,9 @@ func Main(m *testing.M) int {
 // the test.
 func Postgres(t testing.TB) string {
 	t.Helper()
+	if _, err := programs(); err != nil {
+		need.Thing(t, "postgresql", "")
+	}
 	if err := server.start(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 // Package storetest provides stores for tests: SQLite files, and databases of a
 // real PostgreSQL server that it starts for the test binary and removes with
-// it. Without PostgreSQL, the test fails and says what to install, because a
-// skipped test proves nothing.
+// it. Without PostgreSQL, the test is skipped.
 package storetest
 
 import (

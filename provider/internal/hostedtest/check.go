@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/internal/need"
 )
 
 // Check runs `atoll provider check` as a user does: the real command, which
@@ -20,9 +21,7 @@ import (
 // in the command's output.
 func Check(t *testing.T, name, secret string, absent []string, env ...string) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("TestConformance runs part of the suite; the command runs all of it, which takes minutes")
-	}
+	need.Full(t, "TestConformance runs part of the suite, and the command all of it")
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), os.Getenv("ATOLL_BIN"), "provider", "check", name, "--json")
 	cmd.Env = append(os.Environ(), "ATOLL_STATE_DIR="+filepath.Join(t.TempDir(), "state"), "ATOLL_NO_DAEMON=1", "ATOLL_HOST=")
@@ -50,6 +49,8 @@ func Check(t *testing.T, name, secret string, absent []string, env ...string) {
 		switch res.Status {
 		case drivertest.Pass:
 			passed++
+		case drivertest.Skipped:
+			defer need.Thing(t, "python3", res.Name+" was skipped")
 		case drivertest.NotApplicable:
 			missing[res.Capability] = true
 		}

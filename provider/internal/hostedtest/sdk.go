@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/servicetest"
 )
 
@@ -19,7 +20,7 @@ func SDK(t *testing.T, env ...string) {
 	t.Helper()
 	python, err := servicetest.Python(t.Context(), "testdata/sdk.txt")
 	if errors.Is(err, servicetest.ErrUnavailable) {
-		t.Skip(err)
+		need.Thing(t, "a package index", err.Error())
 	}
 	if err != nil {
 		t.Fatal(err)

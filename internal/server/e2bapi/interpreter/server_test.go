@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/server/e2bapi/interpreter"
 )
 
@@ -25,6 +26,7 @@ func serve(t *testing.T) (address string) {
 			t.Fatal(err)
 		}
 	}
+	need.Program(t, "python3")
 	python := exec.CommandContext(t.Context(), "python3", "-B", "-c", `
 import server
 s = server.Server(("127.0.0.1", 0), server.Handler)
@@ -107,6 +109,7 @@ func python(t *testing.T, program string) {
 			t.Fatal(err)
 		}
 	}
+	need.Program(t, "python3")
 	cmd := exec.CommandContext(t.Context(), "python3", "-B", "-c", program)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -177,10 +180,10 @@ func TestRefusedInTheMiddle(t *testing.T) {
 // TestKernels runs code in the languages whose kernels this machine can have.
 func TestKernels(t *testing.T) {
 	address := serve(t)
-	for _, tt := range []struct{ language, code, want, wrong string }{
-		{"java", "int x = 20;\nString s = \"a\";\ns + (x + 1)", `"text": "a21"`, "int y = s;"},
-		{"r", "x <- 20\nx + 1", `"text": "[1] 21"`, "stop('bad')"},
-		{"typescript", "const x: number = 20\nx + 1", `"text": "21"`, "let y: = 3"},
+	for _, tt := range []struct{ language, pkg, code, want, wrong string }{
+		{"java", "default-jdk-headless", "int x = 20;\nString s = \"a\";\ns + (x + 1)", `"text": "a21"`, "int y = s;"},
+		{"r", "r-base-core", "x <- 20\nx + 1", `"text": "[1] 21"`, "stop('bad')"},
+		{"typescript", "node-typescript", "const x: number = 20\nx + 1", `"text": "21"`, "let y: = 3"},
 	} {
 		t.Run(tt.language, func(t *testing.T) {
 			t.Parallel()
@@ -200,7 +203,7 @@ func TestKernels(t *testing.T) {
 				defer resp.Body.Close()
 				said, err := io.ReadAll(resp.Body)
 				if resp.StatusCode == http.StatusBadRequest {
-					t.Skipf("this machine: %s", said)
+					need.Thing(t, tt.pkg, string(said))
 				}
 				if err != nil {
 					t.Fatal(err)
