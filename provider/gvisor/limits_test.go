@@ -22,6 +22,7 @@ import (
 // loop is not reliable.
 func TestResizeProcessors(t *testing.T) {
 	p := newProvider(t, nil)
+	limited(t, p, "cpus")
 	in := create(t, p, sandbox.Spec{ID: "resized", Image: "host", Resources: sandbox.Resources{CPUs: 1}})
 	resize := func(cpus float64) {
 		t.Helper()
@@ -57,6 +58,7 @@ func TestResizeProcessors(t *testing.T) {
 // nothing is killed.
 func TestResizeBelowUse(t *testing.T) {
 	p := newProvider(t, nil)
+	limited(t, p, "memory")
 	in := create(t, p, sandbox.Spec{ID: "full", Image: "host", Resources: sandbox.Resources{Memory: 512 << 20}})
 	if o := run(t, in, sandbox.Command{Shell: "dd if=/dev/zero of=/dev/shm/big bs=1M count=200"}); o.exit.Code != 0 {
 		t.Fatalf("filling memory: %+v", o)

@@ -67,7 +67,8 @@ func TestAllProcessesAreLimited(t *testing.T) {
 // program must be killed, and not the guest, whose own program is larger, or
 // the sandbox.
 func TestLargestMakesRoom(t *testing.T) {
-	victim, neighbour, _ := pair(t, sandbox.Resources{Memory: 192 << 20})
+	victim, neighbour, p := pair(t, sandbox.Resources{Memory: 192 << 20})
+	limited(t, p, "memory")
 	in := victim.(*gvisor.Instance)
 	proc := hog(t, victim)
 	in.MakeRoom()
@@ -83,7 +84,8 @@ func TestLargestMakesRoom(t *testing.T) {
 // TestBarrenSandboxEnds lets the host kill the stub that all others are forked
 // from. No command could be started any more, so the sandbox must end.
 func TestBarrenSandboxEnds(t *testing.T) {
-	victim, neighbour, _ := pair(t, sandbox.Resources{Memory: 192 << 20})
+	victim, neighbour, p := pair(t, sandbox.Resources{Memory: 192 << 20})
+	limited(t, p, "memory")
 	in := victim.(*gvisor.Instance)
 	proc := hog(t, victim)
 	if err := unix.Kill(in.Stubs()[0].PID, unix.SIGKILL); err != nil {
