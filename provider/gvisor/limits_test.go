@@ -243,6 +243,7 @@ func TestVisibleLimits(t *testing.T) {
 		}
 	}
 	p := newProvider(t, nil)
+	limited(t, p, "cpus")
 	free := create(t, p, sandbox.Spec{ID: "free", Image: "host"})
 	see(free, fmt.Sprintf("max 100000 2147483648 4096 %d", runtime.NumCPU()))
 	in := create(t, p, sandbox.Spec{Image: "host", Resources: sandbox.Resources{CPUs: 0.5, Memory: 300 << 20, PIDs: 50}})

@@ -41,6 +41,7 @@ while True: time.sleep(0.01)
 // in the control group that limits them and must be what the host kills first.
 func TestAllProcessesAreLimited(t *testing.T) {
 	p := newProvider(t, nil)
+	limited(t, p, "memory")
 	var group sync.WaitGroup
 	for i := range 24 {
 		group.Go(func() {
