@@ -387,6 +387,14 @@ const (
 	ReasonRollover     Reason = "box-rollover"      // another sandbox serves the session
 	ReasonGrantRevoked Reason = "grant-revoked"     // the key that opened the stream is not valid any more
 	ReasonAdmin        Reason = "admin"             // by a request
+
+	// Of recordings, besides exited, reaped, box-rollover and admin.
+	ReasonTimeLimit    Reason = "time-limit"    // it had its longest duration
+	ReasonSizeLimit    Reason = "size-limit"    // it had its largest size
+	ReasonDiskFull     Reason = "disk-full"     // the daemon could not write more of it
+	ReasonTakenOver    Reason = "taken-over"    // another connection took over the command
+	ReasonUploadFailed Reason = "upload-failed" // it could not be stored; that is tried again
+	ReasonBoxDeath     Reason = "box-death"     // what was recorded is lost
 )
 
 // ProcessInfo describes a command that was started through the API.

@@ -196,7 +196,7 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 		if last := path[len(path)-1]; last == "use" || last == "rm" {
 			e.must(t, "atoll context create office --host https://atoll.example.com:7070 --key-file office.key")
 		}
-	case path[0] == "terminal" || path[0] == "computer":
+	case path[0] == "terminal" || path[0] == "computer" || path[0] == "record":
 		e.up(t)
 		e.must(t, "atoll create --name demo")
 	case path[0] == "port":

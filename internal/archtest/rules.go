@@ -399,7 +399,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/view/...",
-		only: []string{"internal/view/...", "sandbox", "driver", "stream", "internal/stream", "internal/span", "internal/ops", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/control/guard"},
+		only: []string{"internal/view/...", "internal/blob", "internal/secret", "sandbox", "driver", "stream", "internal/stream", "internal/span", "internal/ops", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/control/guard"},
 		deny: []string{kernel + "/..."},
 		why:  "it sees sandboxes through the interfaces that it declares",
 	},

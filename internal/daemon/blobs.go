@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/workspace/worktree"
 )
 
-// openBlobs opens the blob stores of workspaces and snapshots, and the working
+// openBlobs opens the blob stores of workspaces, snapshots and recordings, and the working
 // directories of workspaces.
 func (d *Daemon) openBlobs(ctx context.Context) (*worktree.Store, *archive.Archive, error) {
 	address := d.opts.Blobs
@@ -26,6 +26,7 @@ func (d *Daemon) openBlobs(ctx context.Context) (*worktree.Store, *archive.Archi
 	if err != nil {
 		return nil, nil, err
 	}
+	d.blobs = blobs
 	workspaces, err := worktree.Open(filepath.Join(d.node.Dir(), "workspaces"), blobs, key)
 	return workspaces, archive.New(blobs, key), err
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/machine"
@@ -161,6 +162,8 @@ type Daemon struct {
 	server       *server.Server
 	view         *view.Service
 	desk         *desk.Service
+	recordings   recordings
+	blobs        blob.Store
 	memory       *server.Memory
 	otel         *telemetry.Telemetry // nil: telemetry is disabled
 	socket       string
@@ -276,6 +279,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 		d.work.Go(func() { d.watchPolicies(ctx) })
 	}
 	d.work.Go(func() { d.services.Snapshots.Watch(ctx) })
+	d.work.Go(func() { d.recordings.Watch(ctx) })
 	if d.otel.Events() {
 		d.work.Go(func() { d.otel.Ship(ctx, d.log) })
 	}

@@ -325,10 +325,14 @@ func foreignThings(t *testing.T, db *store.Store, d *daemon.Daemon) things {
 	session, err := c.Sessions().Create(ctx, sandbox.Spec{}, atoll.SessionOptions{Name: "mine-a"})
 	ok(t, err)
 	t.Cleanup(func() { _ = session.Close() })
+	ok(t, db.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
+		r := sandbox.Recording{ID: "rec-mine", State: sandbox.RecordingAvailable, Sandbox: box.ID(), Started: tx.Now()}
+		return tx.Recordings().Create(ctx, store.Recording{Recording: r, Tenant: "default"}, 1, 1)
+	}))
 	name := map[string]string{"the name": "mine-a"}
 	return things{
 		"sandboxes": {"the name": "mine-a", "the id": string(box.ID())}, "snapshots": {"the name": "mine-a", "the id": snap.ID},
-		"keys": {"the id": k.ID}, "profiles": name, "secrets": name, "templates": name, "workspaces": name, "tenants": name,
+		"keys": {"the id": k.ID}, "recordings": {"the id": "rec-mine"}, "profiles": name, "secrets": name, "templates": name, "workspaces": name, "tenants": name,
 		"sessions": {"the name": "mine-a", "the id": session.ID()},
 	}
 }

@@ -58,6 +58,7 @@ func (d *Daemon) apiServices() api.Services {
 		Ports:          s.Exec,
 		Streams:        d.view,
 		Desktops:       d.desk,
+		Recordings:     &d.recordings,
 		PublishedPorts: published{s.Sandboxes, s.Ports},
 		Templates:      s.Templates,
 		Policies:       s.Policies,

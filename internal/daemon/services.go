@@ -44,6 +44,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		Gate:     d.gate,
 		Policies: d.policies(), Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
 		PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, snapshots.DefaultCache), SaveEvery: d.opts.SaveEvery,
+		Recordings: &d.recordings,
 	}
 	for _, open := range []func(context.Context, *services.Config) error{d.openLog, d.openProvider, d.openKeys, d.openShelves} {
 		if err := open(ctx, &config); err != nil {

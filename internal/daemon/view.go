@@ -6,35 +6,68 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/desk"
+	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/view"
+	"github.com/atoll-run/atoll/internal/view/record"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // openView opens the streams for viewers. It needs the other services.
 func (d *Daemon) openView() error {
-	secret, err := secretFile(filepath.Join(d.node.Dir(), "streams.key"))
+	signing, err := secretFile(filepath.Join(d.node.Dir(), "streams.key"))
 	if err != nil {
 		return err
 	}
 	s := d.services
+	epoch := func(ctx context.Context, session string, epoch int64) error {
+		r, err := d.sessions.Holders.Route(ctx, session, epoch, false)
+		if err == nil {
+			r.Done()
+		}
+		return err
+	}
 	d.desk = desk.New(desk.Config{
 		Guard: s.Guard, Find: sandboxes.Public{Service: s.Sandboxes}.Get,
 		Open: func(ctx context.Context, ref string) (desk.Commands, error) { return s.Exec.Open(ctx, ref) },
 	})
 	d.view = view.New(view.Config{
-		Secret: secret, Guard: s.Guard, Life: s.Life, Now: s.Store.Now, Find: sandboxes.Public{Service: s.Sandboxes}.Get, Dial: s.Exec.DialPort, KeepAlive: s.Tenants.KeepAlive,
+		Secret: signing, Guard: s.Guard, Life: s.Life, Now: s.Store.Now, Find: sandboxes.Public{Service: s.Sandboxes}.Get, Dial: s.Exec.DialPort, KeepAlive: s.Tenants.KeepAlive,
 		Open: func(ctx context.Context, ref string) (view.Commands, error) { return s.Exec.Open(ctx, ref) },
 		Desktop: func(ctx context.Context, ref string) error {
 			_, err := d.desk.Start(ctx, ref, sandbox.Screen{}, true)
 			return err
 		},
-		Epoch: func(ctx context.Context, session string, epoch int64) error {
-			r, err := d.sessions.Holders.Route(ctx, session, epoch, false)
-			if err == nil {
-				r.Done()
+		Epoch: epoch,
+	})
+	d.recordings.Service, err = record.New(record.Config{
+		Guard: s.Guard, Store: s.Store, Blobs: d.blobs, Dir: filepath.Join(d.node.Dir(), "recordings"), Node: d.member.Node, Life: s.Life,
+		Terminals: d.view, Find: sandboxes.Public{Service: s.Sandboxes}.Get, KeepAlive: s.Tenants.KeepAlive, Epoch: epoch,
+		Session: func(ctx context.Context, ref string) (string, error) {
+			one, err := d.sessions.Sessions.Get(ctx, ref)
+			return one.Name, err
+		},
+		Redactor: func(ctx context.Context, id sandbox.ID) (*secret.Redactor, error) {
+			ctx, cancel := context.WithCancel(ctx) // the sandbox is in use until ctx ends
+			defer cancel()
+			box, err := s.Exec.Open(ctx, string(id))
+			if err != nil {
+				return nil, err
 			}
-			return err
+			return box.Redactor(), nil
 		},
 	})
-	return nil
+	if err == nil {
+		d.onClose(d.recordings.Close)
+	}
+	return err
+}
+
+// recordings are the recordings of the daemon. They are opened after what
+// flushes them.
+type recordings struct{ *record.Service }
+
+func (r *recordings) Flush(ctx context.Context, id sandbox.ID) {
+	if r.Service != nil {
+		r.Service.Flush(ctx, id)
+	}
 }

@@ -25,6 +25,7 @@ import (
 // counts as one inside: sandboxes of provider host share the machine's ports.
 type viewing struct {
 	at, port string
+	dir      string            // the state directory
 	key      map[string]string // tokens of keys, by name
 	id       map[string]string // ids of keys
 	t        *testing.T
@@ -37,7 +38,7 @@ func newViewing(t *testing.T) *viewing {
 	m.Host = true
 	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(int(freePort(t))))
 	d := m.Start(t, func(o *daemon.Options) { o.Listen, o.Plain = addr, true })
-	v := &viewing{at: addr, key: map[string]string{}, id: map[string]string{}, t: t, d: d, got: make(chan []byte, 100)}
+	v := &viewing{at: addr, dir: m.Dir, key: map[string]string{}, id: map[string]string{}, t: t, d: d, got: make(chan []byte, 100)}
 	admin := daemontest.Client(t, d).Admin()
 	for _, tenant := range []string{"acme", "rival"} {
 		if _, err := admin.CreateTenant(t.Context(), tenant, sandbox.Limits{}); err != nil {

@@ -43,38 +43,41 @@ const (
 	LimitsChanged Type = sandbox.EventLimitsChanged
 	PortOpened    Type = sandbox.EventPortOpened
 
-	TenantCreated   Type = sandbox.EventTenantCreated
-	TenantDisabled  Type = sandbox.EventTenantDisabled // or enabled again
-	Forked          Type = sandbox.EventForked
-	SnapshotCreated Type = sandbox.EventSnapshotCreated
-	SnapshotRemoved Type = sandbox.EventSnapshotRemoved
-	ProfileCreated  Type = sandbox.EventProfileCreated
-	ProfileApplied  Type = sandbox.EventProfileApplied
-	ProfileRemoved  Type = sandbox.EventProfileRemoved
-	SecretCreated   Type = sandbox.EventSecretCreated
-	SecretRotated   Type = sandbox.EventSecretRotated
-	SecretRemoved   Type = sandbox.EventSecretRemoved
-	EgressAllowed   Type = sandbox.EventEgressAllowed // a connection or request of a sandbox; see Subject and Policy
-	EgressDenied    Type = sandbox.EventEgressDenied
-	EgressLimited   Type = sandbox.EventEgressLimited  // a limit was reached
-	EgressFailed    Type = sandbox.EventEgressFailed   // allowed, but the destination did not respond
-	PoliciesLoaded  Type = sandbox.EventPoliciesLoaded // the machine's policies were replaced
-	PoliciesKept    Type = sandbox.EventPoliciesKept   // the policy files are invalid, so the old policies stay in force: see Subject
-	SecretUsed      Type = sandbox.EventSecretUsed     // the gateway sent a secret: see Subject and Policy
-	SessionCreated  Type = sandbox.EventSessionCreated
-	LeaseWarming    Type = sandbox.EventLeaseWarming  // the sandbox of a session is being created or resumed
-	LeaseWarm       Type = sandbox.EventLeaseWarm     // the sandbox serves the session: see Epoch
-	LeaseDraining   Type = sandbox.EventLeaseDraining // the session no longer needs its sandbox, which ends after a grace period
-	LeaseCold       Type = sandbox.EventLeaseCold     // the session has no sandbox
-	LeaseWaiting    Type = sandbox.EventLeaseWaiting  // a caller waits for a sandbox that another one makes or ends
-	LeaseAtRisk     Type = sandbox.EventLeaseAtRisk   // the sandbox could not be saved, and its lifetime ends soon
-	FenceRefused    Type = sandbox.EventFenceRefused  // a request was addressed to an earlier sandbox of the session: see Epoch
-	RouteSwapped    Type = sandbox.EventRouteSwapped  // another sandbox, with the session's files, now serves the session: see Sandbox and Epoch
-	StreamOpened    Type = sandbox.EventStreamOpened  // a viewer of a stream connected: see Viewers
-	StreamClosed    Type = sandbox.EventStreamClosed  // a viewer of a stream is gone: see Reason
-	StreamRevoked   Type = sandbox.EventStreamRevoked // see Reason
-	StreamRotated   Type = sandbox.EventStreamRotated // the stream shows another sandbox of its session: see Epoch
-	AuditPruned     Type = sandbox.EventAuditPruned   // the oldest records of this log were removed: see Subject
+	TenantCreated      Type = sandbox.EventTenantCreated
+	TenantDisabled     Type = sandbox.EventTenantDisabled // or enabled again
+	Forked             Type = sandbox.EventForked
+	SnapshotCreated    Type = sandbox.EventSnapshotCreated
+	SnapshotRemoved    Type = sandbox.EventSnapshotRemoved
+	ProfileCreated     Type = sandbox.EventProfileCreated
+	ProfileApplied     Type = sandbox.EventProfileApplied
+	ProfileRemoved     Type = sandbox.EventProfileRemoved
+	SecretCreated      Type = sandbox.EventSecretCreated
+	SecretRotated      Type = sandbox.EventSecretRotated
+	SecretRemoved      Type = sandbox.EventSecretRemoved
+	EgressAllowed      Type = sandbox.EventEgressAllowed // a connection or request of a sandbox; see Subject and Policy
+	EgressDenied       Type = sandbox.EventEgressDenied
+	EgressLimited      Type = sandbox.EventEgressLimited  // a limit was reached
+	EgressFailed       Type = sandbox.EventEgressFailed   // allowed, but the destination did not respond
+	PoliciesLoaded     Type = sandbox.EventPoliciesLoaded // the machine's policies were replaced
+	PoliciesKept       Type = sandbox.EventPoliciesKept   // the policy files are invalid, so the old policies stay in force: see Subject
+	SecretUsed         Type = sandbox.EventSecretUsed     // the gateway sent a secret: see Subject and Policy
+	SessionCreated     Type = sandbox.EventSessionCreated
+	LeaseWarming       Type = sandbox.EventLeaseWarming  // the sandbox of a session is being created or resumed
+	LeaseWarm          Type = sandbox.EventLeaseWarm     // the sandbox serves the session: see Epoch
+	LeaseDraining      Type = sandbox.EventLeaseDraining // the session no longer needs its sandbox, which ends after a grace period
+	LeaseCold          Type = sandbox.EventLeaseCold     // the session has no sandbox
+	LeaseWaiting       Type = sandbox.EventLeaseWaiting  // a caller waits for a sandbox that another one makes or ends
+	LeaseAtRisk        Type = sandbox.EventLeaseAtRisk   // the sandbox could not be saved, and its lifetime ends soon
+	FenceRefused       Type = sandbox.EventFenceRefused  // a request was addressed to an earlier sandbox of the session: see Epoch
+	RouteSwapped       Type = sandbox.EventRouteSwapped  // another sandbox, with the session's files, now serves the session: see Sandbox and Epoch
+	StreamOpened       Type = sandbox.EventStreamOpened  // a viewer of a stream connected: see Viewers
+	StreamClosed       Type = sandbox.EventStreamClosed  // a viewer of a stream is gone: see Reason
+	StreamRevoked      Type = sandbox.EventStreamRevoked // see Reason
+	StreamRotated      Type = sandbox.EventStreamRotated // the stream shows another sandbox of its session: see Epoch
+	RecordingStarted   Type = sandbox.EventRecordingStarted
+	RecordingAvailable Type = sandbox.EventRecordingAvailable // a recording is stored completely: see Reason
+	RecordingFailed    Type = sandbox.EventRecordingFailed    // see Reason
+	AuditPruned        Type = sandbox.EventAuditPruned        // the oldest records of this log were removed: see Subject
 )
 
 // Types lists all types.
@@ -84,7 +87,8 @@ func Types() []Type {
 		Idled, Lost, Found, ExecStarted, ExecEnded, Signaled, FilesRead, FilesWritten, FilesRemoved, FilesMoved, KeyCreated,
 		KeyRevoked, LimitsChanged, PortOpened, TenantCreated, TenantDisabled, Forked, SnapshotCreated, SnapshotRemoved, ProfileCreated,
 		ProfileApplied, ProfileRemoved, SecretCreated, SecretRotated, SecretRemoved, EgressAllowed, EgressDenied, EgressLimited,
-		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, SessionCreated, LeaseWarming, LeaseWarm, LeaseDraining, LeaseCold, LeaseWaiting, LeaseAtRisk, FenceRefused, RouteSwapped, StreamOpened, StreamClosed, StreamRevoked, StreamRotated, AuditPruned,
+		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, SessionCreated, LeaseWarming, LeaseWarm, LeaseDraining, LeaseCold, LeaseWaiting, LeaseAtRisk, FenceRefused, RouteSwapped, StreamOpened, StreamClosed, StreamRevoked, StreamRotated,
+		RecordingStarted, RecordingAvailable, RecordingFailed, AuditPruned,
 	}
 }
 
@@ -100,7 +104,8 @@ var successes = map[string]Type{
 	"files.mkdir": FilesWritten, "files.remove": FilesRemoved, "files.move": FilesMoved,
 	"key.create": KeyCreated, "key.revoke": KeyRevoked, "tenant.limits": LimitsChanged, "port.open": PortOpened,
 	"tenant.create": TenantCreated, "tenant.disable": TenantDisabled,
-	"profile.create": ProfileCreated, "profile.apply": ProfileApplied, "profile.remove": ProfileRemoved,
+	"recording.start": RecordingStarted,
+	"profile.create":  ProfileCreated, "profile.apply": ProfileApplied, "profile.remove": ProfileRemoved,
 	"secret.create": SecretCreated, "secret.rotate": SecretRotated, "secret.remove": SecretRemoved, "secret.use": SecretUsed,
 }
 

@@ -112,6 +112,13 @@ const (
 
 	QuotaGet Op = "quota.get"
 
+	RecordingFetch      Op = "recording.fetch"
+	RecordingFetchInput Op = "recording.fetch_input" // of a recording with input
+	RecordingList       Op = "recording.list"
+	RecordingRemove     Op = "recording.remove"
+	RecordingStart      Op = "recording.start"
+	RecordingStop       Op = "recording.stop"
+
 	SandboxAdopt    Op = "sandbox.adopt"
 	SandboxCreate   Op = "sandbox.create"
 	SandboxDestroy  Op = "sandbox.destroy"
@@ -286,6 +293,13 @@ var table = map[Op]about{
 	ProviderProbe: {Admin, Recorded},
 
 	QuotaGet: {Read, Glance},
+
+	RecordingFetch:      {Read, Recorded},
+	RecordingFetchInput: {Exec, Recorded},
+	RecordingList:       {Read, Glance},
+	RecordingRemove:     {Write, Recorded},
+	RecordingStart:      {Exec, Recorded},
+	RecordingStop:       {Exec, Recorded},
 
 	SandboxAdopt:    {Admin, Recorded},
 	SandboxCreate:   {Write, Recorded},

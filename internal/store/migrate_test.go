@@ -112,6 +112,9 @@ var written = map[int64][]statement{
 		{"UPDATE sandboxes SET metered = 6 WHERE id = 'id-web'", nil},
 		{"INSERT INTO sandbox_time (tenant, provider, labels_json, since, until, time) VALUES ('acme', 'gvisor', '{}', 0, 3600000000000, 9)", nil},
 	},
+	36: {
+		{"INSERT INTO recordings (tenant, id, created, sandbox, name, session, state, node, kept, recording_json) VALUES ('acme', 'rec-1', 9, 'id-web', 'web', '', 'available', 'n1', 9, '{}')", nil},
+	},
 	31: {
 		{"UPDATE snapshots SET ref_json = $1, binding = 'local#1' WHERE id = 'sn-1'", []any{`{"provider":"gvisor","kind":"memory","data":"sn-1"}`}},
 	},

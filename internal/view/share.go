@@ -160,10 +160,21 @@ func (s *Service) isTerminal(ctx context.Context, id sandbox.ID, process string)
 	}
 }
 
-// enterTerminal returns the shared terminal of a stream. leave is called once,
-// when its user has left.
-func (s *Service) enterTerminal(o *opened) (t *terminal.Terminal, leave func(), err error) {
-	at := place{o.Sandbox, o.Process}
+// EnsureTerminal returns the id of a background command on a terminal: of the
+// one with that id or, if it is empty, of the login shell that viewers share,
+// which is started with a size if it does not run.
+func (s *Service) EnsureTerminal(ctx context.Context, id sandbox.ID, process string, size sandbox.WindowSize) (string, error) {
+	if process != "" {
+		return process, s.isTerminal(ctx, id, process)
+	}
+	return s.ensureTerminal(ctx, id, size)
+}
+
+// EnterTerminal returns the shared terminal of a background command of a
+// tenant's sandbox. Only if nobody uses the terminal yet, it gets the size,
+// unless that is zero. leave is called once, when its user has left.
+func (s *Service) EnterTerminal(tenant string, id sandbox.ID, process string, size sandbox.WindowSize) (t *terminal.Terminal, leave func(), err error) {
+	at := place{id, process}
 	all := &s.terminals
 	all.mu.Lock()
 	h := all.shared[at]
@@ -176,7 +187,7 @@ func (s *Service) enterTerminal(o *opened) (t *terminal.Terminal, leave func(), 
 		}
 		h = &shared{ready: make(chan struct{})}
 		all.shared[at] = h
-		go s.connect(o, at, h)
+		go s.connect(tenant, at, size, h)
 	}
 	if h.users++; h.last != nil {
 		h.last.Stop()
@@ -219,9 +230,9 @@ func (t *terminals) end(at place, h *shared) {
 
 // connect connects to the command of a terminal. Each viewer has the rights of
 // its stream; the connection that they share is the daemon's.
-func (s *Service) connect(o *opened, at place, h *shared) {
+func (s *Service) connect(tenant string, at place, size sandbox.WindowSize, h *shared) {
 	defer close(h.ready)
-	ctx, cancel := context.WithCancel(guard.WithPrincipal(s.cfg.Life, key.Principal{Tenant: o.who.Tenant, Verbs: []key.Verb{key.Read, key.Exec}}))
+	ctx, cancel := context.WithCancel(guard.WithPrincipal(s.cfg.Life, key.Principal{Tenant: tenant, Verbs: []key.Verb{key.Read, key.Exec}}))
 	p, offset, err := s.rejoin(ctx, at)
 	if err != nil {
 		cancel()
@@ -233,10 +244,12 @@ func (s *Service) connect(o *opened, at place, h *shared) {
 		}
 		return
 	}
-	if o.Mode == string(stream.View) { // nobody tells the size, and nothing else knows it
-		_ = p.Resize(ctx, terminal.DefaultSize)
+	if size == (sandbox.WindowSize{}) {
+		size = terminal.DefaultSize // until its user tells it
+	} else {
+		_ = p.Resize(ctx, size)
 	}
-	h.t = terminal.New(p, offset, terminal.DefaultSize)
+	h.t = terminal.New(p, offset, size)
 	h.t.Settle()
 	stop := context.AfterFunc(s.cfg.Life, h.t.Close)
 	h.leave = func() {
@@ -266,7 +279,11 @@ func (s *Service) showTerminal(ctx context.Context, ws *websocket.Conn, o *opene
 		goodbye(ws, errors.New("join-expected"))
 		return
 	}
-	t, leave, err := s.enterTerminal(o)
+	var size sandbox.WindowSize
+	if o.Mode == string(stream.View) { // nobody tells the size, and nothing else knows it
+		size = terminal.DefaultSize
+	}
+	t, leave, err := s.EnterTerminal(o.who.Tenant, o.Sandbox, o.Process, size)
 	if err != nil {
 		if err := s.lost(ctx, o); err != nil {
 			finish(err)

@@ -122,12 +122,8 @@ func (s *Service) Create(ctx context.Context, ref string, by sandbox.StreamSessi
 		return out, err
 	}
 	if n.Kind == terminalKind {
-		if n.Port = 0; n.Process == "" {
-			n.Process, err = s.ensureTerminal(ctx, box.ID, n.Size)
-		} else {
-			err = s.isTerminal(ctx, box.ID, n.Process)
-		}
-		if err != nil {
+		n.Port = 0
+		if n.Process, err = s.EnsureTerminal(ctx, box.ID, n.Process, n.Size); err != nil {
 			return out, err
 		}
 	} else {

@@ -987,6 +987,21 @@ export interface components {
             /** @description ports that the token is valid for; all if left out */
             ports?: number[] | null;
         };
+        NewRecording: {
+            /** @description also record what viewers type, even if the terminal does not show it, such as passwords */
+            input?: boolean;
+            /**
+             * Format: int64
+             * @description seconds after which it ends; a day if it is left out
+             */
+            maxSeconds?: number;
+            /** @description id of a background command on a terminal; the login shell that viewers share if it is left out */
+            process?: string;
+            /** @description of the terminal of a new login shell */
+            size?: components["schemas"]["WindowSize"];
+            /** @description a title for players */
+            title?: string;
+        };
         NewSecret: {
             /** @description sandboxes may get the value itself */
             allowEnv?: boolean;
@@ -1419,11 +1434,52 @@ export interface components {
             archive?: components["schemas"]["Archive"];
             workspaces?: components["schemas"]["WorkspaceRef"][] | null;
         };
+        Recording: {
+            /** Format: date-time */
+            ended?: string;
+            /** @enum {string} */
+            format: "asciicast-v2";
+            id: string;
+            /** @description it contains what viewers typed */
+            input?: boolean;
+            /** @enum {string} */
+            kind: "terminal";
+            /**
+             * Format: int64
+             * @description seconds after which it ends
+             */
+            maxSeconds: number;
+            /** @description of the sandbox */
+            name: string;
+            /** @description the command in the terminal */
+            process: string;
+            /** @description why it ended or failed */
+            reason?: string;
+            sandbox: string;
+            /** @description name of the session that it was started for */
+            session?: string;
+            /**
+             * Format: int64
+             * @description bytes recorded, as far as they are stored
+             */
+            size: number;
+            /** Format: date-time */
+            started: string;
+            /** @enum {string} */
+            state: "recording" | "finalizing" | "available" | "failed";
+            title?: string;
+        };
         RecordingCell: {
             available: boolean;
             codecs: string[] | null;
             modes: string[] | null;
             reason?: string;
+        };
+        RecordingListOutputBody: {
+            /** @description the cursor of the next page; empty at the end */
+            next?: string;
+            /** @description newest first */
+            recordings: components["schemas"]["Recording"][] | null;
         };
         Region: {
             /** Format: int64 */
@@ -2285,6 +2341,7 @@ export type Needs = components['schemas']['Needs']
 export type Network = components['schemas']['Network']
 export type NewKey = components['schemas']['NewKey']
 export type NewPortToken = components['schemas']['NewPortToken']
+export type NewRecording = components['schemas']['NewRecording']
 export type NewSecret = components['schemas']['NewSecret']
 export type NewSession = components['schemas']['NewSession']
 export type NewStream = components['schemas']['NewStream']
@@ -2325,7 +2382,9 @@ export type PublishedPort = components['schemas']['PublishedPort']
 export type ReadyOutputBody = components['schemas']['ReadyOutputBody']
 export type Receipt = components['schemas']['Receipt']
 export type ReceiptFrom = components['schemas']['ReceiptFrom']
+export type Recording = components['schemas']['Recording']
 export type RecordingCell = components['schemas']['RecordingCell']
+export type RecordingListOutputBody = components['schemas']['RecordingListOutputBody']
 export type Region = components['schemas']['Region']
 export type Resolution = components['schemas']['Resolution']
 export type Resources = components['schemas']['Resources']

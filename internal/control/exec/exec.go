@@ -91,6 +91,10 @@ type Handle struct {
 // HasNetwork reports whether the sandbox may reach anything. Rules decide what.
 func (h *Handle) HasNetwork() bool { return h.wired }
 
+// Redactor returns what removes secrets from the output of the sandbox; nil if
+// its output is not redacted.
+func (h *Handle) Redactor() *secret.Redactor { return h.redact }
+
 // Open returns a handle on a running sandbox, by name or id. If its idle policy
 // paused the sandbox, it is resumed first. For each other state in which it
 // cannot be used, there is a specific error.

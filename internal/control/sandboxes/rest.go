@@ -226,6 +226,7 @@ func (s *rests) freeze(ctx context.Context, t *operation, wakes bool) (store.San
 	if !control.Can[driver.Pauser](box) {
 		return t.box, unsupported(&t.box, "this provider cannot pause in memory", "pause to disk instead, with: atoll pause --to-disk "+t.box.Name)
 	}
+	s.Flush(ctx, t.box.ID)
 	if err := s.Workspaces.Save(ctx, t.box.ID, "the sandbox "+t.box.Name+" was paused"); err != nil {
 		return t.box, err
 	}
@@ -253,6 +254,9 @@ func (s *rests) freeze(ctx context.Context, t *operation, wakes bool) (store.San
 		}
 	}, nil)
 }
+
+// Flush stores what the recordings of a sandbox have until now.
+func (s *rests) Flush(ctx context.Context, id sandbox.ID) { s.Recordings.Flush(ctx, id) }
 
 // stopClock stops the provider's lifetime of a sandbox that is about to be
 // paused, and reports whether it did. Some providers cannot.
@@ -336,6 +340,7 @@ func (s *rests) putAway(ctx context.Context, t *operation, how away) (store.Sand
 	if !s.keeps(&t.box, box) {
 		return t.box, snapshots.CannotKeep(&t.box)
 	}
+	s.Flush(ctx, t.box.ID)
 	if err := s.Workspaces.Save(ctx, t.box.ID, "the sandbox "+t.box.Name+" was put to disk"); err != nil {
 		return t.box, err
 	}

@@ -43,6 +43,15 @@ type Services struct {
 	Ports      *ports.Service
 	// Gate limits concurrent creations. Nil: no limit.
 	Gate *admission.Gate
+	// Recordings are stored before a sandbox is paused or put to disk.
+	Recordings Recordings
+}
+
+// Recordings stores recordings of terminals.
+type Recordings interface {
+	// Flush stores what the recordings of a sandbox have until now. It takes 10
+	// seconds at most.
+	Flush(ctx context.Context, id sandbox.ID)
 }
 
 // Service manages sandboxes. It is safe for concurrent use. The caller calls

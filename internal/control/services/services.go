@@ -92,6 +92,9 @@ type Config struct {
 	Identities profiles.Identities
 	// Policies is the source of the machine's policies.
 	Policies policies.Files
+	// Recordings stores recordings of terminals before a sandbox is paused. Nil:
+	// there are none.
+	Recordings sandboxes.Recordings
 	// Builder builds templates. Nil: templates cannot be built.
 	Builder templates.Builder
 	// Builds is a directory for build files.
@@ -158,9 +161,22 @@ func New(cfg Config) *Services {
 	s.Sandboxes.Connect(sandboxes.Services{
 		Providers: s.Providers, Exec: s.Exec, Workspaces: s.Workspaces, Tenants: s.Tenants, Snapshots: s.Snapshots,
 		Policies: s.Policies, Profiles: s.Profiles, Secrets: s.Secrets, Templates: s.Templates, Ports: s.Ports, Gate: cfg.Gate,
+		Recordings: recordings(cfg.Recordings),
 	})
 	return s
 }
+
+// recordings returns r, or Recordings without any.
+func recordings(r sandboxes.Recordings) sandboxes.Recordings {
+	if r == nil {
+		return none{}
+	}
+	return r
+}
+
+type none struct{}
+
+func (none) Flush(context.Context, sandbox.ID) {}
 
 // enforcer implements secrets.Enforcer for a service that is created before the
 // implementation.

@@ -309,6 +309,7 @@ func (b boxes) saves() (names []string) {
 // while the sandbox runs, it archives the files below /workspace.
 func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope) (sandbox.Envelope, error) {
 	e.Archive, e.Workspaces = nil, nil
+	b.sandboxes.Flush(ctx, box.ID)
 	note := "session " + b.row.Name
 	for _, name := range b.saves() {
 		version, err := b.workspaces.PersistWorkspace(ctx, name, note)

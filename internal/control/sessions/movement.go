@@ -47,7 +47,8 @@ func (m mover) Quiet(ctx context.Context, l lease.Lease) error {
 }
 
 // SaveWorkspaces implements session.Mover.
-func (m mover) SaveWorkspaces(ctx context.Context, _ session.Box) (kept []sandbox.WorkspaceRef, err error) {
+func (m mover) SaveWorkspaces(ctx context.Context, box session.Box) (kept []sandbox.WorkspaceRef, err error) {
+	m.sandboxes.Flush(ctx, box.ID)
 	for _, name := range m.saves() {
 		version, err := m.workspaces.PersistWorkspace(ctx, name, "session "+m.row.Name+" moves")
 		if sandbox.CodeOf(err) == sandbox.CodeUnsupported {

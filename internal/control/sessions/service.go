@@ -40,6 +40,8 @@ type Sandboxes interface {
 	TakeOver(ctx context.Context, tenant, binding string, spec sandbox.Spec) (store.Sandbox, error)
 	// Files returns access to the files of a running sandbox, until ctx ends.
 	Files(ctx context.Context, ref string) (control.Files, error)
+	// Flush stores what recordings of a sandbox have until now.
+	Flush(ctx context.Context, id sandbox.ID)
 }
 
 // Providers are those that a session can move to.

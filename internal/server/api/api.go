@@ -67,6 +67,7 @@ func New(services Services, opts Options) *API {
 	a.files()
 	a.ports()
 	a.streams()
+	a.recordings()
 	a.computer()
 	a.events()
 	a.keys()

@@ -36,6 +36,7 @@ type Services struct {
 	Ports          Ports
 	Streams        Streams
 	Desktops       Desktops
+	Recordings     Recordings
 	PublishedPorts PublishedPorts
 	Templates      Templates
 	Policies       Policies

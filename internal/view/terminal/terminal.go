@@ -70,11 +70,12 @@ func (t *Terminal) Close() {
 }
 
 // Lost reports whether the connection to the terminal has ended without an exit
-// of its command.
+// of its command. A command that was killed may go on: its sandbox may have been
+// put to disk with its memory.
 func (t *Terminal) Lost() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.over && t.exit == nil
+	return t.over && (t.exit == nil || t.exit.Reason == sandbox.ReasonKilled)
 }
 
 // Settle waits until the output of the past has arrived, after which there is a
@@ -235,6 +236,8 @@ type Join struct {
 	// Terminal and From say which output it has already; see Welcome.
 	Terminal string
 	From     int64
+	// Input asks for what viewers type, too.
+	Input bool
 }
 
 // Welcome is what a viewer gets first.
@@ -256,13 +259,16 @@ type Viewer struct {
 	at      int64
 	shown   sandbox.WindowSize
 	typing  sync.Mutex
+	hears   bool   // input too
+	heard   []byte // input for it; guarded by the mutex of t
+	idle    bool   // Next waits; guarded by the mutex of t
 	quit    chan struct{}
 	once    sync.Once
 }
 
 // View adds a viewer. The caller closes it.
 func (t *Terminal) View(control bool, j Join) (*Viewer, Welcome) {
-	v := &Viewer{t: t, client: j.Client, named: j.Client != "", control: control, size: j.Size, quit: make(chan struct{})}
+	v := &Viewer{t: t, client: j.Client, named: j.Client != "", control: control, size: j.Size, hears: j.Input, quit: make(chan struct{})}
 	if !v.named {
 		v.client = rand.Text()
 	}
@@ -356,12 +362,27 @@ func (v *Viewer) Type(p []byte) (arrived int64, err error) {
 	v.t.mu.Lock()
 	defer v.t.mu.Unlock()
 	v.t.inputs[v.client] += int64(len(p))
+	v.t.tell(p)
 	return v.t.inputs[v.client], nil
+}
+
+// tell passes input on to the viewers that asked for it. The mutex is held.
+func (t *Terminal) tell(p []byte) {
+	for v := range t.viewers {
+		if !v.hears {
+			continue
+		}
+		if v.heard = append(v.heard, p...); len(v.heard) > maxKept {
+			v.heard = append([]byte(nil), v.heard[len(v.heard)-maxKept:]...)
+		}
+		t.wake()
+	}
 }
 
 // Change is what happened to a terminal. Exactly one field is set, except that
 // Screen has its Offset and Size.
 type Change struct {
+	Input  []byte // what viewers typed, if the viewer asked for it
 	Output []byte
 	Screen []byte // in place of output that was too fast for the viewer
 	Offset int64  // of what follows the screen
@@ -383,6 +404,15 @@ func (v *Viewer) repaint() Change {
 	return Change{Screen: t.screen.snapshot(), Offset: v.at, Size: t.screen.size}
 }
 
+// Behind reports whether there is a change for which the caller of Next has not
+// returned to it yet.
+func (v *Viewer) Behind() bool {
+	t := v.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !v.idle || len(v.heard) > 0 || v.shown != t.screen.size || v.at < t.end
+}
+
 // Next waits for the next change. After Close it returns io.ErrClosedPipe.
 func (v *Viewer) Next() (Change, error) {
 	for {
@@ -398,12 +428,17 @@ func (v *Viewer) Next() (Change, error) {
 	}
 }
 
-func (v *Viewer) next() (Change, <-chan struct{}) {
+func (v *Viewer) next() (_ Change, wait <-chan struct{}) {
 	t := v.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	defer func() { v.idle = wait != nil }()
 	first := t.end - int64(len(t.kept))
 	switch {
+	case len(v.heard) > 0:
+		p := v.heard
+		v.heard = nil
+		return Change{Input: p}, nil
 	case v.shown != t.screen.size:
 		v.shown = t.screen.size
 		return Change{Size: v.shown}, nil

@@ -1011,11 +1011,61 @@ class ReadyOutputBody(Model):
     status: Literal["ok"]
 
 
+class Recording(Model):
+    ended: AwareDatetime | None = None
+    format: Literal["asciicast-v2"]
+    id: str
+    input: bool | None = None
+    """
+    it contains what viewers typed
+    """
+    kind: Literal["terminal"]
+    max_seconds: int
+    """
+    seconds after which it ends
+    """
+    name: str
+    """
+    of the sandbox
+    """
+    process: str
+    """
+    the command in the terminal
+    """
+    reason: str | None = None
+    """
+    why it ended or failed
+    """
+    sandbox: str
+    session: str | None = None
+    """
+    name of the session that it was started for
+    """
+    size: int
+    """
+    bytes recorded, as far as they are stored
+    """
+    started: AwareDatetime
+    state: Literal["recording", "finalizing", "available", "failed"]
+    title: str | None = None
+
+
 class RecordingCell(Model):
     available: bool
     codecs: list[str] | None
     modes: list[str] | None
     reason: str | None = None
+
+
+class RecordingListOutputBody(Model):
+    next: str | None = None
+    """
+    the cursor of the next page; empty at the end
+    """
+    recordings: list[Recording] | None
+    """
+    newest first
+    """
 
 
 class Region(Model):
@@ -1922,6 +1972,29 @@ class MainCommand(Model):
     keep its standard input open for clients that attach
     """
     tty: WindowSize | None = None
+
+
+class NewRecording(Model):
+    input: bool | None = None
+    """
+    also record what viewers type, even if the terminal does not show it, such as passwords
+    """
+    max_seconds: int | None = None
+    """
+    seconds after which it ends; a day if it is left out
+    """
+    process: str | None = None
+    """
+    id of a background command on a terminal; the login shell that viewers share if it is left out
+    """
+    size: WindowSize | None = None
+    """
+    of the terminal of a new login shell
+    """
+    title: str | None = None
+    """
+    a title for players
+    """
 
 
 class NewStream(Model):

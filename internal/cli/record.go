@@ -1,0 +1,208 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// recordCommands are atoll record.
+type recordCommands struct{ *App }
+
+func (a recordCommands) recordCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "record", Short: "Record terminals of sandboxes", GroupID: groupBox,
+		Long: `A recording has what the terminal that viewers share showed, and when, as an asciicast
+file for asciinema and its players. The daemon records, without any viewer, and keeps the
+recording until it is removed, also when the sandbox is gone.`,
+		Example: `  atoll record ls`,
+	}, a.startCmd(), a.stopCmd(), a.listCmd(), a.getCmd(), a.removeCmd())
+}
+
+func (a recordCommands) startCmd() *cobra.Command {
+	var n sandbox.NewRecording
+	var size string
+	var limit time.Duration
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "start [flags] SANDBOX", Short: "Start a recording, and print its id",
+		Long: `Start records the login shell that viewers share; see: atoll terminal. With --process it
+records a background command on a terminal, as started by: atoll run -d -i -t.
+
+The recording goes on until it is stopped, the command ends, or --max is reached. While it
+runs, the sandbox does not count as idle. Secrets that are removed from the output of the
+sandbox are removed from the recording, too.`,
+		Example: `  atoll record start demo`,
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeSandboxes,
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&n.Process, "process", "", "id of a background command on a terminal, instead of the login shell")
+	flags.StringVar(&n.Title, "title", "", "a title for players")
+	flags.StringVar(&size, "size", "", "size of the terminal, COLUMNSxROWS, unless someone uses it (default 80x24)")
+	flags.DurationVar(&limit, "max", 0, "end the recording after this time (default 24h)")
+	flags.BoolVar(&n.Input, "input", false, "also record what viewers type, even if the terminal does not show it, such as passwords")
+	flags.BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		if size != "" {
+			v, err := numbers(size, "x", 2)
+			if err != nil || v[0] <= 0 || v[1] <= 0 || v[0] > 500 || v[1] > 200 {
+				return badFlag("size", "is not COLUMNSxROWS, of at most 500x200")
+			}
+			n.Size = sandbox.WindowSize{Cols: uint16(v[0]), Rows: uint16(v[1])}
+		}
+		if limit < 0 || limit > 0 && limit < time.Second {
+			return badFlag("max", "is less than a second")
+		}
+		n.Max = int64(limit / time.Second)
+		box, err := a.daemonSandbox(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		r, err := box.Record(ctx, n)
+		return a.printRecording(r, asJSON, err)
+	})
+	return cmd
+}
+
+func (a recordCommands) printRecording(r sandbox.Recording, asJSON bool, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case asJSON:
+		return a.printJSON(r)
+	}
+	_, err = fmt.Fprintln(a.Stdout, r.ID)
+	return err
+}
+
+func (a recordCommands) stopCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "stop ID", Short: "End a recording, and wait until it is stored", Example: `  atoll record stop "$(atoll record start demo)"`,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(recordingIDs),
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		r, err := c.StopRecording(ctx, args[0])
+		return a.printRecording(r, asJSON, err)
+	})
+	return cmd
+}
+
+func (a recordCommands) listCmd() *cobra.Command {
+	var q sandbox.RecordingQuery
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "ls [flags] [SANDBOX]", Short: "List recordings, of all sandboxes or one, newest first", Example: `  atoll record ls`,
+		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeSandboxes,
+	}
+	cmd.Flags().StringVar(&q.Session, "session", "", "only recordings that were started for a session")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		if len(args) > 0 {
+			q.Sandbox = args[0]
+		}
+		all := []sandbox.Recording{}
+		for r, err := range c.Recordings(ctx, q) {
+			if err != nil {
+				return err
+			}
+			all = append(all, r)
+		}
+		if asJSON {
+			return a.printJSON(all)
+		}
+		rows := make([][]string, 0, len(all))
+		for _, r := range all {
+			state := string(r.State)
+			if r.Reason != "" {
+				state += " (" + string(r.Reason) + ")"
+			}
+			until := r.Ended
+			if until.IsZero() {
+				until = time.Now()
+			}
+			rows = append(rows, []string{r.ID, r.Name, state, ago(r.Started), until.Sub(r.Started).Round(time.Second).String(), units.BytesSize(float64(r.Size)), oneLine(r.Title, 40)})
+		}
+		return a.table("ID SANDBOX STATE STARTED DURATION SIZE TITLE", rows)
+	})
+	return cmd
+}
+
+func (a recordCommands) getCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "get ID [FILE]", Short: "Write a recording to a file or to standard output",
+		Long: `Get writes the asciicast file of a recording. Of one that runs, it writes what was
+recorded until now. Play it with: asciinema play FILE.`,
+		Example: `  atoll record get "$(atoll record start demo)" demo.cast`,
+		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeOf(recordingIDs),
+	}
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		content, err := c.FetchRecording(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		defer content.Close()
+		if len(args) == 1 || args[1] == "-" {
+			_, err = io.Copy(a.Stdout, content)
+			return err
+		}
+		file, err := os.OpenFile(args[1], os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(file, content)
+		if closing := file.Close(); err == nil {
+			err = closing
+		}
+		return err
+	})
+	return cmd
+}
+
+func (a recordCommands) removeCmd() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "rm ID...", Short: "Remove recordings; one that runs ends", Example: `  atoll record rm "$(atoll record start demo)"`,
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(recordingIDs),
+	}
+	forceFlag(cmd.Flags(), &force, "")
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		return a.removeEach(ctx, args, force, c.RemoveRecording)
+	})
+	return cmd
+}
+
+func recordingIDs(ctx context.Context, c *atoll.Client) (ids []string, err error) {
+	for r, err := range c.Recordings(ctx, sandbox.RecordingQuery{}) {
+		if err != nil {
+			return ids, err
+		}
+		ids = append(ids, r.ID)
+	}
+	return ids, nil
+}
