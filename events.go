@@ -25,11 +25,16 @@ func (c *Client) Events(ctx context.Context, q sandbox.EventQuery) iter.Seq2[san
 			if len(page.Events) == 0 {
 				return
 			}
+			before := q.After
 			for _, e := range page.Events {
 				q.After = e.Seq
 				if !yield(e, nil) {
 					return
 				}
+			}
+			if q.After <= before {
+				yield(sandbox.Event{}, &sandbox.Error{Code: sandbox.CodeInternal, Op: "event.list", Message: "the daemon answered with events that are not in order"})
+				return
 			}
 		}
 	}

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -51,8 +50,7 @@ keep a copy, see audit export.`,
 		if asJSON {
 			return a.printJSON(done)
 		}
-		_, err = fmt.Fprintf(a.Stdout, "%d events removed\n", done.Removed)
-		return err
+		return a.printf("%d events removed\n", done.Removed)
 	})
 	return cmd
 }

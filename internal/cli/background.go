@@ -178,10 +178,10 @@ func startError(log string, from int64) error {
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)
 		if rest, found := strings.CutPrefix(line, "atoll: error: "); found {
-			e.Message = "the daemon ended at once: " + visible(rest)
+			e.Message = "the daemon ended at once: " + rest
 		}
 		if rest, found := strings.CutPrefix(line, "atoll: hint: "); found {
-			e.Hint = visible(rest)
+			e.Hint = rest
 		}
 	}
 	return e
@@ -228,9 +228,9 @@ func (a upCommands) detach(ctx context.Context, cmd *cobra.Command) error {
 			Hint: "use that one, or end it first with: atoll down",
 		}
 	}
-	_, _ = fmt.Fprintf(a.Stderr, "atoll: listening on %s, as process %d\n", a.socket(), pid)
+	a.notef("atoll: listening on %s, as process %d\n", a.socket(), pid)
 	if cmd.Flags().Changed("e2b") {
-		_, _ = fmt.Fprintln(a.Stderr, "atoll: serving clients of E2B; see: atoll e2b env")
+		a.notef("atoll: serving clients of E2B; see: atoll e2b env\n")
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -42,9 +41,7 @@ func (a providerCommands) onAccount(ctx context.Context, h *drivertest.Harness) 
 	if err := errors.Join(err, p.Close()); err != nil {
 		return nil, err
 	}
-	if _, err := fmt.Fprint(a.Stderr, checkNotice); err != nil {
-		return nil, err
-	}
+	a.notef(checkNotice)
 	spec := h.Spec
 	h.Slow = true
 	h.Spec = func() sandbox.Spec {
@@ -80,7 +77,7 @@ func (a providerCommands) removeLeft(ctx context.Context, p driver.Provider, bef
 	failed := []error{err}
 	remove := func(id string, err error) {
 		if err == nil {
-			_, err = fmt.Fprintf(a.Stderr, "removed %s, which the suite left\n", id)
+			a.notef("removed %s, which the suite left\n", id)
 		}
 		failed = append(failed, err)
 	}

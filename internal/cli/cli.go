@@ -96,8 +96,8 @@ func (a *App) Main(ctx context.Context, args []string) int {
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(a.Stdin)
-	root.SetOut(a.Stdout)
-	root.SetErr(a.Stderr)
+	root.SetOut(&visibleWriter{w: a.Stdout}) // for help and completions
+	root.SetErr(&visibleWriter{w: a.Stderr})
 	cmd, err := root.ExecuteContextC(ctx)
 	if a.system != nil {
 		err = errors.Join(err, a.system.Close())

@@ -41,7 +41,7 @@ func (a *App) completeSandboxes(cmd *cobra.Command, _ []string, _ string) ([]str
 	}
 	names := make([]string, 0, len(all))
 	for _, s := range all {
-		names = append(names, oneLine(s.Name, 63))
+		names = append(names, s.Name)
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
@@ -101,7 +101,7 @@ func snapshotNames(ctx context.Context, c *atoll.Client) (names []string, err er
 		if err != nil {
 			return names, err
 		}
-		names = append(names, oneLine(s.Name, 63))
+		names = append(names, s.Name)
 	}
 	return names, nil
 }

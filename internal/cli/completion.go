@@ -2,7 +2,6 @@ package cli
 
 import (
 	_ "embed"
-	"fmt"
 
 	"github.com/spf13/cobra"
 )
@@ -23,7 +22,7 @@ func completeWithoutPackage(root *cobra.Command) {
 	}
 	script := bash.RunE
 	bash.RunE = func(cmd *cobra.Command, args []string) error {
-		if _, err := fmt.Fprintln(cmd.OutOrStdout(), wordsScript); err != nil {
+		if err := writef(cmd.OutOrStdout(), "%s\n", painted(wordsScript)); err != nil {
 			return err
 		}
 		return script(cmd, args)

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"strconv"
@@ -34,7 +33,11 @@ func (a computerCommands) act(ctx context.Context, name string, do sandbox.Compu
 	if err != nil {
 		return out, err
 	}
-	return box.UseComputer(ctx, sandbox.ComputerRequest{Actions: []sandbox.ComputerAction{do}})
+	out, err = box.UseComputer(ctx, sandbox.ComputerRequest{Actions: []sandbox.ComputerAction{do}})
+	if err == nil && (do.Action == "screenshot" && out.Screenshot == nil || do.Action == "cursor" && out.Cursor == nil) {
+		err = &sandbox.Error{Code: sandbox.CodeInternal, Op: "computer.use", Message: "the answer of the daemon is incomplete"}
+	}
+	return out, err
 }
 
 // acting returns a command whose arguments make an action. example follows the
@@ -91,8 +94,7 @@ size than --size is started again, which ends the programs on it.`,
 		case asJSON:
 			return a.printJSON(now)
 		}
-		_, err = fmt.Fprintf(a.Stdout, "%dx%d\n", now.Width, now.Height)
-		return err
+		return a.printf("%dx%d\n", now.Width, now.Height)
 	})
 	return cmd
 }
@@ -140,7 +142,7 @@ func (a computerCommands) cursorCmd() *cobra.Command {
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		out, err := a.act(ctx, args[0], sandbox.ComputerAction{Action: "cursor"})
 		if err == nil {
-			_, err = fmt.Fprintln(a.Stdout, out.Cursor.X, out.Cursor.Y)
+			err = a.println(out.Cursor.X, out.Cursor.Y)
 		}
 		return err
 	})

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"html"
 	"os"
 	"os/exec"
@@ -55,11 +54,11 @@ daemon's address and sign in with an API key; see: atoll key create.`,
 // openLink prints a link that works once, and opens it in the browser unless
 // stay is set or there is none.
 func (a *App) openLink(ctx context.Context, link string, stay bool) error {
-	if _, err := fmt.Fprintln(a.Stdout, link); err != nil {
+	if err := a.println(link); err != nil {
 		return err
 	}
 	if stay || !a.hasScreen() || !browse(ctx, link) {
-		fmt.Fprintln(a.Stderr, "atoll: open the link in a browser; it works once")
+		a.notef("atoll: open the link in a browser; it works once\n")
 	}
 	return nil
 }

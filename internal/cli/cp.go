@@ -64,6 +64,8 @@ belong to root unless --owner names another user.`,
 			return &usageError{message: "--zstd and --exclude are for copying out", hint: "a stream that is copied in may be compressed: zstd < DIR.tar | atoll cp - SANDBOX:PATH"}
 		case export.Zstd && to != "-":
 			return &usageError{message: "--zstd is for a stream", hint: "write - in place of " + to}
+		case fromBox != "" && to == "-" && isTerminal(a.Stdout):
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Message: "a terminal does not show archives", Hint: "write it to a file: atoll cp " + args[0] + " - >FILE.tar"}
 		case fromBox != "":
 			box, err := a.find(ctx, fromBox)
 			if err != nil {

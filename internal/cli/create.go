@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -90,8 +89,7 @@ manages the sandbox and remembers its settings when it is stopped and started.`,
 			}
 			return a.printJSON(info)
 		}
-		_, err = fmt.Fprintln(a.Stdout, made.Name())
-		return err
+		return a.println(made.Name())
 	}
 	return cmd
 }

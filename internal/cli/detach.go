@@ -22,9 +22,9 @@ func parseKeys(text string) ([]byte, error) {
 		c = strings.ToLower(c)
 		switch {
 		case len(c) != 1 || c[0] <= ' ' || c[0] >= 0x7f:
-			return nil, badFlag("detach-keys", "%q is not a list of keys such as ctrl-p,ctrl-q", visible(text))
+			return nil, badFlag("detach-keys", "%q is not a list of keys such as ctrl-p,ctrl-q", text)
 		case ctrl && !(c[0] >= 'a' && c[0] <= 'z' || strings.Contains("@[\\]^_", c)):
-			return nil, badFlag("detach-keys", "there is no key ctrl-%s", visible(c))
+			return nil, badFlag("detach-keys", "there is no key ctrl-%s", c)
 		case ctrl:
 			keys = append(keys, c[0]&0x1f)
 		default:

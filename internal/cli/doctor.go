@@ -91,7 +91,7 @@ func (a providerCommands) showDiagnoses(all []diagnosis, d *sandbox.Diagnosis, a
 		if d != nil {
 			a.writeDaemon(&b, d)
 		}
-		_, err = fmt.Fprint(a.Stdout, b.String())
+		err = a.printf("%s", painted(b.String()))
 	}
 	if err == nil && !healthy {
 		return exitCode(exitFailure)
@@ -111,7 +111,7 @@ func (a providerCommands) writeDaemon(b *strings.Builder, d *sandbox.Diagnosis) 
 			title += " " + more
 		}
 	}
-	fmt.Fprintf(b, "%s: %s\n", visible(title), a.paint(a.Stdout, color, state))
+	_ = writef(b, "%s: %s\n", title, a.paint(a.Stdout, color, state))
 	for _, f := range d.Findings {
 		a.writeFinding(b, driver.Finding{Severity: driver.Severity(f.Severity), Subject: f.Subject, Message: f.Message, Fix: f.Fix})
 	}
@@ -120,9 +120,9 @@ func (a providerCommands) writeDaemon(b *strings.Builder, d *sandbox.Diagnosis) 
 
 func (a providerCommands) writeFinding(b *strings.Builder, f driver.Finding) {
 	color := map[driver.Severity]string{driver.OK: green, driver.Note: cyan, driver.Warning: yellow, driver.Blocker: red}[f.Severity]
-	fmt.Fprintf(b, "  %s %s: %s\n", a.paint(a.Stdout, color, fmt.Sprintf("%-8s", f.Severity)), visible(f.Subject), visible(f.Message))
+	_ = writef(b, "  %s %s: %s\n", a.paint(a.Stdout, color, fmt.Sprintf("%-8s", f.Severity)), f.Subject, painted(visible(f.Message)))
 	if f.Fix != "" {
-		fmt.Fprintf(b, "           fix: %s\n", strings.ReplaceAll(visible(f.Fix), "\n", "\n                 "))
+		_ = writef(b, "           fix: %s\n", painted(strings.ReplaceAll(visible(f.Fix), "\n", "\n                 ")))
 	}
 }
 
@@ -141,7 +141,7 @@ func (a providerCommands) writeDiagnosis(b *strings.Builder, d diagnosis) {
 	if d.Default {
 		title += " (default)"
 	}
-	fmt.Fprintf(b, "%s: %s\n", visible(title), a.paint(a.Stdout, color, state))
+	_ = writef(b, "%s: %s\n", title, a.paint(a.Stdout, color, state))
 	for _, f := range d.Findings {
 		a.writeFinding(b, f)
 	}
@@ -157,7 +157,7 @@ func (a providerCommands) writeDiagnosis(b *strings.Builder, d diagnosis) {
 		if l.Why != "" {
 			how += ": " + l.Why
 		}
-		fmt.Fprintf(b, "  limit    %s: %s\n", visible(name), visible(how))
+		_ = writef(b, "  limit    %s: %s\n", name, how)
 	}
 	b.WriteByte('\n')
 }

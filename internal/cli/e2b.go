@@ -73,7 +73,7 @@ signs its certificates itself, Env also makes Node, Python and curl trust them.`
 			return a.printJSON(out)
 		}
 		for _, v := range vars {
-			if _, err := fmt.Fprintln(a.Stdout, line(v[0], v[1])); err != nil {
+			if err := a.println(line(v[0], v[1])); err != nil {
 				return err
 			}
 		}

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -42,7 +41,7 @@ Only the owner of the machine can do this.`,
 		}
 		place, err := c.Admin().EnableE2B(ctx, s)
 		if err == nil {
-			fmt.Fprintf(a.Stderr, "atoll: serving clients of E2B on %s; see: atoll e2b env\n", place.Address)
+			a.notef("atoll: serving clients of E2B on %s; see: atoll e2b env\n", place.Address)
 		}
 		return err
 	})

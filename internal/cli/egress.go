@@ -2,8 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"strings"
 	"time"
 
@@ -71,17 +69,12 @@ atoll profile test.`,
 
 func (a profileCommands) showFlow(e sandbox.Event, asJSON bool) error {
 	if asJSON {
-		text, err := json.Marshal(e)
-		if err == nil {
-			_, err = fmt.Fprintf(a.Stdout, "%s\n", text)
-		}
-		return err
+		return a.printJSONLine(e)
 	}
 	rule := e.Policy
 	if rule == "" {
 		rule = "-"
 	}
-	_, err := fmt.Fprintf(a.Stdout, "%s  %-7s  %-12s  %8d  %s\n", e.Time.UTC().Format(time.RFC3339),
+	return a.printf("%s  %-7s  %-12s  %8d  %s\n", e.Time.UTC().Format(time.RFC3339),
 		strings.TrimPrefix(e.Type, "egress."), oneLine(rule, 40), e.Bytes, oneLine(e.Subject, 300))
-	return err
 }

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -114,7 +111,7 @@ func isUsage(err error) bool {
 // one line. Only the text contains the usage of the command.
 func (a *App) report(cmd *cobra.Command, err error) {
 	if wantsJSON(cmd) && !isUsage(err) {
-		_ = json.NewEncoder(a.Stderr).Encode(map[string]*sandbox.Error{"error": typed(err)})
+		_ = writeJSON(a.Stderr, map[string]*sandbox.Error{"error": typed(err)}, "")
 		return
 	}
 	text, hint := explain(err)
@@ -124,9 +121,9 @@ func (a *App) report(cmd *cobra.Command, err error) {
 	if hint == "" && cmd != nil && isUsage(err) {
 		hint = "see: " + cmd.CommandPath() + " --help"
 	}
-	a.say("error", text)
+	a.sayLines("error", text)
 	if hint != "" {
-		a.say("hint", hint)
+		a.sayLines("hint", hint)
 	}
 }
 
@@ -149,9 +146,12 @@ func typed(err error) *sandbox.Error {
 }
 
 // say writes one line of prose to standard error.
-func (a *App) say(kind, text string) {
+func (a *App) say(kind, text string) { a.sayLines(kind, inline(text)) }
+
+// sayLines writes prose, which may have several lines, to standard error.
+func (a *App) sayLines(kind, text string) {
 	color := map[string]string{"error": red, "warning": yellow, "hint": cyan}[kind]
-	_, _ = fmt.Fprintf(a.Stderr, "atoll: %s %s\n", a.paint(a.Stderr, color, kind+":"), text)
+	a.notef("atoll: %s %s\n", a.paint(a.Stderr, color, kind+":"), painted(visible(text)))
 }
 
 // explain returns the text of an error without the names of inner operations,
@@ -163,11 +163,11 @@ func explain(err error) (text, hint string) {
 	case errors.As(err, &e):
 		shown := *e
 		shown.Op = ""
-		return visible(shown.Error()), visible(e.Hint)
+		return shown.Error(), e.Hint
 	case errors.As(err, &u):
-		return visible(u.message), u.hint
+		return u.message, u.hint
 	}
-	return visible(complaint(err.Error())), ""
+	return complaint(err.Error()), ""
 }
 
 // Clearer texts for cobra's errors.
@@ -263,31 +263,4 @@ func complaint(text string) string {
 		return strings.Trim(m[2], `"`) + " takes no arguments, and was given " + m[1]
 	}
 	return text
-}
-
-// visible makes text harmless to a terminal: what comes from inside a sandbox
-// must not move the cursor, change the title or hide other text.
-func visible(s string) string {
-	clean := func(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) && r != '\n' && r != '\t' }
-	if strings.IndexFunc(s, clean) < 0 {
-		return s
-	}
-	var b strings.Builder
-	for _, r := range s {
-		if clean(r) {
-			fmt.Fprintf(&b, "\\u%04x", r)
-			continue
-		}
-		b.WriteRune(r)
-	}
-	return b.String()
-}
-
-// oneLine is visible without line breaks, cut to a width for tables.
-func oneLine(s string, width int) string {
-	s = visible(strings.NewReplacer("\n", " ", "\t", " ").Replace(s))
-	if utf8.RuneCountInString(s) > width {
-		s = string([]rune(s)[:width-1]) + "…"
-	}
-	return s
 }

@@ -78,7 +78,7 @@ func (a processCommands) execIn(ctx context.Context, name string, c sandbox.Comm
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintln(a.Stdout, p.Info().ID)
+		err = a.println(p.Info().ID)
 		return errors.Join(err, p.Close())
 	}
 	return a.connect(ctx, name, how, func(ctx context.Context, box box) (driver.Process, error) {
@@ -111,11 +111,11 @@ func (a processCommands) connect(ctx context.Context, name string, how *commandF
 		if shared {
 			back = "atoll terminal "
 			if isTerminal(a.Stdout) {
-				_, _ = fmt.Fprint(a.Stdout, resetScreen)
+				_ = a.printf("%s", painted(resetScreen))
 			}
 		}
 		if errors.Is(err, errDetached) {
-			a.say("note", "detached; to come back: "+back+visible(box.Name()))
+			a.say("note", "detached; to come back: "+back+box.Name())
 			return sandbox.Exit{Reason: sandbox.ReasonExited}, nil
 		}
 		if err != nil {

@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"encoding/json"
-	"fmt"
 	"reflect"
 	"strings"
 	"text/template"
@@ -21,8 +19,9 @@ func row(text string, sample any) (func(any) (string, error), error) {
 	text = strings.NewReplacer(`\t`, "\t", `\n`, "\n").Replace(text)
 	t, err := template.New("format").Option("missingkey=zero").Funcs(template.FuncMap{
 		"json": func(v any) (string, error) {
-			out, err := json.Marshal(v)
-			return string(out), err
+			var b strings.Builder
+			err := writeJSON(&b, v, "")
+			return strings.TrimSuffix(b.String(), "\n"), err
 		},
 		"join": strings.Join, "upper": strings.ToUpper, "lower": strings.ToLower,
 	}).Parse(text)
@@ -34,7 +33,7 @@ func row(text string, sample any) (func(any) (string, error), error) {
 		if err := t.Execute(&b, v); err != nil {
 			return "", badTemplate(err)
 		}
-		return visible(b.String()), nil
+		return b.String(), nil
 	}
 	if _, err := render(reflect.Zero(reflect.TypeOf(sample)).Interface()); err != nil && !strings.Contains(err.Error(), "nil pointer evaluating") {
 		return nil, err // what the sample lacks, the value may have
@@ -66,7 +65,7 @@ func formatted[T any](a *App, text string, all []T) error {
 		if err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintln(a.Stdout, line); err != nil {
+		if err := a.println(painted(visible(line))); err != nil {
 			return err
 		}
 	}

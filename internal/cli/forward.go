@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -65,13 +64,12 @@ func (f *forwarder) run(ctx context.Context, address string, pairs []forwardPair
 // tell says where a port is to be found.
 func (f *forwarder) tell(at net.Addr, remote uint16) error {
 	if f.asJSON {
-		return json.NewEncoder(f.app.Stdout).Encode(struct {
+		return f.app.printJSONLine(struct {
 			Local  string `json:"local"`
 			Remote uint16 `json:"remote"`
 		}{at.String(), remote})
 	}
-	_, err := fmt.Fprintf(f.app.Stdout, "%s -> %s:%d\n", at, visible(f.box.Name()), remote)
-	return err
+	return f.app.printf("%s -> %s:%d\n", at, f.box.Name(), remote)
 }
 
 // failed reports why a connection was refused. A sandbox that is gone ends the forward.

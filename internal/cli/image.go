@@ -5,7 +5,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -69,8 +68,7 @@ func (a imageCommands) get(f *getFlags, policy image.Policy, how func(*image.Sto
 		return err
 	}
 	done()
-	_, err = fmt.Fprintln(a.Stdout, img.Digest)
-	return err
+	return a.println(img.Digest)
 }
 
 func (a imageCommands) imagePullCmd() *cobra.Command {

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
@@ -54,8 +53,7 @@ the daemon keeps only its hash.`,
 		if isTerminal(a.Stdout) {
 			a.explainKey(k)
 		}
-		_, err = fmt.Fprintln(a.Stdout, k.Token)
-		return err
+		return a.println(k.Token)
 	})
 	return cmd
 }
@@ -63,11 +61,11 @@ the daemon keeps only its hash.`,
 // explainKey explains the key on a terminal. Standard output contains only the
 // key, for scripts.
 func (a keyCommands) explainKey(k sandbox.Key) {
-	fmt.Fprintf(a.Stderr, "This is the new API key %s, which allows %s", k.ID, strings.Join(k.Verbs, ", "))
+	a.notef("This is the new API key %s, which allows %s", k.ID, strings.Join(k.Verbs, ", "))
 	if !k.Expires.IsZero() {
-		fmt.Fprintf(a.Stderr, " until %s", k.Expires.UTC().Format(time.RFC3339))
+		a.notef(" until %s", k.Expires.UTC().Format(time.RFC3339))
 	}
-	fmt.Fprintln(a.Stderr, ".\nKeep it now: it is not shown again. Use it as ATOLL_KEY, or end it with: atoll key revoke "+k.ID)
+	a.notef(".\nKeep it now: it is not shown again. Use it as ATOLL_KEY, or end it with: atoll key revoke %s\n", k.ID)
 }
 
 func (a keyCommands) keyListCmd() *cobra.Command {

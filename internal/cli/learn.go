@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
@@ -53,7 +52,7 @@ func (a profileCommands) learn(ctx context.Context, c *atoll.Client, box sandbox
 		}
 		if flag := operatorFlag(e.Subject); flag != "" && !flags[flag] {
 			flags[flag] = true
-			a.say("note", "a rule is not enough for one of the addresses; the owner of the machine allows it with: "+visible(flag))
+			a.say("note", "a rule is not enough for one of the addresses; the owner of the machine allows it with: "+flag)
 		}
 		if s, ok := seen(&e); ok && !known[s] {
 			known[s] = true
@@ -110,8 +109,10 @@ With --save it is stored and applied at once to the sandboxes that use it.`,
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(a.Stdout, "%s is at version %d\n", stored.Name, stored.Version)
-			return err
+			if asJSON {
+				return a.printJSON(stored)
+			}
+			return a.printf("%s is at version %d\n", stored.Name, stored.Version)
 		case asJSON:
 			return a.printJSON(p)
 		}

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -42,7 +41,7 @@ removed, and stop says so.`,
 			}
 			kept, err := b.Stop(ctx, time.Duration(grace))
 			if err == nil && !kept {
-				a.say("note", visible(b.Name())+" is removed: its files could not be kept")
+				a.say("note", b.Name()+" is removed: its files could not be kept")
 			}
 			return b.Name(), err
 		})
@@ -57,7 +56,7 @@ func (a lifecycleCommands) each(names []string, do func(name string) (string, er
 		if err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintln(a.Stdout, visible(done)); err != nil {
+		if err := a.println(done); err != nil {
 			return err
 		}
 	}
@@ -92,7 +91,7 @@ func (a lifecycleCommands) changeCmd(cmd *cobra.Command, change func(context.Con
 			return a.printJSON(all)
 		}
 		for _, info := range all {
-			if _, err := fmt.Fprintln(a.Stdout, visible(info.Name)); err != nil {
+			if err := a.println(info.Name); err != nil {
 				return err
 			}
 		}
@@ -104,7 +103,7 @@ func (a lifecycleCommands) changeCmd(cmd *cobra.Command, change func(context.Con
 // noteReason explains a sandbox's state, if necessary.
 func (a *App) noteReason(info sandbox.Sandbox) {
 	if info.Reason != "" {
-		a.say("note", visible(info.Name+": "+info.Reason))
+		a.say("note", info.Name+": "+info.Reason)
 	}
 }
 

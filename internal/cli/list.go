@@ -87,7 +87,7 @@ func (a listCommands) showSandboxes(all []sandbox.Sandbox, asJSON, quiet bool) e
 	}
 	if quiet {
 		for _, s := range all {
-			if _, err := fmt.Fprintln(a.Stdout, visible(s.Name)); err != nil {
+			if err := a.println(s.Name); err != nil {
 				return err
 			}
 		}
@@ -220,7 +220,7 @@ func (a listCommands) removeAll(ctx context.Context, t target, names []string, f
 			failed = true
 			a.report(nil, o.err)
 		case o.shown != "":
-			if _, err := fmt.Fprintln(a.Stdout, visible(o.shown)); err != nil {
+			if err := a.println(o.shown); err != nil {
 				return err
 			}
 		}

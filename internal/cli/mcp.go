@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -59,7 +58,7 @@ which decides what it may do; see: atoll key create.`,
 		}
 		s := mcpserver.New(c, a.Version.Atoll)
 		if l != nil {
-			_, _ = fmt.Fprintf(a.Stderr, "atoll: serving MCP on %s\n", l.Addr())
+			a.notef("atoll: serving MCP on %s\n", l.Addr())
 			return serveHTTP(ctx, l, s.Handler())
 		}
 		return s.ServeStdio(ctx, io.NopCloser(a.Stdin), noClose{a.Stdout})

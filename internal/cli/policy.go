@@ -52,8 +52,7 @@ and says in which line something is wrong. It needs no daemon.`,
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(a.Stdout, "%d policies are sound\n", len(b.Policies()))
-		return err
+		return a.printf("%d policies are sound\n", len(b.Policies()))
 	})
 	return cmd
 }
@@ -96,12 +95,11 @@ func (a policyCommands) showResults(results []policyset.Result) error {
 			word = "ok"
 			passed++
 		}
-		if _, err := fmt.Fprintf(a.Stdout, "%-4s  %s (%s:%d): %s\n", word, visible(r.Name), r.File, r.Line, visible(r.Got)); err != nil {
+		if err := a.printf("%-4s  %s (%s:%d): %s\n", word, r.Name, r.File, r.Line, r.Got); err != nil {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(a.Stdout, "%d of %d tests pass\n", passed, len(results))
-	return err
+	return a.printf("%d of %d tests pass\n", passed, len(results))
 }
 
 func (a policyCommands) policyShowCmd() *cobra.Command {
@@ -150,14 +148,14 @@ func (a policyCommands) wrotePolicies(p sandbox.Policies, err error, asJSON bool
 		return err
 	}
 	if p.Problem != "" {
-		a.say("warning", "what is in the files now cannot be used: "+visible(p.Problem))
+		a.sayLines("warning", "what is in the files now cannot be used: "+p.Problem)
 	}
 	if asJSON {
 		return a.printJSON(p)
 	}
 	rows := make([][]string, 0, len(p.Policies))
 	for _, one := range p.Policies {
-		rows = append(rows, []string{one.Name, aboutWhom(&one), said(&one), fmt.Sprintf("%s:%d", visible(one.File), one.Lines["name"])})
+		rows = append(rows, []string{one.Name, aboutWhom(&one), said(&one), fmt.Sprintf("%s:%d", one.File, one.Lines["name"])})
 	}
 	return a.table("NAME ABOUT SAYS FILE", rows)
 }
@@ -168,7 +166,7 @@ func aboutWhom(p *sandbox.Policy) string {
 	for _, label := range slices.Sorted(maps.Keys(p.Labels)) {
 		about += fmt.Sprintf(" %s=%s", label, strings.Join(p.Labels[label], "|"))
 	}
-	return visible(about)
+	return about
 }
 
 // said lists the limits of a policy.
@@ -259,7 +257,7 @@ func (a policyCommands) showAnswer(p sandbox.PolicyAnswer) error {
 		if !f.OK {
 			word = "no"
 		}
-		rows = append(rows, []string{word, f.Rule, oneLine(f.Asked, 40), oneLine(f.Limit, 50), visible(f.File) + ":" + strconv.Itoa(f.Line)})
+		rows = append(rows, []string{word, f.Rule, oneLine(f.Asked, 40), oneLine(f.Limit, 50), f.File + ":" + strconv.Itoa(f.Line)})
 	}
 	if len(rows) > 0 {
 		if err := a.table("OK RULE ASKED ALLOWED FILE", rows); err != nil {
@@ -278,8 +276,12 @@ func (a policyCommands) showAnswer(p sandbox.PolicyAnswer) error {
 	}
 	verdict := "allowed"
 	if !p.Allow {
-		verdict = "denied: " + visible(p.Message)
+		verdict = "denied: " + p.Message
 	}
-	_, err := fmt.Fprintln(a.Stdout, strings.Join(append(notes, verdict), "\n"))
-	return err
+	for _, text := range append(notes, verdict) {
+		if err := a.println(text); err != nil {
+			return err
+		}
+	}
+	return nil
 }

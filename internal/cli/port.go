@@ -140,8 +140,7 @@ ends when it expires, when the sandbox is removed, or when the key that made it 
 		if asJSON {
 			return a.printJSON(t)
 		}
-		_, err = fmt.Fprintln(a.Stdout, t.Token)
-		return err
+		return a.println(t.Token)
 	})
 	return cmd
 }
@@ -231,8 +230,7 @@ clients that send a token (see atoll port token). You must use the daemon over T
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintln(a.Stdout, url)
-		return err
+		return a.println(url)
 	})
 	return cmd
 }

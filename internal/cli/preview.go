@@ -81,18 +81,17 @@ func previewRows(all []sandbox.Preview) [][]string {
 		if p.Public {
 			access = "public"
 		}
-		rows[i] = []string{fmt.Sprint(p.Port), access, visible(p.URL)}
+		rows[i] = []string{fmt.Sprint(p.Port), access, p.URL}
 	}
 	return rows
 }
 
 func (a portCommands) showPreview(p sandbox.Preview) error {
-	if _, err := fmt.Fprintln(a.Stdout, visible(p.URL)); err != nil || p.Public {
+	if err := a.println(p.URL); err != nil || p.Public {
 		return err
 	}
 	if !p.Expires.IsZero() {
 		a.say("note", "the token ends at "+p.Expires.Format(time.RFC3339))
 	}
-	_, err := fmt.Fprintf(a.Stdout, "%s: %s\n", visible(p.Header), visible(p.Token))
-	return err
+	return a.printf("%s: %s\n", p.Header, p.Token)
 }

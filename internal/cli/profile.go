@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"strconv"
@@ -150,8 +149,7 @@ func (a profileCommands) profileWriteCmd(name, short, more string, write func(co
 		if asJSON {
 			return a.printJSON(out)
 		}
-		_, err = fmt.Fprintf(a.Stdout, "%s is at version %d\n", out.Name, out.Version)
-		return err
+		return a.printf("%s is at version %d\n", out.Name, out.Version)
 	})
 	return cmd
 }
@@ -224,11 +222,11 @@ func (a profileCommands) printYAML(v any) error {
 	if err != nil {
 		return err
 	}
-	_, err = a.Stdout.Write(text)
-	return err
+	return a.printf("%s", painted(text))
 }
 
-// yamlOf is a value as YAML, by the names that its JSON has.
+// yamlOf is a value as YAML, by the names that its JSON has. Hidden characters are
+// escaped.
 func yamlOf(v any) ([]byte, error) {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -245,12 +243,17 @@ func yamlOf(v any) ([]byte, error) {
 	if err := e.Encode(&doc); err != nil {
 		return nil, err
 	}
-	return out.Bytes(), e.Close()
+	err = e.Close()
+	return []byte(visible(out.String())), err
 }
 
-// block turns the braces of JSON into lines.
+// block turns the braces of JSON into lines. Strings with hidden characters keep their
+// quotes, in which these can be escaped.
 func block(n *yaml.Node) {
-	n.Style &^= yaml.FlowStyle | yaml.DoubleQuotedStyle
+	n.Style &^= yaml.FlowStyle
+	if strings.IndexFunc(n.Value, hidden) < 0 {
+		n.Style &^= yaml.DoubleQuotedStyle
+	}
 	for _, c := range n.Content {
 		block(c)
 	}
@@ -331,27 +334,26 @@ func (a profileCommands) showExplanation(e sandbox.Explanation) error {
 		if !s.Matches {
 			why = "does not match"
 			if s.Why != "" {
-				why += ": " + visible(s.Why)
+				why += ": " + s.Why
 			}
 		}
-		fmt.Fprintf(&b, "%-6s %s %s\n", s.Action, visible(s.Rule), why)
+		_ = writef(&b, "%-6s %s %s\n", s.Action, s.Rule, why)
 	}
 	verdict := "denied"
 	if e.Allow {
 		verdict = "allowed"
 	}
-	fmt.Fprintf(&b, "%s: %s\n", verdict, visible(e.Message))
+	_ = writef(&b, "%s: %s\n", verdict, e.Message)
 	if e.Allow && e.HostOnly {
 		b.WriteString("note: only the host is decided; whatever is behind that name can be reached\n")
 	}
 	if len(e.Inject) > 0 {
-		fmt.Fprintf(&b, "note: the gateway adds %s\n", strings.Join(e.Inject, ", "))
+		_ = writef(&b, "note: the gateway adds %s\n", strings.Join(e.Inject, ", "))
 	}
 	for _, note := range e.Operator {
-		fmt.Fprintf(&b, "note: %s\n", visible(note))
+		_ = writef(&b, "note: %s\n", note)
 	}
-	_, err := io.WriteString(a.Stdout, b.String())
-	return err
+	return a.printf("%s", painted(b.String()))
 }
 
 func (a profileCommands) profileRemoveCmd() *cobra.Command {

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,7 +58,7 @@ func (a profileCommands) editProfile(ctx context.Context, c *atoll.Client, old *
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
-	file := filepath.Join(dir, old.Name+".yaml")
+	file := filepath.Join(dir, "profile.yaml")
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		return err
 	}
@@ -71,15 +70,13 @@ func (a profileCommands) editProfile(ctx context.Context, c *atoll.Client, old *
 		return err
 	}
 	if bytes.Equal(edited, text) || len(bytes.TrimSpace(edited)) == 0 {
-		_, err := fmt.Fprintf(a.Stdout, "%s is unchanged, at version %d\n", old.Name, old.Version)
-		return err
+		return a.printf("%s is unchanged, at version %d\n", old.Name, old.Version)
 	}
 	p, err := a.namedProfile(file, []string{old.Name})
 	if err == nil {
 		var out sandbox.StoredProfile
 		if out, err = c.ApplyProfile(ctx, p, old.Version); err == nil {
-			_, err = fmt.Fprintf(a.Stdout, "%s is at version %d\n", out.Name, out.Version)
-			return err
+			return a.printf("%s is at version %d\n", out.Name, out.Version)
 		}
 	}
 	keep = true
@@ -132,7 +129,7 @@ func (a profileCommands) completeProfile(cmd *cobra.Command, args []string, _ st
 	}
 	names := make([]string, 0, len(all))
 	for _, p := range all {
-		names = append(names, oneLine(p.Name, sandbox.MaxNameLen))
+		names = append(names, p.Name)
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp
 }

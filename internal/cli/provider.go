@@ -155,11 +155,13 @@ at most, gives each a lifetime of an hour at most, and removes in the end what i
 			a.say("note", fmt.Sprintf("interrupted after %d checks", len(report.Results)))
 			return errors.Join(exitCode(exitInterrupted), left)
 		}
-		write := report.WriteText
+		var text strings.Builder
 		if asJSON {
-			write = report.WriteJSON
+			err = a.printJSON(report)
+		} else if err = report.WriteText(&text); err == nil {
+			err = a.printf("%s", painted(visible(text.String())))
 		}
-		if err := write(a.Stdout); err != nil {
+		if err != nil {
 			return err
 		}
 		return errors.Join(report.Err(), left)
@@ -183,9 +185,9 @@ func (a providerCommands) checkProgress(ctx context.Context) func(drivertest.Res
 		case isTerminal(a.Stderr):
 			status := strings.ReplaceAll(string(res.Status), "_", " ")
 			color := map[drivertest.Status]string{drivertest.Pass: green, drivertest.Fail: red}[res.Status]
-			_, _ = fmt.Fprintf(a.Stderr, "%4d %s %s\n", done, a.paint(a.Stderr, color, status), visible(res.Name))
+			a.notef("%4d %s %s\n", done, a.paint(a.Stderr, color, status), res.Name)
 		case done%25 == 0:
-			_, _ = fmt.Fprintf(a.Stderr, "%d checks done\n", done)
+			a.notef("%d checks done\n", done)
 		}
 	}
 }
@@ -242,8 +244,7 @@ of the daemon failed.`,
 		if err := a.showDiagnoses(all, d, asJSON); err != nil || hidden == 0 {
 			return err
 		}
-		_, err = fmt.Fprintf(a.Stdout, "%d providers that are not configured are left out; see: atoll doctor --all\n", hidden)
-		return err
+		return a.printf("%d providers that are not configured are left out; see: atoll doctor --all\n", hidden)
 	})
 	return cmd
 }

@@ -35,16 +35,14 @@ func (a imageCommands) imagePruneCmd() *cobra.Command {
 			return a.printJSON(pruned{append([]string{}, report.Images...), report.Files, report.Bytes, report.Busy})
 		}
 		for _, digest := range report.Images {
-			if _, err := fmt.Fprintln(a.Stdout, digest); err != nil {
+			if err := a.println(digest); err != nil {
 				return err
 			}
 		}
 		if report.Busy {
 			a.say("warning", "an image is being fetched; some files were left alone")
 		}
-		if _, err = fmt.Fprintf(a.Stderr, "freed %s\n", units.BytesSize(float64(report.Bytes))); err != nil {
-			return err
-		}
+		a.notef("freed %s\n", units.BytesSize(float64(report.Bytes)))
 		return a.noteLeft(ctx, store, all)
 	})
 	return cmd

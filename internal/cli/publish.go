@@ -77,7 +77,7 @@ func (a portCommands) publish(ctx context.Context, ref, address string, pairs []
 			return err
 		}
 		a.noteOpen([]sandbox.PublishedPort{p})
-		if _, err := fmt.Fprintf(a.Stdout, "%s -> %s:%d\n", p.Listen(), visible(s.Name()), p.Port); err != nil {
+		if err := a.printf("%s -> %s:%d\n", p.Listen(), s.Name(), p.Port); err != nil {
 			return err
 		}
 	}
@@ -121,7 +121,7 @@ atoll run -p, atoll create -p and atoll port forward --detach.`,
 			if p.Error != "" {
 				state = oneLine(p.Error, 200)
 			}
-			rows[i] = []string{visible(p.Name), fmt.Sprint(p.Port), p.Listen(), state}
+			rows[i] = []string{p.Name, fmt.Sprint(p.Port), p.Listen(), state}
 		}
 		return a.table("SANDBOX PORT PUBLISHED STATE", rows)
 	})

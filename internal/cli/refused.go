@@ -48,7 +48,7 @@ func (a *App) explainRefusal(ctx context.Context, b box, since time.Time, exit s
 	}
 	hint := "see what would allow it with: atoll egress --suggest"
 	if flag := operatorFlag(refused[0]); flag != "" {
-		hint = "the owner of the machine allows it with: " + visible(flag)
+		hint = "the owner of the machine allows it with: " + flag
 	}
 	a.say("note", text+"; "+hint)
 	return true

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/pflag"
 )
@@ -27,7 +26,7 @@ func (a *App) removeEach(ctx context.Context, names []string, force bool, remove
 			failed = true
 			a.report(nil, err)
 		default:
-			if _, err := fmt.Fprintln(a.Stdout, visible(name)); err != nil {
+			if err := a.println(name); err != nil {
 				return err
 			}
 		}

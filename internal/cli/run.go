@@ -82,7 +82,7 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 		if how.detach {
 			made, err := a.startDetached(cmd.Context(), t, req, boxed.quiet)
 			if err == nil {
-				_, err = fmt.Fprintln(a.Stdout, made.Name())
+				err = a.println(made.Name())
 			}
 			return err
 		}
@@ -112,7 +112,7 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 			})
 		})
 		if err == exitCode(exitNotFound) && !cmd.Flags().Changed("image") && len(args) > 0 && looksLikeImage(args[0]) {
-			a.say("hint", "images are named with a flag: atoll run --image "+visible(args[0])+" -- COMMAND")
+			a.say("hint", "images are named with a flag: atoll run --image "+args[0]+" -- COMMAND")
 		}
 		return err
 	}
@@ -287,7 +287,7 @@ func (a *App) outcome(exit sandbox.Exit, how *commandFlags) error {
 	}
 	if text != "" {
 		if !strings.HasSuffix(text, exit.Detail) {
-			text += " (" + visible(exit.Detail) + ")"
+			text += " (" + exit.Detail + ")"
 		}
 		a.say("error", text)
 	}

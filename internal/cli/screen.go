@@ -34,7 +34,7 @@ func (a *App) watch(ctx context.Context, every time.Duration, frame func(context
 	began := false
 	defer func() {
 		if began {
-			_, _ = fmt.Fprint(screen, leaveScreen)
+			_ = a.printf("%s", painted(leaveScreen))
 		}
 	}()
 	for {
@@ -51,7 +51,7 @@ func (a *App) watch(ctx context.Context, every time.Duration, frame func(context
 		} else if screen != nil {
 			text = fit(screen, text)
 		}
-		if _, err := fmt.Fprint(a.Stdout, text); err != nil {
+		if err := a.printf("%s", painted(text)); err != nil {
 			return err
 		}
 		select {

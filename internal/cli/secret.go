@@ -3,7 +3,6 @@ package cli
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"strconv"
@@ -46,9 +45,9 @@ func (a secretCommands) readSecret(file string) ([]byte, error) {
 		defer f.Close()
 		in = f
 	case isTerminal(a.Stdin):
-		fmt.Fprint(a.Stderr, "Value: ")
+		a.notef("Value: ")
 		v, err := term.ReadPassword(int(a.Stdin.(*os.File).Fd()))
-		fmt.Fprintln(a.Stderr)
+		a.notef("\n")
 		return v, err
 	}
 	v, err := io.ReadAll(io.LimitReader(in, maxSecret+3))
@@ -109,8 +108,7 @@ func (a secretCommands) wroteSecret(s sandbox.StoredSecret, err error, asJSON bo
 	if asJSON {
 		return a.printJSON(s)
 	}
-	_, err = fmt.Fprintf(a.Stdout, "%s is at version %d\n", s.Name, s.Version)
-	return err
+	return a.printf("%s is at version %d\n", s.Name, s.Version)
 }
 
 func (a secretCommands) secretRotateCmd() *cobra.Command {
@@ -164,7 +162,7 @@ func (a secretCommands) secretListCmd() *cobra.Command {
 			if source == "" {
 				source = "stored"
 			}
-			rows = append(rows, []string{s.Name, strconv.FormatInt(s.Version, 10), strings.Join(s.Hosts, ","), visible(source), strconv.Itoa(s.Uses), ago(s.Updated)})
+			rows = append(rows, []string{s.Name, strconv.FormatInt(s.Version, 10), strings.Join(s.Hosts, ","), source, strconv.Itoa(s.Uses), ago(s.Updated)})
 		}
 		return a.table("NAME VERSION HOSTS SOURCE SANDBOXES UPDATED", rows)
 	})

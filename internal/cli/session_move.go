@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -63,8 +62,7 @@ stays where it is. The provider "default" is the one that the session began with
 			Hint: "list the others with: atoll session targets " + args[0],
 		}
 	}, func(o sandbox.Swapped) error {
-		_, err := fmt.Fprintf(a.Stdout, "%s, %s\n", o.Receipt.Provider, strings.TrimPrefix(outcome("", o.Receipt), ": "))
-		return err
+		return a.printf("%s, %s\n", o.Receipt.Provider, strings.TrimPrefix(outcome("", o.Receipt), ": "))
 	})
 }
 

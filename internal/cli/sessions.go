@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -56,7 +57,7 @@ func (a sessionCommands) completeAll(cmd *cobra.Command, _ []string, _ string) (
 	}
 	names := make([]string, 0, len(all))
 	for _, s := range all {
-		names = append(names, oneLine(s.Name, 63))
+		names = append(names, s.Name)
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
@@ -116,8 +117,7 @@ that name is used instead.`,
 		}
 		return a.shortly(s)
 	}, func(o sandbox.Opened) error {
-		_, err := fmt.Fprintln(a.Stdout, o.Session.Name)
-		return err
+		return a.println(o.Session.Name)
 	})
 }
 
@@ -149,8 +149,7 @@ was, and what was lost. With --hold it then keeps the sandbox until it is interr
 		}
 		return a.shortly(s)
 	}, func(o sandbox.Opened) error {
-		_, err := fmt.Fprintln(a.Stdout, outcome(o.Session.Name, o.Receipt))
-		return err
+		return a.println(outcome(o.Session.Name, o.Receipt))
 	})
 }
 
@@ -213,15 +212,14 @@ the sandbox.`,
 		return s.Save(ctx)
 	}, func(s sandbox.Saved) error {
 		for _, w := range s.Workspaces {
-			if _, err := fmt.Fprintf(a.Stdout, "%s@%s\n", w.Name, w.Version); err != nil {
+			if err := a.printf("%s@%s\n", w.Name, w.Version); err != nil {
 				return err
 			}
 		}
 		if s.Archive == nil {
 			return nil
 		}
-		_, err := fmt.Fprintf(a.Stdout, "%s %s, %s\n", s.Archive.Kind, s.Archive.Ref, bytesText(s.Archive.Size))
-		return err
+		return a.printf("%s %s, %s\n", s.Archive.Kind, s.Archive.Ref, bytesText(s.Archive.Size))
 	})
 }
 
@@ -329,8 +327,7 @@ with the files in it, if that is gone or cannot be reached from this daemon.`,
 		}
 		return a.shortly(s)
 	}, func(o sandbox.Opened) error {
-		_, err := fmt.Fprintln(a.Stdout, outcome(o.Session.Name, o.Receipt))
-		return err
+		return a.println(outcome(o.Session.Name, o.Receipt))
 	})
 }
 
@@ -368,7 +365,7 @@ paused: it was kept for the next use; cold: there is none, and the next use make
 			for _, w := range s.Spec.Workspaces {
 				names = append(names, w.Name)
 			}
-			l, idle := s.Lease, "-"
+			l, idle := cmp.Or(s.Lease, &sandbox.LeaseInfo{}), "-"
 			if !l.Idle.IsZero() {
 				idle = ago(l.Idle)
 			}

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
@@ -65,8 +64,7 @@ Everyone who may make sandboxes from the snapshot can see everything in it.`,
 		if asJSON {
 			return a.printJSON(made)
 		}
-		_, err = fmt.Fprintln(a.Stdout, visible(made.Name))
-		return err
+		return a.println(made.Name)
 	})
 	return cmd
 }
@@ -109,7 +107,7 @@ func (a snapshotCommands) showSnapshots(all []sandbox.Snapshot, asJSON, quiet bo
 	var rows [][]string
 	for _, s := range all {
 		if quiet {
-			if _, err := fmt.Fprintln(a.Stdout, visible(s.Name)); err != nil {
+			if err := a.println(s.Name); err != nil {
 				return err
 			}
 			continue

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/url"
 	"os"
@@ -117,8 +116,7 @@ A PostgreSQL database is backed up with its own tools.`,
 		if err := saveNew(path, copied); err != nil {
 			return err
 		}
-		_, err = fmt.Fprintln(a.Stdout, path)
-		return err
+		return a.println(path)
 	})
 	return cmd
 }

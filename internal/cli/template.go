@@ -81,8 +81,7 @@ in them; atoll inspect tells which.`,
 		if asJSON {
 			return a.printJSON(t)
 		}
-		_, err = fmt.Fprintf(a.Stdout, "template:%s:%s\n", t.Name, t.Tag)
-		return err
+		return a.printf("template:%s:%s\n", t.Name, t.Tag)
 	})
 	return cmd
 }
@@ -113,11 +112,12 @@ func (a templateCommands) build(ctx context.Context, dir string, opts atoll.Buil
 func (a templateCommands) showBuild(e sandbox.BuildEvent) {
 	switch {
 	case e.Output:
-		_, _ = io.WriteString(a.Stderr, e.Text)
+		text := strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(e.Text) // progress, line by line
+		a.notef("%s", painted(visible(text)))
 	case e.Cached:
-		_, _ = fmt.Fprintf(a.Stderr, "%s %s\n", a.paint(a.Stderr, cyan, fmt.Sprintf("[%d/%d] cached", e.Step, e.Steps)), oneLine(e.Text, 100))
+		a.notef("%s %s\n", a.paint(a.Stderr, cyan, fmt.Sprintf("[%d/%d] cached", e.Step, e.Steps)), oneLine(e.Text, 100))
 	default:
-		_, _ = fmt.Fprintf(a.Stderr, "%s %s\n", a.paint(a.Stderr, cyan, fmt.Sprintf("[%d/%d]", e.Step, e.Steps)), oneLine(e.Text, 100))
+		a.notef("%s %s\n", a.paint(a.Stderr, cyan, fmt.Sprintf("[%d/%d]", e.Step, e.Steps)), oneLine(e.Text, 100))
 	}
 }
 
@@ -222,7 +222,7 @@ func (a templateCommands) visibilityCmd(cmd *cobra.Command, set func(*atoll.Clie
 		case asJSON:
 			err = a.printJSON(v)
 		case v.Public:
-			_, err = fmt.Fprintf(a.Stdout, "template:%s\n", v.Name)
+			err = a.printf("template:%s\n", v.Name)
 		}
 		return err
 	})
@@ -261,7 +261,7 @@ func (a templateCommands) templatePruneCmd() *cobra.Command {
 		case asJSON:
 			err = a.printJSON(map[string]int64{"bytes": freed})
 		default:
-			_, err = fmt.Fprintln(a.Stdout, "freed", units.BytesSize(float64(freed)))
+			err = a.println("freed", units.BytesSize(float64(freed)))
 		}
 		return err
 	})

@@ -175,7 +175,7 @@ func (a tenantCommands) showTenant(t sandbox.Tenant) error {
 		state = "disabled " + ago(t.Disabled)
 	}
 	l, u := t.Limits, t.Usage
-	if _, err := fmt.Fprintf(a.Stdout, "%s: %s\n", visible(t.ID), state); err != nil {
+	if err := a.printf("%s: %s\n", t.ID, state); err != nil {
 		return err
 	}
 	return a.table("WHAT USED LIMIT", [][]string{

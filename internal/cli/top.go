@@ -3,13 +3,10 @@ package cli
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"github.com/docker/go-units"
@@ -79,7 +76,7 @@ Watching a sandbox does not count as use: idle policies apply all the same.`,
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		order := orders[sortBy]
 		if order == nil {
-			return badFlag("sort", "%q is not one of name, cpu, memory, disk and pids", visible(sortBy))
+			return badFlag("sort", "%q is not one of name, cpu, memory, disk and pids", sortBy)
 		}
 		target, err := a.targetOf(ctx, allTenants)
 		if err != nil {
@@ -113,8 +110,9 @@ func (a listCommands) top(ctx context.Context, m *meter, order func(a, b load) i
 		}
 		slices.SortStableFunc(all, func(x, y load) int { return cmp.Or(order(x, y), cmp.Compare(x.Name, y.Name)) })
 		if asJSON {
-			text, err := json.Marshal(append([]load{}, all...))
-			return string(text) + "\n", err
+			var b strings.Builder
+			err := writeJSON(&b, append([]load{}, all...), "")
+			return b.String(), err
 		}
 		return loadTable(all), nil
 	}
@@ -123,15 +121,13 @@ func (a listCommands) top(ctx context.Context, m *meter, order func(a, b load) i
 	}
 	text, err := frame(ctx)
 	if err == nil {
-		_, err = fmt.Fprint(a.Stdout, text)
+		err = a.printf("%s", painted(text))
 	}
 	return err
 }
 
 func loadTable(all []load) string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 8, 3, ' ', 0)
-	_, _ = fmt.Fprintln(w, "NAME\tCPU %\tMEMORY / LIMIT\tPIDS\tDISK")
+	rows := make([][]string, 0, len(all))
 	for _, l := range all {
 		memory := sizeOf(l.Memory) + " / -"
 		if _, loose := l.Limits["memory"]; l.MemoryLimit > 0 && !loose {
@@ -144,10 +140,9 @@ func loadTable(all []load) string {
 		if l.PIDs != nil {
 			pids = strconv.FormatInt(*l.PIDs, 10)
 		}
-		_, _ = fmt.Fprintln(w, strings.Join([]string{oneLine(l.Name, 63), share, memory, pids, sizeOf(l.Disk)}, "\t"))
+		rows = append(rows, []string{l.Name, share, memory, pids, sizeOf(l.Disk)})
 	}
-	_ = w.Flush() // into memory
-	return b.String()
+	return columns([]string{"NAME", "CPU %", "MEMORY / LIMIT", "PIDS", "DISK"}, rows, 63)
 }
 
 func sizeOf(n *int64) string {

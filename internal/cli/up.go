@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
@@ -276,7 +275,7 @@ func (a upCommands) attend(ctx context.Context, d Daemon, again <-chan os.Signal
 				if sandbox.CodeOf(err) == sandbox.CodeInvalid {
 					text = "the policies cannot be used; the previous ones stay in force: " + text
 				}
-				a.say("error", text)
+				a.sayLines("error", text)
 			}
 		}
 	}
@@ -303,15 +302,15 @@ func (a upCommands) runDaemon(ctx context.Context, opts UpOptions) error {
 	if err != nil {
 		return err
 	}
-	_, _ = fmt.Fprintf(a.Stderr, "atoll: listening on %s\n", d.Socket())
+	a.notef("atoll: listening on %s\n", d.Socket())
 	if d.TCP() != nil {
-		_, _ = fmt.Fprintf(a.Stderr, "atoll: listening on %s\n", d.TCP())
+		a.notef("atoll: listening on %s\n", d.TCP())
 	}
 	if d.E2B() != nil {
-		_, _ = fmt.Fprintf(a.Stderr, "atoll: serving clients of E2B on %s; see: atoll e2b env\n", d.E2B())
+		a.notef("atoll: serving clients of E2B on %s; see: atoll e2b env\n", d.E2B())
 	}
 	if d.Bridge() != nil {
-		_, _ = fmt.Fprintf(a.Stderr, "atoll: serving clients of Cloudflare's sandbox bridge on %s\n", d.Bridge())
+		a.notef("atoll: serving clients of Cloudflare's sandbox bridge on %s\n", d.Bridge())
 	}
 	failed := a.attend(ctx, d, again)
 	stop() // another signal ends it at once

@@ -23,8 +23,7 @@ func (a *App) versionCmd() *cobra.Command {
 		if asJSON {
 			return a.printJSON(v)
 		}
-		_, err := fmt.Fprintln(a.Stdout, a.versionLine())
-		return err
+		return a.println(a.versionLine())
 	})
 	return cmd
 }

@@ -102,11 +102,6 @@ func daemonVerb[T any](a *App, cmd *cobra.Command, do func(context.Context, *ato
 	return cmd
 }
 
-func (a workspaceCommands) tell(format string, args ...any) error {
-	_, err := fmt.Fprintf(a.Stdout, format+"\n", args...)
-	return err
-}
-
 func bytesText(n int64) string { return units.BytesSize(float64(n)) }
 
 func (a workspaceCommands) workspaceCreateCmd() *cobra.Command {
@@ -126,7 +121,7 @@ history, and removing the workspace does not change the bucket.`,
 	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
 		opts.Name, opts.MaxBytes = args[0], int64(most)
 		return c.CreateWorkspace(ctx, opts)
-	}, func(w sandbox.Workspace) error { return a.tell("%s", w.Name) })
+	}, func(w sandbox.Workspace) error { return a.printf("%s\n", w.Name) })
 }
 
 func attachedText(w sandbox.Workspace) string {
@@ -228,12 +223,12 @@ D removed, M modified, and T touched (another mode, owner, time or attribute).`,
 	}, func(d diff) error {
 		letters := map[string]string{"added": "A", "removed": "D", "modified": "M", "touched": "T"}
 		for _, c := range d.Changes {
-			if err := a.tell("%s %s", letters[c.Kind], visible(c.Path)); err != nil {
+			if err := a.printf("%s %s\n", letters[c.Kind], c.Path); err != nil {
 				return err
 			}
 		}
 		if d.More {
-			return a.tell("… and more")
+			return a.printf("… and more\n")
 		}
 		return nil
 	})
@@ -257,7 +252,7 @@ stay in the history.`,
 			note = fmt.Sprintf("version %d restored", n)
 		}
 		return c.RestoreWorkspace(ctx, args[0], n, note)
-	}, func(v sandbox.WorkspaceVersion) error { return a.tell("version %d", v.Number) })
+	}, func(v sandbox.WorkspaceVersion) error { return a.printf("version %d\n", v.Number) })
 }
 
 func (a workspaceCommands) workspacePersistCmd() *cobra.Command {
@@ -272,7 +267,7 @@ anyway.`,
 	cmd.Flags().StringVar(&note, "note", "", "kept with the version")
 	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceVersion, error) {
 		return c.PersistWorkspace(ctx, args[0], note)
-	}, func(v sandbox.WorkspaceVersion) error { return a.tell("version %d", v.Number) })
+	}, func(v sandbox.WorkspaceVersion) error { return a.printf("version %d\n", v.Number) })
 }
 
 func (a workspaceCommands) workspacePruneCmd() *cobra.Command {
@@ -291,7 +286,7 @@ data.`,
 		keep.Within = time.Duration(within)
 		return c.PruneWorkspace(ctx, args[0], keep)
 	}, func(p sandbox.WorkspacePruned) error {
-		return a.tell("%d versions forgotten, %s freed", len(p.Versions), bytesText(max(0, p.Freed)))
+		return a.printf("%d versions forgotten, %s freed\n", len(p.Versions), bytesText(max(0, p.Freed)))
 	})
 }
 
@@ -305,7 +300,7 @@ func (a workspaceCommands) workspaceVerifyCmd() *cobra.Command {
 	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceReport, error) {
 		return c.VerifyWorkspace(ctx, args[0], deep)
 	}, func(r sandbox.WorkspaceReport) error {
-		return a.tell("%d versions in %d chunks, %s: complete", r.Versions, r.Chunks, bytesText(r.Bytes))
+		return a.printf("%d versions in %d chunks, %s: complete\n", r.Versions, r.Chunks, bytesText(r.Bytes))
 	})
 }
 
