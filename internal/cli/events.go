@@ -192,7 +192,7 @@ func (a eventCommands) auditExportCmd() *cobra.Command {
 hashed: {"hash":"…","event":{…}}. The hash of a record is the SHA-256 of "atoll event
 v1", a line feed, the 32 bytes of the previous hash, and the bytes of the event. For the
 first record, the previous hash is the SHA-256 of "atoll genesis v1", a line feed and
-the tenant's name.
+the tenant's name. On a terminal, characters that it would not show are escaped.
 
 With --format otlp-json it writes what atoll up --otlp sends, for OpenTelemetry's
 collectors to read from a file; that cannot be checked by its hashes.`,
