@@ -41,7 +41,9 @@ func (a providerCommands) onAccount(ctx context.Context, h *drivertest.Harness) 
 	if err := errors.Join(err, p.Close()); err != nil {
 		return nil, err
 	}
-	a.notef(checkNotice)
+	if err := writef(a.Stderr, checkNotice); err != nil {
+		return nil, err
+	}
 	spec := h.Spec
 	h.Slow = true
 	h.Spec = func() sandbox.Spec {

@@ -365,6 +365,23 @@ func TestEscapedJSON(t *testing.T) {
 	}
 }
 
+// A profile that is shown can be read again.
+func TestEscapedYAML(t *testing.T) {
+	t.Parallel()
+	want := sandbox.Profile{Name: "docs", Rules: []sandbox.Rule{{Name: evil + "\n\t: é ✓ 日本", Action: sandbox.Allow, Hosts: []string{"example.com", "*"}}}}
+	text, err := yamlOf(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found := harm(string(text)); found != "" || !strings.Contains(string(text), "é ✓ 日本") || !strings.Contains(string(text), "name: docs\n") {
+		t.Errorf("contains %s:\n%s", found, text)
+	}
+	var got sandbox.Profile
+	if err := parseProfile(text, &got, func(why string) error { return errors.New(why) }); got.Rules == nil || got.Rules[0].Name != want.Rules[0].Name {
+		t.Errorf("read as %+v, %v:\n%s", got, err, text)
+	}
+}
+
 // The log is exported byte by byte, but not to a terminal.
 func TestAuditOnTerminal(t *testing.T) {
 	h := newHostile(t)

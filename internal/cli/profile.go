@@ -233,7 +233,7 @@ func yamlOf(v any) ([]byte, error) {
 		return nil, err
 	}
 	var doc yaml.Node
-	if err := yaml.Unmarshal(text, &doc); err != nil {
+	if err := yaml.Unmarshal([]byte(visible(string(text))), &doc); err != nil {
 		return nil, err
 	}
 	block(&doc)
