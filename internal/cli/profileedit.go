@@ -58,7 +58,7 @@ func (a profileCommands) editProfile(ctx context.Context, c *atoll.Client, old *
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
-	file := filepath.Join(dir, "profile.yaml")
+	file := filepath.Join(dir, filepath.Base(old.Name)+".yaml") // the name is what the daemon says
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		return err
 	}
