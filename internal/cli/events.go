@@ -214,11 +214,7 @@ collectors to read from a file; that cannot be checked by its hashes.`,
 		if err != nil {
 			return err
 		}
-		to := a.Stdout
-		if isTerminal(to) { // where nobody checks hashes
-			to = &visibleWriter{w: to}
-		}
-		return c.Admin().ExportAudit(ctx, admin.AuditFormat(format), opts, to)
+		return c.Admin().ExportAudit(ctx, admin.AuditFormat(format), opts, a.plainOutput())
 	})
 	return cmd
 }

@@ -438,20 +438,19 @@ func TestOutcomeIsVisible(t *testing.T) {
 
 // passedOn are the functions that use our streams without those of style.go, and why.
 var passedOn = map[string]string{
-	"Main":           "help and completions, which are made visible",
-	"screenshotCmd":  "a picture, never to a terminal",
-	"copyOut":        "an archive, never to a terminal",
-	"auditExportCmd": "the bytes that were hashed, and made visible on a terminal",
-	"copyLogs":       "output of a command in a sandbox",
-	"runOnCmd":       "output of a command in a sandbox",
-	"foreground":     "output of a command in a sandbox",
-	"mcpCmd":         "messages for a program",
-	"openEditor":     "the user's editor",
-	"terminal":       "looks for a terminal",
-	"watch":          "looks for a terminal",
-	"readerGone":     "only the name of standard output",
-	"progress":       "a bar, with visible text",
-	"upCmd":          "a log, which quotes its values",
+	"Main":          "help and completions, which are made visible",
+	"screenshotCmd": "a picture, never to a terminal",
+	"copyOut":       "an archive, never to a terminal",
+	"copyLogs":      "output of a command in a sandbox",
+	"runOnCmd":      "output of a command in a sandbox",
+	"foreground":    "output of a command in a sandbox",
+	"mcpCmd":        "messages for a program",
+	"openEditor":    "the user's editor",
+	"terminal":      "looks for a terminal",
+	"watch":         "looks for a terminal",
+	"readerGone":    "only the name of standard output",
+	"progress":      "a bar, with visible text",
+	"upCmd":         "a log, which quotes its values",
 }
 
 // All that Atoll says goes through style.go.

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"time"
@@ -79,8 +78,7 @@ func (a recordCommands) printRecording(r sandbox.Recording, asJSON bool, err err
 	case asJSON:
 		return a.printJSON(r)
 	}
-	_, err = fmt.Fprintln(a.Stdout, r.ID)
-	return err
+	return a.println(r.ID)
 }
 
 func (a recordCommands) stopCmd() *cobra.Command {
@@ -164,7 +162,7 @@ recorded until now. Play it with: asciinema play FILE.`,
 		}
 		defer content.Close()
 		if len(args) == 1 || args[1] == "-" {
-			_, err = io.Copy(a.Stdout, content)
+			_, err = io.Copy(a.plainOutput(), content)
 			return err
 		}
 		file, err := os.OpenFile(args[1], os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)

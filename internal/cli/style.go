@@ -159,6 +159,15 @@ func (v *visibleWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// plainOutput is standard output for text that is written byte by byte, unless it goes
+// to a terminal.
+func (a *App) plainOutput() io.Writer {
+	if isTerminal(a.Stdout) {
+		return &visibleWriter{w: a.Stdout}
+	}
+	return a.Stdout
+}
+
 // printJSON writes a value for programs.
 func (a *App) printJSON(v any) error { return writeJSON(a.Stdout, v, "  ") }
 
