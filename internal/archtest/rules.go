@@ -74,7 +74,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/e2b/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity", "provider/internal/records", "internal/envd"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/...", "internal/envd"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
 		why:  "a provider depends on its technology, not on control or another provider",
 	},

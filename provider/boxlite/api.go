@@ -14,7 +14,6 @@ import (
 
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/identity"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -56,7 +55,7 @@ func newAPI(opts *Options, key *credential.Source) (*api, error) {
 	}
 	a.Client = rest.Client{
 		HTTP: rest.NewHTTP(opts.Transport), Base: base, Words: words, Fresh: a.fresh,
-		Hidden: func() []string { return []string{key.Current()} },
+		Hidden: func() []string { return []string{key.Current()} }, Hint: "set BOXLITE_API_KEY to a key of this server",
 		Sign: func(h http.Header) {
 			if k := key.Current(); k != "" {
 				h.Set("Authorization", "Bearer "+k)
@@ -80,7 +79,7 @@ func (a *api) fresh(ctx context.Context, refused bool) error {
 }
 
 // words reads an error of the server.
-func words(body []byte) (code, message string, ok bool) {
+func words(_ int, body []byte) (code, message string, ok bool) {
 	var said struct {
 		Error struct{ Code, Message string }
 	}
@@ -159,28 +158,19 @@ type box struct {
 	AutoDelete int64     `json:"auto_delete"`
 }
 
-// The statuses of a box.
+// The statuses of a box that Atoll acts on.
 const (
-	statusConfigured = "configured" // made, and not started yet
-	statusRunning    = "running"
-	statusStopping   = "stopping"
-	statusStopped    = "stopped"
-	statusPaused     = "paused" // paused for a moment
-	statusFailed     = "failed"
+	statusRunning  = "running"
+	statusStopping = "stopping"
+	statusStopped  = "stopped"
+	statusPaused   = "paused" // paused for a moment
 )
 
-// stateOf translates a status. A stopped box keeps its files and loses its
-// processes. An unknown status has no state.
-func stateOf(status string) sandbox.State {
-	switch status {
-	case statusRunning:
-		return sandbox.Running
-	case statusConfigured, statusStopping, statusStopped, statusPaused:
-		return sandbox.Paused
-	case statusFailed:
-		return sandbox.Failed
-	}
-	return sandbox.Lost
+// states translates statuses. A stopped box keeps its files and loses its
+// processes. "configured" means made, and not started yet.
+var states = hosted.States{
+	statusRunning: sandbox.Running, "configured": sandbox.Paused, statusStopping: sandbox.Paused, statusStopped: sandbox.Paused, statusPaused: sandbox.Paused,
+	"failed": sandbox.Failed,
 }
 
 // usableID matches ids and names that are valid in a path.
@@ -259,31 +249,35 @@ func (a *api) named(ctx context.Context, name string) (box, error) {
 	return box{}, cmp.Or(err, hosted.ErrNone)
 }
 
+// names are the names of boxes. The server keeps them unique.
+const names = hosted.Names("-box-")
+
 // describe converts the server's description of a box.
-func (b box) describe(id sandbox.ID) hosted.Box {
-	return hosted.Box{ID: b.ID, Sandbox: id, Status: b.Status, State: stateOf(b.Status), Created: b.Created}
+func (b box) describe() hosted.Box {
+	d := hosted.Box{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created}
+	d.Scope, d.Sandbox, _ = names.Parse(b.Name)
+	return d
 }
 
 // Get implements hosted.Service.
-func (a *api) Get(ctx context.Context, id sandbox.ID, boxID string) (hosted.Box, error) {
+func (a *api) Get(ctx context.Context, _ sandbox.ID, boxID string) (hosted.Box, error) {
 	b, err := a.get(ctx, boxID)
 	if missing(err) {
 		err = hosted.ErrNone
 	}
-	return b.describe(id), err
+	return b.describe(), err
 }
 
-// Find implements hosted.Service.
+// Find implements hosted.Finder.
 func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
-	b, err := a.named(ctx, boxName(scope, id))
-	return b.describe(id), err
+	return a.Get(ctx, id, names.Of(scope, id))
 }
 
 // List implements hosted.Service.
-func (a *api) List(ctx context.Context, scope string) (ours []hosted.Box, err error) {
-	all, err := a.list(ctx, namesOf(scope))
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
+	all, err := a.list(ctx, names.Of(scope, id))
 	for _, b := range all {
-		ours = append(ours, b.describe(sandbox.ID(strings.TrimPrefix(b.Name, namesOf(scope)))))
+		ours = append(ours, b.describe())
 	}
 	return ours, err
 }
@@ -300,10 +294,7 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, boxID string) error {
 	return hosted.ErrNone
 }
 
-// Clear implements hosted.Service: boxes have no other resources.
-func (a *api) Clear(context.Context, sandbox.ID, bool) error { return nil }
-
-// Account implements hosted.Service.
+// Account implements hosted.Accounter.
 func (a *api) Account(ctx context.Context) (string, error) {
 	who, err := a.account(ctx)
 	if err != nil {
@@ -321,24 +312,6 @@ func (a *api) Credential() hosted.Credential {
 	return c
 }
 
-// Scopes implements hosted.Service.
-func (a *api) Scopes(ctx context.Context, id sandbox.ID) (scopes []string, err error) {
-	all, err := a.list(ctx, "atoll-")
-	for _, b := range all {
-		scope, ok := strings.CutSuffix(b.Name, boxName("", id)[len("atoll-"):])
-		if scope = strings.TrimPrefix(scope, "atoll-"); ok && identity.Valid(scope) {
-			scopes = append(scopes, scope)
-		}
-	}
-	return scopes, err
-}
-
-const (
-	// moves is the number of attempts to start or stop a box.
-	moves     = 5
-	firstMove = 50 * time.Millisecond
-)
-
 // start starts a box, if it is stopped.
 func (p *Provider) start(ctx context.Context, id sandbox.ID, boxID string) error {
 	return p.move(ctx, id, boxID, "start", statusRunning, nil)
@@ -349,29 +322,15 @@ func (p *Provider) stop(ctx context.Context, id sandbox.ID, boxID string) error 
 	return p.move(ctx, id, boxID, "stop", statusStopped, map[string]int{"timeout_seconds": stopSeconds})
 }
 
-// move brings a box into a status. If the answer is lost or another client was
-// faster, the status of the box decides.
+// move brings a box into a status.
 func (p *Provider) move(ctx context.Context, id sandbox.ID, boxID, verb, want string, in any) error {
-	for n := 1; ; n++ {
-		now, err := p.Settled(ctx, id, boxID, func(b hosted.Box) bool { return b.Status != statusStopping && b.Status != statusPaused })
-		if err != nil || now.Status == want {
-			return err
+	return p.Move(ctx, id, boxID, func(now hosted.Box) (bool, error) {
+		if now.Status == want {
+			return true, nil
 		}
 		b, err := p.api.box(ctx, http.MethodPost, "/boxes/"+boxID+"/"+verb, boxID, in)
-		if err == nil && b.Status == want {
-			return nil
-		}
-		code := sandbox.CodeOf(err)
-		if err != nil && (code != sandbox.CodeConflict && code != sandbox.CodeUnavailable || n == moves) {
-			return err
-		}
-		if n == moves {
-			return p.Strange("the box does not " + verb)
-		}
-		if err := rest.Sleep(ctx, firstMove<<(n-1)); err != nil {
-			return err
-		}
-	}
+		return err == nil && b.Status == want, err
+	})
 }
 
 // awake is the error for a stopped box.

@@ -79,17 +79,17 @@ type Provider struct {
 	volumes []volume
 }
 
+// Instance is a box of the server. A guest inside runs commands and accesses
+// files. Its methods may be called concurrently.
+type Instance struct {
+	*hosted.Instance
+	p *Provider
+}
+
 var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
-	_ driver.Binder         = (*Provider)(nil)
-	_ driver.FormerBinder   = (*Provider)(nil)
-	_ driver.Adopter        = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
-	_ driver.StateTeller    = (*Provider)(nil)
-	_ driver.Resumer        = (*Instance)(nil)
-	_ driver.Instance       = (*Instance)(nil)
-	_ driver.Meter          = (*Instance)(nil)
 )
 
 // New opens the provider. It makes no network call. It removes records of
@@ -107,7 +107,9 @@ func New(opts Options) (*Provider, error) {
 		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true,
 		Hint: "use its original BOXLITE_REST_URL and BOXLITE_API_KEY",
 	}}
-	p.Enter = func(id sandbox.ID, box string) (hosted.Inside, error) { return &inside{p: p, id: box, name: id}, nil }
+	p.Marks, p.Reboots, p.Resting = true, true, []string{statusRunning, "configured", statusStopped}
+	p.Enter = func(b hosted.Box) hosted.Inside { return &inside{p: p, id: b.ID, name: b.Sandbox} }
+	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{in, p} }
 	for _, path := range slices.Sorted(maps.Keys(opts.Volumes)) {
 		p.volumes = append(p.volumes, volume{Managed: opts.Volumes[path], Path: path})
 	}

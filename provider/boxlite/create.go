@@ -2,9 +2,11 @@ package boxlite
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
@@ -101,40 +103,30 @@ const (
 // complete fills in the request for a spec, and refuses what the server does
 // not support.
 func (p *Provider) complete(c *creation, spec *sandbox.Spec, scope string) error {
-	refuse := func(subject, message, hint string) error {
-		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "boxlite.create", Subject: subject, Message: message, Hint: hint}
-	}
 	r := spec.Resources
+	if err := p.Check(spec); err != nil {
+		return err
+	}
 	switch {
-	case len(spec.Mounts) > 0:
-		return refuse("mounts", "directories of this machine are not where the sandbox is", "")
-	case spec.Network.Asked() && spec.Network.Plain == nil:
-		return refuse("network", "the rules were not translated into what the server enforces", "leave the network out: the sandbox has none")
 	case r.CPUs != float64(int64(r.CPUs)) || r.CPUs > maxCPUs:
-		return refuse("cpus", "the server gives whole processors, and at most 32", "ask for a whole number")
+		return p.Unsupported("cpus", "the server gives whole processors, and at most 32", "ask for a whole number")
 	case r.Memory > 0 && r.Memory < minMemory:
-		return refuse("memory", "the server gives at least 128 MiB", "ask for more")
+		return p.Unsupported("memory", "the server gives at least 128 MiB", "ask for more")
 	}
 	if c.Image = p.opts.Image; spec.Image != "" && spec.Image != "host" {
 		c.Image = spec.Image
 	}
-	c.Name, c.User, c.Volumes, c.Detach = boxName(scope, spec.ID), "0:0", p.volumes, true
+	c.Name, c.User, c.Volumes, c.Detach = names.Of(scope, spec.ID), "0:0", p.volumes, true
 	c.CPUs, c.Memory, c.Disk = int64(r.CPUs), r.Memory/mib, (r.Disk+gib-1)/gib
 	c.Network = p.network(spec.Network.Plain)
 	if life := spec.Lifetime.HardTimeout(); life > 0 {
 		// A box that was idle for its whole lifetime has exceeded it. The server
 		// stops such boxes if Atoll does not. It must not remove them, because that
 		// would remove snapshots too.
-		c.AutoStop = int64((life + time.Second - 1) / time.Second)
+		c.AutoStop = hosted.Seconds(life)
 	}
 	return nil
 }
-
-// boxName is the name of a sandbox's box. The server keeps names unique.
-func boxName(scope string, id sandbox.ID) string { return namesOf(scope) + string(id) }
-
-// namesOf is the prefix of the names of all our boxes.
-func namesOf(scope string) string { return "atoll-" + scope + "-box-" }
 
 // Create implements driver.Provider.
 func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
@@ -155,20 +147,19 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, ask func(contex
 		return nil, err
 	}
 	var b box
-	return hosted.Make(ctx, p.Core, &hosted.Making[*Instance]{
+	return p.Make(ctx, &hosted.Making{
 		Spec: spec, Life: spec.Lifetime.HardTimeout(), Network: c.Network.digest(),
 		Ask: func(ctx context.Context) (hosted.Box, error) {
 			b, err = ask(ctx, &c)
-			return b.describe(spec.ID), err
+			return b.describe(), err
 		},
-		Confirm:  func() error { return p.confirm(b, &c) },
-		Instance: func(b hosted.Box, ends time.Time) *Instance { return p.instance(spec.ID, b.ID, ends) },
+		Confirm: func() error { return p.confirm(b, &c) },
 		// The guest stores its configuration in the box. When any client starts the
 		// box again, the guest still has it.
-		Begin: func(ctx context.Context, in *Instance) error {
+		Begin: func(ctx context.Context, in hosted.Inside) error {
 			err := p.start(ctx, spec.ID, b.ID)
 			if err == nil && c.Network.Outbound.Mode == disabled {
-				err = in.inside.isolated(ctx)
+				err = p.isolated(ctx, in)
 			}
 			return err
 		},
@@ -218,11 +209,22 @@ func (p *Provider) confirm(b box, c *creation) error {
 	return nil
 }
 
-// Attach implements driver.Provider. It leaves a stopped sandbox stopped.
-func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
-	b, err := p.Present(ctx, id)
-	if err != nil {
-		return nil, err
+// interfaces lists the network interfaces except the loopback.
+const interfaces = `while read -r name rest; do case $name in lo:*|Inter-*|face*) ;; *:*) echo "${name%%:*}" ;; esac; done </proc/net/dev`
+
+// isolated checks inside a box that it has no network, because the server does
+// not report it.
+func (p *Provider) isolated(ctx context.Context, in hosted.Inside) error {
+	out, err := in.Run(ctx, interfaces)
+	if err == nil && out != "" {
+		err = p.Strange("the server gave the box a network that it was to have none of")
 	}
-	return p.instance(id, b.ID, p.Of(id, b.ID).Ends), nil
+	return err
+}
+
+// digest is a short form of the network settings for places with limited room.
+func (n network) digest() string {
+	text, _ := json.Marshal(n) // only strings and lists of strings
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
 }

@@ -98,14 +98,6 @@ type execution struct {
 // Start implements guestkit.Runner. It refuses a stopped box, because the
 // server would start it without a configured guest. Only Resume starts boxes.
 func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
-	p, err := in.start(ctx, argv, env)
-	if err != nil {
-		return nil, err
-	}
-	return p, nil
-}
-
-func (in *inside) start(ctx context.Context, argv, env []string) (*wsexec.Program, error) {
 	b, err := in.p.Service.Get(ctx, in.name, in.id)
 	if err == nil {
 		err = in.p.Usable(b)
@@ -194,39 +186,9 @@ func (in *inside) ended(text, stderr []byte) error {
 	return nil
 }
 
-// maxOutput limits the output that is read from a script.
-const maxOutput = 64 << 10
-
 // run runs a script with input and returns its output, which must be short.
 func (in *inside) run(ctx context.Context, script string, input []byte) (string, error) {
-	p, err := in.start(ctx, []string{"/bin/sh", "-c", script}, nil)
-	if err != nil {
-		return "", err
-	}
-	defer p.Close()
-	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
-	if len(input) > 0 {
-		if err := p.Send(ctx, input); err != nil {
-			return "", err
-		}
-	}
-	var out []byte
-	for {
-		data, err := p.Receive()
-		var exit *guestkit.Exit
-		switch {
-		case ctx.Err() != nil:
-			return "", ctx.Err()
-		case errors.As(err, &exit) && exit.Code != 0:
-			return "", in.broken("the command failed: " + strings.ToValidUTF8(string(exit.Stderr), "\ufffd"))
-		case exit != nil:
-			return string(out), nil
-		case err != nil:
-			return "", err
-		case len(out) < maxOutput:
-			out = append(out, data...)
-		}
-	}
+	return hosted.Script(ctx, in.Start, script, input)
 }
 
 // Run implements hosted.Inside.
@@ -234,15 +196,7 @@ func (in *inside) Run(ctx context.Context, script string) (string, error) {
 	return in.run(ctx, script, nil)
 }
 
-// interfaces lists the network interfaces except the loopback.
-const interfaces = `while read -r name rest; do case $name in lo:*|Inter-*|face*) ;; *:*) echo "${name%%:*}" ;; esac; done </proc/net/dev`
-
-// isolated checks inside the box that it has no network, because the server
-// does not report it.
-func (in *inside) isolated(ctx context.Context) error {
-	out, err := in.run(ctx, interfaces, nil)
-	if err == nil && out != "" {
-		err = in.p.Strange("the server gave the box a network that it was to have none of")
-	}
-	return err
-}
+// Wake implements hosted.Inside: it starts the same box, with its files but
+// without its processes. Atoll never stops a box to pause it, because that
+// would end its processes.
+func (in *inside) Wake(ctx context.Context) error { return in.p.start(ctx, in.name, in.id) }

@@ -20,7 +20,7 @@ var _ driver.Dialer = (*Instance)(nil)
 // only on the loopback, and for boxes without a network.
 func (in *Instance) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	if in.p.opts.Tunnels && in.p.Of(in.ID(), in.Box).Network != in.p.network(nil).digest() {
-		if conn, err := in.inside.tunnel(ctx, port); err == nil {
+		if conn, err := in.tunnel(ctx, port); err == nil {
 			return conn, nil
 		}
 		if err := ctx.Err(); err != nil {
@@ -35,13 +35,13 @@ const opening = 10 * time.Second
 
 // tunnel connects to a port through the server, which returns an address of a
 // proxy for the port. The address is public and needs no credential.
-func (in *inside) tunnel(ctx context.Context, port uint16) (net.Conn, error) {
+func (in *Instance) tunnel(ctx context.Context, port uint16) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, opening)
 	defer cancel()
 	var said struct {
 		URI string `json:"uri"`
 	}
-	if err := in.p.api.call(ctx, http.MethodPost, fmt.Sprintf("/boxes/%s/network/tunnel?port=%d", in.id, port), nil, &said); err != nil {
+	if err := in.p.api.call(ctx, http.MethodPost, fmt.Sprintf("/boxes/%s/network/tunnel?port=%d", in.Box, port), nil, &said); err != nil {
 		return nil, err
 	}
 	u, err := url.Parse(said.URI)
@@ -81,7 +81,7 @@ func dial(ctx context.Context, u *url.URL) (net.Conn, error) {
 }
 
 // connect makes a proxy connect to the port that belongs to the proxy's address.
-func (in *inside) connect(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
+func (in *Instance) connect(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
 	req := &http.Request{Method: http.MethodConnect, URL: &url.URL{Host: host}, Host: host, Header: http.Header{}}
 	if err := req.Write(conn); err != nil {
 		return nil, in.p.api.Unreachable(ctx, err)

@@ -13,16 +13,13 @@
 package e2b
 
 import (
+	"cmp"
 	"context"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/guest"
-	"github.com/atoll-run/atoll/internal/guest/program"
-	"github.com/atoll-run/atoll/internal/guestkit"
-	"github.com/atoll-run/atoll/provider/internal/records"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -66,38 +63,20 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 	}
 }
 
-// Provider makes sandboxes with a service.
+// Provider makes sandboxes with a service. Its methods may be called
+// concurrently.
 type Provider struct {
-	opts  Options
-	api   *api
-	boxes records.Dir[record]
-	kit   guestkit.Kit
-
-	close func()
-	work  sync.WaitGroup // continues after callers gave up
+	*hosted.Core
+	opts Options
+	api  *api
 }
 
 var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
-	_ driver.Binder         = (*Provider)(nil)
-	_ driver.FormerBinder   = (*Provider)(nil)
-	_ driver.Adopter        = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
-	_ driver.StateTeller    = (*Provider)(nil)
-	_ driver.Resumer        = (*Instance)(nil)
-	_ driver.Instance       = (*Instance)(nil)
-	_ driver.FileSystem     = (*Instance)(nil)
-	_ driver.Archiver       = (*Instance)(nil)
-	_ driver.Watcher        = (*Instance)(nil)
-	_ driver.ProcessManager = (*Instance)(nil)
-	_ driver.Dialer         = (*Instance)(nil)
 	_ driver.DeadlineSetter = (*Instance)(nil)
-	_ driver.Meter          = (*Instance)(nil)
 )
-
-// idle is how long an unused connection to the service is kept.
-const idle = 10 * time.Second
 
 // New opens the provider. It makes no network call. It removes records of
 // sandboxes that ended long ago.
@@ -105,25 +84,26 @@ func New(opts Options) (*Provider, error) {
 	if opts.Dir == "" {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "e2b.open", Message: "no directory given"}
 	}
-	if opts.Template == "" {
-		opts.Template = "base"
-	}
+	opts.Template = cmp.Or(opts.Template, "base")
 	if opts.Lifetime <= 0 {
 		opts.Lifetime = time.Hour
 	}
-	transport := opts.Transport
-	if transport == nil {
-		t := http.DefaultTransport.(*http.Transport).Clone()
-		t.IdleConnTimeout, t.MaxIdleConnsPerHost, t.DisableCompression = idle, 16, true
-		transport = t
-	}
-	a, err := newAPI(&opts, transport)
+	a, err := newAPI(&opts)
 	if err != nil {
 		return nil, err
 	}
-	p := &Provider{opts: opts, api: a, boxes: records.Dir[record]{Root: opts.Dir, Name: "boxes"}, close: a.client.CloseIdleConnections}
-	p.sweep(time.Now())
-	p.kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, opts.Executable) }
+	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
+		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Partial: true,
+		Hint: "use its original E2B_API_KEY and E2B_API_URL or E2B_DOMAIN",
+	}}
+	p.Enter = p.enter
+	p.Extend = func(in *hosted.Instance) hosted.Made {
+		inside, _ := in.Inside.(*inside)
+		return &Instance{in, p, inside}
+	}
+	if err := p.Start(opts.Executable); err != nil {
+		return nil, err
+	}
 	return p, nil
 }
 
@@ -134,7 +114,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	}
 	why := "the service's template decides"
 	facts := driver.Facts{
-		Provider: Name, Version: "v2", Isolation: true,
+		Provider: Name, Version: "v2", Engine: Name, Isolation: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
 			Ports: true, Deadline: true, Usage: true, Rejoin: true, Snapshot: true, Memory: true,
@@ -144,7 +124,12 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 			"lifetime": {Holds: true, By: "the service"},
 		},
 	}
-	facts.Available = p.judge(ctx, &facts)
+	if p.opts.APIKey == "" {
+		facts.Findings = []driver.Finding{{Severity: driver.Blocker, Subject: "key", Message: "no API key is set", Fix: "set E2B_API_KEY"}}
+	} else {
+		err := p.api.Call(ctx, http.MethodGet, "/v2/sandboxes?limit=1", nil, &[]box{})
+		hosted.Judge(&facts, err, "E2B_API_KEY", "E2B_API_URL and E2B_DOMAIN", p.api.Base)
+	}
 	if err := ctx.Err(); err != nil {
 		return driver.Facts{}, err
 	}
@@ -155,39 +140,4 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Severity: driver.Note, Subject: "service", Message: "tested against Atoll's own E2B API, not against the hosted service",
 	})
 	return facts, nil
-}
-
-// judge checks whether sandboxes can be created.
-func (p *Provider) judge(ctx context.Context, facts *driver.Facts) bool {
-	add := func(severity driver.Severity, subject, message, fix string) {
-		facts.Findings = append(facts.Findings, driver.Finding{Severity: severity, Subject: subject, Message: message, Fix: fix})
-	}
-	if p.opts.APIKey == "" {
-		add(driver.Blocker, "key", "no API key is set", "set E2B_API_KEY")
-		return false
-	}
-	_, _, err := p.api.list(ctx, nil, "", 1)
-	switch code := sandbox.CodeOf(err); {
-	case err == nil:
-		add(driver.OK, "service", p.api.base.Host+" answers and takes the key", "")
-	case code == sandbox.CodeUnauthorized || code == sandbox.CodeDenied:
-		add(driver.Blocker, "key", p.api.base.Host+" does not take the key", "set E2B_API_KEY to a key of this service")
-	default:
-		add(driver.Blocker, "service", err.Error(), "see whether E2B_API_URL and E2B_DOMAIN are right")
-	}
-	if p.api.base.Scheme == "http" && !loopback(p.api.base.Hostname()) {
-		add(driver.Warning, "key", "the key is sent to "+p.api.base.Host+" without encryption", "use an https address")
-	}
-	return err == nil
-}
-
-// ErrorCode implements driver.Provider.
-func (p *Provider) ErrorCode(err error) sandbox.Code { return guest.ErrorCode(err) }
-
-// Close implements driver.Provider. It waits for requests that continued after
-// their callers gave up.
-func (p *Provider) Close() error {
-	p.work.Wait()
-	p.close()
-	return nil
 }

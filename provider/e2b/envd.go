@@ -1,9 +1,9 @@
 package e2b
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -17,35 +17,43 @@ import (
 	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/internal/guest/program"
 	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // envdPort is the port of the data plane.
 const envdPort = "49983"
 
+// shared are the domains that serve all sandboxes under one host name.
+var shared = map[string]bool{"e2b.app": true, "e2b.dev": true, "e2b.pro": true, "e2b-staging.dev": true}
+
+// access is how the data plane of a sandbox is reached.
+type access struct{ token, domain string }
+
 // inside is the data plane of one sandbox.
 type inside struct {
-	*api
-	id, token, domain string
+	rest.Client
+	p    *Provider
+	id   string // the service's
+	name sandbox.ID
+	access
 }
 
-func (a *api) inside(b box) *inside {
-	in := &inside{a, b.ID, b.Token, b.Domain}
-	if in.domain == "" {
-		in.domain = a.domain
-	}
-	return in
-}
-
-// base is the address of the data plane.
-func (in *inside) base() string {
+func (p *Provider) enter(b hosted.Box) hosted.Inside {
+	in := &inside{Client: p.api.Client, p: p, id: b.ID, name: b.Sandbox}
+	in.access, _ = b.Access.(access)
+	in.domain = cmp.Or(in.domain, p.api.domain)
 	switch {
-	case in.sandboxURL != nil:
-		return strings.TrimSuffix(in.sandboxURL.String(), "/")
-	case hosted[in.domain]:
-		return "https://sandbox." + in.domain
+	case p.api.sandboxURL != nil:
+		in.Base = p.api.sandboxURL
+	case shared[in.domain]:
+		in.Base = &url.URL{Scheme: "https", Host: "sandbox." + in.domain}
+	default:
+		in.Base = &url.URL{Scheme: "https", Host: envdPort + "-" + in.id + "." + in.domain}
 	}
-	return "https://" + envdPort + "-" + in.id + "." + in.domain
+	in.Sign, in.Hint, in.Secrets = in.sign, "", []string{p.api.key, in.token}
+	return in
 }
 
 // asRoot is the credential for acting as root in the data plane.
@@ -61,37 +69,6 @@ func (in *inside) sign(h http.Header) {
 	}
 }
 
-// request makes a request that is not an RPC. The caller closes the body.
-func (in *inside) request(ctx context.Context, method, path string, body io.Reader, change func(http.Header)) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, in.base()+path, body)
-	if err != nil {
-		return nil, err
-	}
-	in.sign(req.Header)
-	if change != nil {
-		change(req.Header)
-	}
-	res, err := in.client.Do(req)
-	if err != nil {
-		return nil, in.explain(ctx, err)
-	}
-	if res.StatusCode/100 != 2 {
-		defer res.Body.Close()
-		text, _ := io.ReadAll(io.LimitReader(res.Body, 64<<10))
-		err := in.refused(res.StatusCode, text)
-		return nil, &sandbox.Error{Code: sandbox.CodeOf(err), Subject: in.id, Message: in.hide(err.Error())}
-	}
-	return res, nil
-}
-
-// hide removes the sandbox's token, because a service may repeat it.
-func (in *inside) hide(text string) string {
-	if text = in.scrub(text); in.token == "" {
-		return text
-	}
-	return strings.ReplaceAll(text, in.token, "[token]")
-}
-
 // explain converts an error of the transport or of Connect to an *sandbox.Error.
 func (in *inside) explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
@@ -99,13 +76,13 @@ func (in *inside) explain(ctx context.Context, err error) error {
 	}
 	var rpc *connect.Error
 	if !errors.As(err, &rpc) {
-		return in.unreachable(ctx, err)
+		return in.Unreachable(ctx, err)
 	}
 	code, ok := rpcCodes[rpc.Code()]
 	if !ok {
 		code = sandbox.CodeUnavailable
 	}
-	return &sandbox.Error{Code: code, Subject: in.id, Message: "the sandbox answers: " + clip(in.hide(rpc.Message())), Cause: err}
+	return &sandbox.Error{Code: code, Subject: in.id, Message: "the sandbox answers: " + in.Clip(rpc.Message()), Cause: err}
 }
 
 // rpcCodes maps Connect codes that say something about the request. All others
@@ -121,39 +98,42 @@ var rpcCodes = map[connect.Code]sandbox.Code{
 
 // Answers implements guestkit.Machine.
 func (in *inside) Answers(ctx context.Context) bool {
-	res, err := in.request(ctx, http.MethodGet, "/health", nil, nil)
-	if err != nil {
-		return false
-	}
-	res.Body.Close()
-	return true
+	return in.Call(ctx, http.MethodGet, "/health", nil, nil) == nil
 }
 
 // Upload implements guestkit.Runner. Over a network the guest is compressed.
 func (in *inside) Upload(ctx context.Context, path string, guest *program.Program) error {
-	base, err := url.Parse(in.base())
-	if err != nil {
-		return err
-	}
-	open, zip := guest.Open, !loopback(base.Hostname())
-	if zip {
+	open, header := guest.Open, http.Header{"Content-Type": {"application/octet-stream"}}
+	if !rest.Loopback(in.Base.Hostname()) {
 		open = guest.OpenGzip
+		header.Set("Content-Encoding", "gzip")
 	}
 	body, err := open() // closed by the transport, which may outlive the request
 	if err != nil {
 		return err
 	}
-	q := url.Values{"path": {path}, "username": {"root"}}
-	res, err := in.request(ctx, http.MethodPost, "/files?"+q.Encode(), body, func(h http.Header) {
-		h.Set("Content-Type", "application/octet-stream")
-		if zip {
-			h.Set("Content-Encoding", "gzip")
-		}
-	})
+	res, err := in.Send(ctx, http.MethodPost, "/files?"+url.Values{"path": {path}, "username": {"root"}}.Encode(), header, body)
 	if err != nil {
 		return err
 	}
 	return res.Body.Close()
+}
+
+// Run implements hosted.Inside.
+func (in *inside) Run(ctx context.Context, script string) (string, error) {
+	return hosted.Script(ctx, in.Start, script, nil)
+}
+
+// Wake implements hosted.Inside. The service requires a new lifetime.
+func (in *inside) Wake(ctx context.Context) error {
+	life := in.p.Of(in.name, in.id).Life
+	if life <= 0 {
+		life = in.p.opts.Lifetime
+	}
+	if err := in.p.api.post(ctx, in.id, "resume", timeout(life)); err != nil && sandbox.CodeOf(err) != sandbox.CodeConflict {
+		return err // a conflict means that it runs
+	}
+	return in.p.Change(ctx, in.name, in.id, func(r *hosted.Record) { r.Ends = time.Now().Add(life) })
 }
 
 // measures is the resource usage reported by the data plane.
@@ -164,15 +144,7 @@ type measures struct {
 }
 
 func (in *inside) metrics(ctx context.Context) (m measures, err error) {
-	res, err := in.request(ctx, http.MethodGet, "/metrics", nil, nil)
-	if err != nil {
-		return m, err
-	}
-	defer res.Body.Close()
-	if err := json.NewDecoder(io.LimitReader(res.Body, 64<<10)).Decode(&m); err != nil {
-		return m, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: in.id, Message: "the sandbox's metrics are invalid", Cause: err}
-	}
-	return m, nil
+	return m, in.Call(ctx, http.MethodGet, "/metrics", nil, &m)
 }
 
 // keepalive is the interval of keepalives on a stream.
@@ -188,20 +160,24 @@ type process struct {
 	stderr []byte
 }
 
+// address returns the address of an RPC.
+func (in *inside) address(method string) string {
+	return strings.TrimSuffix(in.Base.String(), "/") + method
+}
+
+// maxText limits the bytes that are kept of a program's error output.
+const maxText = 300
+
 // Start implements guestkit.Runner.
 func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
 	root, piped := "/", true
 	req := connect.NewRequest(&envd.StartRequest{
-		Process: &envd.ProcessConfig{Cmd: argv[0], Args: argv[1:], Envs: map[string]string{}, Cwd: &root}, Stdin: &piped,
+		Process: &envd.ProcessConfig{Cmd: argv[0], Args: argv[1:], Envs: hosted.Env(env), Cwd: &root}, Stdin: &piped,
 	})
-	for _, v := range env {
-		name, value, _ := strings.Cut(v, "=")
-		req.Msg.Process.Envs[name] = value
-	}
 	in.sign(req.Header())
 	req.Header().Set("Keepalive-Ping-Interval", strconv.Itoa(int(keepalive/time.Second)))
 	p := &process{in: in}
-	p.ctx, p.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	p.ctx, p.cancel = context.WithCancel(in.p.Open)
 	stop := context.AfterFunc(ctx, p.cancel)
 	err := p.open(req)
 	if !stop() && err == nil {
@@ -216,7 +192,7 @@ func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Progr
 
 // open waits for the first message, which names the process.
 func (p *process) open(req *connect.Request[envd.StartRequest]) (err error) {
-	c := connect.NewClient[envd.StartRequest, envd.ProcessResponse](p.in.client, p.in.base()+envd.ProcessStart, envd.ClientCodec(true))
+	c := connect.NewClient[envd.StartRequest, envd.ProcessResponse](p.in.HTTP, p.in.address(envd.ProcessStart), envd.ClientCodec(true))
 	if p.stream, err = c.CallServerStream(p.ctx, req); err != nil {
 		return err
 	}
@@ -245,39 +221,15 @@ func (p *process) Receive() ([]byte, error) {
 	case ev.End != nil:
 		return nil, &guestkit.Exit{Code: int(ev.End.ExitCode), Status: ev.End.Status, Stderr: p.stderr}
 	case ev.Data != nil:
-		p.stderr = append(p.stderr, ev.Data.Stderr[:min(len(ev.Data.Stderr), maxMessage-len(p.stderr))]...)
+		p.stderr = append(p.stderr, ev.Data.Stderr[:min(len(ev.Data.Stderr), maxText-len(p.stderr))]...)
 		return ev.Data.Stdout, nil
 	}
 	return nil, nil
 }
 
-// hangUp ends the processes that connect clients with the guest.
-func (in *inside) hangUp(ctx context.Context) error {
-	all := connect.NewClient[envd.Empty, envd.ListResponse](in.client, in.base()+envd.ProcessList, envd.ClientCodec(true))
-	req := connect.NewRequest(&envd.Empty{})
-	in.sign(req.Header())
-	res, err := all.CallUnary(ctx, req)
-	if err != nil {
-		return in.explain(ctx, err)
-	}
-	end := connect.NewClient[envd.CloseStdinRequest, envd.Empty](in.client, in.base()+envd.ProcessCloseStdin, envd.ClientCodec(true))
-	for _, p := range res.Msg.Processes {
-		if p.Config == nil || !guestkit.Joins(append([]string{p.Config.Cmd}, p.Config.Args...)) {
-			continue
-		}
-		// A signal would also reach the guest, because the first of them started it.
-		req := connect.NewRequest(&envd.CloseStdinRequest{Process: &envd.ProcessSelector{PID: &p.PID}})
-		in.sign(req.Header())
-		if _, err := end.CallUnary(ctx, req); err != nil && connect.CodeOf(err) != connect.CodeNotFound {
-			return in.explain(ctx, err)
-		}
-	}
-	return nil
-}
-
 // Send implements guestkit.Program.
 func (p *process) Send(ctx context.Context, data []byte) error {
-	c := connect.NewClient[envd.SendInputRequest, envd.Empty](p.in.client, p.in.base()+envd.ProcessSendInput, envd.ClientCodec(true))
+	c := connect.NewClient[envd.SendInputRequest, envd.Empty](p.in.HTTP, p.in.address(envd.ProcessSendInput), envd.ClientCodec(true))
 	msg := connect.NewRequest(&envd.SendInputRequest{
 		Process: &envd.ProcessSelector{PID: &p.pid}, Input: &envd.ProcessInput{Stdin: data},
 	})

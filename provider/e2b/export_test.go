@@ -4,12 +4,13 @@ import (
 	"context"
 	"time"
 
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Remember adds a record, as if the provider had made the sandbox.
 func Remember(ctx context.Context, p *Provider, id sandbox.ID, boxID string) error {
-	l, err := p.boxes.Lock(ctx, string(id))
+	l, err := p.Lock(ctx, string(id))
 	if err != nil {
 		return err
 	}
@@ -18,5 +19,5 @@ func Remember(ctx context.Context, p *Provider, id sandbox.ID, boxID string) err
 	if err != nil {
 		return err
 	}
-	return l.Write(record{Box: boxID, Ends: time.Now().Add(time.Hour), Binding: binding})
+	return l.Write(hosted.Record{Box: boxID, Ends: time.Now().Add(time.Hour), Binding: binding})
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -33,6 +34,9 @@ const (
 	tagFiles  = "files"
 	tagMemory = "memory"
 )
+
+// making limits how long the cleanup of a failed snapshot may take.
+const making = 2 * time.Minute
 
 // shot is the service's description of a snapshot.
 type shot struct {
@@ -56,13 +60,13 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 	}
 	status, ended, err := in.Ask(ctx)
 	if ended {
-		return s, guestkit.Gone(in.id)
+		return s, guestkit.Gone(in.ID())
 	}
 	if err != nil {
 		return s, err
 	}
 	// Lock the snapshot's ID, which no sandbox uses.
-	l, err := in.p.boxes.Lock(ctx, opts.ID)
+	l, err := in.p.Lock(ctx, opts.ID)
 	if err != nil {
 		return s, err
 	}
@@ -88,7 +92,7 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 // takeStill pauses the sandbox and takes a snapshot of it. If that fails, the
 // sandbox continues.
 func (in *Instance) takeStill(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
-	if err := in.p.api.pause(ctx, in.inside.id, opts.Memory); err != nil {
+	if err := in.p.api.pause(ctx, in.Box, opts.Memory); err != nil {
 		return driver.Snapshot{}, in.Explain(ctx, err)
 	}
 	s, err := in.take(ctx, opts)
@@ -103,7 +107,7 @@ func (in *Instance) takeStill(ctx context.Context, opts driver.SnapshotOptions) 
 // take makes the service write a snapshot. If the caller gave up, the snapshot
 // is removed.
 func (in *Instance) take(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
-	scope, err := in.p.boxes.Scope()
+	scope, err := in.p.Scope()
 	if err != nil {
 		return driver.Snapshot{}, err
 	}
@@ -119,7 +123,7 @@ func (in *Instance) take(ctx context.Context, opts driver.SnapshotOptions) (driv
 		kind = tagMemory
 	}
 	name := fmt.Sprintf("%s%s-%s:%s-%d", namePrefix, scope, opts.ID, kind, size)
-	made, err := in.p.api.snapshot(ctx, in.inside.id, name, opts.Memory)
+	made, err := in.p.api.snapshot(ctx, in.Box, name, opts.Memory)
 	if err == nil {
 		made.Names = []string{name} // the service may change it
 		found, _ := describe(made, scope)
@@ -177,22 +181,20 @@ func lost(err error) error {
 // Snapshots implements driver.SnapshotKeeper.
 func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot, error] {
 	return func(yield func(driver.FoundSnapshot, error) bool) {
-		scope, err := p.boxes.Scope()
-		for token := ""; err == nil; {
-			var page []shot
-			if page, token, err = p.api.snapshots(ctx, token); err != nil {
-				break
-			}
-			for _, s := range page {
-				if f, ours := describe(s, scope); ours && !yield(f, nil) {
-					return
-				}
-			}
-			if token == "" {
+		scope, err := p.Scope()
+		var items []shot
+		if err == nil {
+			items, err = all[shot](ctx, p.api, "/snapshots", url.Values{})
+		}
+		if err != nil {
+			yield(driver.FoundSnapshot{}, err)
+			return
+		}
+		for _, s := range items {
+			if f, ours := describe(s, scope); ours && !yield(f, nil) {
 				return
 			}
 		}
-		yield(driver.FoundSnapshot{}, err)
 	}
 }
 
@@ -214,7 +216,7 @@ func (p *Provider) RemoveSnapshot(ctx context.Context, ref driver.SnapshotRef) e
 		return err
 	}
 	id, _, _ := strings.Cut(ref.Data, ":")
-	_, err := p.api.call(ctx, http.MethodDelete, "/templates/"+url.PathEscape(id), nil, nil)
+	err := p.api.Call(ctx, http.MethodDelete, "/templates/"+url.PathEscape(id), nil, nil)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		return nil
 	}
@@ -227,19 +229,24 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 	if err := checkRef(ref); err != nil {
 		return nil, none, err
 	}
-	own := *spec
-	own.Image = "" // the snapshot replaces it
-	if _, err := p.template(&own); err != nil {
-		return nil, none, err
-	}
-	in, err := p.create(ctx, spec, ref.Data, true)
-	if sandbox.CodeOf(err) == sandbox.CodeNotFound || sandbox.CodeOf(err) == sandbox.CodeInvalid {
-		err = p.whyNot(ctx, ref, err)
-	}
+	in, err := p.copy(ctx, spec, ref, false)
 	if err != nil {
 		return nil, none, err
 	}
 	return in, driver.Restored{Memory: ref.Kind == driver.SnapshotMemory}, nil
+}
+
+// copy makes a sandbox from a snapshot. With bare, its processes are ended: the
+// service cannot discard the memory.
+func (p *Provider) copy(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef, bare bool) (driver.Instance, error) {
+	in, err := p.make(ctx, spec, ref.Data, func(ctx context.Context, in hosted.Inside) error {
+		_, err := in.Run(ctx, hosted.Inherited(bare))
+		return err
+	})
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound || sandbox.CodeOf(err) == sandbox.CodeInvalid {
+		err = p.whyNot(ctx, ref, err)
+	}
+	return in, err
 }
 
 // whyNot returns why no sandbox was made from a snapshot: the snapshot is
@@ -253,26 +260,12 @@ func (p *Provider) whyNot(ctx context.Context, ref driver.SnapshotRef, err error
 	return lost(err)
 }
 
-// RestoreFiles implements driver.FileRestorer. The service has no such request,
-// so the memory of the new sandbox is discarded.
+// RestoreFiles implements driver.FileRestorer.
 func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, error) {
-	made, how, err := p.Restore(ctx, spec, ref)
-	if err != nil || !how.Memory {
-		return made, err
+	if err := checkRef(ref); err != nil {
+		return nil, err
 	}
-	in, _ := driver.As[*Instance](made)
-	if err = p.api.pause(ctx, in.inside.id, false); err == nil {
-		err = in.Resume(ctx)
-	}
-	if err == nil {
-		err = in.configure(ctx, defaults(spec))
-	}
-	if err == nil {
-		return in, nil
-	}
-	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
-	defer cancel()
-	return nil, errors.Join(in.Explain(ctx, err), in.Destroy(late))
+	return p.copy(ctx, spec, ref, true)
 }
 
 // pauseWait limits requests to pause or to take a snapshot. The service answers
@@ -284,7 +277,7 @@ const pauseWait = 5 * time.Minute
 func (a *api) pause(ctx context.Context, id string, memory bool) error {
 	ctx, cancel := context.WithTimeout(ctx, pauseWait)
 	defer cancel()
-	_, err := a.call(ctx, http.MethodPost, "/sandboxes/"+id+"/pause", map[string]bool{"memory": memory}, nil)
+	err := a.post(ctx, id, "pause", map[string]bool{"memory": memory})
 	if sandbox.CodeOf(err) == sandbox.CodeConflict {
 		if b, asked := a.get(ctx, id); asked == nil && b.State == statePaused {
 			err = nil
@@ -296,22 +289,9 @@ func (a *api) pause(ctx context.Context, id string, memory bool) error {
 func (a *api) snapshot(ctx context.Context, id, name string, memory bool) (s shot, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pauseWait)
 	defer cancel()
-	_, err = a.call(ctx, http.MethodPost, "/sandboxes/"+id+"/snapshots", map[string]any{"name": name, "memory": memory}, &s)
+	err = a.Call(ctx, http.MethodPost, "/sandboxes/"+id+"/snapshots", map[string]any{"name": name, "memory": memory}, &s)
 	if err == nil && s.ID == "" {
-		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: a.base.Host, Message: "the service's response contains no snapshot id"}
+		err = a.Strange("the service's response contains no snapshot id")
 	}
 	return s, err
-}
-
-// snapshots returns a page of the account's snapshots, and the token of the next page.
-func (a *api) snapshots(ctx context.Context, token string) (page []shot, next string, err error) {
-	q := url.Values{"limit": {strconv.Itoa(pageSize)}}
-	if token != "" {
-		q.Set("nextToken", token)
-	}
-	header, err := a.call(ctx, http.MethodGet, "/snapshots?"+q.Encode(), nil, &page)
-	if err != nil {
-		return nil, "", err
-	}
-	return page, header.Get("X-Next-Token"), nil
 }

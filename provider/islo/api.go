@@ -1,20 +1,16 @@
 package islo
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/identity"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -39,7 +35,7 @@ func newAPI(control, compute *url.URL, key *credential.Source, boxes hosted.Boxe
 		return rest.Client{
 			HTTP: rest.NewHTTP(transport), Base: base, Words: words, Fresh: a.fresh,
 			Sign:   func(h http.Header) { h.Set("Authorization", "Bearer "+a.current()) },
-			Hidden: func() []string { return []string{key.Current(), a.current()} },
+			Hidden: func() []string { return []string{key.Current(), a.current()} }, Hint: "set ISLO_API_KEY to a key of this service",
 		}
 	}
 	a.Client = client(compute)
@@ -50,7 +46,7 @@ func newAPI(control, compute *url.URL, key *credential.Source, boxes hosted.Boxe
 }
 
 // words reads an error of either API.
-func words(body []byte) (code, message string, ok bool) {
+func words(_ int, body []byte) (code, message string, ok bool) {
 	var said struct{ Code, Message string }
 	return said.Code, said.Message, json.Unmarshal(body, &said) == nil && said.Code != ""
 }
@@ -241,80 +237,55 @@ func all[T any](ctx context.Context, a *api, path string, q url.Values) (items [
 	}
 }
 
-// prefixOf is the prefix of names that a directory has given. The service has
-// no other way to mark a sandbox as ours.
-func prefixOf(scope string) string { return "atoll-" + scope + "-" }
+// names are the names of sandboxes and snapshots. The service has no other way
+// to mark a sandbox as ours.
+const names = hosted.Names("-")
 
 // own returns the service's name for a resource of this directory.
 func (a *api) own(id string) (string, error) {
 	scope, err := a.boxes.Scope()
-	return prefixOf(scope) + id, err
+	return names.Of(scope, sandbox.ID(id)), err
 }
 
 // named returns the service's name for a sandbox of ours.
 func (a *api) named(id sandbox.ID) (string, error) {
 	scope, err := a.boxes.ScopeOf(id)
-	return prefixOf(scope) + string(id), err
+	return names.Of(scope, id), err
 }
 
 // describe converts the service's description of a sandbox.
-func (b box) describe(id sandbox.ID) hosted.Box {
-	return hosted.Box{ID: b.ID, Sandbox: id, Status: b.Status, State: stateOf(b.Status), Created: b.Created}
+func (b box) describe() hosted.Box {
+	d := hosted.Box{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created, Access: b.Name}
+	d.Scope, d.Sandbox, _ = names.Parse(b.Name)
+	return d
 }
 
 // Get implements hosted.Service. Sandboxes are looked up by name.
 func (a *api) Get(ctx context.Context, id sandbox.ID, _ string) (hosted.Box, error) {
-	name, err := a.named(id)
+	scope, err := a.boxes.ScopeOf(id)
 	if err != nil {
 		return hosted.Box{}, err
 	}
-	return a.of(ctx, id, name)
+	return a.Find(ctx, scope, id)
 }
 
-func (a *api) of(ctx context.Context, id sandbox.ID, name string) (hosted.Box, error) {
-	b, err := a.get(ctx, name)
-	if missing(err) || err == nil && stateOf(b.Status) == sandbox.Gone {
+// Find implements hosted.Finder.
+func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
+	b, err := a.get(ctx, names.Of(scope, id))
+	d := b.describe()
+	if missing(err) || err == nil && d.State == sandbox.Gone {
 		err = hosted.ErrNone
 	}
-	return b.describe(id), err
-}
-
-// Find implements hosted.Service. A sandbox is gone only if it is not listed
-// either.
-func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
-	name := prefixOf(scope) + string(id)
-	b, err := a.of(ctx, id, name)
-	if !errors.Is(err, hosted.ErrNone) {
-		return b, err
-	}
-	listed, err := a.list(ctx, name)
-	for _, other := range listed {
-		if other.Name == name {
-			return b, a.Strange("the service lists the sandbox and says that it does not know it")
-		}
-	}
-	return b, cmp.Or(err, hosted.ErrNone)
+	return d, err
 }
 
 // List implements hosted.Service.
-func (a *api) List(ctx context.Context, scope string) (ours []hosted.Box, err error) {
-	all, err := a.list(ctx, prefixOf(scope))
-	for _, b := range all {
-		ours = append(ours, b.describe(sandbox.ID(strings.TrimPrefix(b.Name, prefixOf(scope)))))
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
+	found, err := all[box](ctx, a, "/sandboxes", url.Values{"name_prefix": {names.Of(scope, id)}})
+	for _, b := range found {
+		ours = append(ours, b.describe())
 	}
 	return ours, err
-}
-
-// list returns the sandboxes whose names begin with a prefix, without those that
-// are gone.
-func (a *api) list(ctx context.Context, prefix string) (living []box, err error) {
-	found, err := all[box](ctx, a, "/sandboxes", url.Values{"name_prefix": {prefix}})
-	for _, b := range found {
-		if strings.HasPrefix(b.Name, prefix) && stateOf(b.Status) != sandbox.Gone {
-			living = append(living, b)
-		}
-	}
-	return living, err
 }
 
 // End implements hosted.Service. Names are reused, so it does not end a newer
@@ -334,7 +305,7 @@ func (a *api) End(ctx context.Context, id sandbox.ID, boxID string) error {
 	return hosted.ErrNone
 }
 
-// Clear implements hosted.Service: it removes the gateway profile of a sandbox.
+// Clear implements hosted.Clearer: it removes the gateway profile of a sandbox.
 func (a *api) Clear(ctx context.Context, id sandbox.ID, once bool) error {
 	name, err := a.named(id)
 	if err != nil {
@@ -343,49 +314,26 @@ func (a *api) Clear(ctx context.Context, id sandbox.ID, once bool) error {
 	return a.removeProfile(ctx, name, once)
 }
 
-// Account implements hosted.Service. The service does not report its accounts.
-func (a *api) Account(context.Context) (string, error) { return "", nil }
-
 // Credential implements hosted.Service.
 func (a *api) Credential() hosted.Credential {
 	return hosted.Credential{Name: a.key.Account(), Key: a.key.Value()}
 }
 
-// Scopes implements hosted.Service.
-func (a *api) Scopes(ctx context.Context, id sandbox.ID) (scopes []string, err error) {
-	all, err := a.list(ctx, "atoll-")
-	for _, b := range all {
-		scope, ok := strings.CutSuffix(strings.TrimPrefix(b.Name, "atoll-"), "-"+string(id))
-		if ok && identity.Valid(scope) {
-			scopes = append(scopes, scope)
-		}
-	}
-	return scopes, err
-}
+// The statuses of a sandbox that change only on request.
+const (
+	statusRunning = "running"
+	statusPaused  = "paused"
+	statusStopped = "stopped"
+)
 
-// stateOf translates a status. An unknown status has no state.
-func stateOf(status string) sandbox.State {
-	switch status {
-	case "running", "starting", "creating", "pending", "provisioning", "resuming":
-		return sandbox.Running
-	case "paused", "pausing", "stopped", "stopping":
-		return sandbox.Paused
-	case "failed", "error":
-		return sandbox.Failed
-	case "deleted", "deleting":
-		return sandbox.Gone
-	}
-	return sandbox.Lost
-}
-
-// rests reports whether a status changes only on request.
-func rests(status string) bool {
-	return status == "running" || status == "paused" || status == "stopped"
+var states = hosted.States{
+	statusRunning: sandbox.Running, "starting": sandbox.Running, "creating": sandbox.Running, "pending": sandbox.Running,
+	"provisioning": sandbox.Running, "resuming": sandbox.Running,
+	statusPaused: sandbox.Paused, "pausing": sandbox.Paused, statusStopped: sandbox.Paused, "stopping": sandbox.Paused,
+	"failed": sandbox.Failed, "error": sandbox.Failed, "deleted": sandbox.Gone, "deleting": sandbox.Gone,
 }
 
 const (
-	// settling is how long a status may take to change.
-	settling = 2 * time.Minute
 	fastPoll = 50 * time.Millisecond
 	slowPoll = time.Second
 	// maxWait is the longest accepted delay between retries.
@@ -394,29 +342,15 @@ const (
 	tries = 3
 )
 
-// settled waits until a sandbox runs, is paused or is stopped.
-func (p *Provider) settled(ctx context.Context, id sandbox.ID) (hosted.Box, error) {
-	return p.Settled(ctx, id, "", func(b hosted.Box) bool { return rests(b.Status) })
-}
-
-// awake resumes a paused or stopped sandbox, which keeps its name. It never
-// creates another one.
-func (p *Provider) awake(ctx context.Context, id sandbox.ID, name string) error {
-	start := time.Now()
-	for {
-		b, err := p.settled(ctx, id)
-		if err != nil || b.Status == "running" {
-			return err
+// Wake implements hosted.Inside. It resumes a paused or stopped sandbox, which
+// keeps its name. It never creates another one. A stopped sandbox has its files
+// but no processes.
+func (in *inside) Wake(ctx context.Context) error {
+	return in.p.Move(ctx, in.id, "", func(now hosted.Box) (bool, error) {
+		if now.Status == statusRunning {
+			return true, nil
 		}
-		_, err = p.api.sandbox(ctx, http.MethodPost, "/sandboxes/"+name+"/resume", name, nil)
-		// Another client was faster, the pause has not finished, or the answer was
-		// lost. The present status decides.
-		code := sandbox.CodeOf(err)
-		if err != nil && code != sandbox.CodeConflict && code != sandbox.CodeUnavailable || time.Since(start) > settling {
-			return err
-		}
-		if err := rest.Sleep(ctx, fastPoll); err != nil {
-			return err
-		}
-	}
+		_, err := in.api.sandbox(ctx, http.MethodPost, in.path("/resume"), in.name, nil)
+		return false, err
+	})
 }

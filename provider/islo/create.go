@@ -33,26 +33,18 @@ func (p *Provider) CheckImage(image string) error {
 	if image == "" || reference.MatchString(image) {
 		return nil
 	}
-	return &sandbox.Error{
-		Code: sandbox.CodeUnsupported, Op: "islo.create", Subject: image, Message: "the service makes sandboxes only from registry images",
-		Hint: "use a reference such as docker.io/library/python:3.12-slim, or leave the image out",
-	}
+	return p.Unsupported(image, "the service makes sandboxes only from registry images", "use a reference such as docker.io/library/python:3.12-slim, or leave the image out")
 }
 
 // complete fills in the request for a spec, and refuses what the service does
 // not support.
 func (p *Provider) complete(c *creation, spec *sandbox.Spec) (own *profile, err error) {
-	refuse := func(subject, message, hint string) (*profile, error) {
-		return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "islo.create", Subject: subject, Message: message, Hint: hint}
-	}
 	cpus := spec.Resources.CPUs
-	switch {
-	case len(spec.Mounts) > 0:
-		return refuse("mounts", "directories of this machine are not where the sandbox is", "")
-	case spec.Network.Asked() && spec.Network.Plain == nil:
-		return refuse("network", "the rules were not translated into what the service enforces", "leave the network out: the sandbox has none")
-	case cpus != math.Trunc(cpus):
-		return refuse("cpus", "the service has whole processors only", "ask for a whole number")
+	if err := p.Check(spec); err != nil {
+		return nil, err
+	}
+	if cpus != math.Trunc(cpus) {
+		return nil, p.Unsupported("cpus", "the service has whole processors only", "ask for a whole number")
 	}
 	up := func(n, unit int64) int64 { return (n + unit - 1) / unit }
 	c.size = size{CPUs: int64(cpus), Memory: up(spec.Resources.Memory, 1<<20), Disk: up(spec.Resources.Disk, 1<<30)}
@@ -82,14 +74,13 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation) (dr
 		return nil, err
 	}
 	var b box
-	m := &hosted.Making[*Instance]{
+	m := &hosted.Making{
 		Spec: spec, Life: spec.Lifetime.HardTimeout(), More: own != nil,
 		Ask: func(ctx context.Context) (hosted.Box, error) {
 			b, err = p.request(ctx, spec.ID, &c)
-			return b.describe(spec.ID), err
+			return b.describe(), err
 		},
-		Confirm:  func() error { return p.confirm(b, &c) },
-		Instance: func(b hosted.Box, ends time.Time) *Instance { return p.instance(spec.ID, b.ID, c.Name, ends) },
+		Confirm: func() error { return p.confirm(b, &c) },
 	}
 	if own != nil {
 		m.Prepare = func(ctx context.Context) (err error) {
@@ -98,12 +89,12 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation) (dr
 		}
 	}
 	if c.Snapshot != "" {
-		m.Begin = func(ctx context.Context, in *Instance) error {
-			_, err := in.inside.Run(ctx, hosted.Inherited(true))
+		m.Begin = func(ctx context.Context, in hosted.Inside) error {
+			_, err := in.Run(ctx, hosted.Inherited(true))
 			return err
 		}
 	}
-	return hosted.Make(ctx, p.Core, m)
+	return p.Make(ctx, m)
 }
 
 // request requests a sandbox and waits until it runs. If the answer is lost or
@@ -116,8 +107,8 @@ func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b b
 	if b, err = hosted.Search(ctx, &p.api.Client, err, func() (box, error) { return p.api.get(ctx, c.Name) }); err != nil {
 		return b, err
 	}
-	now, err := p.settled(ctx, id)
-	if err == nil && now.Status != "running" {
+	now, err := p.Settled(ctx, id, "")
+	if err == nil && now.Status != statusRunning {
 		err = p.Strange("the new sandbox is " + now.Status)
 	}
 	if err == nil {
@@ -136,17 +127,4 @@ func (p *Provider) confirm(b box, c *creation) error {
 		return p.Strange("the service does not confirm the lifetime of the sandbox")
 	}
 	return nil
-}
-
-// Attach implements driver.Provider. It leaves a paused sandbox paused.
-func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
-	b, err := p.Present(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	name, err := p.api.named(id)
-	if err != nil {
-		return nil, err
-	}
-	return p.instance(id, b.ID, name, p.Of(id, b.ID).Ends), nil
 }

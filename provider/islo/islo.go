@@ -106,20 +106,21 @@ type Provider struct {
 	saved records.Dir[struct{}] // only their locks
 }
 
+// Instance is a sandbox of the service. A guest inside runs commands and
+// accesses files. Its methods may be called concurrently.
+type Instance struct {
+	*hosted.Instance
+	p    *Provider
+	name string // the service's
+}
+
 var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
-	_ driver.Binder         = (*Provider)(nil)
-	_ driver.FormerBinder   = (*Provider)(nil)
-	_ driver.Adopter        = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
-	_ driver.StateTeller    = (*Provider)(nil)
 	_ driver.Restorer       = (*Provider)(nil)
 	_ driver.SnapshotKeeper = (*Provider)(nil)
-	_ driver.Resumer        = (*Instance)(nil)
 	_ driver.Snapshotter    = (*Instance)(nil)
-	_ driver.Instance       = (*Instance)(nil)
-	_ driver.Meter          = (*Instance)(nil)
 )
 
 // New opens the provider. It makes no network call. It removes records of
@@ -138,9 +139,18 @@ func New(opts Options) (*Provider, error) {
 	boxes := hosted.Open(opts.Dir)
 	a := newAPI(control, compute, opts.Key, boxes, opts.Transport)
 	p := &Provider{opts: opts, api: a, saved: records.Dir[struct{}]{Root: opts.Dir, Name: "snapshots"}, Core: &hosted.Core{
-		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true, More: true,
+		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true,
 		Hint: "use its original ISLO_API_KEY and ISLO_BASE_URL",
 	}}
+	p.Resting = []string{statusRunning, statusPaused, statusStopped}
+	p.Enter = func(b hosted.Box) hosted.Inside {
+		name, _ := b.Access.(string)
+		return &inside{p: p, api: a, id: b.Sandbox, name: name}
+	}
+	p.Extend = func(in *hosted.Instance) hosted.Made {
+		inside, _ := in.Inside.(*inside)
+		return &Instance{in, p, inside.name}
+	}
 	if err := p.Start(opts.Executable); err != nil {
 		return nil, err
 	}

@@ -124,7 +124,7 @@ func (in *Instance) capture(ctx context.Context, opts driver.SnapshotOptions) (d
 // save requests a snapshot once, and waits until it is ready. If the answer is
 // lost, it looks for the snapshot by name.
 func (in *Instance) save(ctx context.Context, name string) (s saved, err error) {
-	err = in.p.api.Call(ctx, http.MethodPost, "/snapshots/", map[string]string{"sandbox_name": in.inside.name, "name": name}, &s)
+	err = in.p.api.Call(ctx, http.MethodPost, "/snapshots/", map[string]string{"sandbox_name": in.name, "name": name}, &s)
 	if err != nil && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		return s, err
 	}

@@ -26,13 +26,13 @@ func newAPI(control, data *url.URL, key *credential.Source, fresh func(context.C
 	return &api{data: data, key: key, Client: rest.Client{
 		HTTP: rest.NewHTTP(transport), Base: control, Words: words, Fresh: fresh,
 		Sign:   func(h http.Header) { h.Set("X-API-Key", key.Current()) },
-		Hidden: func() []string { return []string{key.Current()} },
+		Hidden: func() []string { return []string{key.Current()} }, Hint: "set SUPERSERVE_API_KEY to a key of this service",
 	}}
 }
 
 // words reads an error of either API: {"error": {"code", "message"}} or
 // {"error": "text"}.
-func words(body []byte) (code, message string, ok bool) {
+func words(_ int, body []byte) (code, message string, ok bool) {
 	var said struct {
 		Error json.RawMessage `json:"error"`
 	}
@@ -105,11 +105,6 @@ func (a *api) patch(ctx context.Context, id string, settings map[string]any) err
 	return a.Call(ctx, http.MethodPatch, "/sandboxes/"+id, settings, nil)
 }
 
-func (a *api) list(ctx context.Context, q url.Values) (all []box, err error) {
-	err = a.Call(ctx, http.MethodGet, "/sandboxes?"+q.Encode(), nil, &all)
-	return all, err
-}
-
 func (a *api) get(ctx context.Context, id string) (box, error) {
 	b, err := a.sandbox(ctx, http.MethodGet, "/sandboxes/"+id, id, nil)
 	return b, known(err)
@@ -130,28 +125,17 @@ func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, err
 }
 
 // List implements hosted.Service.
-func (a *api) List(ctx context.Context, scope string) (ours []hosted.Box, err error) {
-	all, err := a.list(ctx, url.Values{"metadata." + metaScope: {scope}})
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (found []hosted.Box, err error) {
+	q := url.Values{}
+	for k, v := range hosted.Wanted(scope, id) {
+		q.Set("metadata."+k, v)
+	}
+	var all []box
+	err = a.Call(ctx, http.MethodGet, "/sandboxes?"+q.Encode(), nil, &all)
 	for _, b := range all {
-		if b.Metadata[metaScope] == scope {
-			ours = append(ours, b.describe())
-		}
+		found = append(found, b.describe())
 	}
-	return ours, err
-}
-
-// Find implements hosted.Service.
-func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
-	all, err := a.list(ctx, url.Values{"metadata." + metaScope: {scope}, "metadata." + metaID: {string(id)}})
-	if err != nil {
-		return hosted.Box{}, err
-	}
-	for _, b := range all {
-		if b.Metadata[metaScope] == scope && b.Metadata[metaID] == string(id) && b.Status != statusDeleted {
-			return b.describe(), nil
-		}
-	}
-	return hosted.Box{}, hosted.ErrNone
+	return found, err
 }
 
 // End implements hosted.Service.
@@ -159,44 +143,26 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 	return known(a.Remove(ctx, "/sandboxes/"+id))
 }
 
-// Clear implements hosted.Service: sandboxes have no other resources.
-func (a *api) Clear(context.Context, sandbox.ID, bool) error { return nil }
-
-// Account implements hosted.Service: the API does not report the account, so
-// the key identifies it.
-func (a *api) Account(context.Context) (string, error) { return "", nil }
-
 // Credential implements hosted.Service.
 func (a *api) Credential() hosted.Credential {
 	return hosted.Credential{Name: a.key.Account(), Key: a.key.Value()}
 }
 
-// Scopes implements hosted.Service.
-func (a *api) Scopes(ctx context.Context, id sandbox.ID) (scopes []string, err error) {
-	all, err := a.list(ctx, url.Values{"metadata." + metaID: {string(id)}})
-	for _, b := range all {
-		if b.Metadata[metaID] == string(id) && b.Metadata[metaScope] != "" && b.Status != statusDeleted {
-			scopes = append(scopes, b.Metadata[metaScope])
-		}
-	}
-	return scopes, err
-}
-
 // Claim implements hosted.Claimer.
 func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) error {
 	b, err := a.get(ctx, boxID)
-	if err == nil && b.Metadata[metaID] != string(id) {
+	if err == nil && b.Metadata[hosted.MetaID] != string(id) {
 		err = a.Strange("the service answers for another sandbox")
 	}
 	if err != nil {
 		return err
 	}
 	metadata := maps.Clone(b.Metadata)
-	metadata[metaScope] = scope
+	metadata[hosted.MetaScope] = scope
 	if err := a.patch(ctx, boxID, map[string]any{"metadata": metadata}); err != nil {
 		return err
 	}
-	if b, err = a.get(ctx, boxID); err == nil && b.Metadata[metaScope] != scope {
+	if b, err = a.get(ctx, boxID); err == nil && b.Metadata[hosted.MetaScope] != scope {
 		err = a.Strange("the service does not confirm whose the sandbox is")
 	}
 	return err
@@ -204,78 +170,48 @@ func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) err
 
 // describe converts the service's description of a sandbox.
 func (b box) describe() hosted.Box {
-	d := hosted.Box{
-		ID: b.ID, Scope: b.Metadata[metaScope], Sandbox: sandbox.ID(b.Metadata[metaID]), Status: b.Status, State: stateOf(b.Status), Created: b.Created, Labels: map[string]string{},
+	d := hosted.Box{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created}
+	if b.Token != "" {
+		d.Access = access{b.Token, b.Hint}
 	}
-	for k, v := range b.Metadata {
-		if name, ok := strings.CutPrefix(k, metaLabel); ok {
-			d.Labels[name] = v
-		}
-	}
-	return d
+	return hosted.Marked(d, b.Metadata)
 }
 
-// The statuses of a sandbox.
+// The statuses of a sandbox that change only on request.
 const (
-	statusStarting  = "starting"
-	statusActive    = "active"
-	statusPausing   = "pausing"
-	statusPaused    = "paused"
-	statusResuming  = "resuming"
-	statusMigrating = "migrating"
-	statusFailed    = "failed"
-	statusDeleted   = "deleted"
+	statusActive = "active"
+	statusPaused = "paused"
 )
 
-// stateOf translates a status. An unknown status has no state.
-func stateOf(status string) sandbox.State {
-	switch status {
-	case statusActive, statusStarting, statusMigrating, statusResuming:
-		return sandbox.Running
-	case statusPausing, statusPaused:
-		return sandbox.Paused
-	case statusFailed:
-		return sandbox.Failed
-	case statusDeleted:
-		return sandbox.Gone
-	}
-	return sandbox.Lost
+var states = hosted.States{
+	statusActive: sandbox.Running, "starting": sandbox.Running, "migrating": sandbox.Running, "resuming": sandbox.Running,
+	"pausing": sandbox.Paused, statusPaused: sandbox.Paused, "failed": sandbox.Failed, "deleted": sandbox.Gone,
 }
 
-// How long two clients may conflict, and the delay between attempts.
 const (
-	settling = 2 * time.Minute
 	fastPoll = 50 * time.Millisecond
 	slowPoll = time.Second
 )
 
 // awake makes a sandbox active, by POST activate or resume, and returns its new
 // token. With asleep, a paused sandbox is resumed; otherwise it is a conflict.
-func (p *Provider) awake(ctx context.Context, id sandbox.ID, boxID string, asleep bool) (box, error) {
-	start := time.Now()
-	for {
-		now, err := p.Settled(ctx, id, boxID, func(b hosted.Box) bool { return b.Status == statusActive || b.Status == statusPaused })
-		if err == nil && now.Status == statusPaused && !asleep {
-			err = &sandbox.Error{Code: sandbox.CodeConflict, Subject: string(id), Message: "the service has paused the sandbox", Hint: "resume it with: atoll resume"}
-		}
-		if err != nil {
-			return box{}, err
-		}
+func (p *Provider) awake(ctx context.Context, id sandbox.ID, boxID string, asleep bool) (b box, err error) {
+	sleeps := &sandbox.Error{Code: sandbox.CodeConflict, Subject: string(id), Message: "the service has paused the sandbox", Hint: "resume it with: atoll resume"}
+	err = p.Move(ctx, id, boxID, func(now hosted.Box) (done bool, err error) {
 		call := "activate"
 		if now.Status == statusPaused {
-			call = "resume"
+			if call = "resume"; !asleep {
+				return true, nil
+			}
 		}
-		b, err := p.api.sandbox(ctx, http.MethodPost, "/sandboxes/"+boxID+"/"+call, boxID, nil)
+		b, err = p.api.sandbox(ctx, http.MethodPost, "/sandboxes/"+boxID+"/"+call, boxID, nil)
 		if err == nil && b.Token == "" {
 			err = p.Strange("the service gives no token")
 		}
-		// Another client was faster, or the pause has not finished. The present
-		// status decides.
-		if sandbox.CodeOf(err) != sandbox.CodeConflict || time.Since(start) > settling {
-			return b, err
-		}
-		if err := rest.Sleep(ctx, fastPoll); err != nil {
-			return b, err
-		}
+		return err == nil, err
+	})
+	if err == nil && b.Token == "" {
+		err = sleeps
 	}
+	return b, err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -12,47 +11,20 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Sandboxes are identified by their metadata. Labels are metadata too.
-const (
-	metaScope = "atoll-scope"
-	metaID    = "atoll-id"
-	metaLabel = "label."
-)
-
-// TemplateScheme begins an image that is a template of the service.
-const TemplateScheme = "template:"
-
 // The longest lifetime that the service enforces.
 const maxLifetime = 7 * 24 * time.Hour
 
 // Create implements driver.Provider.
 func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
-	template, ok := p.templateOf(spec.Image)
+	template, ok := hosted.Template(spec.Image, p.opts.Template)
 	if !ok {
 		return nil, p.CheckImage(spec.Image)
 	}
 	return p.make(ctx, spec, creation{Template: template}, false)
 }
 
-// templateOf returns the template that an image names.
-func (p *Provider) templateOf(image string) (string, bool) {
-	if image == "" || image == "host" {
-		return p.opts.Template, true
-	}
-	name, ok := strings.CutPrefix(image, TemplateScheme)
-	return name, ok && name != ""
-}
-
 // CheckImage implements driver.ImageChecker.
-func (p *Provider) CheckImage(image string) error {
-	if _, ok := p.templateOf(image); ok {
-		return nil
-	}
-	return &sandbox.Error{
-		Code: sandbox.CodeUnsupported, Op: "superserve.create", Subject: image, Message: "this provider makes sandboxes from the service's templates, not from images",
-		Hint: "leave the image out, or use " + TemplateScheme + "NAME",
-	}
-}
+func (p *Provider) CheckImage(image string) error { return p.CheckTemplate(image) }
 
 // EgressAbility implements driver.EgressEnforcer: names and addresses, with all
 // their ports.
@@ -74,26 +46,18 @@ func egress(rules *sandbox.EgressRules) *network {
 // complete fills in the request for a spec, and refuses what the service does
 // not support.
 func (p *Provider) complete(c *creation, spec *sandbox.Spec, scope string) error {
-	refuse := func(subject, message, hint string) error {
-		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "superserve.create", Subject: subject, Message: message, Hint: hint}
-	}
 	life := spec.Lifetime.HardTimeout()
-	switch {
-	case len(spec.Mounts) > 0:
-		return refuse("mounts", "directories of this machine are not where the sandbox is", "")
-	case spec.Network.Asked() && spec.Network.Plain == nil:
-		return refuse("network", "the rules were not translated into what the service enforces", "leave the network out: the sandbox has none")
-	case life > maxLifetime:
-		return refuse("lifetime", "the service enforces at most "+maxLifetime.String(), "")
+	if err := p.Check(spec); err != nil {
+		return err
 	}
-	c.Name, c.Metadata = string(spec.ID), map[string]string{metaScope: scope, metaID: string(spec.ID)}
-	for k, v := range spec.Labels {
-		c.Metadata[metaLabel+k] = v
+	if life > maxLifetime {
+		return p.Unsupported("lifetime", "the service enforces at most "+maxLifetime.String(), "")
 	}
+	c.Name, c.Metadata = string(spec.ID), hosted.Metadata(scope, spec)
 	c.Network, c.Secrets, c.Preview = egress(spec.Network.Plain), p.opts.Secrets, "private"
 	if life > 0 {
 		// The service pauses a sandbox at its timeout, and then removes it.
-		seconds, atOnce := max(1, int64((life+time.Second-1)/time.Second)), int64(0)
+		seconds, atOnce := hosted.Seconds(life), int64(0)
 		c.Timeout, c.AutoDelete = &seconds, &atOnce
 	}
 	return nil
@@ -109,29 +73,24 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, bar
 		return nil, err
 	}
 	var b box
-	m := &hosted.Making[*Instance]{
+	m := &hosted.Making{
 		Spec: spec,
 		Ask: func(ctx context.Context) (hosted.Box, error) {
 			b, err = p.request(ctx, spec.ID, &c)
 			return b.describe(), err
 		},
 		Confirm: func() error { return p.confirm(b, &c) },
-		Instance: func(_ hosted.Box, ends time.Time) *Instance {
-			in := p.instance(spec.ID, b.ID, ends)
-			in.inside.set(b)
-			return in
-		},
 	}
 	if c.Timeout != nil {
 		m.Life = time.Duration(*c.Timeout) * time.Second
 	}
 	if c.Snapshot != "" {
-		m.Begin = func(ctx context.Context, in *Instance) error {
-			_, err := in.inside.Run(ctx, hosted.Inherited(bare))
+		m.Begin = func(ctx context.Context, in hosted.Inside) error {
+			_, err := in.Run(ctx, hosted.Inherited(bare))
 			return err
 		}
 	}
-	return hosted.Make(ctx, p.Core, m)
+	return p.Make(ctx, m)
 }
 
 // request requests a sandbox and reads it back. If the answer is lost or names
@@ -161,7 +120,7 @@ func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (box
 // read returns the service's description of a new sandbox, with its token.
 func (p *Provider) read(ctx context.Context, id sandbox.ID, b box, c *creation) (box, error) {
 	now, err := p.api.get(ctx, b.ID)
-	if err == nil && (now.Metadata[metaID] != string(id) || now.Metadata[metaScope] != c.Metadata[metaScope]) {
+	if err == nil && (now.Metadata[hosted.MetaID] != string(id) || now.Metadata[hosted.MetaScope] != c.Metadata[hosted.MetaScope]) {
 		err = hosted.ErrNone
 	}
 	now.Token, now.Hint = b.Token, b.Hint
@@ -178,13 +137,4 @@ func (p *Provider) confirm(b box, c *creation) error {
 		return p.Strange("the service does not confirm what the sandbox may reach")
 	}
 	return nil
-}
-
-// Attach implements driver.Provider. It leaves a paused sandbox paused.
-func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
-	b, err := p.Present(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	return p.instance(id, b.ID, p.Of(id, b.ID).Ends), nil
 }

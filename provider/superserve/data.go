@@ -32,20 +32,38 @@ type inside struct {
 
 	single chan struct{} // held while a token is requested
 	mu     sync.Mutex
-	token  string
-	hint   string
+	access
+}
+
+// access is what the data plane of a sandbox accepts, and the hint for its
+// route.
+type access struct{ token, hint string }
+
+func (p *Provider) enter(b hosted.Box) hosted.Inside {
+	in := &inside{p: p, id: b.ID, name: b.Sandbox, single: make(chan struct{}, 1)}
+	in.access, _ = b.Access.(access)
+	return in
+}
+
+// Wake implements hosted.Inside.
+func (in *inside) Wake(ctx context.Context) error {
+	b, err := in.p.awake(ctx, in.name, in.id, true)
+	if err == nil {
+		in.set(b)
+	}
+	return err
 }
 
 func (in *inside) set(b box) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.token, in.hint = b.Token, b.Hint
+	in.access = access{b.Token, b.Hint}
 }
 
-func (in *inside) current(stale string) (token, hint string, ok bool) {
+func (in *inside) current(stale string) (a access, ok bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return in.token, in.hint, in.token != "" && in.token != stale && !expired(in.hint)
+	return in.access, in.token != "" && in.token != stale && !expired(in.hint)
 }
 
 // expired reports whether a hint has expired. A hint is a route, not a
@@ -65,25 +83,24 @@ func expired(hint string) bool {
 // credentials returns a token that is not the stale one, and the hint that
 // belongs to it. Of many callers, one requests it. A paused sandbox stays
 // paused.
-func (in *inside) credentials(ctx context.Context, stale string) (token, hint string, err error) {
-	if token, hint, ok := in.current(stale); ok {
-		return token, hint, nil
+func (in *inside) credentials(ctx context.Context, stale string) (access, error) {
+	if a, ok := in.current(stale); ok {
+		return a, nil
 	}
 	select {
 	case in.single <- struct{}{}:
 		defer func() { <-in.single }()
 	case <-ctx.Done():
-		return "", "", ctx.Err()
+		return access{}, ctx.Err()
 	}
-	if token, hint, ok := in.current(stale); ok {
-		return token, hint, nil
+	if a, ok := in.current(stale); ok {
+		return a, nil
 	}
 	b, err := in.p.awake(ctx, in.name, in.id, false)
-	if err != nil {
-		return "", "", err
+	if err == nil {
+		in.set(b)
 	}
-	in.set(b)
-	return b.Token, b.Hint, nil
+	return access{b.Token, b.Hint}, err
 }
 
 // tries is the number of attempts while other clients invalidate the token.
@@ -93,22 +110,25 @@ const tries = 3
 // it without an effect.
 func (in *inside) try(ctx context.Context, f func(c *rest.Client) error) error {
 	for n, stale := 1, ""; ; n++ {
-		token, hint, err := in.credentials(ctx, stale)
+		a, err := in.credentials(ctx, stale)
 		if err != nil {
 			return err
 		}
 		c := in.p.api.Client // a copy that signs with the token
 		c.Fresh = nil
-		c.Secrets = append(slices.Clone(c.Secrets), token, hint)
+		c.Secrets = append(slices.Clone(c.Secrets), a.token, a.hint)
 		c.Base = in.base()
 		c.Sign = func(h http.Header) {
-			h.Set("X-Access-Token", token)
-			in.address(h, hint)
+			h.Set("X-Access-Token", a.token)
+			h.Set("X-Superserve-Sandbox-Id", in.id)
+			if a.hint != "" {
+				h.Set("X-Superserve-Routing-Hint", a.hint)
+			}
 		}
-		if err = f(&c); err == nil || n == tries || !rerouted(rest.RefusalOf(err), hint != "") {
+		if err = f(&c); err == nil || n == tries || !rerouted(rest.RefusalOf(err), a.hint != "") {
 			return err
 		}
-		stale = token
+		stale = a.token
 	}
 }
 
@@ -133,13 +153,6 @@ func (in *inside) base() *url.URL {
 	u := *in.p.api.data
 	u.Host, u.Path = strings.ReplaceAll(u.Host, placeholder, in.id), strings.ReplaceAll(u.Path, placeholder, in.id)
 	return &u
-}
-
-func (in *inside) address(h http.Header, hint string) {
-	h.Set("X-Superserve-Sandbox-Id", in.id)
-	if hint != "" {
-		h.Set("X-Superserve-Routing-Hint", hint)
-	}
 }
 
 // start is the message that starts a command.

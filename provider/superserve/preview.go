@@ -36,7 +36,7 @@ type published struct {
 var _ driver.Previewer = (*Instance)(nil)
 
 // previewURL returns the URL of a published port, below the domain of the data API.
-func (in *inside) previewURL(port uint16) (string, error) {
+func (in *Instance) previewURL(port uint16) (string, error) {
 	if port < minPreview || port == reservedPreview {
 		return "", &sandbox.Error{
 			Code: sandbox.CodeInvalid, Subject: "port", Message: "the service publishes ports from 1024 to 65535, except 49983",
@@ -56,14 +56,14 @@ func (in *inside) previewURL(port uint16) (string, error) {
 			Code: sandbox.CodeUnsupported, Subject: "data URL", Message: "previews need a data URL with a domain name", Hint: "set SUPERSERVE_DATA_URL to a URL with a domain name",
 		}
 	}
-	return data.Scheme + "://" + strconv.Itoa(int(port)) + "-" + in.id + "." + host, nil
+	return data.Scheme + "://" + strconv.Itoa(int(port)) + "-" + in.Box + "." + host, nil
 }
 
 func (in *Instance) previewPath() string { return "/sandboxes/" + in.Box + "/preview-ports" }
 
 // Preview implements driver.Previewer.
 func (in *Instance) Preview(ctx context.Context, req sandbox.PreviewRequest) (sandbox.Preview, error) {
-	address, err := in.inside.previewURL(req.Port)
+	address, err := in.previewURL(req.Port)
 	if err != nil {
 		return sandbox.Preview{}, err
 	}
@@ -141,7 +141,7 @@ func (in *Instance) Previews(ctx context.Context) ([]sandbox.Preview, error) {
 	}
 	out := make([]sandbox.Preview, 0, len(all.Ports))
 	for _, p := range all.Ports {
-		address, err := in.inside.previewURL(p.Port)
+		address, err := in.previewURL(p.Port)
 		if err != nil {
 			return nil, err
 		}

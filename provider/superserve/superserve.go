@@ -144,21 +144,21 @@ type Provider struct {
 	saved records.Dir[savedRecord]
 }
 
+// Instance is a sandbox of the service. A guest inside runs commands and
+// accesses files. Its methods may be called concurrently.
+type Instance struct {
+	*hosted.Instance
+	p *Provider
+}
+
 var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
-	_ driver.Binder         = (*Provider)(nil)
-	_ driver.FormerBinder   = (*Provider)(nil)
-	_ driver.Adopter        = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
-	_ driver.StateTeller    = (*Provider)(nil)
 	_ driver.Restorer       = (*Provider)(nil)
 	_ driver.FileRestorer   = (*Provider)(nil)
 	_ driver.SnapshotKeeper = (*Provider)(nil)
-	_ driver.Resumer        = (*Instance)(nil)
 	_ driver.Snapshotter    = (*Instance)(nil)
-	_ driver.Instance       = (*Instance)(nil)
-	_ driver.Meter          = (*Instance)(nil)
 )
 
 // New opens the provider. It makes no network call. It removes records of
@@ -177,6 +177,8 @@ func New(opts Options) (*Provider, error) {
 		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client,
 		Hint: "use its original SUPERSERVE_API_KEY and SUPERSERVE_BASE_URL",
 	}}
+	p.Resting, p.Enter = []string{statusActive, statusPaused}, p.enter
+	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{in, p} }
 	if err := p.Start(opts.Executable); err != nil {
 		return nil, err
 	}
@@ -216,6 +218,6 @@ func (p *Provider) judge(ctx context.Context, facts *driver.Facts) {
 		facts.Findings = []driver.Finding{{Severity: driver.Blocker, Subject: "key", Message: "no API key is set", Fix: "set SUPERSERVE_API_KEY"}}
 		return
 	}
-	_, err := p.api.list(ctx, url.Values{"limit": {"1"}})
+	err := p.api.Call(ctx, http.MethodGet, "/sandboxes?limit=1", nil, &[]box{})
 	hosted.Judge(facts, err, "SUPERSERVE_API_KEY", "SUPERSERVE_BASE_URL", p.api.Base, p.api.data)
 }

@@ -28,12 +28,13 @@ func (c *Core) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 	if err != nil {
 		return c.unadopted(l, err)
 	}
-	r := Record{Box: b.ID, Scope: from, More: c.More, Labels: spec.Labels}
-	if life := spec.Lifetime.HardTimeout(); life > 0 {
+	_, more := c.Service.(Clearer)
+	r := Record{Box: b.ID, Scope: from, More: more, Labels: spec.Labels, Life: spec.Lifetime.Timeout, Ends: b.Ends}
+	if life := spec.Lifetime.HardTimeout(); life > 0 && b.Ends.IsZero() {
 		r.Ends = b.Created.Add(life)
 	}
 	if r.Binding, err = c.Binding(ctx); err == nil {
-		r.Account, err = c.Service.Account(ctx)
+		r.Account, err = c.account(ctx)
 	}
 	if claimer, ok := c.Service.(Claimer); ok && err == nil {
 		r.Scope = ""
@@ -61,11 +62,11 @@ func (c *Core) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 // that sleeps keeps its mark.
 func (c *Core) returned(ctx context.Context, l *Locked, id sandbox.ID, b Box) (err error) {
 	r := l.Read()
-	if c.Enter == nil || r.Box != b.ID {
+	if !c.Marks || r.Box != b.ID {
 		return nil
 	}
 	if b.State == sandbox.Running {
-		if r.Turn, err = c.setMark(ctx, id, b.ID, r.Turn); err != nil {
+		if r.Turn, err = c.setMark(ctx, b, r.Turn); err != nil {
 			return err
 		}
 	}
@@ -84,25 +85,20 @@ func (c *Core) unadopted(l *Locked, err error) error {
 // foreign returns the only sandbox with an ID that belongs to another
 // directory, and the scope of that directory.
 func (c *Core) foreign(ctx context.Context, id sandbox.ID) (b Box, scope string, err error) {
-	scopes, err := c.Service.Scopes(ctx, id)
+	all, err := c.list(ctx, "", id)
 	switch {
 	case err != nil:
 		return b, "", err
-	case len(scopes) == 0:
+	case len(all) == 0:
 		return b, "", guestkit.Gone(id)
-	case len(scopes) > 1:
+	case len(all) > 1:
 		return b, "", &sandbox.Error{
-			Code: sandbox.CodeConflict, Op: c.Name + ".adopt", Subject: string(id), Message: fmt.Sprintf("%d installations have a sandbox with this ID", len(scopes)),
+			Code: sandbox.CodeConflict, Op: c.Name + ".adopt", Subject: string(id), Message: fmt.Sprintf("%d installations have a sandbox with this ID", len(all)),
 		}
 	}
-	if b, err = c.Service.Find(ctx, scopes[0], id); err == nil {
-		b.Scope = "" // Adopt is about to change it
-		err = c.Usable(b)
-	}
-	if errors.Is(err, ErrNone) {
-		err = guestkit.Gone(id)
-	}
-	return b, scopes[0], err
+	b, scope = all[0], all[0].Scope
+	b.Scope = "" // Adopt is about to change it
+	return b, scope, c.Usable(b)
 }
 
 // adopted adds the adopted sandboxes, which the service lists under other

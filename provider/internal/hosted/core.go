@@ -1,11 +1,13 @@
 package hosted
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,13 +27,18 @@ type Box struct {
 	Status  string        // in the service's words
 	State   sandbox.State // what the status means; Lost: unknown
 	Created time.Time
+	Ends    time.Time         // the end of its lifetime, if the service reports it
 	Labels  map[string]string // nil: the service keeps none
-	// Scope names the directory that owns the sandbox, if the service stores it.
-	// Empty: the directory with a record of it.
+	// Scope names the directory that created the sandbox, or that owns it if the
+	// service is a Claimer. Empty: it is not ours.
 	Scope string
+	// Access is what Core.Enter needs and only the service knows. Answers without
+	// it have nil.
+	Access any
 }
 
-// ErrNone means that the service itself reports that the sandbox does not exist.
+// ErrNone means that the service itself reports that the sandbox or the
+// snapshot does not exist.
 var ErrNone = errors.New("the service has no such sandbox")
 
 // Service is a driver's access to its service. The methods may be called
@@ -39,24 +46,34 @@ var ErrNone = errors.New("the service has no such sandbox")
 type Service interface {
 	// Get returns the sandbox with the service's ID box.
 	Get(ctx context.Context, id sandbox.ID, box string) (Box, error)
-	// Find finds the sandbox with our ID, also in the service's list.
-	Find(ctx context.Context, scope string, id sandbox.ID) (Box, error)
-	// List returns the sandboxes that were created with a scope.
-	List(ctx context.Context, scope string) ([]Box, error)
+	// List returns the sandboxes with a scope and an ID; "" means any. It may
+	// return others too.
+	List(ctx context.Context, scope string, id sandbox.ID) ([]Box, error)
 	// End ends this sandbox, and not a later one with its name.
 	End(ctx context.Context, id sandbox.ID, box string) error
+	// Credential identifies the present credential or its source. It makes no
+	// network call.
+	Credential() Credential
+}
+
+// Finder is implemented by a Service that finds a sandbox without a list. The
+// list is still asked before a sandbox counts as gone.
+type Finder interface {
+	Find(ctx context.Context, scope string, id sandbox.ID) (Box, error)
+}
+
+// Clearer is implemented by a Service whose sandboxes may have other resources.
+type Clearer interface {
 	// Clear removes the other resources of a sandbox that has ended, if its record
 	// has More. If a sandbox still uses them, the error is CodeConflict, returned
 	// at once with once, else after retries.
 	Clear(ctx context.Context, id sandbox.ID, once bool) error
-	// Account returns the service's name of the present credential's account, or
-	// "" if the service does not report it.
+}
+
+// Accounter is implemented by a Service that names its accounts.
+type Accounter interface {
+	// Account returns the service's name of the present credential's account.
 	Account(ctx context.Context) (string, error)
-	// Credential identifies the present credential or its source. It makes no
-	// network call.
-	Credential() Credential
-	// Scopes returns the scopes of the account's sandboxes with an ID.
-	Scopes(ctx context.Context, id sandbox.ID) ([]string, error)
 }
 
 // Credential identifies an account. It may contain the secret.
@@ -85,10 +102,18 @@ type Core struct {
 	API     *rest.Client
 	Kit     guestkit.Kit
 	Expires bool // the service does not end lifetimes in time: see Expiry
-	More    bool // sandboxes may have more than themselves: see Record
-	// Enter gives access to the inside of a sandbox, for its Mark. Nil with a
-	// Claimer.
-	Enter func(id sandbox.ID, box string) (Inside, error)
+	// Enter gives access to the inside of a sandbox. It makes no network call.
+	Enter func(Box) Inside
+	// Partial: lists lack the Access of sandboxes.
+	Partial bool
+	// Extend adds a driver's own calls to an instance. Nil: there are none.
+	Extend func(*Instance) Made
+	// Marks: the owner of a sandbox is written inside it: see Mark.
+	Marks bool
+	// Resting lists the statuses that change only on request.
+	Resting []string
+	// Reboots: a sandbox that sleeps loses its processes.
+	Reboots bool
 
 	Work  sync.WaitGroup  // continues after callers gave up
 	Open  context.Context // ends with Close
@@ -97,6 +122,16 @@ type Core struct {
 	expiry Expiry
 	close  context.CancelFunc
 }
+
+var (
+	_ driver.Binder       = (*Core)(nil)
+	_ driver.FormerBinder = (*Core)(nil)
+	_ driver.Adopter      = (*Core)(nil)
+	_ driver.StateTeller  = (*Core)(nil)
+	_ driver.Instance     = (*Instance)(nil)
+	_ driver.Meter        = (*Instance)(nil)
+	_ driver.Resumer      = (*Instance)(nil)
+)
 
 // Start opens a core with its fields set. It makes no network call. It removes
 // old records of ended sandboxes. executable is the guest if none is embedded.
@@ -199,6 +234,43 @@ func (c *Core) Usable(b Box) error {
 	return nil
 }
 
+// list returns the service's sandboxes with a scope and an ID; "" means any.
+func (c *Core) list(ctx context.Context, scope string, id sandbox.ID) (ours []Box, err error) {
+	all, err := c.Service.List(ctx, scope, id)
+	for _, b := range all {
+		if b.Scope != "" && (scope == "" || b.Scope == scope) && (id == "" || b.Sandbox == id) && b.State != sandbox.Gone {
+			ours = append(ours, b)
+		}
+	}
+	return ours, err
+}
+
+// look finds the sandbox with a scope and an ID. It returns ErrNone if the
+// service does not list it.
+func (c *Core) look(ctx context.Context, scope string, id sandbox.ID) (Box, error) {
+	if f, ok := c.Service.(Finder); ok {
+		if b, err := f.Find(ctx, scope, id); !errors.Is(err, ErrNone) {
+			return b, err
+		}
+	}
+	all, err := c.list(ctx, scope, id)
+	if err == nil && len(all) == 0 {
+		err = ErrNone
+	}
+	if err != nil {
+		return Box{}, err
+	}
+	return all[0], nil
+}
+
+// account returns the service's name of the present account, or "".
+func (c *Core) account(ctx context.Context) (string, error) {
+	if a, ok := c.Service.(Accounter); ok {
+		return a.Account(ctx)
+	}
+	return "", nil
+}
+
 // Find asks the service for one of our sandboxes. It returns CodeGone if the
 // service has accepted the credential and does not have the sandbox.
 func (c *Core) Find(ctx context.Context, id sandbox.ID) (Box, error) {
@@ -209,7 +281,7 @@ func (c *Core) Find(ctx context.Context, id sandbox.ID) (Box, error) {
 	if err != nil {
 		return Box{}, err
 	}
-	b, err := c.Service.Find(ctx, scope, id)
+	b, err := c.look(ctx, scope, id)
 	if !errors.Is(err, ErrNone) {
 		return b, err
 	}
@@ -217,7 +289,7 @@ func (c *Core) Find(ctx context.Context, id sandbox.ID) (Box, error) {
 	if err != nil {
 		return Box{}, err
 	}
-	account, err := c.Service.Account(ctx)
+	account, err := c.account(ctx)
 	if err != nil {
 		return Box{}, err
 	}
@@ -234,14 +306,28 @@ func (c *Core) known(ctx context.Context, id sandbox.ID) (Box, error) {
 	if sandbox.CodeOf(err) != sandbox.CodeGone {
 		return b, err
 	}
-	scopes, lookErr := c.Service.Scopes(ctx, id)
+	others, lookErr := c.list(ctx, "", id)
 	switch {
 	case lookErr != nil:
 		return Box{}, lookErr
-	case len(scopes) > 0:
+	case len(others) > 0:
 		return Box{}, driver.Elsewhere(id)
 	}
 	return b, err
+}
+
+// Attach implements driver.Provider. A sandbox that sleeps continues to sleep.
+func (c *Core) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
+	b, err := c.Present(ctx, id)
+	if err == nil && c.Partial {
+		if b, err = c.Service.Get(ctx, id, b.ID); errors.Is(err, ErrNone) {
+			err = guestkit.Gone(id)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.instance(id, b), nil
 }
 
 // Living returns one of our sandboxes that can be used, and starts to watch the
@@ -311,7 +397,7 @@ func (c *Core) living(ctx context.Context) (living []Box, err error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := c.Service.List(ctx, scope)
+	all, err := c.list(ctx, scope, "")
 	if err == nil {
 		all, err = c.adopted(ctx, all)
 	}
@@ -320,7 +406,7 @@ func (c *Core) living(ctx context.Context) (living []Box, err error) {
 	}
 	there := map[sandbox.ID]Box{}
 	for _, b := range all {
-		if b.State != sandbox.Gone && sandbox.ValidateName(string(b.Sandbox)) == nil {
+		if sandbox.ValidateName(string(b.Sandbox)) == nil {
 			there[b.Sandbox] = b
 		}
 	}
@@ -392,7 +478,7 @@ func (c *Core) finish(ctx context.Context, l *Locked, id sandbox.ID) (gone bool,
 		return false, err
 	}
 	if r.More {
-		switch err := c.Service.Clear(ctx, id, true); {
+		switch err := c.clear(ctx, id, true); {
 		case err == nil:
 			r.More = false
 		case sandbox.CodeOf(err) != sandbox.CodeConflict: // a sandbox exists that is not listed yet
@@ -424,7 +510,14 @@ func (c *Core) Erase(ctx context.Context, id sandbox.ID, box string) error {
 	if r, _ := c.Get(string(id)); !r.More {
 		return nil
 	}
-	return c.Service.Clear(ctx, id, false)
+	return c.clear(ctx, id, false)
+}
+
+func (c *Core) clear(ctx context.Context, id sandbox.ID, once bool) error {
+	if s, ok := c.Service.(Clearer); ok {
+		return s.Clear(ctx, id, once)
+	}
+	return nil
 }
 
 // Poll calls f with increasing delays until it is done or fails, for at most
@@ -451,13 +544,43 @@ const (
 	slowPoll = time.Second
 )
 
-// Settled waits until the status of a sandbox is stable.
-func (c *Core) Settled(ctx context.Context, id sandbox.ID, box string, rests func(Box) bool) (b Box, err error) {
+// Settled waits until a sandbox has one of the statuses in Resting.
+func (c *Core) Settled(ctx context.Context, id sandbox.ID, box string) (b Box, err error) {
 	err = Poll(ctx, func() (bool, error) {
 		if b, err = c.Service.Get(ctx, id, box); err == nil {
 			err = c.Usable(b)
 		}
-		return err == nil && rests(b), err
+		return err == nil && slices.Contains(c.Resting, b.Status), err
 	}, func() error { return c.Strange("the sandbox is still " + b.Status) })
 	return b, err
+}
+
+// moves is the number of attempts of Move without an answer.
+const moves = 5
+
+// Move calls f with the settled sandbox until f is done or fails. After a
+// conflict, or if the service did not answer, the present status decides:
+// another client may have been faster, or the answer was lost.
+func (c *Core) Move(ctx context.Context, id sandbox.ID, box string, f func(now Box) (done bool, err error)) error {
+	start := time.Now()
+	for n, wait := 1, fastPoll; ; n, wait = n+1, min(2*wait, slowPoll) {
+		now, err := c.Settled(ctx, id, box)
+		if err != nil {
+			return err
+		}
+		done, err := f(now)
+		switch code := sandbox.CodeOf(err); {
+		case done:
+			return nil
+		case err == nil || code == sandbox.CodeConflict:
+			if time.Since(start) > settling {
+				return cmp.Or(err, c.Strange("the sandbox is still "+now.Status))
+			}
+		case code != sandbox.CodeUnavailable || n >= moves:
+			return err
+		}
+		if err := rest.Sleep(ctx, wait); err != nil {
+			return err
+		}
+	}
 }

@@ -33,8 +33,11 @@ type Record struct {
 	// Scope is the scope of the directory that created the sandbox, if that was
 	// another one and the service still reports it.
 	Scope string `json:"scope,omitempty"`
-	Turn  int    `json:"turn,omitempty"`  // of our mark; see Mark
-	Given bool   `json:"given,omitempty"` // another directory has adopted it
+	Turn  int    `json:"turn,omitempty"` // of our mark; see Mark
+	// Life is how long the sandbox may run after it was started or resumed, if the
+	// service requires that on each start.
+	Life  time.Duration `json:"life,omitempty"`
+	Given bool          `json:"given,omitempty"` // another directory has adopted it
 }
 
 // making limits how long a request may continue after its caller gave up.
@@ -77,11 +80,32 @@ func (b Boxes) Of(id sandbox.ID, box string) Record {
 	return Record{}
 }
 
+// Change changes the record of a sandbox, if there is one.
+func (b Boxes) Change(ctx context.Context, id sandbox.ID, box string, f func(*Record)) error {
+	l, err := b.Lock(ctx, string(id))
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	r := l.Read()
+	if r.Box != box {
+		if r.Binding == "" {
+			return l.Remove() // it is empty
+		}
+		return nil
+	}
+	f(&r)
+	return l.Write(r)
+}
+
 // Cause returns how a sandbox ended, for services that do not report it. If its
 // lifetime was over and this installation did not end it, the lifetime is the
 // cause.
 func (b Boxes) Cause(id sandbox.ID, box string, ends time.Time) sandbox.Exit {
 	r := b.Of(id, box)
+	if ends.IsZero() || !r.Ends.IsZero() && r.Ends.Before(ends) {
+		ends = r.Ends
+	}
 	if r.Box == "" || r.Doomed || ends.IsZero() || time.Now().Before(ends.Add(-guestkit.Slack)) {
 		return guestkit.Killed
 	}

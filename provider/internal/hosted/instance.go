@@ -17,21 +17,32 @@ type Inside interface {
 	// Run runs a script as root and returns what it writes, which must be short
 	// and text.
 	Run(ctx context.Context, script string) (string, error)
+	// Wake resumes or starts the sandbox, if it sleeps.
+	Wake(ctx context.Context) error
 }
 
 // Instance is a sandbox of a service. A guest inside runs commands and accesses
-// files. A driver embeds it. Its methods may be called concurrently.
+// files. Its methods may be called concurrently.
 type Instance struct {
 	*guestkit.Instance
-	core   *Core
-	inside Inside
+	Inside Inside
 	Box    string // the service's ID
+	core   *Core
 }
 
-// Instance returns an instance of a sandbox. It makes no network call.
-func (c *Core) Instance(id sandbox.ID, box string, inside Inside, ends time.Time) *Instance {
-	m := &machine{Inside: inside, core: c, id: id, box: box}
-	return &Instance{Instance: c.Kit.Instance(id, m, ends), core: c, inside: inside, Box: box}
+// instance returns an instance of a sandbox. It makes no network call.
+func (c *Core) instance(id sandbox.ID, b Box) Made {
+	b.Sandbox = id
+	ends := b.Ends
+	if ends.IsZero() {
+		ends = c.Of(id, b.ID).Ends
+	}
+	m := &machine{Inside: c.Enter(b), core: c, id: id, box: b.ID}
+	in := &Instance{Instance: c.Kit.Instance(id, m, ends), core: c, Inside: m.Inside, Box: b.ID}
+	if c.Extend != nil {
+		return c.Extend(in)
+	}
+	return in
 }
 
 // machine is a sandbox as reported by the service.
@@ -59,7 +70,10 @@ func (m *machine) Status(ctx context.Context) (guestkit.Status, error) {
 	if err != nil {
 		return guestkit.Status{}, err
 	}
-	return guestkit.Status{State: b.State, Ends: m.core.Of(m.id, m.box).Ends}, nil
+	if b.Ends.IsZero() {
+		b.Ends = m.core.Of(m.id, m.box).Ends
+	}
+	return guestkit.Status{State: b.State, Ends: b.Ends}, nil
 }
 
 // Answers implements guestkit.Machine.
@@ -76,10 +90,27 @@ func (in *Instance) Configure(ctx context.Context, d guest.Defaults) error {
 	return in.Use(ctx, false, func(ctx context.Context, g *guest.Client) error { return g.Configure(ctx, d) })
 }
 
+// Resume implements driver.Resumer. Only the service pauses: it drops the
+// connections of a paused sandbox, which driver.Pauser does not allow.
+func (in *Instance) Resume(ctx context.Context) error {
+	if sleeps, err := in.Sleeps(ctx); err != nil || !sleeps {
+		return err
+	}
+	in.Disconnect() // no connection outlives the sleep
+	if err := in.Inside.Wake(ctx); err != nil {
+		return in.Explain(ctx, err)
+	}
+	if !in.core.Reboots {
+		return nil
+	}
+	_, err := in.Reach(ctx)
+	return err
+}
+
 // Destroy implements driver.Instance.
 func (in *Instance) Destroy(ctx context.Context) error {
 	return in.core.Destroy(ctx, in.Instance, in.Box, func() error {
-		if err := in.core.mayEnd(ctx, in.ID(), in.Box, in.inside); err != nil {
+		if err := in.core.mayEnd(ctx, in.ID(), in.Box, in.Inside); err != nil {
 			return err
 		}
 		return in.core.Erase(ctx, in.ID(), in.Box)
@@ -90,7 +121,7 @@ func (in *Instance) Destroy(ctx context.Context) error {
 // service records that or the sandbox has its mark.
 func (c *Core) mayEnd(ctx context.Context, id sandbox.ID, box string, in Inside) error {
 	_, records := c.Service.(Claimer)
-	if !records && (c.Enter == nil || c.Service.Credential().Key == "") {
+	if !records && (!c.Marks || c.Service.Credential().Key == "") {
 		return nil // it cannot be adopted
 	}
 	b, err := c.Service.Get(ctx, id, box)
@@ -108,5 +139,5 @@ func (c *Core) mayEnd(ctx context.Context, id sandbox.ID, box string, in Inside)
 
 // Usage implements driver.Meter. What processors did is not known.
 func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
-	return Usage(ctx, in.Instance, in.inside.Run)
+	return Usage(ctx, in.Instance, in.Inside.Run)
 }

@@ -18,24 +18,24 @@ type Locked = records.Locked[Record]
 
 // Making describes how a provider creates one sandbox. Nil functions do
 // nothing.
-type Making[I Made] struct {
+type Making struct {
 	Spec *sandbox.Spec
-	// Life is the requested lifetime; 0: none.
-	Life time.Duration
+	// Life is the requested lifetime; 0: none. With Again the service requires it
+	// whenever the sandbox is resumed.
+	Life  time.Duration
+	Again bool
 	// Network describes the permitted network, for the record.
 	Network string
 	// More means that there are other resources: Prepare creates them, and
-	// Service.Clear removes them.
+	// Clearer removes them.
 	More    bool
 	Prepare func(context.Context) error
 	// Ask requests the sandbox and finds it: see Search.
 	Ask func(context.Context) (Box, error)
 	// Confirm checks that the service enforces the request.
 	Confirm func() error
-	// Instance returns an instance for the result of Ask.
-	Instance func(b Box, ends time.Time) I
 	// Begin starts the sandbox, before the guest is started.
-	Begin func(context.Context, I) error
+	Begin func(context.Context, Inside) error
 }
 
 // Made is an instance of a new sandbox.
@@ -43,13 +43,16 @@ type Made interface {
 	driver.Instance
 	Configure(ctx context.Context, d guest.Defaults) error
 	Finish(exit sandbox.Exit)
+	inside() Inside
 }
+
+func (in *Instance) inside() Inside { return in.Inside }
 
 // Make creates a sandbox that is ready for commands. If it fails, it leaves
 // nothing behind; what cannot be removed at once is removed by the next List. A
 // request cannot be canceled, so it continues in c.Work after its caller has
 // given up.
-func Make[I Made](ctx context.Context, c *Core, m *Making[I]) (driver.Instance, error) {
+func (c *Core) Make(ctx context.Context, m *Making) (driver.Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -61,9 +64,9 @@ func Make[I Made](ctx context.Context, c *Core, m *Making[I]) (driver.Instance, 
 		l.Unlock()
 		return nil, err
 	}
-	in, err := records.Finish(ctx, &c.Work, func() (I, error) {
+	in, err := records.Finish(ctx, &c.Work, func() (Made, error) {
 		defer l.Unlock()
-		return finalize(ctx, c, l, m)
+		return c.finalize(ctx, l, m)
 	})
 	if err != nil {
 		return nil, err
@@ -87,12 +90,12 @@ func (c *Core) vacant(ctx context.Context, l *Locked, id sandbox.ID) error {
 	return err
 }
 
-func finalize[I Made](ctx context.Context, c *Core, l *Locked, m *Making[I]) (in I, err error) {
+func (c *Core) finalize(ctx context.Context, l *Locked, m *Making) (in Made, err error) {
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
 	defer cancel()
 	id, r := m.Spec.ID, Record{Asked: time.Now(), Network: m.Network, More: m.More, Labels: m.Spec.Labels}
 	if r.Binding, err = c.Binding(asking); err == nil {
-		r.Account, err = c.Service.Account(asking)
+		r.Account, err = c.account(asking)
 	}
 	if err == nil {
 		err = l.Write(r)
@@ -110,15 +113,21 @@ func finalize[I Made](ctx context.Context, c *Core, l *Locked, m *Making[I]) (in
 	if r.Box = b.ID; m.Life > 0 {
 		r.Ends = time.Now().Add(m.Life)
 	}
-	in = m.Instance(b, r.Ends)
-	if err = ctx.Err(); err == nil {
+	if m.Again {
+		r.Life = m.Life
+	}
+	if b.Ends.IsZero() {
+		b.Ends = r.Ends
+	}
+	in = c.instance(id, b)
+	if err = ctx.Err(); err == nil && m.Confirm != nil {
 		err = m.Confirm()
 	}
 	if err == nil {
 		err = l.Write(r)
 	}
 	if err == nil && m.Begin != nil {
-		err = m.Begin(ctx, in)
+		err = m.Begin(ctx, in.inside())
 	}
 	if err == nil {
 		s := m.Spec
@@ -153,7 +162,7 @@ func (c *Core) undo(ctx, asking context.Context, l *Locked, id sandbox.ID, box s
 	case box != "":
 		left = c.Erase(asking, id, box)
 	case r.More:
-		if left = c.Service.Clear(asking, id, unanswered); unanswered && sandbox.CodeOf(left) == sandbox.CodeConflict {
+		if left = c.clear(asking, id, unanswered); unanswered && sandbox.CodeOf(left) == sandbox.CodeConflict {
 			left = nil // it was created
 		}
 	}

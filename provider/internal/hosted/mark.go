@@ -51,21 +51,18 @@ func (c *Core) mark(ctx context.Context, box string, in Inside) (m Mark, err err
 
 // setMark makes this directory the owner of a sandbox and returns the new turn,
 // which is later than after.
-func (c *Core) setMark(ctx context.Context, id sandbox.ID, box string, after int) (turn int, err error) {
+func (c *Core) setMark(ctx context.Context, b Box, after int) (turn int, err error) {
 	scope, err := c.Scope()
 	if err != nil {
 		return after, err
 	}
-	in, err := c.Enter(id, box)
-	if err != nil {
-		return after, err
-	}
-	now, err := c.mark(ctx, box, in)
+	in := c.Enter(b)
+	now, err := c.mark(ctx, b.ID, in)
 	if err != nil {
 		return after, err
 	}
 	m := Mark{scope, max(now.Turn, after) + 1}
-	line := fmt.Sprintf("%s %d %s", m.Scope, m.Turn, c.seal(box, m))
+	line := fmt.Sprintf("%s %d %s", m.Scope, m.Turn, c.seal(b.ID, m))
 	_, err = in.Run(ctx, "printf '%s\\n' '"+line+"' >"+markFile+".new && mv -f "+markFile+".new "+markFile)
 	return m.Turn, err
 }

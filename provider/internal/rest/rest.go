@@ -39,7 +39,9 @@ type Client struct {
 	Secrets []string
 	// Words parses an error of the service. ok means that the error is from the
 	// service itself, not from a proxy.
-	Words func(body []byte) (code, message string, ok bool)
+	Words func(status int, body []byte) (code, message string, ok bool)
+	// Hint says what to do if the service refuses the credential.
+	Hint string
 }
 
 // NewHTTP returns a client that does not follow redirections, because they
@@ -96,15 +98,23 @@ const (
 // repeats GET, DELETE and PATCH after a failure of the service, and every
 // request that is rate-limited.
 func (c *Client) Call(ctx context.Context, method, path string, in, out any) error {
+	_, err := c.Ask(ctx, method, path, in, out)
+	return err
+}
+
+// Ask is Call, and also returns the header of the answer.
+func (c *Client) Ask(ctx context.Context, method, path string, in, out any) (header http.Header, err error) {
 	var body []byte
 	if in != nil {
-		var err error
 		if body, err = json.Marshal(in); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	for try := 1; ; try++ {
-		err := c.Signed(ctx, func() error { return c.attempt(ctx, method, path, body, out) })
+		err := c.Signed(ctx, func() (err error) {
+			header, err = c.attempt(ctx, method, path, body, out)
+			return err
+		})
 		var r *Refusal
 		wait := time.Duration(0)
 		if errors.As(err, &r) {
@@ -112,13 +122,13 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) err
 		}
 		again := wait > 0 || method != http.MethodPost && sandbox.CodeOf(err) == sandbox.CodeUnavailable
 		if err == nil || !again || try == attempts || ctx.Err() != nil || wait > maxWait {
-			return err
+			return header, err
 		}
 		if wait == 0 {
 			wait = firstWait << (try - 1)
 		}
 		if err := Sleep(ctx, wait); err != nil {
-			return err
+			return nil, err
 		}
 	}
 }
@@ -188,27 +198,27 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (c *Client) attempt(ctx context.Context, method, path string, body []byte, out any) error {
+func (c *Client) attempt(ctx context.Context, method, path string, body []byte, out any) (http.Header, error) {
 	header := http.Header{}
 	if body != nil {
 		header.Set("Content-Type", "application/json")
 	}
 	res, err := c.Send(ctx, method, path, header, bytes.NewReader(body))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer res.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
 	if err != nil {
-		return c.Unreachable(ctx, err)
+		return nil, c.Unreachable(ctx, err)
 	}
 	if out == nil || len(text) == 0 && res.StatusCode == http.StatusNoContent {
-		return nil
+		return res.Header, nil
 	}
 	if err := json.Unmarshal(text, out); err != nil {
-		return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: c.Base.Host, Message: "the service's response is invalid", Cause: err}
+		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: c.Base.Host, Message: "the service's response is invalid", Cause: err}
 	}
-	return nil
+	return res.Header, nil
 }
 
 // Send makes a request with a body, once, as Do does.
@@ -272,7 +282,7 @@ func (c *Client) Do(req *http.Request) (*http.Response, error) {
 func (c *Client) Refused(res *http.Response) error {
 	text, _ := io.ReadAll(io.LimitReader(res.Body, 64<<10))
 	r := &Refusal{Status: res.StatusCode, Header: res.Header}
-	r.Code, r.Text, r.Ours = c.Words(text)
+	r.Code, r.Text, r.Ours = c.Words(res.StatusCode, text)
 	if !r.Ours {
 		r.Code, r.Text = "", string(text)
 	}
@@ -285,10 +295,14 @@ func (c *Client) Refused(res *http.Response) error {
 	}
 	message := fmt.Sprintf("the service answers with status %d", r.Status)
 	if r.Ours && r.Text != "" {
-		message += ": " + clip(c.Scrub(r.Text))
+		message += ": " + c.Clip(r.Text)
 	}
 	r.Text = c.Scrub(r.Text)
-	return &sandbox.Error{Code: code, Subject: c.Base.Host, Message: message, Cause: r}
+	e := &sandbox.Error{Code: code, Subject: c.Base.Host, Message: message, Cause: r}
+	if code == sandbox.CodeUnauthorized {
+		e.Hint = c.Hint
+	}
+	return e
 }
 
 var codes = map[int]sandbox.Code{
@@ -332,6 +346,9 @@ func (c *Client) Scrub(text string) string {
 	}
 	return text
 }
+
+// Clip returns the beginning of a service's text for an error, without secrets.
+func (c *Client) Clip(text string) string { return clip(c.Scrub(text)) }
 
 func clip(s string) string {
 	if s = strings.ToValidUTF8(s, "\ufffd"); len(s) > maxMessage {
