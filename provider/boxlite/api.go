@@ -317,11 +317,6 @@ func (p *Provider) start(ctx context.Context, id sandbox.ID, boxID string) error
 	return p.move(ctx, id, boxID, "start", statusRunning, nil)
 }
 
-// stop stops a box, if it runs.
-func (p *Provider) stop(ctx context.Context, id sandbox.ID, boxID string) error {
-	return p.move(ctx, id, boxID, "stop", statusStopped, map[string]int{"timeout_seconds": stopSeconds})
-}
-
 // move brings a box into a status.
 func (p *Provider) move(ctx context.Context, id sandbox.ID, boxID, verb, want string, in any) error {
 	return p.Move(ctx, id, boxID, func(now hosted.Box) (bool, error) {

@@ -22,7 +22,6 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -73,16 +72,16 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 // concurrently.
 type Provider struct {
 	*hosted.Core
+	*hosted.Keeper
 	opts    Options
 	api     *api
-	saved   records.Dir[savedRecord]
 	volumes []volume
 }
 
 // Instance is a box of the server. A guest inside runs commands and accesses
 // files. Its methods may be called concurrently.
 type Instance struct {
-	*hosted.Instance
+	hosted.Savable
 	p *Provider
 }
 
@@ -103,13 +102,14 @@ func New(opts Options) (*Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Provider{opts: opts, api: a, saved: records.Dir[savedRecord]{Root: opts.Dir, Name: "snapshots"}, Core: &hosted.Core{
+	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
 		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true,
 		Hint: "use its original BOXLITE_REST_URL and BOXLITE_API_KEY",
 	}}
 	p.Marks, p.Reboots, p.Resting = true, true, []string{statusRunning, "configured", statusStopped}
 	p.Enter = func(b hosted.Box) hosted.Inside { return &inside{p: p, id: b.ID, name: b.Sandbox} }
-	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{in, p} }
+	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{hosted.Savable{Instance: in}, p} }
+	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}, AtRest: true, Records: true})
 	for _, path := range slices.Sorted(maps.Keys(opts.Volumes)) {
 		p.volumes = append(p.volumes, volume{Managed: opts.Volumes[path], Path: path})
 	}

@@ -79,7 +79,7 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, template string
 // Instance is a sandbox of the service. A guest inside runs commands and
 // accesses files.
 type Instance struct {
-	*hosted.Instance
+	hosted.Savable
 	p      *Provider
 	inside *inside
 }

@@ -67,6 +67,7 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 // concurrently.
 type Provider struct {
 	*hosted.Core
+	hosted.MemoryKeeper
 	opts Options
 	api  *api
 }
@@ -99,8 +100,9 @@ func New(opts Options) (*Provider, error) {
 	p.Enter = p.enter
 	p.Extend = func(in *hosted.Instance) hosted.Made {
 		inside, _ := in.Inside.(*inside)
-		return &Instance{in, p, inside}
+		return &Instance{hosted.Savable{Instance: in}, p, inside}
 	}
+	p.MemoryKeeper = hosted.MemoryKeeper{Keeper: p.Keep(&hosted.Keeper{Saver: saver{p}, Memory: true, Unseen: true})}
 	if err := p.Start(opts.Executable); err != nil {
 		return nil, err
 	}

@@ -22,7 +22,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if image == "" || image == "host" {
 		image = p.opts.Image
 	}
-	return p.make(ctx, spec, creation{Image: image})
+	return p.make(ctx, spec, creation{Image: image}, nil)
 }
 
 // reference is an image of a registry.
@@ -67,15 +67,16 @@ func (p *Provider) complete(c *creation, spec *sandbox.Spec) (own *profile, err 
 	return own, nil
 }
 
-// make creates the gateway profile, then the sandbox.
-func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation) (driver.Instance, error) {
+// make creates the gateway profile, then the sandbox. begin prepares the copy
+// of a snapshot.
+func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, begin func(context.Context, hosted.Inside) error) (driver.Instance, error) {
 	own, err := p.complete(&c, spec)
 	if err != nil {
 		return nil, err
 	}
 	var b box
 	m := &hosted.Making{
-		Spec: spec, Life: spec.Lifetime.HardTimeout(), More: own != nil,
+		Spec: spec, Life: spec.Lifetime.HardTimeout(), More: own != nil, Begin: begin,
 		Ask: func(ctx context.Context) (hosted.Box, error) {
 			b, err = p.request(ctx, spec.ID, &c)
 			return b.describe(), err
@@ -85,12 +86,6 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation) (dr
 	if own != nil {
 		m.Prepare = func(ctx context.Context) (err error) {
 			c.Profile, err = p.api.addProfile(ctx, own)
-			return err
-		}
-	}
-	if c.Snapshot != "" {
-		m.Begin = func(ctx context.Context, in hosted.Inside) error {
-			_, err := in.Run(ctx, hosted.Inherited(true))
 			return err
 		}
 	}

@@ -20,7 +20,6 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -101,26 +100,15 @@ func addresses(opts *Options) (control, compute *url.URL, err error) {
 // concurrently.
 type Provider struct {
 	*hosted.Core
-	opts  Options
-	api   *api
-	saved records.Dir[struct{}] // only their locks
-}
-
-// Instance is a sandbox of the service. A guest inside runs commands and
-// accesses files. Its methods may be called concurrently.
-type Instance struct {
-	*hosted.Instance
-	p    *Provider
-	name string // the service's
+	*hosted.Keeper
+	opts Options
+	api  *api
 }
 
 var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
-	_ driver.Restorer       = (*Provider)(nil)
-	_ driver.SnapshotKeeper = (*Provider)(nil)
-	_ driver.Snapshotter    = (*Instance)(nil)
 )
 
 // New opens the provider. It makes no network call. It removes records of
@@ -138,7 +126,7 @@ func New(opts Options) (*Provider, error) {
 	}
 	boxes := hosted.Open(opts.Dir)
 	a := newAPI(control, compute, opts.Key, boxes, opts.Transport)
-	p := &Provider{opts: opts, api: a, saved: records.Dir[struct{}]{Root: opts.Dir, Name: "snapshots"}, Core: &hosted.Core{
+	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
 		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true,
 		Hint: "use its original ISLO_API_KEY and ISLO_BASE_URL",
 	}}
@@ -147,10 +135,8 @@ func New(opts Options) (*Provider, error) {
 		name, _ := b.Access.(string)
 		return &inside{p: p, api: a, id: b.Sandbox, name: name}
 	}
-	p.Extend = func(in *hosted.Instance) hosted.Made {
-		inside, _ := in.Inside.(*inside)
-		return &Instance{in, p, inside.name}
-	}
+	p.Extend = func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} }
+	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}})
 	if err := p.Start(opts.Executable); err != nil {
 		return nil, err
 	}

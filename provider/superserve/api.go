@@ -188,11 +188,6 @@ var states = hosted.States{
 	"pausing": sandbox.Paused, statusPaused: sandbox.Paused, "failed": sandbox.Failed, "deleted": sandbox.Gone,
 }
 
-const (
-	fastPoll = 50 * time.Millisecond
-	slowPoll = time.Second
-)
-
 // awake makes a sandbox active, by POST activate or resume, and returns its new
 // token. With asleep, a paused sandbox is resumed; otherwise it is a conflict.
 func (p *Provider) awake(ctx context.Context, id sandbox.ID, boxID string, asleep bool) (b box, err error) {

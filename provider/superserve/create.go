@@ -20,7 +20,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if !ok {
 		return nil, p.CheckImage(spec.Image)
 	}
-	return p.make(ctx, spec, creation{Template: template}, false)
+	return p.make(ctx, spec, creation{Template: template}, nil)
 }
 
 // CheckImage implements driver.ImageChecker.
@@ -63,8 +63,8 @@ func (p *Provider) complete(c *creation, spec *sandbox.Spec, scope string) error
 	return nil
 }
 
-// make makes a sandbox. With bare, the processes of a snapshot are ended.
-func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, bare bool) (driver.Instance, error) {
+// make makes a sandbox. begin prepares the copy of a snapshot.
+func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, begin func(context.Context, hosted.Inside) error) (driver.Instance, error) {
 	scope, err := p.Scope()
 	if err == nil {
 		err = p.complete(&c, spec, scope)
@@ -74,7 +74,7 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, bar
 	}
 	var b box
 	m := &hosted.Making{
-		Spec: spec,
+		Spec: spec, Begin: begin,
 		Ask: func(ctx context.Context) (hosted.Box, error) {
 			b, err = p.request(ctx, spec.ID, &c)
 			return b.describe(), err
@@ -83,12 +83,6 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, bar
 	}
 	if c.Timeout != nil {
 		m.Life = time.Duration(*c.Timeout) * time.Second
-	}
-	if c.Snapshot != "" {
-		m.Begin = func(ctx context.Context, in hosted.Inside) error {
-			_, err := in.Run(ctx, hosted.Inherited(bare))
-			return err
-		}
 	}
 	return p.Make(ctx, m)
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -139,15 +138,15 @@ const placeholder = "sandbox-id"
 // concurrently.
 type Provider struct {
 	*hosted.Core
-	opts  Options
-	api   *api
-	saved records.Dir[savedRecord]
+	hosted.MemoryKeeper
+	opts Options
+	api  *api
 }
 
 // Instance is a sandbox of the service. A guest inside runs commands and
 // accesses files. Its methods may be called concurrently.
 type Instance struct {
-	*hosted.Instance
+	hosted.Savable
 	p *Provider
 }
 
@@ -155,10 +154,6 @@ var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
-	_ driver.Restorer       = (*Provider)(nil)
-	_ driver.FileRestorer   = (*Provider)(nil)
-	_ driver.SnapshotKeeper = (*Provider)(nil)
-	_ driver.Snapshotter    = (*Instance)(nil)
 )
 
 // New opens the provider. It makes no network call. It removes records of
@@ -173,12 +168,13 @@ func New(opts Options) (*Provider, error) {
 	}
 	key := credential.New("SUPERSERVE_API_KEY", opts.APIKey, opts.APIKeyFile, opts.APIKeyCommand)
 	a := newAPI(control, data, key, fresh(&opts, key, control), opts.Transport)
-	p := &Provider{opts: opts, api: a, saved: records.Dir[savedRecord]{Root: opts.Dir, Name: "snapshots"}, Core: &hosted.Core{
+	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
 		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client,
 		Hint: "use its original SUPERSERVE_API_KEY and SUPERSERVE_BASE_URL",
 	}}
 	p.Resting, p.Enter = []string{statusActive, statusPaused}, p.enter
-	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{in, p} }
+	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{hosted.Savable{Instance: in}, p} }
+	p.MemoryKeeper = hosted.MemoryKeeper{Keeper: p.Keep(&hosted.Keeper{Saver: saver{p}, Memory: true, Records: true})}
 	if err := p.Start(opts.Executable); err != nil {
 		return nil, err
 	}

@@ -120,6 +120,7 @@ type Core struct {
 	Conns sync.WaitGroup  // connections, which end when Open is canceled
 
 	expiry Expiry
+	keeper *Keeper // nil: the service keeps no snapshots
 	close  context.CancelFunc
 }
 
