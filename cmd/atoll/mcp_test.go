@@ -271,8 +271,8 @@ func mcpFiles(t *testing.T, s *mcp.ClientSession) {
 }
 
 func mcpPorts(t *testing.T, s *mcp.ClientSession) {
-	need.Program(t, "python3")
 	use(t, s, "sandbox_write", args{"sandbox": "demo", "path": "/www/index.html", "content": "served"})
+	need.Program(t, "python3")
 	use(t, s, "sandbox_exec", args{"sandbox": "demo", "args": []string{"python3", "-m", "http.server", "8000", "-d", "/www"}, "background": true})
 	url := fmt.Sprint(use(t, s, "port_url", args{"sandbox": "demo", "port": 8000})["url"])
 	want(t, use(t, s, "port_url", args{"sandbox": "demo", "port": 8000}), "url", url)

@@ -35,6 +35,7 @@ var Packages = map[string]string{
 	"ps":         "procps",
 	"python3":    "python3",
 	"sh":         "dash",
+	"zstd":       "zstd",
 }
 
 // Thing skips the test because of what this machine lacks, in one or two words,
@@ -78,7 +79,7 @@ func Opinion(t testing.TB, name string) string {
 }
 
 // words are programs whose names mean nothing else in a shell script.
-var words = regexp.MustCompile(`\b(curl|npm|openssl|pgrep|pip3|pkill|python3)\b|\b(node) -[ep]|(?:^|[;|&("'\n]\s*)(ps) `)
+var words = regexp.MustCompile(`\b(curl|npm|openssl|pgrep|pip3|pkill|python3)\b|\b(node) -[ep]|(?:^|[;|&("'\n]\s*|-- )(ps|zstd) `)
 
 func programs(script string) (names []string) {
 	for _, m := range words.FindAllStringSubmatch(script, -1) {

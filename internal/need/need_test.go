@@ -12,6 +12,8 @@ func TestPrograms(t *testing.T) {
 		"exec atoll run -- python3 -m http.server":    {"python3"},
 		"atoll ps -a; exec atoll ps box":              nil,
 		"ps -ef":                                      {"ps"},
+		"atoll exec box -- ps -eo args":               {"ps"},
+		"atoll cp --zstd box:/tmp - | zstd -dc":       {"zstd"},
 		"true && ps -ef | grep x; pgrep x; pkill y":   {"ps", "pgrep", "pkill"},
 		"the node of a tree; node -e 'x'; nodes -e":   {"node"},
 		"sh -c 'ps ax'\nps aux":                       {"ps", "ps"},
