@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strconv"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -47,15 +48,17 @@ func (rs Recordings) Create(ctx context.Context, r Recording, maxRunning int, ma
 	if err != nil {
 		return err
 	}
-	if running >= maxRunning {
-		e := fail(sandbox.CodeExhausted, "recordings", "%d terminals are being recorded, which is the limit", running).(*sandbox.Error)
-		e.Hint = "stop a recording with: atoll record stop ID"
-		return e
-	}
-	if bytes >= maxBytes {
-		e := fail(sandbox.CodeExhausted, "recordings", "the recordings that are kept have %d bytes, and the limit is %d", bytes, maxBytes).(*sandbox.Error)
-		e.Hint = "remove some with: atoll record rm ID"
-		return e
+	switch {
+	case running >= maxRunning:
+		return &sandbox.Error{
+			Code: sandbox.CodeExhausted, Subject: "recordings", Message: fmt.Sprintf("%d terminals are being recorded, which is the limit", running),
+			Hint: "stop a recording with: atoll record stop ID",
+		}
+	case bytes >= maxBytes:
+		return &sandbox.Error{
+			Code: sandbox.CodeExhausted, Subject: "recordings", Message: fmt.Sprintf("the recordings that are kept have %d bytes, and the limit is %d", bytes, maxBytes),
+			Hint: "remove some with: atoll record rm ID",
+		}
 	}
 	data, err := json.Marshal(r.Recording)
 	if err != nil {
