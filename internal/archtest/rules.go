@@ -435,7 +435,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/mcpserver",
-		only: []string{module, "admin", "internal/client", "internal/stream", "internal/offline", "internal/span", "sandbox"},
+		only: []string{module, "admin", "internal/client", "internal/stream", "internal/offline", "internal/ops", "internal/span", "sandbox"},
 		deny: []string{kernel + "/...", "database/sql"},
 		why:  "it is a client of the daemon, so that keys and policies hold for it",
 	},

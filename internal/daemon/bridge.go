@@ -51,7 +51,7 @@ func (d *Daemon) listenBridge(context.Context) error {
 func (d *Daemon) bridgeServices() bridgeapi.Services {
 	return bridgeapi.Services{
 		Authenticate: d.authenticateKey, Open: d.openForBridge, HasImage: d.hasImage,
-		MayRun:    func(ctx context.Context) error { return rights{d.services.Exec}.Allow(ctx, "", ops.ProcessExec) },
+		Allow:     func(ctx context.Context, op ops.Op) error { return rights{d.services.Exec}.Allow(ctx, "", op) },
 		Sandboxes: sandboxes.Public{Service: d.services.Sandboxes}, Templates: d.services.Templates, Profiles: d.services.Profiles,
 		Ports: d.services.Exec, Entrance: d.services.Sandboxes,
 	}

@@ -80,6 +80,9 @@ func (p Principal) Allow(op ops.Op) error {
 		return &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: "the token is valid for the files of one workspace only"}
 	}
 	v := op.Verb()
+	if v == ops.Owner {
+		return p.owns(op)
+	}
 	if slices.Contains(p.Verbs, v) || slices.Contains(p.Verbs, Admin) {
 		return nil
 	}
@@ -88,6 +91,22 @@ func (p Principal) Allow(op ops.Op) error {
 		hint = "use an admin key, from: atoll key create --allow admin, or for clients of E2B: atoll e2b env --admin"
 	}
 	return &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: fmt.Sprintf("the key does not allow %q", v), Hint: hint}
+}
+
+// owns reports whether p is the owner of the machine.
+func (p Principal) owns(op ops.Op) error {
+	if p.UID != nil {
+		return nil
+	}
+	e := &sandbox.Error{
+		Code: sandbox.CodeDenied, Op: string(op), Message: "only the owner of the machine may do that",
+		Hint: "use the daemon's socket, without a key",
+	}
+	if op == ops.PortPublish {
+		e.Message = "only the owner of the machine may publish ports on it"
+		e.Hint = "forward the port to your own machine instead, with: atoll port forward SANDBOX PORT"
+	}
+	return e
 }
 
 // AllowIn is Allow for an operation on a specific sandbox.

@@ -150,13 +150,14 @@ func TestAllow(t *testing.T) {
 		{[]key.Verb{key.Admin}, "files.read", true},
 		{nil, "files.read", false},
 		{[]key.Verb{""}, "never heard of", false},
+		{[]key.Verb{key.Admin, "owner"}, "tenant.list", false}, // no key is the owner of the machine
 	} {
 		err := key.Principal{Verbs: tt.verbs}.Allow(tt.op)
 		if (err == nil) != tt.ok || err != nil && sandbox.CodeOf(err) != sandbox.CodeDenied {
 			t.Errorf("%v, %s: %v", tt.verbs, tt.op, err)
 		}
 	}
-	if p := key.Peer("acme", 1000); p.Allow("key.create") != nil || *p.UID != 1000 || p.Key != "" {
+	if p := key.Peer("acme", 1000); p.Allow("key.create") != nil || p.Allow("tenant.list") != nil || *p.UID != 1000 || p.Key != "" {
 		t.Errorf("a peer is %+v", p)
 	}
 }

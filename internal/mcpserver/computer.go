@@ -5,6 +5,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -48,29 +49,29 @@ type computerOut struct {
 }
 
 func (s *Server) computerTools() {
-	add(s, "computer_screenshot", "Take a screenshot", "See the desktop of a sandbox. computer_ tools use its pixels.", looks,
+	add(s, "computer_screenshot", "Take a screenshot", "See the desktop of a sandbox. computer_ tools use its pixels.", looks, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerView),
 		func(ctx context.Context, c *call, in boxArgs) (computerOut, error) {
 			return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "screenshot"})
 		})
-	add(s, "computer_click", "Click", "Click.", changes, func(ctx context.Context, c *call, in clickArgs) (computerOut, error) {
+	add(s, "computer_click", "Click", "Click.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in clickArgs) (computerOut, error) {
 		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "click", X: &in.X, Y: &in.Y, Button: in.Button, Keys: in.Keys})
 	})
-	add(s, "computer_double_click", "Double-click", "Double-click.", changes, func(ctx context.Context, c *call, in placeArgs) (computerOut, error) {
+	add(s, "computer_double_click", "Double-click", "Double-click.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in placeArgs) (computerOut, error) {
 		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "click", X: &in.X, Y: &in.Y, Count: 2})
 	})
-	add(s, "computer_move", "Move the pointer", "Move the pointer.", changes, func(ctx context.Context, c *call, in placeArgs) (computerOut, error) {
+	add(s, "computer_move", "Move the pointer", "Move the pointer.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in placeArgs) (computerOut, error) {
 		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "move", X: &in.X, Y: &in.Y})
 	})
-	add(s, "computer_scroll", "Scroll", "Turn the wheel.", changes, func(ctx context.Context, c *call, in scrollArgs) (computerOut, error) {
+	add(s, "computer_scroll", "Scroll", "Turn the wheel.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in scrollArgs) (computerOut, error) {
 		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "scroll", X: &in.X, Y: &in.Y, ScrollX: in.ScrollX, ScrollY: in.ScrollY})
 	})
-	add(s, "computer_drag", "Drag", "Drag with the left button.", changes, func(ctx context.Context, c *call, in dragArgs) (computerOut, error) {
+	add(s, "computer_drag", "Drag", "Drag with the left button.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in dragArgs) (computerOut, error) {
 		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "drag", Path: []sandbox.Point{{X: in.X, Y: in.Y}, {X: in.ToX, Y: in.ToY}}})
 	})
-	add(s, "computer_type", "Type text", "Type where the focus is.", changes, func(ctx context.Context, c *call, in typeArgs) (computerOut, error) {
+	add(s, "computer_type", "Type text", "Type where the focus is.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in typeArgs) (computerOut, error) {
 		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "type", Text: in.Text})
 	})
-	add(s, "computer_keypress", "Press keys", "Press keys at once.", changes, func(ctx context.Context, c *call, in keyArgs) (computerOut, error) {
+	add(s, "computer_keypress", "Press keys", "Press keys at once.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in keyArgs) (computerOut, error) {
 		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "key", Keys: in.Keys})
 	})
 }

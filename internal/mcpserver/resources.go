@@ -13,11 +13,16 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // uriRoot is the prefix of resource URIs.
-const uriRoot = "atoll://sandboxes"
+const (
+	uriRoot = "atoll://sandboxes"
+	fileURI = uriRoot + "/{sandbox}/files/{+path}"
+	logURI  = uriRoot + "/{sandbox}/processes/{process}/log"
+)
 
 // maxResource bounds the contents of a resource, in bytes.
 const maxResource = 1 << 20
@@ -26,7 +31,7 @@ const maxResource = 1 << 20
 func (s *Server) resources() {
 	s.mcp.AddResource(&mcp.Resource{
 		URI: uriRoot, Name: "sandboxes", Title: "Sandboxes", Description: "The sandboxes that you may see.", MIMEType: "application/json",
-	}, s.resource(func(ctx context.Context, c *atoll.Client, _ []string) ([]byte, string, error) {
+	}, s.resource(uriRoot, does(ops.SandboxList), func(ctx context.Context, c *atoll.Client, _ []string) ([]byte, string, error) {
 		out, err := list(ctx, &call{Client: c}, listArgs{Limit: maxList})
 		if err != nil {
 			return nil, "", err
@@ -35,17 +40,17 @@ func (s *Server) resources() {
 		return text, "application/json", err
 	}))
 	s.mcp.AddResourceTemplate(&mcp.ResourceTemplate{
-		URITemplate: uriRoot + "/{sandbox}/files/{+path}", Name: "file", Title: "File of a sandbox", Description: "A file, at most 1 MiB; path without its leading slash.",
-	}, s.resource(func(ctx context.Context, c *atoll.Client, parts []string) ([]byte, string, error) {
+		URITemplate: fileURI, Name: "file", Title: "File of a sandbox", Description: "A file, at most 1 MiB; path without its leading slash.",
+	}, s.resource(fileURI, does(ops.SandboxGet, ops.SandboxFind, ops.FilesRead), func(ctx context.Context, c *atoll.Client, parts []string) ([]byte, string, error) {
 		if len(parts) != 3 || parts[1] != "files" {
 			return nil, "", notFound
 		}
 		return fileResource(ctx, c, parts[0], "/"+parts[2])
 	}))
 	s.mcp.AddResourceTemplate(&mcp.ResourceTemplate{
-		URITemplate: uriRoot + "/{sandbox}/processes/{process}/log", Name: "log", Title: "Log of a background command",
+		URITemplate: logURI, Name: "log", Title: "Log of a background command",
 		Description: "Output of a background command, both streams; the middle of a long log is left out.", MIMEType: "text/plain",
-	}, s.resource(func(ctx context.Context, c *atoll.Client, parts []string) ([]byte, string, error) {
+	}, s.resource(logURI, does(ops.SandboxGet, ops.SandboxFind, ops.ProcessLogs), func(ctx context.Context, c *atoll.Client, parts []string) ([]byte, string, error) {
 		if len(parts) != 3 || parts[1] != "processes" || !strings.HasSuffix(parts[2], "/log") {
 			return nil, "", notFound
 		}
@@ -69,7 +74,8 @@ var notFound = &sandbox.Error{Code: sandbox.CodeNotFound, Message: "there is no 
 
 // resource returns a handler that calls a function with the parts of the URI
 // after the root: the sandbox, the kind and the rest.
-func (s *Server) resource(get func(ctx context.Context, c *atoll.Client, parts []string) ([]byte, string, error)) mcp.ResourceHandler {
+func (s *Server) resource(uri string, needs needs, get func(ctx context.Context, c *atoll.Client, parts []string) ([]byte, string, error)) mcp.ResourceHandler {
+	s.routes = append(s.routes, ops.Route{Name: uri, Ops: needs.ops})
 	return func(ctx context.Context, req *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
 		client, err := s.clientOf(req.Extra)
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -99,9 +100,9 @@ const (
 
 func (s *Server) sandboxTools() {
 	add(s, "sandbox_run", "Run a command in a new sandbox",
-		"Make a sandbox, run one command in it, and remove it. Nothing is kept, so use sandbox_create for work in several steps.", adds, runOnce)
+		"Make a sandbox, run one command in it, and remove it. Nothing is kept, so use sandbox_create for work in several steps.", adds, does(ops.SandboxCreate, ops.SandboxFind, ops.ProcessExec, ops.SandboxDestroy), runOnce)
 	add(s, "sandbox_create", "Create a sandbox",
-		"Make a sandbox that stays until it is removed. Returns its name. Set idle_seconds or lifetime_seconds so that a forgotten sandbox ends.", adds,
+		"Make a sandbox that stays until it is removed. Returns its name. Set idle_seconds or lifetime_seconds so that a forgotten sandbox ends.", adds, does(ops.SandboxCreate),
 		func(ctx context.Context, c *call, in createArgs) (boxOut, error) {
 			spec := in.spec()
 			spec.Name, spec.Labels = in.Name, in.Labels
@@ -112,8 +113,8 @@ func (s *Server) sandboxTools() {
 			}
 			return toBox(b.Info()), nil
 		})
-	add(s, "sandbox_list", "List sandboxes", "List the sandboxes that you may see, newest first.", looks, list)
-	add(s, "sandbox_inspect", "Inspect a sandbox", "Show the state, limits and processes of a sandbox.", looks,
+	add(s, "sandbox_list", "List sandboxes", "List the sandboxes that you may see, newest first.", looks, does(ops.SandboxList), list)
+	add(s, "sandbox_inspect", "Inspect a sandbox", "Show the state, limits and processes of a sandbox.", looks, does(ops.SandboxGet, ops.ProcessList),
 		func(ctx context.Context, c *call, in boxArgs) (boxOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {
@@ -127,7 +128,7 @@ func (s *Server) sandboxTools() {
 			}
 			return out, nil
 		})
-	add(s, "sandbox_remove", "Remove a sandbox", "Remove a sandbox with everything in it. Workspaces and snapshots stay. A sandbox that is already gone is success.", removes,
+	add(s, "sandbox_remove", "Remove a sandbox", "Remove a sandbox with everything in it. Workspaces and snapshots stay. A sandbox that is already gone is success.", removes, does(ops.SandboxGet, ops.SandboxDestroy),
 		func(ctx context.Context, c *call, in boxArgs) (removeOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {
@@ -187,7 +188,7 @@ type pauseArgs struct {
 // stateTools are the tools that pause, resume, stop, start, snapshot and fork
 // sandboxes.
 func (s *Server) stateTools() {
-	add(s, "sandbox_snapshot", "Take a snapshot", "Save the files of a sandbox and, on request, its memory. The sandbox continues. Start others from the snapshot with sandbox_create.", adds,
+	add(s, "sandbox_snapshot", "Take a snapshot", "Save the files of a sandbox and, on request, its memory. The sandbox continues. Start others from the snapshot with sandbox_create.", adds, does(ops.SandboxGet, ops.SnapshotCreate),
 		func(ctx context.Context, c *call, in snapshotArgs) (snapshotOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {
@@ -196,7 +197,7 @@ func (s *Server) stateTools() {
 			snap, err := b.Snapshot(ctx, sandbox.SnapshotRequest{Name: in.Name, Memory: in.Memory})
 			return snapshotOut{Snapshot: snap.Name, ID: snap.ID, Memory: snap.Memory, Bytes: snap.Size}, err
 		})
-	add(s, "sandbox_fork", "Fork a sandbox", "Make copies of a running sandbox, with its files, processes and memory, to try several things from the same state. Remove them with sandbox_remove.", adds,
+	add(s, "sandbox_fork", "Fork a sandbox", "Make copies of a running sandbox, with its files, processes and memory, to try several things from the same state. Remove them with sandbox_remove.", adds, does(ops.SandboxGet, ops.SandboxFork),
 		func(ctx context.Context, c *call, in forkArgs) (listOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {
@@ -209,7 +210,7 @@ func (s *Server) stateTools() {
 			}
 			return out, err
 		})
-	add(s, "sandbox_pause", "Pause a sandbox", "Freeze a sandbox with its processes. It cannot be used until sandbox_resume.", idempotent,
+	add(s, "sandbox_pause", "Pause a sandbox", "Freeze a sandbox with its processes. It cannot be used until sandbox_resume.", idempotent, does(ops.SandboxGet, ops.SandboxPause),
 		func(ctx context.Context, c *call, in pauseArgs) (boxOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {
@@ -222,7 +223,7 @@ func (s *Server) stateTools() {
 			info, err := b.Pause(ctx, kind)
 			return toBox(info), err
 		})
-	add(s, "sandbox_resume", "Resume a sandbox", "Continue a paused sandbox, or start a stopped one with the files it had. A running sandbox is success.", idempotent,
+	add(s, "sandbox_resume", "Resume a sandbox", "Continue a paused sandbox, or start a stopped one with the files it had. A running sandbox is success.", idempotent, does(ops.SandboxGet, ops.SandboxResume).sometimes(ops.SandboxStart),
 		func(ctx context.Context, c *call, in boxArgs) (boxOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -39,8 +40,8 @@ type savedListOut struct {
 }
 
 func (s *Server) savedTools() {
-	add(s, "saved_list", "List snapshots or templates", "List what sandboxes can be started from.", looks, savedList)
-	add(s, "saved_remove", "Remove a snapshot or template", "Remove a snapshot or a template. Sandboxes made from it stay.", removes, savedRemove)
+	add(s, "saved_list", "List snapshots or templates", "List what sandboxes can be started from.", looks, does(ops.SnapshotList).sometimes(ops.TemplateList), savedList)
+	add(s, "saved_remove", "Remove a snapshot or template", "Remove a snapshot or a template. Sandboxes made from it stay.", removes, does(ops.SnapshotRemove).sometimes(ops.TemplateRemove), savedRemove)
 }
 
 func savedList(ctx context.Context, c *call, in kindArgs) (savedListOut, error) {

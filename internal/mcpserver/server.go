@@ -18,6 +18,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -33,6 +34,7 @@ type Server struct {
 	mcp    *mcp.Server
 	client *atoll.Client
 	local  forwards // forwarded ports, for the client of ServeStdio
+	routes []ops.Route
 }
 
 // New returns a server that uses a client of the daemon. The caller closes the
@@ -55,6 +57,9 @@ func New(client *atoll.Client, version string) *Server {
 	s.resources()
 	return s
 }
+
+// Routes returns the tools and the resources with what they need from the daemon.
+func (s *Server) Routes() []ops.Route { return s.routes }
 
 // ServeStdio serves one client over in and out, until the client disconnects or
 // ctx ends. Tools use the server's own key.

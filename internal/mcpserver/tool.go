@@ -9,6 +9,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -32,6 +33,18 @@ func (n nature) annotations(title string) *mcp.ToolAnnotations {
 	}
 }
 
+// needs are the operations that a tool makes the daemon carry out.
+type needs struct{ ops, some []ops.Op }
+
+// does returns what each call of a tool needs.
+func does(all ...ops.Op) needs { return needs{ops: all} }
+
+// sometimes adds what only some calls need.
+func (n needs) sometimes(some ...ops.Op) needs {
+	n.some = some
+	return n
+}
+
 // call is one use of a tool.
 type call struct {
 	*atoll.Client
@@ -41,10 +54,12 @@ type call struct {
 	content []mcp.Content
 }
 
-// add adds a tool to a server. The result is the JSON of the output as text:
+// add adds a tool to a server. The daemon checks the permissions for what it
+// needs. The result is the JSON of the output as text:
 // an output schema would make clients show each result to the model twice.
 // Errors become results that tell the model what is wrong and what to do.
-func add[In, Out any](s *Server, name, title, description string, n nature, do func(ctx context.Context, c *call, in In) (Out, error)) {
+func add[In, Out any](s *Server, name, title, description string, n nature, needs needs, do func(ctx context.Context, c *call, in In) (Out, error)) {
+	s.routes = append(s.routes, ops.Route{Name: name, Ops: needs.ops, Some: needs.some})
 	takes := schemaOf[In]()
 	tool := &mcp.Tool{Name: name, Title: title, Description: description, Annotations: n.annotations(title), InputSchema: takes}
 	run := func(ctx context.Context, req *mcp.CallToolRequest) ([]mcp.Content, error) {

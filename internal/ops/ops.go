@@ -16,9 +16,12 @@ const (
 	Exec  Verb = "exec"
 	Write Verb = "write"
 	Admin Verb = "admin"
+
+	// Owner is no permission of keys. Only the owner of the machine has it.
+	Owner Verb = "owner"
 )
 
-// Verbs lists all verbs.
+// Verbs lists the permissions that a key can have.
 func Verbs() []Verb { return []Verb{Read, Exec, Write, Admin} }
 
 // Class is how an operation is recorded.
@@ -221,15 +224,15 @@ type about struct {
 }
 
 var table = map[Op]about{
-	AuditPrune:  {Admin, Recorded},
+	AuditPrune:  {Owner, Recorded},
 	AuditVerify: {Admin, Recorded},
 
 	ComputerAct:  {Exec, Recorded},
 	ComputerView: {Read, Recorded},
 
-	DaemonConsole:  {Admin, Recorded},
-	DaemonDiagnose: {Admin, Glance},
-	DaemonE2B:      {Admin, Recorded},
+	DaemonConsole:  {Owner, Recorded},
+	DaemonDiagnose: {Owner, Glance},
+	DaemonE2B:      {Owner, Recorded},
 
 	EgressFlow: {Admin, Recorded},
 	EgressGet:  {Admin, Recorded},
@@ -249,7 +252,7 @@ var table = map[Op]about{
 	FilesWrite:  {Write, Recorded},
 
 	ImageGet:  {Read, Recorded},
-	ImageUses: {Admin, Glance},
+	ImageUses: {Owner, Glance},
 
 	KeyCreate: {Admin, Recorded},
 	KeyList:   {Admin, Glance},
@@ -259,13 +262,13 @@ var table = map[Op]about{
 
 	PolicyExplain: {Read, Glance},
 	PolicyGet:     {Read, Glance},
-	PolicyReload:  {Admin, Recorded},
+	PolicyReload:  {Owner, Recorded},
 
 	PortList:      {Read, Glance},
 	PortOpen:      {Exec, Recorded},
-	PortPublish:   {Write, Recorded},
+	PortPublish:   {Owner, Recorded},
 	PortShare:     {Exec, Recorded},
-	PortUnpublish: {Write, Recorded},
+	PortUnpublish: {Owner, Recorded},
 
 	PreviewCreate: {Write, Recorded},
 	PreviewList:   {Read, Glance},
@@ -287,7 +290,7 @@ var table = map[Op]about{
 	ProfileGet:    {Read, Glance},
 	ProfileList:   {Read, Glance},
 	ProfileRemove: {Admin, Recorded},
-	ProfileTest:   {Admin, Recorded},
+	ProfileTest:   {Read, Glance},
 
 	ProviderList:  {Read, Glance},
 	ProviderProbe: {Admin, Recorded},
@@ -356,7 +359,7 @@ var table = map[Op]about{
 	SnapshotRecorded:  {Admin, Recorded},
 	SnapshotRemove:    {Write, Recorded},
 
-	StateBackup: {Admin, Recorded},
+	StateBackup: {Owner, Recorded},
 
 	StreamControl: {Exec, Recorded},
 	StreamList:    {Read, Glance},
@@ -372,11 +375,11 @@ var table = map[Op]about{
 	TemplateTag:       {Write, Recorded},
 	TemplateUnpublish: {Write, Recorded},
 
-	TenantCreate:  {Admin, Recorded},
-	TenantDisable: {Admin, Recorded},
-	TenantGet:     {Admin, Glance},
-	TenantLimits:  {Admin, Recorded},
-	TenantList:    {Admin, Glance},
+	TenantCreate:  {Owner, Recorded},
+	TenantDisable: {Owner, Recorded},
+	TenantGet:     {Owner, Glance},
+	TenantLimits:  {Owner, Recorded},
+	TenantList:    {Owner, Glance},
 
 	UsageGet: {Read, Glance},
 

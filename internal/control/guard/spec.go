@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -26,7 +27,7 @@ func AllowSpec(who key.Principal, spec *sandbox.Spec) error {
 		return denied("mounts")
 	}
 	if len(spec.Ports) > 0 {
-		return AllowPorts(who)
+		return who.Allow(ops.PortPublish)
 	}
 	for _, local := range []string{"oci:", "docker-archive:", "dir:", "tar:"} {
 		if strings.HasPrefix(spec.Image, local) {
@@ -34,16 +35,4 @@ func AllowSpec(who key.Principal, spec *sandbox.Spec) error {
 		}
 	}
 	return nil
-}
-
-// AllowPorts returns an error if a caller who does not own the machine
-// publishes ports on it.
-func AllowPorts(who key.Principal) error {
-	if who.UID != nil {
-		return nil
-	}
-	return &sandbox.Error{
-		Code: sandbox.CodeDenied, Subject: "ports", Message: "only the owner of the machine may publish ports on it",
-		Hint: "forward the port to your own machine instead, with: atoll port forward SANDBOX PORT",
-	}
 }

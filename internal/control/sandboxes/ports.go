@@ -61,7 +61,7 @@ func (s *updates) Unpublish(ctx context.Context, ref, address string, hostPort u
 }
 
 func (s *updates) lockPorts(ctx context.Context, ref string, op ops.Op) (*operation, error) {
-	if _, _, err := s.Admit(ctx, op, guard.Subject{Subject: ref}, guard.AllowPorts); err != nil {
+	if _, _, err := s.Admit(ctx, op, guard.Subject{Subject: ref}); err != nil {
 		return nil, core.Named(op, err)
 	}
 	t, err := s.lock(ctx, ref, op, lifecycle.Update)

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -21,6 +24,9 @@ const (
 	maxBody     = 4 << 20 // of a JSON request
 	bodyTimeout = 30 * time.Second
 )
+
+// openAPIPath is the path of the OpenAPI document, without its extension.
+const openAPIPath = "/openapi"
 
 // Options of a handler.
 type Options struct {
@@ -52,7 +58,7 @@ func New(services Services, opts Options) *API {
 		"A sandbox is named by its id or its name."
 	config.DocsPath, config.SchemasPath = "", "" // the pages would load scripts from other hosts
 	config.CreateHooks = nil
-	config.OpenAPIPath = "/openapi"
+	config.OpenAPIPath = openAPIPath
 	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"key": {Type: "http", Scheme: "bearer", Description: "an API key; not needed on the local socket"},
 	}
@@ -107,6 +113,32 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTT
 // OpenAPI returns the document that describes the API, in JSON.
 func (a *API) OpenAPI() ([]byte, error) { return a.huma.OpenAPI().MarshalJSON() }
 
+// Routes returns the routes with what they need, ordered by path and method.
+func (a *API) Routes() []ops.Route {
+	all := []ops.Route{{Name: "GET " + openAPIPath + ".json", Open: true}}
+	for _, other := range []string{".yaml", "-3.0.json", "-3.0.yaml"} {
+		all = append(all, ops.Route{Name: "GET " + openAPIPath + other})
+	}
+	for path, item := range sorted(a.huma.OpenAPI().Paths) {
+		for _, op := range []*huma.Operation{item.Get, item.Post, item.Put, item.Patch, item.Delete} {
+			if op == nil {
+				continue
+			}
+			r := op.Metadata[routeKey].(ops.Route)
+			all = append(all, r)
+			if resource, ok := strings.CutPrefix(path, "/v1/sandboxes/{ref}/"); ok {
+				first, _, _ := strings.Cut(resource, "/")
+				if slices.Contains(routed, first) {
+					r.Name, r.Ops = op.Method+" "+sessionBase+"/"+resource, append([]ops.Op{ops.SessionRoute}, r.Ops...)
+					r.Some = append([]ops.Op{ops.SessionAcquire}, r.Some...) // if its sandbox does not run
+					all = append(all, r)
+				}
+			}
+		}
+	}
+	return all
+}
+
 // problem converts err to a Problem, and logs the parts that callers must not
 // see.
 func (a *API) problem(ctx context.Context, err error) error {
@@ -132,13 +164,35 @@ func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) {
 	WriteProblem(w, p) // even if the caller may be gone: without it, net/http would send 200
 }
 
-// operation returns the description of an API operation.
-func operation(id, method, path, tag, summary string) huma.Operation {
+// operation returns the description of an API operation, which carries out
+// does. Without a permission that those need, it is refused.
+func operation(id, method, path, tag, summary string, does ...ops.Op) huma.Operation {
 	return huma.Operation{
 		OperationID: id, Method: method, Path: path, Tags: []string{tag}, Summary: summary,
+		Metadata:     map[string]any{routeKey: ops.Route{Name: method + " " + path, Ops: does}},
 		MaxBodyBytes: maxBody, BodyReadTimeout: bodyTimeout,
 		Errors: []int{http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusGone, http.StatusServiceUnavailable},
 	}
+}
+
+// routeKey is the key of the route of an operation.
+const routeKey = "route"
+
+// sometimes adds what only some requests of an operation carry out.
+func sometimes(op huma.Operation, does ...ops.Op) huma.Operation {
+	r := op.Metadata[routeKey].(ops.Route)
+	r.Some = does
+	op.Metadata[routeKey] = r
+	return op
+}
+
+// open makes an operation one that needs no key.
+func open(op huma.Operation) huma.Operation {
+	op.Security = []map[string][]string{}
+	r := op.Metadata[routeKey].(ops.Route)
+	r.Open = true
+	op.Metadata[routeKey] = r
+	return op
 }
 
 // raw registers an operation that reads and writes its body without huma, and
@@ -191,15 +245,13 @@ type readyOutput struct {
 }
 
 func (a *API) health() {
-	live := operation("healthz", http.MethodGet, "/healthz", "Health", "Check that the daemon is alive")
-	live.Security = []map[string][]string{}
+	live := open(operation("healthz", http.MethodGet, "/healthz", "Health", "Check that the daemon is alive"))
 	huma.Register(a.huma, live, func(context.Context, *none) (*readyOutput, error) {
 		out := &readyOutput{}
 		out.Body.Status = "ok"
 		return out, nil
 	})
-	ready := operation("readyz", http.MethodGet, "/readyz", "Health", "Check that the daemon can make sandboxes")
-	ready.Security = []map[string][]string{}
+	ready := open(operation("readyz", http.MethodGet, "/readyz", "Health", "Check that the daemon can make sandboxes"))
 	huma.Register(a.huma, ready, func(ctx context.Context, _ *none) (*readyOutput, error) {
 		if err := a.services.Machine.Ready(ctx); err != nil {
 			return nil, a.problem(ctx, err)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -36,12 +37,12 @@ type computerInput struct {
 type computerOutput struct{ Body sandbox.ComputerResult }
 
 func (a *API) computer() {
-	huma.Register(a.huma, operation("startDesktop", http.MethodPut, "/v1/sandboxes/{ref}/desktop", "Desktop", "Start the desktop of a sandbox, unless it runs with that size"),
+	huma.Register(a.huma, operation("startDesktop", http.MethodPut, "/v1/sandboxes/{ref}/desktop", "Desktop", "Start the desktop of a sandbox, unless it runs with that size", ops.SandboxFind, ops.ComputerAct),
 		func(ctx context.Context, in *desktopInput) (*desktopOutput, error) {
 			d, err := a.services.Desktops.Start(ctx, in.Ref, in.Body.Screen, in.Body.VNC)
 			return &desktopOutput{d}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("useComputer", http.MethodPost, "/v1/sandboxes/{ref}/computer", "Desktop", "Look at a desktop, or use its mouse and keyboard; it is started if it does not run"),
+	huma.Register(a.huma, sometimes(operation("useComputer", http.MethodPost, "/v1/sandboxes/{ref}/computer", "Desktop", "Look at a desktop, or use its mouse and keyboard; it is started if it does not run", ops.SandboxFind, ops.ComputerView), ops.ComputerAct),
 		func(ctx context.Context, in *computerInput) (*computerOutput, error) {
 			r, err := a.services.Desktops.Act(ctx, in.Ref, in.Body)
 			return &computerOutput{r}, a.problem(ctx, err)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -16,7 +17,7 @@ type consoleOutput struct{ Body sandbox.ConsoleLink }
 type callerOutput struct{ Body sandbox.Caller }
 
 func (a *API) console() {
-	huma.Register(a.huma, operation("openConsole", http.MethodPut, "/v1/console", "Health", "Serve the web console, now and after later starts of the daemon, and get a link that signs in; only for the owner of the machine"),
+	huma.Register(a.huma, operation("openConsole", http.MethodPut, "/v1/console", "Health", "Serve the web console, now and after later starts of the daemon, and get a link that signs in; only for the owner of the machine", ops.DaemonConsole),
 		func(ctx context.Context, in *consoleInput) (*consoleOutput, error) {
 			link, err := a.services.Machine.OpenConsole(ctx, in.Body)
 			return &consoleOutput{link}, a.problem(ctx, err)

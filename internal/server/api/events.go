@@ -10,6 +10,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -116,7 +117,7 @@ type auditPruneInput struct{ Body sandbox.AuditPrune }
 type auditPrunedOutput struct{ Body sandbox.AuditPruned }
 
 func (a *API) events() {
-	huma.Register(a.huma, operation("listEvents", http.MethodGet, "/v1/events", "Events", "List events"),
+	huma.Register(a.huma, operation("listEvents", http.MethodGet, "/v1/events", "Events", "List events", ops.EventList),
 		func(ctx context.Context, in *eventsInput) (*eventsOutput, error) {
 			got, err := a.services.Events.Events(ctx, sandbox.EventQuery{
 				After: in.After, Page: in.Limit, Sandbox: sandbox.ID(in.Sandbox), Types: in.Type, Ops: in.Op, Since: in.Since, Until: in.Until,
@@ -125,24 +126,24 @@ func (a *API) events() {
 			out.Body.Events = append([]sandbox.Event{}, got...)
 			return out, a.problem(ctx, err)
 		})
-	a.raw(operation("followEvents", http.MethodGet, "/v1/events/stream", "Events", "Follow events, as server-sent events"),
+	a.raw(operation("followEvents", http.MethodGet, "/v1/events/stream", "Events", "Follow events, as server-sent events", ops.EventFollow),
 		map[string]string{
 			"after": "only those with a higher number; the Last-Event-ID header does the same", "sandbox": "only about the sandbox with this id",
 			"type": "only of these types; may be repeated", "op": "only about these operations; may be repeated",
 			"since": "not before", "until": "before; when that time has come, an event \"end\" ends the stream",
 		}, "", "text/event-stream", a.followEvents)
-	a.raw(operation("exportAudit", http.MethodGet, "/v1/audit/export", "Events", "Export the log as JSON lines, each with the hash of its record"),
+	a.raw(operation("exportAudit", http.MethodGet, "/v1/audit/export", "Events", "Export the log as JSON lines, each with the hash of its record", ops.EventList),
 		map[string]string{
 			"sandbox": "only about the sandbox with this id", "type": "only of these types; may be repeated",
 			"op": "only about these operations; may be repeated", "since": "not before", "until": "before",
 			"format": "otlp-json: as OpenTelemetry's collectors read it from a file, without what the chain can be checked with; json, or left out: as it is chained",
 		}, "", "application/x-ndjson", a.exportEvents)
-	huma.Register(a.huma, operation("verifyAudit", http.MethodGet, "/v1/audit/verify", "Events", "Verify the hash chain of the log"),
+	huma.Register(a.huma, operation("verifyAudit", http.MethodGet, "/v1/audit/verify", "Events", "Verify the hash chain of the log", ops.AuditVerify),
 		func(ctx context.Context, _ *none) (*reportOutput, error) {
 			report, err := a.services.Events.VerifyAudit(ctx)
 			return &reportOutput{report}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("pruneAudit", http.MethodPost, "/v1/audit/prune", "Events", "Remove the oldest records of a log, which stays verifiable; only for the owner of the machine"),
+	huma.Register(a.huma, operation("pruneAudit", http.MethodPost, "/v1/audit/prune", "Events", "Remove the oldest records of a log, which stays verifiable; only for the owner of the machine", ops.AuditPrune),
 		func(ctx context.Context, in *auditPruneInput) (*auditPrunedOutput, error) {
 			done, err := a.services.Events.PruneAudit(ctx, in.Body)
 			return &auditPrunedOutput{done}, a.problem(ctx, err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/offline"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -52,8 +53,8 @@ type killInput struct {
 }
 
 func (a *API) processes() {
-	huma.Register(a.huma, operation("exec", http.MethodPost, "/v1/sandboxes/{ref}/exec", "Commands", "Run a command and wait for its end"), a.exec)
-	huma.Register(a.huma, operation("listProcesses", http.MethodGet, "/v1/sandboxes/{ref}/processes", "Commands", "List the commands that were started"),
+	huma.Register(a.huma, operation("exec", http.MethodPost, "/v1/sandboxes/{ref}/exec", "Commands", "Run a command and wait for its end", ops.SandboxFind, ops.ProcessExec), a.exec)
+	huma.Register(a.huma, operation("listProcesses", http.MethodGet, "/v1/sandboxes/{ref}/processes", "Commands", "List the commands that were started", ops.SandboxFind, ops.ProcessList),
 		func(ctx context.Context, in *SandboxRef) (*processesOutput, error) {
 			out := &processesOutput{}
 			out.Body.Processes = []sandbox.ProcessInfo{}
@@ -65,7 +66,7 @@ func (a *API) processes() {
 			out.Body.Processes = append(out.Body.Processes, all...)
 			return out, a.problem(ctx, err)
 		})
-	kill := operation("signalProcess", http.MethodPost, "/v1/sandboxes/{ref}/processes/{id}/signal", "Commands", "Send a signal to the process group of a command")
+	kill := operation("signalProcess", http.MethodPost, "/v1/sandboxes/{ref}/processes/{id}/signal", "Commands", "Send a signal to the process group of a command", ops.SandboxFind, ops.ProcessKill)
 	kill.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, kill, func(ctx context.Context, in *killInput) (*struct{}, error) {
 		box, err := a.services.Processes.Open(ctx, in.Ref)
@@ -74,10 +75,10 @@ func (a *API) processes() {
 		}
 		return nil, a.problem(ctx, box.Kill(ctx, in.ID, in.Body.Signal))
 	})
-	a.raw(operation("logs", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/logs", "Commands", "Read the log of a background command, as JSON lines"),
+	a.raw(operation("logs", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/logs", "Commands", "Read the log of a background command, as JSON lines", ops.SandboxFind, ops.ProcessLogs),
 		map[string]string{"tail": "only the last so many lines", "follow": "true: go on until the command ends"}, "", "application/x-ndjson", a.logs)
-	a.raw(operation("execStream", http.MethodGet, "/v1/sandboxes/{ref}/exec", "Commands", "Run a command connected to the caller"), nil, "", "websocket", a.execStream)
-	a.raw(operation("attachStream", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/attach", "Commands", "Connect to a background command, or again to one with a hold"),
+	a.raw(operation("execStream", http.MethodGet, "/v1/sandboxes/{ref}/exec", "Commands", "Run a command connected to the caller", ops.SandboxFind, ops.ProcessExec), nil, "", "websocket", a.execStream)
+	a.raw(operation("attachStream", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/attach", "Commands", "Connect to a background command, or again to one with a hold", ops.SandboxFind, ops.ProcessReconnect),
 		map[string]string{"stdout": "go on after so many bytes of output", "stderr": "of standard error", "skip": "true: where that is not kept, go on later"}, "", "websocket", a.attachStream)
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -63,16 +64,16 @@ func (a *API) files() {
 		}
 		return out
 	}
-	a.raw(operation(readFileID, http.MethodGet, base, "Files", "Read a file, or the range in a Range header"), path, "", "application/octet-stream", a.readFile)
-	a.raw(operation("writeFile", http.MethodPut, base, "Files", "Create or replace a file atomically"), with(map[string]string{
+	a.raw(operation(readFileID, http.MethodGet, base, "Files", "Read a file, or the range in a Range header", ops.SandboxFind, ops.FilesRead), path, "", "application/octet-stream", a.readFile)
+	a.raw(operation("writeFile", http.MethodPut, base, "Files", "Create or replace a file atomically", ops.SandboxFind, ops.FilesWrite), with(map[string]string{
 		"mode": "permission bits, in octal", "owner": "as user of a command", "noParents": "true: parents must exist", "noReplace": "true: the file must not exist",
 	}), "application/octet-stream", "application/json", a.writeFile)
-	remove := operation("removeFile", http.MethodDelete, base, "Files", "Remove a file or a tree")
+	remove := operation("removeFile", http.MethodDelete, base, "Files", "Remove a file or a tree", ops.SandboxFind, ops.FilesRemove)
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *removeInput) (*struct{}, error) {
 		return nil, a.withFiles(ctx, in.Ref, func(f Files) error { return f.Remove(ctx, in.Path, in.Recursive) })
 	})
-	huma.Register(a.huma, operation("statFile", http.MethodGet, base+"/stat", "Files", "Describe a file, without following a symbolic link"),
+	huma.Register(a.huma, operation("statFile", http.MethodGet, base+"/stat", "Files", "Describe a file, without following a symbolic link", ops.SandboxFind, ops.FilesStat),
 		func(ctx context.Context, in *FileRef) (*fileOutput, error) {
 			out := &fileOutput{}
 			return out, a.withFiles(ctx, in.Ref, func(f Files) error {
@@ -81,24 +82,24 @@ func (a *API) files() {
 				return err
 			})
 		})
-	a.raw(operation("listFiles", http.MethodGet, base+"/list", "Files", "List a directory as JSON lines"),
+	a.raw(operation("listFiles", http.MethodGet, base+"/list", "Files", "List a directory as JSON lines", ops.SandboxFind, ops.FilesList),
 		with(map[string]string{"depth": "levels below it, 1 if it is left out; -1 for all"}), "", "application/x-ndjson", a.listFiles)
-	mkdir := operation("makeDirectory", http.MethodPost, base+"/mkdir", "Files", "Make a directory")
+	mkdir := operation("makeDirectory", http.MethodPost, base+"/mkdir", "Files", "Make a directory", ops.SandboxFind, ops.FilesMkdir)
 	mkdir.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, mkdir, func(ctx context.Context, in *mkdirInput) (*struct{}, error) {
 		opts := driver.MkdirOptions{Mode: in.Body.Mode, Owner: in.Body.Owner, Parents: in.Body.Parents}
 		return nil, a.withFiles(ctx, in.Ref, func(f Files) error { return f.Mkdir(ctx, in.Body.Path, opts) })
 	})
-	move := operation("moveFile", http.MethodPost, base+"/move", "Files", "Rename a file or directory")
+	move := operation("moveFile", http.MethodPost, base+"/move", "Files", "Rename a file or directory", ops.SandboxFind, ops.FilesMove)
 	move.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, move, func(ctx context.Context, in *moveInput) (*struct{}, error) {
 		return nil, a.withFiles(ctx, in.Ref, func(f Files) error { return f.Move(ctx, in.Body.From, in.Body.To, in.Body.Overwrite) })
 	})
-	a.raw(operation("exportFiles", http.MethodGet, base+"/archive", "Files", "Export a file or tree as a tar stream"),
+	a.raw(operation("exportFiles", http.MethodGet, base+"/archive", "Files", "Export a file or tree as a tar stream", ops.SandboxFind, ops.FilesExport),
 		with(map[string]string{"exclude": "a pattern of what to leave out; may be repeated", "compress": "zstd, for a compressed stream"}), "", "application/x-tar", a.exportFiles)
-	a.raw(operation("importFiles", http.MethodPut, base+"/archive", "Files", "Unpack a tar stream, which may be compressed with zstd, into a directory; on an error, nothing is unpacked"),
+	a.raw(operation("importFiles", http.MethodPut, base+"/archive", "Files", "Unpack a tar stream, which may be compressed with zstd, into a directory; on an error, nothing is unpacked", ops.SandboxFind, ops.FilesImport),
 		with(map[string]string{"owner": "whom the files belong to; as in the archive if it is left out"}), "application/x-tar", "", a.importFiles)
-	a.raw(operation("watchFiles", http.MethodGet, base+"/watch", "Files", "Follow changes, as server-sent events"),
+	a.raw(operation("watchFiles", http.MethodGet, base+"/watch", "Files", "Follow changes, as server-sent events", ops.SandboxFind, ops.FilesWatch),
 		with(map[string]string{"recursive": "true: also below"}), "", "text/event-stream", a.watchFiles)
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -54,30 +55,30 @@ func (a *API) answer(ctx context.Context) func(sandbox.Sandbox, error) (*sandbox
 // lifecycle registers the operations that change the state of a sandbox.
 func (a *API) lifecycle() {
 	const base = "/v1/sandboxes/{ref}"
-	huma.Register(a.huma, operation("pauseSandbox", http.MethodPost, base+"/pause", "Sandboxes", "Pause a sandbox in memory or on disk"),
+	huma.Register(a.huma, operation("pauseSandbox", http.MethodPost, base+"/pause", "Sandboxes", "Pause a sandbox in memory or on disk", ops.SandboxPause),
 		func(ctx context.Context, in *pauseInput) (*sandboxOutput, error) {
 			return a.answer(ctx)(a.services.Sandboxes.Pause(ctx, in.Ref, in.Body.ToDisk))
 		})
-	resume := operation("resumeSandbox", http.MethodPost, base+"/resume", "Sandboxes", "Resume a paused sandbox")
+	resume := operation("resumeSandbox", http.MethodPost, base+"/resume", "Sandboxes", "Resume a paused sandbox", ops.SandboxResume)
 	resume.Errors = append(resume.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, resume, func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
 		return a.answer(ctx)(a.services.Sandboxes.Resume(ctx, in.Ref))
 	})
-	huma.Register(a.huma, operation("stopSandbox", http.MethodPost, base+"/stop", "Sandboxes", "Stop a sandbox; its commands get SIGTERM and a grace period, and its files are kept if the provider can do that, as the state in the response says"),
+	huma.Register(a.huma, operation("stopSandbox", http.MethodPost, base+"/stop", "Sandboxes", "Stop a sandbox; its commands get SIGTERM and a grace period, and its files are kept if the provider can do that, as the state in the response says", ops.SandboxStop),
 		func(ctx context.Context, in *stopInput) (*sandboxOutput, error) {
 			return a.answer(ctx)(a.services.Sandboxes.Stop(ctx, in.Ref, milliseconds(in.Body.GraceMS)))
 		})
-	start := operation("startSandbox", http.MethodPost, base+"/start", "Sandboxes", "Start a stopped sandbox with its files")
+	start := operation("startSandbox", http.MethodPost, base+"/start", "Sandboxes", "Start a stopped sandbox with its files", ops.SandboxStart)
 	start.Errors = append(start.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, start, func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
 		return a.answer(ctx)(a.services.Sandboxes.Start(ctx, in.Ref))
 	})
-	update := operation("updateSandbox", http.MethodPatch, base, "Sandboxes", "Change limits, labels, lifetime or idle policy of a sandbox")
+	update := operation("updateSandbox", http.MethodPatch, base, "Sandboxes", "Change limits, labels, lifetime or idle policy of a sandbox", ops.SandboxUpdate)
 	update.Errors = append(update.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, update, func(ctx context.Context, in *updateInput) (*sandboxOutput, error) {
 		return a.answer(ctx)(a.services.Sandboxes.Update(ctx, in.Ref, in.Body))
 	})
-	fork := operation("forkSandbox", http.MethodPost, base+"/fork", "Sandboxes", "Make copies of a sandbox; on an error, there are no copies")
+	fork := operation("forkSandbox", http.MethodPost, base+"/fork", "Sandboxes", "Make copies of a sandbox; on an error, there are no copies", ops.SandboxFork)
 	fork.DefaultStatus = http.StatusCreated
 	fork.Errors = append(fork.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, fork, func(ctx context.Context, in *forkInput) (*forkOutput, error) {
@@ -126,7 +127,7 @@ type pruneInput struct {
 
 // snapshots registers the operations on snapshots.
 func (a *API) snapshots() {
-	create := operation("createSnapshot", http.MethodPost, "/v1/sandboxes/{ref}/snapshots", "Snapshots", "Take a snapshot of a sandbox, which continues")
+	create := operation("createSnapshot", http.MethodPost, "/v1/sandboxes/{ref}/snapshots", "Snapshots", "Take a snapshot of a sandbox, which continues", ops.SnapshotCreate)
 	create.DefaultStatus = http.StatusCreated
 	create.Errors = append(create.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, create, func(ctx context.Context, in *snapshotInput) (*snapshotOutput, error) {
@@ -136,8 +137,8 @@ func (a *API) snapshots() {
 		}
 		return &snapshotOutput{s}, nil
 	})
-	huma.Register(a.huma, operation("listSnapshots", http.MethodGet, "/v1/snapshots", "Snapshots", "List snapshots, newest first"), a.listSnapshots)
-	huma.Register(a.huma, operation("getSnapshot", http.MethodGet, "/v1/snapshots/{snapshot}", "Snapshots", "Get a snapshot"),
+	huma.Register(a.huma, operation("listSnapshots", http.MethodGet, "/v1/snapshots", "Snapshots", "List snapshots, newest first", ops.SnapshotList), a.listSnapshots)
+	huma.Register(a.huma, operation("getSnapshot", http.MethodGet, "/v1/snapshots/{snapshot}", "Snapshots", "Get a snapshot", ops.SnapshotGet),
 		func(ctx context.Context, in *SnapshotRef) (*snapshotOutput, error) {
 			s, err := a.services.Snapshots.GetSnapshot(ctx, in.Snapshot)
 			if err != nil {
@@ -145,12 +146,12 @@ func (a *API) snapshots() {
 			}
 			return &snapshotOutput{s}, nil
 		})
-	remove := operation("removeSnapshot", http.MethodDelete, "/v1/snapshots/{snapshot}", "Snapshots", "Remove a snapshot; sandboxes made from it are not affected")
+	remove := operation("removeSnapshot", http.MethodDelete, "/v1/snapshots/{snapshot}", "Snapshots", "Remove a snapshot; sandboxes made from it are not affected", ops.SnapshotRemove)
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *SnapshotRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Snapshots.RemoveSnapshot(ctx, in.Snapshot))
 	})
-	huma.Register(a.huma, operation("pruneSnapshots", http.MethodPost, "/v1/snapshots/prune", "Snapshots", "Remove the snapshots from which no existing sandbox was made"),
+	huma.Register(a.huma, operation("pruneSnapshots", http.MethodPost, "/v1/snapshots/prune", "Snapshots", "Remove the snapshots from which no existing sandbox was made", ops.SnapshotRemove),
 		func(ctx context.Context, in *pruneInput) (*snapshotListOutput, error) {
 			removed, err := a.services.Snapshots.PruneSnapshots(ctx, in.Body.Labels)
 			if err != nil {

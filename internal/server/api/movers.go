@@ -6,6 +6,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -39,20 +40,20 @@ type runOnInput struct {
 
 // movers registers the operations that move a session to other providers.
 func (a *API) movers() {
-	huma.Register(a.huma, operation("sessionTargets", http.MethodGet, sessionBase+"/targets", "Sessions", "List the providers that a session can move to, and why it cannot move to others"),
+	huma.Register(a.huma, operation("sessionTargets", http.MethodGet, sessionBase+"/targets", "Sessions", "List the providers that a session can move to, and why it cannot move to others", ops.SessionTargets),
 		func(ctx context.Context, in *SessionRef) (*targetsOutput, error) {
 			out := &targetsOutput{}
 			got, err := a.services.Movers.Targets(ctx, in.Ref)
 			out.Body.Targets = append([]sandbox.SessionTarget{}, got...)
 			return out, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("sessionCapabilities", http.MethodGet, sessionBase+"/capabilities", "Sessions", "Get the capabilities that a session has now, and why others are missing"),
+	huma.Register(a.huma, operation("sessionCapabilities", http.MethodGet, sessionBase+"/capabilities", "Sessions", "Get the capabilities that a session has now, and why others are missing", ops.SessionGet),
 		func(ctx context.Context, in *SessionRef) (*sessionCapabilitiesOutput, error) {
 			got, err := a.services.Sessions.Capabilities(ctx, in.Ref)
 			return &sessionCapabilitiesOutput{got}, a.problem(ctx, err)
 		})
-	swap := operation("swapSession", http.MethodPost, sessionBase+"/swap", "Sessions", "Move a session to another provider with its workspaces, or the files below /workspace; on an error, it stays where it is")
-	runOn := operation("runOnSession", http.MethodPost, sessionBase+"/run-on", "Sessions", "Run a command on another provider with a copy of the files below /workspace; the session stays where it is")
+	swap := operation("swapSession", http.MethodPost, sessionBase+"/swap", "Sessions", "Move a session to another provider with its workspaces, or the files below /workspace; on an error, it stays where it is", ops.ProviderList, ops.SessionSwap)
+	runOn := operation("runOnSession", http.MethodPost, sessionBase+"/run-on", "Sessions", "Run a command on another provider with a copy of the files below /workspace; the session stays where it is", ops.ProviderList, ops.SandboxCreate, ops.SessionRunOn)
 	swap.Errors, runOn.Errors = append(swap.Errors, http.StatusTooManyRequests), append(runOn.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, swap, func(ctx context.Context, in *swapInput) (*swapOutput, error) {
 		got, err := a.services.Movers.Swap(ctx, in.Ref, in.Body)

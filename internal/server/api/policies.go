@@ -6,6 +6,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -25,17 +26,17 @@ type (
 
 func (a *API) policies() {
 	const tag = "Policies"
-	huma.Register(a.huma, operation("listPolicies", http.MethodGet, "/v1/policies", tag, "List the policies that apply to your sandboxes"),
+	huma.Register(a.huma, operation("listPolicies", http.MethodGet, "/v1/policies", tag, "List the policies that apply to your sandboxes", ops.PolicyGet),
 		func(ctx context.Context, _ *none) (*policiesOutput, error) {
 			p, err := a.services.Policies.Get(ctx)
 			return &policiesOutput{p}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("reloadPolicies", http.MethodPost, "/v1/policies/reload", tag, "Reload the policy files"),
+	huma.Register(a.huma, operation("reloadPolicies", http.MethodPost, "/v1/policies/reload", tag, "Reload the policy files", ops.PolicyReload),
 		func(ctx context.Context, _ *none) (*policiesOutput, error) {
 			p, err := a.services.Policies.Reload(ctx)
 			return &policiesOutput{p}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("explainPolicies", http.MethodPost, "/v1/policies/explain", tag, "Check a sandbox against the policies, without making it"),
+	huma.Register(a.huma, operation("explainPolicies", http.MethodPost, "/v1/policies/explain", tag, "Check a sandbox against the policies, without making it", ops.PolicyExplain),
 		func(ctx context.Context, in *explainInput) (*answerOutput, error) {
 			p, err := a.services.Policies.Explain(ctx, in.Body.Spec)
 			return &answerOutput{p}, a.problem(ctx, err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/stream"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -47,20 +48,20 @@ type previewsOutput struct {
 
 // previews registers the operations on the provider's URLs of ports.
 func (a *API) previews() {
-	create := operation("createPreview", http.MethodPost, "/v1/sandboxes/{ref}/previews", "Ports", "Get a URL of the provider for an HTTP server inside; requests need the token")
+	create := sometimes(operation("createPreview", http.MethodPost, "/v1/sandboxes/{ref}/previews", "Ports", "Get a URL of the provider for an HTTP server inside; requests need the token", ops.SandboxFind, ops.PreviewCreate), ops.PreviewPublic)
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, create, func(ctx context.Context, in *previewInput) (*previewOutput, error) {
 		p, err := a.services.Ports.Preview(ctx, in.Ref, in.Body)
 		return &previewOutput{p}, a.problem(ctx, err)
 	})
-	huma.Register(a.huma, operation("listPreviews", http.MethodGet, "/v1/sandboxes/{ref}/previews", "Ports", "List the ports that have a URL of the provider"),
+	huma.Register(a.huma, operation("listPreviews", http.MethodGet, "/v1/sandboxes/{ref}/previews", "Ports", "List the ports that have a URL of the provider", ops.SandboxFind, ops.PreviewList),
 		func(ctx context.Context, in *SandboxRef) (*previewsOutput, error) {
 			all, err := a.services.Ports.Previews(ctx, in.Ref)
 			out := &previewsOutput{}
 			out.Body.Previews = all
 			return out, a.problem(ctx, err)
 		})
-	remove := operation("removePreview", http.MethodDelete, "/v1/sandboxes/{ref}/previews/{port}", "Ports", "Remove the provider's URL of a port")
+	remove := operation("removePreview", http.MethodDelete, "/v1/sandboxes/{ref}/previews/{port}", "Ports", "Remove the provider's URL of a port", ops.SandboxFind, ops.PreviewRemove)
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *unpreviewInput) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Ports.Unpreview(ctx, in.Ref, in.Port))
@@ -97,20 +98,20 @@ type publishedOutput struct {
 
 // published registers the operations on published ports.
 func (a *API) published() {
-	huma.Register(a.huma, operation("listPublishedPorts", http.MethodGet, "/v1/published-ports", "Ports", "List the published ports"),
+	huma.Register(a.huma, operation("listPublishedPorts", http.MethodGet, "/v1/published-ports", "Ports", "List the published ports", ops.PortList),
 		func(ctx context.Context, _ *struct{}) (*publishedOutput, error) {
 			all, err := a.services.PublishedPorts.Published(ctx)
 			out := &publishedOutput{}
 			out.Body.Ports = all
 			return out, a.problem(ctx, err)
 		})
-	publish := operation("publishPort", http.MethodPost, "/v1/sandboxes/{ref}/published-ports", "Ports", "Publish a port of a sandbox on the daemon's machine, as long as the sandbox exists; only for the owner of the machine")
+	publish := operation("publishPort", http.MethodPost, "/v1/sandboxes/{ref}/published-ports", "Ports", "Publish a port of a sandbox on the daemon's machine, as long as the sandbox exists; only for the owner of the machine", ops.PortPublish)
 	publish.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, publish, func(ctx context.Context, in *publishInput) (*publishOutput, error) {
 		p, err := a.services.PublishedPorts.Publish(ctx, in.Ref, in.Body)
 		return &publishOutput{p}, a.problem(ctx, err)
 	})
-	unpublish := operation("unpublishPort", http.MethodDelete, "/v1/sandboxes/{ref}/published-ports/{hostPort}", "Ports", "Stop publishing a port")
+	unpublish := operation("unpublishPort", http.MethodDelete, "/v1/sandboxes/{ref}/published-ports/{hostPort}", "Ports", "Stop publishing a port", ops.PortUnpublish)
 	unpublish.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, unpublish, func(ctx context.Context, in *unpublishInput) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.PublishedPorts.Unpublish(ctx, in.Ref, in.Address, in.HostPort))
@@ -145,14 +146,14 @@ type usageOutput struct{ Body SandboxUsage }
 func (a *API) ports() {
 	a.published()
 	a.previews()
-	share := operation("createPortToken", http.MethodPost, "/v1/sandboxes/{ref}/port-tokens", "Ports", "Create a token that gives its bearer access to ports of a sandbox; it is only in this response")
+	share := operation("createPortToken", http.MethodPost, "/v1/sandboxes/{ref}/port-tokens", "Ports", "Create a token that gives its bearer access to ports of a sandbox; it is only in this response", ops.SandboxFind, ops.PortShare)
 	share.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, share, func(ctx context.Context, in *portTokenInput) (*portTokenOutput, error) {
 		token, expires, err := a.services.Ports.SharePorts(ctx, in.Ref, in.Body.Ports, milliseconds(in.Body.ExpiresMS))
 		return &portTokenOutput{sandbox.PortToken{Token: token, Expires: expires}}, a.problem(ctx, err)
 	})
-	a.raw(operation("openPort", http.MethodGet, "/v1/sandboxes/{ref}/ports/{port}", "Ports", "Connect to a port over a WebSocket"), nil, "", "websocket", a.openPort)
-	huma.Register(a.huma, operation("usage", http.MethodGet, "/v1/sandboxes/{ref}/usage", "Sandboxes", "Get the resource usage of a sandbox"),
+	a.raw(operation("openPort", http.MethodGet, "/v1/sandboxes/{ref}/ports/{port}", "Ports", "Connect to a port over a WebSocket", ops.SandboxFind, ops.PortOpen), nil, "", "websocket", a.openPort)
+	huma.Register(a.huma, operation("usage", http.MethodGet, "/v1/sandboxes/{ref}/usage", "Sandboxes", "Get the resource usage of a sandbox", ops.SandboxUsage),
 		func(ctx context.Context, in *SandboxRef) (*usageOutput, error) {
 			u, err := a.services.Sandboxes.Usage(ctx, in.Ref)
 			out := &usageOutput{SandboxUsage{CPUMS: u.CPU.Milliseconds(), Memory: u.Memory, Disk: u.Disk, PIDs: u.PIDs, Sampled: u.Sampled}}

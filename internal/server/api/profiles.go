@@ -6,6 +6,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -50,25 +51,25 @@ type explanationOutput struct{ Body sandbox.Explanation }
 
 func (a *API) profiles() {
 	const tag = "Profiles"
-	create := operation("createProfile", http.MethodPost, "/v1/profiles", tag, "Store an egress profile")
+	create := operation("createProfile", http.MethodPost, "/v1/profiles", tag, "Store an egress profile", ops.ProfileCreate)
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, create, func(ctx context.Context, in *profileBody) (*profileOutput, error) {
 		p, err := a.services.Profiles.Create(ctx, in.Body)
 		return &profileOutput{p}, a.problem(ctx, err)
 	})
-	huma.Register(a.huma, operation("listProfiles", http.MethodGet, "/v1/profiles", tag, "List egress profiles"),
+	huma.Register(a.huma, operation("listProfiles", http.MethodGet, "/v1/profiles", tag, "List egress profiles", ops.ProfileList),
 		func(ctx context.Context, _ *none) (*profilesOutput, error) {
 			all, err := a.services.Profiles.List(ctx)
 			out := &profilesOutput{}
 			out.Body.Profiles = append([]sandbox.StoredProfile{}, all...)
 			return out, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("getProfile", http.MethodGet, "/v1/profiles/{name}", tag, "Get an egress profile"),
+	huma.Register(a.huma, operation("getProfile", http.MethodGet, "/v1/profiles/{name}", tag, "Get an egress profile", ops.ProfileGet),
 		func(ctx context.Context, in *ProfileRef) (*profileOutput, error) {
 			p, err := a.services.Profiles.Get(ctx, in.Name, in.Version)
 			return &profileOutput{p}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("applyProfile", http.MethodPut, "/v1/profiles/{name}", tag, "Store a new version of an egress profile and apply it to running sandboxes"),
+	huma.Register(a.huma, operation("applyProfile", http.MethodPut, "/v1/profiles/{name}", tag, "Store a new version of an egress profile and apply it to running sandboxes", ops.ProfileApply),
 		func(ctx context.Context, in *profileApply) (*profileOutput, error) {
 			if in.Body.Name != "" && in.Body.Name != in.Name {
 				return nil, a.problem(ctx, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "profile.apply", Subject: "name", Message: "the name in the profile differs from the name in the URL"})
@@ -77,12 +78,12 @@ func (a *API) profiles() {
 			p, err := a.services.Profiles.Apply(ctx, in.IfVersion, in.Body)
 			return &profileOutput{p}, a.problem(ctx, err)
 		})
-	remove := operation("removeProfile", http.MethodDelete, "/v1/profiles/{name}", tag, "Remove an egress profile that no sandbox uses")
+	remove := operation("removeProfile", http.MethodDelete, "/v1/profiles/{name}", tag, "Remove an egress profile that no sandbox uses", ops.ProfileRemove)
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *profileName) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Profiles.Remove(ctx, in.Name))
 	})
-	huma.Register(a.huma, operation("testProfile", http.MethodPost, "/v1/profiles/{name}/test", tag, "Check a request against an egress profile, without sending it"),
+	huma.Register(a.huma, operation("testProfile", http.MethodPost, "/v1/profiles/{name}/test", tag, "Check a request against an egress profile, without sending it", ops.ProfileTest),
 		func(ctx context.Context, in *profileTestInput) (*explanationOutput, error) {
 			e, err := a.services.Profiles.Test(ctx, in.Name, in.Body.Method, in.Body.URL)
 			return &explanationOutput{e}, a.problem(ctx, err)

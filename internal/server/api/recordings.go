@@ -7,6 +7,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -50,32 +51,32 @@ type recordingListOutput struct {
 
 func (a *API) recordings() {
 	const tag, base = "Recordings", "/v1/recordings"
-	start := operation("startRecording", http.MethodPost, "/v1/sandboxes/{ref}/recordings", tag, "Record a terminal of a sandbox")
+	start := operation("startRecording", http.MethodPost, "/v1/sandboxes/{ref}/recordings", tag, "Record a terminal of a sandbox", ops.SandboxFind, ops.RecordingStart)
 	start.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, start, func(ctx context.Context, in *recordingInput) (*recordingOutput, error) {
 		r, err := a.services.Recordings.Start(ctx, in.Ref, routedBy(ctx), in.Body)
 		return &recordingOutput{r}, a.problem(ctx, err)
 	})
-	huma.Register(a.huma, operation("listRecordings", http.MethodGet, base, tag, "List recordings"),
+	huma.Register(a.huma, operation("listRecordings", http.MethodGet, base, tag, "List recordings", ops.RecordingList),
 		func(ctx context.Context, in *recordingListInput) (*recordingListOutput, error) {
 			page, next, err := a.services.Recordings.List(ctx, sandbox.RecordingQuery(*in))
 			out := &recordingListOutput{}
 			out.Body.Recordings, out.Body.Next = append([]sandbox.Recording{}, page...), next
 			return out, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("getRecording", http.MethodGet, base+"/{id}", tag, "Describe a recording"),
+	huma.Register(a.huma, operation("getRecording", http.MethodGet, base+"/{id}", tag, "Describe a recording", ops.RecordingList),
 		func(ctx context.Context, in *RecordingRef) (*recordingOutput, error) {
 			r, err := a.services.Recordings.Get(ctx, in.ID)
 			return &recordingOutput{r}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("stopRecording", http.MethodPost, base+"/{id}/stop", tag, "End a recording, and wait until it is stored"),
+	huma.Register(a.huma, operation("stopRecording", http.MethodPost, base+"/{id}/stop", tag, "End a recording, and wait until it is stored", ops.RecordingStop),
 		func(ctx context.Context, in *RecordingRef) (*recordingOutput, error) {
 			r, err := a.services.Recordings.Stop(ctx, in.ID)
 			return &recordingOutput{r}, a.problem(ctx, err)
 		})
-	a.raw(operation("fetchRecording", http.MethodGet, base+"/{id}/content", tag, "Fetch the file of a recording; of one that runs, what it has until now"),
+	a.raw(sometimes(operation("fetchRecording", http.MethodGet, base+"/{id}/content", tag, "Fetch the file of a recording; of one that runs, what it has until now", ops.RecordingFetch), ops.RecordingFetchInput),
 		nil, "", sandbox.CastType, a.fetchRecording)
-	remove := operation("removeRecording", http.MethodDelete, base+"/{id}", tag, "Remove a recording; one that runs ends")
+	remove := operation("removeRecording", http.MethodDelete, base+"/{id}", tag, "Remove a recording; one that runs ends", ops.RecordingRemove)
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *RecordingRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Recordings.Remove(ctx, in.ID))

@@ -6,6 +6,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -46,27 +47,27 @@ type networkOutput struct{ Body sandbox.Network }
 type exitOutput struct{ Body sandbox.Exit }
 
 func (a *API) sandboxes() {
-	create := operation("createSandbox", http.MethodPost, "/v1/sandboxes", "Sandboxes", "Create a sandbox")
+	create := operation("createSandbox", http.MethodPost, "/v1/sandboxes", "Sandboxes", "Create a sandbox", ops.SandboxCreate)
 	create.DefaultStatus = http.StatusCreated
 	create.Errors = append(create.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, create, a.create)
-	huma.Register(a.huma, operation("listSandboxes", http.MethodGet, "/v1/sandboxes", "Sandboxes", "List sandboxes"), a.list)
-	huma.Register(a.huma, operation("getSandbox", http.MethodGet, "/v1/sandboxes/{ref}", "Sandboxes", "Get a sandbox"),
+	huma.Register(a.huma, operation("listSandboxes", http.MethodGet, "/v1/sandboxes", "Sandboxes", "List sandboxes", ops.SandboxList), a.list)
+	huma.Register(a.huma, operation("getSandbox", http.MethodGet, "/v1/sandboxes/{ref}", "Sandboxes", "Get a sandbox", ops.SandboxGet),
 		func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
 			s, err := a.services.Sandboxes.Get(ctx, in.Ref)
 			return &sandboxOutput{Status: http.StatusOK, Body: s}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("getNetwork", http.MethodGet, "/v1/sandboxes/{ref}/network", "Sandboxes", "Get which hosts a sandbox may reach"),
+	huma.Register(a.huma, operation("getNetwork", http.MethodGet, "/v1/sandboxes/{ref}/network", "Sandboxes", "Get which hosts a sandbox may reach", ops.SandboxGet),
 		func(ctx context.Context, in *SandboxRef) (*networkOutput, error) {
 			n, err := a.services.Sandboxes.Network(ctx, in.Ref)
 			return &networkOutput{n}, a.problem(ctx, err)
 		})
-	remove := operation("removeSandbox", http.MethodDelete, "/v1/sandboxes/{ref}", "Sandboxes", "Remove a sandbox with everything in it; removing it again is success")
+	remove := operation("removeSandbox", http.MethodDelete, "/v1/sandboxes/{ref}", "Sandboxes", "Remove a sandbox with everything in it; removing it again is success", ops.SandboxDestroy)
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *SandboxRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Sandboxes.Destroy(ctx, in.Ref))
 	})
-	huma.Register(a.huma, operation("waitSandbox", http.MethodGet, "/v1/sandboxes/{ref}/wait", "Sandboxes", "Wait until it has ended"),
+	huma.Register(a.huma, operation("waitSandbox", http.MethodGet, "/v1/sandboxes/{ref}/wait", "Sandboxes", "Wait until it has ended", ops.SandboxWait),
 		func(ctx context.Context, in *SandboxRef) (*exitOutput, error) {
 			exit, err := a.services.Sandboxes.Wait(ctx, in.Ref)
 			return &exitOutput{exit}, a.problem(ctx, err)

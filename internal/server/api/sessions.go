@@ -11,6 +11,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -120,17 +121,17 @@ type sessionUsageOutput struct {
 const sessionBase = "/v1/sessions/{ref}"
 
 func (a *API) sessions() {
-	create := operation("createSession", http.MethodPost, "/v1/sessions", "Sessions", "Create a session, or return the session of that name")
+	create := operation("createSession", http.MethodPost, "/v1/sessions", "Sessions", "Create a session, or return the session of that name", ops.SessionCreate)
 	create.Errors = append(create.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, create, func(ctx context.Context, in *newSessionInput) (*openedOutput, error) {
 		return a.openedSession(ctx)(a.services.Sessions.Create(ctx, in.Body))
 	})
-	resume := operation("resumeSession", http.MethodPost, "/v1/sessions/resume", "Sessions", "Return the session of an envelope, or create one that finds or rebuilds its sandbox")
+	resume := operation("resumeSession", http.MethodPost, "/v1/sessions/resume", "Sessions", "Return the session of an envelope, or create one that finds or rebuilds its sandbox", ops.SessionResume)
 	resume.Errors = append(resume.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, resume, func(ctx context.Context, in *resumeSessionInput) (*openedOutput, error) {
 		return a.openedSession(ctx)(a.services.Sessions.Resume(ctx, in.Body))
 	})
-	a.raw(operation("sendArchive", http.MethodPost, "/v1/sessions/archives", "Sessions", "Send the file that goes along with an envelope, a tar archive of /workspace, for a session that is resumed within the hour"),
+	a.raw(operation("sendArchive", http.MethodPost, "/v1/sessions/archives", "Sessions", "Send the file that goes along with an envelope, a tar archive of /workspace, for a session that is resumed within the hour", ops.SessionResume),
 		nil, "application/x-tar", "application/json", func(w http.ResponseWriter, r *http.Request) error {
 			f, err := a.services.Sessions.Send(r.Context(), r.Body)
 			if err != nil {
@@ -138,23 +139,23 @@ func (a *API) sessions() {
 			}
 			return writeJSON(w, http.StatusOK, f)
 		})
-	huma.Register(a.huma, operation("listSessions", http.MethodGet, "/v1/sessions", "Sessions", "List sessions"), a.listSessions)
-	huma.Register(a.huma, operation("getSession", http.MethodGet, sessionBase, "Sessions", "Get a session, its holders and its last receipt"),
+	huma.Register(a.huma, operation("listSessions", http.MethodGet, "/v1/sessions", "Sessions", "List sessions", ops.SessionList), a.listSessions)
+	huma.Register(a.huma, operation("getSession", http.MethodGet, sessionBase, "Sessions", "Get a session, its holders and its last receipt", ops.SessionGet),
 		func(ctx context.Context, in *SessionRef) (*sessionOutput, error) {
 			s, err := a.services.Sessions.Get(ctx, in.Ref)
 			return &sessionOutput{s}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("updateSession", http.MethodPatch, sessionBase, "Sessions", "Change the labels of a session, or whether its sandbox is paused when no holder is left"),
+	huma.Register(a.huma, operation("updateSession", http.MethodPatch, sessionBase, "Sessions", "Change the labels of a session, or whether its sandbox is paused when no holder is left", ops.SessionUpdate),
 		func(ctx context.Context, in *sessionChangeInput) (*sessionOutput, error) {
 			s, err := a.services.Sessions.Update(ctx, in.Ref, in.Body)
 			return &sessionOutput{s}, a.problem(ctx, err)
 		})
-	remove := operation("removeSession", http.MethodDelete, sessionBase, "Sessions", "Remove a session, its sandbox and its saved files; workspaces are kept")
+	remove := operation("removeSession", http.MethodDelete, sessionBase, "Sessions", "Remove a session, its sandbox and its saved files; workspaces are kept", ops.SessionRemove)
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *SessionRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Sessions.Remove(ctx, in.Ref))
 	})
-	huma.Register(a.huma, operation("sessionUsage", http.MethodGet, "/v1/usage", "Sessions", "Get how long sandboxes ran, with those of sessions"),
+	huma.Register(a.huma, operation("sessionUsage", http.MethodGet, "/v1/usage", "Sessions", "Get how long sandboxes ran, with those of sessions", ops.UsageGet),
 		func(ctx context.Context, in *usageInput) (*sessionUsageOutput, error) {
 			out := &sessionUsageOutput{}
 			got, err := a.services.Sessions.Usage(ctx, in.By, in.From, in.To)
@@ -192,14 +193,14 @@ func (a *API) listSessions(ctx context.Context, in *sessionsInput) (*sessionsOut
 
 // holders registers the operations on the sandbox of a session as a whole.
 func (a *API) holders() {
-	acquire := operation("acquireSession", http.MethodPost, sessionBase+"/acquire", "Sessions", "Hold the sandbox of a session, which is made, resumed or rebuilt if necessary; repeating it counts as a heartbeat")
+	acquire := sometimes(operation("acquireSession", http.MethodPost, sessionBase+"/acquire", "Sessions", "Hold the sandbox of a session, which is made, resumed or rebuilt if necessary; repeating it counts as a heartbeat", ops.SandboxFind, ops.SessionAcquire), ops.SandboxCreate)
 	acquire.Errors = append(acquire.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, acquire, func(ctx context.Context, in *holderInput) (*acquiredOutput, error) {
 		got, err := a.services.Holders.Acquire(ctx, in.Ref, in.Body)
 		return &acquiredOutput{got}, a.problem(ctx, err)
 	})
-	beat := operation("heartbeatSession", http.MethodPost, sessionBase+"/heartbeat", "Sessions", "Send a heartbeat of a holder; a holder of an earlier epoch gets the code stale")
-	release := operation("releaseSession", http.MethodPost, sessionBase+"/release", "Sessions", "Remove a holder; after the last one, the sandbox is saved and ended after a grace period")
+	beat := operation("heartbeatSession", http.MethodPost, sessionBase+"/heartbeat", "Sessions", "Send a heartbeat of a holder; a holder of an earlier epoch gets the code stale", ops.SessionHeartbeat)
+	release := operation("releaseSession", http.MethodPost, sessionBase+"/release", "Sessions", "Remove a holder; after the last one, the sandbox is saved and ended after a grace period", ops.SessionRelease)
 	beat.DefaultStatus, release.DefaultStatus = http.StatusNoContent, http.StatusNoContent
 	huma.Register(a.huma, beat, func(ctx context.Context, in *holderInput) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Holders.Heartbeat(ctx, in.Ref, in.Body))
@@ -207,12 +208,12 @@ func (a *API) holders() {
 	huma.Register(a.huma, release, func(ctx context.Context, in *holderInput) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Holders.Release(ctx, in.Ref, in.Body))
 	})
-	huma.Register(a.huma, operation("saveSession", http.MethodPost, sessionBase+"/save", "Sessions", "Save the workspaces of a session or, without workspaces, the files of its sandbox, which continues"),
+	huma.Register(a.huma, operation("saveSession", http.MethodPost, sessionBase+"/save", "Sessions", "Save the workspaces of a session or, without workspaces, the files of its sandbox, which continues", ops.SessionSave),
 		func(ctx context.Context, in *saveInput) (*savedOutput, error) {
 			s, err := a.services.Holders.Save(ctx, in.Ref, in.Epoch, in.Follow)
 			return &savedOutput{s}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("getEnvelope", http.MethodGet, sessionBase+"/envelope", "Sessions", "Get a description of a session without secrets, from which its sandbox can be found again or rebuilt"),
+	huma.Register(a.huma, operation("getEnvelope", http.MethodGet, sessionBase+"/envelope", "Sessions", "Get a description of a session without secrets, from which its sandbox can be found again or rebuilt", ops.SessionEnvelope),
 		func(ctx context.Context, in *SessionRef) (*envelopeOutput, error) {
 			e, err := a.services.Holders.Envelope(ctx, in.Ref)
 			return &envelopeOutput{e}, a.problem(ctx, err)

@@ -10,6 +10,7 @@ import (
 	"github.com/coder/websocket"
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -72,31 +73,30 @@ func routedBy(ctx context.Context) sandbox.StreamSession {
 
 func (a *API) streams() {
 	const base = "/v1/sandboxes/{ref}/streams"
-	create := operation("createStream", http.MethodPost, base, "Streams", "Open a sandbox to viewers; the token is only in this response")
+	create := sometimes(operation("createStream", http.MethodPost, base, "Streams", "Open a sandbox to viewers; the token is only in this response", ops.SandboxFind, ops.StreamView), ops.StreamControl)
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, create, func(ctx context.Context, in *streamInput) (*streamAccessOutput, error) {
 		s, err := a.services.Streams.Create(ctx, in.Ref, routedBy(ctx), in.Body)
 		return &streamAccessOutput{s}, a.problem(ctx, err)
 	})
-	huma.Register(a.huma, operation("renewStream", http.MethodPost, base+"/{id}/token", "Streams", "Get a new token for a stream, and for the sandbox that serves its session now"),
+	huma.Register(a.huma, sometimes(operation("renewStream", http.MethodPost, base+"/{id}/token", "Streams", "Get a new token for a stream, and for the sandbox that serves its session now", ops.SandboxFind, ops.StreamList, ops.StreamView), ops.StreamControl),
 		func(ctx context.Context, in *streamRenewal) (*streamAccessOutput, error) {
 			s, err := a.services.Streams.Renew(ctx, in.Ref, routedBy(ctx), in.ID, in.Body.TTL)
 			return &streamAccessOutput{s}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("listStreams", http.MethodGet, base, "Streams", "List the streams of a sandbox, with the number of their viewers"),
+	huma.Register(a.huma, operation("listStreams", http.MethodGet, base, "Streams", "List the streams of a sandbox, with the number of their viewers", ops.SandboxFind, ops.StreamList),
 		func(ctx context.Context, in *SandboxRef) (*streamsOutput, error) {
 			all, err := a.services.Streams.List(ctx, in.Ref, routedBy(ctx))
 			out := &streamsOutput{}
 			out.Body.Streams = all
 			return out, a.problem(ctx, err)
 		})
-	revoke := operation("revokeStream", http.MethodDelete, base+"/{id}", "Streams", "End a stream and close its sockets")
+	revoke := operation("revokeStream", http.MethodDelete, base+"/{id}", "Streams", "End a stream and close its sockets", ops.SandboxFind, ops.StreamRevoke)
 	revoke.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, revoke, func(ctx context.Context, in *StreamRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Streams.Revoke(ctx, in.Ref, routedBy(ctx), in.ID))
 	})
-	socket := operation("viewStream", http.MethodGet, StreamPath+"{id}", "Streams", "View a stream over a WebSocket; its token is in the first message or a subprotocol")
-	socket.Security = []map[string][]string{}
+	socket := open(operation("viewStream", http.MethodGet, StreamPath+"{id}", "Streams", "View a stream over a WebSocket; its token is in the first message or a subprotocol", ops.StreamView))
 	waiting := make(chan struct{}, maxWaiting)
 	a.raw(socket, nil, "", "websocket", func(w http.ResponseWriter, r *http.Request) error {
 		return a.viewStream(w, r, waiting)

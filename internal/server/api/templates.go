@@ -12,6 +12,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -81,36 +82,36 @@ type pruneBuildsOutput struct {
 
 func (a *API) templates() {
 	const base = "/v1/templates"
-	a.raw(operation("buildTemplate", http.MethodPost, base, "Templates", "Build a template from a tar of files; the response is JSON lines, of which the last is the template or a problem"), map[string]string{
+	a.raw(operation("buildTemplate", http.MethodPost, base, "Templates", "Build a template from a tar of files; the response is JSON lines, of which the last is the template or a problem", ops.TemplateBuild), map[string]string{
 		"name": "the name to give it, NAME or NAME:TAG", "file": "path of the Dockerfile in the tar, or of a description that ends in .json",
 		"arg": "NAME=VALUE of an ARG; may be repeated, and is no place for a secret", "noCache": "true: carry every step out",
 		"egress": "a host that RUN steps may reach, as in the network of a sandbox; may be repeated; without one there is no network",
 		"start":  "a script that runs in every sandbox of it, whose memory is kept", "ready": "a script that succeeds when that is ready",
 	}, "application/x-tar", "application/x-ndjson", a.buildTemplate)
-	huma.Register(a.huma, operation("listTemplates", http.MethodGet, base, "Templates", "List templates"), func(ctx context.Context, _ *none) (*templatesOutput, error) {
+	huma.Register(a.huma, operation("listTemplates", http.MethodGet, base, "Templates", "List templates", ops.TemplateList), func(ctx context.Context, _ *none) (*templatesOutput, error) {
 		all, err := a.services.Templates.Templates(ctx)
 		out := &templatesOutput{}
 		out.Body.Templates = append([]sandbox.Template{}, all...)
 		return out, a.problem(ctx, err)
 	})
-	huma.Register(a.huma, operation("getTemplate", http.MethodGet, base+"/{name}", "Templates", "Get a template"), func(ctx context.Context, in *TemplateRef) (*templateOutput, error) {
+	huma.Register(a.huma, operation("getTemplate", http.MethodGet, base+"/{name}", "Templates", "Get a template", ops.TemplateGet), func(ctx context.Context, in *TemplateRef) (*templateOutput, error) {
 		t, err := a.services.Templates.Template(ctx, in.Name)
 		return &templateOutput{t}, a.problem(ctx, err)
 	})
-	huma.Register(a.huma, operation("tagTemplate", http.MethodPost, base+"/{name}/tag", "Templates", "Give a template one more name"), func(ctx context.Context, in *tagInput) (*templateOutput, error) {
+	huma.Register(a.huma, operation("tagTemplate", http.MethodPost, base+"/{name}/tag", "Templates", "Give a template one more name", ops.TemplateTag), func(ctx context.Context, in *tagInput) (*templateOutput, error) {
 		t, err := a.services.Templates.TagTemplate(ctx, in.Name, in.Body.As)
 		return &templateOutput{t}, a.problem(ctx, err)
 	})
-	huma.Register(a.huma, operation("publishTemplate", http.MethodPut, base+"/{name}/public", "Templates", "Let other tenants use all tags of a template, or end that; their sandboxes are not affected"), func(ctx context.Context, in *visibilityInput) (*visibilityOutput, error) {
+	huma.Register(a.huma, sometimes(operation("publishTemplate", http.MethodPut, base+"/{name}/public", "Templates", "Let other tenants use all tags of a template, or end that; their sandboxes are not affected", ops.TemplateUnpublish), ops.TemplatePublish), func(ctx context.Context, in *visibilityInput) (*visibilityOutput, error) {
 		v, err := a.services.Templates.PublishTemplate(ctx, in.Name, in.Body.Public)
 		return &visibilityOutput{v}, a.problem(ctx, err)
 	})
-	remove := operation("removeTemplate", http.MethodDelete, base+"/{name}", "Templates", "Remove a name of a template; sandboxes made from it are not affected")
+	remove := operation("removeTemplate", http.MethodDelete, base+"/{name}", "Templates", "Remove a name of a template; sandboxes made from it are not affected", ops.TemplateRemove)
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *TemplateRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Templates.RemoveTemplate(ctx, in.Name))
 	})
-	huma.Register(a.huma, operation("pruneTemplates", http.MethodPost, "/v1/templates:prune", "Templates", "Remove unused entries of the build cache"), func(ctx context.Context, in *pruneBuildsInput) (*pruneBuildsOutput, error) {
+	huma.Register(a.huma, operation("pruneTemplates", http.MethodPost, "/v1/templates:prune", "Templates", "Remove unused entries of the build cache", ops.TemplatePrune), func(ctx context.Context, in *pruneBuildsInput) (*pruneBuildsOutput, error) {
 		freed, err := a.services.Templates.PruneTemplates(ctx, milliseconds(in.Body.UnusedMS))
 		out := &pruneBuildsOutput{}
 		out.Body.Freed = freed

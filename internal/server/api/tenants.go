@@ -6,6 +6,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -38,31 +39,31 @@ func (a *API) tenants() {
 			return &tenantOutput{t}, nil
 		}
 	}
-	huma.Register(a.huma, operation("ownTenant", http.MethodGet, "/v1/tenant", "Tenants", "Get your tenant, with its limits and usage"),
+	huma.Register(a.huma, operation("ownTenant", http.MethodGet, "/v1/tenant", "Tenants", "Get your tenant, with its limits and usage", ops.QuotaGet),
 		func(ctx context.Context, _ *none) (*tenantOutput, error) {
 			return one(ctx)(a.services.Tenants.OwnTenant(ctx))
 		})
-	huma.Register(a.huma, operation("listTenants", http.MethodGet, "/v1/tenants", "Tenants", "List tenants; only for the owner of the machine"),
+	huma.Register(a.huma, operation("listTenants", http.MethodGet, "/v1/tenants", "Tenants", "List tenants; only for the owner of the machine", ops.TenantList),
 		func(ctx context.Context, _ *none) (*tenantsOutput, error) {
 			all, err := a.services.Tenants.Tenants(ctx)
 			out := &tenantsOutput{}
 			out.Body.Tenants = append([]sandbox.Tenant{}, all...)
 			return out, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("getTenant", http.MethodGet, "/v1/tenants/{id}", "Tenants", "Get a tenant, with its limits and usage; only for the owner of the machine"),
+	huma.Register(a.huma, operation("getTenant", http.MethodGet, "/v1/tenants/{id}", "Tenants", "Get a tenant, with its limits and usage; only for the owner of the machine", ops.TenantGet),
 		func(ctx context.Context, in *TenantRef) (*tenantOutput, error) {
 			return one(ctx)(a.services.Tenants.Tenant(ctx, in.ID))
 		})
-	create := operation("createTenant", http.MethodPost, "/v1/tenants", "Tenants", "Create a tenant; only for the owner of the machine")
+	create := operation("createTenant", http.MethodPost, "/v1/tenants", "Tenants", "Create a tenant; only for the owner of the machine", ops.TenantCreate)
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, create, func(ctx context.Context, in *newTenantInput) (*tenantOutput, error) {
 		return one(ctx)(a.services.Tenants.CreateTenant(ctx, in.Body))
 	})
-	huma.Register(a.huma, operation("updateTenant", http.MethodPatch, "/v1/tenants/{id}", "Tenants", "Change the limits of a tenant, or disable or enable it; only for the owner of the machine"),
+	huma.Register(a.huma, sometimes(operation("updateTenant", http.MethodPatch, "/v1/tenants/{id}", "Tenants", "Change the limits of a tenant, or disable or enable it; only for the owner of the machine", ops.TenantLimits), ops.TenantDisable),
 		func(ctx context.Context, in *changeTenantInput) (*tenantOutput, error) {
 			return one(ctx)(a.services.Tenants.UpdateTenant(ctx, in.ID, in.Body))
 		})
-	a.raw(operation("backupState", http.MethodGet, "/v1/state/backup", "State", "Get a consistent copy of the database; only for the owner of the machine"),
+	a.raw(operation("backupState", http.MethodGet, "/v1/state/backup", "State", "Get a consistent copy of the database; only for the owner of the machine", ops.StateBackup),
 		nil, "", "application/vnd.sqlite3", a.backup)
 }
 

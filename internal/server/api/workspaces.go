@@ -6,6 +6,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -79,37 +80,37 @@ type workspaceReportOutput struct{ Body sandbox.WorkspaceReport }
 
 func (a *API) workspaces() {
 	const tag = "Workspaces"
-	create := operation("createWorkspace", http.MethodPost, "/v1/workspaces", tag, "Create an empty workspace")
+	create := operation("createWorkspace", http.MethodPost, "/v1/workspaces", tag, "Create an empty workspace", ops.WorkspaceCreate)
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, create, func(ctx context.Context, in *newWorkspaceInput) (*workspaceOutput, error) {
 		w, err := a.services.Workspaces.CreateWorkspace(ctx, in.Body)
 		return &workspaceOutput{w}, a.problem(ctx, err)
 	})
-	huma.Register(a.huma, operation("listWorkspaces", http.MethodGet, "/v1/workspaces", tag, "List workspaces"),
+	huma.Register(a.huma, operation("listWorkspaces", http.MethodGet, "/v1/workspaces", tag, "List workspaces", ops.WorkspaceList),
 		func(ctx context.Context, _ *none) (*workspacesOutput, error) {
 			all, err := a.services.Workspaces.Workspaces(ctx)
 			out := &workspacesOutput{}
 			out.Body.Workspaces = append([]sandbox.Workspace{}, all...)
 			return out, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("getWorkspace", http.MethodGet, "/v1/workspaces/{name}", tag, "Get a workspace"),
+	huma.Register(a.huma, operation("getWorkspace", http.MethodGet, "/v1/workspaces/{name}", tag, "Get a workspace", ops.WorkspaceGet),
 		func(ctx context.Context, in *WorkspaceRef) (*workspaceOutput, error) {
 			w, err := a.services.Workspaces.Workspace(ctx, in.Name)
 			return &workspaceOutput{w}, a.problem(ctx, err)
 		})
-	remove := operation("removeWorkspace", http.MethodDelete, "/v1/workspaces/{name}", tag, "Remove a workspace with all its versions")
+	remove := operation("removeWorkspace", http.MethodDelete, "/v1/workspaces/{name}", tag, "Remove a workspace with all its versions", ops.WorkspaceRemove)
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *WorkspaceRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Workspaces.RemoveWorkspace(ctx, in.Name))
 	})
-	huma.Register(a.huma, operation("listVersions", http.MethodGet, "/v1/workspaces/{name}/versions", tag, "List the versions of a workspace"),
+	huma.Register(a.huma, operation("listVersions", http.MethodGet, "/v1/workspaces/{name}/versions", tag, "List the versions of a workspace", ops.WorkspaceHistory),
 		func(ctx context.Context, in *WorkspaceRef) (*versionsOutput, error) {
 			all, err := a.services.Workspaces.WorkspaceHistory(ctx, in.Name)
 			out := &versionsOutput{}
 			out.Body.Versions = append([]sandbox.WorkspaceVersion{}, all...)
 			return out, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("diffVersions", http.MethodGet, "/v1/workspaces/{name}/diff", tag, "Compare two versions"),
+	huma.Register(a.huma, operation("diffVersions", http.MethodGet, "/v1/workspaces/{name}/diff", tag, "Compare two versions", ops.WorkspaceDiff),
 		func(ctx context.Context, in *diffInput) (*diffOutput, error) {
 			all, more, err := a.services.Workspaces.WorkspaceDiff(ctx, in.Name, in.From, in.To)
 			out := &diffOutput{}
@@ -120,23 +121,23 @@ func (a *API) workspaces() {
 }
 
 func (a *API) workspaceActions(tag string) {
-	huma.Register(a.huma, operation("persistWorkspace", http.MethodPost, "/v1/workspaces/{name}/persist", tag, "Save the current content of a workspace as a new version"),
+	huma.Register(a.huma, operation("persistWorkspace", http.MethodPost, "/v1/workspaces/{name}/persist", tag, "Save the current content of a workspace as a new version", ops.WorkspacePersist),
 		func(ctx context.Context, in *noteInput) (*versionOutput, error) {
 			v, err := a.services.Workspaces.PersistWorkspace(ctx, in.Name, in.Body.Note)
 			return &versionOutput{v}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("restoreVersion", http.MethodPost, "/v1/workspaces/{name}/restore", tag, "Make a new version with the content of an older one"),
+	huma.Register(a.huma, operation("restoreVersion", http.MethodPost, "/v1/workspaces/{name}/restore", tag, "Make a new version with the content of an older one", ops.WorkspaceRestore),
 		func(ctx context.Context, in *restoreInput) (*versionOutput, error) {
 			v, err := a.services.Workspaces.RestoreWorkspace(ctx, in.Name, in.Body.Version, in.Body.Note)
 			return &versionOutput{v}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("pruneWorkspace", http.MethodPost, "/v1/workspaces/{name}/prune", tag, "Remove versions and free their storage"),
+	huma.Register(a.huma, operation("pruneWorkspace", http.MethodPost, "/v1/workspaces/{name}/prune", tag, "Remove versions and free their storage", ops.WorkspacePrune),
 		func(ctx context.Context, in *pruneWorkspaceInput) (*prunedOutput, error) {
 			done, err := a.services.Workspaces.PruneWorkspace(ctx, in.Name, in.Body.KeepLast, milliseconds(in.Body.KeepWithinMS))
 			done.Versions = append([]int{}, done.Versions...)
 			return &prunedOutput{done}, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("verifyWorkspace", http.MethodGet, "/v1/workspaces/{name}/verify", tag, "Check that every version can be restored"),
+	huma.Register(a.huma, operation("verifyWorkspace", http.MethodGet, "/v1/workspaces/{name}/verify", tag, "Check that every version can be restored", ops.WorkspaceVerify),
 		func(ctx context.Context, in *verifyInput) (*workspaceReportOutput, error) {
 			report, err := a.services.Workspaces.VerifyWorkspace(ctx, in.Name, in.Deep)
 			return &workspaceReportOutput{report}, a.problem(ctx, err)

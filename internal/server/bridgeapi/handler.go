@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,9 +16,11 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/atoll-run/atoll/internal/keyed"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/server/portproxy"
+	"github.com/atoll-run/atoll/internal/server/routes"
 )
 
 // Options of a handler.
@@ -50,7 +53,7 @@ type Handler struct {
 	services Services
 	opts     Options
 	making   singleflight.Group // of sandboxes, by tenant and name
-	mux      *http.ServeMux
+	mux      *routes.Mux
 	routes   map[string]route // of a sandbox, by method and the first segment after its id
 	tunnels  *tunnels
 	locks    keyed.Locks[string] // of sandboxes whose sessions or tunnels change, by call.key
@@ -68,16 +71,17 @@ func New(s Services, opts Options) *Handler {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
-	h := &Handler{services: s, opts: opts, mux: http.NewServeMux()}
+	h := &Handler{services: s, opts: opts, mux: &routes.Mux{}}
 	h.routes = h.sandboxRoutes()
 	h.tunnels = &tunnels{
 		secret: opts.Secret, ports: s.Ports, entrance: s.Entrance,
 		proxy: portproxy.New(dialer{s.Ports}, portproxy.Options{Logger: opts.Logger}),
 	}
-	h.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, done{true}) })
-	h.mux.HandleFunc("POST /v1/sandbox", h.serve("", route{h.create, codePool}))
-	h.mux.HandleFunc("GET /v1/openapi.json", h.serve("", route{openAPI, codePool}))
-	h.mux.HandleFunc("/", h.serve("", route{noRoute, codeInvalid}))
+	h.mux.Handle(ops.Route{Name: "GET /health", Open: true}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, done{true}) }))
+	handle := func(pattern string, to route) { h.mux.Handle(ops.Route{Name: pattern, Ops: to.does}, h.serve("", to)) }
+	handle("POST /v1/sandbox", route{h.create, codePool, []ops.Op{ops.SandboxCreate}, nil})
+	handle("GET /v1/openapi.json", route{openAPI, codePool, nil, nil})
+	handle("/", route{noRoute, codeInvalid, nil, nil})
 	return h
 }
 
@@ -104,29 +108,52 @@ func (c *call) key() string { return c.tenant + "/" + c.id }
 type route struct {
 	do     func(http.ResponseWriter, *http.Request, *call) error
 	failed string
+	does   []ops.Op // operations that each request carries out
+	some   []ops.Op // and those of some, of which the control plane checks the permissions
 }
 
 func (h *Handler) sandboxRoutes() map[string]route {
+	does := func(all ...ops.Op) []ops.Op { return all }
+	up := does(ops.SandboxCreate, ops.SandboxStart) // if the sandbox does not run
 	return map[string]route{
-		"DELETE ":        {h.remove, codePool},
-		"GET running":    {h.running, codePool},
-		"POST exec":      {h.exec, codeTransport},
-		"GET file":       {h.readFile, codeRead},
-		"PUT file":       {h.writeFile, codeWrite},
-		"POST persist":   {h.persist, codeRead},
-		"POST hydrate":   {h.hydrate, codeWrite},
-		"GET pty":        {h.pty, codeTransport},
-		"POST mount":     {h.mount, codeMount},
-		"POST unmount":   {h.unmount, codeUnmount},
-		"POST session":   {h.createSession, codeSession},
-		"DELETE session": {h.deleteSession, codeSession},
-		"POST tunnel":    {h.createTunnel, codeTunnel},
-		"DELETE tunnel":  {h.deleteTunnel, codeTunnel},
+		"DELETE ":        {h.remove, codePool, does(ops.SandboxDestroy), nil},
+		"GET running":    {h.running, codePool, does(ops.SandboxGet), nil},
+		"POST exec":      {h.exec, codeTransport, does(ops.SandboxFind, ops.ProcessExec), append(up, ops.FilesWrite)},
+		"GET file":       {h.readFile, codeRead, does(ops.SandboxFind, ops.FilesRead), up},
+		"PUT file":       {h.writeFile, codeWrite, does(ops.SandboxFind, ops.FilesWrite), up},
+		"POST persist":   {h.persist, codeRead, does(ops.SandboxFind, ops.SandboxGet, ops.FilesExport), up},
+		"POST hydrate":   {h.hydrate, codeWrite, does(ops.SandboxFind, ops.FilesImport), up},
+		"GET pty":        {h.pty, codeTransport, does(ops.SandboxFind, ops.ProcessExec), append(up, ops.FilesWrite)},
+		"POST mount":     {h.mount, codeMount, does(ops.SandboxFind, ops.SandboxGet), up},
+		"POST unmount":   {h.unmount, codeUnmount, nil, nil},
+		"POST session":   {h.createSession, codeSession, does(ops.SandboxFind, ops.FilesWrite), up},
+		"DELETE session": {h.deleteSession, codeSession, does(ops.SandboxGet, ops.FilesRemove, ops.ProcessKill), nil},
+		"POST tunnel":    {h.createTunnel, codeTunnel, does(ops.SandboxGet, ops.PortShare, ops.SandboxUpdate), up},
+		"DELETE tunnel":  {h.deleteTunnel, codeTunnel, does(ops.SandboxGet, ops.SandboxUpdate), nil},
 	}
 }
 
-// deep are the routes with more than one path segment after their name.
-var deep = map[string]bool{"file": true, "session": true, "tunnel": true}
+// Routes returns the routes with what they need. All need an API key, except
+// those that are open.
+func (h *Handler) Routes() []ops.Route {
+	var inside []ops.Route
+	for key, to := range h.routes {
+		method, action, _ := strings.Cut(key, " ")
+		name := method + " /v1/sandbox/{id}"
+		if action != "" {
+			name += "/" + action
+		}
+		if rest := deep[action]; rest != "" && (action != "session" || method == http.MethodDelete) {
+			name += "/" + rest
+		}
+		inside = append(inside, ops.Route{Name: name, Ops: to.does, Some: to.some})
+	}
+	slices.SortFunc(inside, func(a, b ops.Route) int { return strings.Compare(a.Name, b.Name) })
+	return slices.Concat(h.mux.List(), inside, []ops.Route{{Name: "the address of a tunnel", Open: true, Ops: h.routes["POST tunnel"].does}})
+}
+
+// deep are the path segments after the names of some routes.
+var deep = map[string]string{"file": "{path...}", "session": "{session}", "tunnel": "{port}"}
 
 var validID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`) })
 
@@ -152,8 +179,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	to, ok := h.routes[r.Method+" "+action]
-	if !ok || more && !deep[action] {
-		to = route{noRoute, codeInvalid}
+	if !ok || more && deep[action] == "" {
+		to = route{noRoute, codeInvalid, nil, nil}
 	}
 	h.serve(id, to, rest)(w, r)
 }
@@ -162,6 +189,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (h *Handler) serve(id string, to route, rest ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, tenant, err := h.services.Authenticate(r.Context(), keyOf(r))
+		for i := 0; err == nil && i < len(to.does); i++ {
+			err = h.services.Allow(ctx, to.does[i])
+		}
 		if err == nil {
 			api.BoundBody(w, r)
 			err = to.do(w, r.WithContext(ctx), &call{tenant: tenant, id: id, rest: strings.Join(rest, "")})

@@ -60,9 +60,6 @@ func (h *Handler) pty(w http.ResponseWriter, r *http.Request, c *call) error {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return invalid("WebSocket upgrade required")
 	}
-	if err := h.services.MayRun(r.Context()); err != nil { // after the upgrade there is no status
-		return err
-	}
 	q := r.URL.Query()
 	session, err := sessionOf(r)
 	if err != nil {

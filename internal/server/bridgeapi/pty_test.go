@@ -15,6 +15,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -81,7 +82,7 @@ func (p *stubProcess) Close() error {
 func serve(t *testing.T, box Box, opts Options) string {
 	opts.Logger = slog.New(slog.DiscardHandler)
 	h := New(Services{
-		MayRun: func(context.Context) error { return nil },
+		Allow: func(context.Context, ops.Op) error { return nil },
 		Authenticate: func(ctx context.Context, key string) (context.Context, string, error) {
 			if key != "key" {
 				return nil, "", &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "missing API key"}

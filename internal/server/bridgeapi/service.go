@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -25,9 +26,9 @@ type Services struct {
 	Authenticate func(ctx context.Context, key string) (_ context.Context, tenant string, err error)
 	// Open returns a running sandbox. A paused sandbox is resumed first.
 	Open func(ctx context.Context, ref string) (Box, error)
-	// MayRun returns CodeDenied, and records that, if the caller may not run commands
-	// in sandboxes.
-	MayRun func(ctx context.Context) error
+	// Allow returns CodeDenied, and records that, if the caller may not carry out an
+	// operation.
+	Allow func(ctx context.Context, op ops.Op) error
 	// HasImage reports whether an image is on this machine.
 	HasImage  func(ctx context.Context, ref string) (bool, error)
 	Sandboxes Sandboxes

@@ -17,7 +17,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/server/routes"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -46,6 +48,7 @@ type Handler struct {
 	keys  Keys
 	files fs.FS
 	etags map[string]string
+	mux   *routes.Mux
 }
 
 // New returns a handler.
@@ -54,7 +57,36 @@ func New(keys Keys) *Handler {
 	if err != nil {
 		panic(err) // cannot happen: the directory is embedded
 	}
-	return &Handler{keys: keys, files: files, etags: digests(files)}
+	h := &Handler{keys: keys, files: files, etags: digests(files), mux: &routes.Mux{}}
+	open := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
+		h.mux.Handle(ops.Route{Name: pattern, Open: true}, answer(f))
+	}
+	open("GET "+Root, h.file)
+	open("POST "+Root+"session", h.signIn)
+	open("DELETE "+Root+"session", h.signOut)
+	h.mux.Pass("/", answer(elsewhere))
+	return h
+}
+
+// Routes returns the routes. Requests to sign in have a code or a key in them,
+// and those to sign out a cookie.
+func (h *Handler) Routes() []ops.Route { return h.mux.List() }
+
+func answer(f func(http.ResponseWriter, *http.Request) error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := f(w, r); err != nil {
+			api.WriteProblem(w, api.NewProblem(err, nil))
+		}
+	})
+}
+
+// elsewhere answers requests without a route.
+func elsewhere(w http.ResponseWriter, r *http.Request) error {
+	if strings.HasPrefix(r.URL.Path, Root) {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Message: "the console does not know that method"}
+	}
+	http.Redirect(w, r, Root, http.StatusTemporaryRedirect)
+	return nil
 }
 
 // Match reports whether a request is for the console. So is a browser's request
@@ -85,26 +117,16 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	head.Set("Cross-Origin-Opener-Policy", "same-origin")
 	head.Set("Cross-Origin-Resource-Policy", "same-origin")
 	head.Set("Permissions-Policy", "camera=(), microphone=(), geolocation=()")
-	var err error
-	switch name := strings.TrimPrefix(r.URL.Path, Root); {
-	case !strings.HasPrefix(r.URL.Path, Root):
-		http.Redirect(w, r, Root, http.StatusTemporaryRedirect)
-	case name == "session" && r.Method == http.MethodPost:
-		err = h.signIn(w, r)
-	case name == "session" && r.Method == http.MethodDelete:
-		err = h.signOut(w, r)
-	case r.Method != http.MethodGet && r.Method != http.MethodHead:
-		err = &sandbox.Error{Code: sandbox.CodeInvalid, Message: "the console does not know that method"}
-	default:
-		err = h.file(w, r, name)
+	if clean := path.Clean(r.URL.Path); r.URL.Path != clean && r.URL.Path != clean+"/" {
+		answer(h.file).ServeHTTP(w, r) // the multiplexer would redirect
+		return
 	}
-	if err != nil {
-		api.WriteProblem(w, api.NewProblem(err, nil))
-	}
+	h.mux.ServeHTTP(w, r)
 }
 
 // file serves a file of the build. Names below assets contain their hash.
-func (h *Handler) file(w http.ResponseWriter, r *http.Request, name string) error {
+func (h *Handler) file(w http.ResponseWriter, r *http.Request) error {
+	name := strings.TrimPrefix(r.URL.Path, Root)
 	if name == "" {
 		name = "index.html"
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server"
+	"github.com/atoll-run/atoll/internal/server/routes"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -153,11 +154,11 @@ func (h *Handler) unnamed(w http.ResponseWriter, r *http.Request) {
 
 // dataPlane returns the handler of the services that E2B runs inside every
 // sandbox.
-func (h *Handler) dataPlane(inside *guest, metrics *metricsAPI) http.Handler {
+func (h *Handler) dataPlane(inside *guest, metrics *metricsAPI) *routes.Mux {
 	files := &filesystemAPI{guest: inside}
 	processes := &processAPI{guest: inside}
 	h.close = append(h.close, processes.commands.close, files.watchers.close)
-	return (&envdAPI{inside, metrics, &fileAPI{inside}}).routes(processes.routes(), files.routes())
+	return (&envdAPI{inside, metrics, &fileAPI{inside}}).routes(processes, files)
 }
 
 // envdAPI serves the routes outside the process and filesystem services.
@@ -168,26 +169,26 @@ type envdAPI struct {
 }
 
 // routes returns the handler of the data plane.
-func (h *envdAPI) routes(processes, filesystem http.Handler) http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	files := func(route string, f func(http.ResponseWriter, *http.Request) error) {
-		mux.HandleFunc(route, func(w http.ResponseWriter, r *http.Request) {
+func (h *envdAPI) routes(processes *processAPI, filesystem *filesystemAPI) *routes.Mux {
+	mux := &routes.Mux{}
+	mux.Handle(ops.Route{Name: "GET /health", Open: true}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
+	files := func(route string, f func(http.ResponseWriter, *http.Request) error, does ...ops.Op) {
+		mux.Handle(ops.Route{Name: route, Ops: does}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if err := targetOf(r.Context()).refused; err != nil {
 				h.refuse(w, err)
 				return
 			}
-			err := h.allow(r.Context(), route)
+			err := h.allow(r.Context(), targetOf(r.Context()).ID, does)
 			if err == nil {
 				err = f(w, r)
 			}
 			h.answer(w, r, err)
-		})
+		}))
 	}
-	files("GET /files", h.files.download)
-	files("POST /files", h.files.upload)
-	secured := func(pattern string, next http.Handler) {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+	files("GET /files", h.files.download, ops.SandboxFind, ops.FilesRead)
+	files("POST /files", h.files.upload, ops.SandboxFind, ops.FilesWrite)
+	secured := func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if err := targetOf(r.Context()).refused; err != nil {
 				h.fail(w, r, err)
 				return
@@ -195,26 +196,23 @@ func (h *envdAPI) routes(processes, filesystem http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 		})
 	}
-	answer := func(f func(http.ResponseWriter, *http.Request) error) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			h.answer(w, r, f(w, r))
-		})
-	}
-	allowed := func(route string, f func(http.ResponseWriter, *http.Request) error) {
-		secured(route, answer(func(w http.ResponseWriter, r *http.Request) error {
-			if err := h.allow(r.Context(), route); err != nil {
-				return err
+	handle := func(route string, f func(http.ResponseWriter, *http.Request) error, does ...ops.Op) {
+		mux.Handle(ops.Route{Name: route, Ops: does}, secured(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			err := h.allow(r.Context(), targetOf(r.Context()).ID, does)
+			if err == nil {
+				err = f(w, r)
 			}
-			return f(w, r)
-		}))
+			h.answer(w, r, err)
+		})))
 	}
-	allowed("GET /envs", h.envs)
-	allowed("GET /metrics", h.envdMetrics)
-	secured("/process.Process/", processes)
-	secured("/filesystem.Filesystem/", filesystem)
-	secured("/", answer(func(http.ResponseWriter, *http.Request) error {
-		return &sandbox.Error{Code: sandbox.CodeNotFound, Message: "there is no such route"}
-	}))
+	handle("GET /envs", h.envs, ops.SandboxFind, ops.ProcessExec)
+	handle("GET /metrics", h.envdMetrics, ops.SandboxUsage)
+	rpc := procedures{mux, secured, h.guest}
+	processes.register(rpc)
+	filesystem.register(rpc)
+	mux.Handle(ops.Route{Name: "/"}, secured(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.answer(w, r, &sandbox.Error{Code: sandbox.CodeNotFound, Message: "there is no such route"})
+	})))
 	return mux
 }
 
@@ -229,43 +227,6 @@ func (h *envdAPI) answer(w http.ResponseWriter, r *http.Request, err error) {
 	default:
 		h.fail(w, r, err)
 	}
-}
-
-// envdOps are the operations of the routes of the data plane. A route that is
-// missing here is refused.
-var envdOps = map[string]ops.Op{
-	"GET /files":   ops.FilesRead,
-	"POST /files":  ops.FilesWrite,
-	"GET /envs":    ops.ProcessExec,
-	"GET /metrics": ops.SandboxUsage,
-
-	envd.ProcessList:        ops.ProcessList,
-	envd.ProcessStart:       ops.ProcessExec,
-	envd.ProcessConnect:     ops.ProcessReconnect,
-	envd.ProcessUpdate:      ops.ProcessResize,
-	envd.ProcessSendInput:   ops.ProcessReconnect,
-	envd.ProcessStreamInput: ops.ProcessReconnect,
-	envd.ProcessCloseStdin:  ops.ProcessReconnect,
-	envd.ProcessSendSignal:  ops.ProcessSignal,
-
-	envd.FilesystemStat:             ops.FilesStat,
-	envd.FilesystemMakeDir:          ops.FilesMkdir,
-	envd.FilesystemMove:             ops.FilesMove,
-	envd.FilesystemListDir:          ops.FilesList,
-	envd.FilesystemRemove:           ops.FilesRemove,
-	envd.FilesystemCreateWatcher:    ops.FilesWatch,
-	envd.FilesystemGetWatcherEvents: ops.FilesWatch,
-	envd.FilesystemRemoveWatcher:    ops.FilesWatch,
-	envd.FilesystemWatchDir:         ops.FilesWatch,
-}
-
-// allow checks whether the caller may use a route of the data plane.
-func (h *guest) allow(ctx context.Context, route string) error {
-	op, known := envdOps[route]
-	if !known {
-		return &sandbox.Error{Code: sandbox.CodeDenied, Subject: route, Message: "no permission covers this route"}
-	}
-	return h.rights.Allow(ctx, targetOf(ctx).ID, op)
 }
 
 // guest opens the sandboxes of requests.
@@ -360,10 +321,27 @@ type errorText string
 
 func (e errorText) Error() string { return string(e) }
 
+// procedures registers procedures for callers with a token of the sandbox.
+type procedures struct {
+	mux     *routes.Mux
+	secured func(http.Handler) http.Handler
+	*guest
+}
+
+// handle registers a procedure that carries out does.
+func (p procedures) handle(name string, does []ops.Op, h http.Handler) {
+	p.mux.Handle(ops.Route{Name: name, Ops: does}, p.secured(h))
+}
+
+// inside returns the operations of a procedure that carries out op in the
+// sandbox.
+func inside(op ops.Op) []ops.Op { return []ops.Op{ops.SandboxFind, op} }
+
 // unary registers a procedure with one response.
-func unary[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Context, *call, *Req) (*Res, error), h *guest) {
-	mux.Handle(procedure, connect.NewUnaryHandler(procedure, func(ctx context.Context, req *connect.Request[Req]) (*connect.Response[Res], error) {
-		c, err := h.call(ctx, procedure, req.Header())
+func unary[Req, Res any](p procedures, name string, op ops.Op, f func(context.Context, *call, *Req) (*Res, error)) {
+	does := inside(op)
+	p.handle(name, does, connect.NewUnaryHandler(name, func(ctx context.Context, req *connect.Request[Req]) (*connect.Response[Res], error) {
+		c, err := p.call(ctx, name, does, req.Header())
 		if err != nil {
 			return nil, rpcError(err)
 		}
@@ -376,9 +354,10 @@ func unary[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Co
 }
 
 // serverStream registers a procedure with a stream of responses.
-func serverStream[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Context, *call, *Req, *connect.ServerStream[Res]) error, h *guest) {
-	mux.Handle(procedure, withFlusher(connect.NewServerStreamHandler(procedure, func(ctx context.Context, req *connect.Request[Req], out *connect.ServerStream[Res]) error {
-		c, err := h.call(ctx, procedure, req.Header())
+func serverStream[Req, Res any](p procedures, name string, op ops.Op, f func(context.Context, *call, *Req, *connect.ServerStream[Res]) error) {
+	does := inside(op)
+	p.handle(name, does, withFlusher(connect.NewServerStreamHandler(name, func(ctx context.Context, req *connect.Request[Req], out *connect.ServerStream[Res]) error {
+		c, err := p.call(ctx, name, does, req.Header())
 		if err == nil {
 			err = f(ctx, c, req.Msg, out)
 		}
@@ -408,8 +387,8 @@ type call struct {
 
 // call returns the sandbox and the user of a request. The client may choose any
 // user, because the access token gives access to all of them.
-func (h *guest) call(ctx context.Context, procedure string, header http.Header) (*call, error) {
-	if err := h.allow(ctx, procedure); err != nil {
+func (h *guest) call(ctx context.Context, procedure string, does []ops.Op, header http.Header) (*call, error) {
+	if err := h.allow(ctx, targetOf(ctx).ID, does); err != nil {
 		return nil, err
 	}
 	box, err := h.open(ctx)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"iter"
-	"net/http"
 	"path"
 	"strings"
 
@@ -13,6 +12,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -22,19 +22,17 @@ type filesystemAPI struct {
 	watchers watchers
 }
 
-// routes returns the handler of the filesystem service.
-func (h *filesystemAPI) routes() http.Handler {
-	mux := http.NewServeMux()
-	unary(mux, envd.FilesystemStat, h.stat, h.guest)
-	unary(mux, envd.FilesystemMakeDir, h.makeDir, h.guest)
-	unary(mux, envd.FilesystemMove, h.move, h.guest)
-	unary(mux, envd.FilesystemListDir, h.listDir, h.guest)
-	unary(mux, envd.FilesystemRemove, h.remove, h.guest)
-	unary(mux, envd.FilesystemCreateWatcher, h.createWatcher, h.guest)
-	unary(mux, envd.FilesystemGetWatcherEvents, h.watcherEvents, h.guest)
-	unary(mux, envd.FilesystemRemoveWatcher, h.removeWatcher, h.guest)
-	serverStream(mux, envd.FilesystemWatchDir, h.watchDir, h.guest)
-	return mux
+// register registers the procedures of the filesystem service.
+func (h *filesystemAPI) register(rpc procedures) {
+	unary(rpc, envd.FilesystemStat, ops.FilesStat, h.stat)
+	unary(rpc, envd.FilesystemMakeDir, ops.FilesMkdir, h.makeDir)
+	unary(rpc, envd.FilesystemMove, ops.FilesMove, h.move)
+	unary(rpc, envd.FilesystemListDir, ops.FilesList, h.listDir)
+	unary(rpc, envd.FilesystemRemove, ops.FilesRemove, h.remove)
+	unary(rpc, envd.FilesystemCreateWatcher, ops.FilesWatch, h.createWatcher)
+	unary(rpc, envd.FilesystemGetWatcherEvents, ops.FilesWatch, h.watcherEvents)
+	unary(rpc, envd.FilesystemRemoveWatcher, ops.FilesWatch, h.removeWatcher)
+	serverStream(rpc, envd.FilesystemWatchDir, ops.FilesWatch, h.watchDir)
 }
 
 func (h *filesystemAPI) stat(ctx context.Context, c *call, req *envd.PathRequest) (*envd.EntryResponse, error) {

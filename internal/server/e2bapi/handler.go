@@ -10,7 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/server/routes"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -49,8 +51,8 @@ type Options struct {
 type Handler struct {
 	*common
 	entrance Entrance
-	control  http.Handler // of the control plane
-	envd     http.Handler // of the data plane
+	control  *routes.Mux // the control plane
+	envd     *routes.Mux // the data plane
 	ports    *portAPI
 	close    []func()
 }
@@ -81,6 +83,18 @@ func New(s Services, opts Options) *Handler {
 	h.envd = h.dataPlane(inside, metrics)
 	h.ports = newPortAPI(inside, s.Ports)
 	return h
+}
+
+// ControlRoutes returns the routes of the control plane. Those that are open and
+// have operations are for callers with a token, which has the rights of the key
+// that it was given to.
+func (h *Handler) ControlRoutes() []ops.Route { return h.control.List() }
+
+// DataRoutes returns the routes of the data plane and of ports, which are for
+// callers with a token of the sandbox. It has the rights of the key that it was
+// given to.
+func (h *Handler) DataRoutes() []ops.Route {
+	return append(h.envd.List(), interpreterRoute, portRoute)
 }
 
 // Close disconnects from commands, ends watchers and cancels builds. The

@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/server/routes"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -70,18 +72,18 @@ func tokenFor(labels map[string]string, audience string) (found string) {
 }
 
 // identityRoutes publishes the keys that verify tokens. They need no credential.
-func (h *Handler) identityRoutes(mux *http.ServeMux, issuer Identity) {
+func (h *Handler) identityRoutes(mux *routes.Mux, issuer Identity) {
 	if issuer == nil {
 		return
 	}
 	for path, read := range issuer.Published() {
-		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+		mux.Handle(ops.Route{Name: "GET " + path, Open: true}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			body, err := read()
 			if err != nil {
 				h.fail(w, r, err)
 				return
 			}
 			writeJSON(w, http.StatusOK, body)
-		})
+		}))
 	}
 }

@@ -108,6 +108,10 @@ func (h *portAPI) startInterpreter(ctx context.Context, id sandbox.ID) error {
 	}
 }
 
+// interpreterRoute is that of the port of the code interpreter, except for its
+// health.
+var interpreterRoute = ops.Route{Name: "port 49999, the code interpreter", Ops: []ops.Op{ops.SandboxFind, ops.PortOpen, ops.ProcessExec}}
+
 // mayInterpret checks whether a request may go to the code interpreter. Running
 // code requires a token of the sandbox whose key may run commands. For contexts,
 // the SDKs send the token for traffic; versions without that token send none,
@@ -123,5 +127,5 @@ func (h *portAPI) mayInterpret(r *http.Request, id sandbox.ID) error {
 	if !ok {
 		return unauthorized("missing or wrong access token")
 	}
-	return h.rights.Allow(r.Context(), id, ops.ProcessExec)
+	return h.allow(r.Context(), id, interpreterRoute.Ops)
 }

@@ -71,6 +71,10 @@ type port struct {
 	number uint16
 }
 
+// portRoute is that of the ports of a sandbox. Without a token, its ports are
+// open, unless the sandbox is private.
+var portRoute = ops.Route{Name: "a port of a sandbox", Open: true, Ops: []ops.Op{ops.SandboxFind, ops.PortOpen}}
+
 // show forwards a request to the program that listens inside. Anyone who knows the id of
 // a sandbox can reach its ports, as at E2B, unless its creator requires a
 // token.
@@ -84,7 +88,7 @@ func (h *portAPI) show(w http.ResponseWriter, r *http.Request, s *sandbox.Sandbo
 		}
 	}
 	if keyID != "" {
-		if err := h.rights.Allow(r.Context(), s.ID, ops.PortOpen); err != nil {
+		if err := h.allow(r.Context(), s.ID, portRoute.Ops); err != nil {
 			h.fail(w, r, err)
 			return
 		}

@@ -14,6 +14,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -23,18 +24,16 @@ type processAPI struct {
 	commands commands
 }
 
-// routes returns the handler of the process service.
-func (h *processAPI) routes() http.Handler {
-	mux := http.NewServeMux()
-	unary(mux, envd.ProcessList, h.listProcesses, h.guest)
-	unary(mux, envd.ProcessUpdate, h.updateProcess, h.guest)
-	unary(mux, envd.ProcessSendInput, h.sendInput, h.guest)
-	unary(mux, envd.ProcessSendSignal, h.sendSignal, h.guest)
-	unary(mux, envd.ProcessCloseStdin, h.closeStdin, h.guest)
-	serverStream(mux, envd.ProcessStart, h.start, h.guest)
-	serverStream(mux, envd.ProcessConnect, h.connectProcess, h.guest)
-	mux.Handle(envd.ProcessStreamInput, connect.NewClientStreamHandler(envd.ProcessStreamInput, h.streamInput, rpcOptions()...))
-	return mux
+// register registers the procedures of the process service.
+func (h *processAPI) register(rpc procedures) {
+	unary(rpc, envd.ProcessList, ops.ProcessList, h.listProcesses)
+	unary(rpc, envd.ProcessUpdate, ops.ProcessResize, h.updateProcess)
+	unary(rpc, envd.ProcessSendInput, ops.ProcessReconnect, h.sendInput)
+	unary(rpc, envd.ProcessSendSignal, ops.ProcessSignal, h.sendSignal)
+	unary(rpc, envd.ProcessCloseStdin, ops.ProcessReconnect, h.closeStdin)
+	serverStream(rpc, envd.ProcessStart, ops.ProcessExec, h.start)
+	serverStream(rpc, envd.ProcessConnect, ops.ProcessReconnect, h.connectProcess)
+	rpc.handle(envd.ProcessStreamInput, inside(ops.ProcessReconnect), connect.NewClientStreamHandler(envd.ProcessStreamInput, h.streamInput, rpcOptions()...))
 }
 
 type processStream = connect.ServerStream[envd.ProcessResponse]
@@ -166,7 +165,7 @@ func (h *processAPI) sendInput(ctx context.Context, c *call, req *envd.SendInput
 
 // streamInput writes one piece of input after another.
 func (h *processAPI) streamInput(ctx context.Context, in *connect.ClientStream[envd.StreamInputRequest]) (*connect.Response[envd.Empty], error) {
-	c, err := h.call(ctx, envd.ProcessStreamInput, in.RequestHeader())
+	c, err := h.call(ctx, envd.ProcessStreamInput, inside(ops.ProcessReconnect), in.RequestHeader())
 	if err != nil {
 		return nil, rpcError(err)
 	}

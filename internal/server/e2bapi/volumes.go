@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/server/routes"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -221,7 +223,10 @@ func (h *volumeAPI) content(f func(http.ResponseWriter, *http.Request, volumeFil
 }
 
 // contentRoutes are the routes for files of volumes.
-func (h *volumeAPI) contentRoutes(mux *http.ServeMux) {
+func (h *volumeAPI) contentRoutes(mux *routes.Mux) {
+	handle := func(pattern string, op ops.Op, f func(http.ResponseWriter, *http.Request, volumeFiles, string) error) {
+		mux.Handle(ops.Route{Name: pattern, Open: true, Ops: []ops.Op{op}}, h.content(f))
+	}
 	const base = " /volumecontent/{id}/"
 	answer := func(w http.ResponseWriter, status int, v any, err error) error {
 		if err == nil {
@@ -229,11 +234,11 @@ func (h *volumeAPI) contentRoutes(mux *http.ServeMux) {
 		}
 		return err
 	}
-	mux.HandleFunc("GET"+base+"path", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
+	handle("GET"+base+"path", ops.WorkspaceRead, func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
 		e, err := f.Stat(r.Context(), path)
 		return answer(w, http.StatusOK, e, err)
-	}))
-	mux.HandleFunc("PATCH"+base+"path", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
+	})
+	handle("PATCH"+base+"path", ops.WorkspaceWrite, func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
 		var req struct {
 			UID  *int    `json:"uid"`
 			GID  *int    `json:"gid"`
@@ -248,15 +253,15 @@ func (h *volumeAPI) contentRoutes(mux *http.ServeMux) {
 		}
 		e, err := f.Change(r.Context(), path, how)
 		return answer(w, http.StatusOK, e, err)
-	}))
-	mux.HandleFunc("DELETE"+base+"path", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
+	})
+	handle("DELETE"+base+"path", ops.WorkspaceWrite, func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
 		err := f.Remove(r.Context(), path)
 		if err == nil {
 			w.WriteHeader(http.StatusNoContent)
 		}
 		return err
-	}))
-	mux.HandleFunc("GET"+base+"dir", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
+	})
+	handle("GET"+base+"dir", ops.WorkspaceRead, func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
 		depth := 1
 		if text := r.URL.Query().Get("depth"); text != "" {
 			n, err := strconv.Atoi(text)
@@ -267,30 +272,30 @@ func (h *volumeAPI) contentRoutes(mux *http.ServeMux) {
 		}
 		all, err := f.List(r.Context(), path, depth)
 		return answer(w, http.StatusOK, append([]volumeEntry{}, all...), err)
-	}))
-	mux.HandleFunc("POST"+base+"dir", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
+	})
+	handle("POST"+base+"dir", ops.WorkspaceWrite, func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
 		how, err := readWrite(r)
 		if err != nil {
 			return err
 		}
 		e, err := f.Mkdir(r.Context(), path, how)
 		return answer(w, http.StatusCreated, e, err)
-	}))
-	mux.HandleFunc("GET"+base+"file", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
+	})
+	handle("GET"+base+"file", ops.WorkspaceRead, func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
 		return f.Read(r.Context(), path, func(content io.ReadSeeker, e volumeEntry) error {
 			w.Header().Set("Content-Type", "application/octet-stream")
 			http.ServeContent(w, r, "", e.MTime, content)
 			return nil
 		})
-	}))
-	mux.HandleFunc("PUT"+base+"file", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
+	})
+	handle("PUT"+base+"file", ops.WorkspaceWrite, func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
 		how, err := readWrite(r)
 		if err != nil {
 			return err
 		}
 		e, err := f.Write(r.Context(), path, r.Body, how)
 		return answer(w, http.StatusCreated, e, err)
-	}))
+	})
 }
 
 // readWrite parses the options of a write.

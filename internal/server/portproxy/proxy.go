@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -217,6 +218,15 @@ func token(r *http.Request) (string, error) {
 }
 
 type targetKey struct{}
+
+// Routes returns the routes, for callers with a port token. The operations are
+// those that its maker needed.
+func Routes() []ops.Route {
+	makes := []ops.Op{ops.SandboxFind, ops.PortShare}
+	return []ops.Route{
+		{Name: "a port of a sandbox", Open: true, Ops: makes}, {Name: "GET " + OpenPath, Open: true}, {Name: "POST " + OpenPath, Open: true, Ops: makes},
+	}
+}
 
 // ServeHTTP forwards a request for which Match is true to its port.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
