@@ -106,6 +106,9 @@ func TestExamples(t *testing.T) {
 				if len(path) > 1 && path[1] == "preview" { // gvisor has none
 					line += " 2>&1 | grep 'no URLs for ports'"
 				}
+				if e.codeContext != "" {
+					line = strings.ReplaceAll(line, "3f0c8a52-0b6e-4e0c-9d1c-0d6b9a0b7a11", e.codeContext)
+				}
 				if path[0] == "computer" { // images/desktop/check uses a real one; the error must name it here
 					line = "( " + line + " ) 2>&1 | grep -iE 'desktop|demo'"
 				}
@@ -174,6 +177,8 @@ type exampleRunner struct {
 	address string // where the daemon of the examples listens
 	// published is the port of the machine that leads to the sandbox demo, if any.
 	published string
+	// codeContext is the id of a context of the code interpreter, if there is one.
+	codeContext string
 }
 
 // prepare creates the resources that the examples need.
@@ -196,9 +201,19 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 		if last := path[len(path)-1]; last == "use" || last == "rm" {
 			e.must(t, "atoll context create office --host https://atoll.example.com:7070 --key-file office.key")
 		}
-	case path[0] == "terminal" || path[0] == "computer" || path[0] == "record":
+	case path[0] == "terminal" || path[0] == "computer" || path[0] == "record" || path[0] == "code":
 		e.up(t)
 		e.must(t, "atoll create --name demo")
+		if path[0] == "code" {
+			e.must(t, "echo 'x = 1' >plot.py")
+		}
+		if len(path) > 2 {
+			id, err := e.shell(t, "atoll code context create demo")
+			if err != nil {
+				t.Fatal(id, err)
+			}
+			e.codeContext = strings.TrimSpace(id)
+		}
 	case path[0] == "port":
 		e.up(t)
 		e.must(t, "atoll run -d --name demo -- sh -c 'echo started; sleep 600'")

@@ -30,6 +30,12 @@ func (s *Sandbox) Image() ImageConfig { return s.image }
 // returned this handle.
 func (s *Sandbox) Limits() map[string]sandbox.Enforcement { return s.limits }
 
+// Isolated reports whether code inside is kept from the machine and its network.
+func (s *Sandbox) Isolated(ctx context.Context) (bool, error) {
+	facts, err := s.c.cfg.Facts(ctx)
+	return facts.Isolation, err
+}
+
 // Name returns the name. It is the id unless another name was set.
 func (s *Sandbox) Name() string { return s.name }
 

@@ -33,6 +33,7 @@ import (
 	"github.com/atoll-run/atoll/internal/desk"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/identity"
+	"github.com/atoll-run/atoll/internal/interpreter"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/metrics"
 	"github.com/atoll-run/atoll/internal/registry"
@@ -164,6 +165,7 @@ type Daemon struct {
 	desk         *desk.Service
 	recordings   recordings
 	blobs        blob.Store
+	code         *interpreter.Service
 	memory       *server.Memory
 	otel         *telemetry.Telemetry // nil: telemetry is disabled
 	socket       string

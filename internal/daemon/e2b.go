@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
+	"github.com/atoll-run/atoll/internal/interpreter"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/e2bapi"
@@ -214,7 +215,7 @@ func (d *Daemon) e2bServices() e2bapi.Services {
 	s := sandboxes.Public{Service: d.services.Sandboxes}
 	return e2bapi.Services{
 		Authenticate: d.authenticateKey, Open: d.openForE2B, HasImage: d.hasImage, ECRLogin: d.ecrLogin, Defaults: d.imageDefaults,
-		Sandboxes: s, Lifecycle: s, Networks: s, Usage: d.services.Sandboxes, Ports: d.services.Exec, Entrance: d.services.Sandboxes, Rights: rights{d.services.Exec},
+		Sandboxes: s, Lifecycle: s, Networks: s, Usage: d.services.Sandboxes, Ports: d.services.Exec, Interpreter: e2bCode{d.code}, Entrance: d.services.Sandboxes, Rights: rights{d.services.Exec},
 		Snapshots: d.services.Snapshots, Events: d.services.Events, Secrets: d.services.Secrets, Templates: d.services.Templates, Builder: d.services.Templates, Workspaces: d.services.Workspaces,
 		Identity: d.identity,
 	}
@@ -243,6 +244,20 @@ func (r rights) Allow(ctx context.Context, id sandbox.ID, op ops.Op) error {
 	}
 	_, _, err := r.exec.Admit(ctx, op, guard.Subject{Sandbox: id})
 	return err
+}
+
+// e2bCode adapts the code interpreter to the E2B API.
+type e2bCode struct{ *interpreter.Service }
+
+func (c e2bCode) Dial(ctx context.Context, id sandbox.ID, account func(context.Context) (e2bapi.InterpreterAccount, error)) (net.Conn, error) {
+	conn, err := c.Service.Dial(ctx, id, func(ctx context.Context) (interpreter.Account, error) {
+		as, err := account(ctx)
+		return interpreter.Account(as), err
+	})
+	if failed, ok := errors.AsType[*interpreter.StartError](err); ok {
+		return nil, &e2bapi.StartError{Cause: failed.Cause}
+	}
+	return conn, err
 }
 
 // e2bBox adapts a sandbox to the E2B API.

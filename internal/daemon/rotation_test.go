@@ -88,6 +88,24 @@ func TestRB58BusySandboxesRotate(t *testing.T) {
 	}
 }
 
+// A command that does not end in time for the replacement of its sandbox fails:
+// what it does after the sandbox was saved would be lost.
+func TestRB58SlowCommandIsCut(t *testing.T) {
+	t.Parallel()
+	d := daemontest.New(t).Start(t, sweepsOften)
+	c := daemontest.Client(t, d)
+	s := openSession(t, c, sandbox.Spec{Lifetime: sandbox.Lifetime{Timeout: 16 * time.Second}}, atoll.SessionOptions{Name: "agent", Turn: true})
+	runShell(t, s, "echo before > /note")
+	_, err := s.Run(t.Context(), sandbox.Command{Shell: "sleep 60; echo after > /note"}, atoll.RunOptions{})
+	wantCode(t, err, sandbox.CodeStale)
+	if r, err := s.Acquire(t.Context()); err != nil || r.Epoch != 2 || r.Outcome != sandbox.OutcomeRebuilt {
+		t.Fatalf("the receipt: %+v, %v", r, err)
+	}
+	if got := runShell(t, s, "cat /note"); got != "before" {
+		t.Errorf("it has %q", got)
+	}
+}
+
 // A sandbox that cannot be saved before its deadline continues, and the log says so.
 func TestRB58FailedCaptureIsReported(t *testing.T) {
 	t.Parallel()

@@ -35,9 +35,9 @@ type processes struct{ *exec.Service }
 // holders provides the holders of session sandboxes to the API.
 type holders struct{ *sessions.Holders }
 
-func (h holders) Route(ctx context.Context, ref string, epoch int64, follow bool) (sandbox.ID, int64, func(), error) {
+func (h holders) Route(ctx context.Context, ref string, epoch int64, follow bool) (api.Routed, error) {
 	r, err := h.Holders.Route(ctx, ref, epoch, follow)
-	return r.Sandbox, r.Epoch, r.Done, err
+	return api.Routed(r), err
 }
 
 // apiServices returns the control services for the API.
@@ -59,6 +59,7 @@ func (d *Daemon) apiServices() api.Services {
 		Streams:        d.view,
 		Desktops:       d.desk,
 		Recordings:     &d.recordings,
+		Code:           d.code,
 		PublishedPorts: published{s.Sandboxes, s.Ports},
 		Templates:      s.Templates,
 		Policies:       s.Policies,

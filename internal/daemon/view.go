@@ -2,17 +2,30 @@ package daemon
 
 import (
 	"context"
+	"io"
 	"path/filepath"
 
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/desk"
+	"github.com/atoll-run/atoll/internal/interpreter"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/view"
 	"github.com/atoll-run/atoll/internal/view/record"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// openView opens the streams for viewers. It needs the other services.
+// codeBox adapts a sandbox to the code interpreter.
+type codeBox struct{ *exec.Handle }
+
+func (b codeBox) Write(ctx context.Context, path string, content io.Reader, opts driver.WriteOptions) error {
+	_, err := b.Files().Write(ctx, path, content, opts)
+	return err
+}
+
+// openView opens the streams for viewers, and the desktop and the code
+// interpreter of sandboxes. It needs the other services.
 func (d *Daemon) openView() error {
 	signing, err := secretFile(filepath.Join(d.node.Dir(), "streams.key"))
 	if err != nil {
@@ -29,6 +42,17 @@ func (d *Daemon) openView() error {
 	d.desk = desk.New(desk.Config{
 		Guard: s.Guard, Find: sandboxes.Public{Service: s.Sandboxes}.Get,
 		Open: func(ctx context.Context, ref string) (desk.Commands, error) { return s.Exec.Open(ctx, ref) },
+	})
+	d.code = interpreter.New(interpreter.Config{
+		Guard: s.Guard, Find: sandboxes.Public{Service: s.Sandboxes}.Get, Dial: s.Exec.DialPort,
+		Open: func(ctx context.Context, ref string) (interpreter.Box, error) {
+			box, err := s.Exec.Open(ctx, ref)
+			return codeBox{box}, err
+		},
+		Own: func(ctx context.Context, id sandbox.ID) (context.Context, error) {
+			ctx, _, err := s.Sandboxes.Enter(ctx, id, "")
+			return ctx, err
+		},
 	})
 	d.view = view.New(view.Config{
 		Secret: signing, Guard: s.Guard, Life: s.Life, Now: s.Store.Now, Find: sandboxes.Public{Service: s.Sandboxes}.Get, Dial: s.Exec.DialPort, KeepAlive: s.Tenants.KeepAlive,

@@ -49,7 +49,7 @@ type computerOut struct {
 }
 
 func (s *Server) computerTools() {
-	add(s, "computer_screenshot", "Take a screenshot", "See the desktop of a sandbox. computer_ tools use its pixels.", looks, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerView),
+	add(s, "computer_screenshot", "Take a screenshot", "See the desktop. computer_ tools use its pixels.", looks, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerView),
 		func(ctx context.Context, c *call, in boxArgs) (computerOut, error) {
 			return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "screenshot"})
 		})

@@ -77,8 +77,8 @@ type fileOut struct {
 }
 
 func (s *Server) fileTools() {
-	add(s, "sandbox_read", "Read a file", "Read a file of a sandbox: text, base64, or an image that you can view. Long files come in parts; continue with next_offset.", looks, does(ops.SandboxGet, ops.SandboxFind, ops.FilesRead), read)
-	add(s, "sandbox_write", "Write a file", "Create or replace a file in a sandbox atomically.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.FilesWrite), write)
+	add(s, "sandbox_read", "Read a file", "Read a file of a sandbox as text, base64 or an image. Continue long files with next_offset.", looks, does(ops.SandboxGet, ops.SandboxFind, ops.FilesRead), read)
+	add(s, "sandbox_write", "Write a file", "Create or replace a file in a sandbox.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.FilesWrite), write)
 	add(s, "sandbox_files", "List files", "List a directory of a sandbox.", looks, does(ops.SandboxGet, ops.SandboxFind, ops.FilesList), files)
 }
 

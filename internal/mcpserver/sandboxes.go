@@ -100,9 +100,9 @@ const (
 
 func (s *Server) sandboxTools() {
 	add(s, "sandbox_run", "Run a command in a new sandbox",
-		"Make a sandbox, run one command in it, and remove it. Nothing is kept, so use sandbox_create for work in several steps.", adds, does(ops.SandboxCreate, ops.SandboxFind, ops.ProcessExec, ops.SandboxDestroy), runOnce)
+		"Make a sandbox, run one command in it, and remove it. Nothing is kept.", adds, does(ops.SandboxCreate, ops.SandboxFind, ops.ProcessExec, ops.SandboxDestroy), runOnce)
 	add(s, "sandbox_create", "Create a sandbox",
-		"Make a sandbox that stays until it is removed. Returns its name. Set idle_seconds or lifetime_seconds so that a forgotten sandbox ends.", adds, does(ops.SandboxCreate),
+		"Make a sandbox that stays until it is removed. With idle_seconds or lifetime_seconds, a forgotten one ends.", adds, does(ops.SandboxCreate),
 		func(ctx context.Context, c *call, in createArgs) (boxOut, error) {
 			spec := in.spec()
 			spec.Name, spec.Labels = in.Name, in.Labels
@@ -128,7 +128,7 @@ func (s *Server) sandboxTools() {
 			}
 			return out, nil
 		})
-	add(s, "sandbox_remove", "Remove a sandbox", "Remove a sandbox with everything in it. Workspaces and snapshots stay. A sandbox that is already gone is success.", removes, does(ops.SandboxGet, ops.SandboxDestroy),
+	add(s, "sandbox_remove", "Remove a sandbox", "Remove a sandbox. Workspaces and snapshots stay. One that is gone is success.", removes, does(ops.SandboxGet, ops.SandboxDestroy),
 		func(ctx context.Context, c *call, in boxArgs) (removeOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {
@@ -197,7 +197,7 @@ func (s *Server) stateTools() {
 			snap, err := b.Snapshot(ctx, sandbox.SnapshotRequest{Name: in.Name, Memory: in.Memory})
 			return snapshotOut{Snapshot: snap.Name, ID: snap.ID, Memory: snap.Memory, Bytes: snap.Size}, err
 		})
-	add(s, "sandbox_fork", "Fork a sandbox", "Make copies of a running sandbox, with its files, processes and memory, to try several things from the same state. Remove them with sandbox_remove.", adds, does(ops.SandboxGet, ops.SandboxFork),
+	add(s, "sandbox_fork", "Fork a sandbox", "Copy a running sandbox with its files, processes and memory, to try several things from one state.", adds, does(ops.SandboxGet, ops.SandboxFork),
 		func(ctx context.Context, c *call, in forkArgs) (listOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {
@@ -223,7 +223,7 @@ func (s *Server) stateTools() {
 			info, err := b.Pause(ctx, kind)
 			return toBox(info), err
 		})
-	add(s, "sandbox_resume", "Resume a sandbox", "Continue a paused sandbox, or start a stopped one with the files it had. A running sandbox is success.", idempotent, does(ops.SandboxGet, ops.SandboxResume).sometimes(ops.SandboxStart),
+	add(s, "sandbox_resume", "Resume a sandbox", "Continue a paused or stopped sandbox. A running one is success.", idempotent, does(ops.SandboxGet, ops.SandboxResume).sometimes(ops.SandboxStart),
 		func(ctx context.Context, c *call, in boxArgs) (boxOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {

@@ -51,6 +51,7 @@ func New(client *atoll.Client, version string) *Server {
 	s.stateTools()
 	s.savedTools()
 	s.execTools()
+	s.codeTools()
 	s.fileTools()
 	s.networkTools()
 	s.computerTools()

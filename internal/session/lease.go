@@ -41,6 +41,10 @@ type Config struct {
 	// deadline, a sandbox is replaced only when it is not busy, or when there is
 	// no more time. Nil: never busy.
 	Busy func(ctx context.Context, l lease.Lease) bool
+	// Cut ends the requests in the sandbox of a lease. It is called for those that
+	// take too long for a replacement, so that none succeeds whose changes are not
+	// saved. Nil: no call.
+	Cut func(l lease.Lease)
 	// Alert is called if a sandbox could not be saved and its deadline is near.
 	// The sandbox continues to run. Nil: no call.
 	Alert func(ctx context.Context, l lease.Lease, err error)
@@ -77,6 +81,9 @@ func NewManager(cfg Config) *Manager {
 	}
 	if cfg.Alert == nil {
 		cfg.Alert = func(context.Context, lease.Lease, error) {}
+	}
+	if cfg.Cut == nil {
+		cfg.Cut = func(lease.Lease) {}
 	}
 	if cfg.Progress == nil {
 		cfg.Progress = func(string, string) {}

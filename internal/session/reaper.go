@@ -83,18 +83,34 @@ func (m *Manager) Drain(ctx context.Context, group string) error {
 }
 
 // quietTime is how long requests in progress may take once the sandbox accepts
-// no new ones. After that, they end with the sandbox.
+// no new ones. After that, they fail.
 const quietTime = 15 * time.Second
 
 // quiet waits for the requests in a sandbox that is being evicted, so that
-// their results are saved.
+// their results are saved, and ends those that take too long.
 func (m *Manager) quiet(ctx context.Context, l lease.Lease) error {
-	for waited := time.Duration(0); waited < min(quietTime, l.Lead()/8) && m.cfg.Busy(ctx, l); waited += m.cfg.Poll / 10 {
+	limit := min(quietTime, l.Lead()/8, l.Deadline.Sub(m.cfg.Now())/4) // most of the time is for saving
+	busy, err := m.waitQuiet(ctx, l, limit)
+	if err != nil || !busy {
+		return err
+	}
+	m.cfg.Cut(l)
+	_, err = m.waitQuiet(ctx, l, limit)
+	return err
+}
+
+// waitQuiet waits until a sandbox serves no requests, and reports whether it
+// still does after the limit.
+func (m *Manager) waitQuiet(ctx context.Context, l lease.Lease, limit time.Duration) (busy bool, err error) {
+	for waited := time.Duration(0); m.cfg.Busy(ctx, l); waited += m.cfg.Poll / 10 {
+		if waited >= limit {
+			return true, nil
+		}
 		if err := m.cfg.Sleep(ctx, m.cfg.Poll/10); err != nil {
-			return err
+			return true, err
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // keep cancels the rotation of a sandbox, unless it is being ended.

@@ -91,9 +91,9 @@ export class Conn {
     }
   }
 
-  /** The bytes of a response. */
+  /** The bytes of the response to GET, or to POST with a body. */
   async *bytes(path: string, ask: Ask = {}): AsyncGenerator<Uint8Array> {
-    const { body } = await this.send('GET', path, ask)
+    const { body } = await this.send(ask.json === undefined ? 'GET' : 'POST', path, ask)
     body.on('error', () => {}) // the reader may stop before the end
     try {
       for await (const chunk of body) yield chunk as Uint8Array
@@ -104,7 +104,7 @@ export class Conn {
     }
   }
 
-  /** JSON lines. */
+  /** JSON lines, as bytes. */
   async *lines<T>(path: string, ask: Ask = {}): AsyncGenerator<T> {
     for await (const line of this.#text(path, ask)) {
       const data: unknown = JSON.parse(line)

@@ -1,5 +1,6 @@
 /** The JavaScript client of Atoll: sandboxes for AI agents. */
 export { Client, type ConnectOptions, connect, type EventQuery, Profiles, Secrets, Snapshots, Workspaces } from './client.js'
+export { type CodeOptions, type Execution } from './code.js'
 export { anthropicResult, fromAnthropic, fromOpenAI, look, type ModelAction, openaiOutput } from './computer.js'
 export type { Content } from './conn.js'
 export {

@@ -137,6 +137,72 @@ export interface components {
             candidates: components["schemas"]["Candidate"][] | null;
             choice?: string;
         };
+        CodeContext: {
+            /** @description where it started */
+            dir: string;
+            id: string;
+            language: string;
+        };
+        CodeError: {
+            name: string;
+            traceback: string;
+            value: string;
+        };
+        CodeEvent: {
+            /**
+             * Format: int64
+             * @description of started: how many executions the context has had
+             */
+            count?: number;
+            /** @description of error */
+            exception?: components["schemas"]["CodeError"];
+            /** @description of result */
+            result?: components["schemas"]["CodeResult"];
+            /** @description of stdout and stderr */
+            text?: string;
+            /** @description of end: the timeout interrupted the code */
+            timedOut?: boolean;
+            /**
+             * @description alive comes every few seconds without another event; end is the last one
+             * @enum {string}
+             */
+            type: "started" | "stdout" | "stderr" | "result" | "error" | "alive" | "end";
+        };
+        CodeRequest: {
+            /** @description the code */
+            code: string;
+            /** @description id of a context, instead of the default one of the language */
+            context?: string;
+            /** @description environment for this execution */
+            env?: {
+                [key: string]: string;
+            };
+            /** @description python, javascript, typescript, bash, r or java, as far as the image has them; python if it is left out */
+            language?: string;
+            /**
+             * Format: int64
+             * @description milliseconds after which the code is interrupted; 0 or left out: never
+             */
+            timeoutMs?: number;
+        };
+        CodeResult: {
+            /** @description what a figure shows, in the form of E2B's SDKs */
+            chart?: unknown;
+            /** @description columns of a table */
+            data?: unknown;
+            html?: string;
+            javascript?: string;
+            jpeg?: string;
+            json?: unknown;
+            latex?: string;
+            /** @description the value of the last expression */
+            main?: boolean;
+            markdown?: string;
+            pdf?: string;
+            png?: string;
+            svg?: string;
+            text?: string;
+        };
         ComputerAction: {
             /**
              * @description screenshot and cursor only look; wait does nothing for durationMs
@@ -215,6 +281,9 @@ export interface components {
         };
         ConsoleSettings: {
             listen?: string;
+        };
+        ContextsOutputBody: {
+            contexts: components["schemas"]["CodeContext"][] | null;
         };
         CreateRequest: {
             /** @description added to the image's environment of every command; values are not stored in the database */
@@ -964,6 +1033,12 @@ export interface components {
             egress?: string[] | null;
             inline?: components["schemas"]["Profile"];
             profile?: string;
+        };
+        NewCodeContext: {
+            /** @description its working directory; that of the interpreter if it is left out */
+            dir?: string;
+            /** @description python if it is left out */
+            language?: string;
         };
         NewKey: {
             /**
@@ -2279,12 +2354,18 @@ export type Candidate = components['schemas']['Candidate']
 export type CapabilityDocument = components['schemas']['CapabilityDocument']
 export type Change = components['schemas']['Change']
 export type Choice = components['schemas']['Choice']
+export type CodeContext = components['schemas']['CodeContext']
+export type CodeError = components['schemas']['CodeError']
+export type CodeEvent = components['schemas']['CodeEvent']
+export type CodeRequest = components['schemas']['CodeRequest']
+export type CodeResult = components['schemas']['CodeResult']
 export type ComputerAction = components['schemas']['ComputerAction']
 export type ComputerRequest = components['schemas']['ComputerRequest']
 export type ComputerResult = components['schemas']['ComputerResult']
 export type ComputerUseCell = components['schemas']['ComputerUseCell']
 export type ConsoleLink = components['schemas']['ConsoleLink']
 export type ConsoleSettings = components['schemas']['ConsoleSettings']
+export type ContextsOutputBody = components['schemas']['ContextsOutputBody']
 export type CreateRequest = components['schemas']['CreateRequest']
 export type Credential = components['schemas']['Credential']
 export type Descriptor = components['schemas']['Descriptor']
@@ -2339,6 +2420,7 @@ export type Mount = components['schemas']['Mount']
 export type MoveInputBody = components['schemas']['MoveInputBody']
 export type Needs = components['schemas']['Needs']
 export type Network = components['schemas']['Network']
+export type NewCodeContext = components['schemas']['NewCodeContext']
 export type NewKey = components['schemas']['NewKey']
 export type NewPortToken = components['schemas']['NewPortToken']
 export type NewRecording = components['schemas']['NewRecording']

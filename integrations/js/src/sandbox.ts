@@ -2,6 +2,7 @@
 import { Duplex } from 'node:stream'
 import type { WebSocket } from 'ws'
 
+import { type CodeOptions, type Execution, runCode } from './code.js'
 import { type Conn, segment } from './conn.js'
 import { Files } from './files.js'
 import type * as m from './models.js'
@@ -201,6 +202,39 @@ export class Sandbox {
   /** End a stream and disconnect its viewers. */
   async revokeStream(id: string): Promise<void> {
     await this.conn.call('DELETE', `${this.base}/streams/${segment(id)}`)
+  }
+
+  /**
+   * Execute code in the code interpreter, which keeps variables from one call to the next. An exception of the code is in the
+   * execution and is not thrown.
+   */
+  runCode(code: string, o: CodeOptions = {}): Promise<Execution> {
+    return runCode(this.conn, `${this.base}/code`, code, o)
+  }
+
+  /** The contexts of the code interpreter, with the default ones of the languages that were used. */
+  async codeContexts(): Promise<m.CodeContext[]> {
+    return (await this.conn.call<m.ContextsOutputBody>('GET', `${this.base}/code/contexts`)).contexts ?? []
+  }
+
+  /** Make a context with variables of its own. */
+  createCodeContext(o: m.NewCodeContext = {}): Promise<m.CodeContext> {
+    return this.conn.call('POST', `${this.base}/code/contexts`, { json: o })
+  }
+
+  /** Forget the variables of a context. */
+  async restartCodeContext(id: string): Promise<void> {
+    await this.conn.call('POST', `${this.base}/code/contexts/${segment(id)}/restart`)
+  }
+
+  /** Interrupt what a context executes. Its variables stay. */
+  async interruptCodeContext(id: string): Promise<void> {
+    await this.conn.call('POST', `${this.base}/code/contexts/${segment(id)}/interrupt`)
+  }
+
+  /** End a context. The default one of a language is made again when that is used. */
+  async removeCodeContext(id: string): Promise<void> {
+    await this.conn.call('DELETE', `${this.base}/code/contexts/${segment(id)}`)
   }
 
   /** Open a terminal that viewers share: a login shell in the workspace, or the terminal of a background command. */

@@ -76,6 +76,9 @@ func (h *Handle) Logs(ctx context.Context, id string, opts driver.LogOptions) (d
 	return &redactedLog{LogReader: l, r: h.redact, torn: opts.Tail > 0, streams: map[int]*secret.Redaction{}}, nil
 }
 
+// Redacted returns a stream of output from a sandbox, with values removed.
+func (h *Handle) Redacted(from io.Reader) io.Reader { return h.redacted(from, false) }
+
 // redacted returns a command's stream with values removed.
 func (h *Handle) redacted(from io.Reader, torn bool) io.Reader {
 	if h.redact == nil {

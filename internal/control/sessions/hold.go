@@ -173,6 +173,9 @@ func (s *Holders) managerWith(row store.Session, progress func(group, what strin
 			s.Report(ctx, err)
 			return busy
 		},
+		Cut: func(l lease.Lease) {
+			s.present.cut(place{row.Tenant, row.Group}, stale(row.Name, "the sandbox was replaced while the request was under way"))
+		},
 		Alert: func(ctx context.Context, l lease.Lease, err error) {
 			s.Report(ctx, err)
 			s.leases.fact(ctx, row.Tenant, row.Name, l.Sandbox, eventlog.LeaseAtRisk, l.Epoch, ops.SessionSave)

@@ -44,38 +44,50 @@ type presence struct {
 	epoch int64
 	uses  int
 	timer *time.Timer // releases it; nil while in use
+	// over ends when its requests must end, with the reason.
+	over context.Context
+	end  context.CancelCauseFunc
 }
 
-// begin adds an acquired holder. done ends its first use. ok is false if the
-// session is being moved.
-func (p *presences) begin(at place, id string, epoch int64) (done func(), ok bool) {
+// begin adds an acquired holder, for one use. ok is false if the session is being
+// moved.
+func (p *presences) begin(at place, id string, epoch int64) (u use, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.moves[at] != nil {
-		return nil, false
+		return u, false
 	}
 	if p.all == nil {
 		p.all, p.main = map[*presence]bool{}, map[place]*presence{}
 	}
 	h := &presence{at: at, id: id, epoch: epoch, uses: 1}
+	h.over, h.end = context.WithCancelCause(context.Background())
 	p.all[h], p.main[at] = true, h
-	return p.doneOf(h), true
+	return use{p.doneOf(h), h.over}, true
 }
 
-// join uses the daemon's holder of a lease, if there is one.
-func (p *presences) join(at place, l lease.Lease) (done func(), ok bool) {
+// use is one use of a holder. It ends when done is called; the request must end
+// when over does.
+type use struct {
+	done func()
+	over context.Context
+}
+
+// join uses the daemon's holder of a lease, if there is one. The lease may have
+// changed since it was read.
+func (p *presences) join(at place, l lease.Lease) (u use, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	h := p.main[at]
 	if h == nil || p.moves[at] != nil || h.epoch != l.Epoch || !l.Holds(lease.Operator, h.id) {
-		return nil, false
+		return u, false
 	}
 	if h.timer != nil {
 		h.timer.Stop()
 		h.timer = nil
 	}
 	h.uses++
-	return p.doneOf(h), true
+	return use{p.doneOf(h), h.over}, true
 }
 
 func (p *presences) doneOf(h *presence) func() {
@@ -107,11 +119,27 @@ func (p *presences) release(h *presence) {
 		}
 	}
 	p.mu.Unlock()
+	if unused {
+		h.end(nil)
+	}
 	if !unused || p.leases.Life.Err() != nil {
 		return
 	}
 	_, _, err := p.leases.of(h.at.tenant).Apply(p.leases.Life, h.at.group, lease.Release{Kind: lease.Operator, ID: h.id})
 	p.leases.Report(p.leases.Life, err)
+}
+
+// cut ends the requests that use a sandbox, for the reason why. Later requests
+// need another holder.
+func (p *presences) cut(at place, why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.main, at)
+	for h := range p.all {
+		if h.at == at {
+			h.end(why)
+		}
+	}
 }
 
 // beat sends heartbeats for the holders of this daemon.

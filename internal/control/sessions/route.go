@@ -18,11 +18,13 @@ import (
 const linger = 10 * time.Second
 
 // Routed is the sandbox that serves a request for a session. It is held until
-// Done is called. Call Done exactly once.
+// Done is called. Call Done exactly once. The request must end when Over does,
+// because what it changes later would be lost; the cause is the error for it.
 type Routed struct {
 	Sandbox sandbox.ID
 	Epoch   int64
 	Done    func()
+	Over    context.Context
 }
 
 // maxFollows limits how often one request follows a moving session.
@@ -130,14 +132,28 @@ func (s *Holders) reachOnce(ctx context.Context, row store.Session, l lease.Leas
 		}
 	}
 	if l.State == lease.Warm && box.State == sandbox.Running {
-		if done, ok := s.present.join(at, l); ok {
-			return Routed{l.Sandbox, l.Epoch, done}, nil
+		if u, ok := s.present.join(at, l); ok {
+			return s.joined(ctx, row, l, u)
 		}
 	}
 	if l.Serves() && box.State == sandbox.Running && !mayHold(ctx) {
-		return Routed{l.Sandbox, l.Epoch, func() {}}, nil // as long as others hold it
+		return Routed{l.Sandbox, l.Epoch, func() {}, context.Background()}, nil // as long as others hold it
 	}
 	return s.hold(ctx, row, at, epoch)
+}
+
+// joined reads a lease again that a request has just joined. An eviction that
+// began in between does not wait for the request.
+func (s *Holders) joined(ctx context.Context, row store.Session, l lease.Lease, u use) (Routed, error) {
+	now, err := s.leases.of(row.Tenant).Load(ctx, row.Group)
+	if err == nil && (now.State != lease.Warm || now.Epoch != l.Epoch) {
+		err = errMoving
+	}
+	if err != nil {
+		u.done()
+		return Routed{}, err
+	}
+	return Routed{l.Sandbox, l.Epoch, u.done, u.over}, nil
 }
 
 // mayHold reports whether the caller may hold a sandbox. Callers that may only
@@ -156,15 +172,15 @@ func (s *Holders) hold(ctx context.Context, row store.Session, at place, epoch i
 		if err != nil {
 			return err
 		}
-		done, ok := s.present.begin(at, id, held.Epoch)
+		u, ok := s.present.begin(at, id, held.Epoch)
 		if l, err := s.leases.of(row.Tenant).Load(ctx, row.Group); err != nil || !ok || s.leases.moving(l) {
 			if ok {
-				done()
+				u.done()
 			}
 			_, _, relErr := s.leases.of(row.Tenant).Apply(context.WithoutCancel(ctx), row.Group, lease.Release{Kind: lease.Operator, ID: id})
 			return core.FirstError(err, relErr, errMoving)
 		}
-		out = Routed{held.Box.ID, held.Epoch, done}
+		out = Routed{held.Box.ID, held.Epoch, u.done, u.over}
 		if epoch != 0 && held.Epoch != epoch {
 			out.Done()
 			return stale(row.Name, "the sandbox was replaced")

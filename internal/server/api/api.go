@@ -75,6 +75,7 @@ func New(services Services, opts Options) *API {
 	a.streams()
 	a.recordings()
 	a.computer()
+	a.code()
 	a.events()
 	a.keys()
 	a.console()

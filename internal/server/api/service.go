@@ -37,6 +37,7 @@ type Services struct {
 	Streams        Streams
 	Desktops       Desktops
 	Recordings     Recordings
+	Code           Code
 	PublishedPorts PublishedPorts
 	Templates      Templates
 	Policies       Policies

@@ -44,10 +44,18 @@ type Holders interface {
 	Release(ctx context.Context, ref string, h sandbox.HolderRef) error
 	Save(ctx context.Context, ref string, epoch int64, follow bool) (sandbox.Saved, error)
 	Envelope(ctx context.Context, ref string) (sandbox.Envelope, error)
-	// Route returns the sandbox that serves a session, which is kept until done is
-	// called. With follow, an earlier epoch is accepted if its files moved to the
-	// present sandbox.
-	Route(ctx context.Context, ref string, epoch int64, follow bool) (id sandbox.ID, now int64, done func(), err error)
+	// Route returns the sandbox that serves a session. With follow, an earlier epoch
+	// is accepted if its files moved to the present sandbox.
+	Route(ctx context.Context, ref string, epoch int64, follow bool) (Routed, error)
+}
+
+// Routed is a sandbox that serves a request for a session. It is kept until Done
+// is called. The request must end when Over does; its cause is the error.
+type Routed struct {
+	Sandbox sandbox.ID
+	Epoch   int64
+	Done    func()
+	Over    context.Context
 }
 
 // Movers move sessions between providers.
@@ -222,7 +230,7 @@ func (a *API) holders() {
 
 // routed are the resources of a sandbox that a session has too.
 var routed = []string{
-	"exec", "processes", "files", "ports", "streams", "recordings", "computer", "desktop", "port-tokens", "usage", "wait", "fork", "snapshots", "pause", "resume", "stop", "start",
+	"exec", "processes", "files", "ports", "streams", "recordings", "computer", "desktop", "code", "port-tokens", "usage", "wait", "fork", "snapshots", "pause", "resume", "stop", "start",
 }
 
 // routes registers the routed resources. Each request goes to the sandbox that
@@ -247,14 +255,17 @@ func (a *API) route(w http.ResponseWriter, r *http.Request) {
 		a.nowhere(w, probe)
 		return
 	}
-	id, now, done, err := a.services.Holders.Route(r.Context(), r.PathValue("ref"), epoch, r.Header.Get(FollowHeader) == "true")
+	to, err := a.services.Holders.Route(r.Context(), r.PathValue("ref"), epoch, r.Header.Get(FollowHeader) == "true")
 	if err != nil {
 		a.fail(w, r, err)
 		return
 	}
-	defer done()
-	w.Header().Set(EpochHeader, strconv.FormatInt(now, 10))
-	a.mux.ServeHTTP(w, rewritten(withRoute(r, r.PathValue("ref"), now), string(id), rest))
+	defer to.Done()
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(to.Over, func() { cancel(context.Cause(to.Over)) })()
+	w.Header().Set(EpochHeader, strconv.FormatInt(to.Epoch, 10))
+	a.mux.ServeHTTP(w, rewritten(withRoute(r.WithContext(ctx), r.PathValue("ref"), to.Epoch), string(to.Sandbox), rest))
 }
 
 func requestEpoch(r *http.Request) (int64, error) {

@@ -81,7 +81,7 @@ func New(s Services, opts Options) *Handler {
 	metrics := &metricsAPI{finder{s.Sandboxes}, s.Usage}
 	h.control = h.controlPlane(&s, metrics)
 	h.envd = h.dataPlane(inside, metrics)
-	h.ports = newPortAPI(inside, s.Ports)
+	h.ports = newPortAPI(inside, s.Ports, s.Interpreter)
 	return h
 }
 

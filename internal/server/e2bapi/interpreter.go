@@ -1,111 +1,53 @@
 package e2bapi
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"io"
 	"net"
 	"net/http"
-	"path"
 	"strings"
-	"sync"
-	"time"
 
-	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/internal/server/e2bapi/interpreter"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// interpreters starts servers of the code interpreter: on the first request to
-// the port, if nothing listens on it.
-type interpreters struct {
-	mu   sync.Mutex
-	busy map[sandbox.ID]*sync.Mutex
+// interpreterPort is where the SDKs expect the code interpreter.
+const interpreterPort = 49999
+
+// Interpreter connects to the code interpreter of a sandbox.
+type Interpreter interface {
+	// Dial starts the interpreter if it does not run, as the account that a function
+	// returns. If that fails, the error is a *StartError. The caller closes the
+	// connection.
+	Dial(ctx context.Context, id sandbox.ID, account func(context.Context) (InterpreterAccount, error)) (net.Conn, error)
 }
 
-// interpreterPatience is the maximum time for a server to start.
-const interpreterPatience = time.Minute
+// InterpreterAccount is how the code interpreter runs in a sandbox.
+type InterpreterAccount struct {
+	User, Dir string
+	Env       map[string]string
+}
 
-// interpret connects to the port of the code interpreter after a connection was
-// refused. It starts our server, unless another request just did.
+// StartError is why the code interpreter could not be started.
+type StartError struct{ Cause error }
+
+func (e *StartError) Error() string { return e.Cause.Error() }
+
+// Unwrap returns the cause.
+func (e *StartError) Unwrap() error { return e.Cause }
+
+// interpret connects to the code interpreter, which runs as the user of the code.
 func (h *portAPI) interpret(ctx context.Context, id sandbox.ID) (net.Conn, error) {
-	h.interpreters.mu.Lock()
-	if h.interpreters.busy == nil {
-		h.interpreters.busy = map[sandbox.ID]*sync.Mutex{}
-	}
-	mine := h.interpreters.busy[id]
-	if mine == nil {
-		mine = &sync.Mutex{}
-		h.interpreters.busy[id] = mine
-	}
-	h.interpreters.mu.Unlock()
-	mine.Lock()
-	defer mine.Unlock()
-	defer func() {
-		h.interpreters.mu.Lock()
-		delete(h.interpreters.busy, id)
-		h.interpreters.mu.Unlock()
-	}()
-	if conn, err := h.dialer.DialPort(ctx, string(id), interpreter.Port); err == nil {
-		return conn, nil // another request was faster
-	}
-	ctx, cancel := context.WithTimeout(ctx, interpreterPatience)
-	defer cancel()
-	if err := h.startInterpreter(ctx, id); err != nil {
-		return nil, &interpreterError{err}
-	}
-	return h.dialer.DialPort(ctx, string(id), interpreter.Port)
-}
-
-// interpreterError is why the server of the code interpreter could not be started.
-type interpreterError struct{ error }
-
-func (e *interpreterError) Unwrap() error { return e.error }
-
-// startInterpreter writes the programs into a sandbox, owned by root, and starts
-// the server as the user of the code.
-func (h *portAPI) startInterpreter(ctx context.Context, id sandbox.ID) error {
-	ctx, _, err := h.entrance.Enter(ctx, id, "") // the key may not be allowed to write its files
-	if err != nil {
-		return err
-	}
-	box, err := h.openBox(ctx, string(id))
-	if err != nil {
-		return err
-	}
-	user, err := h.accounts.find(ctx, box, "", defaults{})
-	if err != nil {
-		return err
-	}
-	for name, content := range interpreter.Files() {
-		opts := driver.WriteOptions{Owner: "root", Mode: 0o644}
-		if _, err := box.Files().Write(ctx, path.Join(interpreter.Dir, name), bytes.NewReader(content), opts); err != nil {
-			return err
+	return h.interpreter.Dial(ctx, id, func(ctx context.Context) (InterpreterAccount, error) {
+		box, err := h.openBox(ctx, string(id))
+		if err != nil {
+			return InterpreterAccount{}, err
 		}
-	}
-	p, err := box.Exec(ctx, sandbox.Command{
-		Args: interpreter.Command(), User: user.name, Dir: user.home, Background: true,
-		Env: map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": publicID(id), "PYTHONDONTWRITEBYTECODE": "1"},
+		user, err := h.accounts.find(ctx, box, "", defaults{})
+		return InterpreterAccount{
+			User: user.name, Dir: user.home,
+			Env: map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": publicID(id), "PYTHONDONTWRITEBYTECODE": "1"},
+		}, err
 	})
-	if err != nil {
-		return err
-	}
-	defer p.Close() // it runs on
-	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
-	line, err := bufio.NewReader(p.Stdout()).ReadString('\n')
-	if err == nil && line == interpreter.Ready+"\n" {
-		return nil
-	}
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	why, _ := io.ReadAll(io.LimitReader(p.Stderr(), maxOutput))
-	return &sandbox.Error{
-		Code: sandbox.CodeUnsupported, Subject: "code interpreter", Message: "cannot be started in this sandbox: " + clip(string(bytes.TrimSpace(why))),
-		Hint: "use a template with python3",
-	}
 }
 
 // interpreterRoute is that of the port of the code interpreter, except for its

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/internal/server/e2bapi/interpreter"
 	"github.com/atoll-run/atoll/internal/server/portproxy"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -21,9 +20,9 @@ const headerTraffic = "E2b-Traffic-Access-Token"
 // portAPI passes requests to ports of sandboxes.
 type portAPI struct {
 	*guest
-	dialer       Ports
-	proxy        *portproxy.Proxy
-	interpreters interpreters
+	dialer      Ports
+	interpreter Interpreter
+	proxy       *portproxy.Proxy
 }
 
 // dialer connects for requests that enter has checked.
@@ -34,25 +33,24 @@ func (dialer) EnterPort(ctx context.Context, _, _ string, _ uint16) (context.Con
 	return ctx, "", unauthorized("not this way")
 }
 
-// DialPort connects to a port. If nothing listens on the port of the code
-// interpreter, DialPort starts its server first.
+// DialPort connects to a port. On that of the code interpreter, a server is
+// started if none listens.
 func (d dialer) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
-	conn, err := d.dialer.DialPort(ctx, ref, port)
-	if port == interpreter.Port && sandbox.CodeOf(err) == sandbox.CodeUnavailable {
+	if port == interpreterPort {
 		return d.interpret(ctx, sandbox.ID(ref))
 	}
-	return conn, err
+	return d.dialer.DialPort(ctx, ref, port)
 }
 
-func newPortAPI(inside *guest, ports Ports) *portAPI {
-	h := &portAPI{guest: inside, dialer: ports}
+func newPortAPI(inside *guest, ports Ports, code Interpreter) *portAPI {
+	h := &portAPI{guest: inside, dialer: ports, interpreter: code}
 	h.proxy = portproxy.New(dialer{h}, portproxy.Options{Failed: h.portFailed, Logger: h.opts.Logger})
 	return h
 }
 
 // bearer returns the key whose token a request for a port carries, if any.
 func (h *portAPI) bearer(r *http.Request, id sandbox.ID, number uint16) string {
-	if number == interpreter.Port {
+	if number == interpreterPort {
 		if keyID, ok := h.tokens.keyOf(forEnvd, string(id), r.Header.Get(headerToken)); ok {
 			return keyID
 		}
@@ -93,7 +91,7 @@ func (h *portAPI) show(w http.ResponseWriter, r *http.Request, s *sandbox.Sandbo
 			return
 		}
 	}
-	if number == interpreter.Port {
+	if number == interpreterPort {
 		if err := h.mayInterpret(r, s.ID); err != nil {
 			h.fail(w, r, err)
 			return
@@ -124,7 +122,7 @@ func (h *portAPI) show(w http.ResponseWriter, r *http.Request, s *sandbox.Sandbo
 // portFailed answers a request if the program inside did not.
 func (h *portAPI) portFailed(w http.ResponseWriter, r *http.Request, err error) {
 	p, _ := r.Context().Value(portKey{}).(port)
-	_, interpreting := errors.AsType[*interpreterError](err)
+	_, interpreting := errors.AsType[*StartError](err)
 	switch code := sandbox.CodeOf(err); {
 	case r.Context().Err() != nil: // the client is gone, or its access has ended
 		panic(http.ErrAbortHandler)

@@ -36,21 +36,22 @@ type Services struct {
 	ECRLogin func(ctx context.Context, image, accessKey string, secret func() string, region string) (func() (username, password string), error)
 	// Defaults returns the user and working directory of an image on this machine;
 	// empty if it sets none.
-	Defaults   func(ctx context.Context, digest string) (user, dir string, err error)
-	Sandboxes  Sandboxes
-	Lifecycle  Lifecycle
-	Networks   Networks
-	Usage      Usage
-	Ports      Ports
-	Entrance   Entrance
-	Rights     Rights
-	Snapshots  Snapshots
-	Events     Events
-	Secrets    Secrets
-	Templates  Templates
-	Builder    Builder
-	Workspaces Workspaces
-	Identity   Identity
+	Defaults    func(ctx context.Context, digest string) (user, dir string, err error)
+	Sandboxes   Sandboxes
+	Lifecycle   Lifecycle
+	Networks    Networks
+	Usage       Usage
+	Ports       Ports
+	Interpreter Interpreter
+	Entrance    Entrance
+	Rights      Rights
+	Snapshots   Snapshots
+	Events      Events
+	Secrets     Secrets
+	Templates   Templates
+	Builder     Builder
+	Workspaces  Workspaces
+	Identity    Identity
 }
 
 // Identity publishes how to verify identity tokens of sandboxes.

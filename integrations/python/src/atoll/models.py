@@ -113,6 +113,69 @@ class Choice(Model):
     choice: str | None = None
 
 
+class CodeContext(Model):
+    dir: str
+    """
+    where it started
+    """
+    id: str
+    language: str
+
+
+class CodeError(Model):
+    name: str
+    traceback: str
+    value: str
+
+
+class CodeRequest(Model):
+    code: str
+    """
+    the code
+    """
+    context: str | None = None
+    """
+    id of a context, instead of the default one of the language
+    """
+    env: dict[str, str] | None = None
+    """
+    environment for this execution
+    """
+    language: str | None = None
+    """
+    python, javascript, typescript, bash, r or java, as far as the image has them; python if it is left out
+    """
+    timeout_ms: int | None = None
+    """
+    milliseconds after which the code is interrupted; 0 or left out: never
+    """
+
+
+class CodeResult(Model):
+    chart: Any | None = None
+    """
+    what a figure shows, in the form of E2B's SDKs
+    """
+    data: Any | None = None
+    """
+    columns of a table
+    """
+    html: str | None = None
+    javascript: str | None = None
+    jpeg: str | None = None
+    json_: Any | None = None
+    latex: str | None = None
+    main: bool | None = None
+    """
+    the value of the last expression
+    """
+    markdown: str | None = None
+    pdf: str | None = None
+    png: str | None = None
+    svg: str | None = None
+    text: str | None = None
+
+
 class ComputerUseCell(Model):
     available: bool
     read_only: bool
@@ -132,6 +195,10 @@ class ConsoleLink(Model):
 
 class ConsoleSettings(Model):
     listen: str | None = None
+
+
+class ContextsOutputBody(Model):
+    contexts: list[CodeContext] | None
 
 
 class Credential(Model):
@@ -687,6 +754,17 @@ class Needs(Model):
     provider: str | None = None
     snapshot: str | None = None
     user: bool | None = None
+
+
+class NewCodeContext(Model):
+    dir: str | None = None
+    """
+    its working directory; that of the interpreter if it is left out
+    """
+    language: str | None = None
+    """
+    python if it is left out
+    """
 
 
 class NewKey(Model):
@@ -1683,6 +1761,33 @@ class WorkspaceVersion(Model):
     skipped: int | None = None
     """
     sockets and device nodes, which are not kept
+    """
+
+
+class CodeEvent(Model):
+    count: int | None = None
+    """
+    of started: how many executions the context has had
+    """
+    exception: CodeError | None = None
+    """
+    of error
+    """
+    result: CodeResult | None = None
+    """
+    of result
+    """
+    text: str | None = None
+    """
+    of stdout and stderr
+    """
+    timed_out: bool | None = None
+    """
+    of end: the timeout interrupted the code
+    """
+    type: Literal["started", "stdout", "stderr", "result", "error", "alive", "end"]
+    """
+    alive comes every few seconds without another event; end is the last one
     """
 
 

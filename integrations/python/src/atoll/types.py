@@ -71,6 +71,37 @@ class FileEvent:
     dir: bool = False
 
 
+@dataclass(frozen=True)
+class Execution:
+    """What code in the code interpreter did. Pictures in results are base64; see png."""
+
+    results: Sequence[m.CodeResult]
+    """What the code showed, each in all its forms."""
+    stdout: str
+    stderr: str
+    error: m.CodeError | None
+    """The exception that ended the code."""
+    count: int
+    """The executions that the context has had."""
+    timed_out: bool = False
+    """The timeout interrupted the code."""
+
+    @property
+    def text(self) -> str:
+        """The value of the last expression, as text."""
+        return next((r.text or "" for r in self.results if r.main), "")
+
+    @property
+    def png(self) -> list[bytes]:
+        """The pictures that the code showed, as PNG images."""
+        return [base64.b64decode(r.png) for r in self.results if r.png]
+
+    @property
+    def ok(self) -> bool:
+        """It ended without an exception."""
+        return self.error is None
+
+
 def milliseconds(seconds: float | None) -> int | None:
     """Rounded up, so that a short time does not become 0."""
     return None if seconds is None else -int(-seconds * 1000 // 1)

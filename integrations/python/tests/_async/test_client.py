@@ -407,3 +407,28 @@ async def test_build() -> None:
             await client.build("built", context("FROM host\nNOSUCH step\n"))
         with pytest.raises(errors.AtollError, match="exit"):
             await client.build("built", context("FROM host\nRUN exit 3\n"))
+
+
+async def test_code() -> None:
+    async with box(Spec()) as sandbox:
+        first = await sandbox.run_code("import sys\nx = 6 * 7\nprint('out')\nprint('err', file=sys.stderr)\nx", env={"A": "b"})
+        assert (first.ok, first.text, first.stdout, first.stderr, first.count) == (True, "42", "out\n", "err\n", 1)
+        events: list[models.CodeEvent] = []
+        assert (await sandbox.run_code("x + 1", on_event=events.append)).text == "43"
+        assert [e.type for e in events] == ["started", "result", "end"]
+        failed = await sandbox.run_code("1 / 0")
+        assert failed.error is not None and failed.error.name == "ZeroDivisionError" and not failed.ok
+        late = await sandbox.run_code("while True: print(1)", timeout=0.5)
+        assert late.timed_out and late.error is not None and late.error.name == "KeyboardInterrupt"
+        picture = "class P:\n    def _repr_png_(self): return b'png'\nP()"
+        assert (await sandbox.run_code(picture)).png == [b"png"]
+        other = await sandbox.create_code_context("bash", "/tmp")
+        assert (await sandbox.run_code("pwd", context=other.id)).stdout == "/tmp\n"
+        assert {c.language for c in await sandbox.code_contexts()} >= {"python", "bash"}
+        await sandbox.restart_code_context(other.id)
+        await sandbox.interrupt_code_context(other.id)
+        await sandbox.remove_code_context(other.id)
+        with pytest.raises(errors.NotFoundError):
+            await sandbox.run_code("pwd", context=other.id)
+        with pytest.raises(errors.InvalidError, match="klingon"):
+            await sandbox.run_code("1", language="klingon")

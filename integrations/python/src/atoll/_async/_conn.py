@@ -128,9 +128,11 @@ class AsyncConn:
                         return
                     yield data
 
-    async def lines(self, path: str, query: Query | None = None) -> AsyncIterator[Any]:
-        """JSON lines."""
-        async with self.stream("GET", path, query) as answer:
+    async def lines(self, path: str, query: Query | None = None, body: Model | None = None) -> AsyncIterator[Any]:
+        """JSON lines, the answer to GET, or to POST with a body."""
+        content = None if body is None else json.dumps(body.to_json()).encode()
+        headers = None if body is None else {"Content-Type": "application/json"}
+        async with self.stream("GET" if body is None else "POST", path, query, content, headers) as answer:
             async for line in answer.aiter_lines():
                 data = json.loads(line)
                 if "error" in data and (error := errors.from_problem(data["error"])):

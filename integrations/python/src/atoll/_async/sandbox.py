@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -18,7 +18,7 @@ from atoll._async.files import AsyncFiles
 from atoll._async.process import AsyncProcess
 from atoll._async.terminal import AsyncTerminal
 from atoll._io_async import WebSocket
-from atoll.types import Arg, Output, Result, command, milliseconds, result
+from atoll.types import Arg, Execution, Output, Result, command, milliseconds, result
 
 
 class AsyncSandbox:
@@ -235,6 +235,58 @@ class AsyncSandbox:
         """A picture of the desktop, as a PNG image."""
         shot = (await self.computer(m.ComputerAction(action="screenshot"))).screenshot
         return b64decode(shot.png if shot else "")
+
+    async def run_code(
+        self,
+        code: str,
+        *,
+        language: str | None = None,
+        context: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float | None = None,
+        on_event: Callable[[m.CodeEvent], object] | None = None,
+    ) -> Execution:
+        """Execute code in the code interpreter, which keeps variables from one call to the next.
+
+        It runs in a context, or else in the default one of the language, python. on_event gets the events as they come. After timeout
+        seconds the code is interrupted. An exception of the code is in the execution and is not raised here.
+        """
+        body = m.CodeRequest(code=code, language=language, context=context, env=env, timeout_ms=milliseconds(timeout))
+        texts: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        results: list[m.CodeResult] = []
+        error, count = None, 0
+        async for line in self._conn.lines(f"{self._base}/code", body=body):
+            event = m.CodeEvent.model_validate(line)
+            if event.type in texts:
+                texts[event.type].append(event.text or "")
+            if event.result:
+                results.append(event.result)
+            error, count = event.exception or error, event.count or count
+            if on_event:
+                on_event(event)
+            if event.type == "end":
+                return Execution(results, "".join(texts["stdout"]), "".join(texts["stderr"]), error, count, bool(event.timed_out))
+        raise errors.unreachable()
+
+    async def code_contexts(self) -> Sequence[m.CodeContext]:
+        """The contexts of the code interpreter, with the default ones of the languages that were used."""
+        return (await self._conn.get(m.ContextsOutputBody, "GET", f"{self._base}/code/contexts")).contexts or []
+
+    async def create_code_context(self, language: str | None = None, dir: str | None = None) -> m.CodeContext:
+        """Make a context with variables of its own."""
+        return await self._conn.get(m.CodeContext, "POST", f"{self._base}/code/contexts", m.NewCodeContext(language=language, dir=dir))
+
+    async def restart_code_context(self, id: str) -> None:
+        """Forget the variables of a context."""
+        await self._conn.call("POST", f"{self._base}/code/contexts/{quote(id, safe='')}/restart")
+
+    async def interrupt_code_context(self, id: str) -> None:
+        """Interrupt what a context executes. Its variables stay."""
+        await self._conn.call("POST", f"{self._base}/code/contexts/{quote(id, safe='')}/interrupt")
+
+    async def remove_code_context(self, id: str) -> None:
+        """End a context. The default one of a language is made again when that is used."""
+        await self._conn.call("DELETE", f"{self._base}/code/contexts/{quote(id, safe='')}")
 
     async def dial(self, port: int) -> AsyncTunnel:
         """Connect to a TCP port from the sandbox's own loopback."""

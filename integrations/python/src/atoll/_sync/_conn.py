@@ -129,9 +129,11 @@ class Conn:
                         return
                     yield data
 
-    def lines(self, path: str, query: Query | None = None) -> Iterator[Any]:
-        """JSON lines."""
-        with self.stream("GET", path, query) as answer:
+    def lines(self, path: str, query: Query | None = None, body: Model | None = None) -> Iterator[Any]:
+        """JSON lines, the answer to GET, or to POST with a body."""
+        content = None if body is None else json.dumps(body.to_json()).encode()
+        headers = None if body is None else {"Content-Type": "application/json"}
+        with self.stream("GET" if body is None else "POST", path, query, content, headers) as answer:
             for line in answer.iter_lines():
                 data = json.loads(line)
                 if "error" in data and (error := errors.from_problem(data["error"])):

@@ -23,6 +23,7 @@ import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+HOME = os.getcwd()  # of contexts that name none
 PORT = 49999
 MAX_BODY = 64 << 20
 SILENCE = 5  # seconds after which a stream says that it lives
@@ -187,8 +188,9 @@ class Context:
         if kernel is not None:
             kernel.close()
 
-    def execute(self, code, env, gone):
-        """Yields what the code does. gone tells whether nobody listens."""
+    def execute(self, code, env, limit, gone):
+        """Yields what the code does. It is interrupted after limit seconds, if
+        that is not None, or when gone says that nobody listens."""
         while not self.lock.acquire(timeout=0.2):
             if gone():
                 return
@@ -200,15 +202,26 @@ class Context:
             while not kernel.events.empty():
                 kernel.events.get()  # what was printed between two executions
             kernel.send({"code": code, "env": env, "count": self.count})
-            for event in self.follow(kernel, gone):
-                yield event
-            yield {"type": "end_of_execution"}
+            until = None if limit is None else time.monotonic() + limit
+            late = yield from self.follow(kernel, until, gone)
+            yield dict({"type": "end_of_execution"}, **({"timed_out": True} if late else {}))
         finally:
             self.lock.release()
 
-    def follow(self, kernel, gone):
-        marks, until, interrupted = 0, None, None  # until is set when the kernel is done
+    def follow(self, kernel, limit, gone):
+        """Yields what the kernel says about an execution, and returns whether it
+        was interrupted at the limit."""
+        marks, until, interrupted, late, look = 0, None, None, False, 0  # until is set when the kernel is done
         while until is None or marks < 2 and time.monotonic() < until:
+            now = time.monotonic()
+            if now > look:
+                look = now + 0.2
+                late = late or interrupted is None and limit is not None and now > limit
+                if interrupted is None and (late or gone()):
+                    kernel.interrupt()
+                    interrupted = now
+                elif interrupted is not None and now > interrupted + GRACE:
+                    kernel.close()
             try:
                 event = kernel.events.get(timeout=0.05 if until or marks else 0.2)
             except queue.Empty:
@@ -216,12 +229,7 @@ class Context:
                     if self.kernel is kernel:
                         self.stop()
                     yield {"type": "error", "name": "KernelDied", "value": "the kernel ended with status %s" % kernel.process.returncode, "traceback": ""}
-                    return
-                if interrupted is None and gone():
-                    kernel.interrupt()
-                    interrupted = time.monotonic()
-                elif interrupted is not None and time.monotonic() > interrupted + GRACE:
-                    kernel.close()
+                    return late
                 yield None
                 continue
             kind = event.get("type")
@@ -231,6 +239,7 @@ class Context:
                 until = time.monotonic() + PATIENCE
             else:
                 yield event
+        return late
 
 
 class Contexts:
@@ -250,7 +259,7 @@ class Contexts:
         return name
 
     def make(self, language, cwd):
-        cwd = cwd or os.path.expanduser("~")
+        cwd = cwd or HOME
         if not os.path.isdir(cwd):
             raise Refused(400, "the directory %s does not exist" % cwd)
         context = Context(self.language(language), cwd)
@@ -272,9 +281,15 @@ class Contexts:
         with self.lock:
             context = self.default.get(name)
             if context is None or context.closed:
-                context = self.default[name] = Context(name, os.path.expanduser("~"))
+                context = self.default[name] = Context(name, HOME)
                 self.all[context.id] = context
         return context
+
+    def interrupt(self, key):
+        context = self.get(key)
+        kernel = context.kernel
+        if kernel is not None and context.lock.locked():  # one at rest may not expect it
+            kernel.interrupt()
 
     def remove(self, key):
         context = self.get(key)
@@ -368,6 +383,9 @@ class Handler(BaseHTTPRequestHandler):
             if (method, path[2:]) == ("POST", ["restart"]):
                 contexts.get(path[1]).stop()
                 return self.answer(200, "")
+            if (method, path[2:]) == ("POST", ["interrupt"]):
+                contexts.interrupt(path[1])
+                return self.answer(200, "")
         raise Refused(404, "there is no such route")
 
     def gone(self):
@@ -382,13 +400,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def execute(self, body):
         code, key, language = body.get("code"), body.get("context_id"), body.get("language")
-        env = body.get("env_vars") or {}
-        if not isinstance(code, str) or not isinstance(env, dict):
+        env, limit = body.get("env_vars") or {}, body.get("timeout")
+        if not isinstance(code, str) or not isinstance(env, dict) or not isinstance(limit, (int, float, type(None))):
             raise Refused(400, "the request has no code")
         if key and language:
             raise Refused(400, "Only one of context_id or language can be provided")
         context = contexts.get(key) if key else contexts.of_language(language)
-        events = context.execute(code, {str(k): str(v) for k, v in env.items()}, self.gone)
+        events = context.execute(code, {str(k): str(v) for k, v in env.items()}, limit, self.gone)
         first = next(events, None)  # a kernel that cannot start is an answer and no stream
         self.send_response(200)
         self.send_header("Content-Type", "application/x-ndjson")

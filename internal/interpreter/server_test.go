@@ -13,8 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/atoll-run/atoll/internal/interpreter"
 	"github.com/atoll-run/atoll/internal/need"
-	"github.com/atoll-run/atoll/internal/server/e2bapi/interpreter"
 )
 
 // serve starts the server at a port of its own, on this machine.
