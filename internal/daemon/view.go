@@ -32,13 +32,7 @@ func (d *Daemon) openView() error {
 		return err
 	}
 	s := d.services
-	epoch := func(ctx context.Context, session string, epoch int64) error {
-		r, err := d.sessions.Holders.Route(ctx, session, epoch, false)
-		if err == nil {
-			r.Done()
-		}
-		return err
-	}
+	epoch := d.sessions.Holders.Watch
 	d.desk = desk.New(desk.Config{
 		Guard: s.Guard, Find: sandboxes.Public{Service: s.Sandboxes}.Get,
 		Open: func(ctx context.Context, ref string) (desk.Commands, error) { return s.Exec.Open(ctx, ref) },

@@ -44,6 +44,31 @@ func (s *Holders) Route(ctx context.Context, ref string, epoch int64, follow boo
 	return r, core.Named(op, err)
 }
 
+// Watch is Route for somebody who only watches the sandbox of an epoch, and asks
+// again and again: it holds the sandbox for a while, but makes none. If the
+// sandbox was replaced, the error is CodeStale. One that has ended is no error.
+func (s *Holders) Watch(ctx context.Context, ref string, epoch int64) error {
+	const op = ops.SessionRoute
+	who, err := s.Look(ctx, op, ref)
+	if err != nil {
+		return err
+	}
+	row, l, box, err := s.pointer(ctx, who.Tenant, ref)
+	switch {
+	case err != nil:
+		return core.Named(op, err)
+	case l.Epoch != epoch:
+		return core.Named(op, stale(row.Name, "the sandbox was replaced"))
+	case !l.Serves() || box.State != sandbox.Running:
+		return nil
+	}
+	r, err := s.reach(ctx, who.Tenant, ref, epoch, false)
+	if err == nil {
+		r.Done()
+	}
+	return core.Named(op, err)
+}
+
 // errMoving means that the session is being moved and the pointer must be read again.
 var errMoving = errors.New("the session is being moved")
 
