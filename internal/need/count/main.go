@@ -26,7 +26,7 @@ func main() {
 		defer f.Close()
 		var line string
 		if line, err = count(f); err == nil {
-			fmt.Println(line)
+			_, _ = fmt.Fprintln(os.Stdout, line)
 			return
 		}
 	}
