@@ -236,6 +236,7 @@ var natively = map[string]map[string][]string{
 		"saved_list":            {"GET /v1/snapshots", "GET /v1/templates"},
 		"saved_remove":          {"DELETE /v1/snapshots/{snapshot}", "DELETE /v1/templates/{name}"},
 		"sandbox_exec":          {"GET /v1/sandboxes/{ref}/exec"},
+		"code_run":              {"GET /v1/sandboxes/{ref}", "POST /v1/sandboxes/{ref}/code"},
 		"sandbox_process":       {"GET /v1/sandboxes/{ref}/processes"},
 		"sandbox_read":          {"GET /v1/sandboxes/{ref}/files"},
 		"sandbox_write":         {"PUT /v1/sandboxes/{ref}/files"},
