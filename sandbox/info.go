@@ -34,7 +34,7 @@ type Sandbox struct {
 	Wakes    bool            `json:"wakes,omitempty" doc:"it resumes when it is used; not in listings"`
 	Left     time.Duration   `json:"leftMs,omitempty" doc:"rest of its lifetime while it is stopped or paused, in milliseconds; not in listings"`
 	Origin   string          `json:"origin,omitempty" doc:"id of the snapshot it was made from; not in listings"`
-	Lifetime Lifetime        `json:"lifetime,omitzero" doc:"as requested; not in listings"`
+	Lifetime Lifetime        `json:"lifetime,omitzero" doc:"as requested; listings have the idle policy only"`
 
 	// Entrypoint and Cmd are those of the image. They are set only in the response
 	// that creates the sandbox.

@@ -58,6 +58,9 @@ type App struct {
 	Open func(stateDir string) (System, error)
 	// Up starts a daemon, which the App closes. It is nil in a client.
 	Up func(ctx context.Context, opts UpOptions) (Daemon, error)
+	// Restore replaces the database in a state directory by a backup, and returns
+	// where it moved what it replaced. It is nil in a client.
+	Restore func(ctx context.Context, stateDir, backup string) (replaced string, err error)
 	// Providers are those there are, the default first.
 	Providers []ProviderInfo
 	// Version is the output of `atoll version`.

@@ -31,7 +31,11 @@ func (a runCommands) createCmd() *cobra.Command {
 		Short: "Make a sandbox that stays, with no command in it",
 		Long: `Create makes a sandbox and prints its name. Nothing runs in it, not even the
 image's own command, until you run atoll exec; see also: atoll run -d. The daemon
-manages the sandbox and remembers its settings when it is stopped and started.`,
+manages the sandbox and remembers its settings when it is stopped and started.
+
+If standard output is not a terminal, so that a program may have made the sandbox,
+it is stopped after 24 hours without use, and keeps its files. A running command
+counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 		Example: `  atoll create --name demo --idle 10m --idle-action sleep
   atoll exec demo -- python3 --version`,
 		GroupID: groupBox,
@@ -78,6 +82,7 @@ manages the sandbox and remembers its settings when it is stopped and started.`,
 				a.warnEgress(cmd.Context())
 			}
 		}
+		a.limitForgotten(t, &boxed, &req.Spec)
 		made, err := a.startDetached(cmd.Context(), t, req, boxed.quiet)
 		switch {
 		case err != nil:

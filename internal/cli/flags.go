@@ -63,6 +63,29 @@ func (d *durationFlag) String() string {
 
 func (d *durationFlag) Type() string { return "duration" }
 
+// idleFlag is a duration, or never, which is -1. It satisfies pflag.Value.
+type idleFlag durationFlag
+
+func (i *idleFlag) Set(text string) error {
+	if text == "never" {
+		*i = -1
+		return nil
+	}
+	if err := (*durationFlag)(i).Set(text); err != nil {
+		return fmt.Errorf("%w, nor never", err)
+	}
+	return nil
+}
+
+func (i *idleFlag) String() string {
+	if *i < 0 {
+		return "never"
+	}
+	return (*durationFlag)(i).String()
+}
+
+func (i *idleFlag) Type() string { return "duration" }
+
 // daysFlag is a duration that may also be given in days, such as 90d. It
 // satisfies pflag.Value.
 type daysFlag time.Duration
@@ -166,7 +189,8 @@ type boxFlags struct {
 	name, hostname        string
 	labelList, labelFiles []string
 	entrypoint            string
-	lifetime, idle        durationFlag
+	lifetime              durationFlag
+	idle                  idleFlag
 	life                  lifetimeFlags
 	snapshot              string
 	remove, keep, quiet   bool
@@ -218,7 +242,7 @@ func (f *boxFlags) register(cmd *cobra.Command) {
 	flags.StringArrayVarP(&f.labelList, "label", "l", nil, "label it: KEY=VALUE")
 	flags.StringArrayVar(&f.labelFiles, "label-file", nil, "read labels from a file, one KEY=VALUE per line")
 	flags.Var(&f.lifetime, "lifetime", "time after which to carry out --lifetime-action, such as 1h")
-	flags.Var(&f.idle, "idle", "time without use after which the daemon carries out --idle-action")
+	flags.Var(&f.idle, "idle", "time without use after which the daemon carries out --idle-action, or never (default for programs: 24h)")
 	flags.StringVar(&f.snapshot, "snapshot", "", "start from this snapshot instead of an image")
 	flags.BoolVar(&f.remove, "rm", true, "remove the sandbox when the command ends (the default without -d or --keep)")
 	flags.Var(&f.restart, "restart", "with -d: start the command again when it has ended: no, on-failure[:MAX] or always")
@@ -240,7 +264,7 @@ func (f *boxFlags) validate(cmd *cobra.Command, detach bool) error {
 		return badFlag("snapshot", "cannot be used with --image")
 	case f.life.action != "" && f.lifetime == 0:
 		return badFlag("lifetime-action", "needs --lifetime")
-	case f.life.idleAction != "" && f.idle == 0:
+	case f.life.idleAction != "" && f.idle <= 0:
 		return badFlag("idle-action", "needs --idle")
 	case cmd.Flags().Changed("cpus") && f.cpus <= 0:
 		return badFlag("cpus", "%v is not a positive number", f.cpus)
@@ -263,7 +287,7 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 		Resources: sandbox.Resources{CPUs: box.cpus, Memory: int64(box.memory), Disk: int64(box.disk), PIDs: box.pids},
 		Lifetime: sandbox.Lifetime{
 			Timeout: time.Duration(box.lifetime), TimeoutAction: sandbox.IdleAction(box.life.action), Wakes: box.life.wake,
-			Idle: time.Duration(box.idle), IdleAction: sandbox.IdleAction(box.life.idleAction),
+			Idle: max(0, time.Duration(box.idle)), IdleAction: sandbox.IdleAction(box.life.idleAction),
 		},
 		Snapshot: box.snapshot, Provider: a.askedProvider(), RequireLimits: box.requireLimits,
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
@@ -96,7 +97,7 @@ func (a listCommands) showSandboxes(all []sandbox.Sandbox, asJSON, quiet bool) e
 	return a.table(sandboxHeader, sandboxRows(all))
 }
 
-const sandboxHeader = "NAME STATE IMAGE CREATED LABELS"
+const sandboxHeader = "NAME STATE IMAGE CREATED ENDS LABELS"
 
 func sandboxRows(all []sandbox.Sandbox) [][]string {
 	rows := make([][]string, 0, len(all))
@@ -107,9 +108,21 @@ func sandboxRows(all []sandbox.Sandbox) [][]string {
 		} else if s.Exit != nil {
 			state += " (" + string(s.Exit.Reason) + ")"
 		}
-		rows = append(rows, []string{s.Name, state, s.Image, ago(s.Created), labelText(s.Labels)})
+		rows = append(rows, []string{s.Name, state, s.Image, ago(s.Created), ends(&s), labelText(s.Labels)})
 	}
 	return rows
+}
+
+// ends says when a sandbox ends or pauses by itself.
+func ends(s *sandbox.Sandbox) string {
+	var when []string
+	if !s.Expires.IsZero() {
+		when = append(when, "in "+units.HumanDuration(max(0, time.Until(s.Expires))))
+	}
+	if s.Lifetime.Idle > 0 {
+		when = append(when, "unused for "+units.HumanDuration(s.Lifetime.Idle))
+	}
+	return orDash(strings.Join(when, " or "))
 }
 
 func hasLabels(have map[string]string, wanted []string) bool {

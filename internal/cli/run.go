@@ -37,7 +37,9 @@ name of the sandbox; see also: atoll exec, logs, attach, cp, rm. When the comman
 atoll ls shows the sandbox as exited with the exit code; its files and its log stay
 until it is removed. With --rm it is removed then, and --restart starts the command
 again. Sandboxes that stay are managed by a daemon, which is started if none runs
-(see: atoll up).
+(see: atoll up). If standard output is not a terminal, as for programs, they are
+stopped after 24 hours without use unless --idle or --lifetime is given; a running
+command counts as use.
 
 The first Ctrl-C goes to the command; the second one ends it and removes the sandbox.
 So does a SIGTERM or SIGHUP after 10 seconds.
@@ -80,6 +82,7 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 			}
 		}
 		if how.detach {
+			a.limitForgotten(t, &boxed, &req.Spec)
 			made, err := a.startDetached(cmd.Context(), t, req, boxed.quiet)
 			if err == nil {
 				err = a.println(made.Name())
@@ -136,6 +139,18 @@ func looksLikeImage(word string) bool {
 func (a *App) noteLimits(loose map[string]sandbox.Enforcement) {
 	for _, name := range slices.Sorted(maps.Keys(loose)) {
 		a.say("note", "the limit of "+name+" is not enforced: "+loose[name].Why)
+	}
+}
+
+// forgottenTime is how long a sandbox that a program made may be unused before it
+// is stopped.
+const forgottenTime = 24 * time.Hour
+
+// limitForgotten sets an idle policy if a program, which may forget the sandbox,
+// makes it and says nothing about its end. A person sees it on a terminal.
+func (a runCommands) limitForgotten(t target, box *boxFlags, spec *sandbox.Spec) {
+	if _, managed := t.(remote); managed && box.idle == 0 && box.lifetime == 0 && !isTerminal(a.Stdout) {
+		spec.Lifetime.Idle, spec.Lifetime.IdleAction = forgottenTime, sandbox.IdleStop
 	}
 }
 

@@ -74,9 +74,9 @@ type stateCommands struct{ *App }
 
 func (a stateCommands) stateCmd() *cobra.Command {
 	return parent(&cobra.Command{
-		Use: "state", Short: "Back up the state of the daemon", GroupID: groupDaemon,
+		Use: "state", Short: "Back up and restore the state of the daemon", GroupID: groupDaemon,
 		Example: `  atoll state backup`,
-	}, a.stateBackupCmd())
+	}, a.stateBackupCmd(), a.stateRestoreCmd())
 }
 
 func (a stateCommands) stateBackupCmd() *cobra.Command {
@@ -88,11 +88,7 @@ name of the file. It never overwrites a file and never leaves an incomplete one.
 copy contains records, hashes of API keys and the log, but no sandboxes, no images
 and no secrets.
 
-To go back to a copy: stop the daemon, remove atoll.db-wal and atoll.db-shm from
-the state directory, put the copy in the place of atoll.db, and start the daemon.
-The daemon compares the copy with the sandboxes that run. The log now ends where the
-copy was taken, and "atoll audit verify" reports that until you also move the
-directory "anchors", which remembers the later end, out of the way.
+To go back to a copy: atoll state restore.
 
 A PostgreSQL database is backed up with its own tools.`,
 		Example: `  atoll state backup
@@ -117,6 +113,36 @@ A PostgreSQL database is backed up with its own tools.`,
 			return err
 		}
 		return a.println(path)
+	})
+	return cmd
+}
+
+func (a stateCommands) stateRestoreCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "restore FILE", Short: "Go back to a copy of the daemon's database", Args: cobra.ExactArgs(1),
+		Long: `Restore puts a copy that atoll state backup made in the place of the daemon's
+database. The daemon must not run; see: atoll down. A copy that cannot be used changes
+nothing. The database that it replaces is moved to a new directory in the state
+directory, whose name is printed, with the anchors of the log: they know of records
+after the copy was made.
+
+When the daemon starts again, it compares the records with the sandboxes that run, and
+keeps those that it does not know.`,
+		Example: `  atoll state restore atoll-copy.db`,
+	}
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		if a.Restore == nil {
+			return clientOnly("no daemon can run on this machine")
+		}
+		if _, err := a.node(); err != nil { // returns an error if the directory cannot be ours
+			return err
+		}
+		replaced, err := a.Restore(ctx, filepath.Dir(a.socket()), args[0])
+		if err != nil {
+			return err
+		}
+		a.say("note", "restored; to start the daemon again: atoll up --detach")
+		return a.println(replaced)
 	})
 	return cmd
 }

@@ -243,7 +243,7 @@ func (d *Daemon) openState(ctx context.Context) error {
 	}
 	address := d.opts.Store
 	if address == "" {
-		address = filepath.Join(n.Dir(), "atoll.db")
+		address = filepath.Join(n.Dir(), databaseName)
 	}
 	d.store, err = store.Open(ctx, address, store.Options{Trace: d.opts.Trace, Now: d.opts.now})
 	if err != nil {

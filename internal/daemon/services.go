@@ -89,7 +89,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 // openLog opens the event log, and closes the attempts that an earlier daemon
 // left open.
 func (d *Daemon) openLog(ctx context.Context, config *services.Config) error {
-	anchors := filepath.Join(d.node.Dir(), "anchors")
+	anchors := filepath.Join(d.node.Dir(), anchorsName)
 	if err := os.MkdirAll(anchors, 0o700); err != nil {
 		return err
 	}

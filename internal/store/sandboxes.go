@@ -82,9 +82,9 @@ func (b *Sandbox) holds() bool {
 
 // sandboxColumns are all columns of a sandbox; listings read summaryColumns.
 const (
-	summaryColumns = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires, binding, limits_json, exit_json"
+	summaryColumns = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires, idle_after, idle_action, binding, limits_json, exit_json"
 	sandboxColumns = summaryColumns +
-		", version, tenant, active, idle_after, idle_action, epoch, spec_json, pause, step, kept, wakes, time_left, origin, metered"
+		", version, tenant, active, epoch, spec_json, pause, step, kept, wakes, time_left, origin, metered"
 )
 
 // sandboxRow is the destination of a scanned row.
@@ -101,14 +101,14 @@ type sandboxRow struct {
 func (r *sandboxRow) summaryDest() []any {
 	return []any{
 		&r.id, &r.name, &r.state, &r.reason, &r.provider, &r.node, &r.image, &r.cpus, &r.memory, &r.disk, &r.pids,
-		&r.labels, &r.created, &r.updated, &r.expires, &r.binding, &r.limits, &r.exit,
+		&r.labels, &r.created, &r.updated, &r.expires, &r.idleAfter, &r.idleAction, &r.binding, &r.limits, &r.exit,
 	}
 }
 
 // dest returns the destinations of sandboxColumns.
 func (r *sandboxRow) dest() []any {
 	return append(r.summaryDest(),
-		&r.version, &r.tenant, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec,
+		&r.version, &r.tenant, &r.active, &r.epoch, &r.spec,
 		&r.pause, &r.step, &r.kept, &r.wakes, &r.left, &r.origin, &r.metered)
 }
 
@@ -128,6 +128,7 @@ func (r *sandboxRow) summary() (Summary, error) {
 			ID: sandbox.ID(r.id), Name: r.name, State: sandbox.State(r.state), Reason: r.reason, Provider: r.provider, Node: r.node, Image: r.image,
 			Resources: sandbox.Resources{CPUs: r.cpus, Memory: r.memory, Disk: r.disk, PIDs: r.pids},
 			Limits:    limits, Labels: labels, Exit: exit, Created: timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires),
+			Lifetime: sandbox.Lifetime{Idle: time.Duration(r.idleAfter), IdleAction: sandbox.IdleAction(r.idleAction)},
 		},
 		Tenant: r.tenant, Binding: r.binding,
 	}, err
@@ -283,6 +284,7 @@ func (bs Sandboxes) insert(ctx context.Context, tenant string, b Sandbox) (Sandb
 	if b.Image == "" {
 		b.Image = b.Spec.Image
 	}
+	b.Lifetime.Idle, b.Lifetime.IdleAction = b.Idle.After, sandbox.IdleAction(b.Idle.Action)
 	meter(&b, &b, true)
 	docs, err := encode(&b)
 	if err != nil {
@@ -301,8 +303,8 @@ func (bs Sandboxes) insert(ctx context.Context, tenant string, b Sandbox) (Sandb
 		ON CONFLICT DO NOTHING`,
 		string(b.ID), b.Name, string(b.State), b.Reason, b.Provider, b.Node, b.Image,
 		b.Resources.CPUs, b.Resources.Memory, b.Resources.Disk, b.Resources.PIDs,
-		docs.labels, nanos(b.Created), nanos(b.Updated), nanos(b.Expires), b.Binding, docs.limits, docs.exit, b.Version,
-		tenant, nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, docs.spec,
+		docs.labels, nanos(b.Created), nanos(b.Updated), nanos(b.Expires), int64(b.Idle.After), b.Idle.Action,
+		b.Binding, docs.limits, docs.exit, b.Version, tenant, nanos(b.Active), b.Epoch, docs.spec,
 		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), b.Origin, b.metered)
 	if err == nil && n == 0 {
 		return b, fail(sandbox.CodeAlreadyExists, string(b.ID), "a sandbox with this id already exists")

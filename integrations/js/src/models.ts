@@ -1687,7 +1687,7 @@ export interface components {
              * @description rest of its lifetime while it is stopped or paused, in milliseconds; not in listings
              */
             leftMs?: number;
-            /** @description as requested; not in listings */
+            /** @description as requested; listings have the idle policy only */
             lifetime?: components["schemas"]["Lifetime"];
             /** @description limits in resources that the provider does not enforce, by name, and why */
             limits?: {

@@ -2225,7 +2225,7 @@ class Sandbox(Model):
     """
     lifetime: Lifetime | None = None
     """
-    as requested; not in listings
+    as requested; listings have the idle policy only
     """
     limits: dict[str, Enforcement] | None = None
     """
