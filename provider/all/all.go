@@ -48,13 +48,16 @@ func entries() []registry.Entry {
 			Warning: "provider host does not isolate: commands run with your rights on this machine",
 		},
 		{Name: docker.Name, Summary: "containers of a Docker daemon, named by DOCKER_HOST and the like", Open: openDocker},
-		{Name: e2b.Name, Summary: "a service that speaks E2B's API, named by E2B_API_KEY and the like", Open: openE2B},
-		{Name: superserve.Name, Summary: "Superserve's virtual machines, named by SUPERSERVE_API_KEY and the like", Open: openSuperserve},
-		{Name: boxlite.Name, Summary: "the micro-VMs of a BoxLite server, named by BOXLITE_REST_URL and the like", Open: openBoxlite},
-		{Name: islo.Name, Summary: "islo's virtual machines, named by ISLO_API_KEY and the like", Open: openIslo},
+		hosted(e2b.Name, openE2B), hosted(superserve.Name, openSuperserve), hosted(boxlite.Name, openBoxlite), hosted(islo.Name, openIslo),
 		{Name: remote.Name, Summary: "another Atoll daemon, named by ATOLL_REMOTE_HOST and ATOLL_REMOTE_KEY", Open: openRemote},
 		{Name: none.Name, Summary: "no sandboxes at all, for deployments that need none", Open: openNone},
 	}
+}
+
+// hosted is the entry of a service, whose summary is the catalog's.
+func hosted(name string, open func(registry.Host) (driver.Provider, error)) registry.Entry {
+	d, _ := catalog.Find(name)
+	return registry.Entry{Name: name, Summary: d.Summary + ", named by " + d.Credentials[0].Env + " and the like", Open: open}
 }
 
 func openGvisor(h registry.Host) (driver.Provider, error) {

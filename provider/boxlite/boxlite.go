@@ -121,34 +121,18 @@ func New(opts Options) (*Provider, error) {
 
 // Probe implements driver.Provider. It checks the key with the server.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
-	if err := ctx.Err(); err != nil {
-		return driver.Facts{}, err
-	}
-	facts := driver.Facts{
-		Provider: Name, Version: "v1", Engine: Name, Isolation: true,
-		Capabilities: driver.Capabilities{
-			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
-			Ports: true, Usage: true, Rejoin: true, Snapshot: true,
-		},
+	vm := driver.Limit{Holds: true, By: "the virtual machine"}
+	return p.Facts(ctx, &hosted.Description{
+		Version: "v1", Needs: "BOXLITE_REST_URL", What: "URL", Credential: "BOXLITE_API_KEY", Address: "BOXLITE_REST_URL",
 		Limits: map[string]driver.Limit{
-			"cpus": {Holds: true, By: "the virtual machine"}, "memory": {Holds: true, By: "the virtual machine"},
+			"cpus": vm, "memory": vm,
 			"disk": {Why: "the server does not say how large the disk of a box is"}, "pids": {Why: "the server has no limit for processes", Fixed: true},
 			"lifetime": {Holds: true, By: "Atoll, and the server's auto-stop where no Atoll runs"},
 		},
-	}
-	if p.opts.URL == "" {
-		facts.Findings = []driver.Finding{{Severity: driver.Blocker, Subject: "URL", Message: "no server address is set", Fix: "set BOXLITE_REST_URL"}}
-	} else {
+		Notes:  []driver.Finding{{Severity: driver.Note, Subject: "snapshots", Message: "the server saves only stopped sandboxes, so a snapshot ends the sandbox"}},
+		Tested: "tested with a fake server, not with the real one",
+	}, p.opts.URL != "", func(ctx context.Context) error {
 		_, err := p.api.page(ctx, "", 1)
-		hosted.Judge(&facts, err, "BOXLITE_API_KEY", "BOXLITE_REST_URL", p.api.Base)
-	}
-	if err := ctx.Err(); err != nil {
-		return driver.Facts{}, err
-	}
-	facts.Findings = append(facts.Findings, driver.Finding{
-		Severity: driver.Note, Subject: "snapshots", Message: "the server saves only stopped sandboxes, so a snapshot ends the sandbox",
-	}, driver.Finding{
-		Severity: driver.Note, Subject: "service", Message: "tested with a fake server, not with the real one",
-	})
-	return facts, nil
+		return err
+	}, p.api.Base)
 }

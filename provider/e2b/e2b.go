@@ -111,35 +111,15 @@ func New(opts Options) (*Provider, error) {
 
 // Probe implements driver.Provider. It checks the key with the service.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
-	if err := ctx.Err(); err != nil {
-		return driver.Facts{}, err
-	}
-	why := "the service's template decides"
-	facts := driver.Facts{
-		Provider: Name, Version: "v2", Engine: Name, Isolation: true,
-		Capabilities: driver.Capabilities{
-			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
-			Ports: true, Deadline: true, Usage: true, Rejoin: true, Snapshot: true, Memory: true,
-		},
-		Limits: map[string]driver.Limit{
-			"cpus": {Why: why, Fixed: true}, "memory": {Why: why, Fixed: true}, "disk": {Why: why, Fixed: true}, "pids": {Why: why, Fixed: true},
-			"lifetime": {Holds: true, By: "the service"},
-		},
-	}
-	if p.opts.APIKey == "" {
-		facts.Findings = []driver.Finding{{Severity: driver.Blocker, Subject: "key", Message: "no API key is set", Fix: "set E2B_API_KEY"}}
-	} else {
-		err := p.api.Call(ctx, http.MethodGet, "/v2/sandboxes?limit=1", nil, &[]box{})
-		hosted.Judge(&facts, err, "E2B_API_KEY", "E2B_API_URL and E2B_DOMAIN", p.api.Base)
-	}
-	if err := ctx.Err(); err != nil {
-		return driver.Facts{}, err
-	}
-	facts.Findings = append(facts.Findings, driver.Finding{
-		Severity: driver.Note, Subject: "lifetime",
-		Message: "the service requires a lifetime: the default is " + p.opts.Lifetime.String(),
-	}, driver.Finding{
-		Severity: driver.Note, Subject: "service", Message: "tested against Atoll's own E2B API, not against the hosted service",
-	})
-	return facts, nil
+	fixed := driver.Limit{Why: "the service's template decides", Fixed: true}
+	return p.Facts(ctx, &hosted.Description{
+		Version: "v2", Needs: "E2B_API_KEY", What: "API key", Credential: "E2B_API_KEY", Address: "E2B_API_URL and E2B_DOMAIN", Deadline: true,
+		Limits: map[string]driver.Limit{"cpus": fixed, "memory": fixed, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "the service"}},
+		Notes: []driver.Finding{{
+			Severity: driver.Note, Subject: "lifetime", Message: "the service requires a lifetime: the default is " + p.opts.Lifetime.String(),
+		}},
+		Tested: "tested against Atoll's own E2B API, not against the hosted service",
+	}, p.opts.APIKey != "", func(ctx context.Context) error {
+		return p.api.Call(ctx, http.MethodGet, "/v2/sandboxes?limit=1", nil, &[]box{})
+	}, p.api.Base)
 }

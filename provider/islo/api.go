@@ -346,7 +346,7 @@ const (
 // keeps its name. It never creates another one. A stopped sandbox has its files
 // but no processes.
 func (in *inside) Wake(ctx context.Context) error {
-	return in.p.Move(ctx, in.id, "", func(now hosted.Box) (bool, error) {
+	return in.p.Move(ctx, in.ID, "", func(now hosted.Box) (bool, error) {
 		if now.Status == statusRunning {
 			return true, nil
 		}

@@ -131,10 +131,7 @@ func New(opts Options) (*Provider, error) {
 		Hint: "use its original ISLO_API_KEY and ISLO_BASE_URL",
 	}}
 	p.Resting = []string{statusRunning, statusPaused, statusStopped}
-	p.Enter = func(b hosted.Box) hosted.Inside {
-		name, _ := b.Access.(string)
-		return &inside{p: p, api: a, id: b.Sandbox, name: name}
-	}
+	p.Enter = p.enter
 	p.Extend = func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} }
 	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}})
 	if err := p.Start(opts.Executable); err != nil {
@@ -145,32 +142,15 @@ func New(opts Options) (*Provider, error) {
 
 // Probe implements driver.Provider. It checks the key with the service.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
-	if err := ctx.Err(); err != nil {
-		return driver.Facts{}, err
-	}
 	vm := driver.Limit{Holds: true, By: "the service's virtual machine"}
-	facts := driver.Facts{
-		Provider: Name, Version: "v1", Engine: Name, Isolation: true,
-		Capabilities: driver.Capabilities{
-			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
-			Snapshot: true, Ports: true, Usage: true, Rejoin: true,
-		},
+	return p.Facts(ctx, &hosted.Description{
+		Version: "v1", Needs: "ISLO_API_KEY", What: "API key", Credential: "ISLO_API_KEY", Address: "ISLO_BASE_URL and ISLO_COMPUTE_URL",
 		Limits: map[string]driver.Limit{
 			"cpus": vm, "memory": vm, "disk": vm, "pids": {Why: "the service does not count processes"},
 			"lifetime": {Holds: true, By: "Atoll, and the service at the end of the minute"},
 		},
-	}
-	if !p.opts.Key.Set() {
-		facts.Findings = append(facts.Findings, driver.Finding{Severity: driver.Blocker, Subject: "key", Message: "no API key is set", Fix: "set ISLO_API_KEY"})
-	} else {
+	}, p.opts.Key.Set(), func(ctx context.Context) error {
 		_, err := p.api.page(ctx, url.Values{"limit": {"1"}})
-		hosted.Judge(&facts, err, "ISLO_API_KEY", "ISLO_BASE_URL and ISLO_COMPUTE_URL", p.api.control.Base, p.api.Base)
-	}
-	if err := ctx.Err(); err != nil {
-		return driver.Facts{}, err
-	}
-	facts.Findings = append(facts.Findings, driver.Finding{
-		Severity: driver.Note, Subject: "service", Message: "tested with a fake service, not with the real one",
-	})
-	return facts, nil
+		return err
+	}, p.api.control.Base, p.api.Base)
 }

@@ -183,37 +183,11 @@ func New(opts Options) (*Provider, error) {
 
 // Probe implements driver.Provider. It checks the key with the service.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
-	if err := ctx.Err(); err != nil {
-		return driver.Facts{}, err
-	}
-	why := "the service's template decides"
-	facts := driver.Facts{
-		Provider: Name, Version: "v1", Engine: Name, Isolation: true,
-		Capabilities: driver.Capabilities{
-			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
-			Snapshot: true, Memory: true, Ports: true, Previews: true, Usage: true, Rejoin: true,
-		},
-		Limits: map[string]driver.Limit{
-			"cpus": {Why: why, Fixed: true}, "memory": {Why: why, Fixed: true}, "disk": {Why: why, Fixed: true}, "pids": {Why: why, Fixed: true},
-			"lifetime": {Holds: true, By: "the service"},
-		},
-	}
-	p.judge(ctx, &facts)
-	if err := ctx.Err(); err != nil {
-		return driver.Facts{}, err
-	}
-	facts.Findings = append(facts.Findings, driver.Finding{
-		Severity: driver.Note, Subject: "service", Message: "tested with a fake of the service, and not with the service itself",
-	})
-	return facts, nil
-}
-
-// judge checks whether sandboxes can be created.
-func (p *Provider) judge(ctx context.Context, facts *driver.Facts) {
-	if !p.api.key.Set() {
-		facts.Findings = []driver.Finding{{Severity: driver.Blocker, Subject: "key", Message: "no API key is set", Fix: "set SUPERSERVE_API_KEY"}}
-		return
-	}
-	err := p.api.Call(ctx, http.MethodGet, "/sandboxes?limit=1", nil, &[]box{})
-	hosted.Judge(facts, err, "SUPERSERVE_API_KEY", "SUPERSERVE_BASE_URL", p.api.Base, p.api.data)
+	fixed := driver.Limit{Why: "the service's template decides", Fixed: true}
+	return p.Facts(ctx, &hosted.Description{
+		Version: "v1", Needs: "SUPERSERVE_API_KEY", What: "API key", Credential: "SUPERSERVE_API_KEY", Address: "SUPERSERVE_BASE_URL", Previews: true,
+		Limits: map[string]driver.Limit{"cpus": fixed, "memory": fixed, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "the service"}},
+	}, p.api.key.Set(), func(ctx context.Context) error {
+		return p.api.Call(ctx, http.MethodGet, "/sandboxes?limit=1", nil, &[]box{})
+	}, p.api.Base, p.api.data)
 }

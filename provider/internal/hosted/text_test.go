@@ -1,9 +1,7 @@
-package islo
+package hosted
 
 import (
 	"encoding/base64"
-	"errors"
-	"io"
 	"strings"
 	"testing"
 )
@@ -17,7 +15,7 @@ func TestDecode(t *testing.T) {
 		want.WriteString(part)
 	}
 	for size := 1; size < 50; size++ {
-		one := &talk{inside: &inside{}}
+		one := &talk{Text: &Text{}}
 		var got strings.Builder
 		for rest := text.String(); rest != ""; {
 			n := min(size, len(rest))
@@ -32,20 +30,7 @@ func TestDecode(t *testing.T) {
 			t.Fatalf("in pieces of %d: %q", size, got.String())
 		}
 	}
-	if out, err := (&talk{inside: &inside{}}).decode("not!base64!!"); err == nil {
+	if out, err := (&talk{Text: &Text{}}).decode("not!base64!!"); err == nil {
 		t.Errorf("read %q from an incomplete event", out)
-	}
-}
-
-// An incomplete event does not count.
-func TestEvents(t *testing.T) {
-	e := newEvents(io.NopCloser(strings.NewReader(": keepalive\n\nevent: stdout\ndata: a\ndata: b\n\nevent:exit\ndata:0\n\nevent: stdout\ndata: half")))
-	for _, want := range [][2]string{{"stdout", "a\nb"}, {"exit", "0"}} {
-		if name, data, err := e.next(); name != want[0] || data != want[1] || err != nil {
-			t.Errorf("%q: %q, %v; want %q", name, data, err, want)
-		}
-	}
-	if name, _, err := e.next(); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("%q, %v, want that it was cut off", name, err)
 	}
 }

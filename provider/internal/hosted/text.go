@@ -1,0 +1,277 @@
+package hosted
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"io"
+	"path"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/guest/program"
+	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Event is what a service says of a command: output, or its end.
+type Event struct {
+	Stdout, Stderr string
+	Exit           *int // the command has ended, with this exit code
+}
+
+// Events are the events of a command. An end without an exit code is an error.
+type Events interface {
+	Next() (Event, error)
+	io.Closer
+}
+
+// Commander runs commands of a service and stores files. Its methods may be
+// called concurrently.
+type Commander interface {
+	// Stream starts a command as root in the directory /. The events end when the
+	// context ends.
+	Stream(ctx context.Context, argv []string, env map[string]string) (Events, error)
+	// Put writes a file that root can read. It may open the content repeatedly, and
+	// closes it.
+	Put(ctx context.Context, file string, open func() (io.ReadCloser, error)) error
+}
+
+// Text connects to the guest of a sandbox whose commands have no input, and
+// whose output may be text. Output of the guest arrives in base64 as output of
+// a command that joins it; each input is a separate command. It implements
+// guestkit.Runner. Its methods may be called concurrently.
+type Text struct {
+	Commander
+	ID   sandbox.ID
+	Open context.Context // ends the connections
+	// Dir is the directory for files of Put. Empty: one in the guest's directory
+	// that only root can list, because the user that writes them is not known.
+	Dir string
+	// Script replaces Run for the driver's own checks. Nil: Run.
+	Script func(ctx context.Context, script string) (string, error)
+}
+
+// guestDir is the guest's directory.
+var guestDir = path.Dir(guest.NestedPrefix)
+
+// Broken returns the error of a sandbox or a service that behaves incorrectly.
+func (t *Text) Broken(message string) error {
+	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(t.ID), Message: message}
+}
+
+// Run runs a script as root and returns its output, which must be short and
+// text.
+func (t *Text) Run(ctx context.Context, script string) (string, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	e, err := t.Stream(ctx, []string{"/bin/sh", "-c", script}, nil)
+	if err != nil {
+		return "", err
+	}
+	defer e.Close()
+	var out strings.Builder
+	for {
+		ev, err := e.Next()
+		switch {
+		case ctx.Err() != nil:
+			return "", ctx.Err()
+		case err != nil:
+			return "", err
+		case ev.Exit != nil && *ev.Exit != 0:
+			return "", t.Broken("the command failed with exit code " + strconv.Itoa(*ev.Exit))
+		case ev.Exit != nil:
+			return out.String(), nil
+		case out.Len() < maxOutput:
+			out.WriteString(ev.Stdout)
+		}
+	}
+}
+
+// put writes a new file and returns its path and SHA-256.
+func (t *Text) put(ctx context.Context, open func() (io.ReadCloser, error)) (file, sum string, err error) {
+	dir := t.Dir
+	if dir == "" {
+		dir = guestDir + "/in"
+	}
+	file = dir + "/.atoll-" + rand.Text()
+	digest := sha256.New()
+	err = t.Put(ctx, file, func() (io.ReadCloser, error) {
+		body, err := open()
+		digest.Reset()
+		return struct {
+			io.Reader
+			io.Closer
+		}{io.TeeReader(body, digest), body}, err
+	})
+	return file, hex.EncodeToString(digest.Sum(nil)), err
+}
+
+// Upload implements guestkit.Runner. A command as root checks the file's hash
+// and moves it to its place.
+func (t *Text) Upload(ctx context.Context, to string, guest *program.Program) error {
+	run := t.Script
+	if run == nil {
+		run = t.Run
+	}
+	prepare := "mkdir -p " + guestDir + "/in && chmod 0711 " + guestDir + " && chmod 1733 " + guestDir + "/in"
+	if t.Dir != "" {
+		prepare = "mkdir -p " + guestDir + " " + t.Dir + " && chmod 0711 " + guestDir
+	}
+	if _, err := run(ctx, prepare); err != nil {
+		return err
+	}
+	file, sum, err := t.put(ctx, guest.Open)
+	if err == nil {
+		_, err = run(ctx, "set -e; cp "+file+" "+file+".own; rm -f "+file+"; mv "+file+".own "+to+".new; chmod 0755 "+to+".new; "+
+			"set -- $(sha256sum "+to+".new); [ \"$1\" = "+sum+" ]; mv "+to+".new "+to)
+	}
+	return err
+}
+
+// talk is a program that joins the guest. It implements guestkit.Program.
+type talk struct {
+	*Text
+	feed   string
+	events Events
+	ctx    context.Context
+	cancel context.CancelFunc
+	once   sync.Once
+
+	first  []byte // what was received by Start
+	end    error
+	half   string // of base64
+	stderr []byte
+}
+
+// Start implements guestkit.Runner. It waits for the program's first message,
+// which says that it accepts input.
+func (t *Text) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
+	p := &talk{Text: t, feed: guestDir + "/feed-" + rand.Text()}
+	vars := Env(env)
+	vars[guest.FeedEnv] = p.feed
+	p.ctx, p.cancel = context.WithCancel(t.Open)
+	stop := context.AfterFunc(ctx, p.cancel)
+	var err error
+	if p.events, err = t.Stream(p.ctx, argv, vars); err == nil {
+		p.first, p.end = p.listen()
+	}
+	if !stop() || ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		_ = p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// maxText limits the bytes that are kept of a command's error output.
+const maxText = 300
+
+// listen waits for output or the end of the command.
+func (t *talk) listen() ([]byte, error) {
+	for {
+		e, err := t.events.Next()
+		if err != nil {
+			return nil, err
+		}
+		t.stderr = append(t.stderr, e.Stderr[:min(len(e.Stderr), maxText-len(t.stderr))]...)
+		switch {
+		case e.Exit != nil:
+			return nil, &guestkit.Exit{Code: *e.Exit, Status: "exited", Stderr: t.stderr}
+		case e.Stdout != "":
+			return t.decode(e.Stdout)
+		}
+	}
+}
+
+// decode decodes the complete part of base64 text that may be cut anywhere.
+func (t *talk) decode(text string) (out []byte, err error) {
+	text = t.half + strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\r' || r == ' ' {
+			return -1
+		}
+		return r
+	}, text)
+	whole := len(text) &^ 3
+	t.half = text[whole:]
+	// Each write of the program ends with padding if necessary.
+	for text = text[:whole]; text != ""; {
+		n := len(text)
+		if i := strings.IndexByte(text, '='); i >= 0 {
+			n = i&^3 + 4
+		}
+		if out, err = base64.StdEncoding.AppendDecode(out, []byte(text[:n])); err != nil {
+			return nil, t.Broken("what the sandbox says was damaged on the way")
+		}
+		text = text[n:]
+	}
+	return out, nil
+}
+
+// Receive implements guestkit.Program.
+func (t *talk) Receive() ([]byte, error) {
+	if t.first != nil || t.end != nil {
+		data, err := t.first, t.end
+		t.first = nil
+		return data, err
+	}
+	return t.listen()
+}
+
+// most is the maximum input in a variable of a command: Linux accepts strings
+// of 128 KiB.
+const most = 90_000
+
+// Send implements guestkit.Program. Longer input goes through a file.
+func (t *talk) Send(ctx context.Context, data []byte) error {
+	if t.Open.Err() != nil {
+		return t.Broken("the provider was closed")
+	}
+	line := base64.StdEncoding.EncodeToString(data[:min(len(data), most)])
+	if len(data) > most {
+		file, sum, err := t.put(ctx, func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil })
+		if err != nil {
+			return err
+		}
+		line = "@" + file + " " + sum
+	}
+	const script = `[ -p "$ATOLL_TO" ] && printf '%s\n' "$ATOLL_LINE" 1<>"$ATOLL_TO"`
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	e, err := t.Stream(ctx, []string{"/bin/sh", "-c", script}, map[string]string{"ATOLL_TO": t.feed, "ATOLL_LINE": line})
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	for {
+		ev, err := e.Next()
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			return err
+		case ev.Exit != nil && *ev.Exit == 0:
+			return nil
+		case ev.Exit != nil:
+			return t.Broken("the sandbox takes no input")
+		}
+	}
+}
+
+// Close implements guestkit.Program.
+func (t *talk) Close() error {
+	t.once.Do(func() {
+		t.cancel()
+		if t.events != nil {
+			_ = t.events.Close()
+		}
+	})
+	return nil
+}
