@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/client"
@@ -46,6 +47,9 @@ type Process struct {
 	done    chan struct{} // closed when the last connection has ended
 	cut     error         // valid then: why the streams ended early
 	closing sync.Once
+
+	kept    atomic.Bool // it has become a background command
+	answers chan error  // to requests of Background
 
 	mu  sync.Mutex
 	now *connection // the current connection, or the last
@@ -125,7 +129,7 @@ func (p *Process) start(ctx context.Context, path string, first *stream.Message)
 	}
 	p.info, p.now = info, c
 	p.life, p.quit = context.WithCancel(context.Background())
-	p.ended, p.done = make(chan struct{}), make(chan struct{})
+	p.ended, p.done, p.answers = make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	if c.base == nil {
 		p.search = 0 // the command cannot be rejoined
 	}
@@ -169,7 +173,7 @@ func (p *Process) finish(exit sandbox.Exit, err error) {
 // its exit. It makes no request.
 func (p *Process) Info() sandbox.ProcessInfo {
 	info := p.info
-	info.Args = slices.Clone(info.Args)
+	info.Args, info.Background = slices.Clone(info.Args), info.Background || p.kept.Load()
 	select {
 	case <-p.ended:
 		if p.err == nil {
@@ -230,6 +234,46 @@ func (p *Process) send(ctx context.Context, m stream.Message) error {
 		if c = c.successor(ctx); c == nil {
 			return client.TransportError(ctx, err)
 		}
+	}
+}
+
+// Background makes a command on a terminal that was started with a Hold a
+// background command: it goes on when the Process is closed or lost, and
+// [Sandbox.Reconnect] finds it. Any other command is CodeConflict; an older
+// daemon or sandbox is CodeUnsupported. The Process stays connected. One call at
+// a time.
+func (p *Process) Background(ctx context.Context) error {
+	if err := p.send(ctx, stream.Message{Type: "background"}); err != nil {
+		return err
+	}
+	late := time.NewTimer(answerTime)
+	defer late.Stop()
+	select {
+	case err := <-p.answers:
+		p.kept.Store(err == nil)
+		return err
+	case <-p.ended:
+		return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "process.background", Subject: p.info.ID, Message: "the command has ended"}
+	case <-late.C: // it does not know the request, or the connection was replaced
+		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "process.background", Subject: p.info.ID, Message: "the daemon does not answer", Hint: "try again, or update the daemon"}
+	case <-ctx.Done():
+		return client.TransportError(ctx, ctx.Err())
+	}
+}
+
+// answerTime is how long Background waits for an answer.
+const answerTime = 10 * time.Second
+
+// backgrounded receives the answer to a request of Background: a problem or
+// nothing.
+func (p *Process) backgrounded(problem json.RawMessage) {
+	var err error
+	if problem != nil {
+		err = client.ParseProblem(problem)
+	}
+	select {
+	case p.answers <- err:
+	default: // nobody asked
 	}
 }
 

@@ -72,6 +72,8 @@ func (p *Process) run(c *connection) {
 			switch {
 			case m.Type == "exit" && m.Exit != nil:
 				p.finish(*m.Exit, nil)
+			case m.Type == "background":
+				p.backgrounded(m.Error)
 			case m.Type == "error":
 				err := client.ParseProblem(m.Error)
 				if overwritten = p.skip && sandbox.CodeOf(err) == sandbox.CodeExhausted; !overwritten {

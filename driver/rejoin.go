@@ -22,6 +22,16 @@ type Rejoiner interface {
 	Rejoin(ctx context.Context, id string, from Cursor, skip bool) (Process, Cursor, error)
 }
 
+// Backgrounder is implemented by processes that can outlive their caller after
+// all.
+type Backgrounder interface {
+	// Background makes a command on a terminal that was started with a Hold a
+	// background command: it goes on when its caller closes the process or is
+	// lost, and others can reconnect to it. Any other command is CodeConflict; a
+	// sandbox of an older version is CodeUnsupported. The process stays connected.
+	Background(ctx context.Context) error
+}
+
 // Detacher is implemented by processes whose command can outlive the
 // connection.
 type Detacher interface {

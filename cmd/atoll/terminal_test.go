@@ -41,8 +41,14 @@ func (s *screen) modes() unix.Termios {
 // sit starts the program on a terminal of 100 columns and 30 rows.
 func sit(t *testing.T, args ...string) (*screen, *exec.Cmd) {
 	t.Helper()
+	return sitAt(t, filepath.Join(t.TempDir(), "state"), args...)
+}
+
+// sitAt is sit with a state directory.
+func sitAt(t *testing.T, state string, args ...string) (*screen, *exec.Cmd) {
+	t.Helper()
 	cmd := exec.Command(built.atoll, args...)
-	cmd.Env = append(os.Environ(), "ATOLL_STATE_DIR="+filepath.Join(t.TempDir(), "state"), "TERM=xterm-256color")
+	cmd.Env = append(os.Environ(), "ATOLL_STATE_DIR="+state, "TERM=xterm-256color")
 	f, tty, err := pty.Open()
 	if err != nil {
 		t.Fatal(err)
@@ -143,6 +149,60 @@ func TestTerminalKeys(t *testing.T) {
 	s.see("cat 130")
 	s.typeIn("\x04")
 	s.see("over")
+	if code := exitCodeOf(t, cmd); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// Docker's keys leave a command on a terminal to itself, with its sandbox.
+func TestDetachFromTerminal(t *testing.T) {
+	state := filepath.Join(t.TempDir(), "state")
+	run := func(args ...string) string {
+		t.Helper()
+		cmd := exec.Command(built.atoll, args...)
+		cmd.Env = append(os.Environ(), "ATOLL_STATE_DIR="+state)
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%q: %v %s", args, err, out)
+		}
+		return string(out)
+	}
+	run("create", "--name", "made")
+	t.Cleanup(func() { run("rm", "--force", "--all"); run("down") })
+	const script = `echo ready; while read x; do echo "got $x"; done`
+	for name, args := range map[string][]string{
+		"made": {"exec", "-it", "made", "--", "sh", "-c", script},
+		"ran":  {"run", "-it", "--name", "ran", "--", "sh", "-c", script},
+	} {
+		s, cmd := sitAt(t, state, args...)
+		s.see("ready")
+		s.typeIn("one\r")
+		s.see("got one")
+		s.typeIn("\x10\x11")
+		if code := exitCodeOf(t, cmd); code != 0 {
+			t.Fatalf("%s: exit code %d\n%s", name, code, s)
+		}
+		s.see("to come back: atoll attach " + name)
+		if s.modes() != s.before {
+			t.Errorf("%s: the terminal is left changed", name)
+		}
+		if log := run("logs", name); !strings.Contains(log, "got one") {
+			t.Errorf("%s: the log is %q", name, log)
+		}
+		s, cmd = sitAt(t, state, "attach", name)
+		s.see("got one")
+		s.typeIn("two\r")
+		s.see("got two")
+		s.typeIn("\x04") // the end of its input
+		if code := exitCodeOf(t, cmd); code != 0 {
+			t.Errorf("%s: exit code %d\n%s", name, code, s)
+		}
+	}
+	// Other keys, or none, reach the command.
+	s, cmd := sitAt(t, state, "exec", "-it", "--detach-keys", "none", "made", "--", "sh", "-c", `stty raw; echo ready; head -c 2 | od -An -tx1`)
+	s.see("ready")
+	s.typeIn("\x10\x11")
+	s.see("10 11")
 	if code := exitCodeOf(t, cmd); code != 0 {
 		t.Errorf("exit code %d", code)
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"strings"
+
+	"github.com/spf13/pflag"
 )
 
 // defaultDetachKeys are Docker's detach keys.
@@ -12,6 +14,35 @@ const defaultDetachKeys = "ctrl-p,ctrl-q"
 
 // errDetached says that the user pressed the keys that detach.
 var errDetached = errors.New("detached")
+
+// keysFlag are the keys that detach, as the bytes that a terminal sends for them.
+// It is empty for none. It satisfies pflag.Value.
+type keysFlag []byte
+
+func (k *keysFlag) register(flags *pflag.FlagSet) {
+	*k, _ = parseKeys(defaultDetachKeys)
+	flags.Var(k, "detach-keys", `keys that leave a command on a terminal to itself: a letter, or ctrl- and a letter or one of @ [ \ ] ^ _, separated by commas, or none`)
+}
+
+func (k *keysFlag) Set(text string) (err error) {
+	*k = nil
+	if text != "none" {
+		*k, err = parseKeys(text)
+	}
+	return err
+}
+
+func (k *keysFlag) String() string {
+	words := make([]string, len(*k))
+	for i, c := range *k {
+		if words[i] = string(rune(c)); c < ' ' {
+			words[i] = "ctrl-" + strings.ToLower(string(rune(c|0x40)))
+		}
+	}
+	return strings.Join(words, ",")
+}
+
+func (k *keysFlag) Type() string { return "keys" }
 
 // parseKeys reads keys, such as ctrl-p,ctrl-q, as the bytes that a terminal sends
 // for them.
@@ -39,6 +70,7 @@ func parseKeys(text string) ([]byte, error) {
 type keyReader struct {
 	from   io.Reader
 	keys   []byte
+	leave  func() error // makes the command outlive us; after an error the keys go to it
 	cancel context.CancelCauseFunc
 	held   int    // how many of keys were read
 	ready  []byte // to be passed on
@@ -58,10 +90,14 @@ func (r *keyReader) Read(b []byte) (int, error) {
 		n, err := r.from.Read(in[:])
 		r.end = err
 		for _, c := range in[:n] {
-			if r.take(c) {
+			if !r.take(c) {
+				continue
+			}
+			if r.held = 0; r.leave() == nil {
 				r.end = errDetached
 				break
 			}
+			r.ready = append(r.ready, r.keys...)
 		}
 	}
 	n := copy(b, r.ready)

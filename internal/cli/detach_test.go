@@ -24,7 +24,7 @@ func TestDetachKeys(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
-		got, err := io.ReadAll(&keyReader{from: strings.NewReader(typed), keys: keys, cancel: cancel})
+		got, err := io.ReadAll(&keyReader{from: strings.NewReader(typed), keys: keys, leave: func() error { return nil }, cancel: cancel})
 		if string(got) != want {
 			t.Errorf("of %q the command gets %q, want %q", typed, got, want)
 		}

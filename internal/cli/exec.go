@@ -101,11 +101,12 @@ func (a processCommands) connect(ctx context.Context, name string, how *commandF
 		}
 		defer p.Close()
 		_, shared := p.(*atoll.Terminal)
-		if how.detachKeys != nil && p.Info().TTY && isTerminal(a.Stdin) {
-			s.detachKeys, s.sizes = how.detachKeys, a.terminal()
+		if p.Info().TTY && s.stdin != nil && isTerminal(a.Stdin) && s.sizes == nil { // attach
+			s.sizes = a.terminal()
 			s.terminal, _ = a.Stdin.(*os.File)
 			_ = p.Resize(ctx, windowSize(s.sizes)) // it may just have ended
 		}
+		s.canLeave(ctx, p, how.keys)
 		err = s.use(ctx, p)
 		back := "atoll attach "
 		if shared {
@@ -152,7 +153,7 @@ a terminal, so does the shell; otherwise the shell reads a script from standard 
 
 func (a processCommands) attachCmd() *cobra.Command {
 	var noInput, shared, readOnly bool
-	keys := defaultDetachKeys
+	var keys keysFlag
 	cmd := &cobra.Command{
 		Use:   "attach [flags] SANDBOX [ID]",
 		Short: "Connect to a background command",
@@ -176,14 +177,10 @@ atoll terminal.`,
 	cmd.Flags().BoolVar(&noInput, "no-stdin", false, "do not connect standard input")
 	cmd.Flags().BoolVar(&shared, "shared", false, "share the terminal of the command with other viewers")
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "with --shared: only watch")
-	cmd.Flags().StringVar(&keys, "detach-keys", keys, `keys that detach: a letter, or ctrl- and a letter or one of @ [ \ ] ^ _, separated by commas`)
+	keys.register(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		sequence, err := parseKeys(keys)
-		if err != nil {
-			return err
-		}
 		if shared {
-			return a.share(cmd.Context(), args[0], sequence, func(ctx context.Context, box box) (opts atoll.TerminalOptions, err error) {
+			return a.share(cmd.Context(), args[0], keys, func(ctx context.Context, box box) (opts atoll.TerminalOptions, err error) {
 				opts.Watch = readOnly || noInput
 				opts.Process, err = pickCommand(ctx, box, args[1:], false)
 				return opts, err
@@ -192,7 +189,7 @@ atoll terminal.`,
 		if readOnly {
 			return badFlag("read-only", "needs --shared; see also --no-stdin")
 		}
-		how := &commandFlags{interactive: !noInput && (isTerminal(a.Stdin) || !isNull(a.Stdin)), detachKeys: sequence}
+		how := &commandFlags{interactive: !noInput && (isTerminal(a.Stdin) || !isNull(a.Stdin)), keys: keys}
 		return a.connect(cmd.Context(), args[0], how, func(ctx context.Context, box box) (driver.Process, error) {
 			id, err := pickCommand(ctx, box, args[1:], false)
 			if err != nil {
@@ -206,7 +203,7 @@ atoll terminal.`,
 
 func (a processCommands) terminalCmd() *cobra.Command {
 	var readOnly bool
-	keys := defaultDetachKeys
+	var keys keysFlag
 	cmd := &cobra.Command{
 		Use:   "terminal [flags] SANDBOX",
 		Short: "Open the terminal of a sandbox that viewers share",
@@ -220,13 +217,9 @@ made again, and nothing is lost.`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
 	}
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "only watch")
-	cmd.Flags().StringVar(&keys, "detach-keys", keys, `keys that detach: a letter, or ctrl- and a letter or one of @ [ \ ] ^ _, separated by commas`)
+	keys.register(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		sequence, err := parseKeys(keys)
-		if err != nil {
-			return err
-		}
-		return a.share(cmd.Context(), args[0], sequence, func(context.Context, box) (atoll.TerminalOptions, error) {
+		return a.share(cmd.Context(), args[0], keys, func(context.Context, box) (atoll.TerminalOptions, error) {
 			return atoll.TerminalOptions{Watch: readOnly}, nil
 		})
 	}
@@ -234,8 +227,8 @@ made again, and nothing is lost.`,
 }
 
 // share shows a terminal of a sandbox as one of its viewers.
-func (a processCommands) share(ctx context.Context, name string, keys []byte, which func(context.Context, box) (atoll.TerminalOptions, error)) error {
-	how := &commandFlags{interactive: true, detachKeys: keys}
+func (a processCommands) share(ctx context.Context, name string, keys keysFlag, which func(context.Context, box) (atoll.TerminalOptions, error)) error {
+	how := &commandFlags{interactive: true, keys: keys}
 	return a.connect(ctx, name, how, func(ctx context.Context, box box) (driver.Process, error) {
 		opts, err := which(ctx, box)
 		if err != nil {

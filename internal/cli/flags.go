@@ -145,7 +145,7 @@ type commandFlags struct {
 	timeout       durationFlag
 	json          bool
 	outputLimit   sizeFlag
-	detachKeys    []byte // of attach; nil: none
+	keys          keysFlag // that detach from a terminal
 }
 
 func (f *commandFlags) register(flags *pflag.FlagSet) {
@@ -157,6 +157,7 @@ func (f *commandFlags) register(flags *pflag.FlagSet) {
 	flags.BoolVarP(&f.interactive, "interactive", "i", false, "connect standard input; without it the command's standard input is empty")
 	flags.BoolVarP(&f.tty, "tty", "t", false, "run on a terminal")
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run in the background")
+	f.keys.register(flags)
 	flags.Var(&f.timeout, "timeout", "kill the command after this time, such as 30s; the exit code is then 124")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object with the exit code and the output")
 	f.outputLimit = defaultOutputLimit

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"io"
 	"iter"
 	"path/filepath"
@@ -110,8 +111,8 @@ func absoluteImage(image string) (string, error) {
 }
 
 // orphanTime is how long a sandbox that goes away with its command may be unused
-// before the daemon removes it: its command ends with the connection to us, and then
-// nothing uses it.
+// before the daemon removes it: its command ends execHold after the connection to us
+// was lost, and then nothing uses it.
 const orphanTime = 10 * time.Second
 
 // remoteTeardown limits the removal of a sandbox after its caller has gone.
@@ -128,6 +129,9 @@ func (r remote) Run(ctx context.Context, req control.RunRequest, use func(contex
 	}
 	if !req.Keep {
 		defer func() {
+			if errors.Is(err, errDetached) {
+				return // the daemon removes it when the command has ended
+			}
 			late, cancel := context.WithTimeout(context.WithoutCancel(ctx), remoteTeardown)
 			defer cancel()
 			if failed := s.Destroy(late); failed != nil && err == nil {
@@ -141,7 +145,7 @@ func (r remote) Run(ctx context.Context, req control.RunRequest, use func(contex
 			Hint: "say what to run, for example: atoll run -- echo hello",
 		}
 	}
-	p, err := s.Exec(ctx, *cmd)
+	p, err := remoteBox{s}.Exec(ctx, *cmd)
 	if err != nil {
 		return exit, err
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -94,7 +95,7 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 			defer done()
 			req.Progress = progress
 			t.tidy(ctx)
-			return t.Run(ctx, req, func(ctx context.Context, made box, p driver.Process) error {
+			exit, err := t.Run(ctx, req, func(ctx context.Context, made box, p driver.Process) error {
 				done()
 				res.Sandbox, res.Limits = made.Name(), made.Limits()
 				if !boxed.quiet {
@@ -103,6 +104,7 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 					a.noteChosen(req.Spec.Ports, made)
 				}
 				asked := req.Spec.Network.Asked()
+				s.canLeave(ctx, p, how.keys)
 				if err := s.use(ctx, p); err != nil || !asked && !s.unreached() {
 					return err
 				}
@@ -113,6 +115,11 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 				}
 				return err
 			})
+			if errors.Is(err, errDetached) {
+				a.say("note", "detached; to come back: atoll attach "+res.Sandbox)
+				return sandbox.Exit{Reason: sandbox.ReasonExited}, nil
+			}
+			return exit, err
 		})
 		if err == exitCode(exitNotFound) && !cmd.Flags().Changed("image") && len(args) > 0 && looksLikeImage(args[0]) {
 			a.say("hint", "images are named with a flag: atoll run --image "+args[0]+" -- COMMAND")

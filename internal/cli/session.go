@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/offline"
 	"github.com/atoll-run/atoll/sandbox"
@@ -30,7 +31,27 @@ type session struct {
 	sizes          *os.File // the terminal that determines the size; may be nil
 	signals        *interrupts
 	detachKeys     []byte             // keys that leave the command to itself; nil: none
+	leave          func() error       // makes it outlive us
 	offline        [2]offline.Scanner // of standard output and error
+}
+
+// canLeave sets the keys that leave a command on our terminal to itself, if it can
+// outlive us.
+func (s *session) canLeave(ctx context.Context, p driver.Process, keys []byte) {
+	if s.terminal == nil {
+		return
+	}
+	switch p := p.(type) {
+	case *atoll.Terminal:
+		s.detachKeys, s.leave = keys, func() error { return nil }
+	case *atoll.Process:
+		s.detachKeys, s.leave = keys, func() error {
+			if p.Info().Background {
+				return nil
+			}
+			return p.Background(ctx)
+		}
+	}
 }
 
 // unreached reports whether the output says that a host could not be reached.
@@ -54,7 +75,7 @@ func (s *session) use(ctx context.Context, p driver.Process) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if len(s.detachKeys) > 0 {
-		in = &keyReader{from: in, keys: s.detachKeys, cancel: cancel}
+		in = &keyReader{from: in, keys: s.detachKeys, leave: s.leave, cancel: cancel}
 	}
 	go feed(p, in)
 	return s.drain(ctx, p)

@@ -110,7 +110,8 @@ type process struct {
 	timer *time.Timer // of the command's timeout; nil: none
 	late  atomic.Pointer[overdue]
 
-	held   bool // the guest keeps it when the connection is lost
+	held   bool        // the guest keeps it when the connection is lost
+	kept   atomic.Bool // it has become a background command
 	close  sync.Once
 	closed chan struct{}
 }
@@ -174,6 +175,7 @@ func (p *process) wasClosed() bool {
 
 func (p *process) Info() sandbox.ProcessInfo {
 	info := p.info
+	info.Background = info.Background || p.kept.Load()
 	info.Args = append([]string(nil), info.Args...)
 	select {
 	case <-p.ended:
@@ -228,7 +230,7 @@ func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 // unless it is in the background. Waiting callers still get its exit status.
 func (p *process) Close() error {
 	p.close.Do(func() {
-		if p.held && !p.replaced() || !p.info.Background && p.runs() {
+		if !p.kept.Load() && (p.held && !p.replaced() || !p.info.Background && p.runs()) {
 			p.letGo()
 		}
 		p.detach()

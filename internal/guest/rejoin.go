@@ -43,6 +43,18 @@ func (c *Client) Rejoin(ctx context.Context, id string, from driver.Cursor, skip
 	return p, at, nil
 }
 
+// Background implements driver.Backgrounder. An old guest returns
+// CodeUnsupported.
+func (p *process) Background(ctx context.Context) error {
+	var e wire.Encoder
+	e.String(p.info.ID)
+	if _, err := p.client.call(ctx, wire.Background, e.B); err != nil {
+		return p.client.failed("background", p.info.ID, err)
+	}
+	p.kept.Store(true)
+	return nil
+}
+
 // letGoTimeout is how long Close waits for a guest that does not read.
 const letGoTimeout = time.Second
 

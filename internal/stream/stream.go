@@ -47,13 +47,14 @@ const (
 
 // Message is a text frame. Fields that its type does not need are empty.
 type Message struct {
-	// Type is one of: start, started, signal, resize, exit, error, eof, ack.
+	// Type is one of: start, started, signal, resize, background, exit, error, eof,
+	// ack. The daemon answers a background with a background.
 	Type string `json:"type"`
 
 	Command json.RawMessage      `json:"command,omitempty"` // start: the command
 	Process *sandbox.ProcessInfo `json:"process,omitempty"` // started
 	Exit    *sandbox.Exit        `json:"exit,omitempty"`    // exit
-	Error   json.RawMessage      `json:"error,omitempty"`   // error: a problem document as in HTTP
+	Error   json.RawMessage      `json:"error,omitempty"`   // error, or the answer to background: a problem document as in HTTP
 	Signal  int                  `json:"signal,omitempty"`  // signal: by its Linux number
 	Size    *sandbox.WindowSize  `json:"size,omitempty"`    // resize: the size
 

@@ -178,6 +178,8 @@ func (a *agent) handle(op *wire.Op) {
 		err = a.rejoin(op, d)
 	case wire.LetGo:
 		err = a.letGo(d)
+	case wire.Background:
+		err = a.background(d)
 	case wire.Attach:
 		err = a.attach(op, d)
 	case wire.Logs:

@@ -49,7 +49,7 @@ func (a *agent) follow(op *wire.Op, p *proc, who *caller, from view) error {
 	if p.cmd.TTY == nil {
 		lanes.Go(func() { send(1) })
 	}
-	if p.cmd.Stdin && (who != nil || p.seat.hold == 0) {
+	if p.cmd.Stdin && (who != nil || !p.seat.held()) {
 		lanes.Go(func() { p.io.feed(op, who) })
 	}
 	select {
@@ -151,7 +151,7 @@ func (a *agent) logs(op *wire.Op, d *wire.Decoder) error {
 	if err != nil {
 		return err
 	}
-	if p.log == nil {
+	if p.log == nil || !p.snapshot().Background {
 		return fail(sandbox.CodeConflict, id, "only background processes have a log")
 	}
 	if err := op.Message([]byte{wire.MsgReady}); err != nil {

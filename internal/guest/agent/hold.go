@@ -20,11 +20,12 @@ const (
 // seat is the place of a command's caller, who may lose the connection and
 // return over another one. Each stream of a command with a Hold has its own
 // log, so that an unread stream does not block the other. A background command
-// has one log for both streams, which keeps their order.
+// has one log for both streams, which keeps their order; so has a command on a
+// terminal, which has one stream.
 type seat struct {
 	hold   time.Duration // how long it is kept for the caller to return; zero: not at all
-	shared *cmdLog       // log of a background command
-	own    [3]*cmdLog    // logs by stream, of a command with a Hold
+	shared *cmdLog       // log of a background command or of one on a terminal
+	own    [3]*cmdLog    // logs by stream, of any other command
 
 	turn sync.Mutex // held while callers change
 
@@ -32,13 +33,17 @@ type seat struct {
 	who   *caller     // the current caller, or the last one
 	timer *time.Timer // runs while there is no caller
 	over  bool        // it was given up
+	kept  bool        // it became a background command, which needs no caller
 }
 
 func newSeat(all *logs, c *sandbox.Command) *seat {
 	s := &seat{hold: c.Hold}
 	switch {
-	case c.Hold == 0 && c.TTY != nil:
+	case c.TTY != nil:
 		s.shared = newLog(all, 1)
+		if c.Hold > 0 {
+			s.shared.limit, s.shared.behind = heldCap, heldBehind
+		}
 	case c.Hold == 0:
 		s.shared = newLog(all, 2)
 	default:
@@ -162,7 +167,7 @@ func (s *seat) take(p *proc) *caller {
 func (a *agent) left(p *proc, who *caller) {
 	who.fed()
 	s := p.seat
-	if s.hold == 0 {
+	if !s.held() {
 		s.each(func(l *cmdLog) { l.release(who) })
 		return
 	}
@@ -190,6 +195,47 @@ func (a *agent) abandon(p *proc, last *caller, end func()) {
 	s.forget()
 }
 
+// held reports whether the command needs a caller.
+func (s *seat) held() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hold > 0 && !s.kept
+}
+
+// background makes a held command on a terminal a background command, at its
+// caller's request.
+func (a *agent) background(d *wire.Decoder) error {
+	id := d.String()
+	if err := d.End(); err != nil {
+		return err
+	}
+	p, err := a.procs.get(id)
+	switch {
+	case err != nil:
+		return err
+	case p.seat == nil || p.seat.hold == 0 || p.cmd.TTY == nil:
+		return fail(sandbox.CodeConflict, id, "only a command on a terminal that was started with Hold can become a background command")
+	}
+	s := p.seat
+	s.mu.Lock()
+	if s.over {
+		s.mu.Unlock()
+		return fail(sandbox.CodeConflict, id, "the command is being ended")
+	}
+	s.kept = true
+	if s.timer != nil {
+		s.timer.Stop()
+		s.timer = nil
+	}
+	who := s.who
+	s.mu.Unlock()
+	p.mu.Lock()
+	p.info.Background = true
+	p.mu.Unlock()
+	s.each(func(l *cmdLog) { l.release(who) })
+	return nil
+}
+
 // letGo kills a foreground command at its caller's request.
 func (a *agent) letGo(d *wire.Decoder) error {
 	id := d.String()
@@ -204,7 +250,7 @@ func (a *agent) letGo(d *wire.Decoder) error {
 	case p.seat == nil:
 		p.dropSoon()
 		return nil
-	case p.seat.hold == 0:
+	case !p.seat.held():
 		return fail(sandbox.CodeConflict, id, "the process runs in the background")
 	}
 	p.seat.mu.Lock()
@@ -261,7 +307,7 @@ func (a *agent) rejoin(op *wire.Op, d *wire.Decoder) error {
 	}
 	var who *caller // nil for a background command, which may have any number of clients
 	taken := int64(-1)
-	if p.seat.hold > 0 {
+	if p.seat.held() {
 		who = p.seat.take(p)
 		defer a.left(p, who)
 		p.io.mu.Lock()

@@ -164,6 +164,7 @@ const (
 	Prewarm
 	Describe
 	ShowLimits
+	Background
 )
 
 // isBulk reports whether an operation moves whole files.

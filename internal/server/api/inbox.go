@@ -57,8 +57,8 @@ func (q *inbox) close() {
 }
 
 // obey passes requests to a process until the inbox is closed and empty. ctx
-// ends calls of the process.
-func (q *inbox) obey(ctx context.Context, p driver.Process) {
+// ends calls of the process. answer is given the result of a background.
+func (q *inbox) obey(ctx context.Context, p driver.Process, answer func(error)) {
 	for {
 		m, ok := q.first()
 		if !ok {
@@ -69,9 +69,19 @@ func (q *inbox) obey(ctx context.Context, p driver.Process) {
 			_ = p.Signal(ctx, m.Signal) // it may just have ended
 		case m.Type == "resize" && m.Size != nil:
 			_ = p.Resize(ctx, sandbox.WindowSize{Cols: m.Size.Cols, Rows: m.Size.Rows})
+		case m.Type == "background":
+			answer(background(ctx, p))
 		}
 		q.drop()
 	}
+}
+
+func background(ctx context.Context, p driver.Process) error {
+	b, ok := driver.As[driver.Backgrounder](p)
+	if !ok {
+		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "process.background", Subject: p.Info().ID, Message: "this provider cannot let a command go on"}
+	}
+	return b.Background(ctx)
 }
 
 // first waits for a request. It returns false if the inbox is closed and empty.

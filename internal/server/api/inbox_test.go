@@ -212,7 +212,7 @@ func TestInputDoesNotOvertake(t *testing.T) {
 		var got strings.Builder
 		fed := make(chan bool)
 		go func() { fed <- q.feed(&got, strings.NewReader("oneTWO")) }()
-		go q.obey(t.Context(), p)
+		go q.obey(t.Context(), p, nil)
 		synctest.Wait()
 		if got.String() != "one" {
 			t.Errorf("before the request is carried out: %q", got.String())

@@ -153,7 +153,15 @@ func (a *API) carry(ctx context.Context, link *stream.Link, p driver.Process) {
 		goodbye.Store(err == nil)
 		asked.close()
 	})
-	input.Go(func() { asked.obey(received, p) })
+	input.Go(func() {
+		asked.obey(received, p, func(err error) {
+			m := stream.Message{Type: "background"}
+			if err != nil {
+				m.Error, _ = json.Marshal(a.problem(ctx, err))
+			}
+			_ = link.Send(ctx, m)
+		})
+	})
 	input.Add(1)
 	tasks.Go(func() {
 		// If the connection is lost, the input of a background command stays open,
