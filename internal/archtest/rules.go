@@ -97,6 +97,18 @@ var rules = []rule{
 		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
+		pkgs: "provider/cloudflare/...",
+		only: []string{"sandbox", "internal/span", "driver", "provider/cloudflare/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "a provider depends on its technology, not on control or another provider",
+	},
+	{
+		pkgs: "provider/daytona/...",
+		only: []string{"sandbox", "internal/span", "driver", "provider/daytona/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "a provider depends on its technology, not on control or another provider",
+	},
+	{
 		pkgs: "internal/servicetest/...",
 		only: []string{"sandbox", "driver", "internal/servicetest/..."},
 		deny: []string{kernel + "/...", "database/sql"},

@@ -157,11 +157,15 @@ func hostedDesktops() []sandbox.Descriptor {
 
 	daytona := hosted("daytona", "Daytona", sandbox.TierDesktop)
 	pty(&daytona)
-	daytona.RunAs, daytona.Fork, daytona.Pause, daytona.Egress = true, true, sandbox.PauseDisk, sandbox.EgressHost
+	daytona.RunAs, daytona.Fork, daytona.Egress, daytona.Verified = true, true, sandbox.EgressHost, sandbox.VerifiedFake
 	daytona.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
-	daytona.Ports.Kind, daytona.Lifetime.Suspend = sandbox.PortPreview, true
-	daytona.Units = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}, {Of: "preview URL", Unit: "seconds"}}
-	daytona.Credentials = []sandbox.Credential{secret("API key", "DAYTONA_API_KEY")}
+	daytona.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
+	daytona.Units = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}}
+	daytona.Credentials = []sandbox.Credential{
+		secret("API key", "DAYTONA_API_KEY"),
+		setting("API key file", "DAYTONA_API_KEY_FILE", false), setting("API key command", "DAYTONA_API_KEY_COMMAND", false),
+		setting("API URL", "DAYTONA_API_URL", false), setting("region", "DAYTONA_TARGET", false), setting("snapshot", "DAYTONA_SNAPSHOT", false),
+	}
 
 	runloop := hosted("runloop", "Runloop", sandbox.TierDesktop)
 	runloop.Pause, runloop.Egress = sandbox.PauseDisk, sandbox.EgressHost
@@ -191,12 +195,15 @@ func hostedDesktops() []sandbox.Descriptor {
 }
 
 func hostedHeadless() []sandbox.Descriptor {
-	cloudflare := hosted("cloudflare", "Cloudflare Sandbox, through its bridge", sandbox.TierHeadless)
+	cloudflare := hosted("cloudflare", "a bridge of Cloudflare's Sandbox SDK", sandbox.TierHeadless)
 	pty(&cloudflare)
-	cloudflare.RunAs = true
-	cloudflare.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotTar, TarFallback: true}
-	cloudflare.Ports.Kind, cloudflare.Find = sandbox.PortTunnel, sandbox.FindByName
-	cloudflare.Credentials = []sandbox.Credential{setting("worker URL", "CLOUDFLARE_SANDBOX_WORKER_URL", true), {Name: "API key", Env: "CLOUDFLARE_SANDBOX_API_KEY", Secret: true}}
+	cloudflare.RunAs, cloudflare.Persistable, cloudflare.Verified = true, false, sandbox.VerifiedFake
+	cloudflare.Ports, cloudflare.Find = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}, sandbox.FindByName
+	cloudflare.Credentials = []sandbox.Credential{
+		setting("worker URL", "CLOUDFLARE_SANDBOX_WORKER_URL", true),
+		{Name: "API key", Env: "CLOUDFLARE_SANDBOX_API_KEY", Secret: true},
+		setting("API key file", "CLOUDFLARE_SANDBOX_API_KEY_FILE", false), setting("API key command", "CLOUDFLARE_SANDBOX_API_KEY_COMMAND", false),
+	}
 
 	vercel := hosted("vercel", "Vercel Sandbox", sandbox.TierHeadless)
 	vercel.Egress, vercel.Fork, vercel.Pause = sandbox.EgressFull, true, sandbox.PauseDisk

@@ -70,7 +70,7 @@ func TestRB11Credentials(t *testing.T) {
 		{"modal", map[string]string{"MODAL_APP_NAME": "a", "MODAL_TOKEN_ID": "i", "MODAL_TOKEN_SECRET": "s"}, ""},
 		{"vercel", map[string]string{"VERCEL_TOKEN": "t"}, "VERCEL_PROJECT_ID"},
 		{"cloudflare", nil, "CLOUDFLARE_SANDBOX_WORKER_URL"},
-		{"daytona", nil, "DAYTONA_API_KEY"},
+		{"daytona", nil, "DAYTONA_API_KEY, or DAYTONA_API_KEY_FILE, or DAYTONA_API_KEY_COMMAND"},
 		{"runloop", nil, "RUNLOOP_API_KEY"},
 		{"blaxel", nil, "BL_API_KEY"},
 	}
@@ -154,11 +154,11 @@ func TestRB16KnownValues(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"modal":      "desktop y y 24h0m0s y native-fs provider-tunnel n /workspace y y y",
-		"daytona":    "desktop y y 0s y native-snapshot-id preview-url n /workspace y y n",
+		"daytona":    "desktop y y 0s y native-snapshot-id provider-tunnel y /workspace y y n",
 		"runloop":    "desktop n y 0s y native-snapshot-id provider-tunnel n /workspace y n n",
 		"e2b":        "desktop y y 0s y native-snapshot-id provider-tunnel n /home/user y y n",
 		"blaxel":     "desktop n y 0s y tar-only provider-tunnel y /workspace y n n",
-		"cloudflare": "headless y n 0s y tar-only provider-tunnel n /workspace y y n",
+		"cloudflare": "headless y n 0s y none provider-tunnel y /workspace n y n",
 		"vercel":     "headless n n 5h0m0s y tar-only preview-url n /vercel/sandbox y n n",
 		"none":       "none n n 0s n none none n /workspace n n y",
 		"selfhosted": "desktop y y 0s n none provider-tunnel y / n n y",

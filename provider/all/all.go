@@ -11,6 +11,8 @@ import (
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/boxlite"
+	"github.com/atoll-run/atoll/provider/cloudflare"
+	"github.com/atoll-run/atoll/provider/daytona"
 	"github.com/atoll-run/atoll/provider/docker"
 	"github.com/atoll-run/atoll/provider/e2b"
 	"github.com/atoll-run/atoll/provider/gvisor"
@@ -49,6 +51,7 @@ func entries() []registry.Entry {
 		},
 		{Name: docker.Name, Summary: "containers of a Docker daemon, named by DOCKER_HOST and the like", Open: openDocker},
 		hosted(e2b.Name, openE2B), hosted(superserve.Name, openSuperserve), hosted(boxlite.Name, openBoxlite), hosted(islo.Name, openIslo),
+		hosted(cloudflare.Name, openCloudflare), hosted(daytona.Name, openDaytona),
 		{Name: remote.Name, Summary: "another Atoll daemon, named by ATOLL_REMOTE_HOST and ATOLL_REMOTE_KEY", Open: openRemote},
 		{Name: none.Name, Summary: "no sandboxes at all, for deployments that need none", Open: openNone},
 	}
@@ -145,6 +148,25 @@ func openIslo(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return islo.New(opts)
+}
+
+func openCloudflare(h registry.Host) (driver.Provider, error) {
+	if err := h.Decode(&struct{}{}); err != nil {
+		return nil, err
+	}
+	return cloudflare.New(cloudflare.FromEnvironment(h.Dir, h.Env))
+}
+
+func openDaytona(h registry.Host) (driver.Provider, error) {
+	opts := daytona.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Snapshot *string `json:"snapshot"`
+		Target   *string `json:"target"`
+	}{&opts.Snapshot, &opts.Target}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	return daytona.New(opts)
 }
 
 func openDocker(h registry.Host) (driver.Provider, error) {

@@ -145,20 +145,6 @@ func missing(err error) bool {
 	return r.Code == "GONE" && r.Status == http.StatusGone
 }
 
-// patient makes a request and repeats it while it is rate-limited.
-func (a *api) patient(ctx context.Context, f func() error) error {
-	for n := 1; ; n++ {
-		err := a.Signed(ctx, f)
-		wait := rest.RefusalOf(err).RetryAfter
-		if wait == 0 || wait > maxWait || n == tries {
-			return err
-		}
-		if err := rest.Sleep(ctx, wait); err != nil {
-			return err
-		}
-	}
-}
-
 // size is the size of a sandbox.
 type size struct {
 	CPUs   int64 `json:"vcpus,omitempty"`
@@ -336,8 +322,6 @@ var states = hosted.States{
 const (
 	fastPoll = 50 * time.Millisecond
 	slowPoll = time.Second
-	// maxWait is the longest accepted delay between retries.
-	maxWait = 30 * time.Second
 	// tries is the number of attempts for a request without an answer.
 	tries = 3
 )

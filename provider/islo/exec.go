@@ -89,7 +89,7 @@ func (in *inside) Put(ctx context.Context, file string, open func() (io.ReadClos
 		return err
 	}
 	tail := "\r\n--" + form.Boundary() + "--\r\n"
-	return in.api.patient(ctx, func() error {
+	return in.api.Patient(ctx, func() error {
 		body, err := open()
 		if err != nil {
 			return err
@@ -106,7 +106,7 @@ func (in *inside) Stream(ctx context.Context, argv []string, env map[string]stri
 	if err != nil {
 		return nil, err
 	}
-	err = in.api.patient(ctx, func() error {
+	err = in.api.Patient(ctx, func() error {
 		header := http.Header{"Content-Type": {"application/json"}, "Accept": {"text/event-stream"}}
 		res, err := in.api.Send(ctx, http.MethodPost, in.path("/exec/stream"), header, bytes.NewReader(text)) //nolint:bodyclose // events closes it
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"io"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -53,8 +54,17 @@ type Text struct {
 	// Dir is the directory for files of Put. Empty: one in the guest's directory
 	// that only root can list, because the user that writes them is not known.
 	Dir string
-	// Script replaces Run for the driver's own checks. Nil: Run.
+	// Pieces sends long input as several commands, because files of Put are where
+	// programs of the sandbox see and remove them.
+	Pieces bool
+	// Quiet sends nothing after Close, because a command would make a sandbox that
+	// has ended again. The guest notices the silence.
+	Quiet bool
+	// Script replaces Run for Upload. Nil: Run.
 	Script func(ctx context.Context, script string) (string, error)
+	// Exec runs a short command as root in the directory / and returns its exit code
+	// and output. Nil: Collect.
+	Exec func(ctx context.Context, argv []string, env map[string]string) (code int, out string, err error)
 }
 
 // guestDir is the guest's directory.
@@ -68,11 +78,27 @@ func (t *Text) Broken(message string) error {
 // Run runs a script as root and returns its output, which must be short and
 // text.
 func (t *Text) Run(ctx context.Context, script string) (string, error) {
+	code, out, err := t.exec(ctx, []string{"/bin/sh", "-c", script}, nil)
+	if err == nil && code != 0 {
+		err = t.Broken("the command failed with exit code " + strconv.Itoa(code))
+	}
+	return out, err
+}
+
+func (t *Text) exec(ctx context.Context, argv []string, env map[string]string) (code int, out string, err error) {
+	if t.Exec != nil {
+		return t.Exec(ctx, argv, env)
+	}
+	return t.Collect(ctx, argv, env)
+}
+
+// Collect runs a short command with Stream and returns its exit code and output.
+func (t *Text) Collect(ctx context.Context, argv []string, env map[string]string) (code int, _ string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	e, err := t.Stream(ctx, []string{"/bin/sh", "-c", script}, nil)
+	e, err := t.Stream(ctx, argv, env)
 	if err != nil {
-		return "", err
+		return 0, "", err
 	}
 	defer e.Close()
 	var out strings.Builder
@@ -80,13 +106,11 @@ func (t *Text) Run(ctx context.Context, script string) (string, error) {
 		ev, err := e.Next()
 		switch {
 		case ctx.Err() != nil:
-			return "", ctx.Err()
+			return 0, "", ctx.Err()
 		case err != nil:
-			return "", err
-		case ev.Exit != nil && *ev.Exit != 0:
-			return "", t.Broken("the command failed with exit code " + strconv.Itoa(*ev.Exit))
+			return 0, "", err
 		case ev.Exit != nil:
-			return out.String(), nil
+			return *ev.Exit, out.String(), nil
 		case out.Len() < maxOutput:
 			out.WriteString(ev.Stdout)
 		}
@@ -231,38 +255,36 @@ const most = 90_000
 
 // Send implements guestkit.Program. Longer input goes through a file.
 func (t *talk) Send(ctx context.Context, data []byte) error {
-	if t.Open.Err() != nil {
+	switch {
+	case t.Open.Err() != nil:
 		return t.Broken("the provider was closed")
-	}
-	line := base64.StdEncoding.EncodeToString(data[:min(len(data), most)])
-	if len(data) > most {
+	case t.Quiet && t.ctx.Err() != nil:
+		return t.Broken("the connection was closed")
+	case len(data) > most && t.Pieces:
+		for part := range slices.Chunk(data, most) {
+			if err := t.line(ctx, base64.StdEncoding.EncodeToString(part)); err != nil {
+				return err
+			}
+		}
+		return nil
+	case len(data) > most:
 		file, sum, err := t.put(ctx, func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil })
 		if err != nil {
 			return err
 		}
-		line = "@" + file + " " + sum
+		return t.line(ctx, "@"+file+" "+sum)
 	}
+	return t.line(ctx, base64.StdEncoding.EncodeToString(data))
+}
+
+// line sends a line to the guest.
+func (t *talk) line(ctx context.Context, line string) error {
 	const script = `[ -p "$ATOLL_TO" ] && printf '%s\n' "$ATOLL_LINE" 1<>"$ATOLL_TO"`
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	e, err := t.Stream(ctx, []string{"/bin/sh", "-c", script}, map[string]string{"ATOLL_TO": t.feed, "ATOLL_LINE": line})
-	if err != nil {
-		return err
+	code, _, err := t.exec(ctx, []string{"/bin/sh", "-c", script}, map[string]string{"ATOLL_TO": t.feed, "ATOLL_LINE": line})
+	if err == nil && code != 0 {
+		err = t.Broken("the sandbox takes no input")
 	}
-	defer e.Close()
-	for {
-		ev, err := e.Next()
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case err != nil:
-			return err
-		case ev.Exit != nil && *ev.Exit == 0:
-			return nil
-		case ev.Exit != nil:
-			return t.Broken("the sandbox takes no input")
-		}
-	}
+	return err
 }
 
 // Close implements guestkit.Program.
@@ -274,4 +296,22 @@ func (t *talk) Close() error {
 		}
 	})
 	return nil
+}
+
+// AsRoot is a script that runs its arguments as root in the directory /, after
+// the script itself, which is the first one.
+const AsRoot = `[ "$(id -u)" = 0 ] || exec sudo -n /bin/sh -c "$1" atoll "$@"
+shift
+cd / && exec "$@"`
+
+// Rooted returns a command as an argument list that AsRoot runs, with variables.
+func Rooted(argv []string, env map[string]string) []string {
+	args := []string{"/bin/sh", "-c", AsRoot, "atoll", AsRoot}
+	if len(env) > 0 {
+		args = append(args, "env")
+	}
+	for k, v := range env {
+		args = append(args, k+"="+v)
+	}
+	return append(args, argv...)
 }

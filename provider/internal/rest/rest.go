@@ -155,6 +155,21 @@ func (c *Client) Signed(ctx context.Context, f func() error) error {
 	return err
 }
 
+// Patient calls f, which signs and makes a request once, and calls it again
+// while the request is rate-limited.
+func (c *Client) Patient(ctx context.Context, f func() error) error {
+	for n := 1; ; n++ {
+		err := c.Signed(ctx, f)
+		wait := RefusalOf(err).RetryAfter
+		if wait == 0 || wait > maxWait || n == attempts {
+			return err
+		}
+		if err := Sleep(ctx, wait); err != nil {
+			return err
+		}
+	}
+}
+
 // RefusalOf returns the Refusal in an error, or an empty one.
 func RefusalOf(err error) *Refusal {
 	var r *Refusal

@@ -1,0 +1,416 @@
+package servicetest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Words are a service's words for the statuses of a sandbox.
+type Words struct{ Starting, Running, Stopping, Stopped, Failed, Deleted string }
+
+// Box is a sandbox as a service shows it.
+type Box struct {
+	ID, Name, Owner string // the name is unique among the sandboxes of an owner
+	Status          string
+	Labels          map[string]string
+	Created         time.Time
+	Ends            time.Time // zero: never
+	Request         any       // what the client asked for
+}
+
+// CloudBox is a sandbox of a Cloud.
+type CloudBox struct {
+	box    Box
+	in     driver.Instance
+	forced string              // shown in place of the status
+	frozen *driver.SnapshotRef // its files, while it is stopped
+	awake  context.Context     // ends when it is stopped or removed
+	sleep  context.CancelFunc
+	timer  Timer
+}
+
+// Cloud has the sandboxes of a fake service, which are sandboxes of a provider.
+// Create it with NewCloud. Its methods may be called concurrently.
+type Cloud struct {
+	Faults
+	// Work is what continues after a request was answered.
+	Work sync.WaitGroup
+
+	backing driver.Provider
+	words   Words
+
+	mu     sync.Mutex
+	takes  time.Duration
+	boxes  []*CloudBox
+	saved  []*Snapshot
+	serial int
+}
+
+// Snapshot is a saved sandbox.
+type Snapshot struct {
+	ID, Name, Owner string // the name is unique among the snapshots of an owner
+	Ready           bool
+	Size            int64
+	Created         time.Time
+	ref             driver.SnapshotRef
+}
+
+// Errors of a Cloud, which a service translates.
+var (
+	ErrTaken    = errors.New("a sandbox has this name")
+	ErrMissing  = errors.New("there is no such sandbox")
+	ErrConflict = errors.New("the status of the sandbox does not allow this")
+)
+
+// NewCloud returns a cloud without sandboxes.
+func NewCloud(backing driver.Provider, words Words) *Cloud {
+	return &Cloud{backing: backing, words: words}
+}
+
+// Transitions makes starting and stopping take a while. At first they take no
+// longer than they need.
+func (c *Cloud) Transitions(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.takes = d
+}
+
+// Close destroys all sandboxes and waits for running work.
+func (c *Cloud) Close(ctx context.Context) error {
+	var errs []error
+	for _, b := range c.all() {
+		errs = append(errs, c.Remove(ctx, b))
+	}
+	c.Work.Wait()
+	return errors.Join(errs...)
+}
+
+// slowly does something, and waits for it unless transitions take a while.
+func (c *Cloud) slowly(f func() error) error {
+	c.mu.Lock()
+	takes := c.takes
+	c.mu.Unlock()
+	done := make(chan error, 1)
+	c.Work.Go(func() {
+		time.Sleep(takes)
+		done <- f()
+	})
+	if takes > 0 {
+		return nil
+	}
+	return <-done
+}
+
+// Create makes a sandbox, with the files of a snapshot if there is one.
+func (c *Cloud) Create(box Box, from *Snapshot) (*CloudBox, error) {
+	box.Created, box.Status = time.Now().UTC(), c.words.Starting
+	b := &CloudBox{box: box}
+	c.mu.Lock()
+	for _, other := range c.boxes {
+		if other.box.Owner == box.Owner && other.box.Name == box.Name && other.box.Status != c.words.Deleted {
+			c.mu.Unlock()
+			return nil, ErrTaken
+		}
+	}
+	c.boxes = append(c.boxes, b)
+	c.mu.Unlock()
+	if !box.Ends.IsZero() {
+		b.timer.Set(time.Until(box.Ends), func() { _ = c.Remove(context.Background(), b) })
+	}
+	return b, c.slowly(func() error {
+		var ref *driver.SnapshotRef
+		if from != nil {
+			ref = &from.ref
+		}
+		err := c.boot(context.Background(), b, ref)
+		if err != nil {
+			_ = c.move(b, c.words.Failed, c.words.Starting)
+		}
+		return err
+	})
+}
+
+// boot starts a machine, with its own files or a snapshot's.
+func (c *Cloud) boot(ctx context.Context, b *CloudBox, from *driver.SnapshotRef) (err error) {
+	c.mu.Lock()
+	c.serial++
+	id := sandbox.ID("box-" + strconv.Itoa(c.serial) + "-" + b.box.ID[:8])
+	c.mu.Unlock()
+	own := &sandbox.Spec{ID: id, Name: string(id), Image: "host", Resources: sandbox.Resources{Memory: 1 << 30, Disk: 1 << 30, PIDs: 1024}}
+	var in driver.Instance
+	if from == nil {
+		in, err = c.backing.Create(ctx, own)
+	} else if restorer, ok := driver.As[driver.Restorer](c.backing); ok {
+		in, _, err = restorer.Restore(ctx, own, *from)
+	} else {
+		err = errors.New("the fake has no snapshots")
+	}
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b.box.Status == c.words.Deleted { // meanwhile
+		return in.Destroy(ctx)
+	}
+	b.in, b.box.Status = in, c.words.Running
+	b.awake, b.sleep = context.WithCancel(context.Background())
+	return nil
+}
+
+// move changes the status if it is one of several.
+func (c *Cloud) move(b *CloudBox, to string, from ...string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b.forced != "" || !slices.Contains(from, b.box.Status) {
+		return ErrConflict
+	}
+	b.box.Status = to
+	return nil
+}
+
+// Stop keeps the files of a sandbox, and nothing that runs.
+func (c *Cloud) Stop(b *CloudBox) error {
+	if err := c.move(b, c.words.Stopping, c.words.Running); err != nil {
+		return err
+	}
+	return c.slowly(func() error {
+		b.sleep()
+		saver, ok := driver.As[driver.Snapshotter](b.in)
+		if !ok {
+			return errors.New("the fake cannot stop sandboxes")
+		}
+		saved, err := saver.Snapshot(context.Background(), driver.SnapshotOptions{ID: "stopped-" + b.box.ID[:8] + "-" + strconv.FormatInt(time.Now().UnixNano(), 36), Stop: true})
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if b.frozen, b.box.Status = &saved.Ref, c.words.Stopped; err != nil {
+			b.frozen, b.box.Status = nil, c.words.Failed
+		}
+		return err
+	})
+}
+
+// Start starts a stopped sandbox again.
+func (c *Cloud) Start(b *CloudBox) error {
+	if err := c.move(b, c.words.Starting, c.words.Stopped); err != nil {
+		return err
+	}
+	return c.slowly(func() error {
+		if err := c.boot(context.Background(), b, b.frozen); err != nil {
+			return err
+		}
+		return c.thaw(context.Background(), b)
+	})
+}
+
+// thaw removes what a stopped sandbox was kept in.
+func (c *Cloud) thaw(ctx context.Context, b *CloudBox) error {
+	c.mu.Lock()
+	frozen := b.frozen
+	b.frozen = nil
+	c.mu.Unlock()
+	if keeper, ok := driver.As[driver.SnapshotKeeper](c.backing); ok && frozen != nil {
+		return keeper.RemoveSnapshot(ctx, *frozen)
+	}
+	return nil
+}
+
+// Delete is the request of a client to remove a sandbox. It is a conflict while
+// the status changes.
+func (c *Cloud) Delete(b *CloudBox) error {
+	if now := c.Show(b).Status; now == c.words.Starting || now == c.words.Stopping {
+		return ErrConflict
+	}
+	return c.Remove(context.Background(), b)
+}
+
+// Remove ends a sandbox. The service remembers it.
+func (c *Cloud) Remove(ctx context.Context, b *CloudBox) error {
+	c.mu.Lock()
+	first := b.box.Status != c.words.Deleted
+	b.box.Status = c.words.Deleted
+	in, sleep := b.in, b.sleep
+	c.mu.Unlock()
+	b.timer.Set(0, nil)
+	if !first || in == nil {
+		return nil
+	}
+	sleep()
+	return errors.Join(in.Destroy(ctx), c.thaw(ctx, b))
+}
+
+// all returns the sandboxes that were not deleted.
+func (c *Cloud) all() []*CloudBox {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(c.boxes), func(b *CloudBox) bool { return b.box.Status == c.words.Deleted })
+}
+
+// Find finds a sandbox by its ID, also a deleted one, or by its name.
+func (c *Cloud) Find(owner, name string) (*CloudBox, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, b := range slices.Backward(c.boxes) {
+		if b.box.Owner == owner && (b.box.ID == name || b.box.Name == name && b.box.Status != c.words.Deleted) {
+			return b, nil
+		}
+	}
+	return nil, ErrMissing
+}
+
+// List returns the sandboxes of an owner with some labels.
+func (c *Cloud) List(owner string, labels map[string]string) (found []Box) {
+	for _, b := range c.all() {
+		now := c.Show(b)
+		fits := now.Owner == owner
+		for k, v := range labels {
+			fits = fits && now.Labels[k] == v
+		}
+		if fits {
+			found = append(found, now)
+		}
+	}
+	return found
+}
+
+// Names returns the names of all sandboxes.
+func (c *Cloud) Names() (names []string) {
+	for _, b := range c.all() {
+		names = append(names, b.box.Name)
+	}
+	return names
+}
+
+// Show returns what the service shows of a sandbox.
+func (c *Cloud) Show(b *CloudBox) Box {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := b.box
+	now.Status, now.Labels = cmp.Or(b.forced, now.Status), maps.Clone(now.Labels)
+	return now
+}
+
+// Change changes a sandbox.
+func (c *Cloud) Change(b *CloudBox, f func(*Box)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f(&b.box)
+}
+
+// Force makes all sandboxes show a status in place of their own, and act by it.
+// Empty ends that.
+func (c *Cloud) Force(status string) {
+	for _, b := range c.all() {
+		c.mu.Lock()
+		b.forced = status
+		c.mu.Unlock()
+	}
+}
+
+// Machine returns the machine of a sandbox that runs, and a context that ends
+// when it is stopped or removed.
+func (c *Cloud) Machine(b *CloudBox) (driver.Instance, context.Context, error) {
+	if c.Show(b).Status != c.words.Running {
+		return nil, nil, ErrConflict
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b.in == nil {
+		return nil, nil, ErrConflict
+	}
+	return b.in, b.awake, nil
+}
+
+// End ends a sandbox as the service does by itself.
+func (c *Cloud) End(ctx context.Context, name string) error {
+	for _, b := range c.all() {
+		if b.box.Name == name {
+			return c.Remove(ctx, b)
+		}
+	}
+	return nil
+}
+
+// StopAll stops all sandboxes, as another client does.
+func (c *Cloud) StopAll() (err error) {
+	for _, b := range c.all() {
+		err = errors.Join(err, c.Stop(b))
+	}
+	return err
+}
+
+// Save saves a sandbox that runs as a snapshot with a name.
+func (c *Cloud) Save(b *CloudBox, id, name string) (*Snapshot, error) {
+	in, _, err := c.Machine(b)
+	if err != nil {
+		return nil, err
+	}
+	s := &Snapshot{ID: id, Name: name, Owner: b.box.Owner, Created: time.Now().UTC()}
+	c.mu.Lock()
+	taken := slices.ContainsFunc(c.saved, func(o *Snapshot) bool { return o.Owner == s.Owner && o.Name == name })
+	if !taken {
+		c.saved = append(c.saved, s)
+	}
+	c.mu.Unlock()
+	if taken {
+		return nil, ErrTaken
+	}
+	return s, c.slowly(func() error {
+		saver, ok := driver.As[driver.Snapshotter](in)
+		if !ok {
+			return errors.New("the fake cannot save sandboxes")
+		}
+		saved, err := saver.Snapshot(context.Background(), driver.SnapshotOptions{ID: "saved-" + id})
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if s.Ready, s.ref, s.Size = true, saved.Ref, saved.Size; err != nil {
+			c.saved = slices.DeleteFunc(c.saved, func(o *Snapshot) bool { return o == s })
+		}
+		return err
+	})
+}
+
+// Snapshots returns the snapshots of an owner; "" means all.
+func (c *Cloud) Snapshots(owner string) (found []Snapshot) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.saved {
+		if owner == "" || s.Owner == owner {
+			found = append(found, *s)
+		}
+	}
+	return found
+}
+
+// Snapshot finds a snapshot by its ID or its name.
+func (c *Cloud) Snapshot(owner, name string) (*Snapshot, error) {
+	for _, s := range c.Snapshots(owner) {
+		if s.ID == name || s.Name == name {
+			return &s, nil
+		}
+	}
+	return nil, ErrMissing
+}
+
+// Forget removes a snapshot, which must be ready.
+func (c *Cloud) Forget(s *Snapshot) error {
+	if !s.Ready {
+		return ErrConflict
+	}
+	c.mu.Lock()
+	c.saved = slices.DeleteFunc(c.saved, func(o *Snapshot) bool { return o.ID == s.ID })
+	c.mu.Unlock()
+	if keeper, ok := driver.As[driver.SnapshotKeeper](c.backing); ok {
+		return keeper.RemoveSnapshot(context.Background(), s.ref)
+	}
+	return nil
+}

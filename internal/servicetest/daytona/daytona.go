@@ -1,0 +1,310 @@
+// Package daytona is a fake of the service Daytona: its API, and the toolbox
+// inside its sandboxes. Its sandboxes are sandboxes of an Atoll provider. The
+// official SDK for Python works with it, and so does Atoll's driver.
+package daytona
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/servicetest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Key is the API key that the service takes.
+const Key = "dtn_0123456789abcdef"
+
+// Server is the service. Make one with New.
+type Server struct {
+	*servicetest.Cloud
+	mux *http.ServeMux
+
+	mu       sync.Mutex
+	keys     map[string]string // accounts by key
+	sessions map[string]*session
+}
+
+// New returns a service. Its sandboxes are sandboxes of a provider.
+func New(backing driver.Provider) *Server {
+	s := &Server{
+		Cloud: servicetest.NewCloud(backing, servicetest.Words{
+			Starting: "starting", Running: "started", Stopping: "stopping", Stopped: "stopped", Failed: "error", Deleted: "destroyed",
+		}),
+		keys: map[string]string{Key: "org-1"}, sessions: map[string]*session{}, mux: http.NewServeMux(),
+	}
+	s.handle("POST /api/sandbox", s.create)
+	s.handle("GET /api/sandbox", s.list)
+	s.handle("GET /api/sandbox/{box}", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), nil }))
+	s.handle("DELETE /api/sandbox/{box}", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), s.Delete(b) }))
+	s.handle("POST /api/sandbox/{box}/stop", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), s.Stop(b) }))
+	s.handle("POST /api/sandbox/{box}/start", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), s.Start(b) }))
+	s.handle("PUT /api/sandbox/{box}/labels", s.withBox(s.label))
+	s.handle("GET /api/sandbox/{box}/toolbox-proxy-url", s.withBox(func(r *http.Request, _ *servicetest.CloudBox) (any, error) {
+		return map[string]string{"url": toolbox(r)}, nil
+	}))
+	s.handle("POST /api/sandbox/{box}/snapshot", s.withBox(s.save))
+	s.handle("GET /api/snapshots", s.listSnapshots)
+	s.handle("GET /api/snapshots/{snapshot}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) { return shownSnapshot(*m), nil }))
+	s.handle("DELETE /api/snapshots/{snapshot}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) { return struct{}{}, s.Forget(m) }))
+	s.toolboxRoutes()
+	return s
+}
+
+// AddKey adds a key for another account.
+func (s *Server) AddKey(key, organization string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keys[key] = organization
+}
+
+// ServeHTTP serves the API and the toolboxes.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.Faults.Wrap(s.mux).ServeHTTP(w, r)
+}
+
+func toolbox(r *http.Request) string { return "http://" + r.Host + "/toolbox" }
+
+// failure is an error in the service's format.
+type failure struct {
+	Status  int    `json:"statusCode"`
+	Code    string `json:"error"`
+	Message string `json:"message"`
+	Path    string `json:"path"`
+	Time    string `json:"timestamp"`
+}
+
+func (f *failure) Error() string { return f.Message }
+
+func fail(status int, format string, args ...any) error {
+	return &failure{Status: status, Code: http.StatusText(status), Message: fmt.Sprintf(format, args...)}
+}
+
+func refuse(w http.ResponseWriter, r *http.Request, err error) {
+	var f *failure
+	if !errors.As(err, &f) {
+		status := http.StatusInternalServerError
+		switch {
+		case errors.Is(err, servicetest.ErrMissing) || sandbox.CodeOf(err) == sandbox.CodeNotFound:
+			status = http.StatusNotFound
+		case errors.Is(err, servicetest.ErrTaken) || errors.Is(err, servicetest.ErrConflict):
+			status = http.StatusConflict
+		case sandbox.CodeOf(err) == sandbox.CodeInvalid:
+			status = http.StatusBadRequest
+		}
+		f = &failure{Status: status, Code: http.StatusText(status), Message: err.Error()}
+	}
+	f.Path, f.Time = r.URL.Path, time.Now().UTC().Format(time.RFC3339)
+	answer(w, f.Status, f)
+}
+
+func answer(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+func read(r *http.Request, into any) error {
+	if err := json.NewDecoder(r.Body).Decode(into); err != nil {
+		return fail(http.StatusBadRequest, "invalid body: %v", err)
+	}
+	return nil
+}
+
+// owner says who has the key of a request.
+func (s *Server) owner(r *http.Request) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if o := s.keys[key]; o != "" {
+		return o, nil
+	}
+	return "", fail(http.StatusUnauthorized, "Invalid credentials")
+}
+
+func (s *Server) handle(pattern string, f func(r *http.Request, owner string) (any, error)) {
+	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		var body any
+		owner, err := s.owner(r)
+		if err == nil {
+			body, err = f(r, owner)
+		}
+		if err != nil {
+			refuse(w, r, err)
+			return
+		}
+		answer(w, http.StatusOK, body)
+	})
+}
+
+// withBox is a call about one sandbox. One that was destroyed is not found.
+func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, error)) func(*http.Request, string) (any, error) {
+	return func(r *http.Request, owner string) (any, error) {
+		b, err := s.Find(owner, r.PathValue("box"))
+		if err != nil || s.Show(b).Status == "destroyed" && r.Method != http.MethodGet {
+			return nil, fail(http.StatusNotFound, "Sandbox with ID or name %s not found", r.PathValue("box"))
+		}
+		return f(r, b)
+	}
+}
+
+// creation is the request for a new sandbox.
+type creation struct {
+	Name     string            `json:"name"`
+	Snapshot string            `json:"snapshot"`
+	User     string            `json:"user"`
+	Env      map[string]string `json:"env"`
+	Labels   map[string]string `json:"labels"`
+	Target   string            `json:"target"`
+	BlockAll bool              `json:"networkBlockAll"`
+	Prefixes string            `json:"networkAllowList"`
+	Domains  string            `json:"domainAllowList"`
+	TTL      int               `json:"ttlMinutes"`
+	AutoStop *int              `json:"autoStopInterval"`
+}
+
+// snapshots are those of the account. Empty is the default.
+var snapshots = []string{"", "daytona-small", "mine"}
+
+func (s *Server) create(r *http.Request, owner string) (any, error) {
+	var c creation
+	if err := read(r, &c); err != nil {
+		return nil, err
+	}
+	from, err := s.Snapshot(owner, c.Snapshot)
+	switch {
+	case err != nil && !slices.Contains(snapshots, c.Snapshot):
+		return nil, fail(http.StatusNotFound, "Snapshot %s not found", c.Snapshot)
+	case c.TTL < 0:
+		return nil, fail(http.StatusBadRequest, "ttlMinutes must be a non-negative integer")
+	}
+	box := servicetest.Box{ID: newID(), Name: c.Name, Owner: owner, Labels: c.Labels, Request: c}
+	if box.Name == "" {
+		box.Name = box.ID
+	}
+	if c.TTL > 0 {
+		box.Ends = time.Now().Add(time.Duration(c.TTL) * time.Minute)
+	}
+	b, err := s.Create(box, from)
+	if err != nil {
+		return nil, err
+	}
+	return s.shown(r, s.Show(b)), nil
+}
+
+// shown is a sandbox as the service shows it.
+func (s *Server) shown(r *http.Request, b servicetest.Box) map[string]any {
+	c, _ := b.Request.(creation)
+	m := map[string]any{
+		"id": b.ID, "organizationId": b.Owner, "name": b.Name, "state": b.Status, "desiredState": "started", "user": "daytona", "env": map[string]string{}, "labels": b.Labels,
+		"public": false, "kvm": false, "networkBlockAll": c.BlockAll, "target": "us", "cpu": 1, "gpu": 0, "memory": 1, "disk": 3,
+		"createdAt": b.Created.Format(time.RFC3339Nano), "toolboxProxyUrl": toolbox(r),
+	}
+	if b.Labels == nil {
+		m["labels"] = map[string]string{}
+	}
+	for k, v := range map[string]string{"networkAllowList": c.Prefixes, "domainAllowList": c.Domains} {
+		if v != "" {
+			m[k] = v
+		}
+	}
+	if !b.Ends.IsZero() {
+		m["autoDestroyAt"] = b.Ends.UTC().Format(time.RFC3339)
+	}
+	return m
+}
+
+// list lists the sandboxes with some labels, a few per page.
+func (s *Server) list(r *http.Request, owner string) (any, error) {
+	q, labels := r.URL.Query(), map[string]string{}
+	if text := q.Get("labels"); text != "" {
+		if err := json.Unmarshal([]byte(text), &labels); err != nil {
+			return nil, fail(http.StatusBadRequest, "invalid labels")
+		}
+	}
+	from, limit := 0, 3
+	_, _ = fmt.Sscan(q.Get("cursor"), &from)
+	_, _ = fmt.Sscan(q.Get("limit"), &limit)
+	limit = min(limit, 3) // a client must follow the cursor
+	all, items := s.List(owner, labels), []any{}
+	all = slices.DeleteFunc(all, func(b servicetest.Box) bool { return !strings.HasPrefix(b.Name, q.Get("name")) })
+	for _, b := range all[min(from, len(all)):min(from+limit, len(all))] {
+		items = append(items, s.shown(r, b))
+	}
+	next := any(nil)
+	if from+limit < len(all) {
+		next = strconv.Itoa(from + limit)
+	}
+	return map[string]any{"items": items, "nextCursor": next}, nil
+}
+
+func (s *Server) label(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	var in struct{ Labels map[string]string }
+	if err := read(r, &in); err != nil {
+		return nil, err
+	}
+	s.Change(b, func(b *servicetest.Box) { b.Labels = in.Labels })
+	return in, nil
+}
+
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // Read never fails.
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+func (s *Server) save(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	var in struct {
+		Name   string `json:"name"`
+		Memory bool   `json:"includeMemory"`
+	}
+	if err := read(r, &in); err != nil {
+		return nil, err
+	}
+	if in.Name == "" || in.Memory {
+		return nil, fail(http.StatusBadRequest, "containers save no memory, and the name is required")
+	}
+	_, err := s.Save(b, newID(), in.Name)
+	return s.shown(r, s.Show(b)), err
+}
+
+func shownSnapshot(m servicetest.Snapshot) map[string]any {
+	state := "snapshotting"
+	if m.Ready {
+		state = "active"
+	}
+	return map[string]any{
+		"id": m.ID, "organizationId": m.Owner, "general": false, "name": m.Name, "state": state, "size": float64(m.Size) / (1 << 30), "entrypoint": nil,
+		"cpu": 1, "gpu": 0, "mem": 1, "disk": 3, "errorReason": nil, "createdAt": m.Created, "updatedAt": m.Created, "lastUsedAt": nil, "sourceSandboxId": nil,
+	}
+}
+
+func (s *Server) withSnapshot(f func(*servicetest.Snapshot) (any, error)) func(*http.Request, string) (any, error) {
+	return func(r *http.Request, owner string) (any, error) {
+		m, err := s.Snapshot(owner, r.PathValue("snapshot"))
+		if err != nil {
+			return nil, fail(http.StatusNotFound, "Snapshot %s not found", r.PathValue("snapshot"))
+		}
+		return f(m)
+	}
+}
+
+// listSnapshots lists snapshots whose name contains a text, two per page.
+func (s *Server) listSnapshots(r *http.Request, owner string) (any, error) {
+	const limit = 2
+	page, items := 1, []any{}
+	_, _ = fmt.Sscan(r.URL.Query().Get("page"), &page)
+	all := slices.DeleteFunc(s.Snapshots(owner), func(m servicetest.Snapshot) bool { return !strings.Contains(m.Name, r.URL.Query().Get("name")) })
+	for _, m := range all[min((page-1)*limit, len(all)):min(page*limit, len(all))] {
+		items = append(items, shownSnapshot(m))
+	}
+	return map[string]any{"items": items, "total": len(all), "page": page, "totalPages": (len(all) + limit - 1) / limit}, nil
+}

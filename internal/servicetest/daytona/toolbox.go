@@ -1,0 +1,363 @@
+package daytona
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/servicetest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (s *Server) toolboxRoutes() {
+	const at = "/toolbox/{box}"
+	s.handle("POST "+at+"/process/execute", s.withBox(s.execute))
+	s.handle("POST "+at+"/process/session", s.withBox(s.createSession))
+	s.handle("DELETE "+at+"/process/session/{session}", s.withBox(s.deleteSession))
+	s.handle("POST "+at+"/process/session/{session}/exec", s.withBox(s.sessionExec))
+	s.handle("GET "+at+"/process/session/{session}/command/{command}", s.withBox(s.command))
+	s.mux.HandleFunc("GET "+at+"/process/session/{session}/command/{command}/logs", s.logs)
+	s.handle("POST "+at+"/files/bulk-upload", s.withBox(s.upload))
+	s.mux.HandleFunc("GET "+at+"/files/download", s.download)
+}
+
+// shell is a command for the sandbox's shell.
+func shell(text, dir string, env map[string]string) sandbox.Command {
+	return sandbox.Command{Args: []string{"/bin/sh", "-c", text}, Dir: dir, Env: env}
+}
+
+const maxOutput = 1 << 20
+
+// execute runs a command to its end.
+func (s *Server) execute(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	var in struct {
+		Command string            `json:"command"`
+		Dir     string            `json:"cwd"`
+		Env     map[string]string `json:"envs"`
+		Timeout *int              `json:"timeout"`
+	}
+	if err := read(r, &in); err != nil {
+		return nil, err
+	}
+	box, awake, err := s.Machine(b)
+	if err != nil {
+		return nil, err
+	}
+	limit := 10 * time.Second
+	if in.Timeout != nil && *in.Timeout > 0 {
+		limit = time.Duration(*in.Timeout) * time.Second
+	}
+	ctx, cancel := context.WithTimeout(awake, limit)
+	defer cancel()
+	out, err := servicetest.Run(ctx, box, shell(in.Command, in.Dir, in.Env), maxOutput)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil, fail(http.StatusRequestTimeout, "command execution timeout")
+	}
+	if err != nil {
+		return nil, err
+	}
+	text := strings.ToValidUTF8(string(out.Stdout)+string(out.Stderr), "\ufffd")
+	return map[string]any{"exitCode": out.Exit.Code, "result": text}, nil
+}
+
+// session is a shell that lives until it is deleted, with what it runs.
+type session struct {
+	box      string
+	ctx      context.Context
+	cancel   context.CancelFunc
+	commands map[string]*command
+}
+
+// command is a command of a session. Its fields are under the mutex.
+type command struct {
+	mu      sync.Mutex
+	changed sync.Cond
+	text    string
+	out     [][]byte // messages: output with its prefix
+	code    *int
+	ended   bool
+}
+
+func (c *command) add(prefix string, data []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.out = append(c.out, append([]byte(prefix), data...))
+	c.changed.Broadcast()
+}
+
+func (s *Server) createSession(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	var in struct {
+		ID string `json:"sessionId"`
+	}
+	if err := read(r, &in); err != nil {
+		return nil, err
+	}
+	_, awake, err := s.Machine(b)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sessions[in.ID] != nil {
+		return nil, fail(http.StatusConflict, "session %s already exists", in.ID)
+	}
+	one := &session{box: s.Show(b).ID, commands: map[string]*command{}}
+	one.ctx, one.cancel = context.WithCancel(awake)
+	s.sessions[in.ID] = one
+	return struct{}{}, nil
+}
+
+// session finds a session of a sandbox.
+func (s *Server) session(r *http.Request, b *servicetest.CloudBox) (*session, error) {
+	id := s.Show(b).ID
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one := s.sessions[r.PathValue("session")]
+	if one == nil || one.box != id {
+		return nil, fail(http.StatusNotFound, "session not found")
+	}
+	return one, nil
+}
+
+// Sessions returns how many there are in sandboxes that run.
+func (s *Server) Sessions() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.sessions {
+		if one.ctx.Err() == nil {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *Server) deleteSession(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	one, err := s.session(r, b)
+	if err != nil {
+		return nil, err
+	}
+	one.cancel()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.sessions, r.PathValue("session"))
+	return struct{}{}, nil
+}
+
+func (s *Server) sessionExec(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	var in struct {
+		Command string `json:"command"`
+		Async   bool   `json:"runAsync"`
+	}
+	if err := read(r, &in); err != nil {
+		return nil, err
+	}
+	one, err := s.session(r, b)
+	if err != nil {
+		return nil, err
+	}
+	box, _, err := s.Machine(b)
+	if err != nil {
+		return nil, err
+	}
+	c, id := &command{text: in.Command}, newID()
+	c.changed.L = &c.mu
+	s.mu.Lock()
+	one.commands[id] = c
+	s.mu.Unlock()
+	done := make(chan struct{})
+	s.Work.Go(func() {
+		defer close(done)
+		stream := func(prefix string) func([]byte) error {
+			return func(data []byte) error {
+				c.add(prefix, data)
+				return nil
+			}
+		}
+		exit, err := servicetest.Stream(one.ctx, box, shell(in.Command, "", nil), stream("\x01\x01\x01"), stream("\x02\x02\x02"))
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.ended = true; err == nil {
+			c.code = &exit.Code
+		}
+		c.changed.Broadcast()
+	})
+	if in.Async {
+		return map[string]any{"cmdId": id}, nil
+	}
+	<-done
+	stdout, stderr := c.streams()
+	return map[string]any{"cmdId": id, "exitCode": c.code, "stdout": stdout, "stderr": stderr, "output": stdout + stderr}, nil
+}
+
+func (c *command) streams() (stdout, stderr string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range c.out {
+		if m[0] == 1 {
+			stdout += string(m[3:])
+		} else {
+			stderr += string(m[3:])
+		}
+	}
+	return stdout, stderr
+}
+
+// find finds a command of a session.
+func (s *Server) find(r *http.Request, b *servicetest.CloudBox) (*command, error) {
+	one, err := s.session(r, b)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := one.commands[r.PathValue("command")]; c != nil {
+		return c, nil
+	}
+	return nil, fail(http.StatusNotFound, "command not found")
+}
+
+func (s *Server) command(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	c, err := s.find(r, b)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := map[string]any{"id": r.PathValue("command"), "command": c.text}
+	if c.code != nil {
+		m["exitCode"] = *c.code
+	}
+	return m, nil
+}
+
+// logs answers with the output so far, or over a WebSocket with all of it.
+func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
+	owner, err := s.owner(r)
+	var c *command
+	if err == nil {
+		_, err = s.withBox(func(r *http.Request, b *servicetest.CloudBox) (_ any, err error) {
+			c, err = s.find(r, b)
+			return nil, err
+		})(r, owner)
+	}
+	if err != nil {
+		refuse(w, r, err)
+		return
+	}
+	if r.URL.Query().Get("follow") != "true" {
+		stdout, stderr := c.streams()
+		answer(w, http.StatusOK, map[string]string{"stdout": stdout, "stderr": stderr, "output": stdout + stderr})
+		return
+	}
+	ws, err := websocket.Accept(w, r, nil)
+	if err != nil {
+		return
+	}
+	defer func() { _ = ws.CloseNow() }()
+	ctx := ws.CloseRead(r.Context())
+	defer context.AfterFunc(ctx, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.changed.Broadcast()
+	})()
+	for n := 0; ; n++ {
+		c.mu.Lock()
+		for n >= len(c.out) && !c.ended && ctx.Err() == nil {
+			c.changed.Wait()
+		}
+		var next []byte
+		if n < len(c.out) {
+			next = c.out[n]
+		}
+		c.mu.Unlock()
+		if ctx.Err() != nil {
+			return
+		}
+		if next == nil {
+			_ = ws.Close(websocket.StatusNormalClosure, "")
+			return
+		}
+		if ws.Write(ctx, websocket.MessageBinary, next) != nil {
+			return
+		}
+	}
+}
+
+// upload writes the files of a form: fields files[0].path and files[0].file, in
+// this order.
+func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	box, _, err := s.Machine(b)
+	if err != nil {
+		return nil, err
+	}
+	fs, err := servicetest.Files(box)
+	if err != nil {
+		return nil, err
+	}
+	form, err := r.MultipartReader()
+	if err != nil {
+		return nil, fail(http.StatusBadRequest, "%v", err)
+	}
+	paths := map[string]string{}
+	for {
+		p, err := form.NextPart()
+		if errors.Is(err, io.EOF) {
+			return struct{}{}, nil
+		}
+		if err != nil {
+			return nil, fail(http.StatusBadRequest, "%v", err)
+		}
+		name, field, _ := strings.Cut(p.FormName(), ".")
+		if field == "path" {
+			text, err := io.ReadAll(io.LimitReader(p, 4096))
+			if err != nil {
+				return nil, err
+			}
+			paths[name] = string(text)
+			continue
+		}
+		to := paths[name]
+		if to == "" {
+			return nil, fail(http.StatusBadRequest, "no path for %s", name)
+		}
+		if !path.IsAbs(to) {
+			to = "/home/daytona/" + to
+		}
+		if _, err := fs.Write(r.Context(), to, p, driver.WriteOptions{}); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (s *Server) download(w http.ResponseWriter, r *http.Request) {
+	owner, err := s.owner(r)
+	var body io.ReadCloser
+	if err == nil {
+		_, err = s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
+			box, _, err := s.Machine(b)
+			if err != nil {
+				return nil, err
+			}
+			fs, err := servicetest.Files(box)
+			if err == nil {
+				body, _, err = fs.Read(r.Context(), r.URL.Query().Get("path"), driver.ReadOptions{})
+			}
+			return nil, err
+		})(r, owner)
+	}
+	if err != nil {
+		refuse(w, r, err)
+		return
+	}
+	defer body.Close()
+	w.Header().Set("Content-Type", "application/octet-stream")
+	_, _ = io.Copy(w, body)
+}

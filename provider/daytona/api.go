@@ -1,0 +1,223 @@
+package daytona
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// api is a client of the service. It implements hosted.Service.
+type api struct {
+	rest.Client
+	key *credential.Source
+}
+
+func newAPI(base *url.URL, key *credential.Source, transport http.RoundTripper) *api {
+	return &api{key: key, Client: rest.Client{
+		HTTP: rest.NewHTTP(transport), Base: base, Words: words, Fresh: key.Fresh,
+		Sign: func(h http.Header) {
+			h.Set("Authorization", "Bearer "+key.Current())
+			h.Set("X-Daytona-Source", "atoll")
+		},
+		Hidden: func() []string { return []string{key.Current()} }, Hint: "set " + keyEnv + " to a key of this service",
+	}}
+}
+
+// words reads an error of the service.
+func words(status int, body []byte) (code, message string, ok bool) {
+	var said struct {
+		Status  int    `json:"statusCode"`
+		Code    string `json:"error"`
+		Message string `json:"message"`
+	}
+	err := json.Unmarshal(body, &said)
+	return said.Code, said.Message, err == nil && said.Status == status
+}
+
+// missing reports that the service itself says that there is no such sandbox.
+func missing(err error) bool {
+	r := rest.RefusalOf(err)
+	return r.Ours && r.Status == http.StatusNotFound
+}
+
+// creation is the request for a new sandbox.
+type creation struct {
+	Name      string            `json:"name"`
+	Snapshot  string            `json:"snapshot,omitempty"`
+	Target    string            `json:"target,omitempty"`
+	Labels    map[string]string `json:"labels"`
+	AutoStop  *int              `json:"autoStopInterval"`
+	AutoPause *int              `json:"autoPauseInterval"`
+	TTL       int64             `json:"ttlMinutes,omitempty"`
+	networkRules
+}
+
+// networkRules are what a sandbox may reach. With a list, nothing else.
+type networkRules struct {
+	BlockAll bool   `json:"networkBlockAll"`
+	Prefixes string `json:"networkAllowList,omitempty"`
+	Domains  string `json:"domainAllowList,omitempty"`
+}
+
+// box is the service's description of a sandbox.
+type box struct {
+	ID      string            `json:"id"`
+	Name    string            `json:"name"`
+	State   string            `json:"state"`
+	Labels  map[string]string `json:"labels"`
+	Created time.Time         `json:"createdAt,omitzero"`
+	Ends    time.Time         `json:"autoDestroyAt,omitzero"`
+	Toolbox string            `json:"toolboxProxyUrl"`
+	networkRules
+}
+
+// The resting states of a sandbox.
+const (
+	started  = "started"
+	stopped  = "stopped"
+	paused   = "paused"
+	archived = "archived"
+)
+
+// states says what the service's states mean.
+var states = hosted.States{
+	started: sandbox.Running, "creating": sandbox.Running, "starting": sandbox.Running, "resuming": sandbox.Running, "restoring": sandbox.Running,
+	"pulling_snapshot": sandbox.Running, "pending_build": sandbox.Running, "building_snapshot": sandbox.Running, "resizing": sandbox.Running,
+	"snapshotting": sandbox.Running, "forking": sandbox.Running,
+	stopped: sandbox.Paused, "stopping": sandbox.Paused, paused: sandbox.Paused, "pausing": sandbox.Paused, archived: sandbox.Paused,
+	"archiving": sandbox.Paused,
+	"error":     sandbox.Failed, "build_failed": sandbox.Failed, "destroyed": sandbox.Gone, "destroying": sandbox.Gone,
+}
+
+// names are the names of sandboxes. Labels mark them, too, but are not unique.
+const names = hosted.Names("-")
+
+// describe converts the service's description of a sandbox. The record knows its
+// end exactly, so that is not taken from the service.
+func (b box) describe() hosted.Box {
+	return hosted.Marked(hosted.Box{ID: b.ID, Status: b.State, State: states.Of(b.State), Created: b.Created, Access: b.Toolbox}, b.Labels)
+}
+
+// get returns a sandbox by its ID.
+func (a *api) get(ctx context.Context, id string) (b box, err error) {
+	err = a.Call(ctx, http.MethodGet, "/sandbox/"+url.PathEscape(id), nil, &b)
+	switch {
+	case missing(err):
+		err = hosted.ErrNone
+	case err == nil && b.ID != id:
+		err = a.Strange("the service answers for another sandbox")
+	}
+	return b, err
+}
+
+// named returns a sandbox by its name.
+func (a *api) named(ctx context.Context, name string) (b box, err error) {
+	err = a.Call(ctx, http.MethodGet, "/sandbox/"+name, nil, &b)
+	switch {
+	case missing(err) || err == nil && states.Of(b.State) == sandbox.Gone:
+		err = hosted.ErrNone
+	case err == nil && (b.ID == "" || b.Name != name):
+		err = a.Strange("the service answers for another sandbox")
+	}
+	return b, err
+}
+
+// Get implements hosted.Service.
+func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, error) {
+	b, err := a.get(ctx, id)
+	d := b.describe()
+	if err == nil && d.State == sandbox.Gone {
+		err = hosted.ErrNone
+	}
+	return d, err
+}
+
+// pages is one page of a list.
+type pages struct {
+	Items []box   `json:"items"`
+	Next  *string `json:"nextCursor"`
+}
+
+func (a *api) page(ctx context.Context, q url.Values) (p pages, err error) {
+	err = a.Call(ctx, http.MethodGet, "/sandbox?"+q.Encode(), nil, &p)
+	if err == nil && p.Items == nil {
+		err = a.Strange("the service's list is invalid")
+	}
+	return p, err
+}
+
+// maxPages limits a list.
+const maxPages = 10_000
+
+// List implements hosted.Service.
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
+	labels, err := json.Marshal(hosted.Wanted(scope, id))
+	if err != nil {
+		return nil, err
+	}
+	q := url.Values{"labels": {string(labels)}, "limit": {"100"}}
+	for range maxPages {
+		p, err := a.page(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range p.Items {
+			ours = append(ours, b.describe())
+		}
+		if p.Next == nil || *p.Next == "" {
+			return ours, nil
+		}
+		q.Set("cursor", *p.Next)
+	}
+	return nil, a.Strange("the service's list has no end")
+}
+
+// End implements hosted.Service. It waits until the sandbox has ended, because
+// the service only begins that.
+func (a *api) End(ctx context.Context, id sandbox.ID, boxID string) error {
+	if err := a.Remove(ctx, "/sandbox/"+url.PathEscape(boxID)); missing(err) {
+		return hosted.ErrNone
+	} else if err != nil {
+		return err
+	}
+	return hosted.Poll(ctx, func() (bool, error) {
+		b, err := a.get(ctx, boxID)
+		if err == hosted.ErrNone || err == nil && b.State == "destroyed" {
+			return true, nil
+		}
+		return false, err
+	}, func() error { return a.Strange("the service does not end the sandbox") })
+}
+
+// Claim implements hosted.Claimer.
+func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) error {
+	b, err := a.get(ctx, boxID)
+	if err == nil && b.Labels[hosted.MetaID] != string(id) {
+		err = a.Strange("the service answers for another sandbox")
+	}
+	if err != nil {
+		return err
+	}
+	labels := maps.Clone(b.Labels)
+	labels[hosted.MetaScope] = scope
+	if err := a.Call(ctx, http.MethodPut, "/sandbox/"+url.PathEscape(boxID)+"/labels", map[string]any{"labels": labels}, nil); err != nil {
+		return err
+	}
+	if b, err = a.get(ctx, boxID); err == nil && b.Labels[hosted.MetaScope] != scope {
+		err = a.Strange("the service does not confirm whose the sandbox is")
+	}
+	return err
+}
+
+// Credential implements hosted.Service.
+func (a *api) Credential() hosted.Credential {
+	return hosted.Credential{Name: a.key.Account(), Key: a.key.Value()}
+}
