@@ -150,6 +150,14 @@ type Pauser interface {
 	Resumer
 }
 
+// Preparer is implemented by providers that need files which they can get by
+// themselves.
+type Preparer interface {
+	// Prepare gets the files, and says what it does. With a source, which is a file
+	// or a directory of this machine, it takes them from there.
+	Prepare(ctx context.Context, source string, say func(line string)) error
+}
+
 // Dialer is implemented by instances whose TCP ports can be reached.
 type Dialer interface {
 	// Dial connects to a TCP port of the sandbox from the sandbox's own loopback,

@@ -45,7 +45,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/gvisor/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "provider/internal/identity", "internal/image/...", "provider/internal/proctree"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "provider/internal/identity", "provider/internal/netfiles/...", "internal/image/...", "provider/internal/proctree"},
 		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
@@ -58,6 +58,18 @@ var rules = []rule{
 		pkgs: "provider/docker/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/docker/...", "internal/guest/...", "internal/guestkit", "internal/keyed", "internal/sparse", "provider/internal/identity"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		why:  "a provider depends on its technology, not on control or another provider",
+	},
+	{
+		pkgs: "provider/internal/netfiles/...",
+		only: []string{"sandbox", "driver", "internal/span", "internal/guest/...", "internal/sparse", "provider/internal/netfiles/..."},
+		deny: []string{kernel + "/...", "os/exec", "net/http"},
+		why:  "it writes files through the guest of any provider",
+	},
+	{
+		pkgs: "provider/microvm",
+		only: []string{"sandbox", "internal/span", "driver", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "provider/internal/...", "internal/image/..."},
+		deny: []string{kernel + "/...", "database/sql"},
 		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{

@@ -104,6 +104,18 @@ func localProviders() []sandbox.Descriptor {
 		setting("image", "ATOLL_DOCKER_IMAGE", false), setting("network", "ATOLL_DOCKER_NETWORK", false),
 	}
 
+	microvm := base("microvm", "a virtual machine of QEMU and KVM per sandbox", sandbox.TierDev)
+	pty(&microvm)
+	microvm.RunAs, microvm.Fork, microvm.Pause, microvm.Egress = true, true, sandbox.PauseMemory, sandbox.EgressFull
+	microvm.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotMemory, TarFallback: true}
+	microvm.Ports = sandbox.PortSupport{Kind: sandbox.PortLocal, OnDemand: true}
+	microvm.Lifetime = sandbox.LifetimeSupport{Suspend: true, LockFreeResume: true}
+	microvm.Find, microvm.Verified = sandbox.FindByLabel, sandbox.VerifiedLive
+	microvm.Credentials = []sandbox.Credential{
+		setting("accelerator", "ATOLL_MICROVM_ACCEL", false), setting("kernel", "ATOLL_MICROVM_KERNEL", false),
+		setting("image", "ATOLL_MICROVM_IMAGE", false), setting("QEMU", "ATOLL_MICROVM_QEMU", false),
+	}
+
 	remote := base("remote", "another Atoll daemon", sandbox.TierDev)
 	pty(&remote)
 	remote.RunAs, remote.Fork, remote.Pause, remote.Egress = true, true, sandbox.PauseMemory, sandbox.EgressHostPort
@@ -138,7 +150,7 @@ func localProviders() []sandbox.Descriptor {
 	self.WorkspaceRoot, self.Persistable, self.Permanent = "/", false, true
 	self.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
 	self.Lifetime.LockFreeResume = true
-	return []sandbox.Descriptor{gvisor, host, docker, remote, fake, none, self}
+	return []sandbox.Descriptor{gvisor, host, microvm, docker, remote, fake, none, self}
 }
 
 func hostedDesktops() []sandbox.Descriptor {

@@ -38,7 +38,7 @@ func negotiate(t *testing.T, provider string, q Query) sandbox.CapabilityDocumen
 func warm() Query { return Query{Liveness: "warm"} }
 
 func TestRB7KnownProviders(t *testing.T) {
-	want := "blaxel boxlite cloudflare daytona docker e2b fake gvisor host islo kubernetes microsandbox modal none opensandbox remote runloop selfhosted superserve vercel"
+	want := "blaxel boxlite cloudflare daytona docker e2b fake gvisor host islo kubernetes microsandbox microvm modal none opensandbox remote runloop selfhosted superserve vercel"
 	var got []string
 	for _, d := range Known() {
 		got = append(got, d.Name)

@@ -133,7 +133,8 @@ one.`,
 	}, runCommands{a}.runCmd(), runCommands{a}.createCmd(), processCommands{a}.execCmd(), processCommands{a}.shellCmd(), processCommands{a}.attachCmd(), processCommands{a}.terminalCmd(), listCommands{a}.lsCmd(), listCommands{a}.inspectCmd(), listCommands{a}.topCmd(), processCommands{a}.psCmd(), processCommands{a}.logsCmd(), processCommands{a}.killCmd(), copyCommands{a}.cpCmd(), portCommands{a}.portCmd(), computerCommands{a}.computerCmd(), codeCommands{a}.codeCmd(), recordCommands{a}.recordCmd(), listCommands{a}.rmCmd(),
 		lifecycleCommands{a}.pauseCmd(), lifecycleCommands{a}.resumeCmd(), lifecycleCommands{a}.stopCmd(), lifecycleCommands{a}.startCmd(), lifecycleCommands{a}.updateCmd(), lifecycleCommands{a}.forkCmd(), snapshotCommands{a}.snapshotCmd(), sessionCommands{a}.sessionCmd(),
 		upCommands{a}.upCmd(), upCommands{a}.downCmd(), a.consoleCmd(), contextCommands{a}.contextCmd(), mcpCommands{a}.mcpCmd(), e2bCommands{a}.e2bCmd(), keyCommands{a}.keyCmd(), tenantCommands{a}.tenantCmd(), workspaceCommands{a}.workspaceCmd(), profileCommands{a}.profileCmd(), policyCommands{a}.policyCmd(), secretCommands{a}.secretCmd(), profileCommands{a}.egressCmd(), eventCommands{a}.eventsCmd(), eventCommands{a}.auditCmd(), sessionCommands{a}.usageCmd(), stateCommands{a}.stateCmd(),
-		imageCommands{a}.imageCmd(), templateCommands{a}.templateCmd(), providerCommands{a}.providerCmd(), providerCommands{a}.doctorCmd(), a.versionCmd())
+		imageCommands{a}.imageCmd(), templateCommands{a}.templateCmd(), providerCommands{a}.providerCmd(), providerCommands{a}.doctorCmd(),
+		providerCommands{a}.microvmCmd(), a.versionCmd())
 	root.AddCommand(foreign()...)
 	root.AddGroup(
 		&cobra.Group{ID: groupBox, Title: "Sandboxes:"},

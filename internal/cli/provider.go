@@ -193,7 +193,7 @@ func (a providerCommands) checkProgress(ctx context.Context) func(drivertest.Res
 }
 
 // onMachine are the providers that need nothing but this machine.
-var onMachine = map[string]bool{"gvisor": true, "host": true}
+var onMachine = map[string]bool{"gvisor": true, "host": true, "microvm": true}
 
 func (a providerCommands) doctorCmd() *cobra.Command {
 	var asJSON, showAll bool

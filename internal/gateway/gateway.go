@@ -132,6 +132,16 @@ func New(opts Options) (*Gateway, error) {
 // not clean up when a sandbox ends. former is what the sandbox's programs
 // already know; see Known.
 func (g *Gateway) Connect(ctx context.Context, id sandbox.ID, p Policy, former Known) (*Link, error) {
+	return g.connect(ctx, id, wire.Add{Policy: p}, former)
+}
+
+// ConnectEthernet is like Connect for the network card of a virtual machine:
+// each message of the link is an Ethernet frame.
+func (g *Gateway) ConnectEthernet(ctx context.Context, id sandbox.ID, p Policy, former Known) (*Link, error) {
+	return g.connect(ctx, id, wire.Add{Policy: p, Ethernet: true}, former)
+}
+
+func (g *Gateway) connect(ctx context.Context, id sandbox.ID, add wire.Add, former Known) (*Link, error) {
 	ours, theirs, err := linkPair()
 	if err != nil {
 		return nil, err
@@ -142,7 +152,8 @@ func (g *Gateway) Connect(ctx context.Context, id sandbox.ID, p Policy, former K
 		theirs.Close()
 		return nil, err
 	}
-	l := &link{file: ours, add: wire.Add{Policy: p, Names: map[string]uint16{}, CACert: ca.cert, CAKey: ca.key}}
+	add.Names, add.CACert, add.CAKey = map[string]uint16{}, ca.cert, ca.key
+	l := &link{file: ours, add: add}
 	maps.Copy(l.add.Names, former.Names)
 	if err := g.attach(ctx, id, l); err != nil {
 		ours.Close()

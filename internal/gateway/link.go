@@ -11,7 +11,7 @@ import (
 
 // Link is a sandbox's network card and network configuration.
 type Link struct {
-	File      *os.File       // a connected SOCK_SEQPACKET socket; each message is one IP packet
+	File      *os.File       // a connected SOCK_SEQPACKET socket; each message is one IP packet or, after ConnectEthernet, one frame
 	MTU       int            // bytes
 	Addresses []netip.Prefix // of the sandbox
 	Gateways  []netip.Addr   // one of each family; the default routes

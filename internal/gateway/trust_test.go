@@ -18,7 +18,7 @@ import (
 // keeps its authorities, and that none of it gets into another image.
 func TestTrustStores(t *testing.T) {
 	fixture := func(name string) []byte {
-		data, err := os.ReadFile(filepath.Join("../../provider/gvisor/truststore/testdata", name))
+		data, err := os.ReadFile(filepath.Join("../../provider/internal/netfiles/truststore/testdata", name))
 		if err != nil {
 			t.Fatal(err)
 		}

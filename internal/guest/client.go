@@ -165,6 +165,12 @@ func (c *Client) ShowLimits(ctx context.Context) error {
 	return c.failed("guest.limits", "", err)
 }
 
+// Sync makes the kernel write all files to the disk, and waits for that.
+func (c *Client) Sync(ctx context.Context) error {
+	_, err := c.call(ctx, wire.Sync, nil)
+	return c.failed("guest.sync", "", err)
+}
+
 // Prewarm makes the guest run a program, given as an executable file, and waits
 // for its end. The sandbox's first command is then faster. Processes does not
 // list the program.

@@ -3,9 +3,11 @@ package guest
 import (
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"io"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -72,12 +74,64 @@ func (p *Pipes) Close() error { return errors.Join(p.in.Close(), p.out.Close()) 
 // Waken tells a restored guest through its door that it was restored, and waits
 // until the guest uses conn and no earlier connection. The caller closes the
 // door. After an error conn cannot be used.
-func Waken(ctx context.Context, door io.Writer, conn *Pipes) error {
+func Waken(ctx context.Context, door io.Writer, conn io.ReadWriteCloser) error {
+	return greet(ctx, door, nil, conn)
+}
+
+// The calls of a host on the door of a virtual machine; see package wire.
+const (
+	DoorLink     = wire.DoorLink
+	DoorRestored = wire.DoorRestored
+)
+
+// Machine configures the guest of a virtual machine.
+type Machine = wire.Machine
+
+// What the guest of a virtual machine expects; see package wire.
+const (
+	MachineArg   = wire.MachineArg
+	MachineLinks = wire.MachineLinks
+	ModulesDir   = wire.ModulesDir
+	DiskImage    = wire.DiskImage
+	DiskFiles    = wire.DiskFiles
+	PortLink     = wire.PortLink
+	PortDoor     = wire.PortDoor
+)
+
+// Meet tells the guest of a virtual machine through its door to use conn, which
+// is connected with a link, and no earlier connection on that link. It waits
+// until the guest does. The kind of call is DoorLink or DoorRestored. The caller
+// closes the door. After an error conn cannot be used.
+func Meet(ctx context.Context, kind byte, link int, door io.Writer, conn io.ReadWriteCloser) error {
+	return greet(ctx, door, doorCall(kind, link), conn)
+}
+
+// SetTime gives the guest of a virtual machine the time, after a pause.
+func SetTime(door io.Writer) error {
+	_, err := door.Write(append(doorCall(wire.DoorTime, 0), make([]byte, wire.NonceLen)...))
+	return err
+}
+
+// Halt tells the guest of a virtual machine to write everything to the disk and
+// to stop the machine. It does not wait for that.
+func Halt(door io.Writer) error {
+	_, err := door.Write(append(doorCall(wire.DoorStop, 0), make([]byte, wire.NonceLen)...))
+	return err
+}
+
+// doorCall returns a call without its nonce.
+func doorCall(kind byte, link int) []byte {
+	return binary.LittleEndian.AppendUint64([]byte{kind, byte(link)}, uint64(time.Now().UnixNano()))
+}
+
+// greet sends a call and a nonce through the door, and exchanges the nonce on
+// the connection.
+func greet(ctx context.Context, door io.Writer, call []byte, conn io.ReadWriteCloser) error {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	nonce := make([]byte, wire.NonceLen)
 	_, err := rand.Read(nonce)
 	if err == nil {
-		_, err = door.Write(nonce)
+		_, err = door.Write(append(call, nonce...))
 	}
 	if err == nil {
 		err = wire.SkipPast(conn, nonce)

@@ -59,9 +59,14 @@ type Status struct {
 	Ends  time.Time     // the end of its lifetime; zero: not known
 }
 
-// Machine is a sandbox as its service knows it.
+// Machine is a sandbox as its service knows it, in which programs can be run.
 type Machine interface {
 	Runner
+	Service
+}
+
+// Service reports about a sandbox.
+type Service interface {
 	// Status asks the service. CodeGone means that the service itself reports that
 	// the sandbox does not exist. Other errors say nothing about the sandbox.
 	Status(ctx context.Context) (Status, error)

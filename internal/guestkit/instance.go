@@ -16,9 +16,10 @@ import (
 // concurrently.
 type Instance struct {
 	Calls
-	kit     *Kit
 	id      sandbox.ID
-	machine Machine
+	dial    func(context.Context, guest.Options) (*guest.Client, error)
+	runner  Runner // nil: programs cannot be run without the guest
+	service Service
 
 	ended   chan struct{} // closed when its end is known; exit is set before
 	joining chan struct{} // held by who connects with the guest
@@ -44,7 +45,14 @@ var (
 // Instance makes an instance of a machine with a deadline; zero means that it
 // is not known. It makes no network call.
 func (k *Kit) Instance(id sandbox.ID, m Machine, ends time.Time) *Instance {
-	in := &Instance{kit: k, id: id, machine: m, ends: ends, ended: make(chan struct{}), joining: make(chan struct{}, 1)}
+	in := Connected(id, func(ctx context.Context, opts guest.Options) (*guest.Client, error) { return k.Dial(ctx, m, opts) }, m, ends)
+	in.runner = m
+	return in
+}
+
+// Connected makes an instance of a sandbox whose guest is reached with dial.
+func Connected(id sandbox.ID, dial func(context.Context, guest.Options) (*guest.Client, error), s Service, ends time.Time) *Instance {
+	in := &Instance{id: id, dial: dial, service: s, ends: ends, ended: make(chan struct{}), joining: make(chan struct{}, 1)}
 	in.Use = func(ctx context.Context, _ bool, f func(context.Context, *guest.Client) error) error {
 		c, err := in.Reach(ctx)
 		if err != nil {
@@ -149,7 +157,7 @@ func (in *Instance) Reach(ctx context.Context) (*guest.Client, error) {
 	if c := in.connected(); c != nil {
 		return c, nil // another caller was faster
 	}
-	client, err := in.kit.Dial(ctx, in.machine, guest.Options{Ended: in.fate, Lost: in.lost, Overdue: in.overdue})
+	client, err := in.dial(ctx, guest.Options{Ended: in.fate, Lost: in.lost, Overdue: in.overdue})
 	if err != nil {
 		return nil, in.unreached(ctx, err)
 	}
@@ -218,7 +226,7 @@ func (in *Instance) Ask(ctx context.Context) (s Status, ended bool, err error) {
 	if _, ended := in.Ended(); ended {
 		return s, true, nil
 	}
-	s, err = in.machine.Status(ctx)
+	s, err = in.service.Status(ctx)
 	switch {
 	case err == nil:
 		if !s.Ends.IsZero() {
@@ -233,7 +241,7 @@ func (in *Instance) Ask(ctx context.Context) (s Status, ended bool, err error) {
 	in.mu.Unlock()
 	exit := Killed
 	if !dying {
-		exit = in.machine.Cause(ends)
+		exit = in.service.Cause(ends)
 	}
 	in.Finish(exit)
 	return s, true, nil
@@ -282,7 +290,7 @@ func (in *Instance) await(ctx context.Context) (sandbox.Exit, bool) {
 		in.mu.Lock()
 		doomed := in.dying || !in.ends.IsZero() && time.Until(in.ends) < Slack
 		in.mu.Unlock()
-		if err == nil && (s.State == sandbox.Paused || in.machine.Answers(ctx)) {
+		if err == nil && (s.State == sandbox.Paused || in.service.Answers(ctx)) {
 			signs++
 		}
 		if signs >= enough && !doomed {

@@ -27,7 +27,10 @@ func (in *Instance) overdue(ctx context.Context, pid int) (later bool, err error
 	if pid <= 1 {
 		return false, nil // it has not started
 	}
-	p, err := in.machine.Start(ctx, []string{"/bin/sh", "-c", killScript, "sh", strconv.Itoa(pid)}, nil)
+	if in.runner == nil {
+		return false, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the command's time is over, but the guest does not end it", Hint: "remove the sandbox"}
+	}
+	p, err := in.runner.Start(ctx, []string{"/bin/sh", "-c", killScript, "sh", strconv.Itoa(pid)}, nil)
 	if err != nil {
 		return false, err
 	}

@@ -42,6 +42,9 @@ type Network interface {
 	// Connect creates the network card of a sandbox. former is what programs in
 	// the sandbox know from before a snapshot; it may be empty.
 	Connect(ctx context.Context, spec *sandbox.Spec, former gateway.Known) (*gateway.Link, error)
+	// ConnectEthernet is like Connect for the card of a virtual machine, which sends
+	// Ethernet frames.
+	ConnectEthernet(ctx context.Context, spec *sandbox.Spec, former gateway.Known) (*gateway.Link, error)
 	// Known returns what programs in a sandbox know about its network. It is empty
 	// for a sandbox without a network.
 	Known(ctx context.Context, id sandbox.ID) (gateway.Known, error)

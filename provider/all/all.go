@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/provider/islo"
+	"github.com/atoll-run/atoll/provider/microvm"
 	"github.com/atoll-run/atoll/provider/none"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/provider/superserve"
@@ -49,6 +50,7 @@ func entries() []registry.Entry {
 			Name: host.Name, Summary: "plain processes of this machine, without isolation", Open: openHost,
 			Warning: "provider host does not isolate: commands run with your rights on this machine",
 		},
+		{Name: microvm.Name, Summary: "virtual machines of QEMU and KVM, with a kernel of the distribution", Open: openMicrovm},
 		{Name: docker.Name, Summary: "containers of a Docker daemon, named by DOCKER_HOST and the like", Open: openDocker},
 		hosted(e2b.Name, openE2B), hosted(superserve.Name, openSuperserve), hosted(boxlite.Name, openBoxlite), hosted(islo.Name, openIslo),
 		hosted(cloudflare.Name, openCloudflare), hosted(daytona.Name, openDaytona),
@@ -92,6 +94,40 @@ func (n network) Connect(ctx context.Context, spec *sandbox.Spec, former gvisor.
 func (n network) Known(ctx context.Context, id sandbox.ID) (gvisor.Known, error) {
 	k, err := n.Network.Known(ctx, id)
 	return gvisor.Known(k), err
+}
+
+func openMicrovm(h registry.Host) (driver.Provider, error) {
+	opts := microvm.FromEnvironment(h.Env)
+	o := struct {
+		Kernel *string `json:"kernel"`
+		Image  *string `json:"image"`
+		QEMU   *string `json:"qemu"`
+	}{&opts.Kernel, &opts.Image, &opts.QEMU}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	images, err := h.Images()
+	if err != nil {
+		return nil, err
+	}
+	opts.StateDir, opts.SnapshotDir, opts.Images, opts.Attached = h.Dir, h.Snapshots, images, h.Attached
+	if h.Network != nil {
+		opts.Network = ethernet{h.Network}
+	}
+	return microvm.New(opts)
+}
+
+// ethernet is a registry.Network in the types of package microvm.
+type ethernet struct{ registry.Network }
+
+func (n ethernet) Connect(ctx context.Context, spec *sandbox.Spec, former microvm.Known) (*microvm.Link, error) {
+	l, err := n.ConnectEthernet(ctx, spec, gateway.Known(former))
+	return (*microvm.Link)(l), err
+}
+
+func (n ethernet) Known(ctx context.Context, id sandbox.ID) (microvm.Known, error) {
+	k, err := n.Network.Known(ctx, id)
+	return microvm.Known(k), err
 }
 
 func openHost(h registry.Host) (driver.Provider, error) {

@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
+	"github.com/atoll-run/atoll/provider/internal/netfiles"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -178,11 +179,11 @@ func (m *maker) plugIn(ctx context.Context, javaHome string) error {
 	if m.link == nil && m.from == nil {
 		return nil
 	}
-	n := networkFiles{client: m.in.client, mounts: m.spec.Mounts, restored: m.from != nil}
+	n := netfiles.Files{Client: m.in.client, Mounts: m.spec.Mounts, Restored: m.from != nil}
 	if m.link == nil {
-		return n.nameServer(ctx, "")
+		return n.NameServer(ctx, "")
 	}
-	return n.plugIn(ctx, m.link, javaHome)
+	return n.PlugIn(ctx, &netfiles.Network{DNS: m.link.DNS, CA: m.link.CA}, javaHome)
 }
 
 func (m *maker) publish() error {
@@ -471,7 +472,7 @@ func (m *maker) defaults() guest.Defaults {
 		}
 	}
 	if m.link != nil && len(m.link.CA) > 0 {
-		trustEnv(env)
+		netfiles.TrustEnv(env)
 	}
 	for k, v := range m.spec.Env {
 		env[k] = v

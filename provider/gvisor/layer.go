@@ -19,6 +19,7 @@ import (
 	"gvisor.dev/gvisor/runsc/boot"
 
 	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/provider/internal/netfiles"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -64,9 +65,9 @@ func layerOf(conn *urpc.Client, b box, w io.Writer, regular func(*tar.Writer, *t
 		if err != nil {
 			return err
 		}
-		l.skip = provided
+		l.skip = netfiles.Provided
 		if len(ca) > 0 {
-			l.regular, l.skip = unplugged(ca), plugged
+			l.regular, l.skip = unplugged(ca), netfiles.Plugged
 		}
 	}
 	if _, err := tree.Seek(0, io.SeekStart); err != nil {

@@ -65,7 +65,16 @@ type network struct {
 	attached bool
 }
 
-func (w network) Connect(ctx context.Context, spec *sandbox.Spec, former gateway.Known) (l *gateway.Link, err error) {
+func (w network) Connect(ctx context.Context, spec *sandbox.Spec, former gateway.Known) (*gateway.Link, error) {
+	return w.connect(ctx, spec, former, (*gateway.Gateway).Connect)
+}
+
+func (w network) ConnectEthernet(ctx context.Context, spec *sandbox.Spec, former gateway.Known) (*gateway.Link, error) {
+	return w.connect(ctx, spec, former, (*gateway.Gateway).ConnectEthernet)
+}
+
+// connect makes a link with one of the gateway's methods.
+func (w network) connect(ctx context.Context, spec *sandbox.Spec, former gateway.Known, how func(*gateway.Gateway, context.Context, sandbox.ID, gateway.Policy, gateway.Known) (*gateway.Link, error)) (l *gateway.Link, err error) {
 	g, err := w.n.networks[w.attached]()
 	if err != nil {
 		return nil, err
@@ -75,7 +84,7 @@ func (w network) Connect(ctx context.Context, spec *sandbox.Spec, former gateway
 		with = alone
 	}
 	err = with(ctx, spec, func(p gateway.Policy) (err error) {
-		l, err = g.Connect(ctx, spec.ID, p, former)
+		l, err = how(g, ctx, spec.ID, p, former)
 		return err
 	})
 	return l, err

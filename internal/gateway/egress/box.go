@@ -105,7 +105,7 @@ func (p *Links) newBox(id sandbox.ID, a wire.Add, link *os.File) (*box, error) {
 	b.teller = newTeller(func(e Event) { p.hooks.Event(id, e) })
 	b.http = newHTTPServer(b)
 	b.window = windowFor(link)
-	if b.link, err = newEndpoint(link, b.screen); err != nil {
+	if b.link, err = newEndpoint(link, a.Ethernet, b.screen); err != nil {
 		return nil, err
 	}
 	if b.stack, err = newNetstack(b.link, b.window); err != nil {

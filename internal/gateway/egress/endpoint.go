@@ -29,7 +29,8 @@ type endpoint struct {
 	raw syscall.RawConn
 	// filter is called for every packet before the stack, and reports whether it
 	// may pass.
-	filter func(pkt []byte) bool
+	filter   func(pkt []byte) bool
+	ethernet bool // messages are Ethernet frames
 
 	mu         sync.RWMutex
 	dispatcher stack.NetworkDispatcher
@@ -46,7 +47,7 @@ type endpoint struct {
 var _ stack.LinkEndpoint = (*endpoint)(nil)
 
 // newEndpoint takes ownership of f.
-func newEndpoint(f *os.File, filter func([]byte) bool) (*endpoint, error) {
+func newEndpoint(f *os.File, ethernet bool, filter func([]byte) bool) (*endpoint, error) {
 	if err := unix.SetNonblock(int(f.Fd()), true); err != nil {
 		return nil, err
 	}
@@ -67,7 +68,7 @@ func newEndpoint(f *os.File, filter func([]byte) bool) (*endpoint, error) {
 		polled.Close()
 		return nil, err
 	}
-	return &endpoint{f: polled, raw: raw, filter: filter, mtu: wire.MTU, ended: make(chan struct{})}, nil
+	return &endpoint{f: polled, raw: raw, filter: filter, ethernet: ethernet, mtu: wire.MTU, ended: make(chan struct{})}, nil
 }
 
 // Attach sets the receiver of packets. Nil removes it.
@@ -104,6 +105,9 @@ func (e *endpoint) read(d stack.NetworkDispatcher) {
 		if err != nil {
 			return
 		}
+		if n < 0 {
+			continue // not a packet
+		}
 		pkt := view.AsSlice()[:n]
 		proto := protocol(pkt)
 		if proto == 0 || !e.filter(pkt) {
@@ -119,16 +123,23 @@ func (e *endpoint) read(d stack.NetworkDispatcher) {
 		p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithView(payload)})
 		// The other side sends no checksums, since a local socket cannot corrupt
 		// packets.
-		p.RXChecksumValidated = true
+		p.RXChecksumValidated = !e.ethernet
 		d.DeliverNetworkPacket(proto, p)
 		p.DecRef()
 	}
 }
 
-// receive reads one packet.
+// receive reads one packet. The length is negative if the other side sent
+// something else.
 func (e *endpoint) receive(b []byte) (n int, err error) {
+	var head []byte
+	parts := [][]byte{b}
+	if e.ethernet {
+		head = make([]byte, header.EthernetMinimumSize)
+		parts = [][]byte{head, b}
+	}
 	rerr := e.raw.Read(func(fd uintptr) bool {
-		n, _, err = unix.Recvfrom(int(fd), b, unix.MSG_DONTWAIT)
+		n, _, _, _, err = unix.RecvmsgBuffers(int(fd), parts, nil, unix.MSG_DONTWAIT)
 		return !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR)
 	})
 	if rerr != nil {
@@ -137,7 +148,25 @@ func (e *endpoint) receive(b []byte) (n int, err error) {
 	if err == nil && n == 0 {
 		err = io.EOF
 	}
+	if err == nil && e.ethernet {
+		if n -= len(head); n < 0 || header.Ethernet(head).Type() != protocol(b[:max(n, 0)]) {
+			n = -1
+		}
+	}
 	return n, err
+}
+
+// frameHead is the beginning of every frame to a sandbox, by its protocol.
+func frameHead(proto tcpip.NetworkProtocolNumber) []byte {
+	b := make([]byte, header.EthernetMinimumSize)
+	header.Ethernet(b).Encode(&header.EthernetFields{
+		SrcAddr: tcpip.LinkAddress(wire.EthernetGateway[:]), DstAddr: tcpip.LinkAddress(wire.EthernetAddress[:]), Type: proto,
+	})
+	return b
+}
+
+var frameHeads = map[tcpip.NetworkProtocolNumber][]byte{
+	header.IPv4ProtocolNumber: frameHead(header.IPv4ProtocolNumber), header.IPv6ProtocolNumber: frameHead(header.IPv6ProtocolNumber),
 }
 
 func protocol(pkt []byte) tcpip.NetworkProtocolNumber {
@@ -156,7 +185,15 @@ func (e *endpoint) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) 
 	defer e.write.Unlock()
 	sent := 0
 	for _, p := range pkts.AsSlice() {
-		e.write.iovs = append(e.write.iovs[:0], p.AsSlices()...)
+		e.write.iovs = e.write.iovs[:0]
+		if e.ethernet {
+			head := frameHeads[p.NetworkProtocolNumber]
+			if head == nil {
+				continue
+			}
+			e.write.iovs = append(e.write.iovs, head)
+		}
+		e.write.iovs = append(e.write.iovs, p.AsSlices()...)
 		if err := e.send(e.write.iovs); err != nil {
 			return sent, &tcpip.ErrClosedForSend{}
 		}
@@ -179,8 +216,12 @@ func (e *endpoint) MTU() uint32 { return wire.MTU }
 // SetMTU does nothing: the MTU is fixed.
 func (e *endpoint) SetMTU(uint32) {}
 
-// Capabilities says that checksums are neither checked nor computed.
+// Capabilities says that checksums of bare packets are neither checked nor
+// computed.
 func (e *endpoint) Capabilities() stack.LinkEndpointCapabilities {
+	if e.ethernet {
+		return 0
+	}
 	return stack.CapabilityRXChecksumOffload | stack.CapabilityTXChecksumOffload
 }
 
@@ -197,7 +238,7 @@ func (e *endpoint) Wait() { e.reading.Wait() }
 // Close closes this end.
 func (e *endpoint) Close() { e.f.Close() }
 
-// The link has no link-layer headers.
+// The stack sees no link-layer headers.
 
 func (*endpoint) MaxHeaderLength() uint16                 { return 0 }
 func (*endpoint) LinkAddress() tcpip.LinkAddress          { return "" }

@@ -18,6 +18,13 @@ var (
 // because every packet costs a system call on both sides.
 const MTU = 65520
 
+// The Ethernet addresses of a link with frames. The gateway answers no requests
+// for addresses: a sandbox may send its frames to any.
+var (
+	EthernetAddress = [6]byte{0x02, 0x61, 0x74, 0x6f, 0x6c, 2} // of the sandbox
+	EthernetGateway = [6]byte{0x02, 0x61, 0x74, 0x6f, 0x6c, 1}
+)
+
 // SocketBuffer is the size of a link's buffer per direction in bytes, if the
 // machine permits it.
 const SocketBuffer = 4 << 20

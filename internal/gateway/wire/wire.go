@@ -96,6 +96,10 @@ type Add struct {
 	Names  map[string]uint16 `json:"names,omitempty"` // addresses assigned by an earlier gateway
 	CACert []byte            `json:"caCert"`          // DER
 	CAKey  []byte            `json:"caKey"`           // PKCS #8
+	// Ethernet says that each message of the link is an Ethernet frame with a
+	// packet whose checksums are computed, as virtual machines send it. Otherwise
+	// it is a bare packet.
+	Ethernet bool `json:"ethernet,omitempty"`
 }
 
 // Policy is the egress policy of one sandbox.

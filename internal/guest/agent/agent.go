@@ -71,6 +71,8 @@ func Main(args []string) int {
 		return serveNested(args[0])
 	case len(args) == 3 && args[1] == wire.HostArg:
 		return serveHost(args[2])
+	case len(args) == 3 && args[1] == wire.MachineArg:
+		return serveMachine(args[2])
 	}
 	return 64
 }
@@ -194,6 +196,8 @@ func (a *agent) handle(op *wire.Op) {
 		err = a.dial(op, d)
 	case wire.ShowLimits:
 		err = a.bounds.show()
+	case wire.Sync:
+		unix.Sync()
 	case wire.Prewarm:
 		err = a.prewarm(op.Request)
 	default:

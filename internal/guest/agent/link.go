@@ -127,3 +127,20 @@ func (l *links) closeAll() {
 		<-done
 	}
 }
+
+// closeNamed closes the connections that are files with a name, and returns when
+// they are not in use.
+func (l *links) closeNamed(name string) {
+	l.mu.Lock()
+	var served []chan struct{}
+	for c, done := range l.open {
+		if f, ok := c.(*os.File); ok && f.Name() == name {
+			f.Close()
+			served = append(served, done)
+		}
+	}
+	l.mu.Unlock()
+	for _, done := range served {
+		<-done
+	}
+}

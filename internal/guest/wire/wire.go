@@ -165,6 +165,7 @@ const (
 	Describe
 	ShowLimits
 	Background
+	Sync
 )
 
 // isBulk reports whether an operation moves whole files.

@@ -1,4 +1,4 @@
-package gvisor
+package netfiles
 
 import (
 	"bytes"
@@ -9,7 +9,7 @@ import (
 	"sync"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/gvisor/truststore"
+	"github.com/atoll-run/atoll/provider/internal/netfiles/truststore"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -37,7 +37,7 @@ const maxHomes = 64
 
 // trustInJava adds an authority to the trust stores of all Java installations.
 // It skips a store that cannot be written or parsed.
-func (n networkFiles) trustInJava(ctx context.Context, home string, ca []byte) error {
+func (n Files) trustInJava(ctx context.Context, home string, ca []byte) error {
 	block, _ := pem.Decode(ca)
 	if block == nil {
 		return nil
@@ -59,11 +59,11 @@ func (n networkFiles) trustInJava(ctx context.Context, home string, ca []byte) e
 }
 
 // javaHomes returns directories that may contain a Java installation.
-func (n networkFiles) javaHomes(ctx context.Context, home string) []string {
+func (n Files) javaHomes(ctx context.Context, home string) []string {
 	var mu sync.Mutex
 	var homes []string
 	_ = together(javaParents, func(dir string) error {
-		for e, err := range n.client.List(ctx, dir, driver.ListOptions{}) {
+		for e, err := range n.Client.List(ctx, dir, driver.ListOptions{}) {
 			if err != nil {
 				return nil //nolint:nilerr // it is missing, or the next call will fail
 			}
@@ -85,8 +85,8 @@ func (n networkFiles) javaHomes(ctx context.Context, home string) []string {
 
 // trustInStore adds a certificate, in DER, to one store, if the store exists
 // and is not a link to one that has it already.
-func (n networkFiles) trustInStore(ctx context.Context, name string, cert []byte) error {
-	info, err := n.client.Stat(ctx, name)
+func (n Files) trustInStore(ctx context.Context, name string, cert []byte) error {
+	info, err := n.Client.Stat(ctx, name)
 	if err != nil || slices.Contains(javaStores, info.Target) {
 		return refusedIsFine(err)
 	}
@@ -98,7 +98,7 @@ func (n networkFiles) trustInStore(ctx context.Context, name string, cert []byte
 	if err != nil || bytes.Equal(with, old) {
 		return nil //nolint:nilerr // an unknown format is left alone
 	}
-	_, err = n.client.Write(ctx, name, bytes.NewReader(with), driver.WriteOptions{NoParents: true})
+	_, err = n.Client.Write(ctx, name, bytes.NewReader(with), driver.WriteOptions{NoParents: true})
 	return refusedIsFine(err)
 }
 

@@ -1,0 +1,55 @@
+package cli
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/driver"
+)
+
+// microvmCmd prepares this machine for the provider microvm.
+func (a providerCommands) microvmCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "microvm",
+		Short:   "Prepare this machine for sandboxes that are virtual machines",
+		GroupID: groupMachine,
+	}
+	var kernel string
+	setup := &cobra.Command{
+		Use:   "setup",
+		Short: "Find or download a kernel, and start a virtual machine with it",
+		Long: `Setup finds a Linux kernel for the provider microvm: the one given with --kernel,
+else one in /boot, else the one in the package linux-image-cloud of Debian or of a
+distribution like it, which is downloaded and unpacked into the state directory, and
+not installed. It then starts a virtual machine to find out whether this machine can,
+and says what it does. QEMU must be installed.`,
+		Example: `  atoll microvm setup
+  atoll microvm setup --kernel /boot/vmlinuz-6.1.0-amd64`,
+		Args: cobra.NoArgs,
+	}
+	setup.Flags().StringVar(&kernel, "kernel", "", "`path` of a kernel, or of a directory with boot and lib/modules")
+	setup.RunE = interruptible(func(ctx context.Context, _ []string) error {
+		system, err := a.node()
+		if err != nil {
+			return err
+		}
+		open, end, err := system.Trial("microvm")
+		if err != nil {
+			return err
+		}
+		p, err := open(ctx)
+		if err != nil {
+			return errors.Join(err, end())
+		}
+		prepare, ok := driver.As[driver.Preparer](p)
+		if !ok {
+			return errors.Join(errors.New("the provider microvm needs no setup"), p.Close(), end())
+		}
+		err = prepare.Prepare(ctx, kernel, func(line string) { _ = a.printf("%s\n", visible(line)) })
+		return errors.Join(err, p.Close(), end())
+	})
+	cmd.AddCommand(setup)
+	return cmd
+}
