@@ -145,7 +145,7 @@ func (m *maker) make(ctx context.Context) (_ *Instance, err error) {
 	s.Boot, s.QEMU, s.Layers, s.Link, s.Digest = b.id, qemu, len(m.layers), m.spec.Network.Asked(), m.img.Digest
 	m.rec = &record{
 		ID: m.spec.ID, Created: time.Now().UTC(), Labels: maps.Clone(m.spec.Labels), Maker: processOf(os.Getpid()),
-		Engine: m.p.engine(b, qemu), Emulated: s.Accel == AccelTCG, Image: m.spec.Image, Digest: m.img.Digest, Resources: m.spec.Resources, Shape: s,
+		Engine: m.p.engine(b, qemu), Image: m.spec.Image, Digest: m.img.Digest, Resources: m.spec.Resources, Shape: s,
 	}
 	if m.box, err = m.p.newBox(m.rec); err != nil {
 		return nil, err
@@ -316,7 +316,7 @@ func (m *maker) guards() error {
 // prepareDisk makes the disk of the writable layer, or copies that of a snapshot.
 func (m *maker) prepareDisk(ctx context.Context, size int64) (err error) {
 	if m.from != nil {
-		m.disk, err = m.from.copyDisk(ctx, m.box.path(fileDisk))
+		m.disk, err = m.from.loadDisk(ctx, m.box.path(fileDisk))
 		return err
 	}
 	m.disk, err = makeDisk(ctx, m.box.path(fileDisk), size)

@@ -1,7 +1,10 @@
 package microvm
 
 import (
+	"bytes"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -77,4 +80,45 @@ func TestGuard(t *testing.T) {
 	}
 	other.kill()
 	_ = spared.Wait()
+}
+
+// TestDisk saves a disk with holes and loads it again.
+func TestDisk(t *testing.T) {
+	dir := t.TempDir()
+	content := make([]byte, 8<<20)
+	for _, at := range []int{0, 1 << 20, 1<<20 + 4096, 5 << 20, 8<<20 - 1} {
+		content[at] = byte(at>>12) + 1
+	}
+	f, err := os.Create(filepath.Join(dir, "disk"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for at := range content {
+		if content[at] != 0 {
+			if _, err := f.WriteAt(content[at:at+1], int64(at)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := f.Truncate(64 << 20); err != nil { // it ends with a hole
+		t.Fatal(err)
+	}
+	s := &saved{dir: dir}
+	if err := s.saveDisk(t.Context(), f.Name(), filepath.Join(dir, snapDisk)); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(filepath.Join(dir, snapDisk))
+	if err != nil || info.Size() > 1<<20 {
+		t.Errorf("the snapshot has %d bytes, %v", info.Size(), err)
+	}
+	out, err := s.loadDisk(t.Context(), filepath.Join(dir, "again"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	got, err := os.ReadFile(out.Name())
+	if err != nil || len(got) != 64<<20 || !bytes.Equal(got[:len(content)], content) {
+		t.Errorf("the loaded disk has %d bytes and is different, %v", len(got), err)
+	}
 }

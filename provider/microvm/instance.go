@@ -32,9 +32,8 @@ type Instance struct {
 
 var _ guestkit.Service = (*Instance)(nil)
 
-// Emulated reports whether the machine is emulated, which is slow and no
-// hardware isolation.
-func (in *Instance) Emulated() bool { return in.rec.Emulated }
+// PID returns the number of QEMU's process.
+func (in *Instance) PID() int { return in.rec.Machine.PID }
 
 // current returns the present record.
 func (in *Instance) current() *record {

@@ -5,6 +5,7 @@ package microvm_test
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,12 @@ import (
 	"github.com/atoll-run/atoll/internal/scratch"
 	"github.com/atoll-run/atoll/provider/microvm"
 	"github.com/atoll-run/atoll/sandbox"
+)
+
+// The network that the sandboxes of the tests see.
+var (
+	addresses = []netip.Prefix{netip.MustParsePrefix("198.18.0.2/32"), netip.MustParsePrefix("fd61:746f:6c6c::2/128")}
+	server    = netip.MustParseAddr("198.18.0.1")
 )
 
 // What the tests share. TestMain sets it.

@@ -57,6 +57,9 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		return refuse("QEMU", err)
 	}
 	facts.Version = qemu
+	if emulated {
+		facts.Version += " (emulation)"
+	}
 	b, err := p.getBoot()
 	if err != nil {
 		return refuse("kernel", err)

@@ -19,11 +19,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A snapshot consists of the disk with the writable layer, a description, and
-// with memory the state that QEMU writes when it migrates a machine.
+// A snapshot consists of the data of the disk with the writable layer, without
+// its holes, a description, and with memory the state that QEMU writes when it
+// migrates a machine.
 const (
 	snapDescription = "machine.json"
-	snapDisk        = "files.img"
+	snapDisk        = "files"
 	snapMemory      = "memory"
 )
 
@@ -36,8 +37,16 @@ type saved struct {
 	Shape     shape             `json:"shape"`
 	Resources sandbox.Resources `json:"resources"`
 	Known     Known             `json:"known,omitzero"`
+	Disk      int64             `json:"disk"`    // bytes, with holes
+	Extents   []extent          `json:"extents"` // where the data belongs, in order
 
 	dir string
+}
+
+// extent is a range of a disk with data.
+type extent struct {
+	At     int64 `json:"at"`
+	Length int64 `json:"length"`
 }
 
 func readSaved(dir string) (*saved, error) {
@@ -204,16 +213,9 @@ func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOp
 			return fmt.Errorf("saving the memory: %w", err)
 		}
 	}
-	disk, err := os.Open(in.box.path(fileDisk))
-	if err != nil {
-		return err
-	}
-	defer disk.Close()
-	out, err := copyFile(ctx, disk, filepath.Join(dir, snapDisk))
-	if err != nil {
+	if err := s.saveDisk(ctx, in.box.path(fileDisk), filepath.Join(dir, snapDisk)); err != nil {
 		return fmt.Errorf("saving the disk: %w", err)
 	}
-	out.Close()
 	text, err := json.Marshal(s)
 	if err != nil {
 		return err
@@ -268,63 +270,75 @@ func (m *monitor) awaitMigration(ctx context.Context) error {
 	}
 }
 
-// copyFile copies a file with its holes. The caller closes the result. If the
-// file system can, both share their data.
-func copyFile(ctx context.Context, from *os.File, to string) (_ *os.File, err error) {
-	out, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+// copyStep is how many bytes are copied between two looks at the context.
+const copyStep = 64 << 20
+
+// saveDisk writes the data of a disk to a file.
+func (s *saved) saveDisk(ctx context.Context, disk, to string) (err error) {
+	from, err := os.Open(disk)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer func() {
-		if err != nil {
-			out.Close()
-		}
-	}()
-	if unix.IoctlFileClone(int(out.Fd()), int(from.Fd())) == nil {
-		return out, nil
-	}
+	defer from.Close()
 	info, err := from.Stat()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := out.Truncate(info.Size()); err != nil {
-		return nil, err
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
 	}
-	for at := int64(0); at < info.Size(); {
+	defer func() { err = errors.Join(err, out.Close()) }()
+	s.Disk = info.Size()
+	for at := int64(0); at < s.Disk; {
 		if err := ctx.Err(); err != nil {
-			return nil, err
+			return err
 		}
 		begin, err := from.Seek(at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			break // only a hole follows
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 		end, err := from.Seek(begin, unix.SEEK_HOLE)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		end = min(end, begin+copyStep)
-		if _, err := io.Copy(io.NewOffsetWriter(out, begin), io.NewSectionReader(from, begin, end-begin)); err != nil {
-			return nil, err
+		at = min(end, begin+copyStep)
+		if _, err := io.Copy(out, io.NewSectionReader(from, begin, at-begin)); err != nil {
+			return err
 		}
-		at = end
+		s.Extents = append(s.Extents, extent{begin, at - begin})
 	}
-	return out, nil
+	return nil
 }
 
-// copyStep is how many bytes are copied between two looks at the context.
-const copyStep = 64 << 20
-
-// copyDisk copies the disk of a snapshot. The caller closes the result.
-func (s *saved) copyDisk(ctx context.Context, to string) (*os.File, error) {
+// loadDisk makes the disk of a snapshot. The caller closes it.
+func (s *saved) loadDisk(ctx context.Context, file string) (_ *os.File, err error) {
 	from, err := os.Open(filepath.Join(s.dir, snapDisk))
 	if err != nil {
 		return nil, err
 	}
 	defer from.Close()
-	return copyFile(ctx, from, to)
+	out, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = out.Truncate(s.Disk)
+	for _, e := range s.Extents {
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err == nil {
+			_, err = io.CopyN(io.NewOffsetWriter(out, e.At), from, e.Length)
+		}
+	}
+	if err != nil {
+		out.Close()
+		return nil, err
+	}
+	return out, nil
 }
 
 // Restore implements driver.Restorer.

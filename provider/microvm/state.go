@@ -45,7 +45,6 @@ type record struct {
 	Machine   process           `json:"machine,omitzero"`
 	Guards    []process         `json:"guards,omitempty"` // they end the machine
 	Engine    string            `json:"engine,omitempty"`
-	Emulated  bool              `json:"emulated,omitempty"`
 	Image     string            `json:"image"`
 	Digest    string            `json:"digest"`
 	Resources sandbox.Resources `json:"resources"`
