@@ -252,7 +252,7 @@ func (s *Server) label(r *http.Request, b *servicetest.CloudBox) (any, error) {
 		return nil, err
 	}
 	s.Change(b, func(b *servicetest.Box) { b.Labels = in.Labels })
-	return in, nil
+	return map[string]any{"labels": in.Labels}, nil
 }
 
 func newID() string {
