@@ -37,6 +37,10 @@ type WriteOptions struct {
 	Owner     string // as sandbox.Spec.User; empty: keeps an existing file's, else the sandbox's user
 	NoParents bool   // do not make missing parents
 	NoReplace bool   // an existing file is CodeAlreadyExists
+	// Expect is the SHA-256, in hexadecimal, of the content that the file must have;
+	// otherwise the error is CodeConflict. The new content is then at most 25 MiB.
+	// Such writes of one sandbox wait for each other; programs in it do not.
+	Expect string
 }
 
 // MkdirOptions are options of [Files.Mkdir].
@@ -184,6 +188,9 @@ func (f Files) Write(ctx context.Context, path string, r io.Reader, opts WriteOp
 	}
 	if opts.NoReplace {
 		query.Set("noReplace", "true")
+	}
+	if opts.Expect != "" {
+		query.Set("expect", opts.Expect)
 	}
 	return info, f.send(ctx, "", query, r, "application/octet-stream", &info)
 }

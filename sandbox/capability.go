@@ -62,7 +62,7 @@ type TerminalCell struct {
 	Reason     UnavailableReason `json:"reason,omitempty"`
 }
 
-// GitCell says whether git commands can be run.
+// GitCell says whether repositories can be read. The image needs git for that.
 type GitCell struct {
 	Available bool              `json:"available"`
 	Repos     []string          `json:"repos"`

@@ -214,6 +214,12 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 			}
 			e.codeContext = strings.TrimSpace(id)
 		}
+	case path[0] == "git" || path[0] == "search" || path[0] == "patch":
+		e.up(t)
+		e.must(t, "atoll create --name demo")
+		e.must(t, `atoll exec demo -- sh -ec 'mkdir -p /workspace/src && cd /workspace && git init -q -b main && git config user.name Ada && git config user.email ada@example.com
+for n in 1 2; do echo $n >>README.md && git add . && git commit -qm $n; done; echo "func aHandler() {} // TODO" >a.go; touch src/a.ts'`)
+		e.must(t, `printf -- '--- a/README.md\n+++ b/README.md\n@@ -1 +1 @@\n-1\n+one\n' >fix.patch`)
 	case path[0] == "port":
 		e.up(t)
 		e.must(t, "atoll run -d --name demo -- sh -c 'echo started; sleep 600'")

@@ -762,6 +762,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/sandboxes/{ref}/files/patch": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Apply a patch, all of it or nothing */
+        post: operations["patchFiles"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/sandboxes/{ref}/files/search": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Search files by name, by content, or by both */
+        post: operations["searchFiles"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/sandboxes/{ref}/files/stat": {
         parameters: {
             query?: never;
@@ -807,6 +841,91 @@ export interface paths {
         put?: never;
         /** Make copies of a sandbox; on an error, there are no copies */
         post: operations["forkSandbox"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/sandboxes/{ref}/git/blame": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Show which commits the lines of a file are from */
+        get: operations["gitBlame"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/sandboxes/{ref}/git/diff": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Compare commits, the index or the working tree with its untracked files */
+        get: operations["gitDiff"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/sandboxes/{ref}/git/log": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List commits, the latest first */
+        get: operations["gitLog"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/sandboxes/{ref}/git/show": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Show a commit with its changes, or a file as it was then */
+        get: operations["gitShow"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/sandboxes/{ref}/git/status": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Show the state of a git repository */
+        get: operations["gitStatus"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -2571,10 +2690,159 @@ export interface components {
             /** @description prefix of their names, PREFIX-1 and so on; their ids if it is left out */
             prefix?: string;
         };
+        GitBlame: {
+            /** @description by sha; one of zeros only is what is not committed yet */
+            commits: {
+                [key: string]: components["schemas"]["GitBlameCommit"];
+            };
+            lines: components["schemas"]["GitBlameLine"][] | null;
+            truncated?: boolean;
+        };
+        GitBlameCommit: {
+            author: components["schemas"]["GitPerson"];
+            subject: string;
+        };
+        GitBlameLine: {
+            /** @description sha */
+            commit: string;
+            /**
+             * Format: int64
+             * @description number of the line
+             */
+            no: number;
+            text: string;
+        };
+        GitBlob: {
+            content: string;
+            /**
+             * Format: int64
+             * @description bytes of the whole file
+             */
+            size: number;
+            /** @description the file has more than was asked for */
+            truncated?: boolean;
+        };
         GitCell: {
             available: boolean;
             reason?: string;
             repos: string[] | null;
+        };
+        GitCommit: {
+            author: components["schemas"]["GitPerson"];
+            body?: string;
+            committer: components["schemas"]["GitPerson"];
+            parents: string[] | null;
+            /** @description branches and tags that are at this commit, such as refs/heads/main */
+            refs: string[] | null;
+            sha: string;
+            shortSha: string;
+            subject: string;
+        };
+        GitDiff: {
+            files: components["schemas"]["GitFileDiff"][] | null;
+            /** @description there are more files, or more untracked ones */
+            truncated?: boolean;
+        };
+        GitFileDiff: {
+            /**
+             * Format: int64
+             * @description lines; 0 for a binary file
+             */
+            additions: number;
+            binary?: boolean;
+            /** Format: int64 */
+            deletions: number;
+            hunks: components["schemas"]["GitHunk"][] | null;
+            /** @description a picture, by its name */
+            image?: boolean;
+            newMode?: string;
+            /** @description in octal, as 100644; left out if there was no file */
+            oldMode?: string;
+            /** @description of a renamed or copied file */
+            oldPath?: string;
+            path: string;
+            status: string;
+            /** @description the changes are too large, so there are no hunks */
+            truncated?: boolean;
+        };
+        GitFileStatus: {
+            conflicted?: boolean;
+            /** @description the index compared with the commit */
+            index?: string;
+            /** @description of a renamed or copied file */
+            oldPath?: string;
+            path: string;
+            /** @description the working tree compared with the index */
+            worktree?: string;
+        };
+        GitHunk: {
+            /** @description what git thinks the hunk is in, such as a function */
+            header?: string;
+            lines: components["schemas"]["GitLine"][] | null;
+            /** Format: int64 */
+            newLines: number;
+            /** Format: int64 */
+            newStart: number;
+            /** Format: int64 */
+            oldLines: number;
+            /** Format: int64 */
+            oldStart: number;
+        };
+        GitLine: {
+            /** Format: int64 */
+            newNo?: number;
+            /** @description the file ends here, without an end of the line */
+            noEnd?: boolean;
+            /**
+             * Format: int64
+             * @description number of the line before; left out for an added one
+             */
+            oldNo?: number;
+            /** @description without the end of the line */
+            text: string;
+            /** @enum {string} */
+            type: "context" | "add" | "del";
+        };
+        GitLog: {
+            commits: components["schemas"]["GitCommit"][] | null;
+            /** @description there are earlier commits */
+            more?: boolean;
+        };
+        GitPerson: {
+            email: string;
+            name: string;
+            /** Format: date-time */
+            time: string;
+        };
+        GitShow: {
+            /** @description if a file was asked for */
+            blob?: components["schemas"]["GitBlob"];
+            commit: components["schemas"]["GitCommit"];
+            /** @description if no file was asked for */
+            diff?: components["schemas"]["GitDiff"];
+        };
+        GitStatus: {
+            /**
+             * Format: int64
+             * @description commits that the upstream lacks
+             */
+            ahead: number;
+            /**
+             * Format: int64
+             * @description commits of the upstream that are missing here
+             */
+            behind: number;
+            /** @description the current commit; empty before the first one */
+            commit?: string;
+            detached?: boolean;
+            files: components["schemas"]["GitFileStatus"][] | null;
+            /** @description the current branch; empty if HEAD is detached */
+            head?: string;
+            isRepo: boolean;
+            /** @description the top directory of the working tree; paths are relative to it */
+            root?: string;
+            truncated?: boolean;
+            upstream?: string;
         };
         Holder: {
             /** Format: date-time */
@@ -3028,6 +3296,29 @@ export interface components {
             /** @enum {string} */
             encoding: "utf-8" | "base64";
             truncated: boolean;
+        };
+        PatchRequest: {
+            /** @description only check whether the patch fits */
+            dryRun?: boolean;
+            /** @description a unified diff, or a patch in the format of the apply_patch tool */
+            patch: string;
+            /** @description absolute path of the directory that names in the patch are relative to */
+            path: string;
+        };
+        PatchResult: {
+            files: components["schemas"]["PatchedFile"][] | null;
+        };
+        PatchedFile: {
+            /** Format: int64 */
+            additions: number;
+            /** Format: int64 */
+            deletions: number;
+            /** @description of a renamed or copied file */
+            oldPath?: string;
+            /** @description as in the patch */
+            path: string;
+            /** @enum {string} */
+            status: "added" | "modified" | "deleted" | "renamed" | "copied";
         };
         PauseInputBody: {
             /** @description pause on disk, without memory and processes; otherwise the processes are frozen in memory */
@@ -3603,6 +3894,55 @@ export interface components {
             png: string;
             /** Format: int64 */
             width: number;
+        };
+        SearchMatch: {
+            /**
+             * Format: int64
+             * @description first matching byte of the line, from 1
+             */
+            column?: number;
+            /**
+             * Format: int64
+             * @description number of the line, if content was asked for
+             */
+            line?: number;
+            /** @description relative to the directory of the request */
+            path: string;
+            /** @description the line, at most 1000 bytes of it around the match */
+            text?: string;
+        };
+        SearchRequest: {
+            /** @description a regular expression (RE2) for lines of text files */
+            content?: string;
+            /** @description names of files and directories to leave out; .git and node_modules if it is left out */
+            exclude?: string[] | null;
+            ignoreCase?: boolean;
+            /** @description content is text, not a regular expression */
+            literal?: boolean;
+            /**
+             * Format: int64
+             * @description matches; 200 if it is left out
+             */
+            max?: number;
+            /** @description a pattern of names such as *.go; with a slash it is of paths, such as src/**\/*.go */
+            name?: string;
+            /** @description absolute path of a directory */
+            path: string;
+        };
+        SearchResult: {
+            /**
+             * Format: int64
+             * @description files that were looked at
+             */
+            files: number;
+            matches: components["schemas"]["SearchMatch"][] | null;
+            /**
+             * Format: int64
+             * @description files that are larger than 4 MiB, and were not searched
+             */
+            skipped?: number;
+            /** @description there may be more matches: the limit of matches, of files or of bytes was reached */
+            truncated?: boolean;
         };
         SecretRef: {
             /** @description environment variable for the placeholder or the value; the name if left out */
@@ -9068,6 +9408,8 @@ export interface operations {
     writeFile: {
         parameters: {
             query?: {
+                /** @description SHA-256 of the content that the file must have, in hexadecimal; otherwise nothing is written */
+                expect?: string;
                 /** @description permission bits, in octal */
                 mode?: string;
                 /** @description true: parents must exist */
@@ -9542,6 +9884,222 @@ export interface operations {
             };
         };
     };
+    patchFiles: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description id or name of the sandbox */
+                ref: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PatchRequest"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PatchResult"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Gone */
+            410: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal Server Error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    searchFiles: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description id or name of the sandbox */
+                ref: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SearchRequest"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SearchResult"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Gone */
+            410: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal Server Error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     statFile: {
         parameters: {
             query: {
@@ -9779,6 +10337,575 @@ export interface operations {
             };
             /** @description Too Many Requests */
             429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal Server Error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    gitBlame: {
+        parameters: {
+            query?: {
+                /** @description absolute path of a directory in the repository; the working directory of the sandbox if it is left out */
+                path?: string;
+                /** @description the file, relative to path; it must be given */
+                file?: string;
+                /** @description a commit; the working tree if it is left out */
+                rev?: string;
+                /** @description the first line */
+                first?: number;
+                /** @description the last line */
+                last?: number;
+            };
+            header?: never;
+            path: {
+                /** @description id or name of the sandbox */
+                ref: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GitBlame"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Gone */
+            410: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal Server Error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    gitDiff: {
+        parameters: {
+            query?: {
+                /** @description absolute path of a directory in the repository; the working directory of the sandbox if it is left out */
+                path?: string;
+                /** @description the index compared with the current commit */
+                staged?: boolean;
+                /** @description a commit; it is compared with to or with the working tree */
+                from?: string;
+                /** @description a commit */
+                to?: string;
+                /** @description only these files and directories, relative to path */
+                paths?: string[] | null;
+                /** @description lines around changes; 3 if it is left out, -1 for none */
+                context?: number;
+                /** @description of the changes of one file; 524288 if it is left out */
+                maxBytes?: number;
+            };
+            header?: never;
+            path: {
+                /** @description id or name of the sandbox */
+                ref: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GitDiff"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Gone */
+            410: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal Server Error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    gitLog: {
+        parameters: {
+            query?: {
+                /** @description absolute path of a directory in the repository; the working directory of the sandbox if it is left out */
+                path?: string;
+                /** @description where to begin; HEAD if it is left out */
+                rev?: string;
+                /** @description commits; 100 if it is left out */
+                max?: number;
+                /** @description commits to leave out first */
+                skip?: number;
+                /** @description only commits that changed these files or directories, relative to path */
+                paths?: string[] | null;
+            };
+            header?: never;
+            path: {
+                /** @description id or name of the sandbox */
+                ref: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GitLog"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Gone */
+            410: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal Server Error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    gitShow: {
+        parameters: {
+            query?: {
+                /** @description absolute path of a directory in the repository; the working directory of the sandbox if it is left out */
+                path?: string;
+                /** @description a commit; HEAD if it is left out */
+                rev?: string;
+                /** @description show this file as it was then, relative to path */
+                file?: string;
+                /** @description of the file, or of the changes of one file, at most 2097152; 524288 if it is left out */
+                maxBytes?: number;
+            };
+            header?: never;
+            path: {
+                /** @description id or name of the sandbox */
+                ref: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GitShow"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Gone */
+            410: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal Server Error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    gitStatus: {
+        parameters: {
+            query?: {
+                /** @description absolute path of a directory in the repository; the working directory of the sandbox if it is left out */
+                path?: string;
+            };
+            header?: never;
+            path: {
+                /** @description id or name of the sandbox */
+                ref: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GitStatus"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Gone */
+            410: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -24,6 +24,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/blob"
+	"github.com/atoll-run/atoll/internal/code"
 	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/machine"
@@ -166,6 +167,7 @@ type Daemon struct {
 	recordings   recordings
 	blobs        blob.Store
 	code         *interpreter.Service
+	source       *code.Service
 	memory       *server.Memory
 	otel         *telemetry.Telemetry // nil: telemetry is disabled
 	socket       string

@@ -25,7 +25,7 @@ func (b bearing) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // toolArguments are the arguments of the tools other than names of objects.
 var toolArguments = map[string]any{
-	"command": "true", "code": "1", "kind": "snapshots", "path": "/x", "content": "x", "port": 80, "action": "list", "url": "https://a.example/",
+	"command": "true", "code": "1", "patch": "*** Begin Patch\n*** Add File: a\n*** End Patch", "kind": "snapshots", "path": "/x", "content": "x", "port": 80, "action": "list", "url": "https://a.example/",
 	"x": 1, "y": 1, "to_x": 2, "to_y": 2, "text": "x", "keys": []string{"a"}, "scroll_y": 100, "seconds": 1,
 }
 

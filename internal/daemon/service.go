@@ -60,6 +60,7 @@ func (d *Daemon) apiServices() api.Services {
 		Desktops:       d.desk,
 		Recordings:     &d.recordings,
 		Code:           d.code,
+		Source:         d.source,
 		PublishedPorts: published{s.Sandboxes, s.Ports},
 		Templates:      s.Templates,
 		Policies:       s.Policies,

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/code"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/desk"
@@ -23,6 +24,11 @@ func (b codeBox) Write(ctx context.Context, path string, content io.Reader, opts
 	_, err := b.Files().Write(ctx, path, content, opts)
 	return err
 }
+
+// sourceBox adapts a sandbox to the services for source code.
+type sourceBox struct{ *exec.Handle }
+
+func (b sourceBox) Files() code.Files { return b.Sandbox.Files() }
 
 // openView opens the streams for viewers, and the desktop and the code
 // interpreter of sandboxes. It needs the other services.
@@ -46,6 +52,13 @@ func (d *Daemon) openView() error {
 		Own: func(ctx context.Context, id sandbox.ID) (context.Context, error) {
 			ctx, _, err := s.Sandboxes.Enter(ctx, id, "")
 			return ctx, err
+		},
+	})
+	d.source = code.New(code.Config{
+		Guard: s.Guard, Find: sandboxes.Public{Service: s.Sandboxes}.Get,
+		Open: func(ctx context.Context, ref string) (code.Box, error) {
+			box, err := s.Exec.Open(ctx, ref)
+			return sourceBox{box}, err
 		},
 	})
 	d.view = view.New(view.Config{

@@ -39,7 +39,7 @@ type commandArgs struct {
 	User           string            `json:"user,omitempty" jsonschema:"user to run as, NAME or UID"`
 	Stdin          string            `json:"stdin,omitempty" jsonschema:"text for its standard input"`
 	Vars           map[string]string `json:"vars,omitempty" jsonschema:"environment of this command"`
-	TimeoutSeconds float64           `json:"timeout_seconds,omitempty" jsonschema:"kill it after this time; 60 if left out, at most 3600"`
+	TimeoutSeconds float64           `json:"timeout_seconds,omitempty" jsonschema:"60 if left out, at most 3600"`
 }
 
 func (a *commandArgs) command(otherwise, most float64) (sandbox.Command, error) {

@@ -27,9 +27,9 @@ const (
 
 type readArgs struct {
 	boxArgs
-	Path   string `json:"path" jsonschema:"absolute path of a file in the sandbox"`
-	Offset int64  `json:"offset,omitempty" jsonschema:"byte to begin with"`
-	Limit  int64  `json:"limit,omitempty" jsonschema:"at most this many bytes; 65536 if left out, at most 262144"`
+	Path   string `json:"path" jsonschema:"absolute"`
+	Offset int64  `json:"offset,omitempty"`
+	Limit  int64  `json:"limit,omitempty" jsonschema:"bytes; 65536 if left out, at most 262144"`
 }
 
 type readOut struct {
@@ -46,7 +46,7 @@ type writeArgs struct {
 	boxArgs
 	Path      string `json:"path" jsonschema:"absolute path; missing directories are made"`
 	Content   string `json:"content"`
-	Encoding  string `json:"encoding,omitempty" jsonschema:"base64 if the content is; text if left out"`
+	Encoding  string `json:"encoding,omitempty" jsonschema:"base64 or text"`
 	Mode      string `json:"mode,omitempty" jsonschema:"permissions in octal, such as 755"`
 	NoReplace bool   `json:"no_replace,omitempty" jsonschema:"refuse to replace a file that exists"`
 }
@@ -58,9 +58,9 @@ type writeOut struct {
 
 type filesArgs struct {
 	boxArgs
-	Path  string `json:"path" jsonschema:"absolute path of a directory"`
+	Path  string `json:"path" jsonschema:"absolute"`
 	Depth int    `json:"depth,omitempty" jsonschema:"levels to go down; 1 if left out"`
-	Limit int    `json:"limit,omitempty" jsonschema:"at most this many entries; 500 if left out, at most 5000"`
+	Limit int    `json:"limit,omitempty" jsonschema:"entries; 500 if left out, at most 5000"`
 }
 
 type filesOut struct {

@@ -16,8 +16,8 @@ import (
 
 type portArgs struct {
 	boxArgs
-	Port           uint16 `json:"port" jsonschema:"TCP port on which a server listens inside"`
-	ExpiresSeconds int64  `json:"expires_seconds,omitempty" jsonschema:"how long the token is valid; a day if left out"`
+	Port           uint16 `json:"port"`
+	ExpiresSeconds int64  `json:"expires_seconds,omitempty" jsonschema:"of the token; a day if left out"`
 }
 
 type portOut struct {
@@ -30,7 +30,7 @@ type portOut struct {
 type explainArgs struct {
 	Sandbox string `json:"sandbox,omitempty" jsonschema:"show what this sandbox was denied; this or profile is needed"`
 	Profile string `json:"profile,omitempty" jsonschema:"stored egress profile to check url against; no request is sent"`
-	URL     string `json:"url,omitempty" jsonschema:"for profile: URL of the request, such as https://api.example.com/v1"`
+	URL     string `json:"url,omitempty" jsonschema:"for profile: such as https://api.example.com/v1"`
 	Method  string `json:"method,omitempty" jsonschema:"for profile: GET if left out"`
 }
 

@@ -12,17 +12,17 @@ import (
 
 // specArgs describe a sandbox to create.
 type specArgs struct {
-	Image      string            `json:"image,omitempty" jsonschema:"source of the files: an OCI reference such as debian:12, or template:NAME; the machine's own programs if left out"`
-	Snapshot   string            `json:"snapshot,omitempty" jsonschema:"name or id of a snapshot to start from instead of an image"`
-	Provider   string            `json:"provider,omitempty" jsonschema:"name of the provider; the daemon's default if left out"`
-	CPUs       float64           `json:"cpus,omitempty" jsonschema:"processors, such as 0.5"`
-	MemoryMB   int64             `json:"memory_mb,omitempty" jsonschema:"memory in MiB"`
-	DiskMB     int64             `json:"disk_mb,omitempty" jsonschema:"size of the writable file system in MiB"`
-	Env        map[string]string `json:"env,omitempty" jsonschema:"environment of every command; never put secrets here"`
-	Egress     []string          `json:"egress,omitempty" jsonschema:"hosts it may reach, such as api.example.com or *.example.com:8443; no network if left out"`
+	Image      string            `json:"image,omitempty" jsonschema:"OCI reference such as debian:12, or template:NAME; the machine's programs if left out"`
+	Snapshot   string            `json:"snapshot,omitempty" jsonschema:"to start from, instead of an image"`
+	Provider   string            `json:"provider,omitempty"`
+	CPUs       float64           `json:"cpus,omitempty"`
+	MemoryMB   int64             `json:"memory_mb,omitempty"`
+	DiskMB     int64             `json:"disk_mb,omitempty"`
+	Env        map[string]string `json:"env,omitempty" jsonschema:"of every command; no secrets here"`
+	Egress     []string          `json:"egress,omitempty" jsonschema:"hosts it may reach, such as *.example.com:8443; none if left out"`
 	Profile    string            `json:"profile,omitempty" jsonschema:"stored egress profile, instead of egress"`
-	Secrets    []string          `json:"secrets,omitempty" jsonschema:"names of stored secrets it may use; a variable of that name holds a placeholder that the gateway replaces"`
-	Workspaces []string          `json:"workspaces,omitempty" jsonschema:"durable directories, NAME or NAME:/path; /workspace if there is no path; made if missing"`
+	Secrets    []string          `json:"secrets,omitempty" jsonschema:"names of stored secrets; a variable of that name holds a placeholder"`
+	Workspaces []string          `json:"workspaces,omitempty" jsonschema:"durable directories: NAME, which is at /workspace, or NAME:/path"`
 }
 
 func (a *specArgs) spec() sandbox.Spec {
@@ -84,7 +84,7 @@ type boxArgs struct {
 
 type listArgs struct {
 	Labels map[string]string `json:"labels,omitempty" jsonschema:"only sandboxes with all of these labels"`
-	Limit  int               `json:"limit,omitempty" jsonschema:"at most this many, newest first; 50 if left out"`
+	Limit  int               `json:"limit,omitempty" jsonschema:"50 if left out"`
 }
 
 type listOut struct {
@@ -100,7 +100,7 @@ const (
 
 func (s *Server) sandboxTools() {
 	add(s, "sandbox_run", "Run a command in a new sandbox",
-		"Make a sandbox, run one command in it, and remove it. Nothing is kept.", adds, does(ops.SandboxCreate, ops.SandboxFind, ops.ProcessExec, ops.SandboxDestroy), runOnce)
+		"Run one command in a new sandbox, and remove it.", adds, does(ops.SandboxCreate, ops.SandboxFind, ops.ProcessExec, ops.SandboxDestroy), runOnce)
 	add(s, "sandbox_create", "Create a sandbox",
 		"Make a sandbox that stays until it is removed. With idle_seconds or lifetime_seconds, a forgotten one ends.", adds, does(ops.SandboxCreate),
 		func(ctx context.Context, c *call, in createArgs) (boxOut, error) {
@@ -163,8 +163,8 @@ func list(ctx context.Context, c *call, in listArgs) (listOut, error) {
 
 type snapshotArgs struct {
 	boxArgs
-	Name   string `json:"name,omitempty" jsonschema:"name of the snapshot; generated if left out"`
-	Memory bool   `json:"memory,omitempty" jsonschema:"save processes and their memory too, not only files"`
+	Name   string `json:"name,omitempty" jsonschema:"generated if left out"`
+	Memory bool   `json:"memory,omitempty" jsonschema:"save processes and memory too"`
 }
 
 type snapshotOut struct {
@@ -176,8 +176,8 @@ type snapshotOut struct {
 
 type forkArgs struct {
 	boxArgs
-	Count  int    `json:"count,omitempty" jsonschema:"how many copies, at most 100; 1 if left out"`
-	Prefix string `json:"prefix,omitempty" jsonschema:"prefix of their names, PREFIX-1 and so on; generated if left out"`
+	Count  int    `json:"count,omitempty" jsonschema:"1 if left out, at most 100"`
+	Prefix string `json:"prefix,omitempty" jsonschema:"of their names, PREFIX-1 and so on"`
 }
 
 type pauseArgs struct {
@@ -188,7 +188,7 @@ type pauseArgs struct {
 // stateTools are the tools that pause, resume, stop, start, snapshot and fork
 // sandboxes.
 func (s *Server) stateTools() {
-	add(s, "sandbox_snapshot", "Take a snapshot", "Save the files of a sandbox and, on request, its memory. The sandbox continues. Start others from the snapshot with sandbox_create.", adds, does(ops.SandboxGet, ops.SnapshotCreate),
+	add(s, "sandbox_snapshot", "Take a snapshot", "Save the files of a sandbox and, on request, its memory. Start others from it with sandbox_create.", adds, does(ops.SandboxGet, ops.SnapshotCreate),
 		func(ctx context.Context, c *call, in snapshotArgs) (snapshotOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {

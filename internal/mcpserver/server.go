@@ -52,6 +52,7 @@ func New(client *atoll.Client, version string) *Server {
 	s.savedTools()
 	s.execTools()
 	s.codeTools()
+	s.sourceTools()
 	s.fileTools()
 	s.networkTools()
 	s.computerTools()

@@ -69,6 +69,8 @@ const (
 	FilesWatch  Op = "files.watch"
 	FilesWrite  Op = "files.write"
 
+	GitRead Op = "git.read"
+
 	ImageGet  Op = "image.get"
 	ImageUses Op = "image.uses"
 
@@ -250,6 +252,8 @@ var table = map[Op]about{
 	FilesStat:   {Read, Glance},
 	FilesWatch:  {Read, Recorded},
 	FilesWrite:  {Write, Recorded},
+
+	GitRead: {Read, Recorded},
 
 	ImageGet:  {Read, Recorded},
 	ImageUses: {Owner, Glance},

@@ -284,7 +284,7 @@ func (f files) Read(ctx context.Context, path string, opts driver.ReadOptions) (
 
 func (f files) Write(ctx context.Context, path string, r io.Reader, opts driver.WriteOptions) (info sandbox.FileInfo, err error) {
 	err = f.do(ctx, func() (err error) {
-		info, err = f.s.Files().Write(ctx, path, r, atoll.WriteOptions(opts))
+		info, err = f.s.Files().Write(ctx, path, r, atoll.WriteOptions{Mode: opts.Mode, Owner: opts.Owner, NoParents: opts.NoParents, NoReplace: opts.NoReplace})
 		return err
 	})
 	return info, err

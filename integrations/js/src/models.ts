@@ -723,10 +723,159 @@ export interface components {
             /** @description prefix of their names, PREFIX-1 and so on; their ids if it is left out */
             prefix?: string;
         };
+        GitBlame: {
+            /** @description by sha; one of zeros only is what is not committed yet */
+            commits: {
+                [key: string]: components["schemas"]["GitBlameCommit"];
+            };
+            lines: components["schemas"]["GitBlameLine"][] | null;
+            truncated?: boolean;
+        };
+        GitBlameCommit: {
+            author: components["schemas"]["GitPerson"];
+            subject: string;
+        };
+        GitBlameLine: {
+            /** @description sha */
+            commit: string;
+            /**
+             * Format: int64
+             * @description number of the line
+             */
+            no: number;
+            text: string;
+        };
+        GitBlob: {
+            content: string;
+            /**
+             * Format: int64
+             * @description bytes of the whole file
+             */
+            size: number;
+            /** @description the file has more than was asked for */
+            truncated?: boolean;
+        };
         GitCell: {
             available: boolean;
             reason?: string;
             repos: string[] | null;
+        };
+        GitCommit: {
+            author: components["schemas"]["GitPerson"];
+            body?: string;
+            committer: components["schemas"]["GitPerson"];
+            parents: string[] | null;
+            /** @description branches and tags that are at this commit, such as refs/heads/main */
+            refs: string[] | null;
+            sha: string;
+            shortSha: string;
+            subject: string;
+        };
+        GitDiff: {
+            files: components["schemas"]["GitFileDiff"][] | null;
+            /** @description there are more files, or more untracked ones */
+            truncated?: boolean;
+        };
+        GitFileDiff: {
+            /**
+             * Format: int64
+             * @description lines; 0 for a binary file
+             */
+            additions: number;
+            binary?: boolean;
+            /** Format: int64 */
+            deletions: number;
+            hunks: components["schemas"]["GitHunk"][] | null;
+            /** @description a picture, by its name */
+            image?: boolean;
+            newMode?: string;
+            /** @description in octal, as 100644; left out if there was no file */
+            oldMode?: string;
+            /** @description of a renamed or copied file */
+            oldPath?: string;
+            path: string;
+            status: string;
+            /** @description the changes are too large, so there are no hunks */
+            truncated?: boolean;
+        };
+        GitFileStatus: {
+            conflicted?: boolean;
+            /** @description the index compared with the commit */
+            index?: string;
+            /** @description of a renamed or copied file */
+            oldPath?: string;
+            path: string;
+            /** @description the working tree compared with the index */
+            worktree?: string;
+        };
+        GitHunk: {
+            /** @description what git thinks the hunk is in, such as a function */
+            header?: string;
+            lines: components["schemas"]["GitLine"][] | null;
+            /** Format: int64 */
+            newLines: number;
+            /** Format: int64 */
+            newStart: number;
+            /** Format: int64 */
+            oldLines: number;
+            /** Format: int64 */
+            oldStart: number;
+        };
+        GitLine: {
+            /** Format: int64 */
+            newNo?: number;
+            /** @description the file ends here, without an end of the line */
+            noEnd?: boolean;
+            /**
+             * Format: int64
+             * @description number of the line before; left out for an added one
+             */
+            oldNo?: number;
+            /** @description without the end of the line */
+            text: string;
+            /** @enum {string} */
+            type: "context" | "add" | "del";
+        };
+        GitLog: {
+            commits: components["schemas"]["GitCommit"][] | null;
+            /** @description there are earlier commits */
+            more?: boolean;
+        };
+        GitPerson: {
+            email: string;
+            name: string;
+            /** Format: date-time */
+            time: string;
+        };
+        GitShow: {
+            /** @description if a file was asked for */
+            blob?: components["schemas"]["GitBlob"];
+            commit: components["schemas"]["GitCommit"];
+            /** @description if no file was asked for */
+            diff?: components["schemas"]["GitDiff"];
+        };
+        GitStatus: {
+            /**
+             * Format: int64
+             * @description commits that the upstream lacks
+             */
+            ahead: number;
+            /**
+             * Format: int64
+             * @description commits of the upstream that are missing here
+             */
+            behind: number;
+            /** @description the current commit; empty before the first one */
+            commit?: string;
+            detached?: boolean;
+            files: components["schemas"]["GitFileStatus"][] | null;
+            /** @description the current branch; empty if HEAD is detached */
+            head?: string;
+            isRepo: boolean;
+            /** @description the top directory of the working tree; paths are relative to it */
+            root?: string;
+            truncated?: boolean;
+            upstream?: string;
         };
         Holder: {
             /** Format: date-time */
@@ -1180,6 +1329,29 @@ export interface components {
             /** @enum {string} */
             encoding: "utf-8" | "base64";
             truncated: boolean;
+        };
+        PatchRequest: {
+            /** @description only check whether the patch fits */
+            dryRun?: boolean;
+            /** @description a unified diff, or a patch in the format of the apply_patch tool */
+            patch: string;
+            /** @description absolute path of the directory that names in the patch are relative to */
+            path: string;
+        };
+        PatchResult: {
+            files: components["schemas"]["PatchedFile"][] | null;
+        };
+        PatchedFile: {
+            /** Format: int64 */
+            additions: number;
+            /** Format: int64 */
+            deletions: number;
+            /** @description of a renamed or copied file */
+            oldPath?: string;
+            /** @description as in the patch */
+            path: string;
+            /** @enum {string} */
+            status: "added" | "modified" | "deleted" | "renamed" | "copied";
         };
         PauseInputBody: {
             /** @description pause on disk, without memory and processes; otherwise the processes are frozen in memory */
@@ -1755,6 +1927,55 @@ export interface components {
             png: string;
             /** Format: int64 */
             width: number;
+        };
+        SearchMatch: {
+            /**
+             * Format: int64
+             * @description first matching byte of the line, from 1
+             */
+            column?: number;
+            /**
+             * Format: int64
+             * @description number of the line, if content was asked for
+             */
+            line?: number;
+            /** @description relative to the directory of the request */
+            path: string;
+            /** @description the line, at most 1000 bytes of it around the match */
+            text?: string;
+        };
+        SearchRequest: {
+            /** @description a regular expression (RE2) for lines of text files */
+            content?: string;
+            /** @description names of files and directories to leave out; .git and node_modules if it is left out */
+            exclude?: string[] | null;
+            ignoreCase?: boolean;
+            /** @description content is text, not a regular expression */
+            literal?: boolean;
+            /**
+             * Format: int64
+             * @description matches; 200 if it is left out
+             */
+            max?: number;
+            /** @description a pattern of names such as *.go; with a slash it is of paths, such as src/**\/*.go */
+            name?: string;
+            /** @description absolute path of a directory */
+            path: string;
+        };
+        SearchResult: {
+            /**
+             * Format: int64
+             * @description files that were looked at
+             */
+            files: number;
+            matches: components["schemas"]["SearchMatch"][] | null;
+            /**
+             * Format: int64
+             * @description files that are larger than 4 MiB, and were not searched
+             */
+            skipped?: number;
+            /** @description there may be more matches: the limit of matches, of files or of bytes was reached */
+            truncated?: boolean;
         };
         SecretRef: {
             /** @description environment variable for the placeholder or the value; the name if left out */
@@ -2397,7 +2618,21 @@ export type Filter = components['schemas']['Filter']
 export type Finding = components['schemas']['Finding']
 export type ForkOutputBody = components['schemas']['ForkOutputBody']
 export type ForkRequest = components['schemas']['ForkRequest']
+export type GitBlame = components['schemas']['GitBlame']
+export type GitBlameCommit = components['schemas']['GitBlameCommit']
+export type GitBlameLine = components['schemas']['GitBlameLine']
+export type GitBlob = components['schemas']['GitBlob']
 export type GitCell = components['schemas']['GitCell']
+export type GitCommit = components['schemas']['GitCommit']
+export type GitDiff = components['schemas']['GitDiff']
+export type GitFileDiff = components['schemas']['GitFileDiff']
+export type GitFileStatus = components['schemas']['GitFileStatus']
+export type GitHunk = components['schemas']['GitHunk']
+export type GitLine = components['schemas']['GitLine']
+export type GitLog = components['schemas']['GitLog']
+export type GitPerson = components['schemas']['GitPerson']
+export type GitShow = components['schemas']['GitShow']
+export type GitStatus = components['schemas']['GitStatus']
 export type Holder = components['schemas']['Holder']
 export type HolderRef = components['schemas']['HolderRef']
 export type ImageUse = components['schemas']['ImageUse']
@@ -2433,6 +2668,9 @@ export type NoteInputBody = components['schemas']['NoteInputBody']
 export type OSList = components['schemas']['OSList']
 export type Opened = components['schemas']['Opened']
 export type Output = components['schemas']['Output']
+export type PatchRequest = components['schemas']['PatchRequest']
+export type PatchResult = components['schemas']['PatchResult']
+export type PatchedFile = components['schemas']['PatchedFile']
 export type PauseInputBody = components['schemas']['PauseInputBody']
 export type Point = components['schemas']['Point']
 export type Policies = components['schemas']['Policies']
@@ -2479,6 +2717,9 @@ export type Sandbox = components['schemas']['Sandbox']
 export type SandboxUsage = components['schemas']['SandboxUsage']
 export type Saved = components['schemas']['Saved']
 export type Screenshot = components['schemas']['Screenshot']
+export type SearchMatch = components['schemas']['SearchMatch']
+export type SearchRequest = components['schemas']['SearchRequest']
+export type SearchResult = components['schemas']['SearchResult']
 export type SecretRef = components['schemas']['SecretRef']
 export type SecretValue = components['schemas']['SecretValue']
 export type SecretsOutputBody = components['schemas']['SecretsOutputBody']

@@ -40,7 +40,7 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (sandbox.Capabil
 	}
 	q := catalog.Query{
 		SessionID: row.ID, Liveness: row.Lease.State, Epoch: row.Lease.Epoch, Shared: len(group) > 1, Now: s.Store.Now(),
-		NoDesktop: !catalog.DesktopImage(row.Spec.Image), NoGit: true, NoRecording: true, // the daemon has no git operations and records nothing
+		NoDesktop: !catalog.DesktopImage(row.Spec.Image), NoRecording: true, // of displays
 	}
 	if who.AllowIn(row.Lease.Sandbox, ops.ComputerAct) != nil {
 		q.DesktopView, q.ComputerView = true, true

@@ -76,6 +76,7 @@ func New(services Services, opts Options) *API {
 	a.recordings()
 	a.computer()
 	a.code()
+	a.source()
 	a.events()
 	a.keys()
 	a.console()

@@ -65,8 +65,9 @@ func (a *API) files() {
 		return out
 	}
 	a.raw(operation(readFileID, http.MethodGet, base, "Files", "Read a file, or the range in a Range header", ops.SandboxFind, ops.FilesRead), path, "", "application/octet-stream", a.readFile)
-	a.raw(operation("writeFile", http.MethodPut, base, "Files", "Create or replace a file atomically", ops.SandboxFind, ops.FilesWrite), with(map[string]string{
+	a.raw(sometimes(operation("writeFile", http.MethodPut, base, "Files", "Create or replace a file atomically", ops.SandboxFind, ops.FilesWrite), ops.FilesRead), with(map[string]string{
 		"mode": "permission bits, in octal", "owner": "as user of a command", "noParents": "true: parents must exist", "noReplace": "true: the file must not exist",
+		"expect": "SHA-256 of the content that the file must have, in hexadecimal; otherwise nothing is written",
 	}), "application/octet-stream", "application/json", a.writeFile)
 	remove := operation("removeFile", http.MethodDelete, base, "Files", "Remove a file or a tree", ops.SandboxFind, ops.FilesRemove)
 	remove.DefaultStatus = http.StatusNoContent
@@ -243,6 +244,13 @@ func (a *API) writeFile(w http.ResponseWriter, r *http.Request) error {
 	opts := driver.WriteOptions{Mode: q.mode("mode"), Owner: q.get("owner"), NoParents: q.bool("noParents"), NoReplace: q.bool("noReplace")}
 	if q.err != nil {
 		return q.err
+	}
+	if expect := q.get("expect"); expect != "" {
+		info, err := a.services.Source.Write(r.Context(), r.PathValue("ref"), q.get("path"), r.Body, opts, expect)
+		if err != nil {
+			return err
+		}
+		return writeJSON(w, http.StatusOK, info)
 	}
 	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {

@@ -38,6 +38,7 @@ type Services struct {
 	Desktops       Desktops
 	Recordings     Recordings
 	Code           Code
+	Source         Source
 	PublishedPorts PublishedPorts
 	Templates      Templates
 	Policies       Policies

@@ -230,7 +230,7 @@ func (a *API) holders() {
 
 // routed are the resources of a sandbox that a session has too.
 var routed = []string{
-	"exec", "processes", "files", "ports", "streams", "recordings", "computer", "desktop", "code", "port-tokens", "usage", "wait", "fork", "snapshots", "pause", "resume", "stop", "start",
+	"exec", "processes", "files", "ports", "streams", "recordings", "computer", "desktop", "code", "git", "port-tokens", "usage", "wait", "fork", "snapshots", "pause", "resume", "stop", "start",
 }
 
 // routes registers the routed resources. Each request goes to the sandbox that

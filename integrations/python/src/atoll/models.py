@@ -463,10 +463,102 @@ class ForkRequest(Model):
     """
 
 
+class GitBlameLine(Model):
+    commit: str
+    """
+    sha
+    """
+    no: int
+    """
+    number of the line
+    """
+    text: str
+
+
+class GitBlob(Model):
+    content: str
+    size: int
+    """
+    bytes of the whole file
+    """
+    truncated: bool | None = None
+    """
+    the file has more than was asked for
+    """
+
+
 class GitCell(Model):
     available: bool
     reason: str | None = None
     repos: list[str] | None
+
+
+class GitFileStatus(Model):
+    conflicted: bool | None = None
+    index: str | None = None
+    """
+    the index compared with the commit
+    """
+    old_path: str | None = None
+    """
+    of a renamed or copied file
+    """
+    path: str
+    worktree: str | None = None
+    """
+    the working tree compared with the index
+    """
+
+
+class GitLine(Model):
+    new_no: int | None = None
+    no_end: bool | None = None
+    """
+    the file ends here, without an end of the line
+    """
+    old_no: int | None = None
+    """
+    number of the line before; left out for an added one
+    """
+    text: str
+    """
+    without the end of the line
+    """
+    type: Literal["context", "add", "del"]
+
+
+class GitPerson(Model):
+    email: str
+    name: str
+    time: AwareDatetime
+
+
+class GitStatus(Model):
+    ahead: int
+    """
+    commits that the upstream lacks
+    """
+    behind: int
+    """
+    commits of the upstream that are missing here
+    """
+    commit: str | None = None
+    """
+    the current commit; empty before the first one
+    """
+    detached: bool | None = None
+    files: list[GitFileStatus] | None
+    head: str | None = None
+    """
+    the current branch; empty if HEAD is detached
+    """
+    is_repo: bool
+    root: str | None = None
+    """
+    the top directory of the working tree; paths are relative to it
+    """
+    truncated: bool | None = None
+    upstream: str | None = None
 
 
 class Holder(Model):
@@ -866,6 +958,35 @@ class Output(Model):
     truncated: bool
 
 
+class PatchRequest(Model):
+    dry_run: bool | None = None
+    """
+    only check whether the patch fits
+    """
+    patch: str
+    """
+    a unified diff, or a patch in the format of the apply_patch tool
+    """
+    path: str
+    """
+    absolute path of the directory that names in the patch are relative to
+    """
+
+
+class PatchedFile(Model):
+    additions: int
+    deletions: int
+    old_path: str | None = None
+    """
+    of a renamed or copied file
+    """
+    path: str
+    """
+    as in the patch
+    """
+    status: Literal["added", "modified", "deleted", "renamed", "copied"]
+
+
 class PauseInputBody(Model):
     to_disk: bool | None = None
     """
@@ -1235,6 +1356,69 @@ class Screenshot(Model):
     a PNG image, in Base64
     """
     width: int
+
+
+class SearchMatch(Model):
+    column: int | None = None
+    """
+    first matching byte of the line, from 1
+    """
+    line: int | None = None
+    """
+    number of the line, if content was asked for
+    """
+    path: str
+    """
+    relative to the directory of the request
+    """
+    text: str | None = None
+    """
+    the line, at most 1000 bytes of it around the match
+    """
+
+
+class SearchRequest(Model):
+    content: str | None = None
+    """
+    a regular expression (RE2) for lines of text files
+    """
+    exclude: list[str] | None = None
+    """
+    names of files and directories to leave out; .git and node_modules if it is left out
+    """
+    ignore_case: bool | None = None
+    literal: bool | None = None
+    """
+    content is text, not a regular expression
+    """
+    max: int | None = None
+    """
+    matches; 200 if it is left out
+    """
+    name: str | None = None
+    """
+    a pattern of names such as *.go; with a slash it is of paths, such as src/**/*.go
+    """
+    path: str
+    """
+    absolute path of a directory
+    """
+
+
+class SearchResult(Model):
+    files: int
+    """
+    files that were looked at
+    """
+    matches: list[SearchMatch] | None
+    skipped: int | None = None
+    """
+    files that are larger than 4 MiB, and were not searched
+    """
+    truncated: bool | None = None
+    """
+    there may be more matches: the limit of matches, of files or of bytes was reached
+    """
 
 
 class SecretRef(Model):
@@ -2043,6 +2227,45 @@ class Explanation(Model):
     """
 
 
+class GitBlameCommit(Model):
+    author: GitPerson
+    subject: str
+
+
+class GitCommit(Model):
+    author: GitPerson
+    body: str | None = None
+    committer: GitPerson
+    parents: list[str] | None
+    refs: list[str] | None
+    """
+    branches and tags that are at this commit, such as refs/heads/main
+    """
+    sha: str
+    short_sha: str
+    subject: str
+
+
+class GitHunk(Model):
+    header: str | None = None
+    """
+    what git thinks the hunk is in, such as a function
+    """
+    lines: list[GitLine] | None
+    new_lines: int
+    new_start: int
+    old_lines: int
+    old_start: int
+
+
+class GitLog(Model):
+    commits: list[GitCommit] | None
+    more: bool | None = None
+    """
+    there are earlier commits
+    """
+
+
 class MainCommand(Model):
     args: list[str] | None = None
     """
@@ -2127,6 +2350,10 @@ class NewStream(Model):
     """
     seconds during which the token opens sockets; 120 if it is left out
     """
+
+
+class PatchResult(Model):
+    files: list[PatchedFile] | None
 
 
 class Provider(Model):
@@ -2377,6 +2604,44 @@ class ForkOutputBody(Model):
     sandboxes: list[Sandbox] | None
 
 
+class GitBlame(Model):
+    commits: dict[str, GitBlameCommit]
+    """
+    by sha; one of zeros only is what is not committed yet
+    """
+    lines: list[GitBlameLine] | None
+    truncated: bool | None = None
+
+
+class GitFileDiff(Model):
+    additions: int
+    """
+    lines; 0 for a binary file
+    """
+    binary: bool | None = None
+    deletions: int
+    hunks: list[GitHunk] | None
+    image: bool | None = None
+    """
+    a picture, by its name
+    """
+    new_mode: str | None = None
+    old_mode: str | None = None
+    """
+    in octal, as 100644; left out if there was no file
+    """
+    old_path: str | None = None
+    """
+    of a renamed or copied file
+    """
+    path: str
+    status: str
+    truncated: bool | None = None
+    """
+    the changes are too large, so there are no hunks
+    """
+
+
 class ListOutputBody(Model):
     next: str | None = None
     """
@@ -2456,6 +2721,26 @@ class Acquired(Model):
     spawner: this request made the sandbox; attached or rearmed: it existed already
     """
     sandbox: str
+
+
+class GitDiff(Model):
+    files: list[GitFileDiff] | None
+    truncated: bool | None = None
+    """
+    there are more files, or more untracked ones
+    """
+
+
+class GitShow(Model):
+    blob: GitBlob | None = None
+    """
+    if a file was asked for
+    """
+    commit: GitCommit
+    diff: GitDiff | None = None
+    """
+    if no file was asked for
+    """
 
 
 class Network(Model):
