@@ -57,6 +57,7 @@ export class Client {
   readonly profiles: Profiles
   readonly secrets: Secrets
   readonly snapshots: Snapshots
+  readonly recordings: Recordings
   /** The daemon's address was given; otherwise it is the local daemon. */
   readonly named: boolean
   readonly #conn: Conn
@@ -70,6 +71,7 @@ export class Client {
     this.profiles = new Profiles(this.#conn)
     this.secrets = new Secrets(this.#conn)
     this.snapshots = new Snapshots(this.#conn)
+    this.recordings = new Recordings(this.#conn)
   }
 
   /** Close the connections. Sandboxes keep running. */
@@ -203,6 +205,52 @@ export class Snapshots {
   /** Remove the snapshots with all of the labels from which no existing sandbox was made. */
   async prune(labels: Record<string, string> = {}): Promise<m.Snapshot[]> {
     return (await this.#conn.call<m.SnapshotListOutputBody>('POST', '/v1/snapshots/prune', { json: { labels } })).snapshots ?? []
+  }
+}
+
+/** Recordings of terminals, as asciicast files. Sandbox.record starts one. */
+export class Recordings {
+  readonly #conn: Conn
+
+  /** @internal */
+  constructor(conn: Conn) {
+    this.#conn = conn
+  }
+
+  get(id: string): Promise<m.Recording> {
+    return this.#conn.call('GET', `/v1/recordings/${segment(id)}`)
+  }
+
+  /** The recordings of a sandbox, of a session or of all, newest first. */
+  async *list(o: { sandbox?: string; session?: string } = {}): AsyncGenerator<m.Recording> {
+    let cursor: string | undefined
+    do {
+      const page: m.RecordingListOutputBody = await this.#conn.call('GET', '/v1/recordings', { query: { ...o, cursor } })
+      yield* page.recordings ?? []
+      cursor = page.next
+    } while (cursor)
+  }
+
+  /** End a recording, and wait until it is stored. One that has ended is success. */
+  stop(id: string): Promise<m.Recording> {
+    return this.#conn.call('POST', `/v1/recordings/${segment(id)}/stop`)
+  }
+
+  /** The file of a recording. Of one that runs, what was recorded until now. */
+  async read(id: string): Promise<Buffer> {
+    const pieces: Uint8Array[] = []
+    for await (const piece of this.stream(id)) pieces.push(piece)
+    return Buffer.concat(pieces)
+  }
+
+  /** The file of a recording in chunks. */
+  stream(id: string): AsyncGenerator<Uint8Array> {
+    return this.#conn.bytes(`/v1/recordings/${segment(id)}/content`)
+  }
+
+  /** Remove a recording. One that runs ends. */
+  async remove(id: string): Promise<void> {
+    await this.#conn.call('DELETE', `/v1/recordings/${segment(id)}`)
   }
 }
 

@@ -17,6 +17,22 @@ export interface WriteOptions {
   parents?: boolean
   /** Replace a file that exists; true if left out. */
   replace?: boolean
+  /** The SHA-256 of the present content, in hexadecimal. A file with another content is ConflictError. */
+  expect?: string
+}
+
+export interface SearchOptions {
+  /** A regular expression (RE2) for lines. */
+  content?: string
+  /** Such as `*.ts` or `src/**\/*.ts`. */
+  name?: string
+  /** The content is text, not a regular expression. */
+  literal?: boolean
+  ignoreCase?: boolean
+  /** Names of files and directories to leave out; .git and node_modules if left out. */
+  exclude?: readonly string[]
+  /** Matches; 200 if left out. */
+  max?: number
 }
 
 /** The files of a sandbox. Paths are absolute. */
@@ -68,7 +84,14 @@ export class Files {
 
   /** Make or replace a file atomically. With `replace: false` a file that exists is AlreadyExistsError. */
   write(path: string, content: Content, o: WriteOptions = {}): Promise<m.FileInfo> {
-    const query = { path, mode: o.mode?.toString(8), owner: o.owner, noParents: o.parents === false, noReplace: o.replace === false }
+    const query = {
+      path,
+      mode: o.mode?.toString(8),
+      owner: o.owner,
+      noParents: o.parents === false,
+      noReplace: o.replace === false,
+      expect: o.expect,
+    }
     return this.#conn.call('PUT', this.#base, { query, content })
   }
 
@@ -94,6 +117,16 @@ export class Files {
   async extract(path: string, archive: Content, o: { owner?: string } = {}): Promise<void> {
     const headers = { 'Content-Type': 'application/x-tar' }
     await this.#conn.call('PUT', `${this.#base}/archive`, { query: { path, owner: o.owner }, content: archive, headers })
+  }
+
+  /** Search the files below a directory by name, by content, or by both. */
+  search(path: string, o: SearchOptions): Promise<m.SearchResult> {
+    return this.#conn.call('POST', `${this.#base}/search`, { json: { path, ...o } })
+  }
+
+  /** Apply a unified diff, or a patch of the apply_patch tool, in a directory. All of it is applied, or nothing. */
+  patch(path: string, patch: string, o: { dryRun?: boolean } = {}): Promise<m.PatchResult> {
+    return this.#conn.call('POST', `${this.#base}/patch`, { json: { path, patch, dryRun: o.dryRun === true } })
   }
 
   /** Changes as they happen, until the signal or the end of the loop. */

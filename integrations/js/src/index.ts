@@ -1,5 +1,5 @@
 /** The JavaScript client of Atoll: sandboxes for AI agents. */
-export { Client, type ConnectOptions, connect, type EventQuery, Profiles, Secrets, Snapshots, Workspaces } from './client.js'
+export { Client, type ConnectOptions, connect, type EventQuery, Profiles, Recordings, Secrets, Snapshots, Workspaces } from './client.js'
 export { type CodeOptions, type Execution } from './code.js'
 export { anthropicResult, fromAnthropic, fromOpenAI, look, type ModelAction, openaiOutput } from './computer.js'
 export type { Content } from './conn.js'
@@ -22,7 +22,8 @@ export {
   UnavailableError,
   UnsupportedError,
 } from './errors.js'
-export { type FileEvent, Files, type WriteOptions } from './files.js'
+export { type FileEvent, Files, type SearchOptions, type WriteOptions } from './files.js'
+export { type DiffOptions, Git, type LogOptions } from './git.js'
 export type * as models from './models.js'
 export { type CommandOptions, type ExecOptions, type Output, Process, type Result, type RunOptions } from './process.js'
 export { Sandbox } from './sandbox.js'

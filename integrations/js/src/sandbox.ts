@@ -5,6 +5,7 @@ import type { WebSocket } from 'ws'
 import { type CodeOptions, type Execution, runCode } from './code.js'
 import { type Conn, segment } from './conn.js'
 import { Files } from './files.js'
+import { Git } from './git.js'
 import type * as m from './models.js'
 import { command, type ExecOptions, type Output, Process, type Result, type RunOptions, toResult } from './process.js'
 import { Terminal, type TerminalOptions } from './terminal.js'
@@ -210,6 +211,19 @@ export class Sandbox {
    */
   runCode(code: string, o: CodeOptions = {}): Promise<Execution> {
     return runCode(this.conn, `${this.base}/code`, code, o)
+  }
+
+  /** The git repository that a directory is in; if left out, the working directory of the sandbox. */
+  git(path?: string): Git {
+    return new Git(this.conn, this.base, path)
+  }
+
+  /**
+   * Record a terminal: the login shell that viewers share, or that of a background command. The recording goes on without the caller.
+   * Client.recordings stops and reads it.
+   */
+  record(o: m.NewRecording = {}): Promise<m.Recording> {
+    return this.conn.call('POST', `${this.base}/recordings`, { json: o })
   }
 
   /** The contexts of the code interpreter, with the default ones of the languages that were used. */

@@ -9,6 +9,7 @@ import tarfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 
@@ -152,6 +153,44 @@ async def test_files() -> None:
         await files.remove(root, recursive=True)
         with pytest.raises(errors.NotFoundError):
             await files.read(f"{root}/e/b")
+
+
+async def test_source_code() -> None:
+    async with box() as sandbox:
+        root = (await sandbox.run("pwd")).stdout.decode().strip() + "/project"
+        assert not (await sandbox.git().status()).is_repo
+        setup = f"mkdir {root} && cd {root} && git init -q -b main && git config user.name Ada && git config user.email ada@example.com"
+        assert (await sandbox.run(f"{setup} && echo one >a.txt && git add . && git commit -qm first")).ok
+        files, git = sandbox.files, sandbox.git(root)
+        with pytest.raises(errors.ConflictError):
+            await files.write(f"{root}/a.txt", "two\n", expect=sha256(b"other").hexdigest())
+        await files.write(f"{root}/a.txt", "two\n", expect=sha256(b"one\n").hexdigest())
+        done = await files.patch(root, "*** Begin Patch\n*** Add File: b.py\n+print(1)\n*** End Patch")
+        assert [(f.path, f.status) for f in done.files or []] == [("b.py", "added")]
+        found = (await files.search(root, r"print\(\d\)", name="*.py")).matches or []
+        assert [(f.path, f.line) for f in found] == [("b.py", 1)]
+        status = await git.status()
+        assert (status.head, [f.path for f in status.files or []]) == ("main", ["a.txt", "b.py"])
+        diff = await git.diff(["a.txt"])
+        assert [(f.additions, f.deletions) for f in diff.files or []] == [(1, 1)]
+        assert [c.subject for c in (await git.log()).commits or []] == ["first"]
+        assert (await git.show()).commit.author.name == "Ada"
+        assert await git.read("a.txt") == b"one\n"
+        assert [line.text for line in (await git.blame("a.txt")).lines or []] == ["two"]
+
+
+async def test_recordings() -> None:
+    async with await atoll.connect_async() as client, await client.create(HOST) as sandbox:
+        recording = await sandbox.record()
+        async with await sandbox.terminal() as terminal:
+            await terminal.write(b"echo a$((40+2))b\n")
+            await sees(terminal, b"a42b")
+        assert (await client.recordings.stop(recording.id)).state == "available"
+        assert b"a42b" in await client.recordings.read(recording.id)
+        assert [r.id async for r in client.recordings.list(sandbox.id)] == [recording.id]
+        await client.recordings.remove(recording.id)
+        with pytest.raises(errors.NotFoundError):
+            await client.recordings.get(recording.id)
 
 
 async def test_ports(daemon: Daemon) -> None:

@@ -10,6 +10,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 
@@ -151,6 +152,44 @@ def test_files() -> None:
         files.remove(root, recursive=True)
         with pytest.raises(errors.NotFoundError):
             files.read(f"{root}/e/b")
+
+
+def test_source_code() -> None:
+    with box() as sandbox:
+        root = (sandbox.run("pwd")).stdout.decode().strip() + "/project"
+        assert not (sandbox.git().status()).is_repo
+        setup = f"mkdir {root} && cd {root} && git init -q -b main && git config user.name Ada && git config user.email ada@example.com"
+        assert (sandbox.run(f"{setup} && echo one >a.txt && git add . && git commit -qm first")).ok
+        files, git = sandbox.files, sandbox.git(root)
+        with pytest.raises(errors.ConflictError):
+            files.write(f"{root}/a.txt", "two\n", expect=sha256(b"other").hexdigest())
+        files.write(f"{root}/a.txt", "two\n", expect=sha256(b"one\n").hexdigest())
+        done = files.patch(root, "*** Begin Patch\n*** Add File: b.py\n+print(1)\n*** End Patch")
+        assert [(f.path, f.status) for f in done.files or []] == [("b.py", "added")]
+        found = (files.search(root, r"print\(\d\)", name="*.py")).matches or []
+        assert [(f.path, f.line) for f in found] == [("b.py", 1)]
+        status = git.status()
+        assert (status.head, [f.path for f in status.files or []]) == ("main", ["a.txt", "b.py"])
+        diff = git.diff(["a.txt"])
+        assert [(f.additions, f.deletions) for f in diff.files or []] == [(1, 1)]
+        assert [c.subject for c in (git.log()).commits or []] == ["first"]
+        assert (git.show()).commit.author.name == "Ada"
+        assert git.read("a.txt") == b"one\n"
+        assert [line.text for line in (git.blame("a.txt")).lines or []] == ["two"]
+
+
+def test_recordings() -> None:
+    with atoll.connect() as client, client.create(HOST) as sandbox:
+        recording = sandbox.record()
+        with sandbox.terminal() as terminal:
+            terminal.write(b"echo a$((40+2))b\n")
+            sees(terminal, b"a42b")
+        assert (client.recordings.stop(recording.id)).state == "available"
+        assert b"a42b" in client.recordings.read(recording.id)
+        assert [r.id for r in client.recordings.list(sandbox.id)] == [recording.id]
+        client.recordings.remove(recording.id)
+        with pytest.raises(errors.NotFoundError):
+            client.recordings.get(recording.id)
 
 
 def test_ports(daemon: Daemon) -> None:

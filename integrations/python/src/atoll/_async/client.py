@@ -54,6 +54,7 @@ class AsyncClient:
         self.profiles = AsyncProfiles(self._conn)
         self.secrets = AsyncSecrets(self._conn)
         self.snapshots = AsyncSnapshots(self._conn)
+        self.recordings = AsyncRecordings(self._conn)
 
     async def __aenter__(self) -> Self:
         return self
@@ -207,6 +208,47 @@ class AsyncSnapshots:
         return (
             await self._conn.get(m.SnapshotListOutputBody, "POST", "/v1/snapshots/prune", {"labels": dict(labels or {})})
         ).snapshots or []
+
+
+class AsyncRecordings:
+    """Recordings of terminals, as asciicast files. AsyncSandbox.record starts one."""
+
+    def __init__(self, conn: AsyncConn):
+        self._conn = conn
+
+    def _path(self, id: str, rest: str = "") -> str:
+        return f"/v1/recordings/{quote(id, safe='')}{rest}"
+
+    async def get(self, id: str) -> m.Recording:
+        return await self._conn.get(m.Recording, "GET", self._path(id))
+
+    async def list(self, sandbox: str | None = None, session: str | None = None) -> AsyncIterator[m.Recording]:
+        """The recordings of a sandbox, of a session or of all, newest first."""
+        cursor: str | None = ""
+        while cursor is not None:
+            query = clean(sandbox=sandbox, session=session, cursor=cursor or None)
+            page = await self._conn.get(m.RecordingListOutputBody, "GET", "/v1/recordings", query=query)
+            for recording in page.recordings or []:
+                yield recording
+            cursor = page.next or None
+
+    async def stop(self, id: str) -> m.Recording:
+        """End a recording, and wait until it is stored. One that has ended is success."""
+        return await self._conn.get(m.Recording, "POST", self._path(id, "/stop"))
+
+    async def read(self, id: str) -> bytes:
+        """The file of a recording. Of one that runs, what was recorded until now."""
+        return b"".join([chunk async for chunk in self.stream(id)])
+
+    async def stream(self, id: str) -> AsyncIterator[bytes]:
+        """The file of a recording in chunks."""
+        async with self._conn.stream("GET", self._path(id, "/content")) as answer:
+            async for chunk in answer.aiter_bytes():
+                yield chunk
+
+    async def remove(self, id: str) -> None:
+        """Remove a recording. One that runs ends."""
+        await self._conn.call("DELETE", self._path(id))
 
 
 class AsyncWorkspaces:

@@ -56,9 +56,15 @@ class AsyncFiles:
         owner: str | None = None,
         parents: bool = True,
         replace: bool = True,
+        expect: str | None = None,
     ) -> m.FileInfo:
-        """Make or replace a file atomically. With replace=False a file that exists is AlreadyExistsError."""
-        query = clean(path=path, mode=None if mode is None else f"{mode:o}", owner=owner, noParents=not parents, noReplace=not replace)
+        """Make or replace a file atomically. With replace=False a file that exists is AlreadyExistsError.
+
+        With expect, the SHA-256 of the present content in hexadecimal, a file with another content is ConflictError.
+        """
+        query = clean(
+            path=path, mode=None if mode is None else f"{mode:o}", owner=owner, noParents=not parents, noReplace=not replace, expect=expect
+        )
         data = content.encode() if isinstance(content, str) else content
         answer = await self._conn.send("PUT", self._base, query, data, {"Content-Type": "application/octet-stream"})
         return m.FileInfo.model_validate_json(answer.content)
@@ -83,6 +89,26 @@ class AsyncFiles:
     async def extract(self, path: str, archive: bytes | AsyncIterable[bytes], *, owner: str | None = None) -> None:
         """Unpack a tar stream, plain or compressed with zstd, into a directory. On an error nothing is unpacked."""
         await self._conn.send("PUT", f"{self._base}/archive", clean(path=path, owner=owner), archive, {"Content-Type": "application/x-tar"})
+
+    async def search(
+        self,
+        path: str,
+        content: str | None = None,
+        *,
+        name: str | None = None,
+        literal: bool = False,
+        ignore_case: bool = False,
+        exclude: Sequence[str] | None = None,
+        max: int | None = None,
+    ) -> m.SearchResult:
+        """Search files below a directory by content (a regular expression, RE2), by name (such as *.py or src/**/*.py), or by both."""
+        names = None if exclude is None else [*exclude]
+        body = m.SearchRequest(path=path, content=content, name=name, literal=literal, ignore_case=ignore_case, exclude=names, max=max)
+        return await self._conn.get(m.SearchResult, "POST", f"{self._base}/search", body)
+
+    async def patch(self, path: str, patch: str, *, dry_run: bool = False) -> m.PatchResult:
+        """Apply a unified diff, or a patch of the apply_patch tool, in a directory. All of it is applied, or nothing."""
+        return await self._conn.get(m.PatchResult, "POST", f"{self._base}/patch", {"path": path, "patch": patch, "dryRun": dry_run})
 
     async def watch(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileEvent]:
         """Changes as they happen."""

@@ -15,6 +15,7 @@ from atoll import errors
 from atoll import models as m
 from atoll._async._conn import AsyncConn, clean
 from atoll._async.files import AsyncFiles
+from atoll._async.git import AsyncGit
 from atoll._async.process import AsyncProcess
 from atoll._async.terminal import AsyncTerminal
 from atoll._io_async import WebSocket
@@ -267,6 +268,17 @@ class AsyncSandbox:
             if event.type == "end":
                 return Execution(results, "".join(texts["stdout"]), "".join(texts["stderr"]), error, count, bool(event.timed_out))
         raise errors.unreachable()
+
+    def git(self, path: str | None = None) -> AsyncGit:
+        """The git repository that a directory is in; by default the working directory of the sandbox."""
+        return AsyncGit(self._conn, self._base, path)
+
+    async def record(self, new: m.NewRecording | None = None) -> m.Recording:
+        """Record a terminal: the login shell that viewers share, or that of a background command.
+
+        The recording goes on without the caller. AsyncClient.recordings stops and reads it.
+        """
+        return await self._conn.get(m.Recording, "POST", f"{self._base}/recordings", new or m.NewRecording())
 
     async def code_contexts(self) -> Sequence[m.CodeContext]:
         """The contexts of the code interpreter, with the default ones of the languages that were used."""

@@ -55,6 +55,7 @@ class Client:
         self.profiles = Profiles(self._conn)
         self.secrets = Secrets(self._conn)
         self.snapshots = Snapshots(self._conn)
+        self.recordings = Recordings(self._conn)
 
     def __enter__(self) -> Self:
         return self
@@ -204,6 +205,47 @@ class Snapshots:
     def prune(self, labels: Mapping[str, str] | None = None) -> Sequence[m.Snapshot]:
         """Remove the snapshots with all of the labels from which no existing sandbox was made."""
         return (self._conn.get(m.SnapshotListOutputBody, "POST", "/v1/snapshots/prune", {"labels": dict(labels or {})})).snapshots or []
+
+
+class Recordings:
+    """Recordings of terminals, as asciicast files. AsyncSandbox.record starts one."""
+
+    def __init__(self, conn: Conn):
+        self._conn = conn
+
+    def _path(self, id: str, rest: str = "") -> str:
+        return f"/v1/recordings/{quote(id, safe='')}{rest}"
+
+    def get(self, id: str) -> m.Recording:
+        return self._conn.get(m.Recording, "GET", self._path(id))
+
+    def list(self, sandbox: str | None = None, session: str | None = None) -> Iterator[m.Recording]:
+        """The recordings of a sandbox, of a session or of all, newest first."""
+        cursor: str | None = ""
+        while cursor is not None:
+            query = clean(sandbox=sandbox, session=session, cursor=cursor or None)
+            page = self._conn.get(m.RecordingListOutputBody, "GET", "/v1/recordings", query=query)
+            for recording in page.recordings or []:
+                yield recording
+            cursor = page.next or None
+
+    def stop(self, id: str) -> m.Recording:
+        """End a recording, and wait until it is stored. One that has ended is success."""
+        return self._conn.get(m.Recording, "POST", self._path(id, "/stop"))
+
+    def read(self, id: str) -> bytes:
+        """The file of a recording. Of one that runs, what was recorded until now."""
+        return b"".join([chunk for chunk in self.stream(id)])
+
+    def stream(self, id: str) -> Iterator[bytes]:
+        """The file of a recording in chunks."""
+        with self._conn.stream("GET", self._path(id, "/content")) as answer:
+            for chunk in answer.iter_bytes():
+                yield chunk
+
+    def remove(self, id: str) -> None:
+        """Remove a recording. One that runs ends."""
+        self._conn.call("DELETE", self._path(id))
 
 
 class Workspaces:

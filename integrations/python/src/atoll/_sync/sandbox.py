@@ -17,6 +17,7 @@ from atoll import models as m
 from atoll._io_sync import WebSocket
 from atoll._sync._conn import Conn, clean
 from atoll._sync.files import Files
+from atoll._sync.git import Git
 from atoll._sync.process import Process
 from atoll._sync.terminal import Terminal
 from atoll.types import Arg, Execution, Output, Result, command, milliseconds, result
@@ -268,6 +269,17 @@ class Sandbox:
             if event.type == "end":
                 return Execution(results, "".join(texts["stdout"]), "".join(texts["stderr"]), error, count, bool(event.timed_out))
         raise errors.unreachable()
+
+    def git(self, path: str | None = None) -> Git:
+        """The git repository that a directory is in; by default the working directory of the sandbox."""
+        return Git(self._conn, self._base, path)
+
+    def record(self, new: m.NewRecording | None = None) -> m.Recording:
+        """Record a terminal: the login shell that viewers share, or that of a background command.
+
+        The recording goes on without the caller. AsyncClient.recordings stops and reads it.
+        """
+        return self._conn.get(m.Recording, "POST", f"{self._base}/recordings", new or m.NewRecording())
 
     def code_contexts(self) -> Sequence[m.CodeContext]:
         """The contexts of the code interpreter, with the default ones of the languages that were used."""
