@@ -76,27 +76,30 @@ func (in *Instance) Pause(ctx context.Context) error {
 	if err != nil || asleep {
 		return err
 	}
-	in.sync(ctx)
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	if err := in.box.freeze(ctx); err != nil {
 		return in.ended(ctx, err)
 	}
 	return nil
 }
 
-// syncTime limits writing the files of a sandbox to its disk. If the guest is
-// slower, a snapshot may lack what was just written.
-const syncTime = 10 * time.Second
+// syncTime limits writing the files of a sandbox to its disk.
+const syncTime = 2 * time.Minute
 
-// sync makes the guest write its files to the disk.
-func (in *Instance) sync(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, syncTime)
+// sync makes the guest write its files to the disk. Without it, a snapshot would
+// lack what was just written.
+func (in *Instance) sync(ctx context.Context) error {
+	syncing, cancel := context.WithTimeout(ctx, syncTime)
 	defer cancel()
-	if client, err := in.Reach(ctx); err == nil {
-		_ = client.Sync(ctx)
+	client, err := in.Reach(syncing)
+	if err == nil {
+		err = client.Sync(syncing)
 	}
+	if err != nil && ctx.Err() == nil {
+		err = &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Op: "microvm.snapshot", Subject: string(in.id), Message: "the guest did not write its files to the disk", Cause: err,
+		}
+	}
+	return err
 }
 
 // Resume implements driver.Pauser.
@@ -148,11 +151,19 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 // capture writes a draft while the machine is stopped, and completes it. With
 // opts.Stop, the machine ends only after that.
 func (in *Instance) capture(ctx context.Context, dir string, opts driver.SnapshotOptions, asleep bool) (snap driver.Snapshot, err error) {
-	if !asleep {
-		in.sync(ctx)
-		if err := in.box.freeze(ctx); err != nil {
+	if asleep { // what is in the memory alone must be on the disk
+		if err := in.box.thaw(ctx); err != nil {
 			return snap, err
 		}
+	}
+	err = in.sync(ctx)
+	if err == nil || asleep {
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		defer cancel()
+		err = errors.Join(err, in.box.freeze(late))
+	}
+	if err != nil {
+		return snap, err
 	}
 	awake := func() error {
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
