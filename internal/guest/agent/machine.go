@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -319,6 +320,7 @@ func (a *agent) answerDoor(door int, p ports) {
 		case wire.DoorStop:
 			a.halt()
 		case wire.DoorRestored:
+			reseed(nonce)
 			a.links.closeAll()
 			renewIdentity()
 			a.generation.renew()
@@ -370,6 +372,25 @@ func awaitHost(port int, limit time.Duration) bool {
 	}
 	return false
 }
+
+// reseed gives the kernel's generator of random numbers new entropy. Its state is
+// a part of the machine's memory, which a fork copies. The nonce comes from the
+// host's generator and is different for every copy.
+func reseed(nonce []byte) {
+	fd, err := unix.Open("/dev/urandom", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	pool := binary.NativeEndian.AppendUint32(nil, uint32(8*len(nonce))) // bits
+	pool = binary.NativeEndian.AppendUint32(pool, uint32(len(nonce)))
+	pool = append(pool, nonce...)
+	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.RNDADDENTROPY, uintptr(unsafe.Pointer(&pool[0])))
+	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), rndReseed, 0)
+}
+
+// rndReseed is RNDRESEEDCRNG, which makes the generator use new entropy at once.
+const rndReseed = 0x5207
 
 // setClock sets the clock, which does not run while a machine is paused or saved.
 func setClock(now int64) {
