@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,11 +11,14 @@ import (
 	"net"
 	"net/http"
 	"os/exec"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -28,19 +32,15 @@ func orphaned(file string) string {
 // kind of caller: a foreground command is hung up, and nothing of it is left.
 func TestCallerGone(t *testing.T) {
 	need.Full(t, "it waits for the 30 s that a command of the command line is kept")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	_ = l.Close()
-	s := soakerOf(t, built.atoll, t.TempDir()+"/state", "--bridge="+address)
+	address, e2b := freeAddress(t), freeAddress(t)
+	s := soakerOf(t, built.atoll, t.TempDir()+"/state", "--bridge="+address, "--e2b="+e2b)
 	b := s.box(t, "box")
 	key, err := s.client.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "exec", "write"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	bridged := bridgeBox(t, s, address, key.Token)
+	served := (&mcpHost{env: s.env}).serve(t)
 	killed := func(args ...string) func(*testing.T, context.Context) {
 		return func(t *testing.T, ctx context.Context) {
 			cmd := exec.Command(s.bin, args...)
@@ -67,7 +67,7 @@ func TestCallerGone(t *testing.T) {
 		{"exec", b, killed("exec", "box", "--", "sh", "-c", orphaned("/tmp/exec"))},
 		{"exec-i", b, killed("exec", "-i", "box", "--", "sh", "-c", orphaned("/tmp/exec-i"))},
 		{"library", b, func(t *testing.T, ctx context.Context) {
-			p, err := b.Exec(ctx, sandbox.Command{Shell: orphaned("/tmp/library")})
+			p, err := b.Exec(t.Context(), sandbox.Command{Shell: orphaned("/tmp/library")}) // ctx may end before it returns
 			if err != nil {
 				t.Error(err)
 				return
@@ -109,6 +109,23 @@ func TestCallerGone(t *testing.T) {
 			_, _ = session.CallTool(t.Context(), &mcp.CallToolParams{Name: "sandbox_exec", Arguments: args{"sandbox": "box", "command": orphaned("/tmp/mcp")}})
 			_ = session.Close()
 		}},
+		{"mcp-http", b, func(t *testing.T, ctx context.Context) {
+			var wires conns
+			client := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil)
+			session, err := client.Connect(t.Context(), &mcp.StreamableClientTransport{
+				Endpoint: served, MaxRetries: -1, HTTPClient: &http.Client{Transport: bearer{key.Token, &http.Transport{DialContext: wires.dial}}},
+			}, nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			go func() {
+				<-ctx.Done()
+				wires.cut()
+			}()
+			_, _ = session.CallTool(t.Context(), &mcp.CallToolParams{Name: "sandbox_exec", Arguments: args{"sandbox": "box", "command": orphaned("/tmp/mcp-http")}})
+			_ = session.Close()
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -137,6 +154,91 @@ func TestCallerGone(t *testing.T) {
 		awaitInside(t, b, "[ -e /tmp/exec.hup ]") // which takes as long as anybody waits
 		awaitInside(t, b, "kill -0 $(cat /tmp/background.child) && [ ! -e /tmp/background.hup ]")
 	})
+	// As with E2B, the command of a caller who is gone goes on.
+	t.Run("e2b", func(t *testing.T) {
+		t.Parallel()
+		made, err := e2bCall(t.Context(), "http://"+e2b+"/v2/sandboxes", []byte(`{"templateID":"base"}`), "X-API-Key", envd.Key(key.Token))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var box struct{ SandboxID, EnvdAccessToken string }
+		err = json.NewDecoder(made.Body).Decode(&box)
+		_ = made.Body.Close()
+		if err != nil || box.SandboxID == "" {
+			t.Fatalf("status %d, %v", made.StatusCode, err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		start, _ := json.Marshal(map[string]any{"process": map[string]any{"cmd": "sh", "args": []string{"-c", orphaned("/tmp/e2b")}}, "stdin": false})
+		running, err := e2bCall(ctx, "http://"+e2b+"/process.Process/Start", append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(start))), start...),
+			"E2b-Sandbox-Id", box.SandboxID, "E2b-Sandbox-Port", "49983", "X-Access-Token", box.EnvdAccessToken,
+			"Content-Type", "application/connect+json", "Connect-Protocol-Version", "1")
+		if err != nil || running.StatusCode != http.StatusOK {
+			t.Fatalf("%v %v", running, err)
+		}
+		defer running.Body.Close()
+		of, err := s.client.Get(t.Context(), "sb-"+strings.TrimPrefix(box.SandboxID, "sb"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		awaitInside(t, of, "[ -e /tmp/e2b.up ]")
+		cancel()
+		awaitInside(t, b, "[ -e /tmp/exec.hup ]") // which takes as long as anybody waits
+		awaitInside(t, of, "kill -0 $(cat /tmp/e2b.child) && [ ! -e /tmp/e2b.hup ]")
+	})
+}
+
+// freeAddress returns a loopback address that was free a moment ago.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// conns are connections that can be cut together.
+type conns struct {
+	mu   sync.Mutex
+	all  []net.Conn
+	over bool
+}
+
+func (c *conns) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, network, address)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil && c.over {
+		err = errors.Join(net.ErrClosed, conn.Close())
+	}
+	c.all = append(c.all, conn)
+	return conn, err
+}
+
+// cut closes the connections, and those that are made later.
+func (c *conns) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.over = true
+	for _, conn := range c.all {
+		if conn != nil {
+			_ = conn.Close()
+		}
+	}
+}
+
+func e2bCall(ctx context.Context, url string, body []byte, headers ...string) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	return http.DefaultClient.Do(r)
 }
 
 // awaitInside waits until a script succeeds in a sandbox.

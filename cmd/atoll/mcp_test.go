@@ -96,20 +96,23 @@ func (h *mcpHost) serve(t *testing.T) string {
 }
 
 // bearer sends a key with every request.
-type bearer string
+type bearer struct {
+	key string
+	by  http.RoundTripper
+}
 
 func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
-	if b != "" {
-		r.Header.Set("Authorization", "Bearer "+string(b))
+	if b.key != "" {
+		r.Header.Set("Authorization", "Bearer "+b.key)
 	}
-	return http.DefaultTransport.RoundTrip(r)
+	return b.by.RoundTrip(r)
 }
 
 func httpSession(t *testing.T, address, key string) *mcp.ClientSession {
 	t.Helper()
 	client := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil)
-	session, err := client.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: address, HTTPClient: &http.Client{Transport: bearer(key)}}, nil)
+	session, err := client.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: address, HTTPClient: &http.Client{Transport: bearer{key, http.DefaultTransport}}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -424,7 +427,7 @@ func post(t *testing.T, address, key, host, message string) (int, string) {
 	r.Host = host
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Accept", "application/json, text/event-stream")
-	resp, err := bearer(key).RoundTrip(r)
+	resp, err := bearer{key, http.DefaultTransport}.RoundTrip(r)
 	if err != nil {
 		t.Fatal(err)
 	}
