@@ -30,8 +30,8 @@ func main() {
 			Atoll: atollVersion(), Engine: version("gvisor.dev/gvisor"), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
 		},
 		Up:      func(ctx context.Context, o cli.UpOptions) (cli.Daemon, error) { return up(ctx, providers, o) },
-		Restore: daemon.Restore,
-		Stdin:   os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
+		Restore: daemon.Restore, Accept: daemon.Accept,
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
 	}
 	for _, e := range providers {
 		app.Providers = append(app.Providers, cli.ProviderInfo{Name: e.Name, Summary: e.Summary, Warning: e.Warning})

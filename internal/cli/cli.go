@@ -61,6 +61,9 @@ type App struct {
 	// Restore replaces the database in a state directory by a backup, and returns
 	// where it moved what it replaced. It is nil in a client.
 	Restore func(ctx context.Context, stateDir, backup string) (replaced string, err error)
+	// Accept makes a state directory usable although parts of it are missing, and
+	// returns a sentence for each. It is nil in a client.
+	Accept func(ctx context.Context, stateDir string) (lost []string, err error)
 	// Providers are those there are, the default first.
 	Providers []ProviderInfo
 	// Version is the output of `atoll version`.

@@ -76,7 +76,7 @@ func (a stateCommands) stateCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "state", Short: "Back up and restore the state of the daemon", GroupID: groupDaemon,
 		Example: `  atoll state backup`,
-	}, a.stateBackupCmd(), a.stateRestoreCmd())
+	}, a.stateBackupCmd(), a.stateRestoreCmd(), a.stateAcceptCmd())
 }
 
 func (a stateCommands) stateBackupCmd() *cobra.Command {
@@ -143,6 +143,30 @@ keeps those that it does not know.`,
 		}
 		a.say("note", "restored; to start the daemon again: atoll up --detach")
 		return a.println(replaced)
+	})
+	return cmd
+}
+
+func (a stateCommands) stateAcceptCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "accept", Short: "Let the daemon start although parts of its state are lost", Args: cobra.NoArgs,
+		Long: `Accept makes a state directory usable from which the daemon does not start, because its
+database, a key or a directory is missing or comes from elsewhere. It says what is lost
+with each of them. It deletes nothing. Put the missing part back instead if you can.`,
+		Example: `  atoll state accept`,
+	}
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
+		if a.Accept == nil {
+			return clientOnly("no daemon can run on this machine")
+		}
+		if _, err := a.node(); err != nil {
+			return err
+		}
+		lost, err := a.Accept(ctx, filepath.Dir(a.socket()))
+		for _, line := range lost {
+			err = errors.Join(err, a.println(line))
+		}
+		return err
 	})
 	return cmd
 }

@@ -125,6 +125,9 @@ func TestSnapshotOfAnotherKey(t *testing.T) {
 	if err := os.Remove(filepath.Join(m.Dir, "workspace.key")); err != nil {
 		t.Fatal(err)
 	}
+	if lost, err := daemon.Accept(t.Context(), m.Dir); err != nil || len(lost) != 1 {
+		t.Fatalf("%q %v", lost, err)
+	}
 	c := daemontest.Client(t, m.Start(t, nil))
 	_, err := c.Create(t.Context(), sandbox.Spec{Name: "two", Snapshot: "before"}, atoll.CreateOptions{})
 	wantCode(t, err, sandbox.CodeDenied)

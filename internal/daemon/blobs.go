@@ -16,7 +16,7 @@ import (
 func (d *Daemon) openBlobs(ctx context.Context) (*worktree.Store, *archive.Archive, error) {
 	address := d.opts.Blobs
 	if address == "" {
-		address = "dir:" + filepath.Join(d.node.Dir(), "blobs")
+		address = "dir:" + filepath.Join(d.node.Dir(), blobsName)
 	}
 	blobs, err := blob.Open(ctx, address)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -302,8 +303,8 @@ func TestAdoption(t *testing.T) {
 	for _, name := range []string{"atoll.db", "atoll.db-wal", "atoll.db-shm"} {
 		_ = os.Remove(m.Dir + "/" + name)
 	}
-	if err := os.RemoveAll(m.Dir + "/anchors"); err != nil {
-		t.Fatal(err)
+	if lost, err := daemon.Accept(t.Context(), m.Dir); err != nil || len(lost) != 1 || !strings.Contains(lost[0], "atoll.db is missing") {
+		t.Fatalf("%q %v", lost, err)
 	}
 	second := m.Start(t, nil)
 	c := daemontest.Client(t, second)

@@ -175,6 +175,7 @@ type Daemon struct {
 	e2b          e2bFace
 	console      consoleFace
 	identity     *identity.Issuer
+	parts        *parts
 	bridge       net.Addr
 	stop         context.CancelFunc
 	work         sync.WaitGroup
@@ -214,7 +215,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			_ = d.Close()
 		}
 	}()
-	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.openSessions, d.openServer, d.listenE2B, d.listenBridge, d.listen, d.recover} {
+	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.openSessions, d.recordParts, d.openServer, d.listenE2B, d.listenBridge, d.listen, d.recover} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -237,6 +238,19 @@ func (d *Daemon) openState(ctx context.Context) error {
 		return err
 	}
 	d.onClose(release)
+	if d.parts, err = openParts(n.Dir()); err != nil {
+		return err
+	}
+	var elsewhere []string
+	if d.opts.Store != "" {
+		elsewhere = append(elsewhere, databaseName)
+	}
+	if d.opts.Blobs != "" {
+		elsewhere = append(elsewhere, blobsName)
+	}
+	if err := d.parts.check(elsewhere); err != nil {
+		return err
+	}
 	if err := errors.Join(d.openE2B(), d.openConsole()); err != nil {
 		return err
 	}
@@ -256,7 +270,18 @@ func (d *Daemon) openState(ctx context.Context) error {
 		return err
 	}
 	_, err = store.Write(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Ensure(ctx, key.DefaultTenant) })
+	if err == nil && d.opts.Store == "" {
+		err = d.parts.checkDatabase(ctx, d.store)
+	}
 	return err
+}
+
+// recordParts remembers what belongs to the state directory.
+func (d *Daemon) recordParts(ctx context.Context) error {
+	if d.opts.Store != "" {
+		return d.parts.record(ctx, nil)
+	}
+	return d.parts.record(ctx, d.store)
 }
 
 // recover reconciles what an earlier daemon left. Requests wait for it.

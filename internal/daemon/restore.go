@@ -18,6 +18,7 @@ import (
 const (
 	databaseName = "atoll.db"
 	anchorsName  = "anchors"
+	blobsName    = "blobs"
 )
 
 // Restore puts a copy that store.Backup made in the place of the database of a
@@ -46,8 +47,19 @@ func Restore(ctx context.Context, dir, backup string) (replaced string, err erro
 	if err := tryDatabase(ctx, copied); err != nil {
 		return "", err
 	}
-	replaced = filepath.Join(dir, "replaced-"+time.Now().UTC().Format("20060102T150405.000Z"))
-	if err := os.Mkdir(replaced, 0o700); err != nil {
+	// The next start records what is there then.
+	known, err := openParts(dir)
+	if err != nil {
+		return "", err
+	}
+	delete(known.known, databaseName)
+	delete(known.known, anchorsName)
+	if known.known != nil {
+		if err := known.write(); err != nil {
+			return "", err
+		}
+	}
+	if replaced, err = setAside(dir); err != nil {
 		return "", err
 	}
 	// Until the last step there is a database. SQLite would apply a log that is
@@ -68,6 +80,20 @@ func Restore(ctx context.Context, dir, backup string) (replaced string, err erro
 		return "", err
 	}
 	return replaced, errors.Join(d.Sync(), d.Close())
+}
+
+// setAside moves files of a state directory to a new directory in it.
+func setAside(dir string, names ...string) (aside string, err error) {
+	aside = filepath.Join(dir, "replaced-"+time.Now().UTC().Format("20060102T150405.000Z"))
+	if err := os.Mkdir(aside, 0o700); err != nil {
+		return "", err
+	}
+	for _, name := range names {
+		if err := os.Rename(filepath.Join(dir, name), filepath.Join(aside, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+	}
+	return aside, nil
 }
 
 func linkIfThere(from, to string) error {

@@ -112,6 +112,10 @@ func (o Acquire) apply(m *machine) (Effect, error) {
 	return Effect{Done: true, Role: Attached}, nil
 }
 
+// MaxHolders limits the holders of a lease. Each change of a lease writes all of
+// them.
+const MaxHolders = 1000
+
 // admit refuses a holder that may not be added.
 func (m *machine) admit(o Acquire, added bool) error {
 	l := &m.lease
@@ -119,6 +123,8 @@ func (m *machine) admit(o Acquire, added bool) error {
 	switch {
 	case o.Kind == Turn && o.Epoch != 0 && alive && !l.Follows(o.Epoch):
 		return refuse(sandbox.CodeStale, fmt.Sprintf("the sandbox is at epoch %d, not %d", l.Epoch, o.Epoch))
+	case added && len(l.Holders) >= MaxHolders:
+		return refuse(sandbox.CodeExhausted, fmt.Sprintf("there are %d holders already", len(l.Holders)))
 	case added && o.Kind == Viewer && m.cfg.Viewers > 0 && l.Count(Viewer) >= m.cfg.Viewers:
 		return refuse(sandbox.CodeExhausted, fmt.Sprintf("there are %d viewers already", l.Count(Viewer)))
 	case o.Kind == Turn && l.Failure(o.ID) != nil:

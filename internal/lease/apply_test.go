@@ -342,3 +342,14 @@ func TestRB56SaveIsNoCapture(t *testing.T) {
 		t.Error("a sandbox was ended that was not captured since it began to drain")
 	}
 }
+
+func TestHoldersAreBounded(t *testing.T) {
+	l := at(Warm, 1)
+	for i := range MaxHolders {
+		l.Holders = append(l.Holders, Holder{Kind: Turn, ID: fmt.Sprint(i), Beat: start})
+	}
+	if _, _, err := Apply(l, turn("one more"), config, start); sandbox.CodeOf(err) != sandbox.CodeExhausted {
+		t.Errorf("one more holder than allowed: %v", err)
+	}
+	apply(t, l, start, turn("7")) // a heartbeat of one of them
+}
