@@ -88,7 +88,7 @@ func (p *parts) contradictions(unused []string) (map[string]string, error) {
 		case err != nil:
 			return nil, err
 		case name == databaseName: // its mark is inside
-			if now == "" && (known != "" || p.known == nil && p.hasKeys()) {
+			if now == "" && (known != "" || p.known == nil && p.hasRun()) {
 				wrong[name] = "missing"
 			}
 		case known != "" && now == "":
@@ -100,15 +100,11 @@ func (p *parts) contradictions(unused []string) (map[string]string, error) {
 	return wrong, nil
 }
 
-// hasKeys reports whether there is a file that a daemon makes after its
-// database.
-func (p *parts) hasKeys() bool {
-	for _, name := range []string{"audit.key", "secret.key", "seal.key", "workspace.key"} {
-		if now, err := p.mark(name); err == nil && now != "" {
-			return true
-		}
-	}
-	return false
+// hasRun reports whether a daemon that kept no list of parts has run here. Keys
+// alone may have been put here for a new daemon.
+func (p *parts) hasRun() bool {
+	heads, err := filepath.Glob(filepath.Join(p.dir, anchorsName, "*.head"))
+	return err == nil && len(heads) > 0
 }
 
 // check refuses a state directory that contradicts itself.
