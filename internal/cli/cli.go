@@ -249,7 +249,6 @@ var elsewhere = map[string]string{
 	"system":  "atoll state, and atoll doctor",
 	"compose": "atoll create for each service, or atoll template build for an image of its own; files of compose are not read",
 	"wait":    "atoll attach SANDBOX COMMAND, which ends with the command and has its exit code",
-	"search":  "atoll image ls; registries are not searched",
 	"push":    "atoll template build, or atoll snapshot create; Atoll pushes to no registry",
 	"tag":     "atoll image import --name NAME, or atoll template tag",
 }

@@ -72,7 +72,7 @@ func TestUsageErrors(t *testing.T) {
 		{"system prune -af", `there is no command "atoll system"`, "use: atoll state"},
 		{"compose -f x.yaml up -d", `there is no command "atoll compose"`, "use: atoll create"},
 		{"wait one", `there is no command "atoll wait"`, "use: atoll attach"},
-		{"search debian", `there is no command "atoll search"`, "use: atoll image ls"},
+		{"search debian", "the place has no path", "atoll image ls"},
 		{"push x", `there is no command "atoll push"`, "use: atoll template build"},
 		{"tag a b", `there is no command "atoll tag"`, "use: atoll image import"},
 		{"create demo", `atoll create takes no arguments, and was given "demo"`, "atoll create --name demo"},

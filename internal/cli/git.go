@@ -64,8 +64,7 @@ func reading[T any](a gitCommands, cmd *cobra.Command, get func(ctx context.Cont
 		}
 		var text strings.Builder
 		show(&text, out)
-		_, err = io.WriteString(a.Stdout, text.String())
-		return err
+		return a.printf("%s", text.String())
 	})
 	return cmd
 }
@@ -237,6 +236,9 @@ code 1 means that nothing was found.`,
 	flags.IntVar(&req.Max, "max", 0, "at most this many matches, up to 10000 (default 200)")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		if name, _ := splitPlace(args[0]); name == "" { // docker search names an image
+			return &usageError{message: "the place has no path", hint: "write it as " + args[0] + ":/workspace; images are listed by: atoll image ls"}
+		}
 		box, p, err := a.place(ctx, args[0])
 		if err != nil {
 			return err
@@ -244,9 +246,7 @@ code 1 means that nothing was found.`,
 		if len(args) > 1 {
 			req.Content = args[1]
 		}
-		if req.Path = p; p == "" {
-			return &usageError{message: "the place has no path", hint: "write it as " + args[0] + ":/workspace"}
-		}
+		req.Path = p
 		out, err := box.Files().Search(ctx, req)
 		switch {
 		case err != nil:
@@ -262,7 +262,7 @@ code 1 means that nothing was found.`,
 				fmt.Fprintf(&text, "%s:%d:%s\n", line(m.Path), m.Line, line(m.Text))
 			}
 		}
-		if _, err := io.WriteString(a.Stdout, text.String()); err != nil {
+		if err := a.printf("%s", text.String()); err != nil {
 			return err
 		}
 		if out.Truncated {
@@ -320,8 +320,7 @@ nothing.`,
 			}
 			fmt.Fprintf(&text, " +%d -%d\n", f.Additions, f.Deletions)
 		}
-		_, err = io.WriteString(a.Stdout, text.String())
-		return err
+		return a.printf("%s", text.String())
 	})
 	return cmd
 }

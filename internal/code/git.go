@@ -3,6 +3,7 @@ package code
 import (
 	"cmp"
 	"context"
+	"errors"
 	"io"
 	"strconv"
 	"strings"
@@ -29,7 +30,7 @@ func (s *Service) Status(ctx context.Context, ref, dir string) (out sandbox.GitS
 	err = s.git(ctx, ref, dir, func(ctx context.Context, r *repo) error {
 		var root string
 		err := r.git(ctx, text(&root, maxToken), "rev-parse", "--show-toplevel")
-		if f, ok := err.(*failed); ok && !unborn(f) {
+		if f := (*failed)(nil); errors.As(err, &f) && !unborn(f) {
 			out.Files = []sandbox.GitFileStatus{}
 			return nil
 		}
