@@ -65,5 +65,7 @@ const (
 	EventRecordingStarted   = "recording.started"   // see Subject, which is the recording
 	EventRecordingAvailable = "recording.available" // it has ended and is stored: see Reason
 	EventRecordingFailed    = "recording.failed"    // see Reason
-	EventAuditPruned        = "audit.pruned"        // the oldest records of this log were removed: see Subject
+	EventMachineApproved    = "machine.approved"    // a self-hosted machine may make sandboxes: see Subject, which is its id
+	EventMachineRevoked     = "machine.revoked"
+	EventAuditPruned        = "audit.pruned" // the oldest records of this log were removed: see Subject
 )

@@ -31,7 +31,8 @@ func main() {
 		},
 		Up:      func(ctx context.Context, o cli.UpOptions) (cli.Daemon, error) { return up(ctx, providers, o) },
 		Restore: daemon.Restore, Accept: daemon.Accept,
-		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
+		Machine: machineProgram{providers[0]},
+		Stdin:   os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
 	}
 	for _, e := range providers {
 		app.Providers = append(app.Providers, cli.ProviderInfo{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
@@ -45,6 +46,7 @@ func up(ctx context.Context, providers []registry.Entry, o cli.UpOptions) (cli.D
 		return nil, err
 	}
 	d, err := daemon.Start(ctx, daemon.Options{
+		Machines: machines(o),
 		StateDir: o.StateDir, Provider: o.Provider, Providers: providers, SharedProviders: o.Shared, Store: o.Store, Blobs: o.Blobs, Buckets: o.Buckets, Socket: true,
 		PlainSnapshots: o.PlainSnapshots, SnapshotCache: o.SnapshotCache, SessionGrace: o.SessionGrace,
 		Listen: o.Listen, TLS: o.TLS, Plain: o.Plain, Hosts: o.Hosts, Drain: o.Drain, Pool: o.Pool, Logger: o.Logger, E2B: daemon.E2B(o.E2B), Bridge: daemon.Bridge(o.Bridge), Egress: daemon.Egress(o.Egress), Policies: o.Policies,

@@ -98,7 +98,7 @@ func TestRequirements(t *testing.T) {
 
 // unused are exported functions that are ready and that nothing calls yet; the
 // table of requirements says so.
-var unused = map[string]bool{"MergePorts": true, "HasDesktop": true, "MachineLiveness": true}
+var unused = map[string]bool{"MergePorts": true, "HasDesktop": true}
 
 // Exported functions of the runtime's rules have callers outside of tests: a
 // rule that only a test applies is not in force.

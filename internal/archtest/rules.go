@@ -79,6 +79,36 @@ var rules = []rule{
 		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
+		pkgs: "provider/selfhosted",
+		only: []string{module, "admin", "sandbox", "driver", "provider/remote", "internal/client", "internal/span", "internal/stream", "provider/internal/identity"},
+		deny: []string{kernel + "/...", "os/exec", "database/sql", "github.com/nats-io/..."},
+		why:  "it reaches machines through an interface",
+	},
+	{
+		pkgs: "internal/machine",
+		only: []string{},
+		deny: []string{kernel + "/...", "os/exec", "net/http", "database/sql", "github.com/nats-io/..."},
+		why:  "the protocol does not depend on what carries its messages",
+	},
+	{
+		pkgs: "internal/machine/local",
+		only: []string{module, "admin", "sandbox", "stream", "driver", "provider/...", "internal/..."},
+		deny: []string{"internal/archtest", "internal/cli/..."},
+		why:  "it is the daemon of a machine",
+	},
+	{
+		pkgs: "internal/machine/agent",
+		only: []string{"sandbox", "internal/machine"},
+		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		why:  "it depends on no part of the daemon that it serves",
+	},
+	{
+		pkgs: "internal/machine/...",
+		only: []string{"sandbox", "driver", "internal/..."},
+		deny: []string{kernel + "/...", "internal/daemon/...", "internal/cli/..."},
+		why:  "the daemon's side of the connections to machines uses records and no other service; only its broker has a NATS server",
+	},
+	{
 		pkgs: "provider/none",
 		only: []string{"sandbox", "driver"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
@@ -543,7 +573,7 @@ var rules = []rule{
 		only: []string{
 			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
 			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
-			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops",
+			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...",
 		},
 		why: "main only dispatches",
 	},

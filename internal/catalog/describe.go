@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -14,7 +15,9 @@ func Describe(list []sandbox.Provider) []sandbox.Provider {
 		p := &list[i]
 		permanent := p.Descriptor.Permanent // set by the driver
 		at := slices.IndexFunc(known, func(d sandbox.Descriptor) bool { return d.Name == p.Name })
-		if at < 0 { // a provider that an embedding program brought
+		if machine, ok := MachineDescriptor(p.Name); ok {
+			p.Descriptor = machine
+		} else if at < 0 { // a provider that an embedding program brought
 			p.Descriptor = base(p.Name, p.Summary, sandbox.TierDev)
 			p.Descriptor.Persistable = false
 		} else {
@@ -31,6 +34,20 @@ func Describe(list []sandbox.Provider) []sandbox.Provider {
 		list = append(list, sandbox.Provider{Name: d.Name, Summary: d.Summary, Capabilities: map[string]bool{}, Descriptor: d, Problem: d.Driver.Reason})
 	}
 	return list
+}
+
+// ofMachine is the begin of the names of the providers of self-hosted machines.
+const ofMachine = "selfhosted-"
+
+// MachineDescriptor returns the descriptor of the provider of a self-hosted machine, and
+// whether the name is that of one.
+func MachineDescriptor(name string) (sandbox.Descriptor, bool) {
+	if !strings.HasPrefix(name, ofMachine) {
+		return sandbox.Descriptor{}, false
+	}
+	d, ok := Find("selfhosted")
+	d.Name, d.Permanent = name, false // the driver says whether it is
+	return d, ok
 }
 
 // fit changes a descriptor to what the driver supports here.

@@ -64,6 +64,8 @@ type App struct {
 	// Accept makes a state directory usable although parts of it are missing, and
 	// returns a sentence for each. It is nil in a client.
 	Accept func(ctx context.Context, stateDir string) (lost []string, err error)
+	// Machine is the program of a self-hosted machine. It is nil in a client.
+	Machine MachineProgram
 	// Providers are those there are, the default first.
 	Providers []ProviderInfo
 	// Version is the output of `atoll version`.
@@ -135,7 +137,7 @@ one.`,
 		SilenceUsage:  true,
 	}, runCommands{a}.runCmd(), runCommands{a}.createCmd(), processCommands{a}.execCmd(), processCommands{a}.shellCmd(), processCommands{a}.attachCmd(), processCommands{a}.terminalCmd(), listCommands{a}.lsCmd(), listCommands{a}.inspectCmd(), listCommands{a}.topCmd(), processCommands{a}.psCmd(), processCommands{a}.logsCmd(), processCommands{a}.killCmd(), copyCommands{a}.cpCmd(), portCommands{a}.portCmd(), computerCommands{a}.computerCmd(), codeCommands{a}.codeCmd(), gitCommands{a}.gitCmd(), gitCommands{a}.searchCmd(), gitCommands{a}.patchCmd(), recordCommands{a}.recordCmd(), listCommands{a}.rmCmd(),
 		lifecycleCommands{a}.pauseCmd(), lifecycleCommands{a}.resumeCmd(), lifecycleCommands{a}.stopCmd(), lifecycleCommands{a}.startCmd(), lifecycleCommands{a}.updateCmd(), lifecycleCommands{a}.forkCmd(), snapshotCommands{a}.snapshotCmd(), sessionCommands{a}.sessionCmd(),
-		upCommands{a}.upCmd(), upCommands{a}.downCmd(), a.consoleCmd(), contextCommands{a}.contextCmd(), mcpCommands{a}.mcpCmd(), e2bCommands{a}.e2bCmd(), keyCommands{a}.keyCmd(), tenantCommands{a}.tenantCmd(), workspaceCommands{a}.workspaceCmd(), profileCommands{a}.profileCmd(), policyCommands{a}.policyCmd(), secretCommands{a}.secretCmd(), profileCommands{a}.egressCmd(), eventCommands{a}.eventsCmd(), eventCommands{a}.auditCmd(), sessionCommands{a}.usageCmd(), stateCommands{a}.stateCmd(),
+		upCommands{a}.upCmd(), upCommands{a}.downCmd(), a.consoleCmd(), contextCommands{a}.contextCmd(), mcpCommands{a}.mcpCmd(), e2bCommands{a}.e2bCmd(), keyCommands{a}.keyCmd(), machineCommands{a}.machineCmd(), tenantCommands{a}.tenantCmd(), workspaceCommands{a}.workspaceCmd(), profileCommands{a}.profileCmd(), policyCommands{a}.policyCmd(), secretCommands{a}.secretCmd(), profileCommands{a}.egressCmd(), eventCommands{a}.eventsCmd(), eventCommands{a}.auditCmd(), sessionCommands{a}.usageCmd(), stateCommands{a}.stateCmd(),
 		imageCommands{a}.imageCmd(), templateCommands{a}.templateCmd(), providerCommands{a}.providerCmd(), providerCommands{a}.doctorCmd(),
 		providerCommands{a}.microvmCmd(), a.versionCmd())
 	root.AddCommand(foreign()...)

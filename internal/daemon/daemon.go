@@ -28,6 +28,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/machine"
+	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/control/sessions"
 	"github.com/atoll-run/atoll/internal/daemon/node"
@@ -36,6 +37,7 @@ import (
 	"github.com/atoll-run/atoll/internal/identity"
 	"github.com/atoll-run/atoll/internal/interpreter"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/machine/hub"
 	"github.com/atoll-run/atoll/internal/metrics"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/server"
@@ -107,6 +109,8 @@ type Options struct {
 	E2B E2B
 	// Bridge configures the API of Cloudflare's sandbox bridge.
 	Bridge Bridge
+	// Machines configures the connections of self-hosted machines.
+	Machines Machines
 	// AuditKeep is how long events are kept before they are pruned. Zero: forever.
 	AuditKeep time.Duration
 	// Telemetry is the address of an OpenTelemetry collector for traces and
@@ -177,6 +181,11 @@ type Daemon struct {
 	identity     *identity.Issuer
 	parts        *parts
 	bridge       net.Addr
+	hub          *hub.Hub // nil: there are no self-hosted machines
+	machinesAddr net.Addr
+	machineMu    sync.Mutex
+	machineOpen  map[string]providers.Opened // by provider
+	machineClose []io.Closer
 	stop         context.CancelFunc
 	work         sync.WaitGroup
 	failed       chan error
@@ -209,13 +218,13 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 		opts.Provider = opts.Providers[0].Name
 	}
 	ctx = store.WithReserve(ctx) // a daemon must be able to start with a full disk
-	d := &Daemon{opts: opts, failed: make(chan error, 8), recovered: make(chan struct{})}
+	d := &Daemon{opts: opts, failed: make(chan error, 8), recovered: make(chan struct{}), machineOpen: map[string]providers.Opened{}}
 	defer func() {
 		if err != nil {
 			_ = d.Close()
 		}
 	}()
-	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.openSessions, d.recordParts, d.openServer, d.listenE2B, d.listenBridge, d.listen, d.recover} {
+	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openMachines, d.openPlane, d.openSessions, d.recordParts, d.openServer, d.listenE2B, d.listenBridge, d.listen, d.recover} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -358,17 +367,8 @@ func (d *Daemon) listen(context.Context) error {
 // listenTCP opens a TCP listener. It refuses to serve without TLS on addresses
 // other than loopback.
 func listenTCP(addr string, config *tls.Config, plain bool, protocols ...string) (net.Listener, error) {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "daemon.listen", Subject: addr, Message: "is not HOST:PORT"}
-	}
-	ip := net.ParseIP(host)
-	loopback := host == "localhost" || ip != nil && ip.IsLoopback()
-	if config == nil && !(plain && loopback) {
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeInvalid, Op: "daemon.listen", Subject: addr, Message: "TCP needs TLS",
-			Hint: "set a certificate and a key; only a loopback address may be served without TLS, if that is enabled",
-		}
+	if err := secure(addr, config, plain); err != nil {
+		return nil, err
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -383,6 +383,23 @@ func listenTCP(addr string, config *tls.Config, plain bool, protocols ...string)
 		l = tls.NewListener(l, tlsOf(config, protocols...))
 	}
 	return l, nil
+}
+
+// secure refuses an address other than loopback without TLS.
+func secure(addr string, config *tls.Config, plain bool) error {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "daemon.listen", Subject: addr, Message: "is not HOST:PORT"}
+	}
+	ip := net.ParseIP(host)
+	loopback := host == "localhost" || ip != nil && ip.IsLoopback()
+	if config == nil && !(plain && loopback) {
+		return &sandbox.Error{
+			Code: sandbox.CodeInvalid, Op: "daemon.listen", Subject: addr, Message: "TCP needs TLS",
+			Hint: "set a certificate and a key; only a loopback address may be served without TLS, if that is enabled",
+		}
+	}
+	return nil
 }
 
 // tlsOf fills in the TLS configuration of a server.

@@ -117,6 +117,7 @@ func (d deed) String() string {
 // caller's own. An operation that needs none is not in it.
 var bodies = map[string]string{
 	"applyProfile": `{"name":"NAME","rules":[]}`, "testProfile": `{"url":"https://a.example/"}`, "exec": `{"args":["true"]}`,
+	"approveMachine": `{"code":"ABCD-EFGH"}`, "inviteMachine": `{"name":"laptop"}`,
 	"runCode": `{"code":"1"}`, "searchFiles": `{"path":"/","name":"x"}`, "patchFiles": `{"dryRun":true,"path":"/x","patch":"*** Begin Patch\n*** Add File: a\n*** End Patch"}`, "createStream": `{"kind":"port","port":80}`, "useComputer": `{"actions":[{"action":"screenshot"}]}`,
 	"makeDirectory": `{"path":"/x"}`, "moveFile": `{"from":"/a","to":"/b"}`, "signalProcess": `{"signal":9}`,
 	"rotateSecret": `{"value":"v"}`, "tagTemplate": `{"as":"other:one"}`, "publishTemplate": `{"public":true}`, "restoreVersion": `{"version":1}`, "updateTenant": `{"disabled":true}`,

@@ -55,6 +55,7 @@ func (d *Daemon) apiServices() api.Services {
 		Tenants:        s.Tenants,
 		Providers:      s.Providers,
 		Machine:        owned{d, s.Machine, newDoctor(d), d.ready(d.provider), d.egressPrints},
+		Machines:       s.Machines,
 		Ports:          s.Exec,
 		Streams:        d.view,
 		Desktops:       d.desk,

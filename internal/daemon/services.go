@@ -7,12 +7,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/machines"
 	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/services"
@@ -66,7 +68,12 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	d.egress = newEgress(d)
 	d.egress.configure()
 	config.Gateway = d.egress
+	config.MachineProviders = machineProviders{d}
+	d.onClose(machineProviders{d}.closeAll)
 	d.services = services.New(config)
+	if d.hub != nil {
+		d.services.Machines.Connect(d.hub)
+	}
 	d.onClose(d.services.Close)
 	images, err := d.node.Images()
 	if err != nil {
@@ -136,6 +143,9 @@ func (d *Daemon) openProvider(ctx context.Context, config *services.Config) (err
 
 // backend opens one of the providers for the control plane.
 func (d *Daemon) backend(ctx context.Context, name string) (providers.Opened, error) {
+	if strings.HasPrefix(name, machines.Prefix) {
+		return machineProviders{d}.open(ctx, name)
+	}
 	p, err := d.node.Providers().Open(ctx, name)
 	if err != nil {
 		return providers.Opened{}, err

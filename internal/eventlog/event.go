@@ -77,7 +77,9 @@ const (
 	RecordingStarted   Type = sandbox.EventRecordingStarted
 	RecordingAvailable Type = sandbox.EventRecordingAvailable // a recording is stored completely: see Reason
 	RecordingFailed    Type = sandbox.EventRecordingFailed    // see Reason
-	AuditPruned        Type = sandbox.EventAuditPruned        // the oldest records of this log were removed: see Subject
+	MachineApproved    Type = sandbox.EventMachineApproved    // a self-hosted machine may make sandboxes: see Subject
+	MachineRevoked     Type = sandbox.EventMachineRevoked
+	AuditPruned        Type = sandbox.EventAuditPruned // the oldest records of this log were removed: see Subject
 )
 
 // Types lists all types.
@@ -88,7 +90,7 @@ func Types() []Type {
 		KeyRevoked, LimitsChanged, PortOpened, TenantCreated, TenantDisabled, Forked, SnapshotCreated, SnapshotRemoved, ProfileCreated,
 		ProfileApplied, ProfileRemoved, SecretCreated, SecretRotated, SecretRemoved, EgressAllowed, EgressDenied, EgressLimited,
 		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, SessionCreated, LeaseWarming, LeaseWarm, LeaseDraining, LeaseCold, LeaseWaiting, LeaseAtRisk, FenceRefused, RouteSwapped, StreamOpened, StreamClosed, StreamRevoked, StreamRotated,
-		RecordingStarted, RecordingAvailable, RecordingFailed, AuditPruned,
+		RecordingStarted, RecordingAvailable, RecordingFailed, MachineApproved, MachineRevoked, AuditPruned,
 	}
 }
 
@@ -104,8 +106,8 @@ var successes = map[string]Type{
 	"files.mkdir": FilesWritten, "files.remove": FilesRemoved, "files.move": FilesMoved,
 	"key.create": KeyCreated, "key.revoke": KeyRevoked, "tenant.limits": LimitsChanged, "port.open": PortOpened,
 	"tenant.create": TenantCreated, "tenant.disable": TenantDisabled,
-	"recording.start": RecordingStarted,
-	"profile.create":  ProfileCreated, "profile.apply": ProfileApplied, "profile.remove": ProfileRemoved,
+	"recording.start": RecordingStarted, "machine.approve": MachineApproved, "machine.revoke": MachineRevoked,
+	"profile.create": ProfileCreated, "profile.apply": ProfileApplied, "profile.remove": ProfileRemoved,
 	"secret.create": SecretCreated, "secret.rotate": SecretRotated, "secret.remove": SecretRemoved, "secret.use": SecretUsed,
 }
 

@@ -78,6 +78,12 @@ const (
 	KeyList   Op = "key.list"
 	KeyRevoke Op = "key.revoke"
 
+	MachineApprove Op = "machine.approve"
+	MachineInvite  Op = "machine.invite"
+	MachineList    Op = "machine.list"
+	MachineLookup  Op = "machine.lookup"
+	MachineRevoke  Op = "machine.revoke"
+
 	MetricsGet Op = "metrics.get"
 
 	PolicyExplain Op = "policy.explain"
@@ -262,6 +268,12 @@ var table = map[Op]about{
 	KeyList:   {Admin, Glance},
 	KeyRevoke: {Admin, Recorded},
 
+	MachineApprove: {Admin, Recorded},
+	MachineInvite:  {Admin, Recorded},
+	MachineList:    {Read, Glance},
+	MachineLookup:  {Admin, Glance},
+	MachineRevoke:  {Admin, Recorded},
+
 	MetricsGet: {Read, Glance},
 
 	PolicyExplain: {Read, Glance},
@@ -426,7 +438,7 @@ func (o Op) Class() Class { return table[o].class }
 
 // frees are the operations that free space or revoke access.
 var frees = []Op{
-	AuditPrune, FilesRemove, KeyRevoke, PreviewRemove, ProfileRemove, SandboxDestroy, SandboxExpire, SandboxIdle, SandboxKill, SandboxSweep,
+	AuditPrune, FilesRemove, KeyRevoke, MachineRevoke, PreviewRemove, ProfileRemove, SandboxDestroy, SandboxExpire, SandboxIdle, SandboxKill, SandboxSweep,
 	SecretRemove, SessionRemove, SnapshotRemove, StreamRevoke, TemplatePrune, TemplateRemove, TemplateUnpublish, TenantDisable, WorkspaceDetach, WorkspacePrune, WorkspaceRemove,
 }
 

@@ -115,6 +115,9 @@ var written = map[int64][]statement{
 	36: {
 		{"INSERT INTO recordings (tenant, id, created, sandbox, name, session, state, node, kept, recording_json) VALUES ('acme', 'rec-1', 9, 'id-web', 'web', '', 'available', 'n1', 9, '{}')", nil},
 	},
+	37: {
+		{"INSERT INTO machines (id, tenant, state, public_key, secret, whole, created, expires, machine_json) VALUES ('m-1', 'acme', 'active', 'U1', '', 0, 9, 0, '{}')", nil},
+	},
 	31: {
 		{"UPDATE snapshots SET ref_json = $1, binding = 'local#1' WHERE id = 'sn-1'", []any{`{"provider":"gvisor","kind":"memory","data":"sn-1"}`}},
 	},

@@ -21,6 +21,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/atoll-run/atoll/driver"
@@ -35,6 +36,12 @@ const Name = "host"
 type Options struct {
 	// Dir is a directory for this provider alone. It is created if missing.
 	Dir string
+	// Workdir is a directory of the user. If it is given, commands start in it,
+	// file operations are confined to it, HOME is the user's own, and nothing
+	// removes it. Sandboxes then belong to the directory and not to this process:
+	// Close ends their commands, and Attach starts them again. Empty: every sandbox
+	// has a directory of its own.
+	Workdir string
 	// Executable is a program that imports internal/guest/early. Empty: the
 	// running program.
 	Executable string
@@ -42,10 +49,11 @@ type Options struct {
 
 // Provider runs plain processes. See the warning in the package comment.
 type Provider struct {
-	dir, executable string
+	dir, workdir, executable string
 
-	mu   sync.Mutex
-	live map[sandbox.ID]*Instance // created here and not destroyed
+	starting sync.Mutex // held while a sandbox is started again
+	mu       sync.Mutex
+	live     map[sandbox.ID]*Instance // created here and not destroyed
 }
 
 var (
@@ -87,6 +95,11 @@ func New(opts Options) (*Provider, error) {
 		}
 	}
 	p := &Provider{dir: dir, executable: opts.Executable, live: map[sandbox.ID]*Instance{}}
+	if opts.Workdir != "" {
+		if p.workdir, err = filepath.EvalSymlinks(opts.Workdir); err != nil {
+			return nil, err
+		}
+	}
 	return p, p.sweep()
 }
 
@@ -198,7 +211,7 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	p.mu.Lock()
 	in := p.live[id]
 	p.mu.Unlock()
-	if in != nil {
+	if in != nil && !(p.workdir != "" && in.crashed()) {
 		return in, nil
 	}
 	if sandbox.ValidateName(string(id)) != nil {
@@ -209,6 +222,8 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 		return nil, goneError(id)
 	case err != nil:
 		return nil, err
+	case p.workdir != "":
+		return p.again(ctx, id)
 	}
 	return nil, &sandbox.Error{
 		Code: sandbox.CodeUnsupported, Op: "host.attach", Subject: string(id),
@@ -260,6 +275,7 @@ func (p *Provider) found(id sandbox.ID) (driver.Found, error) {
 	in := p.live[id]
 	p.mu.Unlock()
 	switch {
+	case p.workdir != "": // it is started again when it is needed
 	case in != nil:
 		f.Labels = maps.Clone(f.Labels)
 		if x, ended := in.hasEnded(); ended {
@@ -289,8 +305,24 @@ func (p *Provider) ErrorCode(err error) sandbox.Code {
 	return ""
 }
 
-// Close implements driver.Provider. It does nothing: sandboxes live until they
-// are destroyed or this process ends.
-func (p *Provider) Close() error { return nil }
+// Close implements driver.Provider. Sandboxes live until they are destroyed or
+// this process ends; those of a Workdir end their commands.
+func (p *Provider) Close() error {
+	if p.workdir == "" {
+		return nil
+	}
+	p.mu.Lock()
+	live := slices.Collect(maps.Values(p.live))
+	clear(p.live)
+	p.mu.Unlock()
+	for _, in := range live {
+		in.end(sandbox.Exit{Code: -1, Reason: sandbox.ReasonCrashed, Detail: "the machine stopped its commands"})
+	}
+	for _, in := range live {
+		<-in.ended
+		in.lock.Close()
+	}
+	return nil
+}
 
 func (p *Provider) path(id sandbox.ID) string { return filepath.Join(p.dir, string(id)) }

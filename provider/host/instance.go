@@ -42,11 +42,26 @@ const patience = 10 * time.Second
 
 func (p *Provider) create(ctx context.Context, spec *sandbox.Spec) (in *Instance, err error) {
 	rec := record{Created: time.Now(), Labels: maps.Clone(spec.Labels)}
+	if p.workdir != "" {
+		rec.Again = &again{Env: spec.Env, User: spec.User, Workdir: spec.Workdir, Timeout: spec.Lifetime.Timeout}
+	}
 	lock, err := newDir(p.dir, spec.ID, rec)
 	if err != nil {
 		return nil, err
 	}
 	in = &Instance{provider: p, id: spec.ID, dir: p.path(spec.ID), lock: lock, ended: make(chan struct{})}
+	if err := in.begin(ctx, spec, rec.Created); err != nil {
+		return nil, errors.Join(err, in.remove())
+	}
+	p.mu.Lock()
+	p.live[in.id] = in
+	p.mu.Unlock()
+	return in, nil
+}
+
+// begin starts the guest, and sets the end of the sandbox's lifetime. If it
+// fails, no process is left.
+func (in *Instance) begin(ctx context.Context, spec *sandbox.Spec, created time.Time) error {
 	if err := in.start(ctx, spec); err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
@@ -55,17 +70,56 @@ func (p *Provider) create(ctx context.Context, spec *sandbox.Spec) (in *Instance
 			in.end(sandbox.Exit{Reason: sandbox.ReasonKilled})
 			<-in.ended
 		}
-		return nil, errors.Join(err, in.remove())
+		return err
 	}
-	p.mu.Lock()
-	p.live[in.id] = in
-	p.mu.Unlock()
 	if t := spec.Lifetime.Timeout; t > 0 {
 		in.mu.Lock()
-		in.timer = time.AfterFunc(t-time.Since(rec.Created), in.expire)
+		in.timer = time.AfterFunc(t-time.Since(created), in.expire)
 		in.mu.Unlock()
 	}
+	return nil
+}
+
+// again starts the guest of a sandbox of a Workdir that no process has.
+func (p *Provider) again(ctx context.Context, id sandbox.ID) (*Instance, error) {
+	p.starting.Lock()
+	defer p.starting.Unlock()
+	p.mu.Lock()
+	in := p.live[id]
+	p.mu.Unlock()
+	if in != nil && !in.crashed() {
+		return in, nil
+	}
+	if in != nil {
+		in.lock.Close()
+	}
+	rec, err := readRecord(p.path(id))
+	if err != nil {
+		return nil, err
+	}
+	if rec.Again == nil {
+		rec.Again = &again{}
+	}
+	lock, err := takeLock(p.path(id))
+	if err != nil {
+		return nil, err
+	}
+	in = &Instance{provider: p, id: id, dir: p.path(id), lock: lock, ended: make(chan struct{})}
+	spec := &sandbox.Spec{ID: id, Env: rec.Again.Env, User: rec.Again.User, Workdir: rec.Again.Workdir, Lifetime: sandbox.Lifetime{Timeout: rec.Again.Timeout}}
+	if err := in.begin(ctx, spec, rec.Created); err != nil {
+		lock.Close()
+		return nil, err
+	}
+	p.mu.Lock()
+	p.live[id] = in
+	p.mu.Unlock()
 	return in, nil
+}
+
+// crashed reports whether the guest ended without being told to.
+func (in *Instance) crashed() bool {
+	x, ended := in.hasEnded()
+	return ended && x.Reason == sandbox.ReasonCrashed
 }
 
 // start starts the guest and configures it.
@@ -110,6 +164,9 @@ func (in *Instance) defaults(spec *sandbox.Spec) guest.Defaults {
 			env[name] = v
 		}
 	}
+	if home := os.Getenv("HOME"); in.provider.workdir != "" && home != "" {
+		env["HOME"] = home
+	}
 	maps.Copy(env, spec.Env)
 	def := guest.Defaults{Env: env, User: spec.User, Workdir: spec.Workdir}
 	if def.User == "" {
@@ -128,7 +185,12 @@ func (in *Instance) ID() sandbox.ID { return in.id }
 // are confined.
 func (in *Instance) Dir() string { return in.filesDir() }
 
-func (in *Instance) filesDir() string { return filepath.Join(in.dir, filesDir) }
+func (in *Instance) filesDir() string {
+	if in.provider.workdir != "" {
+		return in.provider.workdir
+	}
+	return filepath.Join(in.dir, filesDir)
+}
 
 // Exec implements driver.Instance.
 func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Process, error) {

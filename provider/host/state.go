@@ -22,10 +22,32 @@ const (
 	newPrefix  = ".new-"  // prefix of unfinished directories
 )
 
-// record is the stored data of a sandbox. It contains no secrets.
+// record is the stored data of a sandbox. Only its owner can read it.
 type record struct {
 	Created time.Time         `json:"created"`
 	Labels  map[string]string `json:"labels,omitempty"`
+	Again   *again            `json:"again,omitempty"` // of a sandbox of a Workdir
+}
+
+// again is what is needed to start a sandbox again.
+type again struct {
+	Env     map[string]string `json:"env,omitempty"`
+	User    string            `json:"user,omitempty"`
+	Workdir string            `json:"workdir,omitempty"`
+	Timeout time.Duration     `json:"timeout,omitempty"`
+}
+
+// takeLock takes the lock of a sandbox that no process has.
+func takeLock(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		f.Close()
+		return nil, &sandbox.Error{Code: sandbox.CodeConflict, Op: "host.attach", Subject: dir, Message: "another process has the sandbox", Cause: err}
+	}
+	return f, nil
 }
 
 func readRecord(dir string) (rec record, err error) {
@@ -104,6 +126,12 @@ func (p *Provider) sweep() error {
 	}
 	for _, e := range entries {
 		dir := filepath.Join(p.dir, e.Name())
+		if p.workdir != "" && !strings.HasPrefix(e.Name(), newPrefix) {
+			if !locked(dir) {
+				killMarked(sandbox.ID(e.Name()), dir)
+			}
+			continue
+		}
 		unfinished := strings.HasPrefix(e.Name(), newPrefix)
 		if unfinished && recent(dir) {
 			continue // it may just be being created

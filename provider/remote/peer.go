@@ -205,7 +205,12 @@ func (p *Provider) explain(err error) error {
 	if !ok {
 		return err
 	}
+	inner, typed := errors.AsType[*sandbox.Error](e.Cause)
 	switch {
+	case typed && e.Op == "client.request": // the transport knows more
+		own := *inner
+		own.Subject = p.host
+		return &own
 	case e.Code == sandbox.CodeUnavailable && e.Op == "client.request":
 		return &sandbox.Error{
 			Code: e.Code, Subject: p.host, Message: e.Message, Cause: e,

@@ -6,6 +6,7 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -50,6 +51,8 @@ type Options struct {
 	// AllowHTTP permits an http address that is not a loopback address. The key
 	// and all data are then sent unencrypted.
 	AllowHTTP bool
+	// Name is what messages call the other daemon. Empty: its host.
+	Name string
 	// Transport sends requests. Nil: a new one.
 	Transport http.RoundTripper
 }
@@ -105,7 +108,7 @@ func New(opts Options) (*Provider, error) {
 	case u.Scheme == "http" && !loopback(u.Hostname()) && !opts.AllowHTTP:
 		return nil, invalid(u.Host, "the API key would travel in the clear", "use an https address, or set the option allowHTTP where the connection is safe by other means")
 	}
-	p.host = u.Host
+	p.host = cmp.Or(opts.Name, u.Host)
 	if opts.Key == "" && opts.KeyFile != "" {
 		text, err := os.ReadFile(opts.KeyFile)
 		if err != nil {

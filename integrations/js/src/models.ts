@@ -1116,6 +1116,67 @@ export interface components {
             /** @description newest first */
             sandboxes: components["schemas"]["Sandbox"][] | null;
         };
+        Machine: {
+            /** Format: date-time */
+            approved?: string;
+            arch?: string;
+            /** Format: date-time */
+            created?: string;
+            /** @description where commands of the mode whole-machine run */
+            directory?: string;
+            /**
+             * Format: date-time
+             * @description when a pending or invited machine is forgotten
+             */
+            expires?: string;
+            id: string;
+            /** @description the public key that it proves to have */
+            key?: string;
+            /**
+             * @description whether it answers
+             * @enum {string}
+             */
+            liveness: "online" | "reconnecting" | "offline";
+            /**
+             * @description what its owner offers: sandboxes, or commands with all rights of the owner
+             * @enum {string}
+             */
+            mode: "sandboxes" | "whole-machine";
+            /** @description what its owner calls it */
+            name: string;
+            os?: string;
+            /** @description the provider that makes sandboxes there; none before it is approved */
+            provider?: string;
+            /** Format: date-time */
+            revoked?: string;
+            /**
+             * Format: date-time
+             * @description when it was heard of last
+             */
+            seen?: string;
+            /** @enum {string} */
+            state: "pending" | "invited" | "active" | "revoked";
+            /** @description of its program */
+            version?: string;
+        };
+        MachineApproval: {
+            /**
+             * @description the code that the machine shows
+             * @example ABCD-EFGH
+             */
+            code: string;
+            /** @description agrees to the mode whole-machine, which has to be agreed to */
+            wholeMachine?: boolean;
+        };
+        MachineToken: {
+            machine: components["schemas"]["Machine"];
+            /** @description only in this response */
+            token: string;
+        };
+        MachinesOutputBody: {
+            /** @description oldest first */
+            machines: components["schemas"]["Machine"][] | null;
+        };
         MainCommand: {
             /** @description the program and its arguments; the image's command if left out */
             args?: string[] | null;
@@ -1201,6 +1262,12 @@ export interface components {
             tenant?: string;
             /** @description permissions: read, exec, write, admin */
             verbs: string[] | null;
+        };
+        NewMachineToken: {
+            /** @description name of the machine */
+            name: string;
+            /** @description allow the mode whole-machine, too */
+            wholeMachine?: boolean;
         };
         NewPortToken: {
             /**
@@ -2649,6 +2716,10 @@ export type LifetimeSupport = components['schemas']['LifetimeSupport']
 export type Limits = components['schemas']['Limits']
 export type LimitsChange = components['schemas']['LimitsChange']
 export type ListOutputBody = components['schemas']['ListOutputBody']
+export type Machine = components['schemas']['Machine']
+export type MachineApproval = components['schemas']['MachineApproval']
+export type MachineToken = components['schemas']['MachineToken']
+export type MachinesOutputBody = components['schemas']['MachinesOutputBody']
 export type MainCommand = components['schemas']['MainCommand']
 export type MkdirInputBody = components['schemas']['MkdirInputBody']
 export type Mount = components['schemas']['Mount']
@@ -2657,6 +2728,7 @@ export type Needs = components['schemas']['Needs']
 export type Network = components['schemas']['Network']
 export type NewCodeContext = components['schemas']['NewCodeContext']
 export type NewKey = components['schemas']['NewKey']
+export type NewMachineToken = components['schemas']['NewMachineToken']
 export type NewPortToken = components['schemas']['NewPortToken']
 export type NewRecording = components['schemas']['NewRecording']
 export type NewSecret = components['schemas']['NewSecret']

@@ -22,11 +22,20 @@ func (s *Service) ChooseProvider(ctx context.Context, n sandbox.Needs) (sandbox.
 
 // Providers describes the providers of the daemon.
 func (s *Service) Providers(ctx context.Context) ([]sandbox.Provider, error) {
-	if _, err := s.Look(ctx, ops.ProviderList, ""); err != nil {
+	who, err := s.Look(ctx, ops.ProviderList, "")
+	if err != nil {
 		return nil, err
 	}
-	all := make([]sandbox.Provider, len(s.cfg.Known))
-	for i, known := range s.cfg.Known {
+	list := s.cfg.Known
+	if s.cfg.Machines != nil {
+		own, err := s.cfg.Machines.Known(ctx, who.Tenant)
+		if err != nil {
+			return nil, err
+		}
+		list = append(slices.Clone(list), own...)
+	}
+	all := make([]sandbox.Provider, len(list))
+	for i, known := range list {
 		all[i] = s.describe(ctx, known)
 	}
 	return catalog.Describe(all), ctx.Err()

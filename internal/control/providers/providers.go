@@ -45,9 +45,21 @@ type Config struct {
 	// Shared are the additional providers that callers with an API key may choose.
 	// The owner of the machine may choose any.
 	Shared []string
+	// Machines are the providers of self-hosted machines. Nil: there are none.
+	Machines Machines
 	// Workspaces and Defaults are those of control.Config, for all providers.
 	Workspaces bool
 	Defaults   sandbox.Resources
+}
+
+// Machines are the providers of self-hosted machines, each of one tenant. It
+// must be safe for concurrent use.
+type Machines interface {
+	// Known lists those of a tenant, with what is known without opening them.
+	Known(ctx context.Context, tenant string) ([]sandbox.Provider, error)
+	// Belongs reports whether a provider is that of a machine, and whether a tenant
+	// may use it.
+	Belongs(ctx context.Context, name, tenant string) (machine, ok bool)
 }
 
 // Service holds the providers of a daemon. It is safe for concurrent use.
@@ -233,14 +245,21 @@ func (s *Service) SnapshotPauses(ctx context.Context, name string) bool {
 // machine may only choose shared providers, because some do not isolate and
 // others cost money.
 func (s *Service) Select(ctx context.Context, who key.Principal, name string) (*Backend, error) {
-	if err := s.Permit(who, name); err != nil {
+	if err := s.Permit(ctx, who, name); err != nil {
 		return nil, err
 	}
 	return s.Backend(ctx, name)
 }
 
 // Permit returns an error if a caller may not choose a provider.
-func (s *Service) Permit(who key.Principal, name string) error {
+func (s *Service) Permit(ctx context.Context, who key.Principal, name string) error {
+	if s.cfg.Machines != nil {
+		if machine, own := s.cfg.Machines.Belongs(ctx, name, who.Tenant); machine && !own {
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "provider.open", Subject: name, Message: "there is no such provider", Hint: "see: atoll machine ls"}
+		} else if machine {
+			return nil
+		}
+	}
 	if who.UID == nil && name != "" && name != s.cfg.Default.Name && !slices.Contains(s.cfg.Shared, name) {
 		return &sandbox.Error{
 			Code: sandbox.CodeDenied, Subject: "provider", Message: "the provider " + name + " is for the owner of the machine only",

@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/events"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/machine"
+	"github.com/atoll-run/atoll/internal/control/machines"
 	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/control/ports"
 	"github.com/atoll-run/atoll/internal/control/profiles"
@@ -52,6 +53,8 @@ type Config struct {
 	// Shared are the additional providers that callers with an API key may choose.
 	// The owner of the machine may choose any.
 	Shared []string
+	// MachineProviders are those of self-hosted machines. Nil: there are none.
+	MachineProviders providers.Machines
 	// Defaults are used for limits that a request leaves at zero, if the provider
 	// enforces them.
 	Defaults sandbox.Resources
@@ -117,6 +120,7 @@ type Services struct {
 	Secrets    *secrets.Service
 	Templates  *templates.Service
 	Machine    *machine.Service
+	Machines   *machines.Service
 	Ports      *ports.Service
 }
 
@@ -136,7 +140,7 @@ func New(cfg Config) *Services {
 		cfg.Defaults = cfg.Control.Defaults
 	}
 	s.Providers = providers.New(c, providers.Config{
-		Default: providers.Opened{Name: cfg.Provider, Binding: cfg.Binding, Former: cfg.Former, Control: cfg.Control}, Open: cfg.Open, Known: cfg.Known, Shared: cfg.Shared,
+		Default: providers.Opened{Name: cfg.Provider, Binding: cfg.Binding, Former: cfg.Former, Control: cfg.Control}, Open: cfg.Open, Known: cfg.Known, Shared: cfg.Shared, Machines: cfg.MachineProviders,
 		Workspaces: cfg.Workspaces != nil, Defaults: cfg.Defaults,
 	})
 	s.Snapshots = snapshots.New(c, snapshots.Config{
@@ -157,6 +161,7 @@ func New(cfg Config) *Services {
 	s.Templates = templates.New(c, templates.Config{
 		Providers: s.Providers, Sandboxes: s.Sandboxes, Exec: s.Exec, Snapshots: s.Snapshots, Policies: s.Policies, Builder: cfg.Builder, Scratch: cfg.Builds,
 	})
+	s.Machines = machines.New(c)
 	s.Machine = machine.New(c, machine.Config{Scratch: cfg.Scratch, Sandboxes: s.Sandboxes, Providers: s.Providers})
 	s.Sandboxes.Connect(sandboxes.Services{
 		Providers: s.Providers, Exec: s.Exec, Workspaces: s.Workspaces, Tenants: s.Tenants, Snapshots: s.Snapshots,

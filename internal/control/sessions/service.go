@@ -63,7 +63,7 @@ type Providers interface {
 	// snapshot of it.
 	SnapshotPauses(ctx context.Context, name string) bool
 	// Permit returns an error if the caller may not choose a provider.
-	Permit(who key.Principal, name string) error
+	Permit(ctx context.Context, who key.Principal, name string) error
 }
 
 // Snapshots saves the files of sandboxes without a workspace.

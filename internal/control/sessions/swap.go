@@ -67,7 +67,7 @@ func (s *Movers) targets(ctx context.Context, who key.Principal, row store.Sessi
 		}
 		switch tree := carriesTree(&row); {
 		case !t.Fits:
-		case s.providers.Permit(who, t.Provider) != nil:
+		case s.providers.Permit(ctx, who, t.Provider) != nil:
 			t.Fits, t.Reasons = false, []string{"for the owner of the machine only"}
 		case image != nil:
 			t.Fits, t.Reasons = false, []string{why(image)}
@@ -105,7 +105,7 @@ func (s *Movers) target(ctx context.Context, who key.Principal, row store.Sessio
 		if t.Provider != name {
 			continue
 		}
-		if err := s.providers.Permit(who, name); err != nil {
+		if err := s.providers.Permit(ctx, who, name); err != nil {
 			return "", "", err
 		}
 		if !t.Fits {

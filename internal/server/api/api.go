@@ -74,6 +74,7 @@ func New(services Services, opts Options) *API {
 	a.ports()
 	a.streams()
 	a.recordings()
+	a.machines()
 	a.computer()
 	a.code()
 	a.source()

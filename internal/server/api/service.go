@@ -33,6 +33,7 @@ type Services struct {
 	Tenants        Tenants
 	Providers      Providers
 	Machine        Machine
+	Machines       Machines
 	Ports          Ports
 	Streams        Streams
 	Desktops       Desktops

@@ -809,6 +809,78 @@ class LimitsChange(Model):
     warm_hours: float | None = None
 
 
+class Machine(Model):
+    approved: AwareDatetime | None = None
+    arch: str | None = None
+    created: AwareDatetime | None = None
+    directory: str | None = None
+    """
+    where commands of the mode whole-machine run
+    """
+    expires: AwareDatetime | None = None
+    """
+    when a pending or invited machine is forgotten
+    """
+    id: str
+    key: str | None = None
+    """
+    the public key that it proves to have
+    """
+    liveness: Literal["online", "reconnecting", "offline"]
+    """
+    whether it answers
+    """
+    mode: Literal["sandboxes", "whole-machine"]
+    """
+    what its owner offers: sandboxes, or commands with all rights of the owner
+    """
+    name: str
+    """
+    what its owner calls it
+    """
+    os: str | None = None
+    provider: str | None = None
+    """
+    the provider that makes sandboxes there; none before it is approved
+    """
+    revoked: AwareDatetime | None = None
+    seen: AwareDatetime | None = None
+    """
+    when it was heard of last
+    """
+    state: Literal["pending", "invited", "active", "revoked"]
+    version: str | None = None
+    """
+    of its program
+    """
+
+
+class MachineApproval(Model):
+    code: str
+    """
+    the code that the machine shows
+    """
+    whole_machine: bool | None = None
+    """
+    agrees to the mode whole-machine, which has to be agreed to
+    """
+
+
+class MachineToken(Model):
+    machine: Machine
+    token: str
+    """
+    only in this response
+    """
+
+
+class MachinesOutputBody(Model):
+    machines: list[Machine] | None
+    """
+    oldest first
+    """
+
+
 class MkdirInputBody(Model):
     mode: int | None = None
     owner: str | None = None
@@ -875,6 +947,17 @@ class NewKey(Model):
     verbs: list[str] | None
     """
     permissions: read, exec, write, admin
+    """
+
+
+class NewMachineToken(Model):
+    name: str
+    """
+    name of the machine
+    """
+    whole_machine: bool | None = None
+    """
+    allow the mode whole-machine, too
     """
 
 

@@ -1,0 +1,120 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/atoll-run/atoll/internal/cli"
+	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/machine/agent"
+	"github.com/atoll-run/atoll/internal/machine/broker"
+	"github.com/atoll-run/atoll/internal/machine/hub"
+	"github.com/atoll-run/atoll/internal/machine/local"
+	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// machineProgram implements cli.MachineProgram.
+type machineProgram struct{ sandboxes registry.Entry }
+
+func (m machineProgram) serve(dir string, verbose bool) (agent.Config, *slog.Logger) {
+	level := slog.LevelWarn
+	if verbose {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	return agent.Config{Dir: dir, Version: atollVersion(), Logger: log, Serve: func(ctx context.Context, e agent.Enrolled) (agent.Local, error) {
+		return local.Start(ctx, e, local.Options{Dir: dir, Sandboxes: m.sandboxes, Version: atollVersion(), Logger: log})
+	}}, log
+}
+
+func (machineProgram) Enrol(ctx context.Context, e cli.MachineEnrolment, show func(string, time.Duration)) error {
+	mode := sandbox.ModeSandboxes
+	if e.Whole != "" {
+		mode = sandbox.ModeWholeMachine
+	}
+	_, err := agent.Enrol(ctx, agent.Request{
+		Dir: e.Dir, URL: e.URL, CA: e.CA, Name: e.Name, Mode: mode, Workdir: e.Whole, Token: e.Token, Consent: e.Consent, Version: atollVersion(),
+	}, show)
+	return err
+}
+
+func (m machineProgram) Serve(ctx context.Context, dir string, verbose bool) error {
+	if err := leaveNoCore(); err != nil {
+		return err
+	}
+	config, _ := m.serve(dir, verbose)
+	return agent.Run(ctx, config)
+}
+
+func statusOf(s agent.Status, err error) (cli.MachineStatus, error) {
+	return cli.MachineStatus{
+		Machine: s.Machine, Name: s.Name, Tenant: s.Tenant, URL: s.URL, Mode: s.Mode, Directory: s.Directory, Consent: s.Consent.Text,
+		Consented: s.Consent.At, Paused: s.Paused, Running: s.Running, Connected: s.Connected, Streams: s.Streams,
+	}, err
+}
+
+func (machineProgram) Status(dir string) (cli.MachineStatus, error) { return statusOf(agent.Look(dir)) }
+
+func (machineProgram) Pause(dir string) (cli.MachineStatus, error) { return statusOf(agent.Pause(dir)) }
+
+func (machineProgram) Resume(dir string) (cli.MachineStatus, error) {
+	return statusOf(agent.Resume(dir))
+}
+
+func (m machineProgram) Leave(ctx context.Context, dir string) error {
+	config, _ := m.serve(dir, false)
+	_, err := agent.Leave(ctx, dir, config.Serve)
+	return err
+}
+
+// machines returns the settings of a daemon for self-hosted machines.
+func machines(o cli.UpOptions) daemon.Machines {
+	m := daemon.Machines{
+		Listen: o.Machines, TLS: o.TLS, Plain: o.Plain,
+		Start: func(listen string, config *tls.Config) (daemon.Broker, error) {
+			return broker.Start(broker.Options{Listen: listen, TLS: config})
+		},
+	}
+	if o.MachinesFile == "" {
+		return m
+	}
+	server, err := outside(o.MachinesFile)
+	if err != nil {
+		m.Listen, m.Plain = "127.0.0.1:0", true
+		m.Start = func(string, *tls.Config) (daemon.Broker, error) { return nil, err }
+		return m
+	}
+	m.Server = server
+	return m
+}
+
+// outside reads what describes a NATS server outside the daemon.
+func outside(path string) (*hub.Config, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeInvalid, Op: "daemon.start", Subject: path, Message: "others can read the file, which holds a password", Hint: "chmod 600 " + path,
+		}
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var file struct{ URL, User, Password, Account, Issuer string }
+	if err := json.Unmarshal(text, &file); err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "daemon.start", Subject: path, Message: err.Error()}
+	}
+	return &hub.Config{URL: file.URL, Account: file.Account, Issuer: []byte(file.Issuer), Options: []nats.Option{nats.UserInfo(file.User, file.Password)}}, nil
+}

@@ -1,0 +1,439 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// MachineProgram is the program of a self-hosted machine, with its files in a
+// directory.
+type MachineProgram interface {
+	// Enrol asks a daemon for an enrolment. show is called with the code to approve.
+	Enrol(ctx context.Context, e MachineEnrolment, show func(code string, life time.Duration)) error
+	// Serve serves the daemon until ctx or the enrolment ends.
+	Serve(ctx context.Context, dir string, verbose bool) error
+	Status(dir string) (MachineStatus, error)
+	Pause(dir string) (MachineStatus, error)
+	Resume(dir string) (MachineStatus, error)
+	Leave(ctx context.Context, dir string) error
+}
+
+// MachineEnrolment describes an enrolment.
+type MachineEnrolment struct {
+	Dir, URL, CA, Name string
+	Whole              string // the directory of the mode whole-machine; empty: sandboxes
+	Token              string
+	Consent            string // what the owner agreed to
+}
+
+// MachineStatus says how the program of a machine is.
+type MachineStatus struct {
+	Machine   string    `json:"machine"`
+	Name      string    `json:"name"`
+	Tenant    string    `json:"tenant"`
+	URL       string    `json:"url"`
+	Mode      string    `json:"mode"`
+	Directory string    `json:"directory,omitempty"`
+	Consent   string    `json:"consent"`
+	Consented time.Time `json:"consented"`
+	Paused    bool      `json:"paused"`
+	Running   bool      `json:"running"`
+	Connected bool      `json:"connected"`
+	Streams   int       `json:"streams"`
+}
+
+// machineCommands are atoll machine.
+type machineCommands struct{ *App }
+
+func (a machineCommands) machineCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "machine", Short: "Use your own machine from a daemon elsewhere", GroupID: groupDaemon,
+		Example: `  atoll machine ls`,
+	}, a.joinCmd(), a.statusCmd(), a.pauseCmd(), a.resumeCmd(), a.leaveCmd(), a.serviceCmd(),
+		a.listCmd(), a.inspectCmd(), a.approveCmd(), a.inviteCmd(), a.revokeCmd())
+}
+
+// dir is the directory of the machine's files.
+func (a machineCommands) dir() string { return filepath.Join(filepath.Dir(a.socket()), "machine") }
+
+func (a machineCommands) program() (MachineProgram, error) {
+	if a.Machine == nil {
+		return nil, clientOnly("this machine cannot be used by a daemon")
+	}
+	return a.Machine, nil
+}
+
+// consentText is what the owner of a machine agrees to.
+func consentText(url, whole string) string {
+	if whole == "" {
+		return "The daemon at " + url + ` may make sandboxes on this machine. They have a kernel of their own,
+see the machine's programs but none of your files, and reach no private network.
+They use its processors, memory and disk.`
+	}
+	return "The daemon at " + url + ` may run ANY COMMAND AS YOU on this machine, beginning in ` + whole + `.
+Such commands can read, change and send all your files, and use your accounts and
+networks. Nothing isolates them.`
+}
+
+func (a machineCommands) joinCmd() *cobra.Command {
+	var e MachineEnrolment
+	var tokenFile string
+	var yes, verbose, only bool
+	cmd := &cobra.Command{
+		Use:   "join [URL]",
+		Short: "Let a daemon elsewhere use this machine",
+		Long: `Join enrols this machine with the daemon at URL, and serves it until it is
+interrupted. The machine makes only outbound connections. Without --token-file, it
+shows a code that somebody approves with: atoll machine approve CODE
+
+Without a URL, it serves the daemon that the machine is enrolled with. What you
+agree to is shown first and stored; end it at any time with: atoll machine leave`,
+		Example: `  atoll machine join tls://atoll.example.com:4222
+  atoll machine join --whole-machine ~/agent tls://atoll.example.com:4222
+  atoll machine join`,
+		Args: cobra.MaximumNArgs(1),
+	}
+	cmd.Flags().StringVar(&e.Name, "name", "", "name of this machine (default: its host name)")
+	cmd.Flags().StringVar(&e.Whole, "whole-machine", "", "offer commands with all your rights, beginning in this directory, and not sandboxes")
+	cmd.Flags().StringVar(&e.CA, "ca", "", "file with certificates to trust for the daemon, in PEM")
+	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with a token from: atoll machine invite")
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "agree without a question")
+	cmd.Flags().BoolVar(&only, "enrol-only", false, "enrol and end")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "log more")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+		defer stop()
+		p, err := a.program()
+		if err != nil {
+			return err
+		}
+		if len(args) == 1 {
+			e.Dir, e.URL = a.dir(), args[0]
+			if err := a.enrol(ctx, p, e, tokenFile, yes); err != nil {
+				return err
+			}
+		}
+		if only {
+			return nil
+		}
+		s, err := p.Status(a.dir())
+		if err != nil {
+			return err
+		}
+		a.notef("atoll: serving %s with this machine, %s, mode %s\n", s.URL, s.Name, s.Mode)
+		return p.Serve(ctx, a.dir(), verbose)
+	}
+	return cmd
+}
+
+func (a machineCommands) enrol(ctx context.Context, p MachineProgram, e MachineEnrolment, tokenFile string, yes bool) error {
+	if e.Name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return err
+		}
+		e.Name, _, _ = strings.Cut(strings.ToLower(host), ".")
+	}
+	if err := sandbox.ValidateName(e.Name); err != nil {
+		return badFlag("name", "%v", err)
+	}
+	if e.Whole != "" {
+		dir, err := filepath.Abs(e.Whole)
+		if err != nil {
+			return err
+		}
+		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+			return badFlag("whole-machine", "%s is no directory", dir)
+		}
+		e.Whole = dir
+	}
+	if tokenFile != "" {
+		text, err := os.ReadFile(tokenFile)
+		if err != nil {
+			return badFlag("token-file", "%v", err)
+		}
+		e.Token = strings.TrimSpace(string(text))
+	}
+	e.Consent = consentText(e.URL, e.Whole)
+	a.notef("%s\n", e.Consent)
+	if !yes {
+		a.notef("Do you agree? Write yes: ")
+		line, _ := bufio.NewReader(a.Stdin).ReadString('\n')
+		if strings.TrimSpace(line) != "yes" {
+			return &sandbox.Error{Code: sandbox.CodeDenied, Op: "machine.join", Message: "you did not agree", Hint: "to agree without a question: --yes"}
+		}
+	}
+	return p.Enrol(ctx, e, func(code string, life time.Duration) {
+		flag := ""
+		if e.Whole != "" {
+			flag = "--whole-machine "
+		}
+		a.notef("The code is %s. Within %v, somebody has to approve it: atoll machine approve %s%s\n", code, life, flag, code)
+	})
+}
+
+// own makes a command that shows or changes how the program of this machine is.
+func (a machineCommands) own(cmd *cobra.Command, act func(p MachineProgram) (MachineStatus, error)) *cobra.Command {
+	var asJSON bool
+	cmd.Args = cobra.NoArgs
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = interruptible(func(context.Context, []string) error {
+		p, err := a.program()
+		if err != nil {
+			return err
+		}
+		s, err := act(p)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(s)
+		}
+		state := "not running; serve with: atoll machine join"
+		switch {
+		case s.Paused:
+			state = "paused; go on with: atoll machine resume"
+		case s.Connected:
+			state = fmt.Sprintf("connected, with %d connections of the daemon", s.Streams)
+		case s.Running:
+			state = "connecting"
+		}
+		return a.table("NAME MODE DIRECTORY DAEMON STATE", [][]string{{s.Name, s.Mode, s.Directory, s.URL, state}})
+	})
+	return cmd
+}
+
+func (a machineCommands) statusCmd() *cobra.Command {
+	return a.own(&cobra.Command{
+		Use: "status", Short: "Show what this machine offers, and whether it is connected", Example: `  atoll machine status --json`,
+	}, func(p MachineProgram) (MachineStatus, error) { return p.Status(a.dir()) })
+}
+
+func (a machineCommands) pauseCmd() *cobra.Command {
+	return a.own(&cobra.Command{
+		Use: "pause", Short: "Stop everything that the daemon does on this machine, at once",
+		Long: `Pause ends the connection and stops all commands at once: those of a whole machine
+end, and sandboxes are paused. It lasts until: atoll machine resume`,
+		Example: `  atoll machine pause`,
+	}, func(p MachineProgram) (MachineStatus, error) { return p.Pause(a.dir()) })
+}
+
+func (a machineCommands) resumeCmd() *cobra.Command {
+	return a.own(&cobra.Command{Use: "resume", Short: "End a pause", Example: `  atoll machine resume`},
+		func(p MachineProgram) (MachineStatus, error) { return p.Resume(a.dir()) })
+}
+
+func (a machineCommands) leaveCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "leave", Short: "End the enrolment of this machine, with its sandboxes and commands", Args: cobra.NoArgs,
+		Example: `  atoll machine leave`,
+	}
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
+		p, err := a.program()
+		if err != nil {
+			return err
+		}
+		return p.Leave(ctx, a.dir())
+	})
+	return cmd
+}
+
+func (a machineCommands) serviceCmd() *cobra.Command {
+	install := &cobra.Command{
+		Use: "install", Short: "Write a systemd user unit that serves the daemon", Args: cobra.NoArgs,
+		Long: `Install writes ~/.config/systemd/user/atoll-machine.service, which runs atoll
+machine join for the enrolment of this machine. It starts nothing.`,
+		Example: `  atoll machine service install`,
+	}
+	install.RunE = interruptible(func(context.Context, []string) error {
+		p, err := a.program()
+		if err != nil {
+			return err
+		}
+		if _, err := p.Status(a.dir()); err != nil {
+			return err
+		}
+		program, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		config, err := os.UserConfigDir()
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(config, "systemd", "user", "atoll-machine.service")
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, []byte(machineUnit(program, filepath.Dir(a.socket()))), 0o600); err != nil {
+			return err
+		}
+		a.notef("Start it now and after every login with: systemctl --user enable --now atoll-machine\nFor a machine without a login: loginctl enable-linger\n")
+		return a.println(path)
+	})
+	return parent(&cobra.Command{Use: "service", Short: "Serve the daemon in the background", Example: `  atoll machine service install`}, install)
+}
+
+// machineUnit is a systemd unit. Its program ends gracefully, and is started
+// again unless the enrolment has ended.
+func machineUnit(program, state string) string {
+	quoted := func(s string) string {
+		return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "%", "%%", "$", "$$").Replace(s) + `"`
+	}
+	return `[Unit]
+Description=Atoll: this machine serves a daemon
+ConditionPathExists=` + strings.ReplaceAll(filepath.Join(state, "machine", "enrolment.json"), "%", "%%") + `
+
+[Service]
+ExecStart=` + quoted(program) + " --state-dir " + quoted(state) + ` machine join
+Restart=on-failure
+RestartSec=10
+KillMode=mixed
+Delegate=yes
+
+[Install]
+WantedBy=default.target
+`
+}
+
+func (a machineCommands) listCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "ls", Short: "List the machines that this daemon may use", Args: cobra.NoArgs, Example: `  atoll machine ls`,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		all, err := c.Admin().Machines(ctx)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(append([]sandbox.Machine{}, all...))
+		}
+		rows := make([][]string, 0, len(all))
+		for _, m := range all {
+			state := string(m.State)
+			if m.State == sandbox.MachineActive {
+				state = m.Liveness
+			}
+			rows = append(rows, []string{m.ID, m.Name, m.Mode, state, m.Provider, ago(m.Created)})
+		}
+		return a.table("ID NAME MODE STATE PROVIDER CREATED", rows)
+	})
+	return cmd
+}
+
+func (a machineCommands) inspectCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "inspect MACHINE", Short: "Describe a machine as JSON", Args: cobra.ExactArgs(1), Example: `  atoll machine inspect laptop`,
+	}
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		m, err := c.Admin().Machine(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		return a.printJSON(m)
+	})
+	return cmd
+}
+
+func (a machineCommands) approveCmd() *cobra.Command {
+	var whole, asJSON bool
+	cmd := &cobra.Command{
+		Use: "approve CODE", Short: "Approve a machine that shows a code", Args: cobra.ExactArgs(1),
+		Long: `Approve shows which machine waits with the code, and makes it one of this daemon's.
+Compare the key with the one that the machine's owner tells you, if in doubt.`,
+		Example: `  atoll machine approve ABCD-EFGH`,
+	}
+	cmd.Flags().BoolVar(&whole, "whole-machine", false, "agree that agents run commands with all rights of the machine's owner")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		m, err := c.Admin().LookupMachine(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		a.notef("The machine %s (%s, %s) offers the mode %s %s, with the key %s.\n", m.Name, m.OS, m.Arch, m.Mode, m.Directory, m.Key)
+		m, err = c.Admin().ApproveMachine(ctx, sandbox.MachineApproval{Code: args[0], WholeMachine: whole})
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(m)
+		}
+		a.notef("Make sandboxes there with: --provider %s\n", m.Provider)
+		return a.println(m.ID)
+	})
+	return cmd
+}
+
+func (a machineCommands) inviteCmd() *cobra.Command {
+	var n sandbox.NewMachineToken
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "invite NAME", Short: "Make a token that enrols one machine without a code", Args: cobra.ExactArgs(1),
+		Long: `Invite writes a token to standard output. It enrols one machine, once and within an
+hour, with: atoll machine join --token-file FILE URL`,
+		Example: `  atoll machine invite laboratory`,
+	}
+	cmd.Flags().BoolVar(&n.WholeMachine, "whole-machine", false, "allow commands with all rights of the machine's owner, too")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		n.Name = args[0]
+		t, err := c.Admin().InviteMachine(ctx, n)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(t)
+		}
+		return a.println(t.Token)
+	})
+	return cmd
+}
+
+func (a machineCommands) revokeCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "revoke MACHINE...", Short: "Revoke machines, and close their connections", Args: cobra.MinimumNArgs(1),
+		Example: `  atoll machine revoke laptop`,
+	}
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		for _, ref := range args {
+			if err := c.Admin().RevokeMachine(ctx, ref); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return cmd
+}

@@ -1,0 +1,250 @@
+// Package machines manages the self-hosted machines of tenants: it approves
+// their enrolment, invites them and revokes them.
+package machines
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Link is the connection to the machines.
+type Link interface {
+	// Liveness returns whether a machine answers, and when it was heard of last.
+	Liveness(m *store.Machine) (liveness string, seen time.Time)
+	// Revoked closes the connection of a machine that was revoked.
+	Revoked(id string)
+}
+
+// Service manages machines. It is safe for concurrent use.
+type Service struct {
+	*core.Core
+	link Link // nil: there are no machines
+}
+
+// New returns a Service. Without a link, every method fails with CodeNotFound.
+func New(c *core.Core) *Service { return &Service{Core: c} }
+
+// Connect sets the connection to the machines. Call it before the first request.
+func (s *Service) Connect(link Link) { s.link = link }
+
+// Prefix is the begin of the names of the providers of machines.
+const Prefix = "selfhosted-"
+
+// TokenLife is how long a token for an enrolment is valid.
+const TokenLife = time.Hour
+
+// Hash returns what is stored of a code or a token. Codes are compared without
+// regard to case and separators.
+func Hash(secret string) string {
+	sum := sha256.Sum256([]byte(secret))
+	return hex.EncodeToString(sum[:])
+}
+
+// letters are those of codes. Those that are easily confused are left out.
+const letters = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
+
+// NewCode returns a code for people, XXXX-XXXX.
+func NewCode() string {
+	b := make([]byte, 8)
+	_, _ = rand.Read(b) // it never fails
+	for i := range b {
+		b[i] = letters[int(b[i])%len(letters)]
+	}
+	return string(b[:4]) + "-" + string(b[4:])
+}
+
+// HashCode is Hash for a code as a person writes it.
+func HashCode(code string) string {
+	return Hash(strings.ToUpper(strings.NewReplacer("-", "", " ", "").Replace(code)))
+}
+
+// NewID returns the id of a new machine.
+func NewID() string { return strings.ToLower(rand.Text()[:10]) }
+
+var errOff = &sandbox.Error{
+	Code: sandbox.CodeNotFound, Subject: "machines", Message: "this daemon takes no self-hosted machines",
+	Hint: "start it with: atoll up --machines ADDRESS",
+}
+
+func (s *Service) public(m *store.Machine) sandbox.Machine {
+	out := m.Machine
+	out.Liveness = "offline"
+	if out.State == sandbox.MachineActive {
+		out.Provider = Prefix + m.ID
+		var seen time.Time
+		if out.Liveness, seen = s.link.Liveness(m); !seen.IsZero() {
+			out.Seen = seen
+		}
+	}
+	return out
+}
+
+// Machines lists the machines of the caller's tenant, oldest first.
+func (s *Service) Machines(ctx context.Context) ([]sandbox.Machine, error) {
+	const op = ops.MachineList
+	who, err := s.Look(ctx, op, "")
+	if err != nil {
+		return nil, err
+	}
+	if s.link == nil {
+		return nil, core.Named(op, errOff)
+	}
+	stored, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Machine, error) { return tx.Machines().List(ctx, who.Tenant) })
+	out := make([]sandbox.Machine, 0, len(stored))
+	for i := range stored {
+		out = append(out, s.public(&stored[i]))
+	}
+	return out, core.Named(op, err)
+}
+
+// Machine returns a machine of the caller's tenant by its id, or by its name
+// among those that were not revoked.
+func (s *Service) Machine(ctx context.Context, ref string) (sandbox.Machine, error) {
+	const op = ops.MachineList
+	who, err := s.Look(ctx, op, ref)
+	if err != nil {
+		return sandbox.Machine{}, err
+	}
+	if s.link == nil {
+		return sandbox.Machine{}, core.Named(op, errOff)
+	}
+	m, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Machine, error) { return find(ctx, tx, who.Tenant, ref) })
+	if err != nil {
+		return sandbox.Machine{}, core.Named(op, err)
+	}
+	return s.public(&m), nil
+}
+
+func find(ctx context.Context, tx *store.Tx, tenant, ref string) (store.Machine, error) {
+	m, err := tx.Machines().Get(ctx, tenant, ref)
+	if sandbox.CodeOf(err) != sandbox.CodeNotFound {
+		return m, err
+	}
+	all, failed := tx.Machines().List(ctx, tenant)
+	if failed != nil {
+		return m, failed
+	}
+	for i := range all {
+		if all[i].Name == ref && all[i].State != sandbox.MachineRevoked {
+			return all[i], nil
+		}
+	}
+	return m, err
+}
+
+var errCode = &sandbox.Error{
+	Code: sandbox.CodeNotFound, Subject: "code", Message: "no machine waits with this code",
+	Hint: "a code is valid for ten minutes; see the output of: atoll machine join",
+}
+
+// LookupMachine returns the machine that waits with a code. Every failure is
+// CodeNotFound.
+func (s *Service) LookupMachine(ctx context.Context, code string) (sandbox.Machine, error) {
+	const op = ops.MachineLookup
+	if _, err := s.Look(ctx, op, ""); err != nil {
+		return sandbox.Machine{}, err
+	}
+	if s.link == nil {
+		return sandbox.Machine{}, core.Named(op, errOff)
+	}
+	m, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Machine, error) { return tx.Machines().Pending(ctx, HashCode(code)) })
+	if err != nil {
+		return sandbox.Machine{}, core.Named(op, errCode)
+	}
+	return s.public(&m), nil
+}
+
+// ApproveMachine makes a machine that waits with a code one of the caller's
+// tenant.
+func (s *Service) ApproveMachine(ctx context.Context, a sandbox.MachineApproval) (sandbox.Machine, error) {
+	var m store.Machine
+	err := s.ChangeTx(ctx, ops.MachineApprove, "", func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
+		if s.link == nil {
+			return "", errOff
+		}
+		var err error
+		if m, err = tx.Machines().Pending(ctx, HashCode(a.Code)); err != nil {
+			return "", errCode
+		}
+		if whole := m.Mode == sandbox.ModeWholeMachine; whole != a.WholeMachine {
+			return m.ID, agreement(whole)
+		}
+		m.Tenant, m.WholeMachine = tenant, a.WholeMachine
+		Activate(&m, tx.Now())
+		return m.ID, tx.Machines().Set(ctx, m)
+	})
+	if err != nil {
+		return sandbox.Machine{}, err
+	}
+	return s.public(&m), nil
+}
+
+func agreement(whole bool) error {
+	if whole {
+		return &sandbox.Error{
+			Code: sandbox.CodeConflict, Subject: "wholeMachine", Message: "the machine offers commands with all rights of its owner, which has to be agreed to",
+			Hint: "agree with: atoll machine approve --whole-machine CODE",
+		}
+	}
+	return &sandbox.Error{Code: sandbox.CodeConflict, Subject: "wholeMachine", Message: "the machine offers sandboxes only"}
+}
+
+// Activate makes m an active machine.
+func Activate(m *store.Machine, now time.Time) {
+	m.State, m.Approved, m.Expires, m.Secret = sandbox.MachineActive, now, time.Time{}, ""
+}
+
+// InviteMachine makes a token that enrols one machine without a person.
+func (s *Service) InviteMachine(ctx context.Context, n sandbox.NewMachineToken) (sandbox.MachineToken, error) {
+	var m store.Machine
+	token := "amt_" + rand.Text() + rand.Text()
+	err := s.ChangeTx(ctx, ops.MachineInvite, n.Name, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
+		if s.link == nil {
+			return "", errOff
+		}
+		if err := sandbox.ValidateName(n.Name); err != nil {
+			return "", err
+		}
+		m = store.Machine{Tenant: tenant, Secret: Hash(token), WholeMachine: n.WholeMachine, Machine: sandbox.Machine{
+			ID: NewID(), Name: n.Name, State: sandbox.MachineInvited, Mode: sandbox.ModeSandboxes, Created: tx.Now(), Expires: tx.Now().Add(TokenLife),
+		}}
+		return m.ID, tx.Machines().Set(ctx, m)
+	})
+	if err != nil {
+		return sandbox.MachineToken{}, err
+	}
+	return sandbox.MachineToken{Machine: s.public(&m), Token: token}, nil
+}
+
+// RevokeMachine ends the enrolment of a machine, and closes its connection. It
+// is named by its id or name. Revoking again changes nothing.
+func (s *Service) RevokeMachine(ctx context.Context, ref string) error {
+	var m store.Machine
+	err := s.ChangeTx(ctx, ops.MachineRevoke, ref, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
+		if s.link == nil {
+			return "", errOff
+		}
+		var err error
+		if m, err = find(ctx, tx, tenant, ref); err != nil {
+			return "", err
+		}
+		if m.State == sandbox.MachineRevoked {
+			return m.ID, nil
+		}
+		m.State, m.Secret, m.Expires, m.Revoked = sandbox.MachineRevoked, "", time.Time{}, tx.Now()
+		return m.ID, tx.Machines().Set(ctx, m)
+	})
+	if err == nil {
+		s.link.Revoked(m.ID)
+	}
+	return err
+}

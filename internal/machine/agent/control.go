@@ -1,0 +1,213 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Status says how the program of a machine is.
+type Status struct {
+	Machine   string  `json:"machine"`
+	Name      string  `json:"name"`
+	Tenant    string  `json:"tenant"`
+	URL       string  `json:"url"`
+	Mode      string  `json:"mode"`
+	Directory string  `json:"directory,omitempty"`
+	Consent   Consent `json:"consent"`
+	Paused    bool    `json:"paused"`
+	Running   bool    `json:"running"`
+	Connected bool    `json:"connected"`
+	Streams   int     `json:"streams"`
+}
+
+// Orders to the program of a machine.
+const (
+	orderStatus = "status"
+	orderPause  = "pause"
+	orderResume = "resume"
+	orderLeave  = "leave"
+)
+
+type reply struct {
+	Status Status
+	Error  string
+}
+
+const controlSocket = "agent.sock"
+
+// listen opens the socket for orders of the machine's owner. One process serves
+// a directory.
+func (a *Agent) listen() (net.Listener, error) {
+	path := filepath.Join(a.cfg.Dir, controlSocket)
+	if conn, err := net.Dial("unix", path); err == nil {
+		conn.Close()
+		return nil, &sandbox.Error{Code: sandbox.CodeConflict, Op: "machine.serve", Subject: a.cfg.Dir, Message: "this machine is being served already"}
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.Listen("unix", path)
+	if err == nil {
+		err = os.Chmod(path, 0o600) // the directory is its owner's alone
+	}
+	return l, err
+}
+
+func (a *Agent) control(l net.Listener) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer conn.Close()
+			var order string
+			_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+			if json.NewDecoder(conn).Decode(&order) != nil {
+				return
+			}
+			err := a.obey(order)
+			r := reply{Status: a.status()}
+			if err != nil {
+				r.Error = err.Error()
+			}
+			_ = json.NewEncoder(conn).Encode(r)
+			if order == orderLeave && err == nil {
+				a.end(nil)
+			}
+		}()
+	}
+}
+
+// haltTime limits how long an order may take.
+const haltTime = time.Minute
+
+// obey carries out an order. Pausing ends the connection first, so that nothing
+// new begins.
+func (a *Agent) obey(order string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), haltTime)
+	defer cancel()
+	switch order {
+	case orderPause:
+		a.disconnect()
+		return errors.Join(a.setPaused(true), a.local.Halt(ctx))
+	case orderResume:
+		a.mu.Lock()
+		running := a.link != nil
+		a.mu.Unlock()
+		if running {
+			return nil
+		}
+		if err := errors.Join(a.setPaused(false), a.local.Continue(ctx)); err != nil {
+			return err
+		}
+		return a.connect()
+	case orderLeave:
+		a.disconnect()
+		return errors.Join(a.local.Clear(ctx), forget(a.cfg.Dir))
+	}
+	return nil
+}
+
+func (a *Agent) setPaused(paused bool) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.enrolled.Paused = paused
+	return a.enrolled.save(a.cfg.Dir)
+}
+
+func (a *Agent) status() Status {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := statusOf(&a.enrolled)
+	s.Running = true
+	if a.link != nil {
+		s.Connected, s.Streams = a.link.conn.IsConnected(), a.link.mux.Len()
+	}
+	return s
+}
+
+func statusOf(e *Enrolled) Status {
+	return Status{
+		Machine: e.Machine, Name: e.Name, Tenant: e.Tenant, URL: e.URL, Mode: e.Mode, Directory: e.Directory, Consent: e.Consent, Paused: e.Paused,
+	}
+}
+
+func forget(dir string) error { return os.Remove(filepath.Join(dir, enrolmentFile)) }
+
+// order sends an order to the program that serves a directory. running is false
+// if there is none.
+func order(dir, what string) (s Status, running bool, err error) {
+	conn, err := net.Dial("unix", filepath.Join(dir, controlSocket))
+	if err != nil {
+		return s, false, nil
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(haltTime + 10*time.Second))
+	if err := json.NewEncoder(conn).Encode(what); err != nil {
+		return s, true, err
+	}
+	var r reply
+	if err := json.NewDecoder(conn).Decode(&r); err != nil {
+		return s, true, err
+	}
+	if r.Error != "" {
+		err = &sandbox.Error{Code: sandbox.CodeInternal, Op: "machine." + what, Message: r.Error}
+	}
+	return r.Status, true, err
+}
+
+// change gives an order. Without a program that serves the directory, act
+// changes the enrolment.
+func change(dir, what string, act func(e *Enrolled) error) (Status, error) {
+	e, err := Load(dir)
+	if err != nil {
+		return Status{}, err
+	}
+	s, running, err := order(dir, what)
+	if err != nil || running {
+		return s, err
+	}
+	err = act(&e)
+	return statusOf(&e), err
+}
+
+// Look returns how the program of a machine is.
+func Look(dir string) (Status, error) {
+	return change(dir, orderStatus, func(*Enrolled) error { return nil })
+}
+
+// Pause stops all commands at once and ends the connection, until Resume.
+func Pause(dir string) (Status, error) {
+	return change(dir, orderPause, func(e *Enrolled) error {
+		e.Paused = true
+		return e.save(dir)
+	})
+}
+
+// Resume ends a pause.
+func Resume(dir string) (Status, error) {
+	return change(dir, orderResume, func(e *Enrolled) error {
+		e.Paused = false
+		return e.save(dir)
+	})
+}
+
+// Leave removes all sandboxes and the enrolment. A program that serves the
+// machine ends. Without one, the sandboxes are removed by serve.
+func Leave(ctx context.Context, dir string, serve func(context.Context, Enrolled) (Local, error)) (Status, error) {
+	return change(dir, orderLeave, func(e *Enrolled) error {
+		l, err := serve(ctx, *e)
+		if err != nil {
+			return err
+		}
+		return errors.Join(l.Clear(ctx), l.Close(), forget(dir))
+	})
+}

@@ -1,0 +1,111 @@
+// Package broker runs a NATS server inside the daemon, for self-hosted machines
+// alone.
+package broker
+
+import (
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+
+	"github.com/atoll-run/atoll/internal/machine/hub"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Options configure a server.
+type Options struct {
+	Listen string      // HOST:PORT
+	TLS    *tls.Config // nil: none
+}
+
+const (
+	account    = "ATOLL"
+	startTime  = 10 * time.Second
+	maxConns   = 1024
+	maxPending = 32 << 20 // bytes that wait for one connection
+	maxControl = 4 << 10
+	maxPayload = 256 << 10
+)
+
+// Server is a running NATS server. The caller closes it.
+type Server struct {
+	ns     *server.Server
+	issuer []byte
+	user   string
+	secret string
+}
+
+// Start starts a server. Only connections that a hub lets in can do anything.
+func Start(o Options) (*Server, error) {
+	host, port, err := net.SplitHostPort(o.Listen)
+	number, badPort := strconv.Atoi(port)
+	if err != nil || badPort != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "machines.open", Subject: o.Listen, Message: "is not HOST:PORT"}
+	}
+	if number == 0 {
+		number = server.RANDOM_PORT
+	}
+	pair, err := nkeys.CreateAccount()
+	if err != nil {
+		return nil, err
+	}
+	issuer, err := pair.PublicKey()
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{user: "daemon", secret: rand.Text()}
+	if s.issuer, err = pair.Seed(); err != nil {
+		return nil, err
+	}
+	acc := server.NewAccount(account)
+	opts := &server.Options{
+		ServerName: "atoll", Host: host, Port: number, NoLog: true, NoSigs: true, AlwaysEnableNonce: true,
+		MaxConn: maxConns, MaxPayload: maxPayload, MaxPending: maxPending, MaxControlLine: maxControl, AuthTimeout: 5,
+		Accounts: []*server.Account{acc}, Users: []*server.User{{Username: s.user, Password: s.secret, Account: acc}},
+		AuthCallout:  &server.AuthCallout{Issuer: issuer, Account: account, AuthUsers: []string{s.user}},
+		PingInterval: 20 * time.Second, MaxPingsOut: 2, DisableShortFirstPing: true,
+	}
+	if o.TLS != nil {
+		opts.TLS, opts.TLSConfig, opts.TLSTimeout = true, o.TLS.Clone(), 5
+		opts.TLSConfig.NextProtos = nil
+	}
+	if s.ns, err = server.NewServer(opts); err != nil {
+		return nil, err
+	}
+	s.ns.Start()
+	if !s.ns.ReadyForConnections(startTime) {
+		s.Close()
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Op: "machines.open", Subject: o.Listen, Message: "the address cannot be used",
+			Hint: "choose another port, or end the program that uses this one",
+		}
+	}
+	return s, nil
+}
+
+// Addr returns the address of the server.
+func (s *Server) Addr() net.Addr { return s.ns.Addr() }
+
+// Configure completes the configuration of a hub that uses the server.
+func (s *Server) Configure(c *hub.Config) {
+	c.URL, c.Account, c.Issuer = "nats://in-process", account, s.issuer
+	c.Options = append(c.Options, nats.InProcessServer(s.ns), nats.UserInfo(s.user, s.secret))
+	c.Kick = func(id string, client uint64) error {
+		if id != s.ns.ID() {
+			return errors.New("the connection was to another server")
+		}
+		return s.ns.DisconnectClientByID(client)
+	}
+}
+
+// Close ends the server.
+func (s *Server) Close() {
+	s.ns.Shutdown()
+	s.ns.WaitForShutdown()
+}
