@@ -1,7 +1,9 @@
 package e2bapi
 
 import (
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/atoll-run/atoll/internal/ops"
@@ -76,7 +78,9 @@ func (h *Handler) identityRoutes(mux *routes.Mux, issuer Identity) {
 	if issuer == nil {
 		return
 	}
-	for path, read := range issuer.Published() {
+	published := issuer.Published()
+	for _, path := range slices.Sorted(maps.Keys(published)) {
+		read := published[path]
 		mux.Handle(ops.Route{Name: "GET " + path, Open: true}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			body, err := read()
 			if err != nil {
