@@ -53,6 +53,10 @@ guest: ## build the program that runs inside sandboxes, which build embeds
 build: guest ## build the static binary, bin/atoll
 	$(GO) build -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o "$(ATOLL)" ./cmd/atoll
 
+.PHONY: nats
+nats: ## build the server for self-hosted machines, bin/atoll-nats
+	$(GO) build -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o bin/atoll-nats ./cmd/atoll-nats
+
 # Sandboxes need Linux. Elsewhere the program is a client of a daemon.
 CLIENTS = darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
 

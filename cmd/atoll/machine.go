@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"log/slog"
 	"os"
@@ -13,9 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/atoll-run/atoll/internal/cli"
-	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/machine/agent"
-	"github.com/atoll-run/atoll/internal/machine/broker"
 	"github.com/atoll-run/atoll/internal/machine/hub"
 	"github.com/atoll-run/atoll/internal/machine/local"
 	"github.com/atoll-run/atoll/internal/registry"
@@ -76,29 +73,12 @@ func (m machineProgram) Leave(ctx context.Context, dir string) error {
 	return err
 }
 
-// machines returns the settings of a daemon for self-hosted machines.
-func machines(o cli.UpOptions) daemon.Machines {
-	m := daemon.Machines{
-		Listen: o.Machines, TLS: o.TLS, Plain: o.Plain,
-		Start: func(listen string, config *tls.Config) (daemon.Broker, error) {
-			return broker.Start(broker.Options{Listen: listen, TLS: config})
-		},
+// machines reads what describes the NATS server for self-hosted machines. Nil:
+// there is none.
+func machines(path string) (*hub.Config, error) {
+	if path == "" {
+		return nil, nil
 	}
-	if o.MachinesFile == "" {
-		return m
-	}
-	server, err := outside(o.MachinesFile)
-	if err != nil {
-		m.Listen, m.Plain = "127.0.0.1:0", true
-		m.Start = func(string, *tls.Config) (daemon.Broker, error) { return nil, err }
-		return m
-	}
-	m.Server = server
-	return m
-}
-
-// outside reads what describes a NATS server outside the daemon.
-func outside(path string) (*hub.Config, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
@@ -117,4 +97,12 @@ func outside(path string) (*hub.Config, error) {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "daemon.start", Subject: path, Message: err.Error()}
 	}
 	return &hub.Config{URL: file.URL, Account: file.Account, Issuer: []byte(file.Issuer), Options: []nats.Option{nats.UserInfo(file.User, file.Password)}}, nil
+}
+
+// known describes the providers for the command line.
+func known(providers []registry.Entry) (out []cli.ProviderInfo) {
+	for _, e := range providers {
+		out = append(out, cli.ProviderInfo{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
+	}
+	return out
 }

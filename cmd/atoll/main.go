@@ -34,9 +34,7 @@ func main() {
 		Machine: machineProgram{providers[0]},
 		Stdin:   os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
 	}
-	for _, e := range providers {
-		app.Providers = append(app.Providers, cli.ProviderInfo{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
-	}
+	app.Providers = known(providers)
 	os.Exit(app.Main(context.Background(), os.Args[1:]))
 }
 
@@ -45,8 +43,12 @@ func up(ctx context.Context, providers []registry.Entry, o cli.UpOptions) (cli.D
 	if err := leaveNoCore(); err != nil {
 		return nil, err
 	}
+	config, err := machines(o.MachinesFile)
+	if err != nil {
+		return nil, err
+	}
 	d, err := daemon.Start(ctx, daemon.Options{
-		Machines: machines(o),
+		Machines: config,
 		StateDir: o.StateDir, Provider: o.Provider, Providers: providers, SharedProviders: o.Shared, Store: o.Store, Blobs: o.Blobs, Buckets: o.Buckets, Socket: true,
 		PlainSnapshots: o.PlainSnapshots, SnapshotCache: o.SnapshotCache, SessionGrace: o.SessionGrace,
 		Listen: o.Listen, TLS: o.TLS, Plain: o.Plain, Hosts: o.Hosts, Drain: o.Drain, Pool: o.Pool, Logger: o.Logger, E2B: daemon.E2B(o.E2B), Bridge: daemon.Bridge(o.Bridge), Egress: daemon.Egress(o.Egress), Policies: o.Policies,

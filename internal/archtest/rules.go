@@ -575,7 +575,14 @@ var rules = []rule{
 			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...",
 		},
-		why: "main only dispatches",
+		deny: []string{"github.com/nats-io/nats-server/v2/..."},
+		why:  "main only dispatches; the NATS server looks at its process every second, for which the kernel of a sandbox, the same program, is killed",
+	},
+	{
+		pkgs: "cmd/atoll-nats",
+		only: []string{"sandbox", "driver", "internal/..."},
+		deny: []string{kernel + "/...", "internal/daemon/...", "internal/cli/..."},
+		why:  "the NATS server of self-hosted machines, and nothing else",
 	},
 
 	{pkgs: "internal/archtest", std: true, why: "the package with the rules must not break them"},

@@ -28,23 +28,21 @@ const defaultBridge = "127.0.0.1:8787"
 
 // UpOptions configure a daemon.
 type UpOptions struct {
-	StateDir string
-	Provider string
-	Shared   []string    // providers that callers with an API key may choose
-	Store    string      // address of the database, with its password; empty: a file in StateDir
-	Blobs    string      // address of the store of workspaces and snapshots; empty: a directory in StateDir
-	Buckets  []string    // [TENANT/]NAME=ADDRESS of buckets that workspaces can use
-	Listen   string      // TCP address, empty for none
-	TLS      *tls.Config // for it
-	Plain    bool        // allows a loopback address without TLS
-	Hosts    []string
-	E2B      E2BOptions
-	Bridge   BridgeOptions
-	Egress   EgressOptions
-	// Machines is the TCP address for self-hosted machines, empty for none.
-	// MachinesFile describes a NATS server outside the daemon instead.
-	Machines, MachinesFile string
-	Policies               string // file or directory; empty: there are none
+	StateDir     string
+	Provider     string
+	Shared       []string    // providers that callers with an API key may choose
+	Store        string      // address of the database, with its password; empty: a file in StateDir
+	Blobs        string      // address of the store of workspaces and snapshots; empty: a directory in StateDir
+	Buckets      []string    // [TENANT/]NAME=ADDRESS of buckets that workspaces can use
+	Listen       string      // TCP address, empty for none
+	TLS          *tls.Config // for it
+	Plain        bool        // allows a loopback address without TLS
+	Hosts        []string
+	E2B          E2BOptions
+	Bridge       BridgeOptions
+	Egress       EgressOptions
+	MachinesFile string // describes the NATS server for self-hosted machines; empty: there is none
+	Policies     string // file or directory; empty: there are none
 	// AuditKeep is how long events are kept; zero means without limit.
 	AuditKeep time.Duration
 	OTLP      string // address of a collector of OpenTelemetry; empty: as the environment says
@@ -128,8 +126,6 @@ type Daemon interface {
 	E2B() net.Addr  // nil without one
 	// Bridge is nil without one.
 	Bridge() net.Addr
-	// Machines is the address for self-hosted machines, nil without one.
-	Machines() net.Addr
 	// Reload reads its policies anew.
 	Reload(ctx context.Context) error
 	// Failed yields fatal errors.
@@ -186,8 +182,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory (default on a loopback address: "+sandbox.DefaultE2BDomain+", with TLS and without; empty for no domain)")
 	flags.StringVar(&opts.Bridge.Listen, "bridge", "", "also serve the API of Cloudflare's sandbox bridge on this TCP address (without one: "+defaultBridge+")")
 	flags.Lookup("bridge").NoOptDefVal = defaultBridge
-	flags.StringVar(&opts.Machines, "machines", "", "take connections of self-hosted machines on this TCP address, HOST:PORT; needs --tls-cert and --tls-key; see: atoll machine")
-	flags.StringVar(&opts.MachinesFile, "machines-file", "", "JSON file with the url, user, password, account and issuer of a NATS server for self-hosted machines, instead of --machines; only its owner may be able to read it")
+	flags.StringVar(&opts.MachinesFile, "machines-file", "", "JSON file with the url, user, password, account and issuer of the NATS server for self-hosted machines, as atoll-nats writes it; only its owner may be able to read it")
 	flags.StringVar(&opts.Policies, "policy", "", "policy file, or directory of policy files; see: atoll policy (default: $ATOLL_POLICY)")
 	egressFlags(flags, &opts.Egress, &proxyIn)
 	flags.BoolVar(&opts.E2B.Internet, "e2b-internet", false, "let sandboxes of E2B clients reach everything that the clients do not deny, as E2B does; otherwise only what they allow")
@@ -200,7 +195,6 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.BoolVarP(&verbose, "verbose", "v", false, "log more")
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key")
 	cmd.MarkFlagsMutuallyExclusive("store", "store-file")
-	cmd.MarkFlagsMutuallyExclusive("machines", "machines-file")
 	cmd.MarkFlagsMutuallyExclusive("egress-proxy", "egress-proxy-file")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if config == "" {
@@ -319,9 +313,6 @@ func (a upCommands) runDaemon(ctx context.Context, opts UpOptions) error {
 	}
 	if d.Bridge() != nil {
 		a.notef("atoll: serving clients of Cloudflare's sandbox bridge on %s\n", d.Bridge())
-	}
-	if d.Machines() != nil {
-		a.notef("atoll: serving self-hosted machines on %s\n", d.Machines())
 	}
 	failed := a.attend(ctx, d, again)
 	stop() // another signal ends it at once

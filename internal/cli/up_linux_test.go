@@ -19,7 +19,6 @@ func (d *startedDaemon) Socket() string       { return "atoll.sock" }
 func (d *startedDaemon) TCP() net.Addr        { return nil }
 func (d *startedDaemon) E2B() net.Addr        { return nil }
 func (d *startedDaemon) Bridge() net.Addr     { return nil }
-func (d *startedDaemon) Machines() net.Addr   { return nil }
 func (d *startedDaemon) Failed() <-chan error { return d.failed }
 func (d *startedDaemon) Close() error         { return nil }
 

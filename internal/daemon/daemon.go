@@ -109,8 +109,8 @@ type Options struct {
 	E2B E2B
 	// Bridge configures the API of Cloudflare's sandbox bridge.
 	Bridge Bridge
-	// Machines configures the connections of self-hosted machines.
-	Machines Machines
+	// Machines is the NATS server of self-hosted machines. Nil: there is none.
+	Machines *hub.Config
 	// AuditKeep is how long events are kept before they are pruned. Zero: forever.
 	AuditKeep time.Duration
 	// Telemetry is the address of an OpenTelemetry collector for traces and
@@ -182,7 +182,6 @@ type Daemon struct {
 	parts        *parts
 	bridge       net.Addr
 	hub          *hub.Hub // nil: there are no self-hosted machines
-	machinesAddr net.Addr
 	machineMu    sync.Mutex
 	machineOpen  map[string]providers.Opened // by provider
 	machineClose []io.Closer

@@ -2,9 +2,7 @@ package daemon
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
-	"net"
 	"path/filepath"
 	"strings"
 
@@ -17,59 +15,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Machines configures the connections of self-hosted machines.
-type Machines struct {
-	// Listen is the address HOST:PORT of a NATS server that Start runs in this
-	// program. Empty: none.
-	Listen string
-	TLS    *tls.Config // for it
-	// Plain serves a loopback address without TLS.
-	Plain bool
-	// Start runs a NATS server, which the daemon closes. It is the only part of
-	// the program that has one.
-	Start func(listen string, config *tls.Config) (Broker, error)
-	// Server is a NATS server outside this program. Nil: none.
-	Server *hub.Config
-}
-
-// Broker is a running NATS server.
-type Broker interface {
-	Addr() net.Addr
-	// Configure completes the configuration of a hub that uses the server.
-	Configure(c *hub.Config)
-	Close()
-}
-
 // openMachines connects the daemon to its self-hosted machines.
 func (d *Daemon) openMachines(context.Context) error {
-	o := d.opts.Machines
-	config := hub.Config{}
-	switch {
-	case o.Server != nil:
-		config = *o.Server
-	case o.Listen == "":
+	if d.opts.Machines == nil {
 		return nil
-	case o.Start == nil:
-		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "daemon.start", Subject: "machines", Message: "this program has no NATS server", Hint: "name one outside it"}
-	default:
-		if err := secure(o.Listen, o.TLS, o.Plain); err != nil {
-			return err
-		}
-		var encryption *tls.Config
-		if o.TLS != nil {
-			encryption = tlsOf(o.TLS)
-		}
-		b, err := o.Start(o.Listen, encryption)
-		if err != nil {
-			return err
-		}
-		d.machinesAddr = b.Addr()
-		d.onClose(func() error {
-			b.Close()
-			return nil
-		})
-		b.Configure(&config)
 	}
+	config := *d.opts.Machines
 	config.Store, config.Logger = d.store, d.opts.Logger
 	h, err := hub.Open(config)
 	if err != nil {
@@ -82,10 +33,6 @@ func (d *Daemon) openMachines(context.Context) error {
 	})
 	return nil
 }
-
-// Machines returns the address of the server for self-hosted machines, nil if
-// this program has none.
-func (d *Daemon) Machines() net.Addr { return d.machinesAddr }
 
 // machineProviders opens the providers of self-hosted machines.
 type machineProviders struct{ d *Daemon }

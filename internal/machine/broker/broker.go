@@ -1,5 +1,7 @@
-// Package broker runs a NATS server inside the daemon, for self-hosted machines
-// alone.
+// Package broker runs a NATS server for self-hosted machines alone. It must not
+// be part of a program that runs sandboxes: the server's package reads the
+// program's own /proc every second, and the kernel of a sandbox, which is the
+// same program, is killed when it does that.
 package broker
 
 import (
@@ -102,6 +104,22 @@ func (s *Server) Configure(c *hub.Config) {
 		}
 		return s.ns.DisconnectClientByID(client)
 	}
+}
+
+// Description is what a daemon in another program needs to use the server. Its
+// fields are those of the file of atoll up --machines-file.
+type Description struct {
+	URL      string `json:"url"`
+	User     string `json:"user"`
+	Password string `json:"password"`
+	Account  string `json:"account"`
+	Issuer   string `json:"issuer"` // seed of the account key, a secret
+}
+
+// Describe returns the description of the server under an address that the
+// daemon reaches.
+func (s *Server) Describe(url string) Description {
+	return Description{URL: url, User: s.user, Password: s.secret, Account: account, Issuer: string(s.issuer)}
 }
 
 // Close ends the server.
