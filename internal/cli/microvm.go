@@ -12,7 +12,7 @@ import (
 // microvmCmd prepares this machine for the provider microvm.
 func (a providerCommands) microvmCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:     "microvm",
+		Use: "microvm", Example: "  atoll microvm setup",
 		Short:   "Prepare this machine for sandboxes that are virtual machines",
 		GroupID: groupMachine,
 	}
