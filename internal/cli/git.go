@@ -64,7 +64,7 @@ func reading[T any](a gitCommands, cmd *cobra.Command, get func(ctx context.Cont
 		}
 		var text strings.Builder
 		show(&text, out)
-		return a.printf("%s", text.String())
+		return a.printf("%s", painted(text.String()))
 	})
 	return cmd
 }
@@ -262,7 +262,7 @@ code 1 means that nothing was found.`,
 				fmt.Fprintf(&text, "%s:%d:%s\n", line(m.Path), m.Line, line(m.Text))
 			}
 		}
-		if err := a.printf("%s", text.String()); err != nil {
+		if err := a.printf("%s", painted(text.String())); err != nil {
 			return err
 		}
 		if out.Truncated {
@@ -320,7 +320,7 @@ nothing.`,
 			}
 			fmt.Fprintf(&text, " +%d -%d\n", f.Additions, f.Deletions)
 		}
-		return a.printf("%s", text.String())
+		return a.printf("%s", painted(text.String()))
 	})
 	return cmd
 }
