@@ -167,10 +167,8 @@ func (a *api) look(ctx context.Context, id sandbox.ID) (b hosted.Box, err error)
 		return mark{scope, id, r.Box, r.Asked}.box(), err
 	}
 	out, err := a.enter(ctx, id, "").Run(ctx, "if [ -f "+markFile+" ]; then head -c 512 "+markFile+"; else echo '"+none+"'; fi")
-	if sandbox.CodeOf(err) == sandbox.CodeUnavailable { // it may have ended meanwhile
-		if runs, again := a.runs(ctx, id); again == nil && !runs {
-			err = hosted.ErrNone
-		}
+	if sandbox.CodeOf(err) == sandbox.CodeUnavailable && a.ends(ctx, id) {
+		err = hosted.ErrNone
 	}
 	if err != nil {
 		return b, err
@@ -186,6 +184,22 @@ func (a *api) look(ctx context.Context, id sandbox.ID) (b hosted.Box, err error)
 		err = a.remove(ctx, id)
 	}
 	return b, cmp.Or(err, hosted.ErrNone)
+}
+
+// ends reports whether the bridge says that a sandbox has ended, which it may do
+// a moment after a command failed for it.
+func (a *api) ends(ctx context.Context, id sandbox.ID) bool {
+	for wait := 20 * time.Millisecond; wait < 2*time.Second; wait *= 2 {
+		if runs, err := a.runs(ctx, id); err != nil || !runs {
+			return err == nil
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return false
 }
 
 func (a *api) remove(ctx context.Context, id sandbox.ID) error { return a.Remove(ctx, path(id, "")) }
