@@ -39,7 +39,7 @@ func (s *Session) Archive(ctx context.Context, w io.Writer) (sandbox.Envelope, e
 		return sandbox.Envelope{}, err
 	}
 	e.Files = &sandbox.ArchiveFile{Hash: "sha256:" + hex.EncodeToString(sum.Sum(nil)), Size: c.n}
-	return e.Sealed()
+	return e.Sealed(), nil
 }
 
 // counted counts what is written.

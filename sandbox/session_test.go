@@ -1,7 +1,6 @@
 package sandbox_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"testing"
 
@@ -21,11 +20,7 @@ func TestRB40InstanceID(t *testing.T) {
 		`[]`:                                                                         "",
 	} {
 		for box, want := range map[string]string{"": want, "own": "own"} {
-			e, err := sandbox.Envelope{Backend: "p", Box: box, State: json.RawMessage(state)}.Sealed()
-			if err != nil {
-				t.Fatal(err)
-			}
-			data, err := json.Marshal(e)
+			data, err := json.Marshal(sandbox.Envelope{Backend: "p", Box: box, State: json.RawMessage(state)}.Sealed())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -44,10 +39,7 @@ func FuzzParseEnvelope(f *testing.F) {
 		{Backend: "e2b", State: json.RawMessage(`{"sandboxId":"a","hostId":"b"}`), Archive: &sandbox.Archive{Kind: "tar", Ref: "0001", Size: 7}},
 		{Backend: "docker", Workspaces: []sandbox.WorkspaceRef{{Name: "w", Version: "v3"}}},
 	} {
-		sealed, err := e.Sealed()
-		if err != nil {
-			f.Fatal(err)
-		}
+		sealed := e.Sealed()
 		text, err := json.Marshal(sealed)
 		if err != nil {
 			f.Fatal(err)
@@ -66,10 +58,7 @@ func FuzzParseEnvelope(f *testing.F) {
 		if e.Backend == "" || e.Version != sandbox.EnvelopeVersion {
 			t.Fatalf("accepted %+v", e)
 		}
-		sealed, err := e.Sealed()
-		if err != nil {
-			t.Fatal(err)
-		}
+		sealed := e.Sealed()
 		if len(sealed.Spec.Env) > 0 {
 			t.Errorf("it keeps an environment: %v", sealed.Spec.Env)
 		}
@@ -78,12 +67,8 @@ func FuzzParseEnvelope(f *testing.F) {
 			t.Fatal(err)
 		}
 		again, err := sandbox.ParseEnvelope(text)
-		if err != nil || again.Box != e.Box || again.Fingerprint != sealed.Fingerprint {
+		if err != nil || again.Box != e.Box {
 			t.Errorf("read again: %v; %+v, want %+v", err, again, sealed)
-		}
-		changed := bytes.Replace(text, []byte(`"backend":"`), []byte(`"backend":"z`), 1)
-		if _, err := sandbox.ParseEnvelope(changed); err == nil {
-			t.Error("a changed envelope was accepted")
 		}
 	})
 }

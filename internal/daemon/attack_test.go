@@ -84,7 +84,7 @@ func TestAttackForgedEnvelopes(t *testing.T) {
 		"labels that Atoll keeps": func(e *sandbox.Envelope) {
 			e.Box, e.Archive, e.Spec.Labels = "", nil, map[string]string{"atoll.session-archive": "x"}
 		},
-		"a lifetime that is over":       func(e *sandbox.Envelope) { e.Box, e.Archive, e.Spec.Lifetime.Timeout = "", nil, -1 },
+		"a lifetime that is over":       func(e *sandbox.Envelope) { e.Box, e.Archive, e.Spec.Lifetime.Timeout = "", nil, -time.Second },
 		"a sandbox of an odd name":      func(e *sandbox.Envelope) { e.Archive, e.Box = nil, "../../agent" },
 		"a sandbox of a very long name": func(e *sandbox.Envelope) { e.Archive, e.Box = nil, strings.Repeat("x", 1<<20) },
 	} {
@@ -93,18 +93,8 @@ func TestAttackForgedEnvelopes(t *testing.T) {
 			archive := *stolen.Archive
 			e.Archive = &archive
 			change(&e)
-			e, err := e.Sealed()
-			if err != nil {
-				t.Fatal(err)
-			}
 			got, err := attacker.Sessions().Resume(t.Context(), e, atoll.SessionOptions{})
-			if err == nil && strings.HasPrefix(name, "a sandbox of") {
-				// To him it is gone, as one is that never was, and he gets an empty one.
-				if r := got.Receipt(); r.Outcome != sandbox.OutcomeCreated || string(r.Sandbox) == stolen.Box || runShell(t, got, "if [ -e /x ]; then echo there; fi") != "" {
-					t.Errorf("he got %+v", r)
-				}
-				ok(t, got.Destroy(t.Context()))
-			} else if err == nil {
+			if err == nil {
 				t.Errorf("it was resumed: %+v", got.Receipt())
 				_ = got.Close()
 			} else if code := sandbox.CodeOf(err); code == sandbox.CodeInternal || code == "" {
@@ -116,15 +106,25 @@ func TestAttackForgedEnvelopes(t *testing.T) {
 		"a huge one":      `{"envelope":{"version":1,"backend":"fake","spec":{},"state":"` + strings.Repeat("x", 16<<20) + `"}}`,
 		"a deep one":      `{"envelope":{"version":1,"backend":"fake","spec":{},"state":` + strings.Repeat("[", 100_000) + `}}`,
 		"a list":          `{"envelope":[]}`,
-		"a changed one":   `{"envelope":{"version":1,"backend":"fake","spec":{},"fingerprint":"sha256:00"}}`,
 		"unknown members": `{"envelope":{"version":1,"backend":"fake","spec":{"privileged":true}}}`,
 	} {
 		if got := statusWith(t, d, token, http.MethodPost, "/v1/sessions/resume", body); got != http.StatusBadRequest && got != http.StatusRequestEntityTooLarge {
 			t.Errorf("%s: %d", name, got)
 		}
 	}
+	for body, want := range map[string]int{ // without a holder nothing would be made at once
+		`{"envelope":{"version":1,"backend":"fake","box":"` + stolen.Box + `","binding":"` + stolen.Binding + `","spec":{}}}`: http.StatusNotFound,
+		`{"envelope":{"version":1,"backend":"nowhere","spec":{}}}`:                                                            http.StatusBadRequest,
+	} {
+		if got := statusWith(t, d, token, http.MethodPost, "/v1/sessions/resume", body); got != want {
+			t.Errorf("%s: %d, want %d", body, got, want)
+		}
+	}
 	if all := sandboxes(t, attacker); len(all) != 0 {
 		t.Errorf("he got %+v", all)
+	}
+	if all, err := attacker.Sessions().List(t.Context(), nil); err != nil || len(all) != 0 {
+		t.Errorf("he has the sessions %+v, %v", all, err)
 	}
 	reader := bearer(t, d, "acme", "read", "exec")
 	_, err = reader.Sessions().Resume(t.Context(), stolen, atoll.SessionOptions{Name: "copy"})
@@ -159,8 +159,6 @@ func TestAttackEnvelopeOfAFreerTime(t *testing.T) {
 	} {
 		e := old
 		change(&e)
-		e, err := e.Sealed()
-		ok(t, err)
 		_, err = c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "again"})
 		var refused *sandbox.Error
 		if !errors.As(err, &refused) || refused.Code != sandbox.CodeDenied || !strings.HasPrefix(refused.Rule, "small.") {
@@ -189,9 +187,6 @@ func TestAttackArchiveThatIsNone(t *testing.T) {
 	ok(t, err)
 	e.Box, e.State = "", nil
 	e.Archive = &sandbox.Archive{Kind: "snapshot", Ref: "golden", Provider: e.Backend, Binding: strings.Split(e.Binding, "/")[0]}
-	if e, err = e.Sealed(); err != nil {
-		t.Fatal(err)
-	}
 	forged, err := c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "forged"})
 	ok(t, err)
 	_, err = forged.Save(t.Context())

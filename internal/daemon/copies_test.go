@@ -355,14 +355,11 @@ func TestRB19SessionCapabilities(t *testing.T) {
 func TestRB44ArchivesOfOtherKinds(t *testing.T) {
 	t.Parallel()
 	c := daemontest.Client(t, daemontest.New(t).Start(t, nil))
-	e, err := sandbox.Envelope{
+	e := sandbox.Envelope{
 		Backend: "fake", Binding: "modal:app", Spec: sandbox.Spec{Image: "host"},
 		Archive: &sandbox.Archive{Kind: "MODAL_SANDBOX_FS_SNAPSHOT_V1", Ref: "im-1", Binding: "modal:app"},
 	}.Sealed()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{})
+	_, err := c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{})
 	wantCode(t, err, sandbox.CodeUnsupported)
 	if all := sandboxes(t, c); len(all) != 0 {
 		t.Errorf("a sandbox was made from an archive that cannot be read: %+v", all)

@@ -94,9 +94,6 @@ func TestRB36EnvelopesLeaveTheInstallation(t *testing.T) {
 		t.Errorf("without the archive there are %+v", all)
 	}
 	e.Archive = nil
-	if e, err = e.Sealed(); err != nil {
-		t.Fatal(err)
-	}
 	empty, err := third.Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "agent"})
 	if err != nil {
 		t.Fatal(err)

@@ -140,9 +140,6 @@ func TestResumedSessionKeepsItsArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.Box, e.State = "", nil
-	if e, err = e.Sealed(); err != nil {
-		t.Fatal(err)
-	}
 	copied, err := c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "second"})
 	if err != nil {
 		t.Fatal(err)

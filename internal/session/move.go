@@ -181,9 +181,5 @@ func (m *Manager) stay(ctx context.Context, l lease.Lease, made Box, cause error
 
 // pointer returns what a lease stores to find a sandbox again.
 func pointer(p Plan, b Box) (json.RawMessage, error) {
-	e, err := sandbox.Envelope{Backend: b.Provider, Binding: b.Binding, Box: string(b.ID), State: b.State, Spec: p.Spec}.Sealed()
-	if err != nil {
-		return nil, err
-	}
-	return json.Marshal(e)
+	return json.Marshal(sandbox.Envelope{Backend: b.Provider, Binding: b.Binding, Box: string(b.ID), State: b.State, Spec: p.Spec}.Sealed())
 }

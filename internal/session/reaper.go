@@ -158,10 +158,7 @@ func (m *Manager) drain(ctx context.Context, l lease.Lease) error {
 // still be ended.
 func (m *Manager) persist(ctx context.Context, l lease.Lease, saved sandbox.Envelope) (bool, error) {
 	saved.Box, saved.State = "", nil
-	sealed, err := saved.Sealed()
-	if err != nil {
-		return false, err
-	}
+	sealed := saved.Sealed()
 	data, err := json.Marshal(sealed)
 	if err != nil {
 		return false, err

@@ -140,8 +140,8 @@ func (s *Holders) Envelope(ctx context.Context, ref string) (out sandbox.Envelop
 		e.Spec = row.Spec
 		e.Spec.Labels = row.Labels
 		e.Binding = s.provision.boxes(row.Tenant, &row).present(ctx, e.Backend, e.Binding)
-		out, err = e.Sealed()
-		return err
+		out = e.Sealed()
+		return nil
 	})
 	return out, err
 }

@@ -70,6 +70,9 @@ func (s *Service) fromEnvelope(ctx context.Context, tenant string, req sandbox.R
 	if err := s.choose(ctx, tenant, &e, err); err != nil {
 		return store.Session{}, err
 	}
+	if err := b.leads(ctx, e); err != nil {
+		return store.Session{}, err
+	}
 	if e.Box == "" && req.Provider != "" {
 		e.Backend = req.Provider
 		if e.Archive != nil && e.Archive.Kind == tarKind {
@@ -81,6 +84,27 @@ func (s *Service) fromEnvelope(ctx context.Context, tenant string, req sandbox.R
 	row, _, err := newSession(tenant, sandbox.NewSession{Name: req.Name, Spec: spec})
 	row.Prior = &e
 	return row, err
+}
+
+// leads refuses an envelope that leads to nothing that the tenant has or had: a
+// sandbox that this installation never made for it, with nothing saved. A
+// sandbox of another tenant is such a one.
+func (b boxes) leads(ctx context.Context, e sandbox.Envelope) error {
+	if _, err := b.providers.Binding(ctx, e.Backend); sandbox.CodeOf(err) == sandbox.CodeInvalid { // there is no such provider
+		return err
+	}
+	_, other := b.own.elsewhere(e.Binding)
+	if e.Box == "" || other || e.Archive != nil || len(e.Spec.Workspaces) > 0 {
+		return nil
+	}
+	_, err := b.record(ctx, e.Box)
+	if sandbox.CodeOf(err) != sandbox.CodeNotFound {
+		return err
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeNotFound, Op: "session.resume", Subject: e.Box, Message: "there is no sandbox with that id, and the envelope names nothing saved",
+		Hint: "create a session instead: atoll session create",
+	}
 }
 
 // adopt records a session that starts from an envelope, unless another session

@@ -68,10 +68,7 @@ func lastSaved(row store.Session, l lease.Lease) (sandbox.Saved, error) {
 // keep stores a capture, so that the session can be rebuilt from it.
 func (s *Holders) keep(ctx context.Context, row store.Session, b boxes, epoch int64, saved sandbox.Envelope) error {
 	saved.Box, saved.State = "", nil
-	sealed, err := saved.Sealed()
-	if err != nil {
-		return err
-	}
+	sealed := saved.Sealed()
 	data, err := json.Marshal(sealed)
 	if err != nil {
 		return err
