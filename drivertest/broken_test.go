@@ -43,6 +43,9 @@ var wholeProcess = []string{"leaks/", "secrets/", "exec/env-does-not-leak"}
 func TestSabotage(t *testing.T) {
 	for _, s := range slices.Concat(brokenFacts, brokenLifecycles, brokenExecs, brokenStreams, brokenManagers, brokenFiles, brokenPorts, brokenLimits, brokenStates, leaky) {
 		t.Run(s.name, func(t *testing.T) {
+			if s.has([]string{"previews/"}) {
+				need.Program(t, "python3")
+			}
 			beside := !s.has(wholeProcess)
 			if beside {
 				t.Parallel()

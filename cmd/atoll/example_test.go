@@ -214,6 +214,7 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 		e.up(t)
 		e.must(t, "atoll create --name demo")
 		if path[0] == "code" {
+			need.Program(t, "python3")
 			e.must(t, "echo 'x = 1' >plot.py")
 		}
 		if len(path) > 2 {

@@ -495,6 +495,14 @@ func TestServiceGoesAway(t *testing.T) {
 func TestAttackServerIsConfined(t *testing.T) {
 	address := blobtest.S3(t)
 	t.Setenv("SOME_TOKEN", "canary-71aa")
+	before, err := syscall.Getgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setgroups([]int{0}); err != nil { // as after a login
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Setgroups(before) })
 	f := mounted(t, address, bucket.Options{})
 	pid := strconv.Itoa(f.server())
 	status, err := os.ReadFile("/proc/" + pid + "/status")

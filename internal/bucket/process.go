@@ -170,7 +170,9 @@ func isolated() *syscall.SysProcAttr {
 		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
 		UidMappings: []syscall.SysProcIDMap{{HostID: nobody, Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{HostID: nobody, Size: 1}},
-		Credential:  &syscall.Credential{},
+		// Without this, it would keep the supplementary groups of the daemon.
+		GidMappingsEnableSetgroups: true,
+		Credential:                 &syscall.Credential{},
 	}
 }
 

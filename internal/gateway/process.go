@@ -109,7 +109,9 @@ func isolated() *syscall.SysProcAttr {
 		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
 		UidMappings: []syscall.SysProcIDMap{{HostID: uid, Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{HostID: gid, Size: 1}},
-		Credential:  &syscall.Credential{NoSetGroups: os.Geteuid() != 0},
+		// Root gives up its supplementary groups. Other users cannot.
+		GidMappingsEnableSetgroups: os.Geteuid() == 0,
+		Credential:                 &syscall.Credential{NoSetGroups: os.Geteuid() != 0},
 	}
 }
 

@@ -78,12 +78,17 @@ func Opinion(t testing.TB, name string) string {
 	return path
 }
 
-// words are programs whose names mean nothing else in a shell script.
-var words = regexp.MustCompile(`\b(curl|npm|openssl|pgrep|pip3|pkill|python3)\b|\b(node) -[ep]|(?:^|[;|&("'\n]\s*|-- )(ps|zstd) `)
+// words are programs whose names mean nothing else in a shell script. The code
+// interpreter needs Python.
+var words = regexp.MustCompile(`(?:^|\n|exec )atoll (code) |\b(curl|npm|openssl|pgrep|pip3|pkill|python3)\b|\b(node) -[ep]|(?:^|[;|&("'\n]\s*|-- )(ps|zstd) `)
 
 func programs(script string) (names []string) {
 	for _, m := range words.FindAllStringSubmatch(script, -1) {
-		names = append(names, strings.Join(m[1:], "")) // one of the groups matched
+		name := strings.Join(m[1:], "") // one of the groups matched
+		if name == "code" {
+			name = "python3"
+		}
+		names = append(names, name)
 	}
 	return names
 }

@@ -31,6 +31,9 @@ func scanKey(row scanner) (k Key, err error) {
 
 // AddKey records a key, whose ID must be new.
 func (ts Tenants) AddKey(ctx context.Context, k Key) error {
+	if err := ts.tx.room(ctx, "keys WHERE revoked = 0", k.Tenant, maxKeys); err != nil {
+		return err
+	}
 	_, err := ts.tx.exec(ctx, "INSERT INTO keys (id, tenant, name, hash, verbs, created, expires) VALUES ($1, $2, $3, $4, $5, $6, $7)",
 		k.ID, k.Tenant, k.Name, k.Hash, strings.Join(k.Verbs, " "), nanos(k.Created), nanos(k.Expires))
 	return err

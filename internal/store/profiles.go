@@ -55,6 +55,9 @@ func (ps Profiles) Create(ctx context.Context, tenant string, doc sandbox.Profil
 	if err != nil {
 		return p, err
 	}
+	if err := ps.tx.room(ctx, "profiles", tenant, maxProfiles); err != nil {
+		return p, err
+	}
 	n, err := ps.tx.exec(ctx, `INSERT INTO profiles (tenant, name, version, doc, created, updated) VALUES ($1, $2, 1, $3, $4, $4)
 		ON CONFLICT (tenant, name) DO NOTHING`, tenant, doc.Name, string(text), nanos(p.Created))
 	if err != nil {
@@ -96,7 +99,11 @@ func (ps Profiles) Update(ctx context.Context, tenant string, expect int64, doc 
 	return p, ps.addVersion(ctx, &p, string(text))
 }
 
+// addVersion records a version and drops the oldest beyond maxVersions.
 func (ps Profiles) addVersion(ctx context.Context, p *Profile, doc string) error {
+	if _, err := ps.tx.exec(ctx, "DELETE FROM profile_versions WHERE tenant = $1 AND name = $2 AND version <= $3", p.Tenant, p.Name, p.Version-maxVersions); err != nil {
+		return err
+	}
 	_, err := ps.tx.exec(ctx, "INSERT INTO profile_versions (tenant, name, version, doc, created) VALUES ($1, $2, $3, $4, $5)",
 		p.Tenant, p.Name, p.Version, doc, nanos(p.Updated))
 	return err

@@ -62,6 +62,9 @@ func (ss Secrets) Create(ctx context.Context, s Secret) (Secret, error) {
 	if s.AllowEnv {
 		allowEnv = 1
 	}
+	if err := ss.tx.room(ctx, "secrets", s.Tenant, maxSecrets); err != nil {
+		return s, err
+	}
 	n, err := ss.tx.exec(ctx, "INSERT INTO secrets ("+secretColumns+`) VALUES ($1, $2, 1, $3, $4, $5, $6, $7, $8, $9, $9, $10)
 		ON CONFLICT (tenant, name) DO NOTHING`, s.Tenant, s.Name, s.Description, s.Source, string(hosts), allowEnv, s.KeyID, notNil(s.Sealed), nanos(s.Created), labels)
 	if err == nil && n == 0 {

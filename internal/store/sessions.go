@@ -82,6 +82,9 @@ func (ss Sessions) Create(ctx context.Context, s Session) (Session, error) {
 	if err != nil {
 		return s, err
 	}
+	if err := ss.tx.room(ctx, "sessions", s.Tenant, maxSessions); err != nil {
+		return s, err
+	}
 	n, err := ss.tx.exec(ctx, "INSERT INTO sessions ("+sessionColumns+") VALUES ($1, $2, $3, $4, $5, $6, $7, $7) ON CONFLICT DO NOTHING",
 		s.Tenant, s.ID, s.Name, s.Group, text, prior, nanos(s.Created))
 	if err == nil && n == 0 {

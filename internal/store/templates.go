@@ -65,6 +65,9 @@ func (ts Templates) Set(ctx context.Context, t Template) (Template, error) {
 	if err := ts.Fits(ctx, &t); err != nil {
 		return t, err
 	}
+	if err := ts.tx.room(ctx, "templates", t.Tenant, maxTemplates); err != nil {
+		return t, err
+	}
 	_, err := ts.tx.exec(ctx, "INSERT INTO templates ("+templateColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
 		ON CONFLICT (tenant, name, tag) DO UPDATE SET image = excluded.image, base = excluded.base, size = excluded.size,
 			steps = excluded.steps, created = excluded.created, build = excluded.build,

@@ -60,6 +60,9 @@ func (tx *Tx) Workspaces() Workspaces { return Workspaces{tx} }
 // uses is CodeAlreadyExists, and so is a bucket of another workspace of the
 // tenant.
 func (ws Workspaces) Add(ctx context.Context, w Workspace) error {
+	if err := ws.tx.room(ctx, "workspaces", w.Tenant, maxWorkspaces); err != nil {
+		return err
+	}
 	n, err := ws.tx.exec(ctx, `INSERT INTO workspaces (id, tenant, name, encrypted, max_bytes, created, bucket) VALUES ($1, $2, $3, $4, $5, $6, $7)
 		ON CONFLICT DO NOTHING`, w.ID, w.Tenant, w.Name, flag(w.Encrypted), w.MaxBytes, nanos(ws.tx.Now()), w.Bucket)
 	if err != nil || n > 0 {

@@ -42,6 +42,10 @@ type piece struct {
 
 func (p piece) hole() bool { return p.id == chunk.ID{} }
 
+// maxFile is the largest size of a file, in bytes: the largest disk of a sandbox.
+// A file of nothing but a hole may be larger than any disk.
+const maxFile = sandbox.MaxDisk
+
 // size returns the size of a node's content in bytes.
 func (n *node) size() (total int64) {
 	for _, p := range n.content {
@@ -222,7 +226,11 @@ func (n *node) check(p *parser) {
 		p.fail("%.80q cannot be the name of a file", n.name)
 	}
 	switch n.kind {
-	case file, dir, fifo:
+	case file:
+		if size := n.size(); size < 0 || size > maxFile {
+			p.fail("%.80q is too large", n.name)
+		}
+	case dir, fifo:
 	case symlink, same:
 		if n.target == "" || strings.ContainsRune(n.target, 0) {
 			p.fail("%.80q leads to no path", n.name)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/servicetest"
 	"github.com/atoll-run/atoll/provider/boxlite"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
@@ -31,6 +32,7 @@ func TestTunnels(t *testing.T) {
 		"strange": {Method: http.MethodPost, Path: tunnelPath, Rewrite: hostedtest.Replace(`"uri":"http`, `"uri":"gopher`)},
 	} {
 		t.Run(name, func(t *testing.T) {
+			need.Program(t, "python3")
 			w := serve(t)
 			hostedtest.WarmUp(t, w.backing)
 			w.Faults.Add(fault)

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/provider/e2b"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -65,6 +66,7 @@ func TestEgress(t *testing.T) {
 	}
 	t.Setenv("ATOLL_EGRESS_ALLOW", "127.0.0.0/8")
 	t.Setenv("ATOLL_EGRESS_HOSTS", hosts)
+	need.Program(t, "python3")
 	s := serve(t)
 	p, err := e2b.New(s.options(t.TempDir()))
 	if err != nil {

@@ -61,7 +61,7 @@ func TestPaused(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	run(t, in, "echo kept >/tmp/kept; sleep 1000 >/dev/null 2>&1 &")
+	run(t, in, "echo kept >/tmp/kept; sleep 1000 >/dev/null 2>&1 & echo $! >/tmp/pid")
 	state := func(want sandbox.State) {
 		t.Helper()
 		got, err := p.State(t.Context(), in.ID())
@@ -90,7 +90,7 @@ func TestPaused(t *testing.T) {
 		}
 		state(sandbox.Running)
 	}
-	if got := run(t, in, "cat /tmp/kept; pgrep -f 'sleep 1000' >/dev/null && echo runs"); got != "kept\nruns\n" {
+	if got := run(t, in, "cat /tmp/kept; kill -0 $(cat /tmp/pid) && echo runs"); got != "kept\nruns\n" {
 		t.Errorf("after it was resumed: %q", got)
 	}
 }

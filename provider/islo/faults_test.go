@@ -339,11 +339,11 @@ func TestPaused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const runs = "pgrep -f 'slee[p] 1000' >/dev/null && echo runs || echo none"
+	const runs = "kill -0 $(cat /tmp/pid) 2>/dev/null && echo runs || echo none"
 	for _, slow := range []time.Duration{0, 200 * time.Millisecond} {
 		for _, what := range []string{"pause", "stop"} {
 			w.Transitions(0)
-			hostedtest.Says(t, in, "echo kept >/tmp/kept; sleep 1000 >/dev/null 2>&1 &")
+			hostedtest.Says(t, in, "echo kept >/tmp/kept; sleep 1000 >/dev/null 2>&1 & echo $! >/tmp/pid")
 			w.Transitions(slow)
 			w.change(t, what)
 			if got, err := p.State(t.Context(), in.ID()); err != nil || got != sandbox.Paused {

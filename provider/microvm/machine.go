@@ -291,6 +291,7 @@ func confined() *syscall.SysProcAttr {
 	}
 	attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: nobody, HostID: uid, Size: 1}}
 	attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: nobody, HostID: gid, Size: 1}}
+	attr.GidMappingsEnableSetgroups = os.Geteuid() == 0 // root gives up its supplementary groups
 	attr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody, NoSetGroups: os.Geteuid() != 0}
 	return attr
 }

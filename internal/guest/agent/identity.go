@@ -38,7 +38,7 @@ const localhost = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopba
 // sandbox works without these files, so failures do not matter: the image may
 // have no writable /etc.
 func (i *identity) write(host string) {
-	mounts := mountPoints()
+	mounts := mountPoints(i.root)
 	hosts, _ := readSmall(i.root + fileHosts)
 	former := formerName(hosts)
 	if !mounted(i.root+fileHosts, mounts) && (former != "" || !i.named) {
@@ -97,15 +97,15 @@ func hostsWith(old []byte, host string) []byte {
 	return []byte(localhost + b.String() + own)
 }
 
-// mountPoints returns where file systems are mounted, except the root.
-func mountPoints() []string {
+// mountPoints returns where file systems are mounted below a root directory.
+func mountPoints(root string) []string {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return nil
 	}
 	var points []string
 	for line := range strings.Lines(string(text)) {
-		if f := strings.Fields(line); len(f) > 4 && f[4] != "/" {
+		if f := strings.Fields(line); len(f) > 4 && f[4] != "/" && strings.HasPrefix(f[4], root+"/") {
 			points = append(points, f[4])
 		}
 	}
