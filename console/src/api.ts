@@ -145,6 +145,15 @@ export function socket(path: string, query: Query = {}): WebSocket {
   return ws;
 }
 
+/** Opens the WebSocket of a stream. Its token is the only credential. */
+export function streamSocket(path: string, token: string): WebSocket {
+  const url = address(path);
+  url.protocol = url.protocol.replace("http", "ws");
+  const ws = new WebSocket(url, ["atoll", "atoll.token." + token]);
+  ws.binaryType = "arraybuffer";
+  return ws;
+}
+
 /** Reads a response of JSON lines. */
 export async function* lines<T>(r: Response): AsyncGenerator<T> {
   for await (const line of textLines(r)) {

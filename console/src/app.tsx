@@ -12,7 +12,9 @@ import { Workspaces } from "./pages/workspaces";
 import { Templates } from "./pages/templates";
 import { Egress } from "./pages/egress";
 import { Secrets } from "./pages/secrets";
+import { Recordings } from "./pages/recordings";
 import { Providers } from "./pages/providers";
+import { listMachines, Machines } from "./pages/machines";
 import { Usage } from "./pages/usage";
 import { Access } from "./pages/access";
 import { Activity } from "./pages/activity";
@@ -31,6 +33,11 @@ const pages = [
     name: "Workspaces",
     show: (p: string[]) => <Workspaces at={p[0]} />,
   },
+  {
+    id: "recordings",
+    name: "Recordings",
+    show: (p: string[]) => <Recordings at={p[0]} />,
+  },
   { id: "templates", name: "Templates", show: () => <Templates /> },
   {
     id: "egress",
@@ -39,6 +46,7 @@ const pages = [
   },
   { id: "secrets", name: "Secrets", show: () => <Secrets /> },
   { id: "providers", name: "Providers", show: () => <Providers /> },
+  { id: "machines", name: "Machines", show: () => <Machines /> },
   { id: "usage", name: "Usage", show: () => <Usage /> },
   { id: "activity", name: "Activity", show: () => <Activity /> },
   { id: "access", name: "Keys and audit", show: () => <Access /> },
@@ -213,6 +221,9 @@ function Shell({ caller }: { caller: Schemas["Caller"] }) {
     return () => removeEventListener("keydown", key);
   }, []);
 
+  // A daemon without a server for machines refuses to list them.
+  const machines = useLoad(listMachines, []);
+  const listed = pages.filter((p) => p.id !== "machines" || machines.data);
   const page = pages.find((p) => p.id === (route[0] ?? "")) ?? pages[0];
   useEffect(() => {
     document.title = [route[1], page.name, "Atoll"].filter(Boolean).join(" · ");
@@ -234,7 +245,7 @@ function Shell({ caller }: { caller: Schemas["Caller"] }) {
           <Logo /> Atoll
         </a>
         <nav aria-label="Pages">
-          {pages.map((p) => (
+          {listed.map((p) => (
             <a
               key={p.id}
               href={"#/" + p.id}
@@ -287,13 +298,17 @@ function Shell({ caller }: { caller: Schemas["Caller"] }) {
       <main id="main" tabIndex={-1}>
         {page.show(route.slice(1))}
       </main>
-      {palette && <Palette close={() => setPalette(false)} />}
+      {palette && <Palette pages={listed} close={() => setPalette(false)} />}
     </div>
   );
 }
 
 /** Leads to pages and sandboxes by a few letters of their names. */
-function Palette({ close }: { close: () => void }) {
+function Palette(props: {
+  pages: readonly { id: string; name: string }[];
+  close: () => void;
+}) {
+  const { close } = props;
   const [text, setText] = useState("");
   const [at, setAt] = useState(0);
   const all = useLoad(
@@ -302,7 +317,11 @@ function Palette({ close }: { close: () => void }) {
   );
   const found = useMemo(() => {
     const entries = [
-      ...pages.map((p) => ({ name: p.name, what: "page", to: "/" + p.id })),
+      ...props.pages.map((p) => ({
+        name: p.name,
+        what: "page",
+        to: "/" + p.id,
+      })),
       { name: "New sandbox", what: "action", to: "/sandboxes//new" },
       ...(all.data?.sandboxes ?? []).map((s) => ({
         name: s.name,

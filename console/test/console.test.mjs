@@ -99,6 +99,65 @@ test("a shell survives a reload of the page", async () => {
   await type("echo kept-$kept", "kept-yes");
 });
 
+test("a late viewer sees the screen, and one who only watches cannot type", async () => {
+  const late = await chrome.newContext();
+  const other = await late.newPage();
+  await other.goto(daemon.link());
+  await other.getByRole("heading", { name: "Overview" }).waitFor();
+  await other.goto(base() + "#/sandboxes/demo/terminal");
+  const rows = other.locator(".term .xterm-rows");
+  await rows.getByText("kept-yes").first().waitFor();
+  await other.getByText("2 viewers").waitFor();
+  await other.getByRole("button", { name: "Only watch" }).click();
+  await other.getByRole("button", { name: "Take control" }).waitFor();
+  await rows.getByText("kept-yes").first().waitFor();
+  await other.locator(".term .xterm-helper-textarea").focus();
+  await other.keyboard.type("echo not-typed\n");
+  await type("echo seen-$((40+2))", "seen-42");
+  await rows.getByText("seen-42").first().waitFor();
+  assert.doesNotMatch(await rows.textContent(), /not-typed/);
+  await late.close();
+});
+
+test("a new terminal has a shell of its own, which stays", async () => {
+  await button("New terminal").click();
+  await page.locator(".term:visible .xterm").waitFor();
+  await type("own=$((6*7)); echo own-$own", "own-42");
+  await page.reload();
+  await page.locator(".term .xterm").waitFor();
+  await page.getByRole("button", { name: /^Shell/ }).click();
+  await type("echo again-$own", "again-42");
+  await button("Shared shell").click();
+});
+
+test("a terminal is recorded, and the recording is played", async () => {
+  await button("Record").click();
+  await button("Stop recording").waitFor();
+  await type("echo recorded-$((20+1))", "recorded-21");
+  await shot("recording");
+  await button("Stop recording").click();
+  await button("Record").waitFor();
+  await show("/recordings");
+  await page.getByText("available").waitFor();
+  await page.getByRole("button", { name: /^Play rec-/ }).click();
+  await page.locator(".player .ap-term").waitFor();
+  await page.locator(".player").getByText("recorded-21").first().waitFor();
+  await shot("recordings-played");
+  const saved = page.waitForEvent("download");
+  await page.getByRole("button", { name: /^Download rec-/ }).click();
+  const cast = readFileSync(await (await saved).path(), "utf8");
+  assert.match(cast, /"version":2/);
+  assert.match(cast, /recorded-21/);
+  await page.getByRole("button", { name: /^Remove recording/ }).click();
+  await page
+    .getByRole("dialog")
+    .getByRole("button", { name: /^Remove rec-/ })
+    .click();
+  await page.getByText("There are no recordings").waitFor();
+  await show("/sandboxes/demo");
+  await page.locator(".term .xterm").waitFor();
+});
+
 test("a file is edited, and its changes are shown", async () => {
   daemon.run(
     "exec",

@@ -1,70 +1,103 @@
 import RFB from "@novnc/novnc";
-import { useEffect, useRef, useState } from "preact/hooks";
-import { socket } from "../api";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Sandbox } from "../api";
-import { Button } from "../ui";
-
-/** The port of the VNC server inside. */
-const vnc = 5900;
+import { Connection, entry } from "../stream";
+import type { Entry } from "../stream";
+import { Button, may, Problem, why } from "../ui";
 
 export default function Desktop({ sandbox: s }: { sandbox: Sandbox }) {
-  const place = useRef<HTMLDivElement>(null);
-  const rfb = useRef<RFB>(undefined);
   const [watching, setWatching] = useState(true);
-  const [state, setState] = useState<"starting" | "shown" | "ended">(
-    "starting",
-  );
   const [turn, setTurn] = useState(0);
+  const way = useMemo(
+    () => entry(s.id, { kind: "desktop", mode: watching ? "view" : "control" }),
+    [s.id, s.state, watching, turn],
+  );
+  if (s.state !== "running")
+    return <Problem error={new Error(`${s.name} is ${s.state}.`)} />;
+  return (
+    <>
+      <div class="row bar">
+        <Button verb="exec" act={() => setWatching(!watching)}>
+          {watching ? "Take control" : "Only watch"}
+        </Button>
+        {!may("exec") && <span class="dim">{why("exec")}</span>}
+      </div>
+      <View entry={way} control={!watching} again={() => setTurn(turn + 1)} />
+    </>
+  );
+}
+
+type State = "starting" | "shown" | "lost" | "ended";
+
+/** A desktop. Without control the daemon drops keyboard, mouse and clipboard. */
+export function View(props: {
+  entry: Entry;
+  control: boolean;
+  again?: (() => void) | undefined;
+}) {
+  const place = useRef<HTMLDivElement>(null);
+  const [state, setState] = useState<State>("starting");
+  const [error, setError] = useState<unknown>();
 
   useEffect(() => {
-    let over = false;
+    let rfb: RFB | undefined;
+    let absent = 0;
     setState("starting");
-    const show = () => {
-      const view = new RFB(
-        place.current!,
-        socket(`v1/sandboxes/${s.id}/ports/${vnc}`),
-        { shared: true },
-      );
-      view.viewOnly = watching;
-      view.scaleViewport = true;
-      view.background = "transparent";
-      view.addEventListener("connect", () => setState("shown"));
-      view.addEventListener("disconnect", () => {
-        if (!over) setState("ended");
-      });
-      rfb.current = view;
-    };
-    show();
+    setError(undefined);
+    const connection = new Connection(props.entry, {
+      connected(ws) {
+        rfb?.disconnect();
+        place.current?.replaceChildren();
+        rfb = new RFB(place.current!, ws, { shared: true });
+        rfb.viewOnly = !props.control;
+        rfb.scaleViewport = true;
+        rfb.background = "transparent";
+        rfb.addEventListener("connect", () => {
+          absent = 0;
+          connection.works();
+          setState("shown");
+        });
+      },
+      lost(why) {
+        if (why === "stream-port-unavailable" && ++absent > 3) {
+          connection.stop();
+          setState("ended");
+          setError(
+            new Error(
+              "No VNC server listens on port 5900 of the sandbox. Use an image with a desktop; see: make desktop-image",
+            ),
+          );
+          return;
+        }
+        setState("lost");
+      },
+      ended(e) {
+        setState("ended");
+        setError(e);
+      },
+    });
     return () => {
-      over = true;
-      rfb.current?.disconnect();
+      connection.stop();
+      rfb?.disconnect();
     };
-  }, [s.id, s.state, turn]);
+  }, [props.entry, props.control]);
 
   return (
     <>
-      <div class="row" style="margin-bottom:8px">
-        <Button
-          act={() => {
-            if (rfb.current) rfb.current.viewOnly = !watching;
-            setWatching(!watching);
-          }}
-        >
-          {watching ? "Take control" : "Only watch"}
-        </Button>
-        <span class="dim" role="status">
-          {state === "starting" && "Connecting to the desktop…"}
-          {state === "shown" &&
-            (watching
-              ? "You watch. Keyboard and mouse are not sent."
-              : "You control the desktop, together with the agent.")}
-          {state === "ended" &&
-            `The desktop is not connected. A VNC server must listen on port ${vnc} of the sandbox.`}
-        </span>
-        {state === "ended" && (
-          <Button act={() => setTurn(turn + 1)}>Connect again</Button>
-        )}
-      </div>
+      <Problem error={error} />
+      {state === "ended" && props.again && (
+        <div class="row bar">
+          <Button act={props.again}>Connect again</Button>
+        </div>
+      )}
+      <p class="dim" role="status">
+        {state === "starting" && "Starting the desktop…"}
+        {state === "lost" && "The connection is lost. Trying again…"}
+        {state === "shown" &&
+          (props.control
+            ? "You control the desktop, together with the agent."
+            : "You watch. Keyboard and mouse are not sent.")}
+      </p>
       <div class="vnc" ref={place} />
     </>
   );

@@ -59,19 +59,18 @@ export function SandboxPage({ id, tab }: { id: string; tab: string }) {
         <a href="#/sandboxes">All sandboxes</a>
       </>
     ) : null;
-  const exec = may("exec") ? undefined : why("exec");
   const tabs = [
-    { id: "terminal", name: "Terminal", off: exec },
+    { id: "terminal", name: "Terminal" },
     { id: "files", name: "Files" },
-    { id: "desktop", name: "Desktop", off: exec },
+    { id: "desktop", name: "Desktop" },
     { id: "processes", name: "Processes" },
     { id: "ports", name: "Ports" },
     { id: "network", name: "Network" },
     { id: "events", name: "Events" },
     { id: "limits", name: "Limits and state" },
   ] as const;
-  const at = (tabs.find((t) => t.id === tab && !("off" in t && t.off))?.id ??
-    (exec ? "files" : "terminal")) as Tab;
+  const at: Tab =
+    tabs.find((t) => t.id === tab)?.id ?? (may("exec") ? "terminal" : "files");
   const path = `v1/sandboxes/${s.id}`;
   return (
     <>

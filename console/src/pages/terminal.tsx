@@ -1,235 +1,216 @@
-import { FitAddon } from "@xterm/addon-fit";
-import { Terminal as Xterm } from "@xterm/xterm";
-import "@xterm/xterm/css/xterm.css";
-import { useEffect, useRef, useState } from "preact/hooks";
-import { socket } from "../api";
-import type { Sandbox } from "../api";
-import { Button, Problem } from "../ui";
+import { useMemo, useState } from "preact/hooks";
+import { ApiError, call, get, socket } from "../api";
+import type { Sandbox, Schemas } from "../api";
+import { useLoad } from "../live";
+import { entry } from "../stream";
+import { Button, may, Problem, say, why } from "../ui";
+import Screen from "./screen";
 
-/** How long a shell waits for a page that lost its connection. */
-const hold = 10 * 60_000;
-const shell = 'exec "$(command -v bash || echo sh)" -l';
+type Process = Schemas["ProcessInfo"];
+type Recording = Schemas["Recording"];
 
+/** The last arguments of the login shell that all viewers share, which the
+ * daemon makes, and of those that this page makes. */
+const shared = "atoll-terminal";
+const own = "atoll-shell";
+const shell =
+  '[ -d /workspace ] && cd /workspace; exec "$(command -v bash || echo sh)" -l';
+
+/** Starts a shell that stays when the page goes. */
+function newShell(id: string): Promise<string> {
+  const ws = socket(`v1/sandboxes/${id}/exec`);
+  return new Promise((done, failed) => {
+    ws.onopen = () =>
+      ws.send(
+        JSON.stringify({
+          type: "start",
+          command: {
+            args: ["sh", "-c", shell, own],
+            tty: { cols: 80, rows: 24 },
+            env: { TERM: "xterm-256color" },
+            stdin: true,
+            background: true,
+          },
+        }),
+      );
+    ws.onmessage = (e: MessageEvent<string | ArrayBuffer>) => {
+      if (typeof e.data !== "string") return;
+      const m = JSON.parse(e.data) as {
+        type: string;
+        process?: { id: string };
+        error?: Schemas["Problem"];
+      };
+      if (m.type === "started" && m.process) {
+        done(m.process.id);
+        ws.close(4000); // not 1000, which would end the shell
+      } else if (m.type === "error") {
+        const p = m.error;
+        failed(
+          new ApiError(0, p?.code ?? "", p?.detail ?? p?.title ?? "", p?.hint),
+        );
+        ws.close(4000);
+      }
+    };
+    ws.onclose = () => failed(new Error("The connection is lost."));
+  });
+}
+
+/** The terminals of a sandbox: the login shell that all viewers share, and
+ * commands on a terminal that run in the background. */
 export default function Terminal({ sandbox: s }: { sandbox: Sandbox }) {
-  const [tabs, setTabs] = useState([1]);
-  const [at, setAt] = useState(1);
+  const [at, setAt] = useState("");
+  const [watching, setWatching] = useState(!may("exec"));
+  const [opened, setOpened] = useState<string[]>([""]);
+  const processes = useLoad(
+    () =>
+      get<{ processes: Process[] }>(`v1/sandboxes/${s.id}/processes`).then(
+        (r) => r.processes.filter((p) => p.running && p.tty && p.background),
+      ),
+    [s.id, s.state],
+    /^exec\.|^process\.|^recording\.start|^stream\.opened/,
+  );
+  const viewers = useLoad(
+    () => get<{ streams: Schemas["Stream"][] }>(`v1/sandboxes/${s.id}/streams`),
+    [s.id],
+    /^stream\.(opened|closed|revoked)/,
+  );
   if (s.state !== "running")
     return <Problem error={new Error(`${s.name} is ${s.state}.`)} />;
+  const show = (id: string) => {
+    setAt(id);
+    if (!opened.includes(id)) setOpened([...opened, id]);
+  };
+  const isShared = (p: Process) => (p.args ?? []).at(-1) === shared;
+  const all = processes.data ?? [];
+  const others = all.filter((p) => !isShared(p));
+  const process = at || all.find(isShared)?.id;
+  const tabs = [
+    { id: "", name: "Shared shell" },
+    ...others.map((p) => ({ id: p.id, name: title(p) })),
+    // A command that has ended stays until another is looked at.
+    ...(at && !others.some((p) => p.id === at) ? [{ id: at, name: at }] : []),
+  ];
+  const count = (viewers.data?.streams ?? [])
+    .filter((v) => v.process && v.process === process)
+    .reduce((n, v) => n + v.viewers, 0);
   return (
     <>
-      <div class="row" style="margin-bottom:8px">
+      <div class="row bar">
         {tabs.map((t) => (
           <Button
-            key={t}
-            kind={t === at ? "primary" : "plain"}
-            act={() => setAt(t)}
+            key={t.id}
+            kind={t.id === at ? "primary" : "plain"}
+            act={() => show(t.id)}
           >
-            Terminal {t}
+            {t.name}
           </Button>
         ))}
         <Button
           label="New terminal"
-          act={() => {
-            const t = Math.max(...tabs) + 1;
-            setTabs([...tabs, t]);
-            setAt(t);
+          verb="exec"
+          act={async () => {
+            const id = await newShell(s.id);
+            processes.reload();
+            show(id);
           }}
         >
           +
         </Button>
-      </div>
-      {tabs.map((t) => (
-        <div key={t} style={t === at ? "" : "display:none"}>
-          <One id={s.id} n={t} shown={t === at} />
+        <div class="row end">
+          {count > 1 && (
+            <span class="dim" role="status">
+              {count} viewers
+            </span>
+          )}
+          <Record sandbox={s} process={process} />
+          <Button verb="exec" act={() => setWatching(!watching)}>
+            {watching ? "Take control" : "Only watch"}
+          </Button>
         </div>
-      ))}
+      </div>
+      {!may("exec") && <p class="dim">You watch. {why("exec")}</p>}
+      {opened
+        .filter((id) => id === at || tabs.some((t) => t.id === id))
+        .map((id) => (
+          <div key={id} style={id === at ? "" : "display:none"}>
+            <One id={s.id} process={id} shown={id === at} control={!watching} />
+          </div>
+        ))}
     </>
   );
 }
 
-interface Message {
-  type: string;
-  process?: { id: string };
-  at?: { stdout: number };
-  error?: { detail?: string; title?: string; hint?: string };
-  exit?: { code: number };
+function title(p: Process): string {
+  const args = p.args ?? [];
+  if (args.at(-1) === own) return `Shell ${p.id}`;
+  const text = args.join(" ");
+  return text.length > 24 ? text.slice(0, 23) + "…" : text;
 }
 
-/** One shell. A page that is loaded again goes on with the shells that it had,
- * as far as their output is kept. */
-function One(props: { id: string; n: number; shown: boolean }) {
-  const place = useRef<HTMLDivElement>(null);
-  const fitted = useRef<FitAddon>(undefined);
-  const [error, setError] = useState<unknown>();
-  const [ended, setEnded] = useState(false);
+function One(props: {
+  id: string;
+  process: string;
+  shown: boolean;
+  control: boolean;
+}) {
   const [turn, setTurn] = useState(0);
-
-  useEffect(() => {
-    const memory = `atoll.shell.${props.id}.${props.n}`;
-    const term = new Xterm({
-      fontFamily:
-        'ui-monospace, "SFMono-Regular", "DejaVu Sans Mono", Menlo, monospace',
-      fontSize: 13,
-      scrollback: 10_000,
-      screenReaderMode: false,
-      theme: { background: "#101418", foreground: "#dfe6ea" },
-    });
-    const fit = new FitAddon();
-    fitted.current = fit;
-    term.loadAddon(fit);
-    term.open(place.current!);
-    fit.fit();
-    term.focus();
-
-    let process = sessionStorage.getItem(memory) ?? "";
-    let received = 0;
-    let ws: WebSocket | undefined;
-    let over = false;
-    let tries = 0;
-    let retry = 0;
-    // Sent bytes that the sandbox has not acknowledged; its window bounds them.
-    let unacked = 0;
-    const waiting: Uint8Array[] = [];
-    const encoder = new TextEncoder();
-
-    const send = (m: object) => {
-      if (ws?.readyState === WebSocket.OPEN) ws.send(JSON.stringify(m));
-    };
-    const flush = () => {
-      while (waiting[0] && ws?.readyState === WebSocket.OPEN) {
-        const part = waiting[0];
-        if (unacked + part.length > 262_144) return;
-        const frame = new Uint8Array(part.length + 1);
-        frame.set(part, 1); // channel 0 is standard input
-        ws.send(frame);
-        unacked += part.length;
-        waiting.shift();
-      }
-    };
-    const type = (text: string) => {
-      const all = encoder.encode(text);
-      for (let i = 0; i < all.length; i += 32_768)
-        waiting.push(all.slice(i, i + 32_768));
-      flush();
-    };
-    const connect = () => {
-      const attach = process !== "";
-      ws = attach
-        ? socket(
-            `v1/sandboxes/${props.id}/processes/${process}/attach`,
-            received ? { stdout: received } : { skip: true },
-          )
-        : socket(`v1/sandboxes/${props.id}/exec`);
-      const mine = ws;
-      unacked = 0;
-      mine.onopen = () => {
-        if (!attach)
-          send({
-            type: "start",
-            command: {
-              args: ["sh", "-c", shell],
-              tty: { cols: term.cols, rows: term.rows },
-              env: { TERM: "xterm-256color" },
-              stdin: true,
-              holdMs: hold,
-            },
-          });
-      };
-      mine.onmessage = (e: MessageEvent<string | ArrayBuffer>) => {
-        if (typeof e.data === "string") return hear(JSON.parse(e.data));
-        const data = new Uint8Array(e.data);
-        const rest = data.subarray(1);
-        received += rest.length;
-        term.write(rest, () =>
-          send({ type: "ack", channel: data[0], n: rest.length }),
-        );
-      };
-      mine.onclose = () => {
-        if (over || mine !== ws) return;
-        if (tries++ > 30) return setError(new Error("The connection is lost."));
-        retry = window.setTimeout(connect, Math.min(250 * tries, 3000));
-      };
-    };
-    const hear = (m: Message) => {
-      switch (m.type) {
-        case "started":
-          tries = 0;
-          setError(undefined);
-          process = m.process?.id ?? "";
-          sessionStorage.setItem(memory, process);
-          if (m.at) received = m.at.stdout;
-          send({ type: "resize", size: { cols: term.cols, rows: term.rows } });
-          flush();
-          break;
-        case "ack":
-          unacked = Math.max(0, unacked - (m as { n?: number }).n!);
-          flush();
-          break;
-        case "exit":
-          over = true;
-          sessionStorage.removeItem(memory);
-          term.write(
-            `\r\n\x1b[2m[the shell ended with ${m.exit?.code}]\x1b[0m`,
-          );
-          setEnded(true);
-          break;
-        case "error":
-          if (process && tries === 0) {
-            // The shell of an earlier visit has ended.
-            process = "";
-            received = 0;
-            sessionStorage.removeItem(memory);
-            tries++;
-            return;
-          }
-          over = true;
-          setError(
-            new Error(
-              [m.error?.detail ?? m.error?.title, m.error?.hint]
-                .filter(Boolean)
-                .join(". "),
-            ),
-          );
-      }
-    };
-    term.onData(type);
-    term.onResize((size) =>
-      send({ type: "resize", size: { cols: size.cols, rows: size.rows } }),
-    );
-    const observer = new ResizeObserver(() => {
-      if (place.current?.offsetParent) fit.fit();
-    });
-    observer.observe(place.current!);
-    connect();
-    return () => {
-      over = true;
-      clearTimeout(retry);
-      observer.disconnect();
-      ws?.close(4000); // not 1000, which would end the shell
-      term.dispose();
-    };
-  }, [props.id, props.n, turn]);
-
-  useEffect(() => {
-    if (props.shown) fitted.current?.fit();
-  }, [props.shown]);
-
+  const way = useMemo(
+    () =>
+      entry(props.id, {
+        kind: "terminal",
+        mode: props.control ? "control" : "view",
+        ...(props.process ? { process: props.process } : {}),
+      }),
+    [props.id, props.process, props.control, turn],
+  );
   return (
-    <>
-      <Problem error={error} />
-      {ended && (
-        <div class="row" style="margin-bottom:8px">
-          <Button
-            act={() => {
-              setEnded(false);
-              setTurn(turn + 1);
-            }}
-          >
-            Start another shell
-          </Button>
-        </div>
-      )}
-      <div class="term" ref={place} />
-    </>
+    <Screen
+      entry={way}
+      control={props.control}
+      shown={props.shown}
+      another={props.process ? undefined : () => setTurn(turn + 1)}
+    />
+  );
+}
+
+/** Starts and stops the recording of a terminal; without a process, of the
+ * shared shell, which is started. */
+function Record(props: { sandbox: Sandbox; process: string | undefined }) {
+  const s = props.sandbox;
+  const list = useLoad(
+    () => get<{ recordings: Recording[] }>("v1/recordings", { sandbox: s.id }),
+    [s.id],
+    /^recording\.(start|stop|remove|available|failed)/,
+  );
+  const running = (list.data?.recordings ?? []).find(
+    (r) => r.state === "recording" && r.process === props.process,
+  );
+  if (running)
+    return (
+      <Button
+        verb="exec"
+        act={async () => {
+          await call("POST", `v1/recordings/${running.id}/stop`);
+          list.reload();
+          say(`The recording of ${s.name} is stored; see the page Recordings`);
+        }}
+      >
+        <i class="rec" aria-hidden="true" />
+        Stop recording
+      </Button>
+    );
+  return (
+    <Button
+      verb="exec"
+      act={async () => {
+        await call("POST", `v1/sandboxes/${s.id}/recordings`, {
+          json: props.process ? { process: props.process } : {},
+        });
+        list.reload();
+        say(`The terminal of ${s.name} is recorded`);
+      }}
+    >
+      Record
+    </Button>
   );
 }

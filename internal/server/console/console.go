@@ -103,8 +103,10 @@ func (h *Handler) Static(r *http.Request) bool {
 
 // policy lets the console use its own files, and connect to its own origin.
 // Pictures and recordings are blobs that the page has read with its
-// credentials. Editors, terminals and charts set styles of elements.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src blob:; font-src 'self' data:; " +
+// credentials. Editors, terminals and charts set styles of elements. The player
+// of recordings compiles WebAssembly, which 'wasm-unsafe-eval' allows; scripts
+// are not evaluated.
+const policy = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src blob:; font-src 'self' data:; " +
 	"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 // ServeHTTP implements http.Handler.

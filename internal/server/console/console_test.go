@@ -70,7 +70,7 @@ func TestFiles(t *testing.T) {
 		}
 	}
 	csp := page.Header().Get("Content-Security-Policy")
-	for _, want := range []string{"default-src 'none'", "script-src 'self';", "frame-ancestors 'none'", "connect-src 'self';", "base-uri 'none'"} {
+	for _, want := range []string{"default-src 'none'", "script-src 'self' 'wasm-unsafe-eval';", "frame-ancestors 'none'", "connect-src 'self';", "base-uri 'none'"} {
 		if !strings.Contains(csp, want) {
 			t.Errorf("the policy %q lacks %q", csp, want)
 		}
