@@ -398,6 +398,7 @@ const pages = [
   "sessions",
   "snapshots",
   "workspaces",
+  "recordings",
   "templates",
   "egress",
   "secrets",
@@ -411,6 +412,8 @@ test("every page is accessible, in light, dark and narrow", async () => {
   daemon.run("workspace", "create", "notes");
   daemon.run("session", "create", "--image", "host", "work");
   const id = JSON.parse(daemon.run("inspect", "demo"))[0]?.id ?? "demo";
+  const record = JSON.parse(daemon.run("record", "start", "--json", "demo")).id;
+  daemon.run("record", "stop", record);
   const found = [];
   for (const [look, size, theme] of [
     ["light", { width: 1280, height: 800 }, "light"],
@@ -425,13 +428,14 @@ test("every page is accessible, in light, dark and narrow", async () => {
       `sandboxes/${id}/files`,
       `sandboxes/${id}/network`,
       `sandboxes/${id}/limits`,
+      `recordings/${record}`,
     ]) {
       await show("/" + p);
       await page.reload();
       await page.locator("main h1").waitFor();
       await page.waitForTimeout(700); // for its data
       const name =
-        (p.replace(id, "one").replaceAll("/", "-") || "overview") + "-" + look;
+        (p.replace(id, "one").replace(record, "one").replaceAll("/", "-") || "overview") + "-" + look;
       await shot(name);
       const wide = await page.evaluate(
         () => document.documentElement.scrollWidth - innerWidth,
