@@ -218,11 +218,16 @@ func hostedHeadless() []sandbox.Descriptor {
 	}
 
 	vercel := hosted("vercel", "Vercel Sandbox", sandbox.TierHeadless)
-	vercel.Egress, vercel.Fork, vercel.Pause = sandbox.EgressFull, true, sandbox.PauseDisk
-	vercel.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotTar, TarFallback: true}
-	vercel.Ports.Kind, vercel.WorkspaceRoot, vercel.Find = sandbox.PortPreview, "/vercel/sandbox", sandbox.FindByName
-	vercel.Lifetime = sandbox.LifetimeSupport{Hard: 5 * time.Hour, Rollover: true, IdleKiller: true, Suspend: true}
-	vercel.Credentials = []sandbox.Credential{secret("token", "VERCEL_TOKEN"), setting("project", "VERCEL_PROJECT_ID", true), setting("team", "VERCEL_TEAM_ID", false)}
+	pty(&vercel)
+	vercel.RunAs, vercel.Persistable, vercel.Egress, vercel.Verified = true, false, sandbox.EgressHost, sandbox.VerifiedFake
+	vercel.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
+	vercel.WorkspaceRoot, vercel.Find = "/vercel/sandbox", sandbox.FindByName
+	vercel.Lifetime = sandbox.LifetimeSupport{Hard: 5 * time.Hour, Rollover: true, IdleKiller: true}
+	vercel.Credentials = []sandbox.Credential{
+		secret("token", "VERCEL_TOKEN"), setting("token file", "VERCEL_TOKEN_FILE", false), setting("token command", "VERCEL_TOKEN_COMMAND", false),
+		setting("project", "VERCEL_PROJECT_ID", true), setting("team", "VERCEL_TEAM_ID", true), setting("region", "VERCEL_REGION", false),
+		setting("API URL", "ATOLL_VERCEL_URL", false), setting("image", "ATOLL_VERCEL_IMAGE", false), setting("session", "ATOLL_VERCEL_SESSION", false),
+	}
 
 	superserve := hosted("superserve", "Superserve", sandbox.TierHeadless)
 	superserve.Egress, superserve.Fork = sandbox.EgressHost, true

@@ -159,7 +159,7 @@ func TestRB16KnownValues(t *testing.T) {
 		"e2b":        "desktop y y 0s y native-snapshot-id provider-tunnel n /home/user y y n",
 		"blaxel":     "desktop n y 0s y tar-only provider-tunnel y /workspace y n n",
 		"cloudflare": "headless y n 0s y none provider-tunnel y /workspace n y n",
-		"vercel":     "headless n n 5h0m0s y tar-only preview-url n /vercel/sandbox y n n",
+		"vercel":     "headless y n 5h0m0s y none provider-tunnel y /vercel/sandbox n y n",
 		"none":       "none n n 0s n none none n /workspace n n y",
 		"selfhosted": "desktop y y 0s n none provider-tunnel y / n n y",
 	} {
@@ -237,7 +237,7 @@ func TestRB21Terminal(t *testing.T) {
 		reason         sandbox.UnavailableReason
 	}{
 		{"none", "none", warm(), "", sandbox.BackendUnsupported},
-		{"no pty", "vercel", Query{TerminalOff: true}, sandbox.TransportSSE, ""},
+		{"no pty", "blaxel", Query{TerminalOff: true}, sandbox.TransportSSE, ""},
 		{"policy", "modal", Query{Liveness: "warm", TerminalOff: true, Terminal: minted}, sandbox.TransportSSE, sandbox.DisabledByPolicy},
 		{"cold", "modal", Query{}, sandbox.TransportSSE, sandbox.LeaseCold},
 		{"minted", "modal", Query{Terminal: minted}, sandbox.TransportPTY, ""},

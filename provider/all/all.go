@@ -23,6 +23,7 @@ import (
 	"github.com/atoll-run/atoll/provider/none"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/provider/superserve"
+	"github.com/atoll-run/atoll/provider/vercel"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -53,7 +54,7 @@ func entries() []registry.Entry {
 		{Name: microvm.Name, Summary: "virtual machines of QEMU and KVM, with a kernel of the distribution", Open: openMicrovm},
 		{Name: docker.Name, Summary: "containers of a Docker daemon, named by DOCKER_HOST and the like", Open: openDocker},
 		hosted(e2b.Name, openE2B), hosted(superserve.Name, openSuperserve), hosted(boxlite.Name, openBoxlite), hosted(islo.Name, openIslo),
-		hosted(cloudflare.Name, openCloudflare), hosted(daytona.Name, openDaytona),
+		hosted(cloudflare.Name, openCloudflare), hosted(daytona.Name, openDaytona), hosted(vercel.Name, openVercel),
 		{Name: remote.Name, Summary: "another Atoll daemon, named by ATOLL_REMOTE_HOST and ATOLL_REMOTE_KEY", Open: openRemote},
 		{Name: none.Name, Summary: "no sandboxes at all, for deployments that need none", Open: openNone},
 	}
@@ -203,6 +204,19 @@ func openDaytona(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return daytona.New(opts)
+}
+
+func openVercel(h registry.Host) (driver.Provider, error) {
+	opts := vercel.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Image   *string `json:"image"`
+		Region  *string `json:"region"`
+		Session *string `json:"session"`
+	}{&opts.Image, &opts.Region, &opts.Session}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	return vercel.New(opts)
 }
 
 func openDocker(h registry.Host) (driver.Provider, error) {

@@ -179,7 +179,7 @@ func TestConformance(t *testing.T) {
 		Parallel: true,
 	}
 	if testing.Short() { // the guest is the same for every provider
-		h.Only = []string{"capabilities", "lifecycle", "reattach", "errors", "leaks", "images", "network", "pause", "deadline"}
+		h.Only = []string{"capabilities", "lifecycle", "errors", "images", "network", "pause", "deadline"}
 	}
 	drivertest.Run(t, h)
 	w.empty(t)

@@ -1,0 +1,384 @@
+// Package vercel is a fake of the service Vercel Sandbox. Its sandboxes are
+// sandboxes of an Atoll provider. The official SDK for Python works with it, and
+// so does Atoll's driver.
+package vercel
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/servicetest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// The access token that the service takes, and what it is for.
+const (
+	Token   = "vcp_0123456789abcdef"
+	Team    = "team_1"
+	Project = "prj_1"
+)
+
+// Server is the service. Make one with New.
+type Server struct {
+	*servicetest.Cloud
+	mux *http.ServeMux
+
+	mu       sync.Mutex
+	tokens   map[string]string // teams by token
+	sessions []*session
+}
+
+// session is one run of a sandbox. Commands are under the server's mutex.
+type session struct {
+	id       string
+	box      *servicetest.CloudBox
+	timer    servicetest.Timer
+	commands []*command
+}
+
+// The words of the service.
+const (
+	running  = "running"
+	stopped  = "stopped"
+	stopping = "stopping"
+	deleted  = "deleted"
+)
+
+// New returns a service. Its sandboxes are sandboxes of a provider.
+func New(backing driver.Provider) *Server {
+	s := &Server{
+		Cloud: servicetest.NewCloud(backing, servicetest.Words{
+			Starting: "pending", Running: running, Stopping: stopping, Stopped: stopped, Failed: "failed", Deleted: deleted,
+		}),
+		tokens: map[string]string{Token: Team}, mux: http.NewServeMux(),
+	}
+	s.handle("POST /api/v3/sandboxes", s.create)
+	s.handle("GET /api/v2/sandboxes", s.list)
+	s.handle("GET /api/v2/sandboxes/{name}", s.withBox(s.get))
+	s.handle("PATCH /api/v2/sandboxes/{name}", s.withBox(s.patch))
+	s.handle("DELETE /api/v2/sandboxes/{name}", s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
+		shown := s.shown(b)
+		return shown, s.Delete(b)
+	}))
+	s.sessionRoutes()
+	return s
+}
+
+// AddToken adds a token for another team.
+func (s *Server) AddToken(token, team string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tokens[token] = team
+}
+
+// ServeHTTP serves the API.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.Faults.Wrap(s.mux).ServeHTTP(w, r)
+}
+
+// failure is an error in the service's format.
+type failure struct {
+	status        int
+	Code, Message string
+}
+
+func (f *failure) Error() string { return f.Message }
+
+func fail(status int, code, format string, args ...any) error {
+	return &failure{status: status, Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+func refuse(w http.ResponseWriter, err error) {
+	var f *failure
+	if !errors.As(err, &f) {
+		f = &failure{http.StatusInternalServerError, "internal_server_error", err.Error()}
+		switch {
+		case errors.Is(err, servicetest.ErrMissing) || sandbox.CodeOf(err) == sandbox.CodeNotFound:
+			f.status, f.Code = http.StatusNotFound, "not_found"
+		case errors.Is(err, servicetest.ErrTaken) || errors.Is(err, servicetest.ErrConflict):
+			f.status, f.Code = http.StatusConflict, "conflict"
+		case sandbox.CodeOf(err) == sandbox.CodeInvalid:
+			f.status, f.Code = http.StatusBadRequest, "bad_request"
+		}
+	}
+	answer(w, f.status, map[string]any{"error": map[string]string{"code": f.Code, "message": f.Message}})
+}
+
+func answer(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+func read(r *http.Request, into any) error {
+	if err := json.NewDecoder(r.Body).Decode(into); err != nil {
+		return fail(http.StatusBadRequest, "bad_request", "Invalid request: %v", err)
+	}
+	return nil
+}
+
+// owner says which team has the token of a request, and checks that the request
+// is for that team.
+func (s *Server) owner(r *http.Request) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if team := s.tokens[token]; team != "" && team == r.URL.Query().Get("teamId") {
+		return team, nil
+	}
+	return "", fail(http.StatusForbidden, "forbidden", "Not authorized")
+}
+
+func (s *Server) handle(pattern string, f func(r *http.Request, owner string) (any, error)) {
+	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		var body any
+		owner, err := s.owner(r)
+		if err == nil {
+			body, err = f(r, owner)
+		}
+		if err != nil {
+			refuse(w, err)
+			return
+		}
+		answer(w, http.StatusOK, body)
+	})
+}
+
+// project checks that a request names the project.
+func project(given string) error {
+	if given != Project {
+		return fail(http.StatusBadRequest, "bad_request", "Invalid project %q", given)
+	}
+	return nil
+}
+
+// withBox is a call about one sandbox.
+func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, error)) func(*http.Request, string) (any, error) {
+	return func(r *http.Request, owner string) (any, error) {
+		if err := project(r.URL.Query().Get("projectId")); err != nil {
+			return nil, err
+		}
+		b, err := s.Find(owner, r.PathValue("name"))
+		if err != nil || s.Show(b).Status == deleted {
+			return nil, fail(http.StatusNotFound, "not_found", "Sandbox %s not found", r.PathValue("name"))
+		}
+		return f(r, b)
+	}
+}
+
+// creation is the request for a new sandbox.
+type creation struct {
+	Project    string            `json:"projectId"`
+	Name       string            `json:"name"`
+	Image      string            `json:"image"`
+	Timeout    int64             `json:"timeout"`
+	Persistent *bool             `json:"persistent"`
+	Env        map[string]string `json:"env"`
+	Tags       map[string]string `json:"tags"`
+	Policy     *policy           `json:"networkPolicy"`
+}
+
+// policy is what the client asked for, in one of two forms.
+type policy struct {
+	Mode    string                       `json:"mode"`
+	Allow   map[string][]json.RawMessage `json:"allow"`
+	Subnets *struct {
+		Allow []string `json:"allow"`
+		Deny  []string `json:"deny"`
+	} `json:"subnets"`
+}
+
+// shown is a policy as the service shows it: always with a mode.
+func (p *policy) shown() map[string]any {
+	switch {
+	case p == nil:
+		return map[string]any{"mode": "allow-all"}
+	case p.Mode != "":
+		return map[string]any{"mode": p.Mode}
+	}
+	m, domains := map[string]any{"mode": "custom"}, []string{}
+	for name := range p.Allow {
+		domains = append(domains, name)
+	}
+	slices.Sort(domains)
+	m["allowedDomains"] = domains
+	if p.Subnets != nil {
+		m["allowedCIDRs"], m["deniedCIDRs"] = p.Subnets.Allow, p.Subnets.Deny
+	}
+	return m
+}
+
+// The limits of a request.
+const (
+	maxTags    = 5
+	maxTimeout = 5 * time.Hour
+)
+
+func (s *Server) create(r *http.Request, owner string) (any, error) {
+	var c creation
+	if err := read(r, &c); err != nil {
+		return nil, err
+	}
+	if err := project(c.Project); err != nil {
+		return nil, err
+	}
+	if c.Timeout == 0 {
+		c.Timeout = (5 * time.Minute).Milliseconds()
+	}
+	switch {
+	case c.Image != "" && c.Image != "mine":
+		return nil, fail(http.StatusBadRequest, "bad_request", "Image %s not found", c.Image)
+	case c.Timeout < 1000 || c.Timeout > maxTimeout.Milliseconds():
+		return nil, fail(http.StatusBadRequest, "bad_request", "timeout must be between 1000 and %d", maxTimeout.Milliseconds())
+	case len(c.Tags) > maxTags:
+		return nil, fail(http.StatusBadRequest, "bad_request", "there may be %d tags", maxTags)
+	case c.Policy != nil && c.Policy.Mode != "" && c.Policy.Mode != "allow-all" && c.Policy.Mode != "deny-all":
+		return nil, fail(http.StatusBadRequest, "bad_request", "Invalid network policy")
+	}
+	if c.Name == "" {
+		c.Name = "box-" + newID()
+	}
+	b, err := s.Create(servicetest.Box{ID: newID(), Name: c.Name, Owner: owner, Labels: c.Tags, Request: c}, nil)
+	if err != nil {
+		return nil, err
+	}
+	s.begin(b)
+	return s.shown(b), nil
+}
+
+// begin begins a session of a sandbox.
+func (s *Server) begin(b *servicetest.CloudBox) {
+	one := &session{id: "sbx_" + newID(), box: b}
+	s.mu.Lock()
+	s.sessions = append(s.sessions, one)
+	s.mu.Unlock()
+	c, _ := s.Show(b).Request.(creation)
+	one.timer.Set(time.Duration(c.Timeout)*time.Millisecond, func() {
+		if s.current(b) == one {
+			_ = s.Stop(b)
+		}
+	})
+}
+
+// current returns the last session of a sandbox.
+func (s *Server) current(b *servicetest.CloudBox) *session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range slices.Backward(s.sessions) {
+		if one.box == b {
+			return one
+		}
+	}
+	return nil
+}
+
+// shown is a sandbox with its session as the service shows them.
+func (s *Server) shown(b *servicetest.CloudBox) map[string]any {
+	one := s.current(b)
+	m := map[string]any{"sandbox": s.summary(b), "routes": []any{}}
+	if one != nil {
+		m["session"] = s.shownSession(one)
+	}
+	return m
+}
+
+func (s *Server) summary(b *servicetest.CloudBox) map[string]any {
+	now, id := s.Show(b), ""
+	c, _ := now.Request.(creation)
+	if one := s.current(b); one != nil {
+		id = one.id
+	}
+	tags := now.Labels
+	if tags == nil {
+		tags = map[string]string{}
+	}
+	return map[string]any{
+		"name": now.Name, "currentSessionId": id, "status": now.Status, "persistent": c.Persistent == nil || *c.Persistent, "projectId": c.Project, "cwd": "/vercel/sandbox",
+		"region": "iad1", "memory": 4096, "vcpus": 2, "timeout": c.Timeout, "networkPolicy": c.Policy.shown(), "createdAt": now.Created.UnixMilli(),
+		"updatedAt": now.Created.UnixMilli(), "tags": tags,
+	}
+}
+
+func (s *Server) shownSession(one *session) map[string]any {
+	now := s.Show(one.box)
+	c, _ := now.Request.(creation)
+	status := now.Status
+	if s.current(one.box) != one {
+		status = stopped
+	}
+	return map[string]any{
+		"id": one.id, "sourceSandboxName": now.Name, "projectId": c.Project, "status": status, "cwd": "/vercel/sandbox", "region": "iad1", "memory": 4096, "vcpus": 2,
+		"timeout": c.Timeout, "networkPolicy": c.Policy.shown(), "requestedAt": now.Created.UnixMilli(), "startedAt": now.Created.UnixMilli(),
+	}
+}
+
+// get shows a sandbox. With resume it also starts one that is stopped.
+func (s *Server) get(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	if r.URL.Query().Get("resume") == "true" {
+		switch s.Show(b).Status {
+		case stopped:
+			if err := s.Start(b); err != nil {
+				return nil, err
+			}
+			s.begin(b)
+		case stopping:
+			return nil, fail(http.StatusUnprocessableEntity, "sandbox_stopping", "Sandbox is stopping")
+		}
+	}
+	return s.shown(b), nil
+}
+
+func (s *Server) patch(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	var in struct {
+		Tags map[string]string `json:"tags"`
+	}
+	if err := read(r, &in); err != nil {
+		return nil, err
+	}
+	if in.Tags != nil {
+		s.Change(b, func(b *servicetest.Box) { b.Labels = in.Tags })
+	}
+	return map[string]any{"sandbox": s.summary(b)}, nil
+}
+
+// list lists the sandboxes with a tag, a few per page.
+func (s *Server) list(r *http.Request, owner string) (any, error) {
+	q, labels := r.URL.Query(), map[string]string{}
+	if err := project(q.Get("project")); err != nil {
+		return nil, err
+	}
+	if key, value, ok := strings.Cut(q.Get("tags"), ":"); ok {
+		labels[key] = value
+	}
+	from, limit := 0, 3
+	_, _ = fmt.Sscan(q.Get("cursor"), &from)
+	_, _ = fmt.Sscan(q.Get("limit"), &limit)
+	limit = min(limit, 3) // a client must follow the cursor
+	all, items := s.List(owner, labels), []any{}
+	all = slices.DeleteFunc(all, func(b servicetest.Box) bool { return !strings.HasPrefix(b.Name, q.Get("namePrefix")) })
+	for _, b := range all[min(from, len(all)):min(from+limit, len(all))] {
+		if one, err := s.Find(owner, b.ID); err == nil {
+			items = append(items, s.summary(one))
+		}
+	}
+	next := any(nil)
+	if from+limit < len(all) {
+		next = strconv.Itoa(from + limit)
+	}
+	return map[string]any{"sandboxes": items, "pagination": map[string]any{"count": len(items), "next": next, "prev": nil}}, nil
+}
+
+func newID() string {
+	var b [10]byte
+	_, _ = rand.Read(b[:]) // Read never fails.
+	return fmt.Sprintf("%x", b)
+}

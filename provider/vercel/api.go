@@ -1,0 +1,295 @@
+package vercel
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// api is a client of the service. It implements hosted.Service.
+type api struct {
+	rest.Client
+	token         *credential.Source
+	team, project string
+}
+
+func newAPI(base *url.URL, opts *Options) *api {
+	token := opts.Token
+	return &api{token: token, team: opts.Team, project: opts.Project, Client: rest.Client{
+		HTTP: rest.NewHTTP(opts.Transport), Base: base, Words: words, Fresh: token.Fresh,
+		Sign:   func(h http.Header) { h.Set("Authorization", "Bearer "+token.Current()) },
+		Hidden: func() []string { return []string{token.Current()} }, Hint: "set " + tokenEnv + " to an access token of this service",
+	}}
+}
+
+// words reads an error of the service.
+func words(_ int, body []byte) (code, message string, ok bool) {
+	var said struct {
+		Error *struct{ Code, Message string }
+	}
+	if json.Unmarshal(body, &said) != nil || said.Error == nil || said.Error.Code == "" {
+		return "", "", false
+	}
+	return said.Error.Code, said.Error.Message, true
+}
+
+// missing reports that the service itself says that there is no such sandbox.
+func missing(err error) bool {
+	r := rest.RefusalOf(err)
+	return r.Ours && r.Status == http.StatusNotFound
+}
+
+// query returns the query of a request: the team, the project under the name
+// that the request has for it, if any, and more names and values.
+func (a *api) query(project string, more ...string) url.Values {
+	q := url.Values{"teamId": {a.team}}
+	if project != "" {
+		q.Set(project, a.project)
+	}
+	for pair := range slices.Chunk(more, 2) {
+		q.Set(pair[0], pair[1])
+	}
+	return q
+}
+
+func (a *api) path(name string, more ...string) string {
+	return "/v2/sandboxes/" + url.PathEscape(name) + "?" + a.query("projectId", more...).Encode()
+}
+
+// creation is the request for a new sandbox.
+type creation struct {
+	Project    string            `json:"projectId"`
+	Name       string            `json:"name"`
+	Image      string            `json:"image,omitempty"`
+	Region     string            `json:"region,omitempty"`
+	Timeout    int64             `json:"timeout"` // of a session, in milliseconds
+	Persistent bool              `json:"persistent"`
+	Tags       map[string]string `json:"tags"` // at most five
+	Policy     *policy           `json:"networkPolicy"`
+}
+
+// policy is what a sandbox may reach. The service may answer in other words than
+// it was asked.
+type policy struct {
+	Mode     string                `json:"mode,omitempty"`
+	Allow    map[string][]struct{} `json:"allow,omitzero"` // names, with rules of requests
+	Subnets  *subnets              `json:"subnets,omitempty"`
+	Names    []string              `json:"allowedDomains,omitempty"`
+	Prefixes []string              `json:"allowedCIDRs,omitempty"`
+}
+
+type subnets struct {
+	Allow []string `json:"allow,omitempty"`
+}
+
+// allowed returns what a policy permits, sorted.
+func (p *policy) allowed() (names, prefixes []string) {
+	names = slices.Sorted(maps.Keys(p.Allow))
+	names = append(names, p.Names...)
+	prefixes = slices.Clone(p.Prefixes)
+	if p.Subnets != nil {
+		prefixes = append(prefixes, p.Subnets.Allow...)
+	}
+	slices.Sort(names)
+	slices.Sort(prefixes)
+	return slices.Compact(names), slices.Compact(prefixes)
+}
+
+// box is the service's description of a sandbox. Times are milliseconds.
+type box struct {
+	Name       string            `json:"name"`
+	Session    string            `json:"currentSessionId"`
+	Status     string            `json:"status"`
+	Persistent bool              `json:"persistent"`
+	Created    int64             `json:"createdAt"`
+	Timeout    int64             `json:"timeout"`
+	Tags       map[string]string `json:"tags"`
+	Policy     *policy           `json:"networkPolicy"`
+}
+
+// The resting states of a sandbox.
+const (
+	running = "running"
+	stopped = "stopped"
+)
+
+// states says what the service's states mean. The service keeps the files of a
+// stopped sandbox.
+var states = hosted.States{
+	running: sandbox.Running, "pending": sandbox.Running,
+	stopped: sandbox.Paused, "stopping": sandbox.Paused, "snapshotting": sandbox.Paused,
+	"failed": sandbox.Failed, "aborted": sandbox.Failed,
+}
+
+// names are the names of sandboxes. Tags mark them, too, but are not unique.
+const names = hosted.Names("-")
+
+// id distinguishes a sandbox from later ones with its name.
+func (b box) id() string { return b.Name + "@" + strconv.FormatInt(b.Created, 10) }
+
+// nameOf returns the name in an ID.
+func nameOf(id string) string {
+	name, _, _ := strings.Cut(id, "@")
+	return name
+}
+
+// describe converts the service's description of a sandbox. There is room for
+// few tags, so the record has the labels.
+func (b box) describe() hosted.Box {
+	d := hosted.Marked(hosted.Box{ID: b.id(), Status: b.Status, State: states.Of(b.Status), Created: time.UnixMilli(b.Created), Access: b.Session}, b.Tags)
+	d.Labels = nil
+	return d
+}
+
+// named returns a sandbox by its name. With resume, it is started if it is
+// stopped.
+func (a *api) named(ctx context.Context, name string, resume bool) (b box, err error) {
+	var said struct{ Sandbox, Session *box }
+	err = a.Call(ctx, http.MethodGet, a.path(name, "resume", strconv.FormatBool(resume)), nil, &said)
+	if said.Sandbox != nil {
+		b = *said.Sandbox
+	}
+	if said.Session != nil && b.Status == "" {
+		b.Status = said.Session.Status
+	}
+	switch {
+	case missing(err):
+		err = hosted.ErrNone
+	case err == nil && (b.Name != name || b.Created == 0):
+		err = a.Strange("the service answers for another sandbox")
+	}
+	return b, err
+}
+
+// get returns a sandbox by its ID.
+func (a *api) get(ctx context.Context, id string) (box, error) {
+	b, err := a.named(ctx, nameOf(id), false)
+	if err == nil && b.id() != id {
+		err = hosted.ErrNone // it has ended, and a later one has its name
+	}
+	return b, err
+}
+
+// Get implements hosted.Service.
+func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, error) {
+	b, err := a.get(ctx, id)
+	return b.describe(), err
+}
+
+// pages is one page of a list.
+type pages struct {
+	Items []box `json:"sandboxes"`
+	Pages struct {
+		Next *string `json:"next"`
+	} `json:"pagination"`
+}
+
+func (a *api) page(ctx context.Context, q url.Values) (p pages, err error) {
+	err = a.Call(ctx, http.MethodGet, "/v2/sandboxes?"+q.Encode(), nil, &p)
+	if err == nil && p.Items == nil {
+		err = a.Strange("the service's list is invalid")
+	}
+	return p, err
+}
+
+// maxPages limits a list.
+const maxPages = 10_000
+
+// List implements hosted.Service. The service filters by one tag.
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
+	q := a.query("project", "limit", "50", "sortBy", "createdAt", "sortOrder", "asc")
+	switch {
+	case id != "":
+		q.Set("tags", hosted.MetaID+":"+string(id))
+	case scope != "":
+		q.Set("tags", hosted.MetaScope+":"+scope)
+	}
+	for range maxPages {
+		p, err := a.page(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range p.Items {
+			ours = append(ours, b.describe())
+		}
+		if p.Pages.Next == nil || *p.Pages.Next == "" {
+			return ours, nil
+		}
+		q.Set("cursor", *p.Pages.Next)
+	}
+	return nil, a.Strange("the service's list has no end")
+}
+
+// End implements hosted.Service. It also removes what the service saved of the
+// sandbox, and waits until the sandbox has ended.
+func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
+	if _, err := a.get(ctx, id); err != nil {
+		return err
+	}
+	late := func() error { return a.Strange("the service does not end the sandbox") }
+	err := hosted.Poll(ctx, func() (bool, error) {
+		err := a.Remove(ctx, a.path(nameOf(id), "deleteOrphanSnapshots", "true"))
+		if changing(err) {
+			return false, nil
+		}
+		return true, err
+	}, late)
+	if missing(err) {
+		return hosted.ErrNone
+	} else if err != nil {
+		return err
+	}
+	return hosted.Poll(ctx, func() (bool, error) {
+		_, err := a.get(ctx, id)
+		if err == hosted.ErrNone {
+			return true, nil
+		}
+		return false, err
+	}, late)
+}
+
+// changing reports that the service refuses a request only for a moment.
+func changing(err error) bool {
+	r := rest.RefusalOf(err)
+	return r.Ours && (r.Code == "sandbox_stopping" || r.Code == "sandbox_snapshotting")
+}
+
+// Claim implements hosted.Claimer.
+func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) error {
+	b, err := a.get(ctx, boxID)
+	if err == nil && b.Tags[hosted.MetaID] != string(id) {
+		err = a.Strange("the service answers for another sandbox")
+	}
+	if err != nil {
+		return err
+	}
+	tags := maps.Clone(b.Tags)
+	tags[hosted.MetaScope] = scope
+	if err := a.Call(ctx, http.MethodPatch, a.path(b.Name), map[string]any{"tags": tags}, nil); err != nil {
+		return err
+	}
+	if b, err = a.get(ctx, boxID); err == nil && b.Tags[hosted.MetaScope] != scope {
+		err = a.Strange("the service does not confirm whose the sandbox is")
+	}
+	return err
+}
+
+// Credential implements hosted.Service. A token may be for several projects.
+func (a *api) Credential() hosted.Credential {
+	c := hosted.Credential{Name: a.token.Account() + "\n" + a.team + "\n" + a.project}
+	if key := a.token.Value(); key != "" {
+		c.Key = key + "\n" + a.team + "\n" + a.project
+	}
+	return c
+}

@@ -1,0 +1,271 @@
+package vercel
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+)
+
+// inside runs commands in one sandbox.
+type inside struct {
+	hosted.Text
+	p   *Provider
+	box string // its ID
+
+	mu      sync.Mutex
+	session string // the present one, if known
+}
+
+func (p *Provider) enter(b hosted.Box) hosted.Inside {
+	in := &inside{p: p, box: b.ID}
+	in.session, _ = b.Access.(string)
+	in.Text = hosted.Text{Commander: in, ID: b.Sandbox, Open: p.Open}
+	return in
+}
+
+// Wake implements hosted.Inside. It starts a sandbox that is stopped. It never
+// creates another one.
+func (in *inside) Wake(ctx context.Context) error {
+	return in.p.Move(ctx, in.ID, in.box, func(now hosted.Box) (bool, error) {
+		if now.Status == running {
+			session, _ := now.Access.(string)
+			in.use(session)
+			return true, nil
+		}
+		_, err := in.p.api.named(ctx, nameOf(in.box), true)
+		if changing(err) {
+			err = nil
+		}
+		return false, err
+	})
+}
+
+func (in *inside) use(session string) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.session = session
+}
+
+// present returns the present session. stale is one that has ended.
+func (in *inside) present(ctx context.Context, stale string) (string, error) {
+	in.mu.Lock()
+	session := in.session
+	in.mu.Unlock()
+	if session != stale {
+		return session, nil
+	}
+	b, err := in.p.api.get(ctx, in.box)
+	if err == nil {
+		in.use(b.Session)
+	}
+	return b.Session, err
+}
+
+// at makes a request with the path of a session. If that has ended, it makes it
+// again with the present one.
+func (in *inside) at(ctx context.Context, f func(path string) error) error {
+	const sessions = "/v2/sandboxes/sessions/"
+	session, err := in.present(ctx, "")
+	if err != nil {
+		return err
+	}
+	err = f(sessions + url.PathEscape(session))
+	if r := rest.RefusalOf(err); r.Ours && (r.Status == http.StatusGone || r.Status == http.StatusNotFound) {
+		if now, presentErr := in.present(ctx, session); presentErr == nil && now != session {
+			return f(sessions + url.PathEscape(now))
+		}
+	}
+	return err
+}
+
+// count returns the size of a content.
+func count(open func() (io.ReadCloser, error)) (int64, error) {
+	body, err := open()
+	if err != nil {
+		return 0, err
+	}
+	defer body.Close()
+	return io.Copy(io.Discard, body)
+}
+
+// Put implements hosted.Commander. The service takes a compressed archive.
+func (in *inside) Put(ctx context.Context, file string, open func() (io.ReadCloser, error)) error {
+	size, err := count(open)
+	if err != nil {
+		return err
+	}
+	return in.at(ctx, func(path string) error {
+		return in.p.api.Patient(ctx, func() error {
+			body, err := open()
+			if err != nil {
+				return err
+			}
+			defer body.Close()
+			r, w := io.Pipe()
+			packed := make(chan struct{})
+			go func() {
+				defer close(packed)
+				_ = w.CloseWithError(pack(w, strings.TrimPrefix(file, "/"), size, body))
+			}()
+			defer func() {
+				_ = r.Close()
+				<-packed
+			}()
+			header := http.Header{"Content-Type": {"application/gzip"}, "X-Cwd": {"/"}}
+			res, err := in.p.api.Send(ctx, http.MethodPost, path+"/fs/write?"+in.p.api.query("").Encode(), header, r)
+			if err != nil {
+				return err
+			}
+			return res.Body.Close()
+		})
+	})
+}
+
+// pack writes a compressed archive with one file.
+func pack(to io.Writer, name string, size int64, body io.Reader) error {
+	zip, err := gzip.NewWriterLevel(to, gzip.BestSpeed)
+	if err != nil {
+		return err
+	}
+	archive := tar.NewWriter(zip)
+	if err := archive.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: size, Format: tar.FormatPAX}); err != nil {
+		return err
+	}
+	if _, err := io.Copy(archive, body); err != nil {
+		return err
+	}
+	if err := archive.Close(); err != nil {
+		return err
+	}
+	return zip.Close()
+}
+
+// maxRecord limits a record of a command.
+const maxRecord = 16 << 20
+
+// Stream implements hosted.Commander. The service runs a command to its end
+// unless it is killed.
+func (in *inside) Stream(ctx context.Context, argv []string, env map[string]string) (hosted.Events, error) {
+	args := hosted.Rooted(argv, env)
+	text, err := json.Marshal(map[string]any{"command": args[0], "args": args[1:], "cwd": "/", "sudo": true, "wait": true, "logs": true})
+	if err != nil {
+		return nil, err
+	}
+	e := &events{in: in}
+	err = in.at(ctx, func(path string) error {
+		return in.p.api.Patient(ctx, func() error {
+			header := http.Header{"Content-Type": {"application/json"}}
+			query := in.p.api.query("")
+			query.Set("wait", "true")
+			query.Set("logs", "true")
+			res, err := in.p.api.Send(ctx, http.MethodPost, path+"/cmd?"+query.Encode(), header, bytes.NewReader(text)) //nolint:bodyclose // events closes it
+			if err == nil {
+				e.body, e.path = res.Body, path
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	e.lines = bufio.NewScanner(e.body)
+	e.lines.Buffer(nil, maxRecord)
+	if first, err := e.record(); err != nil || first.Command == nil || first.Command.ID == "" {
+		_ = e.Close()
+		return nil, in.Broken("the service names no command")
+	} else {
+		e.path += "/cmd/" + url.PathEscape(first.Command.ID)
+	}
+	in.p.Conns.Go(func() { e.sweep(ctx) })
+	return e, nil
+}
+
+// events is the output of a command.
+type events struct {
+	in    *inside
+	path  string // of the command
+	body  io.ReadCloser
+	lines *bufio.Scanner
+	over  atomic.Bool // the command has ended
+}
+
+// sweep ends the command when nobody listens any more.
+func (e *events) sweep(ctx context.Context) {
+	<-ctx.Done()
+	if e.over.Load() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	api := e.in.p.api
+	_ = api.Call(ctx, http.MethodPost, e.path+"/kill?"+api.query("").Encode(), map[string]int{"signal": 9}, nil) // it ends with the session
+}
+
+// record is one record of a command: itself, or output.
+type record struct {
+	Command *struct {
+		ID   string `json:"id"`
+		Code *int   `json:"exitCode"`
+	} `json:"command"`
+	Stream string          `json:"stream"`
+	Data   json.RawMessage `json:"data"`
+}
+
+func (e *events) record() (r record, err error) {
+	for e.lines.Scan() {
+		if len(bytes.TrimSpace(e.lines.Bytes())) > 0 {
+			if json.Unmarshal(e.lines.Bytes(), &r) != nil {
+				return r, e.in.Broken("the service's output is invalid")
+			}
+			return r, nil
+		}
+	}
+	return r, e.in.Broken("the connection to the sandbox was lost")
+}
+
+// Next implements hosted.Events.
+func (e *events) Next() (ev hosted.Event, err error) {
+	for {
+		r, err := e.record()
+		if err != nil {
+			return ev, err
+		}
+		switch {
+		case r.Command != nil && r.Command.Code != nil:
+			e.over.Store(true)
+			return hosted.Event{Exit: r.Command.Code}, nil
+		case r.Stream == "stdout":
+			err = json.Unmarshal(r.Data, &ev.Stdout)
+		case r.Stream == "stderr":
+			err = json.Unmarshal(r.Data, &ev.Stderr)
+		case r.Stream == "error":
+			var said struct{ Message string }
+			_ = json.Unmarshal(r.Data, &said)
+			return ev, e.in.Broken("the service no longer follows the command: " + e.in.p.api.Clip(said.Message))
+		default:
+			continue
+		}
+		if err != nil {
+			err = e.in.Broken("the service's output is invalid")
+		}
+		return ev, err
+	}
+}
+
+// Close implements hosted.Events.
+func (e *events) Close() error { return e.body.Close() }
+
+var _ hosted.Inside = (*inside)(nil)
