@@ -180,11 +180,15 @@ func hostedDesktops() []sandbox.Descriptor {
 	}
 
 	runloop := hosted("runloop", "Runloop", sandbox.TierDesktop)
-	runloop.Pause, runloop.Egress = sandbox.PauseDisk, sandbox.EgressHost
-	runloop.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
-	runloop.Ports.Kind, runloop.Lifetime.Suspend = sandbox.PortTunnel, true
-	runloop.Units = []sandbox.Unit{{Of: "keep-alive", Unit: "milliseconds"}}
-	runloop.Credentials = []sandbox.Credential{secret("API key", "RUNLOOP_API_KEY")}
+	pty(&runloop)
+	runloop.RunAs, runloop.Persistable, runloop.Egress, runloop.Verified = true, false, sandbox.EgressHost, sandbox.VerifiedFake
+	runloop.Ports, runloop.Lifetime.Hard = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}, 48*time.Hour
+	runloop.Units = []sandbox.Unit{{Of: "keep-alive", Unit: "seconds"}}
+	runloop.Credentials = []sandbox.Credential{
+		secret("API key", "RUNLOOP_API_KEY"),
+		setting("API key file", "RUNLOOP_API_KEY_FILE", false), setting("API key command", "RUNLOOP_API_KEY_COMMAND", false),
+		setting("API URL", "RUNLOOP_BASE_URL", false), setting("blueprint", "ATOLL_RUNLOOP_BLUEPRINT", false),
+	}
 
 	e2b := hosted("e2b", "E2B, or a service that speaks its API", sandbox.TierDesktop)
 	pty(&e2b)

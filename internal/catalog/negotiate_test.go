@@ -71,7 +71,7 @@ func TestRB11Credentials(t *testing.T) {
 		{"vercel", map[string]string{"VERCEL_TOKEN": "t"}, "VERCEL_PROJECT_ID"},
 		{"cloudflare", nil, "CLOUDFLARE_SANDBOX_WORKER_URL"},
 		{"daytona", nil, "DAYTONA_API_KEY, or DAYTONA_API_KEY_FILE, or DAYTONA_API_KEY_COMMAND"},
-		{"runloop", nil, "RUNLOOP_API_KEY"},
+		{"runloop", nil, "RUNLOOP_API_KEY, or RUNLOOP_API_KEY_FILE, or RUNLOOP_API_KEY_COMMAND"},
 		{"blaxel", nil, "BL_API_KEY"},
 	}
 	for _, tt := range tests {
@@ -155,7 +155,7 @@ func TestRB16KnownValues(t *testing.T) {
 	for name, want := range map[string]string{
 		"modal":      "desktop y y 24h0m0s y native-fs provider-tunnel n /workspace y y y",
 		"daytona":    "desktop y y 0s y native-snapshot-id provider-tunnel y /workspace y y n",
-		"runloop":    "desktop n y 0s y native-snapshot-id provider-tunnel n /workspace y n n",
+		"runloop":    "desktop y y 48h0m0s y none provider-tunnel y /workspace n y n",
 		"e2b":        "desktop y y 0s y native-snapshot-id provider-tunnel n /home/user y y n",
 		"blaxel":     "desktop n y 0s y tar-only provider-tunnel y /workspace y n n",
 		"cloudflare": "headless y n 0s y none provider-tunnel y /workspace n y n",

@@ -22,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/provider/microvm"
 	"github.com/atoll-run/atoll/provider/none"
 	"github.com/atoll-run/atoll/provider/remote"
+	"github.com/atoll-run/atoll/provider/runloop"
 	"github.com/atoll-run/atoll/provider/superserve"
 	"github.com/atoll-run/atoll/provider/vercel"
 	"github.com/atoll-run/atoll/sandbox"
@@ -55,6 +56,7 @@ func entries() []registry.Entry {
 		{Name: docker.Name, Summary: "containers of a Docker daemon, named by DOCKER_HOST and the like", Open: openDocker},
 		hosted(e2b.Name, openE2B), hosted(superserve.Name, openSuperserve), hosted(boxlite.Name, openBoxlite), hosted(islo.Name, openIslo),
 		hosted(cloudflare.Name, openCloudflare), hosted(daytona.Name, openDaytona), hosted(vercel.Name, openVercel),
+		hosted(runloop.Name, openRunloop),
 		{Name: remote.Name, Summary: "another Atoll daemon, named by ATOLL_REMOTE_HOST and ATOLL_REMOTE_KEY", Open: openRemote},
 		{Name: none.Name, Summary: "no sandboxes at all, for deployments that need none", Open: openNone},
 	}
@@ -217,6 +219,17 @@ func openVercel(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return vercel.New(opts)
+}
+
+func openRunloop(h registry.Host) (driver.Provider, error) {
+	opts := runloop.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Blueprint *string `json:"blueprint"`
+	}{&opts.Blueprint}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	return runloop.New(opts)
 }
 
 func openDocker(h registry.Host) (driver.Provider, error) {

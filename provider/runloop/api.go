@@ -1,0 +1,295 @@
+package runloop
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// api is a client of the service. It implements hosted.Service.
+type api struct {
+	rest.Client
+	key *credential.Source
+}
+
+func newAPI(base *url.URL, key *credential.Source, transport http.RoundTripper) *api {
+	return &api{key: key, Client: rest.Client{
+		HTTP: rest.NewHTTP(transport), Base: base, Words: words, Fresh: key.Fresh,
+		Sign:   func(h http.Header) { h.Set("Authorization", "Bearer "+key.Current()) },
+		Hidden: func() []string { return []string{key.Current()} }, Hint: "set " + keyEnv + " to a key of this service",
+	}}
+}
+
+// words reads an error of the service.
+func words(_ int, body []byte) (code, message string, ok bool) {
+	var said struct{ Code, Message string }
+	err := json.Unmarshal(body, &said)
+	return said.Code, said.Message, err == nil && said.Message != ""
+}
+
+// missing reports that the service itself says that there is no such thing.
+func missing(err error) bool {
+	r := rest.RefusalOf(err)
+	return r.Ours && r.Status == http.StatusNotFound
+}
+
+// creation is the request for a new sandbox.
+type creation struct {
+	Name      string            `json:"name"`
+	Blueprint string            `json:"blueprint_name,omitempty"`
+	Metadata  map[string]string `json:"metadata"`
+	Launch    launch            `json:"launch_parameters"`
+}
+
+type launch struct {
+	KeepAlive int64  `json:"keep_alive_time_seconds"`
+	Policy    string `json:"network_policy_id"`
+}
+
+// box is the service's description of a sandbox.
+type box struct {
+	ID       string            `json:"id"`
+	Status   string            `json:"status"`
+	Created  int64             `json:"create_time_ms"`
+	Metadata map[string]string `json:"metadata"`
+	Launch   launch            `json:"launch_parameters"`
+}
+
+// The resting states of a sandbox.
+const (
+	running   = "running"
+	suspended = "suspended"
+)
+
+// states says what the service's states mean.
+var states = hosted.States{
+	running: sandbox.Running, "scheduled": sandbox.Running, "queued": sandbox.Running, "provisioning": sandbox.Running, "initializing": sandbox.Running,
+	"resuming": sandbox.Running, suspended: sandbox.Paused, "suspending": sandbox.Paused, "failure": sandbox.Failed, "shutdown": sandbox.Gone,
+}
+
+// describe converts the service's description of a sandbox.
+func (b box) describe() hosted.Box {
+	return hosted.Marked(hosted.Box{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: time.UnixMilli(b.Created)}, b.Metadata)
+}
+
+func path(id, rest string) string { return "/v1/devboxes/" + url.PathEscape(id) + rest }
+
+// get returns a sandbox by its ID. One that has ended counts as none.
+func (a *api) get(ctx context.Context, id string) (b box, err error) {
+	err = a.Call(ctx, http.MethodGet, path(id, ""), nil, &b)
+	switch {
+	case missing(err):
+		err = hosted.ErrNone
+	case err == nil && b.ID != id:
+		err = a.Strange("the service answers for another sandbox")
+	case err == nil && states.Of(b.Status) == sandbox.Gone:
+		err = hosted.ErrNone
+	}
+	return b, err
+}
+
+// Get implements hosted.Service.
+func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, error) {
+	b, err := a.get(ctx, id)
+	return b.describe(), err
+}
+
+// pages is one page of a list.
+type pages struct {
+	Items []box `json:"devboxes"`
+	More  bool  `json:"has_more"`
+}
+
+func (a *api) page(ctx context.Context, q url.Values) (p pages, err error) {
+	err = a.Call(ctx, http.MethodGet, "/v1/devboxes?"+q.Encode(), nil, &p)
+	if err == nil && p.Items == nil {
+		err = a.Strange("the service's list is invalid")
+	}
+	return p, err
+}
+
+// maxPages limits a list.
+const maxPages = 10_000
+
+// List implements hosted.Service. The service filters by no metadata, and lists
+// sandboxes that have ended, too.
+func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) (ours []hosted.Box, err error) {
+	q := url.Values{"limit": {"1000"}, "include_total_count": {"false"}}
+	for range maxPages {
+		p, err := a.page(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range p.Items {
+			if b.Metadata[hosted.MetaScope] != "" {
+				ours = append(ours, b.describe())
+			}
+		}
+		if !p.More {
+			return ours, nil
+		}
+		if len(p.Items) == 0 {
+			break
+		}
+		q.Set("starting_after", p.Items[len(p.Items)-1].ID)
+	}
+	return nil, a.Strange("the service's list has no end")
+}
+
+// End implements hosted.Service. It waits until the sandbox has ended.
+func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
+	if _, err := a.get(ctx, id); err != nil {
+		return err
+	}
+	return hosted.Poll(ctx, func() (bool, error) {
+		err := a.Call(ctx, http.MethodPost, path(id, "/shutdown"), struct{}{}, nil)
+		if err != nil && sandbox.CodeOf(err) != sandbox.CodeConflict && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+			return false, err
+		}
+		_, lookErr := a.get(ctx, id)
+		if lookErr == hosted.ErrNone {
+			return true, nil
+		}
+		return false, lookErr
+	}, func() error { return a.Strange("the service does not end the sandbox") })
+}
+
+// Claim implements hosted.Claimer.
+func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) error {
+	b, err := a.get(ctx, boxID)
+	if err == nil && b.Metadata[hosted.MetaID] != string(id) {
+		err = a.Strange("the service answers for another sandbox")
+	}
+	if err != nil {
+		return err
+	}
+	metadata := maps.Clone(b.Metadata)
+	metadata[hosted.MetaScope] = scope
+	if err := a.Call(ctx, http.MethodPost, path(boxID, ""), map[string]any{"metadata": metadata}, nil); err != nil {
+		return err
+	}
+	if b, err = a.get(ctx, boxID); err == nil && b.Metadata[hosted.MetaScope] != scope {
+		err = a.Strange("the service does not confirm whose the sandbox is")
+	}
+	return err
+}
+
+// Credential implements hosted.Service.
+func (a *api) Credential() hosted.Credential {
+	return hosted.Credential{Name: a.key.Account(), Key: a.key.Value()}
+}
+
+// rules are what a sandbox may reach: a network policy of the service.
+type rules struct {
+	All   bool     `json:"allow_all"`
+	Names []string `json:"allowed_hostnames"`
+	CIDRs []cidr   `json:"allowed_cidrs"`
+	// Other permissions, which are never asked for.
+	Boxes   bool `json:"allow_devbox_to_devbox"`
+	Mirrors bool `json:"allow_runloop_mirrors"`
+	Gateway bool `json:"allow_agent_gateway"`
+	MCP     bool `json:"allow_mcp_gateway"`
+}
+
+type cidr struct {
+	Prefix string `json:"cidr"`
+	Ports  []any  `json:"ports,omitempty"`
+}
+
+// rulesFor translates what a sandbox may reach. The service knows IPv4 only.
+func rulesFor(asked *sandbox.EgressRules) (r rules, ok bool) {
+	r = rules{Names: []string{}, CIDRs: []cidr{}}
+	if asked == nil {
+		return r, true
+	}
+	if asked.Open {
+		return rules{All: true, Names: r.Names, CIDRs: r.CIDRs}, true
+	}
+	for _, t := range asked.Allow {
+		switch {
+		case t.Host != "":
+			r.Names = append(r.Names, t.Host)
+		case t.Prefix.Addr().Is4():
+			r.CIDRs = append(r.CIDRs, cidr{Prefix: t.Prefix.String()})
+		default:
+			return r, false
+		}
+	}
+	slices.Sort(r.Names)
+	slices.SortFunc(r.CIDRs, func(a, b cidr) int { return strings.Compare(a.Prefix, b.Prefix) })
+	return r, true
+}
+
+// same reports whether two policies permit the same.
+func (r rules) same(o rules) bool {
+	if r.All && o.All {
+		return true
+	}
+	slices.Sort(o.Names)
+	slices.SortFunc(o.CIDRs, func(a, b cidr) int { return strings.Compare(a.Prefix, b.Prefix) })
+	return r.All == o.All && !o.Boxes && !o.Mirrors && !o.Gateway && !o.MCP && slices.Equal(r.Names, o.Names) &&
+		slices.EqualFunc(r.CIDRs, o.CIDRs, func(a, b cidr) bool { return a.Prefix == b.Prefix && len(b.Ports) == 0 })
+}
+
+// policy returns the ID of a network policy with these rules, which it makes
+// only if there is none. The name says what the rules are, so that all sandboxes
+// with the same rules share a policy.
+func (a *api) policy(ctx context.Context, r rules) (id string, err error) {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(text)
+	name := "atoll-" + hex.EncodeToString(sum[:10])
+	look := func() (string, error) {
+		var p struct {
+			Items []struct {
+				ID, Name string
+				Egress   rules
+			} `json:"network_policies"`
+		}
+		err := a.Call(ctx, http.MethodGet, "/v1/network-policies?"+url.Values{"name": {name}, "limit": {"1000"}}.Encode(), nil, &p)
+		for _, one := range p.Items {
+			if err == nil && one.Name == name && one.ID != "" && r.same(one.Egress) {
+				return one.ID, nil
+			}
+		}
+		return "", cmp.Or(err, hosted.ErrNone)
+	}
+	if id, err = look(); err != hosted.ErrNone {
+		return id, err
+	}
+	body := struct {
+		Name string `json:"name"`
+		rules
+	}{name, r}
+	err = a.Call(ctx, http.MethodPost, "/v1/network-policies", body, nil)
+	if hosted.Refused(err) {
+		return "", err
+	}
+	return hosted.Search(ctx, &a.Client, err, look)
+}
+
+// newCommand returns the ID of a command: a UUID with the time.
+func newCommand() string {
+	var b [10]byte
+	_, _ = rand.Read(b[:]) // Read never fails.
+	now := fmt.Sprintf("%012x", time.Now().UnixMilli())
+	b[0], b[2] = b[0]&0x0f|0x70, b[2]&0x3f|0x80
+	return fmt.Sprintf("%s-%s-%x-%x-%x", now[:8], now[8:], b[:2], b[2:4], b[4:])
+}

@@ -1,0 +1,198 @@
+// Package runloop makes sandboxes with the service Runloop, which calls them
+// devboxes.
+//
+// The service makes, lists, suspends, resumes and ends sandboxes over REST.
+// Inside, Atoll's own guest does the work. The provider uploads it, listens to the
+// output of a command that joins it, and sends it input with further commands, all
+// as text.
+//
+// It is tested with a fake service that the official SDK accepts, not with the
+// real service.
+package runloop
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Name is the name of this provider.
+const Name = "runloop"
+
+// Options configure the connection to the service.
+type Options struct {
+	// Dir is a directory for this provider alone. It is created when it is first
+	// needed. Sandboxes belong to it: another directory must adopt them first.
+	Dir string
+	// Key is the source of the API key.
+	Key *credential.Source
+	// URL is the address of the API. Empty: the service's.
+	URL string
+	// Blueprint is the name of the service's blueprint for sandboxes that name no
+	// image. Empty: the service's default.
+	Blueprint string
+	// Executable is a static program that imports internal/guest/early. It is the
+	// guest if none is embedded. Empty: the running program.
+	Executable string
+	// Transport sends requests. Nil: a new one.
+	Transport http.RoundTripper
+}
+
+const (
+	keyEnv    = "RUNLOOP_API_KEY"
+	urlEnv    = "RUNLOOP_BASE_URL"
+	publicURL = "https://api.runloop.ai"
+	// longest is how long a sandbox may live.
+	longest = 48 * time.Hour
+)
+
+// FromEnvironment returns the options from the environment variables of the
+// official SDK, and from further variables.
+func FromEnvironment(dir string, lookup func(string) string) Options {
+	return Options{
+		Dir: dir, Key: credential.FromEnvironment(keyEnv, lookup), URL: strings.TrimSpace(lookup(urlEnv)), Blueprint: lookup("ATOLL_RUNLOOP_BLUEPRINT"),
+	}
+}
+
+// Provider makes sandboxes with the service. Its methods may be called
+// concurrently.
+type Provider struct {
+	*hosted.Core
+	opts Options
+	api  *api
+}
+
+var (
+	_ driver.Provider       = (*Provider)(nil)
+	_ driver.EgressEnforcer = (*Provider)(nil)
+	_ driver.ImageChecker   = (*Provider)(nil)
+)
+
+// New opens the provider. It makes no network call. It removes records of
+// sandboxes that ended long ago.
+func New(opts Options) (*Provider, error) {
+	if opts.Dir == "" {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "runloop.open", Message: "no directory given"}
+	}
+	base, err := rest.ParseURL("runloop.open", "API URL", cmp.Or(opts.URL, publicURL))
+	if err != nil {
+		return nil, err
+	}
+	if opts.Key == nil {
+		opts.Key = credential.New(keyEnv, "", "", "")
+	}
+	a := newAPI(base, opts.Key, opts.Transport)
+	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
+		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true, Reboots: true,
+		Resting: []string{running, suspended}, Hint: "use its original " + keyEnv + " and " + urlEnv,
+	}}
+	p.Enter = p.enter
+	if err := p.Start(opts.Executable); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Probe implements driver.Provider. It checks the key with the service.
+func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
+	fixed := driver.Limit{Why: "the blueprint decides", Fixed: true}
+	return p.Facts(ctx, &hosted.Description{
+		Version: "v1", Needs: keyEnv, What: "API key", Credential: keyEnv, Address: urlEnv,
+		Limits: map[string]driver.Limit{
+			"cpus": fixed, "memory": fixed, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "Atoll and the service"},
+		},
+	}, p.opts.Key.Set(), func(ctx context.Context) error {
+		_, err := p.api.page(ctx, url.Values{"limit": {"1"}})
+		return err
+	}, p.api.Base)
+}
+
+// CheckImage implements driver.ImageChecker.
+func (p *Provider) CheckImage(image string) error { return p.CheckTemplate(image) }
+
+// EgressAbility implements driver.EgressEnforcer. The service matches names on
+// the usual ports, and addresses on all ports.
+func (*Provider) EgressAbility() sandbox.EgressAbility {
+	return sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}, Wildcards: true}
+}
+
+// Create implements driver.Provider. Names are not unique, so a sandbox whose
+// answer is lost is found by its metadata.
+func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	blueprint, ok := hosted.Template(spec.Image, p.opts.Blueprint)
+	if !ok {
+		return nil, p.CheckImage(spec.Image)
+	}
+	if err := p.Check(spec); err != nil {
+		return nil, err
+	}
+	rules, ok := rulesFor(spec.Network.Plain)
+	if !ok {
+		return nil, p.Unsupported("network", "the service knows no IPv6 addresses", "leave them out")
+	}
+	life := spec.Lifetime.HardTimeout()
+	if life > longest {
+		return nil, p.Unsupported("lifetime", "the service ends a sandbox after 48 hours", "ask for a shorter lifetime, or for none")
+	}
+	scope, err := p.Scope()
+	if err != nil {
+		return nil, err
+	}
+	c := creation{Name: "atoll-" + string(spec.ID), Blueprint: blueprint, Metadata: hosted.Metadata(scope, spec)}
+	c.Launch.KeepAlive = hosted.Seconds(cmp.Or(life, longest))
+	var b box
+	return p.Make(ctx, &hosted.Making{
+		Spec: spec, Life: life,
+		Prepare: func(ctx context.Context) (err error) {
+			c.Launch.Policy, err = p.api.policy(ctx, rules)
+			return err
+		},
+		Ask: func(ctx context.Context) (hosted.Box, error) {
+			b, err = p.request(ctx, scope, spec.ID, &c)
+			return b.describe(), err
+		},
+		Confirm: func() error {
+			if b.Launch.Policy != c.Launch.Policy {
+				return p.Strange("the service does not confirm the network of the sandbox")
+			}
+			if b.Launch.KeepAlive != c.Launch.KeepAlive {
+				return p.Strange("the service does not confirm the lifetime of the sandbox")
+			}
+			return nil
+		},
+	})
+}
+
+// request requests a sandbox and waits until it runs.
+func (p *Provider) request(ctx context.Context, scope string, id sandbox.ID, c *creation) (b box, err error) {
+	err = p.api.Call(ctx, http.MethodPost, "/v1/devboxes", c, nil)
+	if hosted.Refused(err) {
+		return b, err
+	}
+	b, err = hosted.Search(ctx, &p.api.Client, err, func() (box, error) {
+		found, err := p.api.List(ctx, scope, id)
+		for _, one := range found {
+			if err == nil && one.Scope == scope && one.Sandbox == id && one.State != sandbox.Gone {
+				return p.api.get(ctx, one.ID)
+			}
+		}
+		return box{}, cmp.Or(err, hosted.ErrNone)
+	})
+	if err != nil {
+		return b, err
+	}
+	now, err := p.Settled(ctx, id, b.ID)
+	if err == nil && now.Status != running {
+		err = p.Strange("the new sandbox is " + now.Status)
+	}
+	return b, err
+}
