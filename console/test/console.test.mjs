@@ -435,7 +435,10 @@ test("every page is accessible, in light, dark and narrow", async () => {
       await page.locator("main h1").waitFor();
       await page.waitForTimeout(700); // for its data
       const name =
-        (p.replace(id, "one").replace(record, "one").replaceAll("/", "-") || "overview") + "-" + look;
+        (p.replace(id, "one").replace(record, "one").replaceAll("/", "-") ||
+          "overview") +
+        "-" +
+        look;
       await shot(name);
       const wide = await page.evaluate(
         () => document.documentElement.scrollWidth - innerWidth,
