@@ -19,12 +19,15 @@ func (s *Service) Resume(ctx context.Context, req sandbox.ResumeRequest) (out sa
 	if err != nil {
 		return out, err
 	}
-	row, err := s.fromEnvelope(ctx, who.Tenant, req)
+	row, err := fromEnvelope(who.Tenant, req)
 	if err != nil {
 		return out, core.Named(op, err)
 	}
 	var stored store.Session
 	err = s.Do(ctx, op, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {
+		if err := s.settle(ctx, req, &row); err != nil {
+			return err
+		}
 		return s.Store.Update(ctx, func(tx *store.Tx) error {
 			// Two callers with one envelope must not get two sessions for its sandbox.
 			if _, err := tx.Tenants().Lock(ctx, who.Tenant); err != nil {
@@ -44,9 +47,8 @@ func (s *Service) Resume(ctx context.Context, req sandbox.ResumeRequest) (out sa
 }
 
 // fromEnvelope returns the record of a session that starts from an envelope.
-// Envelopes are untrusted: they can only name things that the caller could
-// request directly, and no files of the machine.
-func (s *Service) fromEnvelope(ctx context.Context, tenant string, req sandbox.ResumeRequest) (store.Session, error) {
+// It looks nothing up, because the caller may not be allowed to resume.
+func fromEnvelope(tenant string, req sandbox.ResumeRequest) (store.Session, error) {
 	data, err := json.Marshal(req.Envelope)
 	if err != nil {
 		return store.Session{}, err
@@ -55,7 +57,6 @@ func (s *Service) fromEnvelope(ctx context.Context, tenant string, req sandbox.R
 	if err != nil {
 		return store.Session{}, err
 	}
-	b := s.provision.boxes(tenant, nil)
 	switch {
 	case len(e.Spec.Mounts) > 0:
 		return store.Session{}, &sandbox.Error{
@@ -65,13 +66,26 @@ func (s *Service) fromEnvelope(ctx context.Context, tenant string, req sandbox.R
 		if err := sandbox.ValidateName(e.Box); err != nil {
 			return store.Session{}, err
 		}
-		err = b.reachable(ctx, e)
 	}
-	if err := s.choose(ctx, tenant, &e, err); err != nil {
-		return store.Session{}, err
+	row, _, err := newSession(tenant, sandbox.NewSession{Name: req.Name, Spec: e.Spec})
+	row.Prior = &e
+	return row, err
+}
+
+// settle decides from what the session of an envelope starts, and on which
+// provider. Envelopes are untrusted: they can only name things that the caller
+// could request directly.
+func (s *Service) settle(ctx context.Context, req sandbox.ResumeRequest, row *store.Session) error {
+	e, b := row.Prior, s.provision.boxes(row.Tenant, nil)
+	var err error
+	if e.Box != "" {
+		err = b.reachable(ctx, *e)
 	}
-	if err := b.leads(ctx, e); err != nil {
-		return store.Session{}, err
+	if err := s.choose(ctx, row.Tenant, e, err); err != nil {
+		return err
+	}
+	if err := b.leads(ctx, *e); err != nil {
+		return err
 	}
 	if e.Box == "" && req.Provider != "" {
 		e.Backend = req.Provider
@@ -79,11 +93,8 @@ func (s *Service) fromEnvelope(ctx context.Context, tenant string, req sandbox.R
 			e.Archive.Provider = req.Provider
 		}
 	}
-	spec := e.Spec
-	spec.Provider = e.Backend
-	row, _, err := newSession(tenant, sandbox.NewSession{Name: req.Name, Spec: spec})
-	row.Prior = &e
-	return row, err
+	row.Spec.Provider, row.Provider = e.Backend, e.Backend
+	return nil
 }
 
 // leads refuses an envelope that leads to nothing that the tenant has or had: a
