@@ -85,6 +85,9 @@ func TestExamples(t *testing.T) {
 			t.Parallel()
 			e := &exampleRunner{dir: t.TempDir(), env: append(os.Environ(),
 				"ATOLL_STATE_DIR="+filepath.Join(t.TempDir(), "state"), "ATOLL_NO_DAEMON=1", "PATH="+bin+":"+os.Getenv("PATH"))}
+			if path[0] != "context" { // a context may name a remote daemon
+				defer func() { e.try(t, "atoll rm --force --all") }()
+			}
 			e.prepare(t, path, reg)
 			for _, line := range examples(t, path) {
 				need.Commands(t, line)
@@ -130,9 +133,6 @@ func TestExamples(t *testing.T) {
 					line = strings.ReplaceAll(line, "8080", e.published)
 				}
 				e.must(t, anyPort(line))
-			}
-			if path[0] != "context" { // a context may name a remote daemon
-				e.try(t, "atoll rm --force --all")
 			}
 		})
 	}

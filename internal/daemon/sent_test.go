@@ -76,6 +76,17 @@ func TestRB37ArchivesGoAlongWithEnvelopes(t *testing.T) {
 		return got
 	}
 	rebuilt("while-the-first-lives")
+
+	// A provider that this daemon does not have matters only if no other is named.
+	foreign := e
+	foreign.Backend = "theirs"
+	_, err = second.Sessions().ResumeFrom(t.Context(), foreign, bytes.NewReader(file), atoll.SessionOptions{})
+	wantCode(t, err, sandbox.CodeInvalid)
+	moved, err := second.Sessions().ResumeFrom(t.Context(), foreign, bytes.NewReader(file), atoll.SessionOptions{Provider: "fake"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = moved.Close()
 	if err := s.Destroy(t.Context()); err != nil {
 		t.Fatal(err)
 	}

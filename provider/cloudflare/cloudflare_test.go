@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/drivertest"
 	"github.com/atoll-run/atoll/internal/servicetest"
 	"github.com/atoll-run/atoll/provider/cloudflare"
 	"github.com/atoll-run/atoll/provider/internal/credential"
@@ -32,6 +31,7 @@ func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 // world is an Atoll daemon with a bridge, behind a proxy that breaks requests.
 type world struct {
 	servicetest.Faults
+	*hostedtest.World[*cloudflare.Provider]
 	bin, state, key, url string
 	// eager makes the proxy answer as Cloudflare's bridge does: every request
 	// makes the sandbox that it names, also the question whether it runs.
@@ -88,6 +88,12 @@ func serve(t *testing.T) *world {
 	})))
 	t.Cleanup(server.Close)
 	w.url = server.URL
+	// A sandbox that ends while another process asks about it is made again for a
+	// moment.
+	w.World = &hostedtest.World[*cloudflare.Provider]{
+		Name: cloudflare.Name, New: func(dir string) (*cloudflare.Provider, error) { return cloudflare.New(w.options(dir)) },
+		Busy: func() int { return len(w.boxes(t)) },
+	}
 	return w
 }
 
@@ -126,98 +132,35 @@ func (w *world) boxes(t *testing.T) []string {
 	return strings.Fields(w.run(t, "ls", "-q"))
 }
 
-// settled returns how many sandboxes there are. One that ends while another
-// process asks about it is made again for a moment.
-func (w *world) settled(t *testing.T, want int) int {
-	t.Helper()
-	for range 20 {
-		if n := len(w.boxes(t)); n <= want {
-			return n
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	return len(w.boxes(t))
-}
-
-func (w *world) empty(t *testing.T) {
-	t.Helper()
-	if w.settled(t, 0) > 0 {
-		t.Errorf("%v are left", w.boxes(t))
-	}
-}
-
 func (w *world) options(dir string) cloudflare.Options {
 	return cloudflare.Options{
 		Dir: dir, URL: w.url, Key: credential.New("CLOUDFLARE_SANDBOX_API_KEY", w.key, "", ""), Executable: w.bin, Transport: hostedtest.Transport(),
 	}
 }
 
-func (w *world) opener(dir string) (driver.Provider, error) { return cloudflare.New(w.options(dir)) }
-
-// open opens a provider that is closed with the test.
-func (w *world) open(t *testing.T, dir string) *cloudflare.Provider {
-	t.Helper()
-	p, err := cloudflare.New(w.options(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return p
-}
-
 func spec(id sandbox.ID) *sandbox.Spec { return &sandbox.Spec{ID: id, Name: string(id), Image: "host"} }
 
-func TestConformance(t *testing.T) {
-	w, dir := serve(t), t.TempDir()
-	h := drivertest.Harness{
-		New:      func(context.Context) (driver.Provider, error) { return w.opener(dir) },
-		Spec:     func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-		Parallel: true,
-	}
-	if testing.Short() { // the guest is the same for every provider
-		h.Only = []string{"capabilities", "lifecycle", "errors", "images", "network", "pause", "deadline"}
-	}
-	drivertest.Run(t, h)
-	w.empty(t)
-}
+func TestConformance(t *testing.T) { serve(t).Conformance(t) }
 
 func TestCheck(t *testing.T) {
 	w := serve(t)
 	lacks := []string{"deadline", "images", "memory", "mounts", "network", "pause", "previews", "resize", "snapshot"}
 	hostedtest.Check(t, cloudflare.Name, w.key, lacks, "CLOUDFLARE_SANDBOX_WORKER_URL="+w.url, "CLOUDFLARE_SANDBOX_API_KEY="+w.key)
-	w.empty(t)
+	w.Empty(t)
 }
 
-func TestSession(t *testing.T) {
-	w := serve(t)
-	hostedtest.Session(t, cloudflare.Name, w.opener)
-	w.empty(t)
-}
-
-func TestSaved(t *testing.T) {
-	w := serve(t)
-	hostedtest.Saved(t, cloudflare.Name, w.opener)
-	w.empty(t)
-}
-
-func TestContext(t *testing.T) {
-	w := serve(t)
-	hostedtest.Context(t, cloudflare.Name, w.opener)
-	w.empty(t)
+func TestThroughDaemon(t *testing.T) {
+	hostedtest.ThroughDaemon(t, func(t *testing.T) *hostedtest.World[*cloudflare.Provider] { return serve(t).World })
 }
 
 func TestHandover(t *testing.T) {
 	w := serve(t)
 	other := strings.TrimSpace(w.run(t, "key", "create", "other"))
 	h := hostedtest.Handover{
-		Name: cloudflare.Name, Open: w.opener, Count: func() int {
+		Name: cloudflare.Name, Open: w.Opener, Count: func() int {
 			n := len(w.boxes(t))
 			time.Sleep(time.Second)
-			return min(n, len(w.boxes(t))) // see settled
+			return min(n, len(w.boxes(t))) // one may be made again for a moment
 		},
 		Other: func(dir string) (driver.Provider, error) {
 			opts := w.options(dir)
@@ -235,7 +178,7 @@ func TestLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := serve(t)
 			w.eager.Store(eager)
-			p := w.open(t, t.TempDir())
+			p := w.Open(t, t.TempDir())
 			in, err := p.Create(t.Context(), spec("sb-lost"))
 			if err != nil {
 				t.Fatal(err)
@@ -253,7 +196,7 @@ func TestLost(t *testing.T) {
 			if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != sandbox.CodeGone {
 				t.Errorf("Attach: %v, want gone", err)
 			}
-			w.empty(t)
+			w.Empty(t)
 			// Its ID is free again, and the old instance does not end the new sandbox.
 			again, err := p.Create(t.Context(), spec("sb-lost"))
 			if err != nil {
@@ -268,7 +211,7 @@ func TestLost(t *testing.T) {
 			if err := again.Destroy(t.Context()); err != nil {
 				t.Error(err)
 			}
-			w.empty(t)
+			w.Empty(t)
 		})
 	}
 }
@@ -278,7 +221,7 @@ func TestLost(t *testing.T) {
 func TestCreateFaults(t *testing.T) {
 	const exec = "/v1/sandbox/*/exec"
 	w, dir := serve(t), t.TempDir()
-	p := w.open(t, dir)
+	p := w.Open(t, dir)
 	post := func(f servicetest.Fault) servicetest.Fault { return hostedtest.At(http.MethodPost, exec, f) }
 	always := func(f servicetest.Fault) servicetest.Fault {
 		f.Method, f.Path = http.MethodPost, exec
@@ -318,7 +261,7 @@ func TestCreateFaults(t *testing.T) {
 				for found, err := range p.List(t.Context()) {
 					t.Errorf("List: %+v, %v", found, err)
 				}
-				w.empty(t)
+				w.Empty(t)
 				return
 			}
 			if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
@@ -330,7 +273,7 @@ func TestCreateFaults(t *testing.T) {
 			if err := in.Destroy(t.Context()); err != nil {
 				t.Error(err)
 			}
-			w.empty(t)
+			w.Empty(t)
 		})
 	}
 }
@@ -339,7 +282,7 @@ func TestCreateFaults(t *testing.T) {
 // error has the key.
 func TestUnavailable(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	in, err := p.Create(t.Context(), spec("sb-there"))
 	if err != nil {
 		t.Fatal(err)
@@ -367,7 +310,7 @@ func TestUnavailable(t *testing.T) {
 	if err := in.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}
-	w.empty(t)
+	w.Empty(t)
 	if facts, err := p.Probe(t.Context()); err != nil || !facts.Available {
 		t.Errorf("Probe: %+v, %v", facts, err)
 	}

@@ -1,7 +1,6 @@
 package daytona_test
 
 import (
-	"context"
 	"net/http"
 	"os"
 	"strings"
@@ -9,7 +8,6 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/drivertest"
 	"github.com/atoll-run/atoll/internal/servicetest"
 	service "github.com/atoll-run/atoll/internal/servicetest/daytona"
 	"github.com/atoll-run/atoll/provider/daytona"
@@ -23,6 +21,7 @@ func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 // world is a fake service. Its sandboxes are gVisor sandboxes on this machine.
 type world struct {
 	*service.Server
+	*hostedtest.World[*daytona.Provider]
 	backing driver.Provider
 	url     string
 }
@@ -33,7 +32,19 @@ func serve(t *testing.T) *world {
 	backing := hostedtest.Kernels(t)
 	w := &world{Server: service.New(backing), backing: backing}
 	w.url = hostedtest.Serve(t, backing, w.Server) + "/api"
+	w.World = &hostedtest.World[*daytona.Provider]{
+		Name: daytona.Name, New: func(dir string) (*daytona.Provider, error) { return daytona.New(w.options(dir)) }, Left: w.left, Busy: w.Sessions,
+	}
 	return w
+}
+
+// left names the sandboxes and snapshots that the service has.
+func (w *world) left() []string {
+	names := w.Names()
+	for _, kept := range w.Snapshots("") {
+		names = append(names, kept.ID)
+	}
+	return names
 }
 
 func (w *world) options(dir string) daytona.Options {
@@ -42,79 +53,23 @@ func (w *world) options(dir string) daytona.Options {
 	}
 }
 
-func (w *world) opener(dir string) (driver.Provider, error) { return daytona.New(w.options(dir)) }
-
-// open opens a provider that is closed with the test.
-func (w *world) open(t *testing.T, dir string) *daytona.Provider {
-	t.Helper()
-	p, err := daytona.New(w.options(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return p
-}
-
-// empty checks that the service has no resources left. Sessions are removed a
-// moment later.
-func (w *world) empty(t *testing.T) {
-	t.Helper()
-	if left := w.Names(); len(left)+len(w.Snapshots("")) > 0 {
-		t.Errorf("%v and %v are left", left, w.Snapshots(""))
-	}
-	for range 200 {
-		if w.Sessions() == 0 {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Errorf("%d sessions are left", w.Sessions())
-}
-
 func spec(id sandbox.ID) *sandbox.Spec { return &sandbox.Spec{ID: id, Name: string(id), Image: "host"} }
 
 func TestConformance(t *testing.T) {
-	w, dir := serve(t), t.TempDir()
+	w := serve(t)
 	hostedtest.WarmUp(t, w.backing)
-	h := drivertest.Harness{
-		New:      func(context.Context) (driver.Provider, error) { return w.opener(dir) },
-		Spec:     func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-		Parallel: true,
-	}
-	if testing.Short() { // the guest is the same for every provider
-		h.Only = []string{"capabilities", "lifecycle", "snapshot", "restore", "errors", "images", "network", "pause", "deadline"}
-	}
-	drivertest.Run(t, h)
-	w.empty(t)
+	w.Conformance(t, "snapshot", "restore")
 }
 
 func TestCheck(t *testing.T) {
 	w := serve(t)
 	lacks := []string{"deadline", "images", "memory", "mounts", "network", "pause", "previews", "resize"}
 	hostedtest.Check(t, daytona.Name, service.Key, lacks, "DAYTONA_API_KEY="+service.Key, "DAYTONA_API_URL="+w.url)
-	w.empty(t)
+	w.Empty(t)
 }
 
-func TestSession(t *testing.T) {
-	w := serve(t)
-	hostedtest.Session(t, daytona.Name, w.opener)
-	w.empty(t)
-}
-
-func TestSaved(t *testing.T) {
-	w := serve(t)
-	hostedtest.Saved(t, daytona.Name, w.opener)
-	w.empty(t)
-}
-
-func TestContext(t *testing.T) {
-	w := serve(t)
-	hostedtest.Context(t, daytona.Name, w.opener)
-	w.empty(t)
+func TestThroughDaemon(t *testing.T) {
+	hostedtest.ThroughDaemon(t, func(t *testing.T) *hostedtest.World[*daytona.Provider] { return serve(t).World })
 }
 
 func TestHandover(t *testing.T) {
@@ -122,7 +77,7 @@ func TestHandover(t *testing.T) {
 	w := serve(t)
 	w.AddKey(other, "org-2")
 	h := hostedtest.Handover{
-		Name: daytona.Name, Records: true, Open: w.opener, Count: func() int { return len(w.Names()) },
+		Name: daytona.Name, Records: true, Open: w.Opener, Count: func() int { return len(w.Names()) },
 		Other: func(dir string) (driver.Provider, error) {
 			opts := w.options(dir)
 			opts.Key = credential.New("DAYTONA_API_KEY", other, "", "")
@@ -180,40 +135,40 @@ func TestCreateFaults(t *testing.T) {
 		Fault: always(get, "/api/sandbox/*", servicetest.Fault{Rewrite: hostedtest.Replace(`"state":"started"`, `"state":"error"`)}), Want: sandbox.CodeConflict, Posts: 1,
 	}
 	all["guest not taken"] = hostedtest.CreateFault{Fault: always(post, toolbox, servicetest.Fault{Status: 400, Body: refused}), Want: sandbox.CodeInvalid, Posts: 1}
-	w.faulty(w.open(t, t.TempDir()), nil).Create(t, all)
+	w.faulty(w.Open(t, t.TempDir()), nil).Create(t, all)
 }
 
 func TestCreateGivenUp(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).GivenUp(t, "/api/sandbox", "/toolbox/*/process/session")
+	w.faulty(w.Open(t, t.TempDir()), nil).GivenUp(t, "/api/sandbox", "/toolbox/*/process/session")
 }
 
 func TestLate(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
-	w.faulty(w.open(t, dir), w.open(t, dir)).Late(t)
+	w.faulty(w.Open(t, dir), w.Open(t, dir)).Late(t)
 }
 
 func TestFalse404(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).False404(t, "/api/sandbox")
+	w.faulty(w.Open(t, t.TempDir()), nil).False404(t, "/api/sandbox")
 }
 
 func TestConflict(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).Conflict(t)
+	w.faulty(w.Open(t, t.TempDir()), nil).Conflict(t)
 }
 
 func TestRefusals(t *testing.T) {
 	w := serve(t)
 	body := func(text string) string { return `{"statusCode":STATUS,"error":"x","message":"` + text + `"}` }
-	w.faulty(w.open(t, t.TempDir()), nil).Refusals(t, "/api/sandbox", body, false)
+	w.faulty(w.Open(t, t.TempDir()), nil).Refusals(t, "/api/sandbox", body, false)
 }
 
 func TestStatuses(t *testing.T) {
 	w := serve(t)
 	running, sleeping := hostedtest.Meaning{State: sandbox.Running}, hostedtest.Meaning{State: sandbox.Paused}
 	failed := hostedtest.Meaning{State: sandbox.Failed, Resume: sandbox.CodeConflict}
-	w.faulty(w.open(t, t.TempDir()), nil).Statuses(t, map[string]hostedtest.Meaning{
+	w.faulty(w.Open(t, t.TempDir()), nil).Statuses(t, map[string]hostedtest.Meaning{
 		"started": running, "creating": running, "starting": running, "resuming": running, "restoring": running, "snapshotting": running,
 		"stopping": sleeping, "pausing": sleeping, "archiving": sleeping, "error": failed, "build_failed": failed,
 	}, "")
@@ -222,7 +177,7 @@ func TestStatuses(t *testing.T) {
 // A stopped sandbox starts again with its files, also slowly.
 func TestStopped(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	w.Transitions(100 * time.Millisecond)
 	in := w.faulty(p, nil).Make(t, spec("sb-stopped"))
 	hostedtest.Says(t, in, "echo kept >/root/note")

@@ -14,5 +14,5 @@ import (
 func TestSDK(t *testing.T) {
 	w := serve(t)
 	hostedtest.SDK(t, "DAYTONA_API_KEY="+service.Key, "DAYTONA_API_URL="+w.url)
-	w.empty(t)
+	w.Empty(t)
 }

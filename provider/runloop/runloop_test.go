@@ -1,7 +1,6 @@
 package runloop_test
 
 import (
-	"context"
 	"net/http"
 	"net/netip"
 	"os"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/drivertest"
 	"github.com/atoll-run/atoll/internal/servicetest"
 	service "github.com/atoll-run/atoll/internal/servicetest/runloop"
 	"github.com/atoll-run/atoll/provider/internal/credential"
@@ -24,6 +22,7 @@ func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 // world is a fake service. Its sandboxes are gVisor sandboxes on this machine.
 type world struct {
 	*service.Server
+	*hostedtest.World[*runloop.Provider]
 	backing driver.Provider
 	url     string
 }
@@ -34,6 +33,9 @@ func serve(t *testing.T) *world {
 	backing := hostedtest.Kernels(t)
 	w := &world{Server: service.New(backing), backing: backing}
 	w.url = hostedtest.Serve(t, backing, w.Server)
+	w.World = &hostedtest.World[*runloop.Provider]{
+		Name: runloop.Name, New: func(dir string) (*runloop.Provider, error) { return runloop.New(w.options(dir)) }, Left: w.Names, Busy: w.Commands,
+	}
 	return w
 }
 
@@ -43,54 +45,12 @@ func (w *world) options(dir string) runloop.Options {
 	}
 }
 
-func (w *world) opener(dir string) (driver.Provider, error) { return runloop.New(w.options(dir)) }
-
-// open opens a provider that is closed with the test.
-func (w *world) open(t *testing.T, dir string) *runloop.Provider {
-	t.Helper()
-	p, err := runloop.New(w.options(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return p
-}
-
-// empty checks that the service has no resources left. Commands end a moment
-// later.
-func (w *world) empty(t *testing.T) {
-	t.Helper()
-	if left := w.Names(); len(left) > 0 {
-		t.Errorf("%v are left", left)
-	}
-	for range 200 {
-		if w.Commands() == 0 {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Errorf("%d commands are left", w.Commands())
-}
-
 func spec(id sandbox.ID) *sandbox.Spec { return &sandbox.Spec{ID: id, Name: string(id), Image: "host"} }
 
 func TestConformance(t *testing.T) {
-	w, dir := serve(t), t.TempDir()
+	w := serve(t)
 	hostedtest.WarmUp(t, w.backing)
-	h := drivertest.Harness{
-		New:      func(context.Context) (driver.Provider, error) { return w.opener(dir) },
-		Spec:     func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-		Parallel: true,
-	}
-	if testing.Short() { // the guest is the same for every provider
-		h.Only = []string{"capabilities", "lifecycle", "errors", "images", "network", "pause", "deadline"}
-	}
-	drivertest.Run(t, h)
-	w.empty(t)
+	w.Conformance(t)
 }
 
 // environment is how a user configures the provider.
@@ -102,25 +62,11 @@ func TestCheck(t *testing.T) {
 	w := serve(t)
 	lacks := []string{"deadline", "images", "memory", "mounts", "network", "pause", "previews", "resize", "snapshot"}
 	hostedtest.Check(t, runloop.Name, service.Key, lacks, environment(w.url)...)
-	w.empty(t)
+	w.Empty(t)
 }
 
-func TestSession(t *testing.T) {
-	w := serve(t)
-	hostedtest.Session(t, runloop.Name, w.opener)
-	w.empty(t)
-}
-
-func TestSaved(t *testing.T) {
-	w := serve(t)
-	hostedtest.Saved(t, runloop.Name, w.opener)
-	w.empty(t)
-}
-
-func TestContext(t *testing.T) {
-	w := serve(t)
-	hostedtest.Context(t, runloop.Name, w.opener)
-	w.empty(t)
+func TestThroughDaemon(t *testing.T) {
+	hostedtest.ThroughDaemon(t, func(t *testing.T) *hostedtest.World[*runloop.Provider] { return serve(t).World })
 }
 
 func TestHandover(t *testing.T) {
@@ -128,7 +74,7 @@ func TestHandover(t *testing.T) {
 	w := serve(t)
 	w.AddKey(other, "org-2")
 	h := hostedtest.Handover{
-		Name: runloop.Name, Records: true, Open: w.opener, Count: func() int { return len(w.Names()) },
+		Name: runloop.Name, Records: true, Open: w.Opener, Count: func() int { return len(w.Names()) },
 		Other: func(dir string) (driver.Provider, error) {
 			opts := w.options(dir)
 			opts.Key = credential.New("RUNLOOP_API_KEY", other, "", "")
@@ -184,41 +130,41 @@ func TestCreateFaults(t *testing.T) {
 		Fault: always(get, box, servicetest.Fault{Rewrite: hostedtest.Replace(`"status":"running"`, `"status":"failure"`)}), Want: sandbox.CodeConflict, Posts: 1,
 	}
 	all["guest not taken"] = hostedtest.CreateFault{Fault: always(post, upload, servicetest.Fault{Status: 400, Body: refused}), Want: sandbox.CodeInvalid, Posts: 1}
-	w.faulty(w.open(t, t.TempDir()), nil).Create(t, all)
+	w.faulty(w.Open(t, t.TempDir()), nil).Create(t, all)
 }
 
 func TestCreateGivenUp(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).GivenUp(t, boxes, "/v1/devboxes/*/execute_async")
+	w.faulty(w.Open(t, t.TempDir()), nil).GivenUp(t, boxes, "/v1/devboxes/*/execute_async")
 }
 
 func TestLate(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
-	w.faulty(w.open(t, dir), w.open(t, dir)).Late(t)
+	w.faulty(w.Open(t, dir), w.Open(t, dir)).Late(t)
 }
 
 func TestFalse404(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).False404(t, boxes)
+	w.faulty(w.Open(t, t.TempDir()), nil).False404(t, boxes)
 }
 
 // The service refuses for a moment to end a sandbox.
 func TestConflict(t *testing.T) {
 	w := serve(t)
-	f := w.faulty(w.open(t, t.TempDir()), nil)
+	f := w.faulty(w.Open(t, t.TempDir()), nil)
 	in := f.Make(t, f.Spec("sb-conflict"))
 	w.Add(servicetest.Fault{Method: http.MethodPost, Path: "/v1/devboxes/*/shutdown", Times: 3, Status: 409, Body: conflict})
 	if err := in.Destroy(t.Context()); err != nil {
 		t.Errorf("Destroy: %v", err)
 	}
-	w.empty(t)
+	w.Empty(t)
 }
 
 // Sandboxes with the same rules share a network policy, also if the answer to the
 // request for it is lost.
 func TestPolicies(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	w.Add(hostedtest.At(http.MethodPost, "/v1/network-policies", servicetest.Fault{Lose: true}))
 	for _, id := range []sandbox.ID{"sb-one", "sb-two"} {
 		in, err := p.Create(t.Context(), bounded(id))
@@ -232,20 +178,20 @@ func TestPolicies(t *testing.T) {
 	if names := w.Policies(); len(names) != 1 {
 		t.Errorf("the policies are %v, want one", names)
 	}
-	w.empty(t)
+	w.Empty(t)
 }
 
 func TestRefusals(t *testing.T) {
 	w := serve(t)
 	body := func(text string) string { return `{"code":"x","message":"` + text + `"}` }
-	w.faulty(w.open(t, t.TempDir()), nil).Refusals(t, boxes, body, true)
+	w.faulty(w.Open(t, t.TempDir()), nil).Refusals(t, boxes, body, true)
 }
 
 func TestStatuses(t *testing.T) {
 	w := serve(t)
 	running, sleeping := hostedtest.Meaning{State: sandbox.Running}, hostedtest.Meaning{State: sandbox.Paused}
 	failed := hostedtest.Meaning{State: sandbox.Failed, Resume: sandbox.CodeConflict}
-	w.faulty(w.open(t, t.TempDir()), nil).Statuses(t, map[string]hostedtest.Meaning{
+	w.faulty(w.Open(t, t.TempDir()), nil).Statuses(t, map[string]hostedtest.Meaning{
 		"running": running, "scheduled": running, "queued": running, "provisioning": running, "initializing": running, "resuming": running, "suspending": sleeping,
 		"failure": failed,
 	}, "shutdown")
@@ -254,7 +200,7 @@ func TestStatuses(t *testing.T) {
 // A suspended sandbox starts again with its files, also slowly.
 func TestStopped(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	w.Transitions(100 * time.Millisecond)
 	in := w.faulty(p, nil).Make(t, spec("sb-stopped"))
 	hostedtest.Says(t, in, "echo kept >/root/note")

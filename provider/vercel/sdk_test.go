@@ -13,5 +13,5 @@ import (
 func TestSDK(t *testing.T) {
 	w := serve(t)
 	hostedtest.SDK(t, environment(w.url)...)
-	w.empty(t)
+	w.Empty(t)
 }

@@ -2,7 +2,6 @@ package vercel_test
 
 import (
 	"bytes"
-	"context"
 	"net/http"
 	"os"
 	"strings"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/drivertest"
 	"github.com/atoll-run/atoll/internal/servicetest"
 	service "github.com/atoll-run/atoll/internal/servicetest/vercel"
 	"github.com/atoll-run/atoll/provider/internal/credential"
@@ -24,6 +22,7 @@ func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 // world is a fake service. Its sandboxes are gVisor sandboxes on this machine.
 type world struct {
 	*service.Server
+	*hostedtest.World[*vercel.Provider]
 	backing driver.Provider
 	url     string
 }
@@ -34,6 +33,9 @@ func serve(t *testing.T) *world {
 	backing := hostedtest.Kernels(t)
 	w := &world{Server: service.New(backing), backing: backing}
 	w.url = hostedtest.Serve(t, backing, w.Server) + "/api"
+	w.World = &hostedtest.World[*vercel.Provider]{
+		Name: vercel.Name, New: func(dir string) (*vercel.Provider, error) { return vercel.New(w.options(dir)) }, Left: w.Names, Busy: w.Commands,
+	}
 	return w
 }
 
@@ -44,54 +46,12 @@ func (w *world) options(dir string) vercel.Options {
 	}
 }
 
-func (w *world) opener(dir string) (driver.Provider, error) { return vercel.New(w.options(dir)) }
-
-// open opens a provider that is closed with the test.
-func (w *world) open(t *testing.T, dir string) *vercel.Provider {
-	t.Helper()
-	p, err := vercel.New(w.options(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return p
-}
-
-// empty checks that the service has no resources left. Commands end a moment
-// later.
-func (w *world) empty(t *testing.T) {
-	t.Helper()
-	if left := w.Names(); len(left) > 0 {
-		t.Errorf("%v are left", left)
-	}
-	for range 200 {
-		if w.Commands() == 0 {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Errorf("%d commands are left", w.Commands())
-}
-
 func spec(id sandbox.ID) *sandbox.Spec { return &sandbox.Spec{ID: id, Name: string(id), Image: "host"} }
 
 func TestConformance(t *testing.T) {
-	w, dir := serve(t), t.TempDir()
+	w := serve(t)
 	hostedtest.WarmUp(t, w.backing)
-	h := drivertest.Harness{
-		New:      func(context.Context) (driver.Provider, error) { return w.opener(dir) },
-		Spec:     func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-		Parallel: true,
-	}
-	if testing.Short() { // the guest is the same for every provider
-		h.Only = []string{"capabilities", "lifecycle", "errors", "images", "network", "pause", "deadline"}
-	}
-	drivertest.Run(t, h)
-	w.empty(t)
+	w.Conformance(t)
 }
 
 // environment is how a user configures the provider.
@@ -103,33 +63,19 @@ func TestCheck(t *testing.T) {
 	w := serve(t)
 	lacks := []string{"deadline", "images", "memory", "mounts", "network", "pause", "previews", "resize", "snapshot"}
 	hostedtest.Check(t, vercel.Name, service.Token, lacks, environment(w.url)...)
-	w.empty(t)
+	w.Empty(t)
 }
 
-func TestSession(t *testing.T) {
-	w := serve(t)
-	hostedtest.Session(t, vercel.Name, w.opener)
-	w.empty(t)
-}
-
-func TestSaved(t *testing.T) {
-	w := serve(t)
-	hostedtest.Saved(t, vercel.Name, w.opener)
-	w.empty(t)
-}
-
-func TestContext(t *testing.T) {
-	w := serve(t)
-	hostedtest.Context(t, vercel.Name, w.opener)
-	w.empty(t)
+func TestThroughDaemon(t *testing.T) {
+	hostedtest.ThroughDaemon(t, func(t *testing.T) *hostedtest.World[*vercel.Provider] { return serve(t).World })
 }
 
 func TestHandover(t *testing.T) {
 	const other = "vcp_other"
 	w := serve(t)
-	w.AddToken(other, "team_2")
+	w.AddKey(other, "team_2")
 	h := hostedtest.Handover{
-		Name: vercel.Name, Records: true, Open: w.opener, Count: func() int { return len(w.Names()) },
+		Name: vercel.Name, Records: true, Open: w.Opener, Count: func() int { return len(w.Names()) },
 		Other: func(dir string) (driver.Provider, error) {
 			opts := w.options(dir)
 			opts.Token, opts.Team = credential.New("VERCEL_TOKEN", other, "", ""), "team_2"
@@ -191,40 +137,40 @@ func TestCreateFaults(t *testing.T) {
 		Fault: always(get, box, servicetest.Fault{Rewrite: hostedtest.Replace(`"status":"running"`, `"status":"failed"`)}), Want: sandbox.CodeConflict, Posts: 1,
 	}
 	all["guest not taken"] = hostedtest.CreateFault{Fault: always(post, upload, servicetest.Fault{Status: 400, Body: refused}), Want: sandbox.CodeInvalid, Posts: 1}
-	w.faulty(w.open(t, t.TempDir()), nil).Create(t, all)
+	w.faulty(w.Open(t, t.TempDir()), nil).Create(t, all)
 }
 
 func TestCreateGivenUp(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).GivenUp(t, "/api/v3/sandboxes", "/api/v2/sandboxes/sessions/*/cmd")
+	w.faulty(w.Open(t, t.TempDir()), nil).GivenUp(t, "/api/v3/sandboxes", "/api/v2/sandboxes/sessions/*/cmd")
 }
 
 func TestLate(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
-	w.faulty(w.open(t, dir), w.open(t, dir)).Late(t)
+	w.faulty(w.Open(t, dir), w.Open(t, dir)).Late(t)
 }
 
 func TestFalse404(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).False404(t, boxes)
+	w.faulty(w.Open(t, t.TempDir()), nil).False404(t, boxes)
 }
 
 func TestConflict(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).Conflict(t)
+	w.faulty(w.Open(t, t.TempDir()), nil).Conflict(t)
 }
 
 func TestRefusals(t *testing.T) {
 	w := serve(t)
 	body := func(text string) string { return `{"error":{"code":"x","message":"` + text + `"}}` }
-	w.faulty(w.open(t, t.TempDir()), nil).Refusals(t, boxes, body, true)
+	w.faulty(w.Open(t, t.TempDir()), nil).Refusals(t, boxes, body, true)
 }
 
 func TestStatuses(t *testing.T) {
 	w := serve(t)
 	running, sleeping := hostedtest.Meaning{State: sandbox.Running}, hostedtest.Meaning{State: sandbox.Paused}
 	failed := hostedtest.Meaning{State: sandbox.Failed, Resume: sandbox.CodeConflict}
-	w.faulty(w.open(t, t.TempDir()), nil).Statuses(t, map[string]hostedtest.Meaning{
+	w.faulty(w.Open(t, t.TempDir()), nil).Statuses(t, map[string]hostedtest.Meaning{
 		"running": running, "pending": running, "stopping": sleeping, "snapshotting": sleeping, "failed": failed, "aborted": failed,
 	}, "")
 }
@@ -233,7 +179,7 @@ func TestStatuses(t *testing.T) {
 // new session is found by those who know only the old one.
 func TestStopped(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	w.Transitions(100 * time.Millisecond)
 	in := w.faulty(p, nil).Make(t, spec("sb-stopped"))
 	hostedtest.Says(t, in, "echo kept >/root/note")

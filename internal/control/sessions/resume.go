@@ -84,9 +84,6 @@ func (s *Service) settle(ctx context.Context, req sandbox.ResumeRequest, row *st
 	if err := s.choose(ctx, row.Tenant, e, err); err != nil {
 		return err
 	}
-	if err := b.leads(ctx, *e); err != nil {
-		return err
-	}
 	if e.Box == "" && req.Provider != "" {
 		e.Backend = req.Provider
 		if e.Archive != nil && e.Archive.Kind == tarKind {
@@ -94,22 +91,32 @@ func (s *Service) settle(ctx context.Context, req sandbox.ResumeRequest, row *st
 		}
 	}
 	row.Spec.Provider, row.Provider = e.Backend, e.Backend
-	return nil
+	return b.leads(ctx, *e)
 }
 
-// leads refuses an envelope that leads to nothing that the tenant has or had: a
-// sandbox that this installation never made for it, with nothing saved. A
-// sandbox of another tenant is such a one.
+// leads refuses an envelope that leads to nothing that the tenant has or had: an
+// unknown provider or workspace, or a sandbox that this installation never made
+// for it, with nothing saved. A sandbox of another tenant is such a one.
 func (b boxes) leads(ctx context.Context, e sandbox.Envelope) error {
 	if _, err := b.providers.Binding(ctx, e.Backend); sandbox.CodeOf(err) == sandbox.CodeInvalid { // there is no such provider
+		return err
+	}
+	err := b.Store.View(ctx, func(tx *store.Tx) error {
+		for _, w := range e.Spec.Workspaces {
+			if _, err := tx.Workspaces().Get(ctx, b.tenant, w.Name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
 		return err
 	}
 	_, other := b.own.elsewhere(e.Binding)
 	if e.Box == "" || other || e.Archive != nil || len(e.Spec.Workspaces) > 0 {
 		return nil
 	}
-	_, err := b.record(ctx, e.Box)
-	if sandbox.CodeOf(err) != sandbox.CodeNotFound {
+	if _, err := b.record(ctx, e.Box); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 		return err
 	}
 	return &sandbox.Error{

@@ -4,9 +4,7 @@
 package daytona
 
 import (
-	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -17,7 +15,6 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/servicetest"
-	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Key is the API key that the service takes.
@@ -25,132 +22,57 @@ const Key = "dtn_0123456789abcdef"
 
 // Server is the service. Make one with New.
 type Server struct {
-	*servicetest.Cloud
-	mux *http.ServeMux
+	*servicetest.Face
 
 	mu       sync.Mutex
-	keys     map[string]string // accounts by key
 	sessions map[string]*session
 }
 
 // New returns a service. Its sandboxes are sandboxes of a provider.
 func New(backing driver.Provider) *Server {
 	s := &Server{
-		Cloud: servicetest.NewCloud(backing, servicetest.Words{
-			Starting: "starting", Running: "started", Stopping: "stopping", Stopped: "stopped", Failed: "error", Deleted: "destroyed",
-		}),
-		keys: map[string]string{Key: "org-1"}, sessions: map[string]*session{}, mux: http.NewServeMux(),
+		Face: &servicetest.Face{
+			Cloud: servicetest.NewCloud(backing, servicetest.Words{
+				Starting: "starting", Running: "started", Stopping: "stopping", Stopped: "stopped", Failed: "error", Deleted: "destroyed",
+			}),
+			Format: failure, Denied: servicetest.Failure{Status: http.StatusUnauthorized, Message: "Invalid credentials"},
+		},
+		sessions: map[string]*session{},
 	}
-	s.handle("POST /api/sandbox", s.create)
-	s.handle("GET /api/sandbox", s.list)
-	s.handle("GET /api/sandbox/{box}", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), nil }))
-	s.handle("DELETE /api/sandbox/{box}", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), s.Delete(b) }))
-	s.handle("POST /api/sandbox/{box}/stop", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), s.Stop(b) }))
-	s.handle("POST /api/sandbox/{box}/start", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), s.Start(b) }))
-	s.handle("PUT /api/sandbox/{box}/labels", s.withBox(s.label))
-	s.handle("GET /api/sandbox/{box}/toolbox-proxy-url", s.withBox(func(r *http.Request, _ *servicetest.CloudBox) (any, error) {
+	s.AddKey(Key, "org-1")
+	s.Handle("POST /api/sandbox", s.create)
+	s.Handle("GET /api/sandbox", s.list)
+	s.Handle("GET /api/sandbox/{box}", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), nil }))
+	s.Handle("DELETE /api/sandbox/{box}", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), s.Delete(b) }))
+	s.Handle("POST /api/sandbox/{box}/stop", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), s.Stop(b) }))
+	s.Handle("POST /api/sandbox/{box}/start", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), s.Start(b) }))
+	s.Handle("PUT /api/sandbox/{box}/labels", s.withBox(s.label))
+	s.Handle("GET /api/sandbox/{box}/toolbox-proxy-url", s.withBox(func(r *http.Request, _ *servicetest.CloudBox) (any, error) {
 		return map[string]string{"url": toolbox(r)}, nil
 	}))
-	s.handle("POST /api/sandbox/{box}/snapshot", s.withBox(s.save))
-	s.handle("GET /api/snapshots", s.listSnapshots)
-	s.handle("GET /api/snapshots/{snapshot}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) { return shownSnapshot(*m), nil }))
-	s.handle("DELETE /api/snapshots/{snapshot}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) { return struct{}{}, s.Forget(m) }))
+	s.Handle("POST /api/sandbox/{box}/snapshot", s.withBox(s.save))
+	s.Handle("GET /api/snapshots", s.listSnapshots)
+	s.Handle("GET /api/snapshots/{snapshot}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) { return shownSnapshot(*m), nil }))
+	s.Handle("DELETE /api/snapshots/{snapshot}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) { return struct{}{}, s.Forget(m) }))
 	s.toolboxRoutes()
 	return s
 }
 
-// AddKey adds a key for another account.
-func (s *Server) AddKey(key, organization string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.keys[key] = organization
-}
-
-// ServeHTTP serves the API and the toolboxes.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s.Faults.Wrap(s.mux).ServeHTTP(w, r)
+// failure is the body of an error.
+func failure(r *http.Request, f *servicetest.Failure) any {
+	return map[string]any{
+		"statusCode": f.Status, "error": http.StatusText(f.Status), "message": f.Message, "path": r.URL.Path, "timestamp": time.Now().UTC().Format(time.RFC3339),
+	}
 }
 
 func toolbox(r *http.Request) string { return "http://" + r.Host + "/toolbox" }
-
-// failure is an error in the service's format.
-type failure struct {
-	Status  int    `json:"statusCode"`
-	Code    string `json:"error"`
-	Message string `json:"message"`
-	Path    string `json:"path"`
-	Time    string `json:"timestamp"`
-}
-
-func (f *failure) Error() string { return f.Message }
-
-func fail(status int, format string, args ...any) error {
-	return &failure{Status: status, Code: http.StatusText(status), Message: fmt.Sprintf(format, args...)}
-}
-
-func refuse(w http.ResponseWriter, r *http.Request, err error) {
-	var f *failure
-	if !errors.As(err, &f) {
-		status := http.StatusInternalServerError
-		switch {
-		case errors.Is(err, servicetest.ErrMissing) || sandbox.CodeOf(err) == sandbox.CodeNotFound:
-			status = http.StatusNotFound
-		case errors.Is(err, servicetest.ErrTaken) || errors.Is(err, servicetest.ErrConflict):
-			status = http.StatusConflict
-		case sandbox.CodeOf(err) == sandbox.CodeInvalid:
-			status = http.StatusBadRequest
-		}
-		f = &failure{Status: status, Code: http.StatusText(status), Message: err.Error()}
-	}
-	f.Path, f.Time = r.URL.Path, time.Now().UTC().Format(time.RFC3339)
-	answer(w, f.Status, f)
-}
-
-func answer(w http.ResponseWriter, status int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v)
-}
-
-func read(r *http.Request, into any) error {
-	if err := json.NewDecoder(r.Body).Decode(into); err != nil {
-		return fail(http.StatusBadRequest, "invalid body: %v", err)
-	}
-	return nil
-}
-
-// owner says who has the key of a request.
-func (s *Server) owner(r *http.Request) (string, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	key, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	if o := s.keys[key]; o != "" {
-		return o, nil
-	}
-	return "", fail(http.StatusUnauthorized, "Invalid credentials")
-}
-
-func (s *Server) handle(pattern string, f func(r *http.Request, owner string) (any, error)) {
-	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		var body any
-		owner, err := s.owner(r)
-		if err == nil {
-			body, err = f(r, owner)
-		}
-		if err != nil {
-			refuse(w, r, err)
-			return
-		}
-		answer(w, http.StatusOK, body)
-	})
-}
 
 // withBox is a call about one sandbox. One that was destroyed is not found.
 func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, owner string) (any, error) {
 		b, err := s.Find(owner, r.PathValue("box"))
 		if err != nil || s.Show(b).Status == "destroyed" && r.Method != http.MethodGet {
-			return nil, fail(http.StatusNotFound, "Sandbox with ID or name %s not found", r.PathValue("box"))
+			return nil, servicetest.Fail(http.StatusNotFound, "Sandbox with ID or name %s not found", r.PathValue("box"))
 		}
 		return f(r, b)
 	}
@@ -176,15 +98,15 @@ var snapshots = []string{"", "daytona-small", "mine"}
 
 func (s *Server) create(r *http.Request, owner string) (any, error) {
 	var c creation
-	if err := read(r, &c); err != nil {
+	if err := servicetest.Read(r, &c); err != nil {
 		return nil, err
 	}
 	from, err := s.Snapshot(owner, c.Snapshot)
 	switch {
 	case err != nil && !slices.Contains(snapshots, c.Snapshot):
-		return nil, fail(http.StatusNotFound, "Snapshot %s not found", c.Snapshot)
+		return nil, servicetest.Fail(http.StatusNotFound, "Snapshot %s not found", c.Snapshot)
 	case c.TTL < 0:
-		return nil, fail(http.StatusBadRequest, "ttlMinutes must be a non-negative integer")
+		return nil, servicetest.Fail(http.StatusBadRequest, "ttlMinutes must be a non-negative integer")
 	}
 	box := servicetest.Box{ID: newID(), Name: c.Name, Owner: owner, Labels: c.Labels, Request: c}
 	if box.Name == "" {
@@ -227,7 +149,7 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 	q, labels := r.URL.Query(), map[string]string{}
 	if text := q.Get("labels"); text != "" {
 		if err := json.Unmarshal([]byte(text), &labels); err != nil {
-			return nil, fail(http.StatusBadRequest, "invalid labels")
+			return nil, servicetest.Fail(http.StatusBadRequest, "invalid labels")
 		}
 	}
 	from, limit := 0, 3
@@ -248,17 +170,11 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 
 func (s *Server) label(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	var in struct{ Labels map[string]string }
-	if err := read(r, &in); err != nil {
+	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
 	s.Change(b, func(b *servicetest.Box) { b.Labels = in.Labels })
 	return map[string]any{"labels": in.Labels}, nil
-}
-
-func newID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // Read never fails.
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 func (s *Server) save(r *http.Request, b *servicetest.CloudBox) (any, error) {
@@ -266,11 +182,11 @@ func (s *Server) save(r *http.Request, b *servicetest.CloudBox) (any, error) {
 		Name   string `json:"name"`
 		Memory bool   `json:"includeMemory"`
 	}
-	if err := read(r, &in); err != nil {
+	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
 	if in.Name == "" || in.Memory {
-		return nil, fail(http.StatusBadRequest, "containers save no memory, and the name is required")
+		return nil, servicetest.Fail(http.StatusBadRequest, "containers save no memory, and the name is required")
 	}
 	_, err := s.Save(b, newID(), in.Name)
 	return s.shown(r, s.Show(b)), err
@@ -291,7 +207,7 @@ func (s *Server) withSnapshot(f func(*servicetest.Snapshot) (any, error)) func(*
 	return func(r *http.Request, owner string) (any, error) {
 		m, err := s.Snapshot(owner, r.PathValue("snapshot"))
 		if err != nil {
-			return nil, fail(http.StatusNotFound, "Snapshot %s not found", r.PathValue("snapshot"))
+			return nil, servicetest.Fail(http.StatusNotFound, "Snapshot %s not found", r.PathValue("snapshot"))
 		}
 		return f(m)
 	}
@@ -307,4 +223,9 @@ func (s *Server) listSnapshots(r *http.Request, owner string) (any, error) {
 		items = append(items, shownSnapshot(m))
 	}
 	return map[string]any{"items": items, "total": len(all), "page": page, "totalPages": (len(all) + limit - 1) / limit}, nil
+}
+
+func newID() string {
+	id := servicetest.NewID() + servicetest.NewID()
+	return id[:8] + "-" + id[8:12] + "-" + id[12:16] + "-" + id[16:20] + "-" + id[20:32]
 }

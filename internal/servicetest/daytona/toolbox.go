@@ -19,14 +19,14 @@ import (
 
 func (s *Server) toolboxRoutes() {
 	const at = "/toolbox/{box}"
-	s.handle("POST "+at+"/process/execute", s.withBox(s.execute))
-	s.handle("POST "+at+"/process/session", s.withBox(s.createSession))
-	s.handle("DELETE "+at+"/process/session/{session}", s.withBox(s.deleteSession))
-	s.handle("POST "+at+"/process/session/{session}/exec", s.withBox(s.sessionExec))
-	s.handle("GET "+at+"/process/session/{session}/command/{command}", s.withBox(s.command))
-	s.mux.HandleFunc("GET "+at+"/process/session/{session}/command/{command}/logs", s.logs)
-	s.handle("POST "+at+"/files/bulk-upload", s.withBox(s.upload))
-	s.mux.HandleFunc("GET "+at+"/files/download", s.download)
+	s.Handle("POST "+at+"/process/execute", s.withBox(s.execute))
+	s.Handle("POST "+at+"/process/session", s.withBox(s.createSession))
+	s.Handle("DELETE "+at+"/process/session/{session}", s.withBox(s.deleteSession))
+	s.Handle("POST "+at+"/process/session/{session}/exec", s.withBox(s.sessionExec))
+	s.Handle("GET "+at+"/process/session/{session}/command/{command}", s.withBox(s.command))
+	s.HandleFunc("GET "+at+"/process/session/{session}/command/{command}/logs", s.logs)
+	s.Handle("POST "+at+"/files/bulk-upload", s.withBox(s.upload))
+	s.HandleFunc("GET "+at+"/files/download", s.download)
 }
 
 // shell is a command for the sandbox's shell.
@@ -44,7 +44,7 @@ func (s *Server) execute(r *http.Request, b *servicetest.CloudBox) (any, error) 
 		Env     map[string]string `json:"envs"`
 		Timeout *int              `json:"timeout"`
 	}
-	if err := read(r, &in); err != nil {
+	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
 	box, awake, err := s.Machine(b)
@@ -59,7 +59,7 @@ func (s *Server) execute(r *http.Request, b *servicetest.CloudBox) (any, error) 
 	defer cancel()
 	out, err := servicetest.Run(ctx, box, shell(in.Command, in.Dir, in.Env), maxOutput)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return nil, fail(http.StatusRequestTimeout, "command execution timeout")
+		return nil, servicetest.Fail(http.StatusRequestTimeout, "command execution timeout")
 	}
 	if err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func (s *Server) createSession(r *http.Request, b *servicetest.CloudBox) (any, e
 	var in struct {
 		ID string `json:"sessionId"`
 	}
-	if err := read(r, &in); err != nil {
+	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
 	_, awake, err := s.Machine(b)
@@ -107,7 +107,7 @@ func (s *Server) createSession(r *http.Request, b *servicetest.CloudBox) (any, e
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sessions[in.ID] != nil {
-		return nil, fail(http.StatusConflict, "session %s already exists", in.ID)
+		return nil, servicetest.Fail(http.StatusConflict, "session %s already exists", in.ID)
 	}
 	one := &session{box: s.Show(b).ID, commands: map[string]*command{}}
 	one.ctx, one.cancel = context.WithCancel(awake)
@@ -122,7 +122,7 @@ func (s *Server) session(r *http.Request, b *servicetest.CloudBox) (*session, er
 	defer s.mu.Unlock()
 	one := s.sessions[r.PathValue("session")]
 	if one == nil || one.box != id {
-		return nil, fail(http.StatusNotFound, "session not found")
+		return nil, servicetest.Fail(http.StatusNotFound, "session not found")
 	}
 	return one, nil
 }
@@ -156,7 +156,7 @@ func (s *Server) sessionExec(r *http.Request, b *servicetest.CloudBox) (any, err
 		Command string `json:"command"`
 		Async   bool   `json:"runAsync"`
 	}
-	if err := read(r, &in); err != nil {
+	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
 	one, err := s.session(r, b)
@@ -221,7 +221,7 @@ func (s *Server) find(r *http.Request, b *servicetest.CloudBox) (*command, error
 	if c := one.commands[r.PathValue("command")]; c != nil {
 		return c, nil
 	}
-	return nil, fail(http.StatusNotFound, "command not found")
+	return nil, servicetest.Fail(http.StatusNotFound, "command not found")
 }
 
 func (s *Server) command(r *http.Request, b *servicetest.CloudBox) (any, error) {
@@ -240,7 +240,7 @@ func (s *Server) command(r *http.Request, b *servicetest.CloudBox) (any, error) 
 
 // logs answers with the output so far, or over a WebSocket with all of it.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
-	owner, err := s.owner(r)
+	owner, err := s.Owner(r)
 	var c *command
 	if err == nil {
 		_, err = s.withBox(func(r *http.Request, b *servicetest.CloudBox) (_ any, err error) {
@@ -249,12 +249,12 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 		})(r, owner)
 	}
 	if err != nil {
-		refuse(w, r, err)
+		s.Refuse(w, r, err)
 		return
 	}
 	if r.URL.Query().Get("follow") != "true" {
 		stdout, stderr := c.streams()
-		answer(w, http.StatusOK, map[string]string{"stdout": stdout, "stderr": stderr, "output": stdout + stderr})
+		servicetest.Answer(w, http.StatusOK, map[string]string{"stdout": stdout, "stderr": stderr, "output": stdout + stderr})
 		return
 	}
 	ws, err := websocket.Accept(w, r, nil)
@@ -304,7 +304,7 @@ func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	}
 	form, err := r.MultipartReader()
 	if err != nil {
-		return nil, fail(http.StatusBadRequest, "%v", err)
+		return nil, servicetest.Fail(http.StatusBadRequest, "%v", err)
 	}
 	paths := map[string]string{}
 	for {
@@ -313,7 +313,7 @@ func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
 			return struct{}{}, nil
 		}
 		if err != nil {
-			return nil, fail(http.StatusBadRequest, "%v", err)
+			return nil, servicetest.Fail(http.StatusBadRequest, "%v", err)
 		}
 		name, field, _ := strings.Cut(p.FormName(), ".")
 		if field == "path" {
@@ -326,7 +326,7 @@ func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
 		}
 		to := paths[name]
 		if to == "" {
-			return nil, fail(http.StatusBadRequest, "no path for %s", name)
+			return nil, servicetest.Fail(http.StatusBadRequest, "no path for %s", name)
 		}
 		if !path.IsAbs(to) {
 			to = "/home/daytona/" + to
@@ -338,7 +338,7 @@ func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
 }
 
 func (s *Server) download(w http.ResponseWriter, r *http.Request) {
-	owner, err := s.owner(r)
+	owner, err := s.Owner(r)
 	var body io.ReadCloser
 	if err == nil {
 		_, err = s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
@@ -354,7 +354,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		})(r, owner)
 	}
 	if err != nil {
-		refuse(w, r, err)
+		s.Refuse(w, r, err)
 		return
 	}
 	defer body.Close()

@@ -20,7 +20,7 @@ import (
 
 func (s *Server) commandRoutes() {
 	const at, one = "/v1/devboxes/{box}", "/v1/devboxes/{box}/executions/{command}"
-	s.handle("POST "+at+"/execute", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	s.Handle("POST "+at+"/execute", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
 		c, err := s.start(r, b)
 		if err != nil {
 			return nil, err
@@ -32,29 +32,29 @@ func (s *Server) commandRoutes() {
 		}
 		return c.shown(), nil
 	}))
-	s.handle("POST "+at+"/execute_async", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	s.Handle("POST "+at+"/execute_async", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
 		c, err := s.start(r, b)
 		if err != nil {
 			return nil, err
 		}
 		return c.shown(), nil
 	}))
-	s.handle("GET "+one, s.withCommand(func(c *command) any { return c.shown() }))
-	s.handle("POST "+at+"/executions/{command}/wait_for_status", s.withCommand(func(c *command) any {
+	s.Handle("GET "+one, s.withCommand(func(c *command) any { return c.shown() }))
+	s.Handle("POST "+at+"/executions/{command}/wait_for_status", s.withCommand(func(c *command) any {
 		select {
 		case <-c.done:
 		case <-time.After(20 * time.Second):
 		}
 		return c.shown()
 	}))
-	s.handle("POST "+one+"/kill", s.withCommand(func(c *command) any {
+	s.Handle("POST "+one+"/kill", s.withCommand(func(c *command) any {
 		c.kill()
 		return c.shown()
 	}))
-	s.mux.HandleFunc("GET "+one+"/stream_stdout_updates", s.stream(func(c *command) *[]byte { return &c.stdout }))
-	s.mux.HandleFunc("GET "+one+"/stream_stderr_updates", s.stream(func(c *command) *[]byte { return &c.stderr }))
-	s.handle("POST "+at+"/upload_file", s.withBox(s.upload))
-	s.mux.HandleFunc("POST "+at+"/download_file", s.download)
+	s.HandleFunc("GET "+one+"/stream_stdout_updates", s.stream(func(c *command) *[]byte { return &c.stdout }))
+	s.HandleFunc("GET "+one+"/stream_stderr_updates", s.stream(func(c *command) *[]byte { return &c.stderr }))
+	s.Handle("POST "+at+"/upload_file", s.withBox(s.upload))
+	s.HandleFunc("POST "+at+"/download_file", s.download)
 }
 
 // command is a command of a sandbox.
@@ -115,16 +115,16 @@ func (s *Server) start(r *http.Request, b *servicetest.CloudBox) (*command, erro
 		ID         string `json:"command_id"`
 		Optimistic *int   `json:"optimistic_timeout"`
 	}
-	if err := read(r, &in); err != nil {
+	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
 	box, awake, err := s.Machine(b)
 	if err != nil {
-		return nil, fail(http.StatusBadRequest, "Devbox is not running")
+		return nil, servicetest.Fail(http.StatusBadRequest, "Devbox is not running")
 	}
 	now := s.Show(b)
 	made, _ := now.Request.(creation)
-	c := &command{id: "exec_" + newID(), key: in.ID, box: now.ID, optimistic: 25 * time.Second, done: make(chan struct{})}
+	c := &command{id: "exec_" + servicetest.NewID(), key: in.ID, box: now.ID, optimistic: 25 * time.Second, done: make(chan struct{})}
 	if in.Optimistic != nil {
 		c.optimistic = time.Duration(*in.Optimistic) * time.Second
 	}
@@ -168,7 +168,7 @@ func (s *Server) find(r *http.Request, b *servicetest.CloudBox) (*command, error
 			return c, nil
 		}
 	}
-	return nil, fail(http.StatusNotFound, "Execution not found")
+	return nil, servicetest.Fail(http.StatusNotFound, "Execution not found")
 }
 
 func (s *Server) withCommand(f func(c *command) any) func(*http.Request, string) (any, error) {
@@ -184,7 +184,7 @@ func (s *Server) withCommand(f func(c *command) any) func(*http.Request, string)
 // stream sends the output of a command from an offset to its end as events.
 func (s *Server) stream(output func(*command) *[]byte) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		owner, err := s.owner(r)
+		owner, err := s.Owner(r)
 		var c *command
 		if err == nil {
 			_, err = s.withBox(func(r *http.Request, b *servicetest.CloudBox) (_ any, err error) {
@@ -193,7 +193,7 @@ func (s *Server) stream(output func(*command) *[]byte) http.HandlerFunc {
 			})(r, owner)
 		}
 		if err != nil {
-			refuse(w, err)
+			s.Refuse(w, r, err)
 			return
 		}
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -239,7 +239,7 @@ func absolute(name string) string {
 func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	box, _, err := s.Machine(b)
 	if err != nil {
-		return nil, fail(http.StatusBadRequest, "Devbox is not running")
+		return nil, servicetest.Fail(http.StatusBadRequest, "Devbox is not running")
 	}
 	fs, err := servicetest.Files(box)
 	if err != nil {
@@ -247,7 +247,7 @@ func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	}
 	form, err := r.MultipartReader()
 	if err != nil {
-		return nil, fail(http.StatusBadRequest, "%v", err)
+		return nil, servicetest.Fail(http.StatusBadRequest, "%v", err)
 	}
 	to := ""
 	for {
@@ -256,7 +256,7 @@ func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
 			return struct{}{}, nil
 		}
 		if err != nil {
-			return nil, fail(http.StatusBadRequest, "%v", err)
+			return nil, servicetest.Fail(http.StatusBadRequest, "%v", err)
 		}
 		if p.FormName() == "path" {
 			text, err := io.ReadAll(io.LimitReader(p, 4096))
@@ -267,7 +267,7 @@ func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
 			continue
 		}
 		if to == "" {
-			return nil, fail(http.StatusBadRequest, "the path must come before the file")
+			return nil, servicetest.Fail(http.StatusBadRequest, "the path must come before the file")
 		}
 		if _, err := fs.Write(r.Context(), absolute(to), p, driver.WriteOptions{}); err != nil {
 			return nil, err
@@ -277,10 +277,10 @@ func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
 
 func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	var in struct{ Path string }
-	owner, err := s.owner(r)
+	owner, err := s.Owner(r)
 	var body io.ReadCloser
 	if err == nil {
-		err = read(r, &in)
+		err = servicetest.Read(r, &in)
 	}
 	if err == nil {
 		_, err = s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
@@ -296,7 +296,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		})(r, owner)
 	}
 	if err != nil {
-		refuse(w, err)
+		s.Refuse(w, r, err)
 		return
 	}
 	defer body.Close()

@@ -4,9 +4,6 @@
 package runloop
 
 import (
-	"crypto/rand"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -16,7 +13,6 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/servicetest"
-	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Key is the API key that the service takes.
@@ -24,11 +20,9 @@ const Key = "ak_0123456789abcdef"
 
 // Server is the service. Make one with New.
 type Server struct {
-	*servicetest.Cloud
-	mux *http.ServeMux
+	*servicetest.Face
 
 	mu       sync.Mutex
-	keys     map[string]string // accounts by key
 	policies []policy
 	commands []*command
 	ids      []string // of all sandboxes, also of those that have ended
@@ -44,109 +38,34 @@ const (
 // New returns a service. Its sandboxes are sandboxes of a provider.
 func New(backing driver.Provider) *Server {
 	s := &Server{
-		Cloud: servicetest.NewCloud(backing, servicetest.Words{
-			Starting: "provisioning", Running: running, Stopping: "suspending", Stopped: suspended, Failed: "failure", Deleted: shutdown,
-		}),
-		keys: map[string]string{Key: "org-1"}, mux: http.NewServeMux(),
+		Face: &servicetest.Face{
+			Cloud: servicetest.NewCloud(backing, servicetest.Words{
+				Starting: "provisioning", Running: running, Stopping: "suspending", Stopped: suspended, Failed: "failure", Deleted: shutdown,
+			}),
+			Format: func(_ *http.Request, f *servicetest.Failure) any {
+				return map[string]string{"code": f.Code, "message": f.Message}
+			},
+			Denied: servicetest.Failure{Status: http.StatusUnauthorized, Message: "Invalid API key"},
+		},
 	}
+	s.AddKey(Key, "org-1")
 	show := func(f func(b *servicetest.CloudBox) error) func(*http.Request, *servicetest.CloudBox) (any, error) {
 		return func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
 			err := f(b)
 			return shown(s.Show(b)), err
 		}
 	}
-	s.handle("POST /v1/devboxes", s.create)
-	s.handle("GET /v1/devboxes", s.list)
-	s.handle("GET /v1/devboxes/{box}", s.withBox(show(func(*servicetest.CloudBox) error { return nil })))
-	s.handle("POST /v1/devboxes/{box}", s.withBox(s.change))
-	s.handle("POST /v1/devboxes/{box}/suspend", s.withBox(show(s.Stop)))
-	s.handle("POST /v1/devboxes/{box}/resume", s.withBox(show(s.Start)))
-	s.handle("POST /v1/devboxes/{box}/shutdown", s.withBox(show(s.Delete)))
-	s.handle("POST /v1/network-policies", s.createPolicy)
-	s.handle("GET /v1/network-policies", s.listPolicies)
+	s.Handle("POST /v1/devboxes", s.create)
+	s.Handle("GET /v1/devboxes", s.list)
+	s.Handle("GET /v1/devboxes/{box}", s.withBox(show(func(*servicetest.CloudBox) error { return nil })))
+	s.Handle("POST /v1/devboxes/{box}", s.withBox(s.change))
+	s.Handle("POST /v1/devboxes/{box}/suspend", s.withBox(show(s.Stop)))
+	s.Handle("POST /v1/devboxes/{box}/resume", s.withBox(show(s.Start)))
+	s.Handle("POST /v1/devboxes/{box}/shutdown", s.withBox(show(s.Delete)))
+	s.Handle("POST /v1/network-policies", s.createPolicy)
+	s.Handle("GET /v1/network-policies", s.listPolicies)
 	s.commandRoutes()
 	return s
-}
-
-// AddKey adds a key for another account.
-func (s *Server) AddKey(key, organization string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.keys[key] = organization
-}
-
-// ServeHTTP serves the API.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s.Faults.Wrap(s.mux).ServeHTTP(w, r)
-}
-
-// failure is an error in the service's format.
-type failure struct {
-	status  int
-	Code    string `json:"code"`
-	Message string `json:"message"`
-}
-
-func (f *failure) Error() string { return f.Message }
-
-func fail(status int, format string, args ...any) error {
-	return &failure{status: status, Code: strings.ToLower(strings.ReplaceAll(http.StatusText(status), " ", "_")), Message: fmt.Sprintf(format, args...)}
-}
-
-func refuse(w http.ResponseWriter, err error) {
-	var f *failure
-	if !errors.As(err, &f) {
-		status := http.StatusInternalServerError
-		switch {
-		case errors.Is(err, servicetest.ErrMissing) || sandbox.CodeOf(err) == sandbox.CodeNotFound:
-			status = http.StatusNotFound
-		case errors.Is(err, servicetest.ErrConflict):
-			status = http.StatusConflict
-		case sandbox.CodeOf(err) == sandbox.CodeInvalid:
-			status = http.StatusBadRequest
-		}
-		_ = errors.As(fail(status, "%v", err), &f)
-	}
-	answer(w, f.status, f)
-}
-
-func answer(w http.ResponseWriter, status int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v)
-}
-
-func read(r *http.Request, into any) error {
-	if err := json.NewDecoder(r.Body).Decode(into); err != nil {
-		return fail(http.StatusBadRequest, "invalid body: %v", err)
-	}
-	return nil
-}
-
-// owner says who has the key of a request.
-func (s *Server) owner(r *http.Request) (string, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	key, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	if o := s.keys[key]; o != "" {
-		return o, nil
-	}
-	return "", fail(http.StatusUnauthorized, "Invalid API key")
-}
-
-func (s *Server) handle(pattern string, f func(r *http.Request, owner string) (any, error)) {
-	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		var body any
-		owner, err := s.owner(r)
-		if err == nil {
-			body, err = f(r, owner)
-		}
-		if err != nil {
-			refuse(w, err)
-			return
-		}
-		answer(w, http.StatusOK, body)
-	})
 }
 
 // withBox is a call about one sandbox. One that has ended is still shown.
@@ -154,10 +73,10 @@ func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, 
 	return func(r *http.Request, owner string) (any, error) {
 		b, err := s.Find(owner, r.PathValue("box"))
 		if err != nil {
-			return nil, fail(http.StatusNotFound, "Devbox %s not found", r.PathValue("box"))
+			return nil, servicetest.Fail(http.StatusNotFound, "Devbox %s not found", r.PathValue("box"))
 		}
 		if s.Show(b).Status == shutdown && r.Method != http.MethodGet {
-			return nil, fail(http.StatusBadRequest, "Devbox %s is shut down", r.PathValue("box"))
+			return nil, servicetest.Fail(http.StatusBadRequest, "Devbox %s is shut down", r.PathValue("box"))
 		}
 		return f(r, b)
 	}
@@ -182,7 +101,7 @@ const maxAlive = 172_800
 
 func (s *Server) create(r *http.Request, owner string) (any, error) {
 	var c creation
-	if err := read(r, &c); err != nil {
+	if err := servicetest.Read(r, &c); err != nil {
 		return nil, err
 	}
 	if c.Launch.KeepAlive == 0 {
@@ -190,13 +109,13 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 	}
 	switch {
 	case c.Blueprint != "" && c.Blueprint != "mine":
-		return nil, fail(http.StatusBadRequest, "Blueprint %s not found", c.Blueprint)
+		return nil, servicetest.Fail(http.StatusBadRequest, "Blueprint %s not found", c.Blueprint)
 	case c.Launch.KeepAlive < 0 || c.Launch.KeepAlive > maxAlive:
-		return nil, fail(http.StatusBadRequest, "keep_alive_time_seconds must be at most %d", maxAlive)
+		return nil, servicetest.Fail(http.StatusBadRequest, "keep_alive_time_seconds must be at most %d", maxAlive)
 	case c.Launch.Policy != "" && !s.hasPolicy(owner, c.Launch.Policy):
-		return nil, fail(http.StatusBadRequest, "Network policy %s not found", c.Launch.Policy)
+		return nil, servicetest.Fail(http.StatusBadRequest, "Network policy %s not found", c.Launch.Policy)
 	}
-	id := "dbx" + newID()
+	id := "dbx" + servicetest.NewID()
 	b, err := s.Create(servicetest.Box{
 		ID: id, Name: id, Owner: owner, Labels: c.Metadata, Request: c, Ends: time.Now().Add(time.Duration(c.Launch.KeepAlive) * time.Second),
 	}, nil)
@@ -256,7 +175,7 @@ func (s *Server) change(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	var in struct {
 		Metadata map[string]string `json:"metadata"`
 	}
-	if err := read(r, &in); err != nil {
+	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
 	if in.Metadata != nil {
@@ -306,7 +225,7 @@ func (s *Server) createPolicy(r *http.Request, owner string) (any, error) {
 		Name string `json:"name"`
 		egress
 	}{}
-	if err := read(r, &in); err != nil {
+	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
 	if in.Names == nil {
@@ -316,7 +235,7 @@ func (s *Server) createPolicy(r *http.Request, owner string) (any, error) {
 		in.CIDRs = []any{}
 	}
 	now := time.Now().UnixMilli()
-	p := policy{owner: owner, ID: "npo_" + newID(), Name: in.Name, Egress: in.egress, Created: now, Updated: now}
+	p := policy{owner: owner, ID: "npo_" + servicetest.NewID(), Name: in.Name, Egress: in.egress, Created: now, Updated: now}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.policies = append(s.policies, p)
@@ -333,10 +252,4 @@ func (s *Server) listPolicies(r *http.Request, owner string) (any, error) {
 		}
 	}
 	return map[string]any{"network_policies": items, "has_more": false}, nil
-}
-
-func newID() string {
-	var b [10]byte
-	_, _ = rand.Read(b[:]) // Read never fails.
-	return fmt.Sprintf("%x", b)
 }

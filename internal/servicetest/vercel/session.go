@@ -21,11 +21,11 @@ import (
 
 func (s *Server) sessionRoutes() {
 	const at = "/api/v2/sandboxes/sessions/{session}"
-	s.handle("GET "+at, s.withSession(func(_ *http.Request, one *session) (any, error) {
+	s.Handle("GET "+at, s.withSession(func(_ *http.Request, one *session) (any, error) {
 		return map[string]any{"session": s.shownSession(one)}, nil
 	}))
-	s.handle("POST "+at+"/stop", s.withSession(s.stop))
-	s.handle("GET "+at+"/cmd/{command}", s.withCommand(func(r *http.Request, one *session, c *command) (any, error) {
+	s.Handle("POST "+at+"/stop", s.withSession(s.stop))
+	s.Handle("GET "+at+"/cmd/{command}", s.withCommand(func(r *http.Request, one *session, c *command) (any, error) {
 		if r.URL.Query().Get("wait") == "true" {
 			select {
 			case <-c.done:
@@ -34,14 +34,14 @@ func (s *Server) sessionRoutes() {
 		}
 		return map[string]any{"command": c.shown(one)}, nil
 	}))
-	s.handle("POST "+at+"/cmd/{command}/kill", s.withCommand(func(_ *http.Request, one *session, c *command) (any, error) {
+	s.Handle("POST "+at+"/cmd/{command}/kill", s.withCommand(func(_ *http.Request, one *session, c *command) (any, error) {
 		c.kill()
 		return map[string]any{"command": c.shown(one)}, nil
 	}))
-	s.mux.HandleFunc("POST "+at+"/cmd", s.run)
-	s.mux.HandleFunc("GET "+at+"/cmd/{command}/logs", s.logs)
-	s.handle("POST "+at+"/fs/write", s.withSession(s.write))
-	s.mux.HandleFunc("POST "+at+"/fs/read", s.readFile)
+	s.HandleFunc("POST "+at+"/cmd", s.run)
+	s.HandleFunc("GET "+at+"/cmd/{command}/logs", s.logs)
+	s.Handle("POST "+at+"/fs/write", s.withSession(s.write))
+	s.HandleFunc("POST "+at+"/fs/read", s.readFile)
 }
 
 // session finds a session of the team in a request.
@@ -53,7 +53,7 @@ func (s *Server) session(r *http.Request, owner string) (*session, error) {
 			return one, nil
 		}
 	}
-	return nil, fail(http.StatusNotFound, "not_found", "Session not found")
+	return nil, servicetest.Fail(http.StatusNotFound, "Session not found")
 }
 
 func (s *Server) withSession(f func(r *http.Request, one *session) (any, error)) func(*http.Request, string) (any, error) {
@@ -77,7 +77,7 @@ func (s *Server) withCommand(f func(r *http.Request, one *session, c *command) (
 		}
 		s.mu.Unlock()
 		if found == nil {
-			return nil, fail(http.StatusNotFound, "not_found", "Command not found")
+			return nil, servicetest.Fail(http.StatusNotFound, "Command not found")
 		}
 		return f(r, one, found)
 	})
@@ -90,9 +90,9 @@ func (s *Server) machine(one *session) (driver.Instance, context.Context, error)
 	case err == nil && s.current(one.box) == one:
 		return box, awake, nil
 	case s.Show(one.box).Status == stopping:
-		return nil, nil, fail(http.StatusUnprocessableEntity, "sandbox_stopping", "Sandbox is stopping")
+		return nil, nil, servicetest.FailAs(http.StatusUnprocessableEntity, "sandbox_stopping", "Sandbox is stopping")
 	}
-	return nil, nil, fail(http.StatusGone, "sandbox_stopped", "Sandbox is stopped")
+	return nil, nil, servicetest.FailAs(http.StatusGone, "sandbox_stopped", "Sandbox is stopped")
 }
 
 func (s *Server) stop(_ *http.Request, one *session) (any, error) {
@@ -164,7 +164,7 @@ func (s *Server) start(r *http.Request, one *session) (*command, error) {
 		Cwd     string            `json:"cwd"`
 		Env     map[string]string `json:"env"`
 	}
-	if err := read(r, &in); err != nil {
+	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
 	box, awake, err := s.machine(one)
@@ -177,7 +177,7 @@ func (s *Server) start(r *http.Request, one *session) (*command, error) {
 		env = map[string]string{}
 	}
 	maps.Copy(env, in.Env)
-	c := &command{id: "cmd_" + newID(), name: in.Command, args: in.Args, started: time.Now(), done: make(chan struct{})}
+	c := &command{id: "cmd_" + servicetest.NewID(), name: in.Command, args: in.Args, started: time.Now(), done: make(chan struct{})}
 	c.changed.L = &c.mu
 	ctx, kill := context.WithCancel(awake)
 	c.kill = kill
@@ -201,7 +201,7 @@ func (s *Server) start(r *http.Request, one *session) (*command, error) {
 
 // run starts a command, and with wait it answers with all of its output.
 func (s *Server) run(w http.ResponseWriter, r *http.Request) {
-	owner, err := s.owner(r)
+	owner, err := s.Owner(r)
 	var one *session
 	var c *command
 	if err == nil {
@@ -212,9 +212,9 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case err != nil:
-		refuse(w, err)
+		s.Refuse(w, r, err)
 	case r.URL.Query().Get("wait") != "true":
-		answer(w, http.StatusOK, map[string]any{"command": c.shown(one)})
+		servicetest.Answer(w, http.StatusOK, map[string]any{"command": c.shown(one)})
 	default:
 		lines := stream(w)
 		lines(map[string]any{"command": c.shown(one)})
@@ -259,7 +259,7 @@ func (c *command) follow(ctx context.Context, write func(any)) bool {
 }
 
 func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
-	owner, err := s.owner(r)
+	owner, err := s.Owner(r)
 	var c *command
 	if err == nil {
 		_, err = s.withCommand(func(_ *http.Request, _ *session, found *command) (any, error) {
@@ -268,7 +268,7 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 		})(r, owner)
 	}
 	if err != nil {
-		refuse(w, err)
+		s.Refuse(w, r, err)
 		return
 	}
 	c.follow(r.Context(), stream(w))
@@ -284,7 +284,7 @@ func (s *Server) write(r *http.Request, one *session) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	invalid := func(err error) error { return fail(http.StatusBadRequest, "bad_request", "Invalid archive: %v", err) }
+	invalid := func(err error) error { return servicetest.Fail(http.StatusBadRequest, "Invalid archive: %v", err) }
 	zip, err := gzip.NewReader(r.Body)
 	if err != nil {
 		return nil, invalid(err)
@@ -306,10 +306,10 @@ func (s *Server) write(r *http.Request, one *session) (any, error) {
 
 func (s *Server) readFile(w http.ResponseWriter, r *http.Request) {
 	var in struct{ Path, Cwd string }
-	owner, err := s.owner(r)
+	owner, err := s.Owner(r)
 	var body io.ReadCloser
 	if err == nil {
-		err = read(r, &in)
+		err = servicetest.Read(r, &in)
 	}
 	if err == nil {
 		_, err = s.withSession(func(r *http.Request, one *session) (any, error) {
@@ -328,7 +328,7 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request) {
 		})(r, owner)
 	}
 	if err != nil {
-		refuse(w, err)
+		s.Refuse(w, r, err)
 		return
 	}
 	defer body.Close()

@@ -4,9 +4,7 @@
 package vercel
 
 import (
-	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -17,7 +15,6 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/servicetest"
-	"github.com/atoll-run/atoll/sandbox"
 )
 
 // The access token that the service takes, and what it is for.
@@ -29,11 +26,9 @@ const (
 
 // Server is the service. Make one with New.
 type Server struct {
-	*servicetest.Cloud
-	mux *http.ServeMux
+	*servicetest.Face
 
 	mu       sync.Mutex
-	tokens   map[string]string // teams by token
 	sessions []*session
 }
 
@@ -56,16 +51,23 @@ const (
 // New returns a service. Its sandboxes are sandboxes of a provider.
 func New(backing driver.Provider) *Server {
 	s := &Server{
-		Cloud: servicetest.NewCloud(backing, servicetest.Words{
-			Starting: "pending", Running: running, Stopping: stopping, Stopped: stopped, Failed: "failed", Deleted: deleted,
-		}),
-		tokens: map[string]string{Token: Team}, mux: http.NewServeMux(),
+		Face: &servicetest.Face{
+			Cloud: servicetest.NewCloud(backing, servicetest.Words{
+				Starting: "pending", Running: running, Stopping: stopping, Stopped: stopped, Failed: "failed", Deleted: deleted,
+			}),
+			Format: func(_ *http.Request, f *servicetest.Failure) any {
+				return map[string]any{"error": map[string]string{"code": f.Code, "message": f.Message}}
+			},
+			Denied: servicetest.Failure{Status: http.StatusForbidden, Message: "Not authorized"},
+			Scope:  func(r *http.Request) string { return r.URL.Query().Get("teamId") },
+		},
 	}
-	s.handle("POST /api/v3/sandboxes", s.create)
-	s.handle("GET /api/v2/sandboxes", s.list)
-	s.handle("GET /api/v2/sandboxes/{name}", s.withBox(s.get))
-	s.handle("PATCH /api/v2/sandboxes/{name}", s.withBox(s.patch))
-	s.handle("DELETE /api/v2/sandboxes/{name}", s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
+	s.AddKey(Token, Team)
+	s.Handle("POST /api/v3/sandboxes", s.create)
+	s.Handle("GET /api/v2/sandboxes", s.list)
+	s.Handle("GET /api/v2/sandboxes/{name}", s.withBox(s.get))
+	s.Handle("PATCH /api/v2/sandboxes/{name}", s.withBox(s.patch))
+	s.Handle("DELETE /api/v2/sandboxes/{name}", s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
 		shown := s.shown(b)
 		return shown, s.Delete(b)
 	}))
@@ -73,90 +75,10 @@ func New(backing driver.Provider) *Server {
 	return s
 }
 
-// AddToken adds a token for another team.
-func (s *Server) AddToken(token, team string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.tokens[token] = team
-}
-
-// ServeHTTP serves the API.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s.Faults.Wrap(s.mux).ServeHTTP(w, r)
-}
-
-// failure is an error in the service's format.
-type failure struct {
-	status        int
-	Code, Message string
-}
-
-func (f *failure) Error() string { return f.Message }
-
-func fail(status int, code, format string, args ...any) error {
-	return &failure{status: status, Code: code, Message: fmt.Sprintf(format, args...)}
-}
-
-func refuse(w http.ResponseWriter, err error) {
-	var f *failure
-	if !errors.As(err, &f) {
-		f = &failure{http.StatusInternalServerError, "internal_server_error", err.Error()}
-		switch {
-		case errors.Is(err, servicetest.ErrMissing) || sandbox.CodeOf(err) == sandbox.CodeNotFound:
-			f.status, f.Code = http.StatusNotFound, "not_found"
-		case errors.Is(err, servicetest.ErrTaken) || errors.Is(err, servicetest.ErrConflict):
-			f.status, f.Code = http.StatusConflict, "conflict"
-		case sandbox.CodeOf(err) == sandbox.CodeInvalid:
-			f.status, f.Code = http.StatusBadRequest, "bad_request"
-		}
-	}
-	answer(w, f.status, map[string]any{"error": map[string]string{"code": f.Code, "message": f.Message}})
-}
-
-func answer(w http.ResponseWriter, status int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v)
-}
-
-func read(r *http.Request, into any) error {
-	if err := json.NewDecoder(r.Body).Decode(into); err != nil {
-		return fail(http.StatusBadRequest, "bad_request", "Invalid request: %v", err)
-	}
-	return nil
-}
-
-// owner says which team has the token of a request, and checks that the request
-// is for that team.
-func (s *Server) owner(r *http.Request) (string, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	if team := s.tokens[token]; team != "" && team == r.URL.Query().Get("teamId") {
-		return team, nil
-	}
-	return "", fail(http.StatusForbidden, "forbidden", "Not authorized")
-}
-
-func (s *Server) handle(pattern string, f func(r *http.Request, owner string) (any, error)) {
-	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		var body any
-		owner, err := s.owner(r)
-		if err == nil {
-			body, err = f(r, owner)
-		}
-		if err != nil {
-			refuse(w, err)
-			return
-		}
-		answer(w, http.StatusOK, body)
-	})
-}
-
 // project checks that a request names the project.
 func project(given string) error {
 	if given != Project {
-		return fail(http.StatusBadRequest, "bad_request", "Invalid project %q", given)
+		return servicetest.Fail(http.StatusBadRequest, "Invalid project %q", given)
 	}
 	return nil
 }
@@ -169,7 +91,7 @@ func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, 
 		}
 		b, err := s.Find(owner, r.PathValue("name"))
 		if err != nil || s.Show(b).Status == deleted {
-			return nil, fail(http.StatusNotFound, "not_found", "Sandbox %s not found", r.PathValue("name"))
+			return nil, servicetest.Fail(http.StatusNotFound, "Sandbox %s not found", r.PathValue("name"))
 		}
 		return f(r, b)
 	}
@@ -225,7 +147,7 @@ const (
 
 func (s *Server) create(r *http.Request, owner string) (any, error) {
 	var c creation
-	if err := read(r, &c); err != nil {
+	if err := servicetest.Read(r, &c); err != nil {
 		return nil, err
 	}
 	if err := project(c.Project); err != nil {
@@ -236,18 +158,18 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 	}
 	switch {
 	case c.Image != "" && c.Image != "mine":
-		return nil, fail(http.StatusBadRequest, "bad_request", "Image %s not found", c.Image)
+		return nil, servicetest.Fail(http.StatusBadRequest, "Image %s not found", c.Image)
 	case c.Timeout < 1000 || c.Timeout > maxTimeout.Milliseconds():
-		return nil, fail(http.StatusBadRequest, "bad_request", "timeout must be between 1000 and %d", maxTimeout.Milliseconds())
+		return nil, servicetest.Fail(http.StatusBadRequest, "timeout must be between 1000 and %d", maxTimeout.Milliseconds())
 	case len(c.Tags) > maxTags:
-		return nil, fail(http.StatusBadRequest, "bad_request", "there may be %d tags", maxTags)
+		return nil, servicetest.Fail(http.StatusBadRequest, "there may be %d tags", maxTags)
 	case c.Policy != nil && c.Policy.Mode != "" && c.Policy.Mode != "allow-all" && c.Policy.Mode != "deny-all":
-		return nil, fail(http.StatusBadRequest, "bad_request", "Invalid network policy")
+		return nil, servicetest.Fail(http.StatusBadRequest, "Invalid network policy")
 	}
 	if c.Name == "" {
-		c.Name = "box-" + newID()
+		c.Name = "box-" + servicetest.NewID()
 	}
-	b, err := s.Create(servicetest.Box{ID: newID(), Name: c.Name, Owner: owner, Labels: c.Tags, Request: c}, nil)
+	b, err := s.Create(servicetest.Box{ID: servicetest.NewID(), Name: c.Name, Owner: owner, Labels: c.Tags, Request: c}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -257,7 +179,7 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 
 // begin begins a session of a sandbox.
 func (s *Server) begin(b *servicetest.CloudBox) {
-	one := &session{id: "sbx_" + newID(), box: b}
+	one := &session{id: "sbx_" + servicetest.NewID(), box: b}
 	s.mu.Lock()
 	s.sessions = append(s.sessions, one)
 	s.mu.Unlock()
@@ -331,7 +253,7 @@ func (s *Server) get(r *http.Request, b *servicetest.CloudBox) (any, error) {
 			}
 			s.begin(b)
 		case stopping:
-			return nil, fail(http.StatusUnprocessableEntity, "sandbox_stopping", "Sandbox is stopping")
+			return nil, servicetest.FailAs(http.StatusUnprocessableEntity, "sandbox_stopping", "Sandbox is stopping")
 		}
 	}
 	return s.shown(b), nil
@@ -341,7 +263,7 @@ func (s *Server) patch(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	var in struct {
 		Tags map[string]string `json:"tags"`
 	}
-	if err := read(r, &in); err != nil {
+	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
 	if in.Tags != nil {
@@ -375,10 +297,4 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 		next = strconv.Itoa(from + limit)
 	}
 	return map[string]any{"sandboxes": items, "pagination": map[string]any{"count": len(items), "next": next, "prev": nil}}, nil
-}
-
-func newID() string {
-	var b [10]byte
-	_, _ = rand.Read(b[:]) // Read never fails.
-	return fmt.Sprintf("%x", b)
 }

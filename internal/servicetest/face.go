@@ -1,0 +1,138 @@
+package servicetest
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Face is the HTTP API of a fake service: routes with bodies of JSON, for
+// requests with a key. It may be used concurrently after its routes are set.
+type Face struct {
+	*Cloud
+	// Format returns the body of an error in the service's format.
+	Format func(r *http.Request, f *Failure) any
+	// Denied is the error for a request without a valid key.
+	Denied Failure
+	// Scope returns the account that a request names beside its key. Nil: requests
+	// name none.
+	Scope func(r *http.Request) string
+
+	mux  http.ServeMux
+	mu   sync.Mutex
+	keys map[string]string // accounts by key
+}
+
+// Failure is an error of a service. Without a Code, that of its status is used,
+// for example "not_found".
+type Failure struct {
+	Status        int
+	Code, Message string
+}
+
+func (f *Failure) Error() string { return f.Message }
+
+// Fail returns an error with a status.
+func Fail(status int, format string, args ...any) error { return FailAs(status, "", format, args...) }
+
+// FailAs returns an error with a status and a code.
+func FailAs(status int, code, format string, args ...any) error {
+	return &Failure{Status: status, Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// AddKey adds a key of an account.
+func (f *Face) AddKey(key, account string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.keys == nil {
+		f.keys = map[string]string{}
+	}
+	f.keys[key] = account
+}
+
+// ServeHTTP serves the API.
+func (f *Face) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.Faults.Wrap(&f.mux).ServeHTTP(w, r)
+}
+
+// Owner returns the account of the key of a request.
+func (f *Face) Owner(r *http.Request) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	key, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	account := f.keys[key]
+	if account == "" || f.Scope != nil && f.Scope(r) != account {
+		denied := f.Denied
+		return "", &denied
+	}
+	return account, nil
+}
+
+// Handle sets a route. What call returns is sent as JSON.
+func (f *Face) Handle(pattern string, call func(r *http.Request, owner string) (any, error)) {
+	f.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		var body any
+		owner, err := f.Owner(r)
+		if err == nil {
+			body, err = call(r, owner)
+		}
+		if err != nil {
+			f.Refuse(w, r, err)
+			return
+		}
+		Answer(w, http.StatusOK, body)
+	})
+}
+
+// HandleFunc sets a route that checks the key and writes the answer itself.
+func (f *Face) HandleFunc(pattern string, serve http.HandlerFunc) { f.mux.HandleFunc(pattern, serve) }
+
+// Refuse sends an error.
+func (f *Face) Refuse(w http.ResponseWriter, r *http.Request, err error) {
+	var known *Failure
+	if !errors.As(err, &known) {
+		known = &Failure{Status: http.StatusInternalServerError, Message: err.Error()}
+		switch {
+		case errors.Is(err, ErrMissing) || sandbox.CodeOf(err) == sandbox.CodeNotFound:
+			known.Status = http.StatusNotFound
+		case errors.Is(err, ErrTaken) || errors.Is(err, ErrConflict):
+			known.Status = http.StatusConflict
+		case sandbox.CodeOf(err) == sandbox.CodeInvalid:
+			known.Status = http.StatusBadRequest
+		}
+	}
+	sent := *known
+	if sent.Code == "" {
+		sent.Code = strings.ToLower(strings.ReplaceAll(http.StatusText(sent.Status), " ", "_"))
+	}
+	Answer(w, sent.Status, f.Format(r, &sent))
+}
+
+// Answer sends a body as JSON.
+func Answer(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+// Read reads a body of JSON.
+func Read(r *http.Request, into any) error {
+	if err := json.NewDecoder(r.Body).Decode(into); err != nil {
+		return Fail(http.StatusBadRequest, "invalid body: %v", err)
+	}
+	return nil
+}
+
+// NewID returns 20 random hexadecimal digits.
+func NewID() string {
+	var b [10]byte
+	_, _ = rand.Read(b[:]) // Read never fails.
+	return hex.EncodeToString(b[:])
+}
