@@ -47,6 +47,7 @@ func newViewing(t *testing.T) *viewing {
 	}
 	for name, k := range map[string]sandbox.NewKey{
 		"acme": {Tenant: "acme", Verbs: []string{"read", "exec", "write"}}, "reader": {Tenant: "acme", Verbs: []string{"read"}},
+		"guest": {Tenant: "acme", Verbs: []string{"read", "exec"}},
 		"rival": {Tenant: "rival", Verbs: []string{"read", "exec", "write"}}, "boss": {Tenant: "acme", Verbs: []string{"admin"}},
 	} {
 		made, err := admin.CreateKey(t.Context(), k)
@@ -193,12 +194,14 @@ func TestStreamsOfOtherTenants(t *testing.T) {
 	if code := v.call("rival", http.MethodDelete, "/v1/sandboxes/box/streams/"+s.ID, "", nil); code != http.StatusNotFound {
 		t.Errorf("another tenant revokes: %d", code)
 	}
-	for _, body := range []string{`{"kind":"desktop","mode":"control"}`, `{"kind":"port","port":80}`} {
+	for _, body := range []string{`{"kind":"desktop","mode":"control"}`, `{"kind":"port","port":80}`, `{"kind":"desktop","mode":"view","port":80}`} {
 		if code := v.call("reader", http.MethodPost, "/v1/sandboxes/box/streams", body, nil); code != http.StatusForbidden {
 			t.Errorf("a key that may only read opens %s: %d", body, code)
 		}
 	}
-	v.open("reader", "desktop", "view")
+	if code := v.call("reader", http.MethodPost, "/v1/sandboxes/box/streams", `{"kind":"desktop","mode":"view"}`, nil); code != http.StatusCreated {
+		t.Errorf("a key that may only read cannot view the desktop: %d", code)
+	}
 }
 
 func TestViewersOfADesktopCannotType(t *testing.T) {
@@ -208,7 +211,7 @@ func TestViewersOfADesktopCannotType(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = ws.CloseNow()
-	s := v.open("reader", "desktop", "view")
+	s := v.open("acme", "desktop", "view")
 	if ws, err = v.socket(s.URL, s.Token, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -253,8 +256,8 @@ func TestRB67EndedStreamsCloseTheirSockets(t *testing.T) {
 	if ws, err := v.socket(revoked.URL, revoked.Token, ""); err == nil {
 		v.closed("opened after it was revoked", ws, "unauthorized")
 	}
-	_, ws = open("reader")
-	if err := daemontest.Bearer(t, v.d, v.key["boss"]).Admin().RevokeKey(t.Context(), v.id["reader"]); err != nil {
+	_, ws = open("guest")
+	if err := daemontest.Bearer(t, v.d, v.key["boss"]).Admin().RevokeKey(t.Context(), v.id["guest"]); err != nil {
 		t.Fatal(err)
 	}
 	v.closed("key revoked", ws, "grant-revoked")

@@ -93,9 +93,10 @@ type opened struct {
 func New(cfg Config) *Service { return &Service{cfg: cfg, streams: map[string]*opened{}} }
 
 // operation returns what the maker of a stream must be allowed to do. A port may
-// be anything, and even connecting to it acts.
+// be anything, and even connecting to it acts. That includes a desktop at another
+// port than the usual one.
 func operation(o *opened) ops.Op {
-	if o.Mode == string(stream.Control) || o.Kind == port {
+	if o.Mode == string(stream.Control) || o.Kind == port || o.Kind == desktop && o.Port != vncPort {
 		return ops.StreamControl
 	}
 	return ops.StreamView

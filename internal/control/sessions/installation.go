@@ -25,8 +25,12 @@ func (i installation) has(what, binding string) error {
 	if binding == string(i) || strings.HasPrefix(binding, string(i)+"/") {
 		return nil
 	}
+	message := "it belongs to " + binding + ", which this daemon cannot reach"
+	if binding == "" {
+		message = "nothing says to which installation it belongs"
+	}
 	return &sandbox.Error{
-		Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: what, Message: "it belongs to " + binding + ", which this daemon cannot reach",
+		Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: what, Message: message,
 		Hint: "resume the session where it was",
 	}
 }
