@@ -179,7 +179,7 @@ func (a machineCommands) enrol(ctx context.Context, p MachineProgram, e MachineE
 		if e.Whole != "" {
 			flag = "--whole-machine "
 		}
-		a.notef("The code is %s. Within %v, somebody has to approve it: atoll machine approve %s%s\n", code, life, flag, code)
+		a.notef("The code is %s. It waits %d minutes for approval at the daemon: atoll machine approve %s%s\n", code, int(life.Minutes()), flag, code)
 	})
 }
 

@@ -72,7 +72,7 @@ func NewID() string { return strings.ToLower(rand.Text()[:10]) }
 
 var errOff = &sandbox.Error{
 	Code: sandbox.CodeNotFound, Subject: "machines", Message: "this daemon takes no self-hosted machines",
-	Hint: "start it with: atoll up --machines ADDRESS",
+	Hint: "start it with: atoll up --machines-file FILE",
 }
 
 func (s *Service) public(m *store.Machine) sandbox.Machine {
