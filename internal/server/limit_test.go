@@ -1,7 +1,9 @@
 package server_test
 
 import (
+	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -12,13 +14,10 @@ import (
 	"github.com/atoll-run/atoll/internal/server"
 )
 
-// Above its limit, a listener closes new connections, and accepts others after
-// one is closed.
+// Above its limit, a listener closes the connection that has waited longest for
+// a request.
 func TestLimit(t *testing.T) {
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := tcp(t)
 	l := server.Limit(inner, 2)
 	defer l.Close()
 	accepted := make(chan net.Conn)
@@ -32,32 +31,96 @@ func TestLimit(t *testing.T) {
 			accepted <- c
 		}
 	}()
-	dial := func() net.Conn {
+	pair := func() (near, far net.Conn) {
 		t.Helper()
-		c, err := net.Dial("tcp", inner.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		return c
+		near = dial(t, inner)
+		return near, <-accepted
 	}
-	dial()
-	first := <-accepted
-	dial()
-	second := <-accepted
-	for range 100 {
-		if _, err := io.ReadAll(dial()); err != nil && !errors.Is(err, syscall.ECONNRESET) {
-			t.Fatalf("the third is not turned away: %v", err)
-		}
+	first, farFirst := pair()
+	second, farSecond := pair()
+	third, farThird := pair()
+	ended(t, first)
+	_ = farFirst.Close() // it does not make room again
+	_, farFourth := pair()
+	ended(t, second)
+	_ = farThird.Close()
+	_ = farThird.Close() // decrements the count once, not twice
+	ended(t, third)
+	_, farFifth := pair()
+	sixth, farSixth := pair()
+	if _, err := farFourth.Write([]byte("x")); err == nil {
+		t.Error("three connections are open")
 	}
-	_ = first.Close()
-	_ = first.Close() // decrements the count once, not twice
-	dial()
-	third := <-accepted
-	if _, err := io.ReadAll(dial()); err != nil && !errors.Is(err, syscall.ECONNRESET) {
-		t.Fatalf("it has more than it may: %v", err)
+	if _, err := farSixth.Write([]byte("x")); err != nil {
+		t.Error(err)
 	}
-	_, _ = second.Close(), third.Close()
+	_ = farSecond.Close()
+	_ = farFourth.Close()
+	_ = farFifth.Close()
+	_ = farSixth.Close()
+	_ = sixth.Close()
+}
+
+func dial(t *testing.T, l net.Listener) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// ended waits until the other end closes a connection.
+func ended(t *testing.T, c net.Conn) {
+	t.Helper()
+	if _, err := io.ReadAll(c); err != nil && !errors.Is(err, syscall.ECONNRESET) {
+		t.Fatal(err)
+	}
+}
+
+// TestAttackIdleConnections fills the listener with connections of clients
+// without a key, who send nothing, half a request, or a whole one that needs no
+// key. Requests with a key are answered all the same, and those that run are not
+// interrupted.
+func TestAttackIdleConnections(t *testing.T) {
+	const most = 8
+	for name, flood := range map[string]string{
+		"nothing":           "",
+		"half a header":     "GET / HTTP/1.1\r\nHost: localh",
+		"a health check":    "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+		"a request refused": "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n",
+		"a TLS hello":       "\x16\x03\x01",
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHolder()
+			l := tcp(t)
+			start(t, server.Limit(l, most), h.ServeHTTP)
+			key := map[string]string{"Authorization": "Bearer good"}
+			long := dial(t, l)
+			fmt.Fprint(long, "GET /hold HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer good\r\n\r\n")
+			<-h.held
+			for range 3 {
+				for range 2 * most {
+					fmt.Fprint(dial(t, l), flood)
+				}
+				c := &http.Client{Transport: &http.Transport{}}
+				if status, _ := get(t, c, "http://"+l.Addr().String()+"/", key); status != http.StatusOK {
+					t.Fatalf("with a key: %d", status)
+				}
+				c.CloseIdleConnections()
+			}
+			h.release <- struct{}{}
+			answer, err := http.ReadResponse(bufio.NewReader(long), nil)
+			if err != nil {
+				t.Fatalf("the request that ran: %v", err)
+			}
+			defer answer.Body.Close()
+			if _, err := io.ReadAll(answer.Body); err != nil || answer.StatusCode != http.StatusOK {
+				t.Errorf("the request that ran: %d, %v", answer.StatusCode, err)
+			}
+		})
+	}
 }
 
 // A caller with the maximum number of requests is refused more, and does not

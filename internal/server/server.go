@@ -109,7 +109,7 @@ func New(cfg Config) *Server {
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return base },
-		ConnContext:       withPeer,
+		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return withCounted(withPeer(ctx, c), c) },
 		ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	return s
@@ -406,7 +406,9 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 	})
 }
 
-// share refuses a request if its key already has too many running ones.
+// share refuses a request if its key already has too many running ones. The
+// connections of others are kept while they run: next knows the caller, or asks
+// for the key before anything else.
 func (s *Server) share(who func(*http.Request) string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		leave, ok := s.shares.enter(who(r))
@@ -417,6 +419,7 @@ func (s *Server) share(who func(*http.Request) string, next http.Handler) http.H
 			return
 		}
 		defer leave()
+		defer keepConnection(r.Context())()
 		next.ServeHTTP(w, r)
 	})
 }

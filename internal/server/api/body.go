@@ -11,6 +11,18 @@ import (
 // take any time.
 const bodyRest = 2 * time.Minute
 
+// entryTime is how long a request may take with which a caller signs in.
+const entryTime = 10 * time.Second
+
+// ReadEntry reads at most limit bytes of the body of a request with which a
+// caller signs in. Anybody may send such a request, so its time is bounded. The
+// bound stays, because the server reads the rest of the body when the handler
+// returns.
+func ReadEntry(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(entryTime))
+	return io.ReadAll(io.LimitReader(r.Body, limit))
+}
+
 // BoundBody ends a request whose client stops sending the body but keeps the
 // connection open. Otherwise its handler would block forever. The deadline
 // applies only while the body is being read. The handler calls done when it

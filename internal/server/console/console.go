@@ -10,7 +10,6 @@ import (
 	"context"
 	"embed"
 	"encoding/json"
-	"io"
 	"io/fs"
 	"net/http"
 	"path"
@@ -163,11 +162,11 @@ type credentials struct {
 // signIn sets the cookie, and answers with the page's half.
 func (h *Handler) signIn(w http.ResponseWriter, r *http.Request) error {
 	var in credentials
-	if err := json.NewDecoder(io.LimitReader(r.Body, 4<<10)).Decode(&in); err != nil || (in.Code == "") == (in.Key == "") {
+	text, err := api.ReadEntry(w, r, 4<<10)
+	if err != nil || json.Unmarshal(text, &in) != nil || (in.Code == "") == (in.Key == "") {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Message: "give a code or a key"}
 	}
 	token := strings.TrimSpace(in.Key)
-	var err error
 	if in.Code != "" {
 		token, err = h.keys.Redeem(r.Context(), in.Code)
 	} else {

@@ -1,20 +1,26 @@
 package console
 
 import (
+	"bufio"
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -213,6 +219,63 @@ func TestSignIn(t *testing.T) {
 		}
 	}
 }
+
+// TestAttackSlowSignIn sends a key byte by byte. Nobody has signed in yet, so
+// the connection must not stay open.
+func TestAttackSlowSignIn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		l := &oneConn{conn: far, done: make(chan struct{})}
+		s := &http.Server{Handler: New(&keys{})}
+		served := make(chan error)
+		go func() { served <- s.Serve(l) }()
+		began := time.Now()
+		var writer sync.WaitGroup
+		defer writer.Wait()
+		writer.Go(func() {
+			fmt.Fprintf(near, "POST %ssession HTTP/1.1\r\nHost: x\r\nContent-Length: 4000\r\n\r\n", Root)
+			for {
+				if _, err := near.Write([]byte("x")); err != nil {
+					return
+				}
+				time.Sleep(time.Second)
+			}
+		})
+		resp, err := http.ReadResponse(bufio.NewReader(near), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if took := time.Since(began); resp.StatusCode != http.StatusBadRequest || took > time.Minute {
+			t.Errorf("%s after %s", resp.Status, took)
+		}
+		_ = near.Close()
+		_ = s.Close()
+		<-served
+	})
+}
+
+// oneConn is a listener for one connection.
+type oneConn struct {
+	conn net.Conn
+	once sync.Once
+	done chan struct{}
+}
+
+func (l *oneConn) Accept() (c net.Conn, err error) {
+	if c, l.conn = l.conn, nil; c != nil {
+		return c, nil
+	}
+	<-l.done
+	return nil, net.ErrClosed
+}
+
+func (l *oneConn) Close() error {
+	l.once.Do(func() { close(l.done) })
+	return nil
+}
+
+func (l *oneConn) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "unix"} }
 
 // Neither half of the credentials is of use without the other.
 func TestAttackHalves(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -93,7 +94,7 @@ func (p *Proxy) exchange(w http.ResponseWriter, r *http.Request, t target) error
 	if !sameOrigin(r) {
 		return &sandbox.Error{Code: sandbox.CodeDenied, Subject: "origin", Message: "another page may not open a port"}
 	}
-	text, err := io.ReadAll(io.LimitReader(r.Body, maxToken))
+	text, err := api.ReadEntry(w, r, maxToken)
 	if err != nil {
 		return err
 	}
