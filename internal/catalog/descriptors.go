@@ -291,10 +291,16 @@ func hostedHeadless() []sandbox.Descriptor {
 
 	opensandbox := base("opensandbox", "an OpenSandbox server", sandbox.TierHeadless)
 	pty(&opensandbox)
-	opensandbox.Egress, opensandbox.Find, opensandbox.Pause = sandbox.EgressHost, sandbox.FindByLabel, sandbox.PauseDisk
-	opensandbox.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
-	opensandbox.Ports, opensandbox.Lifetime.Suspend = sandbox.PortSupport{Kind: sandbox.PortPreview, OnDemand: true}, true
-	opensandbox.Credentials = []sandbox.Credential{setting("domain", "OPEN_SANDBOX_DOMAIN", true), secret("API key", "OPEN_SANDBOX_API_KEY")}
+	opensandbox.RunAs, opensandbox.Persistable, opensandbox.Egress = true, false, sandbox.EgressHost
+	opensandbox.Find, opensandbox.Price = sandbox.FindByLabel, sandbox.PriceUse
+	opensandbox.Ports, opensandbox.Verified = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}, sandbox.VerifiedFake
+	opensandbox.Units = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}}
+	opensandbox.Credentials = []sandbox.Credential{
+		setting("domain", "OPEN_SANDBOX_DOMAIN", true),
+		{Name: "API key", Env: "OPEN_SANDBOX_API_KEY", Secret: true},
+		setting("API key file", "OPEN_SANDBOX_API_KEY_FILE", false), setting("API key command", "OPEN_SANDBOX_API_KEY_COMMAND", false),
+		setting("image", "ATOLL_OPENSANDBOX_IMAGE", false),
+	}
 	return []sandbox.Descriptor{cloudflare, vercel, superserve, boxlite, islo, kubernetes, microsandbox, opensandbox}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/provider/islo"
 	"github.com/atoll-run/atoll/provider/microvm"
 	"github.com/atoll-run/atoll/provider/none"
+	"github.com/atoll-run/atoll/provider/opensandbox"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/provider/runloop"
 	"github.com/atoll-run/atoll/provider/superserve"
@@ -56,7 +57,7 @@ func entries() []registry.Entry {
 		{Name: docker.Name, Summary: "containers of a Docker daemon, named by DOCKER_HOST and the like", Open: openDocker},
 		hosted(e2b.Name, openE2B), hosted(superserve.Name, openSuperserve), hosted(boxlite.Name, openBoxlite), hosted(islo.Name, openIslo),
 		hosted(cloudflare.Name, openCloudflare), hosted(daytona.Name, openDaytona), hosted(vercel.Name, openVercel),
-		hosted(runloop.Name, openRunloop),
+		hosted(runloop.Name, openRunloop), hosted(opensandbox.Name, openOpenSandbox),
 		{Name: remote.Name, Summary: "another Atoll daemon, named by ATOLL_REMOTE_HOST and ATOLL_REMOTE_KEY", Open: openRemote},
 		{Name: none.Name, Summary: "no sandboxes at all, for deployments that need none", Open: openNone},
 	}
@@ -230,6 +231,17 @@ func openRunloop(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return runloop.New(opts)
+}
+
+func openOpenSandbox(h registry.Host) (driver.Provider, error) {
+	opts := opensandbox.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Image *string `json:"image"`
+	}{&opts.Image}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	return opensandbox.New(opts)
 }
 
 func openDocker(h registry.Host) (driver.Provider, error) {

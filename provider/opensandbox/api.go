@@ -1,0 +1,298 @@
+package opensandbox
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// api is a client of the server. It implements hosted.Service.
+type api struct {
+	rest.Client
+	key *credential.Source
+}
+
+func newAPI(base *url.URL, key *credential.Source, transport http.RoundTripper) *api {
+	a := &api{key: key}
+	a.Client = rest.Client{
+		HTTP: rest.NewHTTP(transport), Base: base, Words: words, Fresh: a.fresh,
+		Sign: func(h http.Header) {
+			if k := key.Current(); k != "" {
+				h.Set("Open-Sandbox-Api-Key", k)
+			}
+		},
+		Hidden: func() []string { return []string{key.Current()} }, Hint: "set " + keyEnv + " to a key of this server",
+	}
+	return a
+}
+
+// fresh ensures that there is an address, and a key if there is a source.
+func (a *api) fresh(ctx context.Context, refused bool) error {
+	if a.Base.Host == "" {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "domain", Message: "no server address is set", Hint: "set " + domainEnv}
+	}
+	return a.key.Fresh(ctx, refused)
+}
+
+// words reads an error of the server or of execd.
+func words(_ int, body []byte) (code, message string, ok bool) {
+	var said struct{ Code, Message string }
+	err := json.Unmarshal(body, &said)
+	return said.Code, said.Message, err == nil && said.Code != "" && said.Message != ""
+}
+
+// missing reports that the server itself says that there is no such sandbox.
+// Codes begin with the name of its runtime.
+func missing(err error) bool {
+	r := rest.RefusalOf(err)
+	return r.Ours && r.Status == http.StatusNotFound && strings.HasSuffix(r.Code, "::SANDBOX_NOT_FOUND")
+}
+
+// creation is the request for a new sandbox.
+type creation struct {
+	Image      image             `json:"image"`
+	Entrypoint []string          `json:"entrypoint"`
+	Timeout    *int64            `json:"timeout,omitempty"` // seconds
+	Limits     map[string]string `json:"resourceLimits"`
+	Metadata   map[string]string `json:"metadata"`
+	Network    *policy           `json:"networkPolicy,omitempty"` // nil: everything is reachable
+}
+
+type image struct {
+	URI string `json:"uri"`
+}
+
+// box is the server's description of a sandbox.
+type box struct {
+	ID       string                 `json:"id"`
+	Status   struct{ State string } `json:"status"`
+	Metadata map[string]string      `json:"metadata"`
+	Created  time.Time              `json:"createdAt"`
+	Expires  *time.Time             `json:"expiresAt"`
+}
+
+// The resting states of a sandbox.
+const (
+	running = "Running"
+	paused  = "Paused"
+)
+
+// states says what the server's states mean. A container that ended is still
+// there, and has to be removed.
+var states = hosted.States{
+	running: sandbox.Running, "Pending": sandbox.Running, "Resuming": sandbox.Running, paused: sandbox.Paused, "Pausing": sandbox.Paused,
+	"Failed": sandbox.Failed, "Terminated": sandbox.Failed, "Stopping": sandbox.Gone,
+}
+
+// describe converts the server's description of a sandbox. Labels are not sent to
+// the server, which accepts few characters in them. The end of a lifetime is that
+// of Atoll, which may be earlier.
+func (b box) describe() hosted.Box {
+	d := hosted.Marked(hosted.Box{ID: b.ID, Status: b.Status.State, State: states.Of(b.Status.State), Created: b.Created}, b.Metadata)
+	d.Labels = nil
+	return d
+}
+
+// slack is how far a server may be off when it computes the end of a lifetime.
+const slack = 30 * time.Second
+
+// lives reports whether the server ends the sandbox after this lifetime.
+func (b box) lives(life time.Duration) bool {
+	return b.Expires != nil && (b.Expires.Sub(b.Created)-life).Abs() <= slack
+}
+
+func path(id, rest string) string { return "/v1/sandboxes/" + url.PathEscape(id) + rest }
+
+// show returns a sandbox by its ID.
+func (a *api) show(ctx context.Context, id string) (b box, err error) {
+	err = a.Call(ctx, http.MethodGet, path(id, ""), nil, &b)
+	switch {
+	case missing(err):
+		err = hosted.ErrNone
+	case err == nil && b.ID != id:
+		err = a.Strange("the server answers for another sandbox")
+	}
+	return b, err
+}
+
+// get is show, but one that is being removed counts as none.
+func (a *api) get(ctx context.Context, id string) (box, error) {
+	b, err := a.show(ctx, id)
+	if err == nil && states.Of(b.Status.State) == sandbox.Gone {
+		err = hosted.ErrNone
+	}
+	return b, err
+}
+
+// Get implements hosted.Service.
+func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, error) {
+	b, err := a.get(ctx, id)
+	return b.describe(), err
+}
+
+// pages is one page of a list.
+type pages struct {
+	Items []box `json:"items"`
+	Pages struct {
+		More bool `json:"hasNextPage"`
+	} `json:"pagination"`
+}
+
+func (a *api) page(ctx context.Context, n, size int, metadata map[string]string) (p pages, err error) {
+	q, wanted := url.Values{"page": {strconv.Itoa(n)}, "pageSize": {strconv.Itoa(size)}}, url.Values{}
+	for k, v := range metadata {
+		wanted.Set(k, v)
+	}
+	if len(wanted) > 0 {
+		q.Set("metadata", wanted.Encode())
+	}
+	err = a.Call(ctx, http.MethodGet, "/v1/sandboxes?"+q.Encode(), nil, &p)
+	if err == nil && p.Items == nil {
+		err = a.Strange("the server's list is invalid")
+	}
+	return p, err
+}
+
+const (
+	// maxPages limits a list.
+	maxPages = 10_000
+	pageSize = 200
+)
+
+// List implements hosted.Service.
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
+	for n := 1; n <= maxPages; n++ {
+		p, err := a.page(ctx, n, pageSize, hosted.Wanted(scope, id))
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range p.Items {
+			if d := b.describe(); d.Scope != "" && (scope == "" || d.Scope == scope) && (id == "" || d.Sandbox == id) {
+				ours = append(ours, d)
+			}
+		}
+		if !p.Pages.More {
+			return ours, nil
+		}
+	}
+	return nil, a.Strange("the server's list has no end")
+}
+
+// End implements hosted.Service. It waits until the server has removed the
+// sandbox.
+func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
+	if _, err := a.show(ctx, id); err != nil {
+		return err
+	}
+	return hosted.Poll(ctx, func() (bool, error) {
+		err := a.Call(ctx, http.MethodDelete, path(id, ""), nil, nil)
+		if err != nil && !missing(err) && sandbox.CodeOf(err) != sandbox.CodeConflict && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+			return false, err
+		}
+		_, lookErr := a.show(ctx, id)
+		if lookErr == hosted.ErrNone {
+			return true, nil
+		}
+		return false, lookErr
+	}, func() error { return a.Strange("the server does not end the sandbox") })
+}
+
+// Claim implements hosted.Claimer.
+func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) error {
+	b, err := a.get(ctx, boxID)
+	if err == nil && b.Metadata[hosted.MetaID] != string(id) {
+		err = a.Strange("the server answers for another sandbox")
+	}
+	if err == nil {
+		err = a.Call(ctx, http.MethodPatch, path(boxID, "/metadata"), map[string]string{hosted.MetaScope: scope}, nil)
+	}
+	if err != nil {
+		return err
+	}
+	if b, err = a.get(ctx, boxID); err == nil && b.Metadata[hosted.MetaScope] != scope {
+		err = a.Strange("the server does not confirm whose the sandbox is")
+	}
+	return err
+}
+
+// Credential implements hosted.Service.
+func (a *api) Credential() hosted.Credential {
+	return hosted.Credential{Name: a.key.Account(), Key: a.key.Value()}
+}
+
+// policy is what a sandbox may reach.
+type policy struct {
+	Default string `json:"defaultAction"`
+	Rules   []rule `json:"egress"`
+}
+
+type rule struct {
+	Action string `json:"action"`
+	Target string `json:"target"` // a name, an address or a prefix
+}
+
+const (
+	allow = "allow"
+	deny  = "deny"
+)
+
+// policyFor translates what a sandbox may reach. Nil means everything.
+func policyFor(asked *sandbox.EgressRules) *policy {
+	if asked != nil && asked.Open {
+		return nil
+	}
+	p := &policy{Default: deny, Rules: []rule{}}
+	for _, target := range hosted.Destinations(asked) {
+		p.Rules = append(p.Rules, rule{Action: allow, Target: target})
+	}
+	return p
+}
+
+// targets returns what the rules are about, sorted. ok means that all of them
+// allow it.
+func (p policy) targets() (all []string, ok bool) {
+	ok = true
+	for _, r := range p.Rules {
+		all, ok = append(all, r.Target), ok && r.Action == allow
+	}
+	slices.Sort(all)
+	return slices.Compact(all), ok
+}
+
+// same reports whether two policies allow the same, and nothing else.
+func (p policy) same(o policy) bool {
+	mine, ok1 := p.targets()
+	others, ok2 := o.targets()
+	return ok1 && ok2 && p.Default == deny && o.Default == deny && slices.Equal(mine, others)
+}
+
+// strict is the mode in which the server's sidecar checks addresses, too. In
+// others, a program that knows an address reaches it.
+const strict = "dns+nft"
+
+// enforced returns what the sidecar of a sandbox enforces.
+func (a *api) enforced(ctx context.Context, id string) (policy, error) {
+	var said struct {
+		Mode   string `json:"enforcementMode"`
+		Policy policy `json:"policy"`
+	}
+	err := a.Call(ctx, http.MethodGet, path(id, "/networkpolicy"), nil, &said)
+	if err == nil && said.Mode != strict {
+		err = &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Op: "opensandbox.create", Subject: "network",
+			Message: "the server filters names only, so programs could reach every address they know",
+			Hint:    "set mode = \"" + strict + "\" in the section [egress] of the server's configuration",
+		}
+	}
+	return said.Policy, err
+}

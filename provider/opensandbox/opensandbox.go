@@ -1,0 +1,219 @@
+// Package opensandbox makes sandboxes with an OpenSandbox server, which runs
+// containers of Docker or Kubernetes.
+//
+// The server makes, lists, resumes and ends sandboxes over REST, and forwards
+// requests to the daemon execd in each of them. Inside, Atoll's own guest does
+// the work. The provider uploads it through execd, listens to the output of a
+// command that joins it, and sends it input with further commands, all as text.
+package opensandbox
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Name is the name of this provider.
+const Name = "opensandbox"
+
+// Options configure the connection to the server.
+type Options struct {
+	// Dir is a directory for this provider alone. It is created when it is first
+	// needed. Sandboxes belong to it: another directory must adopt them first.
+	Dir string
+	// Key is the source of the API key. Without one, requests have none.
+	Key *credential.Source
+	// Domain is the address of the server. Without a scheme it is HTTP, as for the
+	// official SDK.
+	Domain string
+	// Image is the OCI image of sandboxes that name none. Empty: DefaultImage.
+	Image string
+	// Executable is a static program that imports internal/guest/early. It is the
+	// guest if none is embedded. Empty: the running program.
+	Executable string
+	// Transport sends requests. Nil: a new one.
+	Transport http.RoundTripper
+}
+
+const (
+	keyEnv    = "OPEN_SANDBOX_API_KEY"
+	domainEnv = "OPEN_SANDBOX_DOMAIN"
+	// DefaultImage is the image of sandboxes if nothing names another.
+	DefaultImage = "debian:12"
+	// shortest is the shortest lifetime that the server accepts.
+	shortest = time.Minute
+)
+
+// FromEnvironment returns the options from the environment variables of the
+// official SDK, and from further variables.
+func FromEnvironment(dir string, lookup func(string) string) Options {
+	return Options{
+		Dir: dir, Key: credential.FromEnvironment(keyEnv, lookup), Domain: strings.TrimSpace(lookup(domainEnv)), Image: lookup("ATOLL_OPENSANDBOX_IMAGE"),
+	}
+}
+
+// Provider makes sandboxes with the server. Its methods may be called
+// concurrently.
+type Provider struct {
+	*hosted.Core
+	opts Options
+	api  *api
+}
+
+var (
+	_ driver.Provider       = (*Provider)(nil)
+	_ driver.EgressEnforcer = (*Provider)(nil)
+	_ driver.ImageChecker   = (*Provider)(nil)
+)
+
+// New opens the provider. It makes no network call. It removes records of
+// sandboxes that ended long ago.
+func New(opts Options) (*Provider, error) {
+	if opts.Dir == "" {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "opensandbox.open", Message: "no directory given"}
+	}
+	base := &url.URL{}
+	if domain := opts.Domain; domain != "" {
+		if !strings.Contains(domain, "://") {
+			domain = "http://" + domain
+		}
+		var err error
+		if base, err = rest.ParseURL("opensandbox.open", "domain", domain); err != nil {
+			return nil, err
+		}
+	}
+	if opts.Key == nil {
+		opts.Key = credential.New(keyEnv, "", "", "")
+	}
+	a := newAPI(base, opts.Key, opts.Transport)
+	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
+		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true, Reboots: true,
+		Resting: []string{running, paused}, Hint: "use its original " + keyEnv + " and " + domainEnv,
+	}}
+	p.Enter = p.enter
+	if err := p.Start(opts.Executable); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Probe implements driver.Provider. It checks the key with the server.
+func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
+	container := driver.Limit{Holds: true, By: "the server's container"}
+	other := driver.Limit{Why: "the server's configuration decides", Fixed: true}
+	return p.Facts(ctx, &hosted.Description{
+		Version: "v1", Needs: domainEnv, What: "domain", Credential: keyEnv, Address: domainEnv,
+		Limits: map[string]driver.Limit{
+			"cpus": container, "memory": container, "disk": other, "pids": other, "lifetime": {Holds: true, By: "Atoll and the server"},
+		},
+	}, p.opts.Domain != "", func(ctx context.Context) error {
+		_, err := p.api.page(ctx, 1, 1, nil)
+		return err
+	}, p.api.Base)
+}
+
+// CheckImage implements driver.ImageChecker. The server fetches images. It
+// cannot read images in files of this machine.
+func (p *Provider) CheckImage(image string) error {
+	for _, scheme := range []string{"dir:", "tar:", "oci:"} {
+		if strings.HasPrefix(image, scheme) {
+			return p.Unsupported(image, "the server cannot read images of this machine", "use an image from a registry")
+		}
+	}
+	return nil
+}
+
+// EgressAbility implements driver.EgressEnforcer. The server matches names and
+// addresses on all ports.
+func (*Provider) EgressAbility() sandbox.EgressAbility {
+	return sandbox.EgressAbility{Kind: sandbox.EgressHost, Wildcards: true}
+}
+
+// Create implements driver.Provider. Names are not unique, so a sandbox whose
+// answer is lost is found by its metadata.
+func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	if err := p.CheckImage(spec.Image); err != nil {
+		return nil, err
+	}
+	if err := p.Check(spec); err != nil {
+		return nil, err
+	}
+	scope, err := p.Scope()
+	if err != nil {
+		return nil, err
+	}
+	c := creation{Entrypoint: []string{"tail", "-f", "/dev/null"}, Limits: map[string]string{}, Metadata: hosted.Wanted(scope, spec.ID)}
+	if c.Image.URI = spec.Image; spec.Image == "" || spec.Image == "host" {
+		c.Image.URI = cmp.Or(p.opts.Image, DefaultImage)
+	}
+	if n := spec.Resources.CPUs; n > 0 {
+		c.Limits["cpu"] = strconv.FormatInt(max(1, int64(n*1000)), 10) + "m"
+	}
+	if n := spec.Resources.Memory; n > 0 {
+		c.Limits["memory"] = strconv.FormatInt(n, 10)
+	}
+	life := spec.Lifetime.HardTimeout()
+	if life > 0 { // Atoll ends it earlier if it has to
+		seconds := hosted.Seconds(max(life, shortest))
+		c.Timeout = &seconds
+	}
+	c.Network = policyFor(spec.Network.Plain)
+	var b box
+	var enforced policy
+	return p.Make(ctx, &hosted.Making{
+		Spec: spec, Life: life,
+		Ask: func(ctx context.Context) (hosted.Box, error) {
+			if b, err = p.request(ctx, scope, spec.ID, &c); err == nil && c.Network != nil {
+				enforced, err = p.api.enforced(ctx, b.ID)
+			}
+			return b.describe(), err
+		},
+		Confirm: func() error {
+			if c.Network != nil && !c.Network.same(enforced) {
+				return p.Strange("the server does not confirm the network of the sandbox")
+			}
+			if c.Timeout != nil && !b.lives(time.Duration(*c.Timeout)*time.Second) {
+				return p.Strange("the server does not confirm the lifetime of the sandbox")
+			}
+			return nil
+		},
+	})
+}
+
+// request requests a sandbox and waits until it runs.
+func (p *Provider) request(ctx context.Context, scope string, id sandbox.ID, c *creation) (b box, err error) {
+	err = p.api.Call(ctx, http.MethodPost, "/v1/sandboxes", c, nil)
+	if hosted.Refused(err) {
+		return b, err
+	}
+	b, err = hosted.Search(ctx, &p.api.Client, err, func() (box, error) {
+		found, err := p.api.List(ctx, scope, id)
+		for _, one := range found {
+			if err == nil && one.State != sandbox.Gone {
+				return p.api.get(ctx, one.ID)
+			}
+		}
+		return box{}, cmp.Or(err, hosted.ErrNone)
+	})
+	if err != nil {
+		return b, err
+	}
+	now, err := p.Settled(ctx, id, b.ID)
+	if err == nil && now.Status != running {
+		err = p.Strange("the new sandbox is " + now.Status)
+	}
+	if err == nil {
+		err = p.api.ready(ctx, b.ID)
+	}
+	return b, err
+}
