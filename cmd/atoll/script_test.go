@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/internal/blob/blobtest"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/scratch"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // The scripts run the real static program, built once: a test binary with the
@@ -60,8 +63,11 @@ func scriptParams() testscript.Params {
 		RequireExplicitExec: true,
 		Setup:               setup,
 		Condition: func(cond string) (bool, error) {
-			if cond == "root" {
+			switch cond {
+			case "root":
 				return os.Geteuid() == 0, nil
+			case "memory":
+				return limitsMemory()
 			}
 			return false, fmt.Errorf("unknown condition %q", cond)
 		},
@@ -77,6 +83,20 @@ func scriptParams() testscript.Params {
 		},
 	}
 }
+
+// limitsMemory reports whether this user can limit the memory of sandboxes on
+// this machine: it takes a control group.
+var limitsMemory = sync.OnceValues(func() (bool, error) {
+	cmd := exec.Command(built.atoll, "provider", "show", "gvisor", "--json")
+	cmd.Env = append(os.Environ(), "ATOLL_STATE_DIR="+filepath.Join(built.dir, "state"), "ATOLL_NO_DAEMON=1")
+	js, err := cmd.Output()
+	if err != nil {
+		return false, err
+	}
+	var p sandbox.Provider
+	err = json.Unmarshal(js, &p)
+	return p.Limits["memory"].Enforced, err
+})
 
 // quiet prints only the failed part of a script, although -json makes every
 // test verbose.

@@ -28,7 +28,12 @@ import (
 
 // TestMain builds the program that kernels and gateways run from: they have to
 // be static.
-func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+func TestMain(m *testing.M) {
+	if code, ok := runInside(); ok {
+		os.Exit(code)
+	}
+	os.Exit(testMain(m))
+}
 
 func testMain(m *testing.M) int {
 	dir, remove, err := scratch.Dir("atoll-gateway-")

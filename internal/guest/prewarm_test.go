@@ -1,9 +1,10 @@
 package guest_test
 
 import (
-	"fmt"
 	"os"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -38,7 +39,8 @@ func TestPrewarm(t *testing.T) {
 }
 
 // TestPrewarmWhatFails checks that the guest works after a failed prewarm and
-// has no descriptors left over.
+// has no descriptors left over: the guest may open only a few, and prewarms fail
+// more often than that.
 func TestPrewarmWhatFails(t *testing.T) {
 	dir := t.TempDir()
 	conn, cmd := startGuest(t, guest.HostArgs(dir), nil)
@@ -47,22 +49,16 @@ func TestPrewarmWhatFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	count := func() int {
-		t.Helper()
-		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", cmd.Process.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(open)
+	const most = 64
+	if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: most}, nil); err != nil {
+		t.Fatal(err)
 	}
-	const rounds = 10
-	before := count()
-	for range rounds {
+	for range most {
 		for _, program := range [][]byte{failing, []byte("not a program"), nil} {
 			wantCode(t, c.Prewarm(testContext(t), program), sandbox.CodeUnavailable)
 		}
 	}
-	if after := count(); after >= before+rounds {
-		t.Errorf("the guest had %d descriptors open and has %d", before, after)
+	if out := run(t, c, &sandbox.Command{Args: []string{"echo", "works"}}, ""); out.stdout != "works\n" {
+		t.Errorf("a command afterwards: %+v", out)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -60,6 +61,7 @@ func (f *fixture) damage(name string, key []byte, want []string) {
 			f.Fatal(err)
 		}
 		dir := f.TempDir()
+		f.Cleanup(func() { removable(dir) })
 		w, err := workspace.Open(f.Context(), f.blobs, key)
 		if err == nil {
 			_, err = w.Restore(f.Context(), 0, root(f, dir))
@@ -75,6 +77,10 @@ func (f *fixture) damage(name string, key []byte, want []string) {
 		f.Fatal(err)
 	}
 }
+
+// removable lets a user who is not root remove what is below a directory,
+// whatever the modes.
+func removable(dir string) { _ = exec.Command("chmod", "-R", "u+rwX", dir).Run() }
 
 // While a tree is persisted, code in a sandbox puts links and FIFOs in the place
 // of files and directories. Nothing outside may be read, and nothing may hang.
