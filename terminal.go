@@ -24,6 +24,16 @@ func (s *Sandbox) OpenStream(ctx context.Context, n sandbox.NewStream) (a sandbo
 	return a, s.client.conn.Call(ctx, http.MethodPost, s.path("/streams"), nil, n, &a)
 }
 
+// WebAddress returns the address of the daemon for a browser, which is empty if
+// the Client does not reach it over TCP. The page of a stream that was opened with
+// Link is at /console/ below it, with the fragment [sandbox.StreamAccess.Fragment].
+func (c *Client) WebAddress() string {
+	if strings.TrimPrefix(c.conn.Base, "http://") == localHost {
+		return ""
+	}
+	return c.conn.Base
+}
+
 // RenewStream returns a new token for a stream, valid for ttl; zero means two
 // minutes.
 func (s *Sandbox) RenewStream(ctx context.Context, id string, ttl time.Duration) (a sandbox.StreamAccess, err error) {

@@ -17,6 +17,9 @@ type NewStream struct {
 	Size    WindowSize `json:"size,omitzero" doc:"of the terminal of a new login shell"`
 	// TTL is how many seconds the token may open sockets; 0: 120.
 	TTL int64 `json:"ttl,omitempty" minimum:"0" maximum:"86400" doc:"seconds during which the token opens sockets; 120 if it is left out"`
+	// Link asks for a code for a link that a person opens. A desktop that cannot be
+	// started is then an error.
+	Link bool `json:"link,omitempty" doc:"also return a one-time code, for a link that a browser opens without a key"`
 }
 
 // Stream is a permission to view a sandbox, and its present viewers.
@@ -53,7 +56,14 @@ type StreamAccess struct {
 	Token     string `json:"token" doc:"for the first message or the subprotocol; never for a URL"`
 	Transport string `json:"transport" enum:"terminal-ws,vnc-ws,tcp-ws"`
 	Client    string `json:"client" enum:"xterm,novnc,bytes" doc:"what can show it"`
+	// Code is exchanged once for the token, by a page that has no key.
+	Code        string    `json:"code,omitempty" doc:"one-time code that redeemStream exchanges for the token; only with link"`
+	CodeExpires time.Time `json:"codeExpiresAt,omitzero" doc:"until then the code can be exchanged"`
 }
+
+// Fragment returns the fragment of the console's address that shows a stream.
+// It holds the code, which works once.
+func (a *StreamAccess) Fragment() string { return "view=" + a.ID + "." + a.Code }
 
 // StreamSession is the session whose sandbox a stream is for. It is empty if
 // the stream is for the sandbox itself.

@@ -60,6 +60,8 @@ export interface Options {
   body?: BodyInit;
   signal?: AbortSignal;
   headers?: Record<string, string>;
+  /** Sent without the credentials of the page. */
+  anonymous?: boolean;
 }
 
 /** Makes a request and returns its response, or throws an ApiError. */
@@ -69,7 +71,7 @@ export async function request(
   o: Options = {},
 ): Promise<Response> {
   const headers: Record<string, string> = { ...o.headers };
-  if (half) headers["Atoll-Console"] = half;
+  if (half && !o.anonymous) headers["Atoll-Console"] = half;
   if (o.json !== undefined) headers["Content-Type"] = "application/json";
   let r: Response;
   try {
@@ -97,7 +99,7 @@ export async function request(
     [p.subject, p.detail ?? p.title ?? r.statusText].filter(Boolean).join(": "),
     p.hint,
   );
-  if (r.status === 401 && half && path !== "console/session") {
+  if (r.status === 401 && half && !o.anonymous && path !== "console/session") {
     half = "";
     localStorage.removeItem(stored);
     signedOut();

@@ -1,5 +1,10 @@
 import { render } from "preact";
 import { App } from "./app";
+import { linked, Linked } from "./link";
 import "./style.css";
 
-render(<App />, document.getElementById("app")!);
+const link = linked(location.hash);
+addEventListener("hashchange", () => {
+  if (link || linked(location.hash)) location.reload();
+});
+render(link ? <Linked {...link} /> : <App />, document.getElementById("app")!);

@@ -7,6 +7,8 @@ export type StreamAccess = Schemas["StreamAccess"];
 export interface Entry {
   open(): Promise<StreamAccess>;
   again(last: StreamAccess): Promise<StreamAccess>;
+  /** Other words for reasons why the daemon ended the stream. */
+  reasons?: Record<string, string>;
 }
 
 /** The entry of a signed-in page to a stream of a sandbox. */
@@ -23,6 +25,50 @@ export function entry(ref: string, wanted: Schemas["NewStream"]): Entry {
         if (e instanceof ApiError && e.code === "not_found") return open();
         throw e;
       }),
+  };
+}
+
+/** The entry of a page that a link opened. Without a code, the page is loaded
+ * again. The page has the token, and no key that would get another. */
+export function linkEntry(id: string, code: string): Entry {
+  const kept = "atoll.view." + id;
+  const stale = (text: string) =>
+    new ApiError(
+      401,
+      "unauthorized",
+      text,
+      "ask whoever sent it for a new one",
+    );
+  let exchange: Promise<StreamAccess> | undefined;
+  const open = () => {
+    if (!code) {
+      const text = sessionStorage.getItem(kept);
+      if (!text) throw stale("the link was used already, or is too old");
+      return JSON.parse(text) as StreamAccess;
+    }
+    exchange ??= call<StreamAccess>("POST", `v1/streams/${id}/token`, {
+      json: { code },
+      anonymous: true,
+    }).then((access) => {
+      sessionStorage.setItem(kept, JSON.stringify(access));
+      return access;
+    });
+    return exchange;
+  };
+  return {
+    open: async () => {
+      const access = await open();
+      if (Date.parse(access.expiresAt) < Date.now())
+        throw stale("the time of the link is over");
+      return access;
+    },
+    again: (last) => Promise.resolve(last),
+    reasons: {
+      unauthorized:
+        "The time of the link is over, or the daemon was started again. Ask for a new link.",
+      "box-rollover":
+        "Another sandbox serves the session now. Ask for a new link.",
+    },
   };
 }
 
@@ -108,7 +154,7 @@ export class Connection {
 
   private closed(reason: string) {
     if (reason === "exit") return;
-    const known = reasons[reason];
+    const known = this.entry.reasons?.[reason] ?? reasons[reason];
     if (known) this.on.ended(new Error(known));
     else this.later(reason);
   }

@@ -1,7 +1,7 @@
 // The console against the real daemon, in a real browser.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
-import { createServer } from "node:http";
+import { createServer, request } from "node:http";
 import { createServer as createListener } from "node:net";
 import { createRequire } from "node:module";
 import { join } from "node:path";
@@ -156,6 +156,117 @@ test("a terminal is recorded, and the recording is played", async () => {
   await page.getByText("There are no recordings").waitFor();
   await show("/sandboxes/demo");
   await page.locator(".term .xterm").waitFor();
+});
+
+// Everything below /some/where goes to the daemon, as behind a proxy.
+const prefixed = () =>
+  new Promise((done) => {
+    const [host, port] = daemon.address.split(":");
+    const to = (r) => ({
+      host,
+      port,
+      method: r.method,
+      path: r.url.replace(/^\/some\/where/, ""),
+      headers: r.headers,
+    });
+    const proxy = createServer((r, w) => {
+      if (!r.url.startsWith("/some/where/")) return w.writeHead(404).end();
+      const out = request(to(r), (a) => {
+        w.writeHead(a.statusCode, a.headers);
+        a.pipe(w);
+      });
+      r.pipe(out);
+    });
+    proxy.on("upgrade", (r, socket) => {
+      const out = request(to(r));
+      out.on("upgrade", (a, inside) => {
+        const lines = Object.entries(a.headers).map(([k, v]) => `${k}: ${v}`);
+        socket.write(
+          ["HTTP/1.1 101 Switching Protocols", ...lines, "", ""].join("\r\n"),
+        );
+        inside.pipe(socket).pipe(inside);
+        inside.on("error", () => socket.destroy());
+        socket.on("error", () => inside.destroy());
+      });
+      out.end();
+    });
+    proxy.listen(0, "127.0.0.1", () => done(proxy));
+  });
+
+test("a link shows a terminal without a key, and lets type only if it may", async () => {
+  const proxy = await prefixed();
+  const found = [];
+  for (const [look, size, colorScheme, flags] of [
+    ["light", { width: 1280, height: 800 }, "light", []],
+    ["dark", { width: 1280, height: 800 }, "dark", ["--view"]],
+    ["narrow", { width: 400, height: 800 }, "light", []],
+    ["narrow-dark", { width: 400, height: 800 }, "dark", ["--view"]],
+  ]) {
+    if (look === "narrow")
+      flags.push(
+        "--base",
+        `http://127.0.0.1:${proxy.address().port}/some/where`,
+      );
+    const context = await chrome.newContext({ viewport: size, colorScheme });
+    const guest = await context.newPage();
+    guest.on("pageerror", (e) => faults.push(String(e)));
+    const link = daemon.run(
+      "terminal",
+      "--link",
+      "--no-browser",
+      ...flags,
+      "demo",
+    );
+    await guest.goto(link);
+    const rows = guest.locator(".term .xterm-rows");
+    const says = (text) => rows.getByText(text).first().waitFor();
+    await guest.getByText("You watch.").waitFor();
+    await type(`echo for-guests-${look}-$((40+2))`, `for-guests-${look}-42`);
+    await says(`for-guests-${look}-42`);
+    await guest.locator(".xterm-helper-textarea").focus();
+    await guest.keyboard.type("echo not-typed\n");
+    const control = guest.getByRole("button", { name: "Take control" });
+    if (flags.includes("--view")) {
+      assert.equal(await guest.getByRole("button").count(), 0);
+    } else {
+      await control.click();
+      await guest.getByText("You are in control").waitFor();
+      await guest.locator(".xterm-helper-textarea").focus();
+      await guest.keyboard.type(`echo guest-${look}-$((20+1))\n`);
+      await says(`guest-${look}-21`);
+    }
+    assert.doesNotMatch(await rows.textContent(), /not-typed/);
+    assert.equal(await guest.locator("nav, a").count(), 0);
+    assert.doesNotMatch(guest.url(), /\.[A-Z0-9]{20,}$/, "the code stays");
+    await guest.screenshot({ path: join(shots, `linked-${look}.png`) });
+    await guest.evaluate(axe);
+    const { violations } = await guest.evaluate(() =>
+      window.axe.run(document, { resultTypes: ["violations"] }),
+    );
+    for (const v of violations)
+      if (v.impact === "serious" || v.impact === "critical")
+        found.push(`${look}: ${v.id}: ${v.nodes.map((n) => n.html).join(" ")}`);
+    if (
+      await guest.evaluate(
+        () => document.documentElement.scrollWidth > innerWidth,
+      )
+    )
+      found.push(`${look}: the page is wider than the screen`);
+    await guest.reload();
+    await says(`for-guests-${look}-42`);
+    const second = await context.newPage();
+    await second.goto(link);
+    await second.getByRole("alert").getByText("used already").waitFor();
+    assert.equal((await context.cookies()).length, 0, "a link signs in");
+    daemon.run("stream", "rm", "--all", "demo");
+    await guest.getByRole("alert").getByText("was revoked").waitFor();
+    await context.close();
+    await page.reload(); // its own stream was revoked, too
+    await page.locator(".term .xterm").waitFor();
+  }
+  assert.deepEqual(found, []);
+  proxy.closeAllConnections();
+  proxy.close();
 });
 
 test("a file is edited, and its changes are shown", async () => {

@@ -202,8 +202,9 @@ atoll terminal.`,
 }
 
 func (a processCommands) terminalCmd() *cobra.Command {
-	var readOnly bool
+	var readOnly, asLink bool
 	var keys keysFlag
+	var link linkFlags
 	cmd := &cobra.Command{
 		Use:   "terminal [flags] SANDBOX",
 		Short: "Open the terminal of a sandbox that viewers share",
@@ -211,14 +212,29 @@ func (a processCommands) terminalCmd() *cobra.Command {
 sees the same screen, at once, and those without --read-only type. The size is that of the
 smallest window of those who type. The shell is started if it does not run, and goes on
 when its viewers leave, with the keys of --detach-keys. If the connection is lost, it is
-made again, and nothing is lost.`,
-		Example: `  printf 'echo hello\nexit\n' | atoll terminal demo`,
+made again, and nothing is lost.
+
+With --link it opens in the browser instead, and the link is printed for where there is
+no browser. Whoever opens the link needs no key, and sees this terminal and nothing else.`,
+		Example: `  printf 'echo hello\nexit\n' | atoll terminal demo
+  atoll terminal --link --view --no-browser demo`,
 		GroupID: groupBox, Annotations: map[string]string{"runs": "yes"},
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
 	}
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "only watch")
+	cmd.Flags().BoolVar(&asLink, "link", false, "open it in the browser, with a link that works once")
 	keys.register(cmd.Flags())
+	link.register(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if asLink {
+			link.view = link.view || readOnly
+			return interruptible(func(ctx context.Context, args []string) error {
+				return a.openStream(ctx, args[0], sandbox.NewStream{Kind: "terminal"}, &link)
+			})(cmd, args)
+		}
+		if name := link.used(cmd); name != "" {
+			return badFlag(name, "needs --link")
+		}
 		return a.share(cmd.Context(), args[0], keys, func(context.Context, box) (atoll.TerminalOptions, error) {
 			return atoll.TerminalOptions{Watch: readOnly}, nil
 		})

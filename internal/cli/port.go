@@ -146,7 +146,7 @@ ends when it expires, when the sandbox is removed, or when the key that made it 
 }
 
 func (a portCommands) portOpenCmd() *cobra.Command {
-	var stay bool
+	var stay, asJSON bool
 	var expires durationFlag
 	cmd := &cobra.Command{
 		Use:   "open SANDBOX PORT",
@@ -160,6 +160,7 @@ sandboxes or on the daemon.`,
 		Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeSandboxes,
 	}
 	cmd.Flags().BoolVar(&stay, "no-browser", false, "only print the link")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the link as JSON")
 	cmd.Flags().Var(&expires, "expires", "how long the browser may use the port (default 24h)")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		port, err := parsePort(args[1])
@@ -178,7 +179,11 @@ sandboxes or on the daemon.`,
 		if err != nil {
 			return err
 		}
-		return a.openLink(ctx, base+"/.atoll/open#"+t.Token, stay)
+		link := base + "/.atoll/open#" + t.Token
+		if asJSON {
+			return a.printJSON(pageLink{URL: link, Expires: t.Expires})
+		}
+		return a.openLink(ctx, link, stay)
 	})
 	return cmd
 }
@@ -193,11 +198,7 @@ func (a portCommands) portBase(ctx context.Context, s *atoll.Sandbox, port uint1
 	if err != nil {
 		return "", err
 	}
-	link, err := c.Admin().OpenConsole(ctx, sandbox.ConsoleSettings{})
-	if err != nil {
-		return "", err
-	}
-	u, err := url.Parse(link.URL)
+	u, err := consoleBase(ctx, c)
 	if err != nil {
 		return "", err
 	}
@@ -206,6 +207,20 @@ func (a portCommands) portBase(ctx context.Context, s *atoll.Sandbox, port uint1
 		host = "localhost"
 	}
 	return fmt.Sprintf("%s://%d-%s.%s", u.Scheme, port, s.ID(), net.JoinHostPort(host, u.Port())), nil
+}
+
+// consoleBase returns the address of the console. If the daemon does not serve
+// one, it begins to.
+func consoleBase(ctx context.Context, c *atoll.Client) (*url.URL, error) {
+	link, err := c.Admin().OpenConsole(ctx, sandbox.ConsoleSettings{})
+	if err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(link.URL)
+	if err != nil {
+		return nil, err
+	}
+	return &url.URL{Scheme: u.Scheme, Host: u.Host}, nil
 }
 
 func (a portCommands) portURLCmd() *cobra.Command {
@@ -235,11 +250,18 @@ clients that send a token (see atoll port token). You must use the daemon over T
 	return cmd
 }
 
-// daemonSandbox returns a sandbox of the daemon.
+// daemonSandbox returns a sandbox of the daemon, or that of a session.
 func (a *App) daemonSandbox(ctx context.Context, name string) (*atoll.Sandbox, error) {
 	c, err := a.mustDaemon(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if a.sessions {
+		s, err := c.Sessions().Get(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		return s.Sandbox, nil
 	}
 	return c.Get(ctx, name)
 }

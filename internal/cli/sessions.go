@@ -33,7 +33,7 @@ makes one with what was saved.`,
   atoll session exec notes -- sh -c 'echo hello > /root/note'
   atoll session ls`,
 		GroupID: groupBox,
-	}, a.createCmd(), a.attachCmd(), a.execCmd(), a.cpCmd(), a.saveCmd(), a.targetsCmd(), a.swapCmd(), a.runOnCmd(), a.envelopeCmd(), a.resumeCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd())
+	}, a.createCmd(), a.attachCmd(), a.execCmd(), a.cpCmd(), a.terminalCmd(), a.desktopCmd(), a.streamCmd(), a.saveCmd(), a.targetsCmd(), a.swapCmd(), a.runOnCmd(), a.envelopeCmd(), a.resumeCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd())
 }
 
 // complete offers the names of sessions for the first word.
@@ -183,17 +183,40 @@ session, which is made if there is none.`
 	return cmd
 }
 
+func (a sessionCommands) terminalCmd() *cobra.Command {
+	cmd := a.inSession(processCommands(a).terminalCmd())
+	cmd.Use, cmd.Short, cmd.ValidArgsFunction = "terminal [flags] SESSION", "Open the terminal of a session that viewers share", a.complete
+	cmd.Long = `Terminal does what atoll terminal does, in the sandbox of a session, which is made if
+there is none. A link shows the sandbox that serves the session now.`
+	cmd.Example = `  atoll session terminal --link --no-browser notes`
+	return cmd
+}
+
+func (a sessionCommands) desktopCmd() *cobra.Command {
+	cmd := a.inSession(streamCommands(a).desktopCmd())
+	cmd.Use, cmd.Short, cmd.ValidArgsFunction = "desktop [flags] SESSION", "Open the desktop of a session in the browser", a.complete
+	cmd.Long = `Desktop does what atoll desktop does, with the sandbox of a session, which is made if
+there is none. The link shows the sandbox that serves the session now.`
+	cmd.Example = `  atoll session desktop --no-browser --port 5900 notes`
+	return cmd
+}
+
+func (a sessionCommands) streamCmd() *cobra.Command {
+	ls, rm := a.inSession(streamCommands(a).listCmd()), a.inSession(streamCommands(a).removeCmd())
+	ls.Use, ls.ValidArgsFunction, ls.Example = "ls SESSION", a.complete, "  atoll session stream ls notes"
+	rm.Use, rm.ValidArgsFunction, rm.Example = "rm SESSION [ID...]", a.complete, "  atoll session stream rm --all notes"
+	return parent(&cobra.Command{
+		Use: "stream", Short: "List and end what viewers of a session may see", Example: `  atoll session stream ls notes`,
+	}, ls, rm)
+}
+
 // findSession returns the sandbox of a session as commands use sandboxes.
 func (a *App) findSession(ctx context.Context, name string) (box, error) {
-	c, err := a.mustDaemon(ctx)
+	s, err := a.daemonSandbox(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	s, err := c.Sessions().Get(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	return remoteBox{s.Sandbox}, nil
+	return remoteBox{s}, nil
 }
 
 func (a sessionCommands) saveCmd() *cobra.Command {

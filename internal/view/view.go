@@ -85,6 +85,7 @@ type opened struct {
 	session string
 	who     key.Principal // the maker
 	name    string        // of the sandbox
+	code    *code         // of a link that nobody has opened; nil: there is none
 	ctx     context.Context
 	end     context.CancelCauseFunc
 }
@@ -132,7 +133,7 @@ func (s *Service) Create(ctx context.Context, ref string, by sandbox.StreamSessi
 	}
 	if ensured && who.AllowIn(box.ID, ops.ComputerAct) == nil {
 		// Without programs of ours, something else may listen.
-		if err = s.cfg.Desktop(ctx, string(box.ID)); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
+		if err = s.cfg.Desktop(ctx, string(box.ID)); err != nil && (n.Link || sandbox.CodeOf(err) != sandbox.CodeUnsupported) {
 			return out, err
 		}
 	}
@@ -150,6 +151,9 @@ func (s *Service) Create(ctx context.Context, ref string, by sandbox.StreamSessi
 	if err != nil {
 		o.end(errRevoked)
 		return sandbox.StreamAccess{}, err
+	}
+	if n.Link {
+		out.Code, out.CodeExpires = s.offer(o)
 	}
 	return out, nil
 }
@@ -208,7 +212,7 @@ func (s *Service) Renew(ctx context.Context, ref string, by sandbox.StreamSessio
 		}
 		rotated := o.Sandbox != box.ID || o.LeaseEpoch < by.Epoch
 		if rotated {
-			next := s.open(&opened{session: o.session, who: o.who, name: box.Name, Stream: o.Stream})
+			next := s.open(&opened{session: o.session, who: o.who, name: box.Name, code: o.code, Stream: o.Stream})
 			next.Sandbox, next.LeaseEpoch, next.Viewers, next.Process = box.ID, by.Epoch, 0, process
 			s.streams[id] = next
 			o.end(errRollover)

@@ -34,6 +34,8 @@ export function View(props: {
   entry: Entry;
   control: boolean;
   again?: (() => void) | undefined;
+  /** The page itself says who is in control. */
+  quiet?: boolean;
 }) {
   const place = useRef<HTMLDivElement>(null);
   const [state, setState] = useState<State>("starting");
@@ -94,6 +96,7 @@ export function View(props: {
         {state === "starting" && "Starting the desktop…"}
         {state === "lost" && "The connection is lost. Trying again…"}
         {state === "shown" &&
+          !props.quiet &&
           (props.control
             ? "You control the desktop, together with the agent."
             : "You watch. Keyboard and mouse are not sent.")}

@@ -92,6 +92,7 @@ export default function Screen(props: {
     const tell = () => {
       const before = window;
       measure();
+      if (!props.control) return; // who watches does not choose the size
       if (ready && (before.cols !== window.cols || before.rows !== window.rows))
         send({ type: "size", size: window });
     };
@@ -182,7 +183,8 @@ export default function Screen(props: {
         socket.onopen = () => {
           measure();
           const at = skip || !terminal ? {} : { terminal, offset };
-          send({ type: "join", size: window, client, ...at });
+          const size = props.control ? { size: window } : {};
+          send({ type: "join", ...size, client, ...at });
         };
         socket.onmessage = (e: MessageEvent<string | ArrayBuffer>) => {
           if (typeof e.data === "string") return hear(JSON.parse(e.data));

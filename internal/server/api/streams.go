@@ -33,6 +33,8 @@ type Streams interface {
 	Renew(ctx context.Context, ref string, by sandbox.StreamSession, id string, ttl int64) (sandbox.StreamAccess, error)
 	List(ctx context.Context, ref string, by sandbox.StreamSession) ([]sandbox.Stream, error)
 	Revoke(ctx context.Context, ref string, by sandbox.StreamSession, id string) error
+	// Redeem exchanges the one-time code of a stream's link for its token.
+	Redeem(ctx context.Context, id, code string) (sandbox.StreamAccess, error)
 	// Serve checks the token, serves the socket and closes it.
 	Serve(ws *websocket.Conn, id, token string)
 }
@@ -60,6 +62,13 @@ type streamRenewal struct {
 	StreamRef
 	Body struct {
 		TTL int64 `json:"ttl,omitempty" minimum:"0" maximum:"86400" doc:"seconds during which the token opens sockets; 120 if it is left out"`
+	}
+}
+
+type streamRedemption struct {
+	ID   string `path:"id" maxLength:"64" doc:"id of the stream"`
+	Body struct {
+		Code string `json:"code" maxLength:"64" doc:"one-time code of the link"`
 	}
 }
 
@@ -95,6 +104,12 @@ func (a *API) streams() {
 	revoke.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, revoke, func(ctx context.Context, in *StreamRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Streams.Revoke(ctx, in.Ref, routedBy(ctx), in.ID))
+	})
+	redeem := open(sometimes(operation("redeemStream", http.MethodPost, StreamPath+"{id}/token", "Streams", "Exchange the one-time code of a link for the token of its stream", ops.StreamView), ops.StreamControl))
+	redeem.MaxBodyBytes = 4 << 10
+	huma.Register(a.huma, redeem, func(ctx context.Context, in *streamRedemption) (*streamAccessOutput, error) {
+		s, err := a.services.Streams.Redeem(ctx, in.ID, in.Body.Code)
+		return &streamAccessOutput{s}, a.problem(ctx, err)
 	})
 	socket := open(operation("viewStream", http.MethodGet, StreamPath+"{id}", "Streams", "View a stream over a WebSocket; its token is in the first message or a subprotocol", ops.StreamView))
 	waiting := make(chan struct{}, maxWaiting)

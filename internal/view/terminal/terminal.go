@@ -206,9 +206,11 @@ func (t *Terminal) resizes() {
 	}
 }
 
+// smallest returns the size of the smallest viewer with control. One that only
+// watches for now has told none.
 func smallest(viewers map[*Viewer]bool) (size sandbox.WindowSize, found bool) {
 	for v := range viewers {
-		if !v.control {
+		if !v.control || v.size == (sandbox.WindowSize{}) {
 			continue
 		}
 		if found {

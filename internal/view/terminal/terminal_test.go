@@ -203,6 +203,9 @@ func TestRB70SizeAndInput(t *testing.T) {
 		t.Errorf("one viewer: %v", s)
 	}
 	watcher, _ := term.View(false, Join{Size: sandbox.WindowSize{Cols: 10, Rows: 5}})
+	// One with control that watches for now has told no size.
+	idle, _ := term.View(true, Join{})
+	defer idle.Close()
 	if n, err := watcher.Type([]byte("rm -rf /\n")); n != 0 || err != nil {
 		t.Errorf("a viewer without control typed: %d, %v", n, err)
 	}

@@ -1,0 +1,81 @@
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { lazy } from "./lazy";
+import { linkEntry } from "./stream";
+import type { StreamAccess } from "./stream";
+import { Button, Problem, Toasts } from "./ui";
+
+const Screen = lazy(() => import("./pages/screen"));
+const Desktop = lazy(async () => {
+  const { View } = await import("./pages/desktop");
+  return { default: View };
+});
+
+/** What a link to a stream has in its fragment: an id, and a code until it was
+ * used. */
+export function linked(hash: string): { id: string; code: string } | undefined {
+  const found = /^#view=([\w-]+)(?:\.([\w-]+))?$/.exec(hash);
+  return found ? { id: found[1]!, code: found[2] ?? "" } : undefined;
+}
+
+/** A terminal or a desktop for someone who has a link to it, and nothing else. */
+export function Linked(props: { id: string; code: string }) {
+  const way = useMemo(() => linkEntry(props.id, props.code), []);
+  const [access, setAccess] = useState<StreamAccess>();
+  const [error, setError] = useState<unknown>();
+  const [watching, setWatching] = useState(true);
+  useEffect(() => {
+    history.replaceState(null, "", `${location.pathname}#view=${props.id}`);
+    way.open().then(setAccess, setError);
+  }, []);
+  const what = access?.kind === "desktop" ? "Desktop" : "Terminal";
+  useEffect(() => {
+    document.title = access ? `${what} of ${access.sandbox} · Atoll` : "Atoll";
+  }, [access]);
+  const mayControl = access?.mode === "control";
+  const words = mayControl
+    ? watching
+      ? "You watch."
+      : "You are in control, together with the agent."
+    : "You watch. The link does not allow more.";
+  return (
+    <main class="linked">
+      <div class="row bar">
+        <h1>
+          {access
+            ? `${what} of ${access.sandbox}`
+            : error
+              ? "Atoll"
+              : "Opening…"}
+        </h1>
+        {access && <span class="dim">{words}</span>}
+        {mayControl && (
+          <div class="row end">
+            <Button
+              kind={watching ? "primary" : "plain"}
+              act={() => setWatching(!watching)}
+            >
+              {watching ? "Take control" : "Only watch"}
+            </Button>
+          </div>
+        )}
+      </div>
+      <Problem error={error} />
+      {access?.kind === "terminal" && (
+        <Screen entry={way} control={!watching} shown />
+      )}
+      {access?.kind === "desktop" && (
+        <Desktop entry={way} control={!watching} quiet />
+      )}
+      {access?.kind === "port" && (
+        <Problem
+          error={
+            new Error(
+              "A page cannot show the bytes of a port. Ask for a link of: atoll port open",
+            )
+          }
+        />
+      )}
+      <Toasts />
+    </main>
+  );
+}
