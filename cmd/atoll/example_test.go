@@ -213,7 +213,7 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 		if last := path[len(path)-1]; last == "use" || last == "rm" {
 			e.must(t, "atoll context create office --host https://atoll.example.com:7070 --key-file office.key")
 		}
-	case path[0] == "terminal" || path[0] == "computer" || path[0] == "record" || path[0] == "code":
+	case path[0] == "terminal" || path[0] == "desktop" || path[0] == "stream" || path[0] == "computer" || path[0] == "record" || path[0] == "code":
 		e.up(t)
 		e.must(t, "atoll create --name demo")
 		if path[0] == "code" {

@@ -1336,6 +1336,8 @@ export interface components {
              * @enum {string}
              */
             kind: "terminal" | "desktop" | "port";
+            /** @description also return a one-time code, for a link that a browser opens without a key */
+            link?: boolean;
             /**
              * @description view is the default; in it, the daemon drops keyboard, pointer and clipboard of RFB
              * @enum {string}
@@ -2320,6 +2322,13 @@ export interface components {
              * @enum {string}
              */
             client: "xterm" | "novnc" | "bytes";
+            /** @description one-time code that redeemStream exchanges for the token; only with link */
+            code?: string;
+            /**
+             * Format: date-time
+             * @description until then the code can be exchanged
+             */
+            codeExpiresAt?: string;
             /**
              * Format: date-time
              * @description until then its token opens sockets
@@ -2349,6 +2358,10 @@ export interface components {
              * @description number of open sockets
              */
             viewers: number;
+        };
+        StreamRedemptionBody: {
+            /** @description one-time code of the link */
+            code: string;
         };
         StreamRenewalBody: {
             /**
@@ -2812,6 +2825,7 @@ export type StoredProfile = components['schemas']['StoredProfile']
 export type StoredSecret = components['schemas']['StoredSecret']
 export type Stream = components['schemas']['Stream']
 export type StreamAccess = components['schemas']['StreamAccess']
+export type StreamRedemptionBody = components['schemas']['StreamRedemptionBody']
 export type StreamRenewalBody = components['schemas']['StreamRenewalBody']
 export type StreamsOutputBody = components['schemas']['StreamsOutputBody']
 export type SwapRequest = components['schemas']['SwapRequest']

@@ -106,7 +106,7 @@ func (a *API) streams() {
 		return nil, a.problem(ctx, a.services.Streams.Revoke(ctx, in.Ref, routedBy(ctx), in.ID))
 	})
 	redeem := open(sometimes(operation("redeemStream", http.MethodPost, StreamPath+"{id}/token", "Streams", "Exchange the one-time code of a link for the token of its stream", ops.StreamView), ops.StreamControl))
-	redeem.MaxBodyBytes = 4 << 10
+	redeem.MaxBodyBytes, redeem.BodyReadTimeout = 4<<10, entryTime
 	huma.Register(a.huma, redeem, func(ctx context.Context, in *streamRedemption) (*streamAccessOutput, error) {
 		s, err := a.services.Streams.Redeem(ctx, in.ID, in.Body.Code)
 		return &streamAccessOutput{s}, a.problem(ctx, err)

@@ -1737,6 +1737,14 @@ class StreamAccess(Model):
     """
     what can show it
     """
+    code: str | None = None
+    """
+    one-time code that redeemStream exchanges for the token; only with link
+    """
+    code_expires_at: AwareDatetime | None = None
+    """
+    until then the code can be exchanged
+    """
     expires_at: AwareDatetime
     """
     until then its token opens sockets
@@ -1766,6 +1774,13 @@ class StreamAccess(Model):
     viewers: int
     """
     number of open sockets
+    """
+
+
+class StreamRedemptionBody(Model):
+    code: str
+    """
+    one-time code of the link
     """
 
 
@@ -2412,6 +2427,10 @@ class NewStream(Model):
     kind: Literal["terminal", "desktop", "port"]
     """
     terminal: a terminal that viewers share; desktop: a VNC server; port: the bytes of a port
+    """
+    link: bool | None = None
+    """
+    also return a one-time code, for a link that a browser opens without a key
     """
     mode: Literal["view", "control"] | None = None
     """

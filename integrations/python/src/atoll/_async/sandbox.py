@@ -198,10 +198,14 @@ class AsyncSandbox:
         return (await self._conn.get(m.PreviewsOutputBody, "GET", f"{self._base}/previews")).previews or []
 
     async def open_stream(
-        self, kind: str, *, mode: str = "view", port: int | None = None, process: str | None = None, ttl: int = 0
+        self, kind: str, *, mode: str = "view", port: int | None = None, process: str | None = None, ttl: int = 0, link: bool = False
     ) -> m.StreamAccess:
-        """Open the sandbox to viewers. Whoever has the token, for ttl seconds (two minutes), may connect to the URL."""
-        body = {"kind": kind, "mode": mode, "ttl": ttl, **({"port": port} if port else {}), **({"process": process} if process else {})}
+        """Open the sandbox to viewers. Whoever has the token, for ttl seconds (two minutes), may connect to the URL.
+
+        With link there is a one-time code, too, for /console/#view=ID.CODE below the daemon's address.
+        """
+        of = {**({"port": port} if port else {}), **({"process": process} if process else {})}
+        body = {"kind": kind, "mode": mode, "ttl": ttl, "link": link, **of}
         return await self._conn.get(m.StreamAccess, "POST", f"{self._base}/streams", body)
 
     async def renew_stream(self, id: str, ttl: int = 0) -> m.StreamAccess:
