@@ -301,7 +301,7 @@ func TestLingers(t *testing.T) {
 // TestStopped: a gateway process that does not respond blocks no caller, and is
 // replaced, even without a request.
 func TestStopped(t *testing.T) {
-	g, err := gateway.New(gateway.Patient(gateway.Options{Dir: t.TempDir(), Executable: program}, 500*time.Millisecond))
+	g, err := gateway.New(gateway.Patient(gateway.Options{Dir: t.TempDir(), Executable: program}, 2*time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
