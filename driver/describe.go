@@ -9,7 +9,8 @@ import (
 
 // Describe fills in what the facts say about a provider. See also [Describe].
 func (f Facts) Describe(p *sandbox.Provider) {
-	p.Version, p.Available, p.Isolates, p.SharesFiles = f.Version, f.Available, f.Isolation, f.SharesFiles
+	p.Version, p.Available, p.Isolates, p.SharesFiles = f.Version, f.Available, f.Isolates, f.SharesFiles
+	p.Descriptor.Isolation = f.Isolation
 	p.Capabilities = f.Capabilities.Map()
 	for name, l := range f.Limits {
 		if p.Limits == nil {

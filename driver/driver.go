@@ -136,7 +136,8 @@ type Facts struct {
 	Version      string           // version of the underlying technology
 	Engine       string           // name and version of what runs new sandboxes; memory is restored only by the same engine; empty if the provider has no engines
 	Available    bool             // sandboxes can be made here
-	Isolation    bool             // code inside cannot harm the machine
+	Isolates     bool             // code inside cannot harm the machine
+	Isolation    sandbox.Isolation // of the sandboxes made here now; empty: as the provider's descriptor says
 	SharesFiles  bool             // sandboxes do not have their own root file system: commands see the files of the machine
 	Findings     []Finding        // what works, what does not, and what can be fixed, most important first
 	Capabilities Capabilities     // capabilities of instances on this machine

@@ -141,7 +141,7 @@ var brokenFacts = []sabotage{
 	{"hides processes", false, withFacts(func(f *driver.Facts) { f.Capabilities.Processes = false }), []string{"capabilities/processes"}},
 	{"hides reattachment", false, withFacts(func(f *driver.Facts) { f.Capabilities.Reattach = false }), []string{"capabilities/reattach", "reattach/two-at-once"}},
 	{"forgets a limit", false, withFacts(func(f *driver.Facts) { f.Limits = maps.Clone(f.Limits); delete(f.Limits, "pids") }), []string{"probe/limits"}},
-	{"isolates nothing, silently", false, withFacts(func(f *driver.Facts) { f.Isolation, f.Findings = false, nil }), []string{"probe/findings"}},
+	{"isolates nothing, silently", false, withFacts(func(f *driver.Facts) { f.Isolates, f.Findings = false, nil }), []string{"probe/findings"}},
 	{"mounts silently nothing", false, func(p driver.Provider) driver.Provider {
 		return createProvider{passProvider{p}, func(ctx context.Context, spec *sandbox.Spec, next driver.Provider) (driver.Instance, error) {
 			own := *spec

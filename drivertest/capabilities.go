@@ -207,7 +207,7 @@ var capabilityCases = []testCase{
 				t.Errorf("a finding without subject or message: %+v", f)
 			}
 		}
-		if !t.facts.Isolation && len(t.facts.Findings) == 0 {
+		if !t.facts.Isolates && len(t.facts.Findings) == 0 {
 			t.Errorf("the provider does not isolate, and no finding says so")
 		}
 	}},

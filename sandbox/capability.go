@@ -28,6 +28,7 @@ type CapabilityDocument struct {
 	Backend     string    `json:"backend"`
 	OS          string    `json:"os"`
 	Liveness    string    `json:"liveness"` // cold, warming, warm or draining
+	Isolation   Isolation `json:"isolation,omitempty"` // of its sandbox; without one, of the provider
 	LeaseEpoch  int64     `json:"leaseEpoch"`
 	HeartbeatMs int64     `json:"viewerHeartbeatIntervalMs"`
 	Negotiated  time.Time `json:"negotiatedAt"`

@@ -28,5 +28,6 @@ type Needs struct {
 	Limits   []string     `json:"limits,omitempty"`   // limits that must be enforced, e.g. "memory"
 	Price    PriceClass   `json:"price,omitempty"`    // highest acceptable class
 	Isolated bool         `json:"isolated,omitempty"` // code inside must not be able to harm the machine
+	Isolation Isolation `json:"isolation,omitempty"` // weakest acceptable
 	OwnFiles bool         `json:"ownFiles,omitempty"` // its own root file system
 }

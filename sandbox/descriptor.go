@@ -38,6 +38,9 @@ type Descriptor struct {
 	Desktop    DesktopSupport    `json:"desktop"`
 	Recording  bool              `json:"recording"`
 
+	// Isolation is what its sandboxes have. Empty: not known, which counts as none.
+	Isolation Isolation `json:"isolation,omitempty"`
+
 	Lifetime LifetimeSupport `json:"lifetime"`
 	Pause    PauseKind       `json:"pause,omitempty"` // strongest kind; empty: none
 	Snapshot SnapshotSupport `json:"snapshot"`

@@ -25,6 +25,7 @@ type Policy struct {
 	Disk            *int64              `json:"disk,omitempty" doc:"bytes"`
 	PIDs            *int64              `json:"pids,omitempty"`
 	Lifetime        *time.Duration      `json:"lifetimeMs,omitempty" doc:"in milliseconds"`
+	Isolation       Isolation           `json:"isolation,omitempty" doc:"the weakest isolation that sandboxes may have"`
 	Images          []string            `json:"images,omitzero"`
 	SignedImages    []SignedImage       `json:"signedImages,omitempty" doc:"allowed as well, if signed"`
 	Mounts          []string            `json:"mounts,omitzero"`
@@ -75,6 +76,7 @@ type PolicyAnswer struct {
 	Findings []PolicyFinding `json:"findings" doc:"result of every rule that applies to it"`
 	Limits   Resources       `json:"limits" doc:"the lowest limits that apply to it; zero: none"`
 	Lifetime time.Duration   `json:"lifetimeMs,omitempty" doc:"its longest lifetime, in milliseconds"`
+	Isolation Isolation `json:"isolation,omitempty" doc:"the weakest isolation that it may have; left out if no policy says"`
 	Ceilings []PolicyCeiling `json:"ceilings" doc:"profiles that must allow its connections as well"`
 }
 

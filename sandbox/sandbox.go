@@ -48,6 +48,9 @@ type Spec struct {
 	// Provider is the name of the provider that makes the sandbox. Empty: the
 	// daemon's default.
 	Provider string `json:"provider,omitempty" maxLength:"63" doc:"name of the provider; the daemon's default if it is left out"`
+	// Isolation is the weakest isolation that the sandbox may have, wherever it is
+	// made again. Empty: any, unless a policy demands one.
+	Isolation Isolation `json:"isolation,omitempty" enum:"none,kernel,hardware" doc:"the weakest isolation that it may have: none, a kernel of its own, or a virtual machine; that of the provider if it is left out"`
 	// Image is the source of the root file system. Empty means "host", which uses
 	// the machine's own files. The other forms are an OCI reference ("debian:12",
 	// "debian@sha256:…"), "oci:DIR[:TAG]", "docker-archive:FILE[:REF]", "dir:DIR"

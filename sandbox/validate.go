@@ -71,6 +71,9 @@ func (s *Spec) Validate() error {
 	if s.Provider != "" && !isName(s.Provider) {
 		return invalid("provider", "%q is not the name of a provider", clip(s.Provider))
 	}
+	if !s.Isolation.Valid() {
+		return invalid("isolation", "%q is not one of none, kernel and hardware", clip(string(s.Isolation)))
+	}
 	if strings.ContainsRune(s.Image, 0) || len(s.Image) > MaxPathLen {
 		return invalid("image", "not a usable reference")
 	}

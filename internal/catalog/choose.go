@@ -12,7 +12,7 @@ import (
 // express.
 func NeedsOf(s *sandbox.Spec) sandbox.Needs {
 	n := sandbox.Needs{
-		Images: s.Image != "" && s.Image != "host", Mounts: len(s.Mounts) > 0, User: s.User != "",
+		Images: s.Image != "" && s.Image != "host", Mounts: len(s.Mounts) > 0, User: s.User != "", Isolation: s.Isolation,
 	}
 	switch {
 	case s.Network.Inline != nil, s.Network.Profile != "":
@@ -33,7 +33,7 @@ type Facts struct {
 	Descriptor sandbox.Descriptor
 	Available  bool
 	Why        string          // why it is unavailable
-	Isolation  bool            // isolates the machine from code in the sandbox
+	Isolates   bool            // isolates the machine from code in the sandbox
 	Shares     bool            // uses the machine's root file system
 	Images     bool            // supports OCI images
 	Mounts     bool            // can mount directories of this machine
@@ -104,7 +104,8 @@ func refusals(n sandbox.Needs, f Facts) []string {
 	refuse(n.Fork && !d.Fork, "cannot fork")
 	refuse(n.Ports && d.Ports.Kind == sandbox.PortNone, "exposes no ports")
 	refuse(n.Desktop && !d.Desktop.Available, "has no desktop")
-	refuse(n.Isolated && !f.Isolation, "does not isolate")
+	refuse(n.Isolated && !f.Isolates, "does not isolate")
+	refuse(!d.Isolation.Meets(n.Isolation), "gives %s, and isolation %s is needed", d.Isolation.Known(), n.Isolation)
 	refuse(n.OwnFiles && f.Shares, "has no root file system of its own: commands would use the machine's files")
 	refuse(n.Price != "" && priceRank(d.Price) > priceRank(n.Price), "price class %s is above %s", d.Price, n.Price)
 	for _, limit := range n.Limits {
@@ -119,8 +120,11 @@ func merits(f Facts) []string {
 	if f.Default {
 		good = append(good, "the default")
 	}
-	if f.Isolation {
+	if f.Isolates {
 		good = append(good, "isolates")
+	}
+	if f.Descriptor.Isolation != "" {
+		good = append(good, "isolation "+string(f.Descriptor.Isolation))
 	}
 	return append(good, "price class "+string(f.Descriptor.Price))
 }

@@ -9,10 +9,10 @@ import (
 
 func facts(t *testing.T) []Facts {
 	return []Facts{
-		{Descriptor: known(t, "gvisor"), Available: true, Isolation: true, Images: true, Mounts: true, Default: true, Holds: map[string]bool{"memory": true}},
+		{Descriptor: known(t, "gvisor"), Available: true, Isolates: true, Images: true, Mounts: true, Default: true, Holds: map[string]bool{"memory": true}},
 		{Descriptor: known(t, "host"), Available: true, Shares: true, Mounts: true},
 		{Descriptor: known(t, "docker"), Why: "no daemon answers", Images: true},
-		{Descriptor: known(t, "e2b"), Available: true, Isolation: true},
+		{Descriptor: known(t, "e2b"), Available: true, Isolates: true},
 		{Descriptor: known(t, "none"), Available: true},
 	}
 }

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -13,7 +14,7 @@ func Describe(list []sandbox.Provider) []sandbox.Provider {
 	known := Known()
 	for i := range list {
 		p := &list[i]
-		permanent := p.Descriptor.Permanent // set by the driver
+		permanent, isolation := p.Descriptor.Permanent, p.Descriptor.Isolation // set by the driver
 		at := slices.IndexFunc(known, func(d sandbox.Descriptor) bool { return d.Name == p.Name })
 		if machine, ok := MachineDescriptor(p.Name); ok {
 			p.Descriptor = machine
@@ -25,6 +26,7 @@ func Describe(list []sandbox.Provider) []sandbox.Provider {
 			known = slices.Delete(known, at, at+1)
 		}
 		p.Descriptor.Permanent = p.Descriptor.Permanent || permanent
+		p.Descriptor.Isolation = cmp.Or(isolation, p.Descriptor.Isolation)
 		p.Descriptor.Driver = sandbox.DriverSupport{Available: true}
 		if len(p.Capabilities) > 0 {
 			fit(&p.Descriptor, p.Capabilities)
@@ -86,7 +88,7 @@ func ChooseFrom(n sandbox.Needs, list []sandbox.Provider) sandbox.Choice {
 			holds[name] = l.Enforced
 		}
 		facts[i] = Facts{
-			Descriptor: p.Descriptor, Available: p.Available, Why: p.Problem, Isolation: p.Isolates, Shares: p.SharesFiles, Default: p.Default,
+			Descriptor: p.Descriptor, Available: p.Available, Why: p.Problem, Isolates: p.Isolates, Shares: p.SharesFiles, Default: p.Default,
 			Images: p.Images, Mounts: p.Capabilities["mounts"], Holds: holds,
 		}
 	}

@@ -58,10 +58,21 @@ func setting(name, env string, required bool) sandbox.Credential {
 	return sandbox.Credential{Name: name, Env: env, Required: required}
 }
 
+// isolation is what isolates the sandboxes of a system, as far as its maker says
+// it. It is left out if it depends on the account or on the service that answers.
+var isolation = map[string]sandbox.Isolation{
+	"host": sandbox.IsolationNone, "docker": sandbox.IsolationNone, "kubernetes": sandbox.IsolationNone,
+	"gvisor": sandbox.IsolationKernel, "modal": sandbox.IsolationKernel,
+	"microvm": sandbox.IsolationHardware, "boxlite": sandbox.IsolationHardware, "microsandbox": sandbox.IsolationHardware, "superserve": sandbox.IsolationHardware,
+}
+
 // Known returns the descriptors of all systems that Atoll knows, by name. None
 // has a driver: [Describe] sets Driver for the providers of this build.
 func Known() []sandbox.Descriptor {
 	list := slices.Concat(localProviders(), hostedDesktops(), hostedHeadless())
+	for i := range list {
+		list[i].Isolation = isolation[list[i].Name]
+	}
 	slices.SortFunc(list, func(a, b sandbox.Descriptor) int { return strings.Compare(a.Name, b.Name) })
 	return list
 }

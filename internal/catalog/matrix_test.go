@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -42,11 +43,12 @@ func matrix(list []sandbox.Descriptor) string {
 	b.WriteString(`# Providers
 
 What each system can do through Atoll's driver or, without one, as far as Atoll knows. Generated from the descriptors in ` + "`internal/catalog`" + `. ` + "`atoll provider ls`" + ` shows which ones this build has a driver for,
-and ` + "`atoll provider show NAME`" + ` everything about one. *Verified* says what the driver was tested with: the technology itself (live), a fake that the official client
+and ` + "`atoll provider show NAME`" + ` everything about one. *Isolation* is the wall around a sandbox: the
+machine's own kernel (none), a kernel of its own (kernel), or a virtual machine (hardware); – means that it is not known, which counts as none. *Verified* says what the driver was tested with: the technology itself (live), a fake that the official client
 accepts too (fake), or nothing yet (none).
 
-| provider | tier | pause | snapshot | fork | egress | ports | terminal | desktop | lifetime | verified |
-|---|---|---|---|---|---|---|---|---|---|---|
+| provider | tier | isolation | pause | snapshot | fork | egress | ports | terminal | desktop | lifetime | verified |
+|---|---|---|---|---|---|---|---|---|---|---|---|
 `)
 	for _, d := range list {
 		pause, life := string(d.Pause), "–"
@@ -56,7 +58,7 @@ accepts too (fake), or nothing yet (none).
 		if d.Lifetime.Hard > 0 {
 			life = d.Lifetime.Hard.String()
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", d.Name, d.Tier, pause, d.Snapshot.Kind, mark(d.Fork), d.Egress, d.Ports.Kind,
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", d.Name, d.Tier, cmp.Or(string(d.Isolation), "–"), pause, d.Snapshot.Kind, mark(d.Fork), d.Egress, d.Ports.Kind,
 			mark(d.Terminal.PTY), mark(d.Desktop.Available), life, d.Verified)
 	}
 	b.WriteString("\n## Credentials\n\n| provider | setting | variable | |\n|---|---|---|---|\n")

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strings"
@@ -22,6 +23,7 @@ type Query struct {
 	OS        string // empty: the provider's default
 	Liveness  string // cold, warming, warm or draining; empty: cold
 	Epoch     int64
+	Isolation sandbox.Isolation // of its sandbox; empty: the provider's
 
 	DesktopOff     bool // disabled by policy
 	DesktopView    bool // no input
@@ -99,7 +101,7 @@ func Negotiate(d sandbox.Descriptor, q Query) (sandbox.CapabilityDocument, error
 		q.Liveness = "cold"
 	}
 	doc := sandbox.CapabilityDocument{
-		SessionID: q.SessionID, Backend: d.Name, OS: q.OS, Liveness: q.Liveness, LeaseEpoch: q.Epoch,
+		SessionID: q.SessionID, Backend: d.Name, OS: q.OS, Liveness: q.Liveness, Isolation: cmp.Or(q.Isolation, d.Isolation), LeaseEpoch: q.Epoch,
 		HeartbeatMs: viewerHeartbeat.Milliseconds(), Negotiated: q.Now,
 		FileSystem: fileCell(d), Terminal: terminalCell(d, q), Git: gitCell(d, q),
 		Desktop: desktopCell(d, q), Recording: recordingCell(d, q), ComputerUse: computerCell(d, q),

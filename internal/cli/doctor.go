@@ -34,7 +34,7 @@ func (a providerCommands) diagnose(ctx context.Context, system System, info Prov
 	}
 	return diagnosis{
 		Provider: info.Name, Default: info.Name == a.chosenProvider(), Version: facts.Version,
-		Available: facts.Available, Isolation: facts.Isolation, Findings: append([]driver.Finding{}, facts.Findings...),
+		Available: facts.Available, Isolation: facts.Isolates, Findings: append([]driver.Finding{}, facts.Findings...),
 		Capabilities: facts.Capabilities, Limits: facts.Limits,
 	}
 }

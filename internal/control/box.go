@@ -33,7 +33,7 @@ func (s *Sandbox) Limits() map[string]sandbox.Enforcement { return s.limits }
 // Isolated reports whether code inside is kept from the machine and its network.
 func (s *Sandbox) Isolated(ctx context.Context) (bool, error) {
 	facts, err := s.c.cfg.Facts(ctx)
-	return facts.Isolation, err
+	return facts.Isolates, err
 }
 
 // Name returns the name. It is the id unless another name was set.

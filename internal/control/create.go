@@ -129,6 +129,9 @@ func (c *Control) complete(ctx context.Context, req *CreateRequest) (*sandbox.Sp
 	default:
 		return nil, invalid("", "pull", fmt.Sprintf("%q is not one of missing, always and never", req.Pull), "")
 	}
+	if err := c.checkIsolation(ctx, spec.Isolation); err != nil {
+		return nil, err
+	}
 	if err := c.checkNetwork(ctx, &spec, req); err != nil {
 		return nil, err
 	}
@@ -173,6 +176,27 @@ func (c *Control) complete(ctx context.Context, req *CreateRequest) (*sandbox.Sp
 	return &spec, nil
 }
 
+// checkIsolation refuses a demand that the provider does not meet now.
+func (c *Control) checkIsolation(ctx context.Context, demand sandbox.Isolation) error {
+	if demand == "" {
+		return nil
+	}
+	facts, err := c.cfg.Facts(ctx)
+	if err != nil || facts.Isolation.Meets(demand) {
+		return err
+	}
+	return TooWeak(facts.Provider, facts.Isolation, demand)
+}
+
+// TooWeak is the refusal of a provider that isolates less than is demanded.
+func TooWeak(provider string, gives, demand sandbox.Isolation) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeUnsupported, Subject: "isolation",
+		Message: fmt.Sprintf("the provider %s gives %s, and %s is demanded", provider, gives.Known(), demand),
+		Hint:    "see which ones give it with: atoll provider choose --isolation " + string(demand),
+	}
+}
+
 // hasWorkspaceDir reports whether a workspace is mounted at its default path,
 // in which case commands start there.
 func hasWorkspaceDir(spec *sandbox.Spec) bool {
@@ -213,7 +237,7 @@ func (c *Control) checkNetwork(ctx context.Context, spec *sandbox.Spec, req *Cre
 		}
 	}
 	if spec.Network.Plain, err = c.translate(spec.Network, req.Egress); err == nil && spec.Network.Plain == nil {
-		if egress := spec.Network.Egress; egress != nil && len(egress) == 0 && facts.Isolation {
+		if egress := spec.Network.Egress; egress != nil && len(egress) == 0 && facts.Isolates {
 			spec.Network = sandbox.Network{} // on which every host is denied, too
 			return nil
 		}

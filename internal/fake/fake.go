@@ -52,6 +52,9 @@ type Options struct {
 	// depend on it. The fake runs nothing that could exceed a limit.
 	Limited bool
 
+	// Isolation is what Probe reports.
+	Isolation sandbox.Isolation
+
 	// Bare makes instances without optional interfaces, and with no capability
 	// except reattachment.
 	Bare bool
@@ -81,6 +84,7 @@ type Provider struct {
 	fault   func(op string) error
 	bare    bool
 	limited bool
+	isolation sandbox.Isolation
 	binding string
 	former  []string
 
@@ -94,7 +98,7 @@ var (
 
 // New returns a provider.
 func New(opts Options) *Provider {
-	p := &Provider{world: opts.World, fault: opts.Fault, bare: opts.Bare, limited: opts.Limited, binding: opts.Binding, former: opts.Former}
+	p := &Provider{world: opts.World, fault: opts.Fault, bare: opts.Bare, limited: opts.Limited, isolation: opts.Isolation, binding: opts.Binding, former: opts.Former}
 	switch {
 	case p.world == nil:
 		p.world, p.binding = &World{}, cmp.Or(p.binding, "memory")
@@ -141,7 +145,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		no = driver.Limit{Holds: true, By: "the test"}
 	}
 	f := driver.Facts{
-		Provider: "fake", Version: "1", Engine: engine, Available: true, Isolation: true,
+		Provider: "fake", Version: "1", Engine: engine, Available: true, Isolates: true, Isolation: p.isolation,
 		Findings: []driver.Finding{{Severity: driver.Warning, Subject: "isolation", Message: "sandboxes are simulated inside this process, for tests only"}},
 		Limits: map[string]driver.Limit{
 			"cpus": no, "memory": no, "disk": no,

@@ -1,10 +1,12 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"sync"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Provider is an open provider with its identity.
@@ -16,6 +18,8 @@ type Provider struct {
 	Binding string
 	// Former are the bindings recorded by earlier versions.
 	Former []string
+
+	isolation sandbox.Isolation // if the driver does not say
 
 	mu    sync.Mutex
 	facts driver.Facts // of the last successful Probe
@@ -35,6 +39,7 @@ func (p *Provider) Facts(ctx context.Context) (driver.Facts, error) {
 		return p.facts, nil
 	}
 	facts, err := p.Probe(ctx)
+	facts.Isolation = cmp.Or(facts.Isolation, p.isolation)
 	if err == nil {
 		p.facts = facts
 	}

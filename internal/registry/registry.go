@@ -78,6 +78,8 @@ type Entry struct {
 	Name    string
 	Summary string // one line
 	Warning string // shown when the provider runs a command; usually empty
+	// Isolation is that of its sandboxes, if its driver does not say.
+	Isolation sandbox.Isolation
 	// Check reports missing credentials, given a function that returns environment
 	// variables, before anything uses the network. Nil: there is nothing to check.
 	Check func(env func(string) string) error
@@ -166,7 +168,7 @@ func (r *Registry) Open(ctx context.Context, name string) (*Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Provider{Provider: d, Name: name}
+	p := &Provider{Provider: d, Name: name, isolation: entry.Isolation}
 	if b, ok := driver.As[driver.Binder](d); ok {
 		if p.Binding, err = b.Binding(ctx); err != nil {
 			return nil, errors.Join(unavailable(name, err), d.Close())

@@ -38,6 +38,7 @@ func Builtin() []registry.Entry {
 		if !ok {
 			continue
 		}
+		list[i].Isolation = d.Isolation
 		list[i].Check = func(env func(string) string) error {
 			lookup := func(name string) (string, bool) { return env(name), true }
 			return errors.Join(catalog.CheckDescriptor(list[i].Name, d), catalog.CheckCredentials(d, lookup))

@@ -137,7 +137,7 @@ func (p *Provider) local() bool { return strings.HasPrefix(p.opts.Host, "unix:")
 // Probe implements driver.Provider.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	facts := driver.Facts{
-		Provider: Name, Isolation: true,
+		Provider: Name, Isolates: true, Isolation: sandbox.IsolationNone,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Mounts: p.local(), Reattach: true,
 			Pause: true, Snapshot: true, Ports: true, Resize: true, Usage: true, Rejoin: true,

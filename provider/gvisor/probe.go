@@ -15,6 +15,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Probe reports whether sandboxes can be created here, by starting a process in
@@ -24,7 +25,8 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Provider:  Name,
 		Version:   EngineVersion,
 		Engine:    engine,
-		Isolation: true,
+		Isolates:  true,
+		Isolation: sandbox.IsolationKernel,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true,
 			Users: true, Images: true, Mounts: true, Network: p.opts.Network != nil, Reattach: !p.opts.Attached,

@@ -117,7 +117,7 @@ func (p *Provider) Probe(context.Context) (driver.Facts, error) {
 	root := os.Geteuid() == 0
 	why := "commands are plain processes of this machine"
 	facts := driver.Facts{
-		Provider: Name, Version: "1", Available: true, Isolation: false, SharesFiles: true,
+		Provider: Name, Version: "1", Available: true, Isolation: sandbox.IsolationNone, SharesFiles: true,
 		Findings: []driver.Finding{{
 			Severity: driver.Warning, Subject: "isolation",
 			Message: "no isolation: commands run with your rights on this machine and can read, change and reach everything that you can",

@@ -229,7 +229,7 @@ func TestCleanEnvironment(t *testing.T) {
 
 func TestProbeWarns(t *testing.T) {
 	f, err := newProvider(t, stateDir(t)).Probe(t.Context())
-	if err != nil || f.Isolation || f.Findings[0].Severity != "warning" || !strings.Contains(f.Findings[0].Message, "no isolation") {
+	if err != nil || f.Isolates || f.Findings[0].Severity != "warning" || !strings.Contains(f.Findings[0].Message, "no isolation") {
 		t.Errorf("%+v %v", f, err)
 	}
 }

@@ -26,7 +26,7 @@ import (
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	emulated := p.opts.Accel == AccelTCG
 	facts := driver.Facts{
-		Provider: Name, Isolation: true,
+		Provider: Name, Isolates: true, Isolation: sandbox.IsolationHardware,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Images: true, Network: p.opts.Network != nil,
 			Reattach: true, Pause: true, Snapshot: true, Memory: true, Ports: true, Deadline: true, Rejoin: true,
@@ -76,7 +76,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	facts.Available = true
 	add(driver.OK, "boot", fmt.Sprintf("a guest with Linux %s started in %v with QEMU %s and %s", b.version, t.Took.Round(time.Millisecond), qemu, p.opts.Accel), "")
 	if emulated {
-		facts.Isolation = false
+		facts.Isolates, facts.Isolation = false, sandbox.IsolationNone
 		add(driver.Warning, "emulation", "the processor is emulated: slow, for tests only, and no hardware isolation", "unset ATOLL_MICROVM_ACCEL")
 	}
 	return facts, nil

@@ -36,7 +36,7 @@ func New() Provider { return Provider{} }
 func (Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	no := driver.Limit{Why: message}
 	return driver.Facts{
-		Provider: Name, Version: "1", Isolation: true,
+		Provider: Name, Version: "1", Isolates: true,
 		Findings: []driver.Finding{{Severity: driver.Blocker, Subject: "provider", Message: message, Fix: hint}},
 		Limits:   map[string]driver.Limit{"cpus": no, "memory": no, "disk": no, "pids": no, "lifetime": no},
 	}, ctx.Err()

@@ -154,7 +154,8 @@ func blocker(err error) driver.Finding {
 
 // describe adds the other daemon's provider to facts.
 func (p *Provider) describe(facts *driver.Facts, other *sandbox.Provider) {
-	facts.Version, facts.Available, facts.Isolation = other.Name+" "+other.Version, other.Available, other.Isolates
+	facts.Version, facts.Available, facts.Isolates = other.Name+" "+other.Version, other.Available, other.Isolates
+	facts.Isolation = other.Descriptor.Isolation
 	facts.SharesFiles = other.SharesFiles
 	facts.Capabilities = capabilities(other)
 	for _, name := range limits {

@@ -31,7 +31,7 @@ func (c *Core) Facts(ctx context.Context, d *Description, set bool, ask func(con
 		return driver.Facts{}, err
 	}
 	facts := driver.Facts{
-		Provider: c.Name, Version: d.Version, Engine: c.Name, Isolation: true, Limits: d.Limits,
+		Provider: c.Name, Version: d.Version, Engine: c.Name, Isolates: true, Limits: d.Limits,
 		Capabilities: driver.Capabilities{ // most of them are the guest's
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true, Ports: true, Usage: true, Rejoin: true,
 			Snapshot: c.keeper != nil, Memory: c.keeper != nil && c.keeper.Memory, Deadline: d.Deadline, Previews: d.Previews,
