@@ -132,16 +132,16 @@ type Found struct {
 
 // Facts are the result of Probe.
 type Facts struct {
-	Provider     string           // the name it is registered under
-	Version      string           // version of the underlying technology
-	Engine       string           // name and version of what runs new sandboxes; memory is restored only by the same engine; empty if the provider has no engines
-	Available    bool             // sandboxes can be made here
-	Isolates     bool             // code inside cannot harm the machine
+	Provider     string            // the name it is registered under
+	Version      string            // version of the underlying technology
+	Engine       string            // name and version of what runs new sandboxes; memory is restored only by the same engine; empty if the provider has no engines
+	Available    bool              // sandboxes can be made here
+	Isolates     bool              // code inside cannot harm the machine
 	Isolation    sandbox.Isolation // of the sandboxes made here now; empty: as the provider's descriptor says
-	SharesFiles  bool             // sandboxes do not have their own root file system: commands see the files of the machine
-	Findings     []Finding        // what works, what does not, and what can be fixed, most important first
-	Capabilities Capabilities     // capabilities of instances on this machine
-	Limits       map[string]Limit // by name: cpus, memory, disk, pids, lifetime
+	SharesFiles  bool              // sandboxes do not have their own root file system: commands see the files of the machine
+	Findings     []Finding         // what works, what does not, and what can be fixed, most important first
+	Capabilities Capabilities      // capabilities of instances on this machine
+	Limits       map[string]Limit  // by name: cpus, memory, disk, pids, lifetime
 }
 
 // Severity orders findings.

@@ -27,7 +27,7 @@ type CapabilityDocument struct {
 	SessionID   string    `json:"sessionId"`
 	Backend     string    `json:"backend"`
 	OS          string    `json:"os"`
-	Liveness    string    `json:"liveness"` // cold, warming, warm or draining
+	Liveness    string    `json:"liveness"`            // cold, warming, warm or draining
 	Isolation   Isolation `json:"isolation,omitempty"` // of its sandbox; without one, of the provider
 	LeaseEpoch  int64     `json:"leaseEpoch"`
 	HeartbeatMs int64     `json:"viewerHeartbeatIntervalMs"`

@@ -15,7 +15,7 @@ type Sandbox struct {
 	Provider string `json:"provider,omitempty"`
 	// Isolation is what the provider gave it, which may be more than was demanded.
 	Isolation Isolation `json:"isolation,omitempty" enum:"none,kernel,hardware" doc:"the wall between it and the machine that runs it; left out if it is not known"`
-	Node     string `json:"node,omitempty" doc:"the daemon that runs it, if several share a store"`
+	Node      string    `json:"node,omitempty" doc:"the daemon that runs it, if several share a store"`
 	// Resources are the limits that apply, with defaults filled in.
 	Resources Resources `json:"resources,omitzero"`
 	// Limits are the limits in Resources that the provider does not enforce.
@@ -42,9 +42,6 @@ type Sandbox struct {
 	// that creates the sandbox.
 	Entrypoint []string `json:"entrypoint,omitempty" doc:"entrypoint of the image; only in the response that creates the sandbox"`
 	Cmd        []string `json:"cmd,omitempty" doc:"command of the image; only in the response that creates the sandbox"`
-	// Chosen says why another provider than the default has made it. It is set only
-	// in the response that creates the sandbox.
-	Chosen string `json:"chosen,omitempty" doc:"why another provider than the default has made it; only in the response that creates the sandbox"`
 }
 
 // MarshalJSON writes the duration in milliseconds.

@@ -70,14 +70,14 @@ type SignedImage struct {
 // PolicyAnswer is the decision of the policies about a Spec. No sandbox is
 // made.
 type PolicyAnswer struct {
-	Allow    bool            `json:"allow"`
-	Message  string          `json:"message,omitempty" doc:"why it would be refused"`
-	Rule     string          `json:"rule,omitempty" doc:"rule that would refuse it, as POLICY.FIELD"`
-	Findings []PolicyFinding `json:"findings" doc:"result of every rule that applies to it"`
-	Limits   Resources       `json:"limits" doc:"the lowest limits that apply to it; zero: none"`
-	Lifetime time.Duration   `json:"lifetimeMs,omitempty" doc:"its longest lifetime, in milliseconds"`
-	Isolation Isolation `json:"isolation,omitempty" doc:"the weakest isolation that it may have; left out if no policy says"`
-	Ceilings []PolicyCeiling `json:"ceilings" doc:"profiles that must allow its connections as well"`
+	Allow     bool            `json:"allow"`
+	Message   string          `json:"message,omitempty" doc:"why it would be refused"`
+	Rule      string          `json:"rule,omitempty" doc:"rule that would refuse it, as POLICY.FIELD"`
+	Findings  []PolicyFinding `json:"findings" doc:"result of every rule that applies to it"`
+	Limits    Resources       `json:"limits" doc:"the lowest limits that apply to it; zero: none"`
+	Lifetime  time.Duration   `json:"lifetimeMs,omitempty" doc:"its longest lifetime, in milliseconds"`
+	Isolation Isolation       `json:"isolation,omitempty" doc:"the weakest isolation that it may have; left out if no policy says"`
+	Ceilings  []PolicyCeiling `json:"ceilings" doc:"profiles that must allow its connections as well"`
 }
 
 // MarshalJSON writes the lifetime in milliseconds.

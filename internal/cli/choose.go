@@ -54,6 +54,7 @@ func (a providerCommands) showProvider(p sandbox.Provider) error {
 		{"provider", p.Name + ": " + p.Summary},
 		{"available", cmp.Or(map[bool]string{true: "yes"}[p.Available], "no: "+cmp.Or(p.Problem, d.Driver.Reason, "see atoll doctor"))},
 		{"tier", string(d.Tier) + ", " + strings.Join(d.OS.Supported, ", ")},
+		{"isolation", cmp.Or(string(d.Isolation), "not known")},
 		{"lifetime", life},
 		{"pause", cmp.Or(string(d.Pause), "no")},
 		{"snapshot", string(d.Snapshot.Kind)},
@@ -86,6 +87,7 @@ func (a providerCommands) providerChooseCmd() *cobra.Command {
 	var cpus float64
 	var snapshot, pause, egress, price string
 	var image bool
+	var isolation isolationFlag
 	cmd := &cobra.Command{
 		Use:   "choose",
 		Short: "Find the provider that fits what a sandbox needs, and say why",
@@ -93,7 +95,8 @@ func (a providerCommands) providerChooseCmd() *cobra.Command {
 one. It makes nothing. A limit that is named must really be enforced.`,
 		Example: `  atoll provider choose
   atoll provider choose --memory 4g --snapshot memory
-  atoll provider choose --fork --isolated`,
+  atoll provider choose --fork --isolated
+  atoll provider choose --isolation hardware`,
 		Args: cobra.NoArgs,
 	}
 	flags := cmd.Flags()
@@ -109,6 +112,7 @@ one. It makes nothing. A limit that is named must really be enforced.`,
 	flags.BoolVar(&n.Ports, "ports", false, "exposes ports")
 	flags.BoolVar(&n.Desktop, "desktop", false, "has a desktop")
 	flags.BoolVar(&n.Isolated, "isolated", false, "code inside cannot harm the machine")
+	isolation.register(cmd)
 	flags.BoolVar(&n.OwnFiles, "own-files", false, "a file system of its own, not that of the machine")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
@@ -117,6 +121,7 @@ one. It makes nothing. A limit that is named must really be enforced.`,
 				n.Limits = append(n.Limits, name)
 			}
 		}
+		n.Isolation = sandbox.Isolation(isolation)
 		n.Images, n.Pause, n.Egress, n.Price = image, sandbox.PauseKind(pause), sandbox.EgressKind(egress), sandbox.PriceClass(price)
 		if a.provider != "" {
 			n.Provider = a.provider

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -135,6 +136,26 @@ func (r *restartFlag) String() string {
 
 func (r *restartFlag) Type() string { return "policy" }
 
+// isolationFlag is the weakest isolation that a sandbox may have. It satisfies
+// pflag.Value.
+type isolationFlag sandbox.Isolation
+
+func (i *isolationFlag) Set(text string) error {
+	if !slices.Contains(sandbox.Isolations(), sandbox.Isolation(text)) {
+		return fmt.Errorf("%q is not one of none, kernel and hardware", text)
+	}
+	*i = isolationFlag(text)
+	return nil
+}
+
+func (i *isolationFlag) String() string { return string(*i) }
+func (i *isolationFlag) Type() string   { return "kind" }
+
+func (i *isolationFlag) register(cmd *cobra.Command) {
+	cmd.Flags().Var(i, "isolation", "at least this isolation: none, kernel (a kernel of its own) or hardware (a virtual machine)")
+	completeFlag(cmd, "isolation", "none", "kernel", "hardware")
+}
+
 // commandFlags say how a command is run; run and exec share them.
 type commandFlags struct {
 	env, envFiles []string
@@ -196,6 +217,7 @@ type boxFlags struct {
 	snapshot              string
 	remove, keep, quiet   bool
 	requireLimits         bool
+	isolation             isolationFlag
 	restart               restartFlag
 	egress, secrets       []string
 	redact                bool
@@ -231,6 +253,7 @@ func (f *boxFlags) register(cmd *cobra.Command) {
 	flags.Var(&f.disk, "disk", "size of its writable file system, such as 2g")
 	flags.Int64Var(&f.pids, "pids", 0, "processes and threads alive at once")
 	flags.BoolVar(&f.requireLimits, "require-limits", false, requireLimitsHelp)
+	f.isolation.register(cmd)
 	flags.StringArrayVarP(&f.volumes, "volume", "v", nil, "show a file or directory of this machine inside: HOST:GUEST or HOST:GUEST:ro")
 	flags.StringArrayVarP(&f.publish, "publish", "p", nil, "show a port of the sandbox on the daemon's machine: [ADDRESS:][HOST:]GUEST (default address: 127.0.0.1; default host port: any that is free)")
 	flags.StringSliceVar(&f.egress, "egress", nil, `hosts that the sandbox may reach, such as api.example.com or *.example.com:8443; "" for a network that reaches nothing (default: no network)`)
@@ -290,7 +313,7 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 			Timeout: time.Duration(box.lifetime), TimeoutAction: sandbox.IdleAction(box.life.action), Wakes: box.life.wake,
 			Idle: max(0, time.Duration(box.idle)), IdleAction: sandbox.IdleAction(box.life.idleAction),
 		},
-		Snapshot: box.snapshot, Provider: a.askedProvider(), RequireLimits: box.requireLimits,
+		Snapshot: box.snapshot, Provider: a.askedProvider(), RequireLimits: box.requireLimits, Isolation: sandbox.Isolation(box.isolation),
 	}
 	if box.snapshot != "" {
 		spec.Image = ""

@@ -97,7 +97,7 @@ func (a listCommands) showSandboxes(all []sandbox.Sandbox, asJSON, quiet bool) e
 	return a.table(sandboxHeader, sandboxRows(all))
 }
 
-const sandboxHeader = "NAME STATE IMAGE CREATED ENDS LABELS"
+const sandboxHeader = "NAME STATE IMAGE ISOLATION CREATED ENDS LABELS"
 
 func sandboxRows(all []sandbox.Sandbox) [][]string {
 	rows := make([][]string, 0, len(all))
@@ -108,7 +108,7 @@ func sandboxRows(all []sandbox.Sandbox) [][]string {
 		} else if s.Exit != nil {
 			state += " (" + string(s.Exit.Reason) + ")"
 		}
-		rows = append(rows, []string{s.Name, state, s.Image, ago(s.Created), ends(&s), labelText(s.Labels)})
+		rows = append(rows, []string{s.Name, state, s.Image, orDash(string(s.Isolation)), ago(s.Created), ends(&s), labelText(s.Labels)})
 	}
 	return rows
 }

@@ -271,6 +271,9 @@ func (a policyCommands) showAnswer(p sandbox.PolicyAnswer) error {
 	if p.Lifetime > 0 {
 		notes = append(notes, "note: it lives at most "+p.Lifetime.String())
 	}
+	if p.Isolation != "" {
+		notes = append(notes, "note: its isolation is at least "+string(p.Isolation))
+	}
 	if p.Limits.Memory > 0 {
 		notes = append(notes, "note: it gets at most "+units.BytesSize(float64(p.Limits.Memory))+" of memory")
 	}

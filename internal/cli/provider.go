@@ -81,12 +81,12 @@ func (a providerCommands) providerLsCmd() *cobra.Command {
 			if p.Default {
 				name += " *"
 			}
-			rows = append(rows, []string{name, yesNo(p.Available), yesNo(p.Isolates), p.Summary})
+			rows = append(rows, []string{name, yesNo(p.Available), orDash(string(p.Descriptor.Isolation)), p.Summary})
 		}
 		if asJSON {
 			return a.printJSON(all)
 		}
-		return a.table("NAME AVAILABLE ISOLATES SUMMARY", rows)
+		return a.table("NAME AVAILABLE ISOLATION SUMMARY", rows)
 	})
 	return cmd
 }

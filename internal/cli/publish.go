@@ -54,9 +54,13 @@ func (a *App) noteOpen(all []sandbox.PublishedPort) {
 	}
 }
 
-// noteChosen says which ports the daemon chose.
+// noteChosen says which ports the daemon chose, and why the sandbox is not what
+// was to be expected, such as that of another provider.
 func (a *App) noteChosen(asked []sandbox.PublishedPort, made box) {
 	r, ok := made.(remoteBox)
+	if ok && r.Info().Reason != "" {
+		a.say("note", r.Info().Reason)
+	}
 	if !ok || !slices.ContainsFunc(asked, func(p sandbox.PublishedPort) bool { return p.HostPort == 0 }) {
 		return
 	}

@@ -155,7 +155,13 @@ func (a *App) runnerFor(ctx context.Context, req *control.RunRequest, detach boo
 		return nil, err
 	}
 	stays := req.Keep || detach
-	if c == nil && (needsDaemon(&req.Spec) || stays && !a.noDaemon()) {
+	weak := false
+	if c == nil && !a.noDaemon() {
+		if weak, err = a.tooWeak(ctx, &req.Spec); err != nil {
+			return nil, err
+		}
+	}
+	if c == nil && (weak || needsDaemon(&req.Spec) || stays && !a.noDaemon()) {
 		if c, err = a.mustDaemon(ctx); err != nil {
 			return nil, err
 		}
@@ -164,6 +170,19 @@ func (a *App) runnerFor(ctx context.Context, req *control.RunRequest, detach boo
 		return a.here(ctx, !stays)
 	}
 	return a.remote(c), nil
+}
+
+// tooWeak reports whether the provider of a program without a daemon isolates less
+// than is demanded. A daemon chooses another one.
+func (a *App) tooWeak(ctx context.Context, spec *sandbox.Spec) (bool, error) {
+	if spec.Isolation == "" || spec.Provider != "" {
+		return false, nil
+	}
+	c, err := a.control(ctx, true)
+	if err != nil {
+		return false, err
+	}
+	return sandbox.CodeOf(c.CheckIsolation(ctx, spec.Isolation)) == sandbox.CodeUnsupported, nil
 }
 
 func needsDaemon(spec *sandbox.Spec) bool {

@@ -129,7 +129,7 @@ func (c *Control) complete(ctx context.Context, req *CreateRequest) (*sandbox.Sp
 	default:
 		return nil, invalid("", "pull", fmt.Sprintf("%q is not one of missing, always and never", req.Pull), "")
 	}
-	if err := c.checkIsolation(ctx, spec.Isolation); err != nil {
+	if err := c.CheckIsolation(ctx, spec.Isolation); err != nil {
 		return nil, err
 	}
 	if err := c.checkNetwork(ctx, &spec, req); err != nil {
@@ -176,8 +176,8 @@ func (c *Control) complete(ctx context.Context, req *CreateRequest) (*sandbox.Sp
 	return &spec, nil
 }
 
-// checkIsolation refuses a demand that the provider does not meet now.
-func (c *Control) checkIsolation(ctx context.Context, demand sandbox.Isolation) error {
+// CheckIsolation refuses a demand that the provider does not meet now.
+func (c *Control) CheckIsolation(ctx context.Context, demand sandbox.Isolation) error {
 	if demand == "" {
 		return nil
 	}

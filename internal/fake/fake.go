@@ -80,13 +80,13 @@ type World struct {
 
 // Provider is a driver.Provider. Make one with New.
 type Provider struct {
-	world   *World
-	fault   func(op string) error
-	bare    bool
-	limited bool
+	world     *World
+	fault     func(op string) error
+	bare      bool
+	limited   bool
 	isolation sandbox.Isolation
-	binding string
-	former  []string
+	binding   string
+	former    []string
 
 	snapshots *snapshotstore.Snapshots // nil: none
 }

@@ -118,6 +118,9 @@ var written = map[int64][]statement{
 	37: {
 		{"INSERT INTO machines (id, tenant, state, public_key, secret, whole, created, expires, machine_json) VALUES ('m-1', 'acme', 'active', 'U1', '', 0, 9, 0, '{}')", nil},
 	},
+	39: {
+		{"UPDATE sandboxes SET isolation = 'hardware' WHERE id = 'id-web'", nil},
+	},
 	31: {
 		{"UPDATE snapshots SET ref_json = $1, binding = 'local#1' WHERE id = 'sn-1'", []any{`{"provider":"gvisor","kind":"memory","data":"sn-1"}`}},
 	},
@@ -217,6 +220,9 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 	}
 	if time := ran(t, s, b.Created, b.Created); time["red"] <= 0 || (time[""] == 9) != (from >= 35) { // in the first hour
 		t.Errorf("the time of sandboxes became %v", time)
+	}
+	if want := map[bool]sandbox.Isolation{true: sandbox.IsolationHardware}[from >= 39]; b.Isolation != want {
+		t.Errorf("the isolation became %q, want %q", b.Isolation, want)
 	}
 	checkPolicy(t, s, from)
 	// The database works like any other.

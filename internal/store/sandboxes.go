@@ -82,7 +82,7 @@ func (b *Sandbox) holds() bool {
 
 // sandboxColumns are all columns of a sandbox; listings read summaryColumns.
 const (
-	summaryColumns = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires, idle_after, idle_action, binding, limits_json, exit_json"
+	summaryColumns = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires, idle_after, idle_action, binding, limits_json, exit_json, isolation"
 	sandboxColumns = summaryColumns +
 		", version, tenant, active, epoch, spec_json, pause, step, kept, wakes, time_left, origin, metered"
 )
@@ -91,7 +91,7 @@ const (
 type sandboxRow struct {
 	id, tenant, name, state, reason, provider, node, image string
 	labels, exit, idleAction, spec                         string
-	pause, step, kept, origin, binding, limits             string
+	pause, step, kept, origin, binding, limits, isolation  string
 	cpus                                                   float64
 	memory, disk, pids, created, updated, expires, active  int64
 	idleAfter, epoch, version, wakes, left, metered        int64
@@ -101,7 +101,7 @@ type sandboxRow struct {
 func (r *sandboxRow) summaryDest() []any {
 	return []any{
 		&r.id, &r.name, &r.state, &r.reason, &r.provider, &r.node, &r.image, &r.cpus, &r.memory, &r.disk, &r.pids,
-		&r.labels, &r.created, &r.updated, &r.expires, &r.idleAfter, &r.idleAction, &r.binding, &r.limits, &r.exit,
+		&r.labels, &r.created, &r.updated, &r.expires, &r.idleAfter, &r.idleAction, &r.binding, &r.limits, &r.exit, &r.isolation,
 	}
 }
 
@@ -125,7 +125,7 @@ func (r *sandboxRow) summary() (Summary, error) {
 	}
 	return Summary{
 		Sandbox: sandbox.Sandbox{
-			ID: sandbox.ID(r.id), Name: r.name, State: sandbox.State(r.state), Reason: r.reason, Provider: r.provider, Node: r.node, Image: r.image,
+			ID: sandbox.ID(r.id), Name: r.name, State: sandbox.State(r.state), Reason: r.reason, Provider: r.provider, Isolation: sandbox.Isolation(r.isolation), Node: r.node, Image: r.image,
 			Resources: sandbox.Resources{CPUs: r.cpus, Memory: r.memory, Disk: r.disk, PIDs: r.pids},
 			Limits:    limits, Labels: labels, Exit: exit, Created: timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires),
 			Lifetime: sandbox.Lifetime{Idle: time.Duration(r.idleAfter), IdleAction: sandbox.IdleAction(r.idleAction)},
@@ -299,12 +299,12 @@ func (bs Sandboxes) insert(ctx context.Context, tenant string, b Sandbox) (Sandb
 	}
 	n, err := bs.tx.exec(ctx, "INSERT INTO sandboxes ("+sandboxColumns+`)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23,
-		$24, $25, $26, $27, $28, $29, $30, $31, $32)
+		$24, $25, $26, $27, $28, $29, $30, $31, $32, $33)
 		ON CONFLICT DO NOTHING`,
 		string(b.ID), b.Name, string(b.State), b.Reason, b.Provider, b.Node, b.Image,
 		b.Resources.CPUs, b.Resources.Memory, b.Resources.Disk, b.Resources.PIDs,
 		docs.labels, nanos(b.Created), nanos(b.Updated), nanos(b.Expires), int64(b.Idle.After), b.Idle.Action,
-		b.Binding, docs.limits, docs.exit, b.Version, tenant, nanos(b.Active), b.Epoch, docs.spec,
+		b.Binding, docs.limits, docs.exit, string(b.Isolation), b.Version, tenant, nanos(b.Active), b.Epoch, docs.spec,
 		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), b.Origin, b.metered)
 	if err == nil && n == 0 {
 		return b, fail(sandbox.CodeAlreadyExists, string(b.ID), "a sandbox with this id already exists")
@@ -486,11 +486,11 @@ func (bs Sandboxes) save(ctx context.Context, old, b *Sandbox) error {
 	n, err := bs.tx.exec(ctx, `UPDATE sandboxes SET state = $1, reason = $2, provider = $3, node = $4, image = $5,
 		cpus = $6, memory = $7, disk = $8, pids = $9, labels_json = $10, exit_json = $11, updated = $12, expires = $13, active = $14,
 		idle_after = $15, idle_action = $16, epoch = $17, version = $18, spec_json = $19,
-		pause = $20, step = $21, kept = $22, wakes = $23, time_left = $24, binding = $25, limits_json = $26, metered = $27 WHERE id = $28 AND version = $29`,
+		pause = $20, step = $21, kept = $22, wakes = $23, time_left = $24, binding = $25, limits_json = $26, metered = $27, isolation = $28 WHERE id = $29 AND version = $30`,
 		string(b.State), b.Reason, b.Provider, b.Node, b.Image,
 		b.Resources.CPUs, b.Resources.Memory, b.Resources.Disk, b.Resources.PIDs, docs.labels, docs.exit,
 		nanos(b.Updated), nanos(b.Expires), nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, b.Version, docs.spec,
-		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), b.Binding, docs.limits, b.metered, string(b.ID), old.Version)
+		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), b.Binding, docs.limits, b.metered, string(b.Isolation), string(b.ID), old.Version)
 	switch {
 	case err != nil:
 		return err

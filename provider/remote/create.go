@@ -67,7 +67,7 @@ func (p *Provider) outward(spec *sandbox.Spec, scope string) (want sandbox.Spec,
 		return want, err
 	}
 	want = sandbox.Spec{
-		Name: string(spec.ID), Provider: p.opts.Provider, Image: spec.Image, Resources: spec.Resources, Env: spec.Env, User: spec.User,
+		Name: string(spec.ID), Provider: p.opts.Provider, Isolation: spec.Isolation, Image: spec.Image, Resources: spec.Resources, Env: spec.Env, User: spec.User,
 		Workdir: spec.Workdir, Secrets: spec.Secrets, Hostname: spec.Hostname, Lifetime: sandbox.Lifetime{Timeout: spec.Lifetime.HardTimeout()},
 		Labels: outward(scope, string(spec.ID), spec.Env, spec.Labels),
 	}

@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -13,15 +14,22 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Fill sets limits from the policies where the request has none. timeout is the
+// Fill sets limits and the isolation from the policies where the request has none. timeout is the
 // daemon's time limit for the sandbox; if it is set, the request gets no
 // lifetime.
 func (s *Service) Fill(tenant string, spec *sandbox.Spec, timeout time.Duration) {
 	caps := s.Set().Caps(policyset.About{Tenant: tenant, Labels: spec.Labels})
 	caps.Fill(&spec.Resources, s.cfg.Defaults)
+	spec.Isolation = cmp.Or(spec.Isolation, caps.Isolation)
 	if spec.Lifetime.Timeout == 0 && timeout == 0 {
 		spec.Lifetime.Timeout = caps.Lifetime
 	}
+}
+
+// Isolation returns the weakest isolation that the policies allow for a sandbox.
+// Empty: any.
+func (s *Service) Isolation(tenant string, labels map[string]string) sandbox.Isolation {
+	return s.Set().Caps(policyset.About{Tenant: tenant, Labels: labels}).Isolation
 }
 
 // request returns a request for a sandbox in the form that policies evaluate.
@@ -87,7 +95,7 @@ func (s *Service) refused(ctx context.Context, a audit.Action, err error) error 
 // restored are the fields that are checked when a sandbox is started again. Its
 // lifetime was checked when it was created.
 var restored = []policyset.Field{
-	policyset.CPUs, policyset.Memory, policyset.Disk, policyset.PIDs, policyset.Images, policyset.Mounts, policyset.Network, policyset.Secrets, policyset.SecretModes,
+	policyset.CPUs, policyset.Memory, policyset.Disk, policyset.PIDs, policyset.Isolation, policyset.Images, policyset.Mounts, policyset.Network, policyset.Secrets, policyset.SecretModes,
 }
 
 // PermitAgain is Permit for a sandbox that is started again.
@@ -96,10 +104,11 @@ func (s *Service) PermitAgain(ctx context.Context, a audit.Action, b *store.Sand
 	return s.Permit(ctx, a, &spec, []string{b.Image, spec.Image}, restored...)
 }
 
-// specOf returns the Spec of a sandbox with its current limits and labels.
+// specOf returns the Spec of a sandbox with its current limits, isolation and
+// labels.
 func specOf(b *store.Sandbox) sandbox.Spec {
 	spec := b.Spec
-	spec.Labels, spec.Resources = b.Labels, b.Resources
+	spec.Labels, spec.Resources, spec.Isolation = b.Labels, b.Resources, b.Isolation
 	return spec
 }
 

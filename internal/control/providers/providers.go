@@ -112,6 +112,16 @@ func (s *Service) Facts(ctx context.Context, name string) (driver.Facts, error) 
 	return be.Facts(ctx)
 }
 
+// Isolation returns the isolation of the sandboxes that the provider makes now.
+// Empty: it is not known.
+func (b *Backend) Isolation(ctx context.Context) sandbox.Isolation {
+	facts, err := b.Facts(ctx)
+	if err != nil {
+		return ""
+	}
+	return facts.Isolation
+}
+
 // HasNetwork reports whether the provider's sandboxes are connected to the
 // gateway.
 func (b *Backend) HasNetwork(ctx context.Context) bool {
@@ -239,16 +249,6 @@ func (s *Service) SnapshotPauses(ctx context.Context, name string) bool {
 	}
 	own, ok := driver.As[driver.SnapshotPauser](be.Driver)
 	return ok && own.SnapshotPauses()
-}
-
-// Select returns the provider that a request names. Callers who do not own the
-// machine may only choose shared providers, because some do not isolate and
-// others cost money.
-func (s *Service) Select(ctx context.Context, who key.Principal, name string) (*Backend, error) {
-	if err := s.Permit(ctx, who, name); err != nil {
-		return nil, err
-	}
-	return s.Backend(ctx, name)
 }
 
 // Permit returns an error if a caller may not choose a provider.

@@ -64,20 +64,25 @@ func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err err
 	if req.base != nil {
 		images = req.base
 	}
-	of, owner, err := s.Templates.Complete(ctx, who.Tenant, &req.Spec)
+	spec := req.Spec
+	spec.Isolation = cmp.Or(spec.Isolation, s.Policies.Isolation(who.Tenant, spec.Labels)) // decides what a template is made from
+	of, owner, err := s.Templates.Complete(ctx, who.Tenant, &spec)
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
-	spec, origin, err := s.Snapshots.Origin(ctx, owner, req.Spec)
+	spec, origin, err := s.Snapshots.Origin(ctx, owner, spec)
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
-	be, err := s.Providers.Select(ctx, who, spec.Provider)
+	s.Policies.Fill(who.Tenant, &spec, req.Timeout)
+	if err := s.Policies.Permit(ctx, action, &spec, images, policyset.Isolation); err != nil {
+		return Made{}, core.Named(opCreate, err)
+	}
+	be, chosen, err := s.Providers.Select(ctx, who, &spec)
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
 	spec.Provider = be.Name
-	s.Policies.Fill(who.Tenant, &spec, req.Timeout)
 	rules, err := s.egress(ctx, be, who.Tenant, &spec)
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
@@ -126,7 +131,7 @@ func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err err
 		}
 		return Made{Sandbox: box, Replayed: true}, core.Named(opCreate, err)
 	}
-	box, image, err := s.make(ctx, be, who.Tenant, &want, origin, intent)
+	box, image, err := s.make(ctx, be, who.Tenant, &want, origin, chosen, intent)
 	if err == nil && box.Spec.Main != nil {
 		if err = s.startMain(ctx, &box, image); err != nil {
 			s.Report(ctx, ignoreGone(s.destroy(ownerOf(context.WithoutCancel(ctx), who.Tenant), string(box.ID), ops.SandboxDestroy, reasonUnmade)))
@@ -194,7 +199,7 @@ func (s *makers) announce(ctx context.Context, be *providers.Backend, tenant str
 		b := store.Sandbox{
 			Summary: store.Summary{
 				Sandbox: sandbox.Sandbox{
-					ID: spec.ID, Name: spec.Name, Provider: be.Name, Node: s.Node, Image: image,
+					ID: spec.ID, Name: spec.Name, Provider: be.Name, Isolation: be.Isolation(ctx), Node: s.Node, Image: image,
 					Resources: spec.Resources, Limits: want.Limits, Labels: spec.Labels, Origin: origin,
 				},
 				Binding: be.Binding,
@@ -253,7 +258,8 @@ func setLifetime(b *store.Sandbox, l sandbox.Lifetime, now time.Time) {
 const finalizeTimeout = 10 * time.Second
 
 // make creates a recorded sandbox with the provider, and records the outcome.
-func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest, origin string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
+// chosen is why it is not the default provider, if it was not asked for.
+func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest, origin, chosen string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
 	if err := s.Fault("create.recorded"); err != nil {
 		return box, image, err
 	}
@@ -277,7 +283,7 @@ func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string,
 	// The caller may have gone; the outcome must be recorded anyway.
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
 	defer cancel()
-	state, reason := sandbox.Running, coldReason(how)
+	state, reason := sandbox.Running, cmp.Or(coldReason(how), chosen)
 	if makeErr != nil {
 		state, reason = sandbox.Gone, reasonUnmade
 	}

@@ -21,6 +21,12 @@ func (s *makers) CreateFor(ctx context.Context, spec sandbox.Spec, timeout time.
 	return made.Sandbox.Info(), err
 }
 
+// Isolation returns the weakest isolation that a sandbox of a tenant may have, by
+// its Spec and the policies. Empty: any.
+func (s *makers) Isolation(tenant string, spec *sandbox.Spec) sandbox.Isolation {
+	return spec.Isolation.Stronger(s.Policies.Isolation(tenant, spec.Labels))
+}
+
 // Inspect returns a sandbox with the request that created it.
 func (s *records) Inspect(ctx context.Context, ref string) (sandbox.Detail, error) {
 	b, err := s.Get(ctx, ref)

@@ -122,6 +122,7 @@ func (s *makers) announceForks(ctx context.Context, t *operation, wanted []contr
 	if err != nil {
 		return nil, nil, err
 	}
+	gives := be.Isolation(ctx)
 	values, err := s.Secrets.Reveal(ctx, t.box.Tenant, be.Bound(t.box.Spec).Secrets)
 	if err != nil {
 		return nil, nil, err
@@ -130,7 +131,7 @@ func (s *makers) announceForks(ctx context.Context, t *operation, wanted []contr
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {
 		earlier = nil
 		for i := range wanted {
-			b, replayed, err := tx.Sandboxes().Create(ctx, t.box.Tenant, s.copyOf(t, &wanted[i], tx), forkKey(t, req, i))
+			b, replayed, err := tx.Sandboxes().Create(ctx, t.box.Tenant, s.copyOf(t, gives, &wanted[i], tx), forkKey(t, req, i))
 			switch {
 			case err != nil:
 				return err
@@ -158,11 +159,11 @@ func (s *makers) announceForks(ctx context.Context, t *operation, wanted []contr
 
 // copyOf returns the record of a new copy. Its step makes a daemon that finds
 // it after a crash remove it, because the other copies may be missing.
-func (s *makers) copyOf(t *operation, w *control.CreateRequest, tx *store.Tx) store.Sandbox {
+func (s *makers) copyOf(t *operation, gives sandbox.Isolation, w *control.CreateRequest, tx *store.Tx) store.Sandbox {
 	b := store.Sandbox{
 		Summary: store.Summary{
 			Sandbox: sandbox.Sandbox{
-				ID: w.Spec.ID, Name: w.Spec.Name, Provider: t.box.Provider, Node: s.Node, Image: t.box.Image,
+				ID: w.Spec.ID, Name: w.Spec.Name, Provider: t.box.Provider, Isolation: gives, Node: s.Node, Image: t.box.Image,
 				Resources: w.Spec.Resources, Limits: w.Limits, Labels: w.Spec.Labels,
 			},
 			Binding: t.box.Binding,

@@ -402,7 +402,7 @@ func (s *reconciler) adopt(ctx context.Context, be *providers.Backend, f driver.
 	b := store.Sandbox{
 		Summary: store.Summary{
 			Sandbox: sandbox.Sandbox{
-				ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: be.Name, Node: s.Node,
+				ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: be.Name, Isolation: be.Isolation(ctx), Node: s.Node,
 				Image: f.Labels[control.LabelImage], Labels: map[string]string{}, Exit: f.Exit,
 			},
 			Binding: be.Binding,

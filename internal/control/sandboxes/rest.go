@@ -420,11 +420,16 @@ func (s *rests) setResting(b *store.Sandbox, how away, id string) {
 // bring runs a sandbox that is on disk, with its saved memory unless filesOnly
 // is set. The saved state is removed once the sandbox is running.
 func (s *rests) bring(ctx context.Context, t *operation, step string, filesOnly bool) (store.Sandbox, error) {
-	if err := s.Policies.PermitAgain(ctx, t.action, &t.box); err != nil {
-		return t.box, err
-	}
 	be, err := s.Providers.Of(ctx, &t.box)
 	if err != nil {
+		return t.box, err
+	}
+	next := t.box
+	next.Isolation = be.Isolation(ctx) // the provider may give less than before
+	if err := s.Policies.PermitAgain(ctx, t.action, &next); err != nil {
+		return t.box, err
+	}
+	if err := be.Control.CheckIsolation(ctx, t.box.Spec.Isolation); err != nil {
 		return t.box, err
 	}
 	req, err := s.again(&t.box)
@@ -468,7 +473,10 @@ func (s *rests) bring(ctx context.Context, t *operation, step string, filesOnly 
 	if err := s.Fault(step + ".made"); err != nil {
 		return t.box, err
 	}
-	b, err := s.leave(ctx, t, intent, err, func(b *store.Sandbox) { s.runs(b, coldReason(how)) }, func(ctx context.Context, tx *store.Tx) error {
+	b, err := s.leave(ctx, t, intent, err, func(b *store.Sandbox) {
+		s.runs(b, coldReason(how))
+		b.Isolation = next.Isolation
+	}, func(ctx context.Context, tx *store.Tx) error {
 		return tx.Snapshots().Delete(ctx, t.box.Tenant, id)
 	})
 	if err != nil {

@@ -57,7 +57,7 @@ func (s *reconciler) TakeOver(ctx context.Context, tenant, binding string, spec 
 	b := store.Sandbox{
 		Summary: store.Summary{
 			Sandbox: sandbox.Sandbox{
-				ID: spec.ID, Name: spec.Name, State: sandbox.Running, Reason: takenOver, Provider: be.Name, Node: s.Node,
+				ID: spec.ID, Name: spec.Name, State: sandbox.Running, Reason: takenOver, Provider: be.Name, Isolation: be.Isolation(ctx), Node: s.Node,
 				Image: spec.Image, Labels: spec.Labels,
 			},
 			Binding: be.Binding,

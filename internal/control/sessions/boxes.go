@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strconv"
 
+	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/lease"
@@ -163,11 +164,27 @@ func (b boxes) Resume(ctx context.Context, e sandbox.Envelope) (session.Box, san
 			Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: e.Box, Message: "the sandbox belongs to " + have + " and not to " + e.Binding,
 		}
 	}
+	if err := isolated(&row, e.Spec.Isolation); err != nil {
+		return none, "", false, err
+	}
 	how, err := b.wake(ctx, &row)
+	if err == nil && e.Spec.Isolation != "" { // its provider may give less than before
+		if row, err = b.record(ctx, string(row.ID)); err == nil {
+			err = isolated(&row, e.Spec.Isolation)
+		}
+	}
 	if err != nil {
 		return none, "", false, err
 	}
 	return b.box(&row), how, false, nil
+}
+
+// isolated refuses a sandbox that has less isolation than its session demands.
+func isolated(row *store.Sandbox, demand sandbox.Isolation) error {
+	if row.State == sandbox.Gone || row.Isolation.Meets(demand) {
+		return nil
+	}
+	return control.TooWeak(row.Provider, row.Isolation, demand)
 }
 
 // takeBack takes over the sandbox of an envelope that another installation wrote,

@@ -34,12 +34,22 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (sandbox.Capabil
 			Code: sandbox.CodeUnavailable, Subject: row.Name, Message: "this daemon does not have the provider of the session", Hint: "see: atoll session targets " + row.Name,
 		})
 	}
-	group, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Session, error) { return tx.Sessions().InGroup(ctx, who.Tenant, row.Group) })
+	var group []store.Session
+	var serves store.Sandbox
+	err = s.Store.View(ctx, func(tx *store.Tx) error {
+		if row.Lease.Sandbox != "" {
+			if serves, err = tx.Sandboxes().Get(ctx, who.Tenant, row.Lease.Sandbox); err != nil {
+				return err
+			}
+		}
+		group, err = tx.Sessions().InGroup(ctx, who.Tenant, row.Group)
+		return err
+	})
 	if err != nil {
 		return sandbox.CapabilityDocument{}, core.Named(op, err)
 	}
 	q := catalog.Query{
-		SessionID: row.ID, Liveness: row.Lease.State, Epoch: row.Lease.Epoch, Shared: len(group) > 1, Now: s.Store.Now(),
+		SessionID: row.ID, Isolation: serves.Isolation, Liveness: row.Lease.State, Epoch: row.Lease.Epoch, Shared: len(group) > 1, Now: s.Store.Now(),
 		NoDesktop: !catalog.DesktopImage(row.Spec.Image), NoRecording: true, // of displays
 	}
 	if who.AllowIn(row.Lease.Sandbox, ops.ComputerAct) != nil {

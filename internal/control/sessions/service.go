@@ -29,6 +29,8 @@ type Sandboxes interface {
 	// sandbox. The workspaces of the sandbox that it replaces, if any, are shared
 	// with it.
 	Make(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error)
+	// Isolation returns the weakest isolation that a sandbox of a tenant may have.
+	Isolation(tenant string, spec *sandbox.Spec) sandbox.Isolation
 	// Reach checks with the provider that a sandbox runs.
 	Reach(ctx context.Context, ref string) error
 	Resume(ctx context.Context, ref string) (store.Sandbox, error)

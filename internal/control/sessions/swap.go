@@ -49,8 +49,11 @@ func (s *Movers) targets(ctx context.Context, who key.Principal, row store.Sessi
 	if err != nil {
 		return nil, "", err
 	}
-	needs := catalog.NeedsOf(&row.Spec)
+	spec := row.Spec
+	spec.Labels = row.Labels
+	needs := catalog.NeedsOf(&spec)
 	needs.Images = false // each checks the exact image
+	needs.Isolation = s.sandboxes.Isolation(row.Tenant, &spec)
 	needs.OwnFiles = carriesTree(&row) || len(row.Spec.Workspaces) > 0
 	archives, mounts := map[string]bool{}, map[string]bool{}
 	for _, p := range all {

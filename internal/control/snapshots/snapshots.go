@@ -159,6 +159,7 @@ func (svc *Service) Origin(ctx context.Context, tenant string, spec sandbox.Spec
 		return spec, "", err
 	}
 	spec.Snapshot, spec.Image = "", s.Spec.Image
+	spec.Isolation = spec.Isolation.Stronger(s.Spec.Isolation)
 	spec.User, spec.Workdir = cmp.Or(spec.User, s.Spec.User), cmp.Or(spec.Workdir, s.Spec.Workdir)
 	r, had := &spec.Resources, s.Spec.Resources
 	r.CPUs, r.Memory, r.Disk, r.PIDs = cmp.Or(r.CPUs, had.CPUs), cmp.Or(r.Memory, had.Memory), cmp.Or(r.Disk, had.Disk), cmp.Or(r.PIDs, had.PIDs)

@@ -46,7 +46,7 @@ func (svc *Service) remember(ctx context.Context, t *store.Template, req templat
 	log := &startLog{t: t, to: req.Log}
 	for _, o := range all {
 		same := o.Image == t.Image && o.Start == t.Start && o.Ready == t.Ready && o.CPUs == t.CPUs && o.Memory == t.Memory
-		if same && !req.NoCache && svc.remembers(ctx, &o) {
+		if same && !req.NoCache && svc.remembers(ctx, &o, "") {
 			t.Snapshot = o.Snapshot
 			log.tell("START "+t.Start, false, true)
 			return nil
@@ -57,13 +57,21 @@ func (svc *Service) remember(ctx context.Context, t *store.Template, req templat
 	return err
 }
 
-// remembers reports whether the snapshot of a template can be used here.
-func (svc *Service) remembers(ctx context.Context, t *store.Template) bool {
+// remembers reports whether the snapshot of a template can be used here, for a
+// sandbox that demands an isolation.
+func (svc *Service) remembers(ctx context.Context, t *store.Template, demand sandbox.Isolation) bool {
 	if t.Snapshot == "" {
 		return false
 	}
 	s, err := svc.cfg.Snapshots.Find(ctx, t.Tenant, t.Snapshot)
-	return err == nil && s.Ready && (s.Node == svc.Node || s.Archived.Archive != "")
+	if err != nil || !s.Ready || s.Node != svc.Node && s.Archived.Archive == "" {
+		return false
+	}
+	if demand == "" {
+		return true
+	}
+	be, err := svc.cfg.Providers.Backend(ctx, s.Provider)
+	return err == nil && be.Isolation(ctx).Meets(demand)
 }
 
 // hasMemory reports whether snapshots of the default provider contain memory.

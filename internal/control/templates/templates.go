@@ -102,7 +102,7 @@ func (svc *Service) Complete(ctx context.Context, tenant string, spec *sandbox.S
 	spec.Image = image
 	spec.Resources.CPUs = cmp.Or(spec.Resources.CPUs, t.CPUs)
 	spec.Resources.Memory = cmp.Or(spec.Resources.Memory, t.Memory)
-	if spec.Snapshot != "" || !svc.remembers(ctx, &t) {
+	if spec.Snapshot != "" || !svc.remembers(ctx, &t, spec.Isolation) {
 		return t, tenant, nil
 	}
 	spec.Snapshot, spec.Image = t.Snapshot, ""

@@ -25,6 +25,7 @@ const (
 	Disk        Field = "disk"
 	PIDs        Field = "pids"
 	Lifetime    Field = "lifetime"
+	Isolation   Field = "isolation"
 	Images      Field = "images"
 	Mounts      Field = "mounts"
 	Network     Field = "network"
@@ -38,6 +39,8 @@ type Request struct {
 	About
 	Resources sandbox.Resources
 	Lifetime  time.Duration // from creation to the end
+	// Isolation is what the sandbox demands, or has.
+	Isolation sandbox.Isolation
 	// Images are the names of the sandbox's image: the requested name, and the
 	// digest if it is known. The image is allowed if one of them is.
 	Images []string
@@ -113,7 +116,7 @@ func (set *Set) Explain(r Request) []sandbox.PolicyFinding {
 func (set *Set) Answer(r Request) sandbox.PolicyAnswer {
 	caps := set.Caps(r.About)
 	a := sandbox.PolicyAnswer{
-		Allow: true, Limits: caps.Resources, Lifetime: caps.Lifetime,
+		Allow: true, Limits: caps.Resources, Lifetime: caps.Lifetime, Isolation: caps.Isolation,
 		Findings: set.Explain(r), Ceilings: []sandbox.PolicyCeiling{},
 	}
 	if err := set.Check(r); err != nil {
@@ -142,6 +145,9 @@ func (p *entry) judge(r *Request) []*finding {
 	add(atMost(Disk, p.Disk, r.Resources.Disk, size))
 	add(atMost(PIDs, p.PIDs, r.Resources.PIDs, func(n int64) string { return strconv.FormatInt(n, 10) }))
 	add(atMost(Lifetime, p.Lifetime, r.Lifetime, time.Duration.String))
+	if p.Isolation != "" {
+		add(found(Isolation, r.Isolation.Meets(p.Isolation), r.Isolation.Known(), "at least "+string(p.Isolation)))
+	}
 	add(p.judgeImage(r))
 	add(p.judgeMounts(r))
 	if p.Network != nil && !*p.Network {

@@ -285,7 +285,7 @@ func (d *document) policy(n *yaml.Node) error {
 	err := d.fields(n, p.Lines, map[string]func(*yaml.Node) error{
 		"name": into(d, &p.Name), "description": into(d, &p.Description), "tenants": d.strings(&p.Tenants), "labels": d.labels(&p.Labels),
 		"cpus": pointer(d, &p.CPUs, number[float64]), "memory": pointer(d, &p.Memory, size), "disk": pointer(d, &p.Disk, size),
-		"pids": pointer(d, &p.PIDs, number[int64]), "lifetime": pointer(d, &p.Lifetime, duration),
+		"pids": pointer(d, &p.PIDs, number[int64]), "lifetime": pointer(d, &p.Lifetime, duration), "isolation": into(d, &p.Isolation),
 		"images": d.images(&p), "mounts": d.strings(&p.Mounts), "secrets": d.strings(&p.Secrets), "secretModes": d.strings(&modes),
 		"network":         func(n *yaml.Node) error { p.Network = new(bool); return into(d, p.Network)(n) },
 		"egress":          func(n *yaml.Node) error { p.Egress = &sandbox.Profile{}; return d.profile(n, p.Egress) },
@@ -315,6 +315,9 @@ func (d *document) check(n *yaml.Node, p *sandbox.Policy) error {
 		if dir, _ = strings.CutSuffix(dir, ":ro"); !path.IsAbs(dir) || path.Clean(dir) != dir {
 			return d.fail(at("mounts"), "%q is not an absolute path, with or without :ro", clip(dir))
 		}
+	}
+	if !p.Isolation.Valid() || p.Isolation == "" && p.Lines["isolation"] > 0 {
+		return d.fail(at("isolation"), "%q is not one of none, kernel and hardware", clip(string(p.Isolation)))
 	}
 	for _, m := range p.SecretModes {
 		if m != sandbox.SecretGateway && m != sandbox.SecretEnv {

@@ -142,10 +142,12 @@ func (set *Set) Unenforceable(a About) policy.Unenforceable {
 	return said
 }
 
-// Caps are the lowest limits that apply to a sandbox; zero means unlimited.
+// Caps are the lowest limits that apply to a sandbox, and the strongest isolation
+// that is demanded for it; zero means unlimited, or any.
 type Caps struct {
 	Resources sandbox.Resources
 	Lifetime  time.Duration
+	Isolation sandbox.Isolation
 }
 
 // Caps returns the limits that apply to a sandbox.
@@ -156,6 +158,7 @@ func (set *Set) Caps(a About) (c Caps) {
 		lower(&c.Resources.Disk, p.Disk)
 		lower(&c.Resources.PIDs, p.PIDs)
 		lower(&c.Lifetime, p.Lifetime)
+		c.Isolation = c.Isolation.Stronger(p.Isolation)
 	}
 	return c
 }

@@ -1,6 +1,8 @@
 package policyset
 
 import (
+	"cmp"
+
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -9,7 +11,7 @@ import (
 func Of(tenant string, spec *sandbox.Spec, images []string, rules []sandbox.Rule) Request {
 	r := Request{
 		About:     About{Tenant: tenant, Labels: spec.Labels},
-		Resources: spec.Resources, Lifetime: spec.Lifetime.Timeout, Images: images, Mounts: spec.Mounts, Network: spec.Network.Asked(),
+		Resources: spec.Resources, Lifetime: spec.Lifetime.Timeout, Isolation: spec.Isolation, Images: images, Mounts: spec.Mounts, Network: spec.Network.Asked(),
 	}
 	for _, ref := range spec.Secrets {
 		r.Secrets = append(r.Secrets, Grant{ref.Name, ModeOf(ref)})
@@ -42,6 +44,7 @@ func (r Request) add(rules []sandbox.Rule) Request {
 func (r *Request) Complete(c Caps, defaults sandbox.Resources) {
 	c.Fill(&r.Resources, defaults)
 	fill(&r.Lifetime, c.Lifetime, 0)
+	r.Isolation = cmp.Or(r.Isolation, c.Isolation)
 	for v, otherwise := range map[*int64]int64{&r.Resources.Memory: defaults.Memory, &r.Resources.Disk: defaults.Disk, &r.Resources.PIDs: defaults.PIDs} {
 		if *v == 0 {
 			*v = otherwise

@@ -49,7 +49,8 @@ func (d *document) test(n *yaml.Node) error {
 			}
 			return nil
 		},
-		"image": into(d, &image), "signedBy": d.strings(&t.assumed), "mounts": d.strings(&mounts), "network": into(d, &t.Network), "url": into(d, &t.URL),
+		"isolation": into(d, &t.Isolation),
+		"image":     into(d, &image), "signedBy": d.strings(&t.assumed), "mounts": d.strings(&mounts), "network": into(d, &t.Network), "url": into(d, &t.URL),
 		"secrets": d.strings(&secrets), "secretMode": into(d, &mode),
 	})
 	if err != nil {
@@ -57,6 +58,9 @@ func (d *document) test(n *yaml.Node) error {
 	}
 	if t.Want != "allow" && t.Want != "deny" {
 		return d.fail(n, "a test wants allow or deny")
+	}
+	if !t.Isolation.Valid() {
+		return d.fail(n, "%q is not one of none, kernel and hardware", clip(string(t.Isolation)))
 	}
 	take(&t.Resources.CPUs, cpus)
 	take(&t.Resources.Memory, memory)

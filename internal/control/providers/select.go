@@ -1,0 +1,73 @@
+package providers
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Select returns the provider of a new sandbox: the one that its Spec names, else
+// the default. If the default isolates less than the Spec demands, it is another
+// one that meets the Spec, and chosen says why. A provider that the Spec names is
+// never replaced. Callers who do not own the machine only get shared providers,
+// because some do not isolate and others cost money.
+func (s *Service) Select(ctx context.Context, who key.Principal, spec *sandbox.Spec) (be *Backend, chosen string, err error) {
+	if err := s.Permit(ctx, who, spec.Provider); err != nil {
+		return nil, "", err
+	}
+	if be, err = s.Backend(ctx, spec.Provider); err != nil || spec.Isolation == "" {
+		return be, "", err
+	}
+	gives := be.Isolation(ctx)
+	switch {
+	case gives.Meets(spec.Isolation):
+		return be, "", nil
+	case spec.Provider != "":
+		return nil, "", control.TooWeak(be.Name, gives, spec.Isolation)
+	}
+	choice := s.stronger(ctx, who, spec)
+	if choice.Provider == "" {
+		return nil, "", noneMeets(choice, spec.Isolation)
+	}
+	chosen = fmt.Sprintf("made by %s: the default provider %s gives %s, and isolation %s is demanded", choice.Provider, be.Name, gives.Known(), spec.Isolation)
+	be, err = s.Backend(ctx, choice.Provider)
+	return be, chosen, err
+}
+
+// stronger chooses among the providers of this daemon that the caller may use.
+// The machines of users are not among them: they are used only by name.
+func (s *Service) stronger(ctx context.Context, who key.Principal, spec *sandbox.Spec) sandbox.Choice {
+	all := make([]sandbox.Provider, 0, len(s.cfg.Known))
+	for _, known := range s.cfg.Known {
+		if s.Permit(ctx, who, known.Name) == nil {
+			all = append(all, s.describe(ctx, known))
+		}
+	}
+	able := catalog.Describe(all)[:len(all)]
+	for i := range able {
+		if err := s.CheckImage(ctx, able[i].Name, spec.Image); able[i].Available && err != nil {
+			able[i].Available, able[i].Problem = false, err.Error()
+		}
+	}
+	needs := catalog.NeedsOf(spec)
+	needs.Images = false // each has checked the exact image
+	return catalog.ChooseFrom(needs, able)
+}
+
+// noneMeets is the refusal when no provider is strong enough and can be used.
+func noneMeets(choice sandbox.Choice, demand sandbox.Isolation) error {
+	var each []string
+	for _, c := range choice.Candidates {
+		each = append(each, c.Provider+": "+strings.Join(c.Reasons, ", "))
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnsupported, Subject: "isolation",
+		Message: fmt.Sprintf("no provider that you may use gives isolation %s here: %s", demand, strings.Join(each, "; ")),
+		Hint:    "demand less, or see what each one lacks with: atoll provider choose --isolation " + string(demand),
+	}
+}
