@@ -14,6 +14,7 @@ func facts(t *testing.T) []Facts {
 		{Descriptor: known(t, "docker"), Why: "no daemon answers", Images: true},
 		{Descriptor: known(t, "e2b"), Available: true, Isolates: true},
 		{Descriptor: known(t, "none"), Available: true},
+		{Descriptor: known(t, "microvm"), Available: true, Isolates: true, Images: true},
 	}
 }
 
@@ -31,6 +32,10 @@ func TestChoose(t *testing.T) {
 		{"a desktop for free", sandbox.Needs{Desktop: true, Price: sandbox.PriceFree}, "", map[string]string{"e2b": "price class use is above free"}},
 		{"memory", sandbox.Needs{Limits: []string{"memory"}, Snapshot: sandbox.SnapshotMemory}, "gvisor", map[string]string{"host": "does not enforce the memory limit", "e2b": "cannot take snapshots of memory"}},
 		{"files of its own", sandbox.Needs{OwnFiles: true}, "gvisor", map[string]string{"host": "has no root file system of its own"}},
+		{"a kernel of its own", sandbox.Needs{Isolation: sandbox.IsolationKernel}, "gvisor", map[string]string{"host": "gives none, and isolation kernel is needed", "e2b": "gives unknown isolation"}},
+		{"hardware", sandbox.Needs{Isolation: sandbox.IsolationHardware}, "microvm", map[string]string{"gvisor": "gives kernel, and isolation hardware is needed"}},
+		{"hardware of one that has less", sandbox.Needs{Isolation: sandbox.IsolationHardware, Provider: "gvisor"}, "", map[string]string{"gvisor": "gives kernel"}},
+		{"any", sandbox.Needs{Isolation: sandbox.IsolationNone}, "gvisor", nil},
 		{"rules for requests", sandbox.Needs{Egress: sandbox.EgressFull}, "gvisor", map[string]string{"e2b": "enforces egress at level host, and full is needed"}},
 	}
 	for _, tt := range tests {

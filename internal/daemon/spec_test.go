@@ -49,7 +49,7 @@ func (r *recorder) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 // fullSpec has a value in every field but those in unset.
 func fullSpec(source string, port uint16) sandbox.Spec {
 	return sandbox.Spec{
-		Name: "full", Provider: "recorder", Image: "host", Hostname: "somewhere", User: "root", Workdir: "/srv",
+		Name: "full", Provider: "recorder", Isolation: sandbox.IsolationKernel, Image: "host", Hostname: "somewhere", User: "root", Workdir: "/srv",
 		Resources: sandbox.Resources{CPUs: 1.5, Memory: 256 << 20, Disk: 64 << 20, PIDs: 100},
 		Env:       map[string]string{"A": "value"},
 
@@ -116,7 +116,7 @@ func TestSpecReachesEveryLayer(t *testing.T) {
 		}
 	}
 	m := daemontest.New(t)
-	r := &recorder{Provider: fake.New(fake.Options{World: m.World, Limited: true})}
+	r := &recorder{Provider: fake.New(fake.Options{World: m.World, Limited: true, Isolation: sandbox.IsolationHardware})}
 	d := m.Start(t, func(o *daemon.Options) {
 		o.Providers = []registry.Entry{{Name: "recorder", Open: func(registry.Host) (driver.Provider, error) { return r, nil }}}
 	})

@@ -110,6 +110,7 @@ export interface components {
             Recording: components["schemas"]["RecordingCell"];
             Terminal: components["schemas"]["TerminalCell"];
             backend: string;
+            isolation?: string;
             /** Format: int64 */
             leaseEpoch: number;
             liveness: string;
@@ -298,6 +299,11 @@ export interface components {
              * @example debian:12
              */
             image?: string;
+            /**
+             * @description the weakest isolation that it may have: none, a kernel of its own, or a virtual machine; that of the provider if it is left out
+             * @enum {string}
+             */
+            isolation?: "none" | "kernel" | "hardware";
             labels?: {
                 [key: string]: string;
             };
@@ -354,6 +360,7 @@ export interface components {
             find?: string;
             fork: boolean;
             git: boolean;
+            isolation?: string;
             lifetime: components["schemas"]["LifetimeSupport"];
             name: string;
             nativeBucketMount: boolean;
@@ -1229,6 +1236,7 @@ export interface components {
             fork?: boolean;
             images?: boolean;
             isolated?: boolean;
+            isolation?: string;
             limits?: string[] | null;
             mounts?: boolean;
             ownFiles?: boolean;
@@ -1456,6 +1464,8 @@ export interface components {
             egress?: components["schemas"]["Profile"];
             file: string;
             images?: string[] | null;
+            /** @description the weakest isolation that sandboxes may have */
+            isolation?: string;
             /** @description patterns of the labels of the sandboxes that it applies to; a missing label is empty */
             labels?: {
                 [key: string]: string[] | null;
@@ -1495,6 +1505,8 @@ export interface components {
             ceilings: components["schemas"]["PolicyCeiling"][] | null;
             /** @description result of every rule that applies to it */
             findings: components["schemas"]["PolicyFinding"][] | null;
+            /** @description the weakest isolation that it may have; left out if no policy says */
+            isolation?: string;
             /**
              * Format: int64
              * @description its longest lifetime, in milliseconds
@@ -1920,6 +1932,11 @@ export interface components {
             expires?: string;
             id: string;
             image: string;
+            /**
+             * @description the wall between it and the machine that runs it; left out if it is not known
+             * @enum {string}
+             */
+            isolation?: "none" | "kernel" | "hardware";
             labels?: {
                 [key: string]: string;
             };
@@ -2207,6 +2224,11 @@ export interface components {
              * @example debian:12
              */
             image?: string;
+            /**
+             * @description the weakest isolation that it may have: none, a kernel of its own, or a virtual machine; that of the provider if it is left out
+             * @enum {string}
+             */
+            isolation?: "none" | "kernel" | "hardware";
             labels?: {
                 [key: string]: string;
             };
