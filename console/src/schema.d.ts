@@ -2164,6 +2164,7 @@ export interface components {
             Recording: components["schemas"]["RecordingCell"];
             Terminal: components["schemas"]["TerminalCell"];
             backend: string;
+            isolation?: string;
             /** Format: int64 */
             leaseEpoch: number;
             liveness: string;
@@ -2352,6 +2353,11 @@ export interface components {
              * @example debian:12
              */
             image?: string;
+            /**
+             * @description the weakest isolation that it may have: none, a kernel of its own, or a virtual machine; that of the provider if it is left out
+             * @enum {string}
+             */
+            isolation?: "none" | "kernel" | "hardware";
             labels?: {
                 [key: string]: string;
             };
@@ -2408,6 +2414,7 @@ export interface components {
             find?: string;
             fork: boolean;
             git: boolean;
+            isolation?: string;
             lifetime: components["schemas"]["LifetimeSupport"];
             name: string;
             nativeBucketMount: boolean;
@@ -3283,6 +3290,7 @@ export interface components {
             fork?: boolean;
             images?: boolean;
             isolated?: boolean;
+            isolation?: string;
             limits?: string[] | null;
             mounts?: boolean;
             ownFiles?: boolean;
@@ -3510,6 +3518,8 @@ export interface components {
             egress?: components["schemas"]["Profile"];
             file: string;
             images?: string[] | null;
+            /** @description the weakest isolation that sandboxes may have */
+            isolation?: string;
             /** @description patterns of the labels of the sandboxes that it applies to; a missing label is empty */
             labels?: {
                 [key: string]: string[] | null;
@@ -3549,6 +3559,8 @@ export interface components {
             ceilings: components["schemas"]["PolicyCeiling"][] | null;
             /** @description result of every rule that applies to it */
             findings: components["schemas"]["PolicyFinding"][] | null;
+            /** @description the weakest isolation that it may have; left out if no policy says */
+            isolation?: string;
             /**
              * Format: int64
              * @description its longest lifetime, in milliseconds
@@ -3974,6 +3986,11 @@ export interface components {
             expires?: string;
             id: string;
             image: string;
+            /**
+             * @description the wall between it and the machine that runs it; left out if it is not known
+             * @enum {string}
+             */
+            isolation?: "none" | "kernel" | "hardware";
             labels?: {
                 [key: string]: string;
             };
@@ -4261,6 +4278,11 @@ export interface components {
              * @example debian:12
              */
             image?: string;
+            /**
+             * @description the weakest isolation that it may have: none, a kernel of its own, or a virtual machine; that of the provider if it is left out
+             * @enum {string}
+             */
+            isolation?: "none" | "kernel" | "hardware";
             labels?: {
                 [key: string]: string;
             };

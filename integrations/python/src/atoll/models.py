@@ -909,6 +909,7 @@ class Needs(Model):
     fork: bool | None = None
     images: bool | None = None
     isolated: bool | None = None
+    isolation: str | None = None
     limits: list[str] | None = None
     mounts: bool | None = None
     own_files: bool | None = None
@@ -2168,6 +2169,7 @@ class Descriptor(Model):
     find: str | None = None
     fork: bool
     git: bool
+    isolation: str | None = None
     lifetime: LifetimeSupport
     name: str
     native_bucket_mount: bool
@@ -2547,6 +2549,10 @@ class Sandbox(Model):
     """
     id: str
     image: str
+    isolation: Literal["none", "kernel", "hardware"] | None = None
+    """
+    the wall between it and the machine that runs it; left out if it is not known
+    """
     labels: dict[str, str] | None = None
     left_ms: int | None = None
     """
@@ -2694,6 +2700,7 @@ class CapabilityDocument(Cells):
     recording: RecordingCell
     terminal: TerminalCell
     backend: str
+    isolation: str | None = None
     lease_epoch: int
     liveness: str
     negotiated_at: AwareDatetime
@@ -2864,6 +2871,10 @@ class Policy(Model):
     """
     file: str
     images: list[str] | None = None
+    isolation: str | None = None
+    """
+    the weakest isolation that sandboxes may have
+    """
     labels: dict[str, list[str] | None] | None = None
     """
     patterns of the labels of the sandboxes that it applies to; a missing label is empty
@@ -2926,6 +2937,10 @@ class Spec(Model):
     image: str | None = None
     """
     source of the root file system; the machine's own programs if it is left out
+    """
+    isolation: Literal["none", "kernel", "hardware"] | None = None
+    """
+    the weakest isolation that it may have: none, a kernel of its own, or a virtual machine; that of the provider if it is left out
     """
     labels: dict[str, str] | None = None
     lifetime: Lifetime | None = None
@@ -3017,6 +3032,10 @@ class CreateRequest(Model):
     image: str | None = None
     """
     source of the root file system; the machine's own programs if it is left out
+    """
+    isolation: Literal["none", "kernel", "hardware"] | None = None
+    """
+    the weakest isolation that it may have: none, a kernel of its own, or a virtual machine; that of the provider if it is left out
     """
     labels: dict[str, str] | None = None
     lifetime: Lifetime | None = None
@@ -3147,6 +3166,10 @@ class PolicyAnswer(Model):
     findings: list[PolicyFinding] | None
     """
     result of every rule that applies to it
+    """
+    isolation: str | None = None
+    """
+    the weakest isolation that it may have; left out if no policy says
     """
     lifetime_ms: int | None = None
     """
