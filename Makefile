@@ -29,10 +29,11 @@ PARALLEL     ?= 6
 
 # The race detector makes test binaries dynamic, but a kernel must be static to
 # re-execute itself in its empty root. So tests start their kernels, and the
-# command under test, from a copy of bin/atoll. Kernels run as nobody, who may
-# not be able to read this directory but must be able to read the copy.
-STATIC = dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && cp "$(ATOLL)" "$$dir" && \
-	export ATOLL_KERNEL="$$dir/atoll" ATOLL_BIN="$$dir/atoll" &&
+# command under test, from a copy of the engine. Kernels run as nobody, who may
+# not be able to read this directory but must be able to read the copy. The light
+# program is only for the tests that are about it.
+STATIC = dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && cp "$(ATOLL)-engine" "$$dir/atoll" && \
+	cp "$(ATOLL)" "$$dir/atoll-light" && export ATOLL_KERNEL="$$dir/atoll" ATOLL_BIN="$$dir/atoll" ATOLL_LIGHT="$$dir/atoll-light" &&
 
 # $(call gotest,FLAGS,PACKAGES) runs go test and prints a count, and what the
 # skipped tests need. With AGAIN=N, up to N failed tests run once more.
@@ -50,8 +51,8 @@ guest: ## build the program that runs inside sandboxes, which build embeds
 	@GO='$(GO)' ./scripts/guest
 
 .PHONY: build
-build: guest ## build the static binary, bin/atoll
-	$(GO) build -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o "$(ATOLL)" ./cmd/atoll
+build: guest ## build the static binary, bin/atoll, and the engine that it embeds, bin/atoll-engine
+	@GO='$(GO)' ./scripts/light "$(ATOLL)-engine" "$(ATOLL)" -buildvcs=$(BUILDVCS)
 
 .PHONY: nats
 nats: ## build the server for self-hosted machines, bin/atoll-nats
@@ -241,7 +242,7 @@ fuzz: ## fuzz each target for FUZZTIME (10s)
 .PHONY: bench
 bench: build ## compare with Docker, runc and bubblewrap, into docs/BENCHMARKS.md: make bench ARGS="-rounds 5"
 	@$(STATIC) $(GO) -C bench build -o "$$dir/bench" . && \
-		"$$dir/bench" -atoll "$$dir/atoll" -doc docs/BENCHMARKS.md $(ARGS)
+		"$$dir/bench" -atoll "$$dir/atoll-light" -doc docs/BENCHMARKS.md $(ARGS)
 
 .PHONY: gobench
 gobench: build ## run the Go benchmarks: make gobench PKGS=./provider/gvisor
@@ -254,12 +255,14 @@ apifuzz: build ## send random requests to a real daemon for about 80 seconds (fe
 .PHONY: vet
 vet: ## run go vet
 	$(GO) vet $(PKGS)
+	$(GO) vet -tags light ./cmd/atoll
 	$(GO) -C bench vet ./...
 	@$(GO) -C test/driver-module vet ./...
 
 .PHONY: lint
 lint: ## run golangci-lint (the first run builds it: minutes)
 	$(TOOL) golangci-lint run --allow-parallel-runners $(PKGS)
+	$(TOOL) golangci-lint run --allow-parallel-runners --build-tags light ./cmd/atoll
 
 .PHONY: fmt
 fmt: ## format the Go files
@@ -293,4 +296,4 @@ check-tidy: ## check that go.mod and go.sum are what go mod tidy makes
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin dist internal/guest/program/built/linux-*
+	rm -rf bin dist internal/guest/program/built/linux-* cmd/atoll/built/engine.*

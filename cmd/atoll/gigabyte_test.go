@@ -21,7 +21,7 @@ func TestGigabyte(t *testing.T) {
 	if have := availableMemory(t); have < gigabyteNeeds {
 		t.Fatalf("this needs %d MiB of memory, and %d MiB are available (MemAvailable of /proc/meminfo)", gigabyteNeeds>>20, have>>20)
 	}
-	params := scriptParams()
+	params := scriptParams(built.atoll)
 	params.Dir = "../../testdata/heavy"
 	testscript.RunT(quiet{t}, params)
 }

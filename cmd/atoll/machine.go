@@ -1,4 +1,4 @@
-//go:build linux
+//go:build linux && !light
 
 package main
 
@@ -97,12 +97,4 @@ func machines(path string) (*hub.Config, error) {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "daemon.start", Subject: path, Message: err.Error()}
 	}
 	return &hub.Config{URL: file.URL, Account: file.Account, Issuer: []byte(file.Issuer), Options: []nats.Option{nats.UserInfo(file.User, file.Password)}}, nil
-}
-
-// known describes the providers for the command line.
-func known(providers []registry.Entry) (out []cli.ProviderInfo) {
-	for _, e := range providers {
-		out = append(out, cli.ProviderInfo{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
-	}
-	return out
 }

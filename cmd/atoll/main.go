@@ -1,4 +1,4 @@
-//go:build linux
+//go:build linux && !light
 
 // Atoll gives AI agents sandboxes: one program, with nothing else to install.
 package main
@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/cli"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/node"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/gateway/egress"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // must be initialised before everything else
 	"github.com/atoll-run/atoll/internal/registry"
@@ -31,10 +32,9 @@ func main() {
 		},
 		Up:      func(ctx context.Context, o cli.UpOptions) (cli.Daemon, error) { return up(ctx, providers, o) },
 		Restore: daemon.Restore, Accept: daemon.Accept,
-		Machine: machineProgram{providers[0]},
-		Stdin:   os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
+		Machine: machineProgram{providers[0]}, Providers: known(), Program: engine.Self(),
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
 	}
-	app.Providers = known(providers)
 	os.Exit(app.Main(context.Background(), os.Args[1:]))
 }
 

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -54,14 +55,34 @@ func build(output, pkg string) {
 	}
 }
 
-func TestScript(t *testing.T) { testscript.RunT(quiet{t}, scriptParams()) }
+func TestScript(t *testing.T) { testscript.RunT(quiet{t}, scriptParams(built.atoll)) }
 
-// scriptParams returns the parameters of the scripts.
-func scriptParams() testscript.Params {
+// TestLightScript runs scripts with the light program, which continues in the
+// engine: commands with and without a daemon, with input, help and errors.
+func TestLightScript(t *testing.T) {
+	program := os.Getenv("ATOLL_LIGHT")
+	if program == "" {
+		need.Thing(t, "ATOLL_LIGHT", "make test names the light program with it")
+	}
+	params := scriptParams(program)
+	params.Dir = ""
+	for _, name := range []string{"background", "check", "completion", "context", "daemon", "detach", "doctor", "env", "errors", "exit-codes", "first-run", "help", "image", "killed", "lifecycle", "providers", "restore", "session", "stdin"} {
+		params.Files = append(params.Files, filepath.Join("../../testdata/script", name+".txtar"))
+	}
+	files, err := filepath.Glob("../../testdata/light/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("there are no scripts: %v", err)
+	}
+	params.Files = append(params.Files, files...)
+	testscript.RunT(quiet{t}, params)
+}
+
+// scriptParams returns the parameters of scripts that use a program as atoll.
+func scriptParams(atoll string) testscript.Params {
 	return testscript.Params{
 		Dir:                 "../../testdata/script",
 		RequireExplicitExec: true,
-		Setup:               setup,
+		Setup:               func(env *testscript.Env) error { return setup(env, atoll) },
 		Condition: func(cond string) (bool, error) {
 			switch cond {
 			case "root":
@@ -116,7 +137,7 @@ func (q quiet) Run(name string, f func(testscript.T)) {
 
 // setup gives every script its own home, state directory and copy of the
 // program. The copy's path identifies the script's processes.
-func setup(env *testscript.Env) error {
+func setup(env *testscript.Env, atoll string) error {
 	bin := filepath.Join(env.WorkDir, "bin")
 	for _, dir := range []string{bin, filepath.Join(env.WorkDir, "home")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -127,7 +148,7 @@ func setup(env *testscript.Env) error {
 		return err
 	}
 	program := filepath.Join(bin, "atoll")
-	if err := copyFile(built.atoll, program); err != nil {
+	if err := copyFile(atoll, program); err != nil {
 		return err
 	}
 	env.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
@@ -143,7 +164,7 @@ func setup(env *testscript.Env) error {
 		cmd := exec.Command(program, "rm", "--force", "--all")
 		cmd.Env = env.Vars
 		_ = cmd.Run()
-		for pid := range processesOf(program) {
+		for pid := range processesOf(programs(env.WorkDir)...) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	})
@@ -272,7 +293,7 @@ func noProcess(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: noprocess")
 	}
 	ts.Check(eventually(func() error {
-		for pid, name := range processesOf(filepath.Join(ts.Getenv("WORK"), "bin", "atoll")) {
+		for pid, name := range processesOf(programs(ts.Getenv("WORK"))...) {
 			return fmt.Errorf("process %d (%s) is left", pid, name)
 		}
 		return nil
@@ -301,12 +322,22 @@ func nothingLeft(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// processesOf returns the processes that run a program, in any mount namespace.
-func processesOf(program string) map[int]string {
+// programs returns the programs of a script: its atoll, and the engine that it
+// has unpacked.
+func programs(work string) []string {
+	engines, _ := filepath.Glob(filepath.Join(work, "*", "engine", "*", "atoll")) // of each state directory
+	return append(engines, filepath.Join(work, "bin", "atoll"))
+}
+
+// processesOf returns the processes that run one of some programs, in any mount
+// namespace.
+func processesOf(programs ...string) map[int]string {
 	found := map[int]string{}
-	want, err := os.Stat(program)
-	if err != nil {
-		return found
+	var want []os.FileInfo
+	for _, program := range programs {
+		if info, err := os.Stat(program); err == nil {
+			want = append(want, info)
+		}
 	}
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
@@ -314,7 +345,8 @@ func processesOf(program string) map[int]string {
 		if err != nil {
 			continue
 		}
-		if got, err := os.Stat(filepath.Join("/proc", e.Name(), "exe")); err == nil && os.SameFile(want, got) {
+		got, err := os.Stat(filepath.Join("/proc", e.Name(), "exe"))
+		if err == nil && slices.ContainsFunc(want, func(info os.FileInfo) bool { return os.SameFile(info, got) }) {
 			args, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 			found[pid] = strings.ReplaceAll(string(args), "\x00", " ")
 		}

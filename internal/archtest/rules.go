@@ -581,6 +581,18 @@ var rules = []rule{
 	},
 
 	{
+		pkgs: "internal/statedir",
+		only: []string{"sandbox"},
+		deny: []string{kernel + "/...", "os/exec", "net", "net/http", "database/sql"},
+		why:  "the engine and programs without it find the same directory",
+	},
+	{
+		pkgs: "internal/engine/...",
+		only: []string{"sandbox", "internal/statedir", "internal/engine"},
+		deny: []string{kernel + "/...", "os/exec", "net", "net/http", "database/sql"},
+		why:  "the light program unpacks the engine and starts it, whatever that contains",
+	},
+	{
 		pkgs: "internal/cli/...",
 		only: []string{module, "admin", "internal/client", "internal/tree", "internal/sparse", "internal/offline", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
 		deny: []string{kernel + "/...", "internal/daemon/..."},
@@ -591,7 +603,7 @@ var rules = []rule{
 		only: []string{
 			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
 			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
-			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...",
+			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...", "internal/engine", "internal/statedir",
 		},
 		deny: []string{"github.com/nats-io/nats-server/v2/..."},
 		why:  "main only dispatches; the NATS server looks at its process every second, for which the kernel of a sandbox, the same program, is killed",

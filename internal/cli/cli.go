@@ -52,9 +52,13 @@ type ProviderInfo struct {
 
 // App is one run of the command line.
 type App struct {
-	// Open opens the node whose state is kept in stateDir; empty means the user's
-	// own. The App closes it. It is nil in a client build for a system without
+	// Engine continues the command in the engine, and returns only if that fails.
+	// The light program has it instead of all functions up to Machine. It is nil
+	// if the engine is linked in, and in a client build for a system without
 	// sandboxes, which uses the daemon in ATOLL_HOST.
+	Engine func(stateDir string) error
+	// Open opens the node whose state is kept in stateDir; empty means the user's
+	// own. The App closes it. It is nil in a client.
 	Open func(stateDir string) (System, error)
 	// Up starts a daemon, which the App closes. It is nil in a client.
 	Up func(ctx context.Context, opts UpOptions) (Daemon, error)
@@ -66,6 +70,8 @@ type App struct {
 	Accept func(ctx context.Context, stateDir string) (lost []string, err error)
 	// Machine is the program of a self-hosted machine. It is nil in a client.
 	Machine MachineProgram
+	// Program is the path of the program that the user called. Empty: this one.
+	Program string
 	// Providers are those there are, the default first.
 	Providers []ProviderInfo
 	// Version is the output of `atoll version`.
@@ -145,6 +151,7 @@ one.`,
 		&cobra.Group{ID: groupBox, Title: "Sandboxes:"},
 		&cobra.Group{ID: groupDaemon, Title: "The daemon:"},
 		&cobra.Group{ID: groupMachine, Title: "This machine:"})
+	root.PersistentPreRunE = a.beginInEngine
 	root.Version = a.versionLine()
 	root.SetVersionTemplate("{{.Version}}\n")
 	flags := root.PersistentFlags()
@@ -207,7 +214,7 @@ func (a *App) node() (System, error) {
 		return a.system, nil
 	}
 	if a.Open == nil {
-		return nil, clientOnly("nothing can run on this machine")
+		return nil, a.inEngine("nothing can run on this machine")
 	}
 	system, err := a.Open(a.stateDir)
 	if err != nil {

@@ -69,7 +69,7 @@ func (a machineCommands) dir() string { return filepath.Join(filepath.Dir(a.sock
 
 func (a machineCommands) program() (MachineProgram, error) {
 	if a.Machine == nil {
-		return nil, clientOnly("this machine cannot be used by a daemon")
+		return nil, a.inEngine("this machine cannot be used by a daemon")
 	}
 	return a.Machine, nil
 }
@@ -264,9 +264,11 @@ machine join for the enrolment of this machine. It starts nothing.`,
 		if _, err := p.Status(a.dir()); err != nil {
 			return err
 		}
-		program, err := os.Executable()
-		if err != nil {
-			return err
+		program := a.Program
+		if program == "" {
+			if program, err = os.Executable(); err != nil {
+				return err
+			}
 		}
 		config, err := os.UserConfigDir()
 		if err != nil {

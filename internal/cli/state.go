@@ -132,7 +132,7 @@ keeps those that it does not know.`,
 	}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		if a.Restore == nil {
-			return clientOnly("no daemon can run on this machine")
+			return a.inEngine("no daemon can run on this machine")
 		}
 		if _, err := a.node(); err != nil { // returns an error if the directory cannot be ours
 			return err
@@ -157,7 +157,7 @@ with each of them. It deletes nothing. Put the missing part back instead if you 
 	}
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		if a.Accept == nil {
-			return clientOnly("no daemon can run on this machine")
+			return a.inEngine("no daemon can run on this machine")
 		}
 		if _, err := a.node(); err != nil {
 			return err

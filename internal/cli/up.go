@@ -297,7 +297,7 @@ func (a upCommands) runDaemon(ctx context.Context, opts UpOptions) error {
 	signal.Notify(again, syscall.SIGHUP)
 	defer signal.Stop(again)
 	if a.Up == nil {
-		return clientOnly("no daemon can run on this machine")
+		return a.inEngine("no daemon can run on this machine")
 	}
 	a.warn(a.warningOf(opts.Provider))
 	d, err := a.Up(ctx, opts)

@@ -30,44 +30,31 @@ import (
 )
 
 // Builtin returns the providers that this program is built with, the default
-// first.
+// first, as the catalog lists them.
 func Builtin() []registry.Entry {
-	list := entries()
-	for i := range list {
-		d, ok := catalog.Find(list[i].Name)
+	known := catalog.Builtin()
+	list := make([]registry.Entry, len(known))
+	for i, p := range known {
+		list[i] = registry.Entry{Name: p.Name, Summary: p.Summary, Warning: p.Warning, Open: openers[p.Name]}
+		d, ok := catalog.Find(p.Name)
 		if !ok {
 			continue
 		}
 		list[i].Isolation = d.Isolation
 		list[i].Check = func(env func(string) string) error {
 			lookup := func(name string) (string, bool) { return env(name), true }
-			return errors.Join(catalog.CheckDescriptor(list[i].Name, d), catalog.CheckCredentials(d, lookup))
+			return errors.Join(catalog.CheckDescriptor(p.Name, d), catalog.CheckCredentials(d, lookup))
 		}
 	}
 	return list
 }
 
-func entries() []registry.Entry {
-	return []registry.Entry{
-		{Name: gvisor.Name, Summary: "a kernel of its own for every sandbox, from this program alone", Open: openGvisor},
-		{
-			Name: host.Name, Summary: "plain processes of this machine, without isolation", Open: openHost,
-			Warning: "provider host does not isolate: commands run with your rights on this machine",
-		},
-		{Name: microvm.Name, Summary: "virtual machines of QEMU and KVM, with a kernel of the distribution", Open: openMicrovm},
-		{Name: docker.Name, Summary: "containers of a Docker daemon, named by DOCKER_HOST and the like", Open: openDocker},
-		hosted(e2b.Name, openE2B), hosted(superserve.Name, openSuperserve), hosted(boxlite.Name, openBoxlite), hosted(islo.Name, openIslo),
-		hosted(cloudflare.Name, openCloudflare), hosted(daytona.Name, openDaytona), hosted(vercel.Name, openVercel),
-		hosted(runloop.Name, openRunloop), hosted(opensandbox.Name, openOpenSandbox),
-		{Name: remote.Name, Summary: "another Atoll daemon, named by ATOLL_REMOTE_HOST and ATOLL_REMOTE_KEY", Open: openRemote},
-		{Name: none.Name, Summary: "no sandboxes at all, for deployments that need none", Open: openNone},
-	}
-}
-
-// hosted is the entry of a service, whose summary is the catalog's.
-func hosted(name string, open func(registry.Host) (driver.Provider, error)) registry.Entry {
-	d, _ := catalog.Find(name)
-	return registry.Entry{Name: name, Summary: d.Summary + ", named by " + d.Credentials[0].Env + " and the like", Open: open}
+// openers has every provider of the catalog's list.
+var openers = map[string]func(registry.Host) (driver.Provider, error){
+	gvisor.Name: openGvisor, host.Name: openHost, microvm.Name: openMicrovm, docker.Name: openDocker,
+	e2b.Name: openE2B, superserve.Name: openSuperserve, boxlite.Name: openBoxlite, islo.Name: openIslo,
+	cloudflare.Name: openCloudflare, daytona.Name: openDaytona, vercel.Name: openVercel, runloop.Name: openRunloop, opensandbox.Name: openOpenSandbox,
+	remote.Name: openRemote, none.Name: openNone,
 }
 
 func openGvisor(h registry.Host) (driver.Provider, error) {

@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/statedir"
 )
 
 // Node is this machine with one state directory. It is safe for concurrent use.
@@ -41,7 +42,7 @@ type Node struct {
 // Open opens the node with the state directory dir, which is created if
 // missing. Empty dir means the user's default. The caller closes the node.
 func Open(dir string, providers []registry.Entry, env func(string) (string, bool)) (*Node, error) {
-	dir, err := stateDir(dir, env)
+	dir, err := statedir.Open(dir, env)
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,6 @@
-package node
+// Package statedir finds and checks the state directory, for the engine and for
+// programs without it.
+package statedir
 
 import (
 	"errors"
@@ -12,13 +14,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// stateDir returns the state directory: dir, or from the environment, or the
-// default. It checks that only the current user can write there, because its
-// contents determine what sandboxes run.
-func stateDir(dir string, env func(string) (string, bool)) (string, error) {
+// Open returns the state directory: dir, or from the environment, or the
+// default. It makes it if it is missing, and checks that only the current user
+// can write there, because its contents determine what sandboxes run.
+func Open(dir string, env func(string) (string, bool)) (string, error) {
 	if dir == "" {
 		var err error
-		if dir, err = defaultStateDir(os.Geteuid(), env); err != nil {
+		if dir, err = byDefault(os.Geteuid(), env); err != nil {
 			return "", err
 		}
 	}
@@ -33,7 +35,7 @@ func stateDir(dir string, env func(string) (string, bool)) (string, error) {
 	if abs, err = filepath.EvalSymlinks(abs); err != nil {
 		return "", refuse(dir, reason(err), "")
 	}
-	if err := checkOwned(abs, uint32(os.Geteuid())); err != nil {
+	if err := CheckOwned(abs, uint32(os.Geteuid())); err != nil {
 		return abs, err
 	}
 	return abs, closeToOthers(abs)
@@ -51,9 +53,9 @@ func closeToOthers(dir string) error {
 	return nil
 }
 
-// defaultStateDir follows the XDG base directory specification, except for
+// byDefault follows the XDG base directory specification, except for
 // root.
-func defaultStateDir(uid int, env func(string) (string, bool)) (string, error) {
+func byDefault(uid int, env func(string) (string, bool)) (string, error) {
 	if dir, _ := env("ATOLL_STATE_DIR"); dir != "" {
 		return dir, nil
 	}
@@ -70,7 +72,9 @@ func defaultStateDir(uid int, env func(string) (string, bool)) (string, error) {
 	return "", refuse("", "there is no home directory to keep state in", "choose a directory with --state-dir or $ATOLL_STATE_DIR")
 }
 
-func checkOwned(dir string, uid uint32) error {
+// CheckOwned checks that dir is a directory of the user, and that no other user
+// can write to it.
+func CheckOwned(dir string, uid uint32) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
 		return refuse(dir, reason(err), "")

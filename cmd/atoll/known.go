@@ -1,0 +1,16 @@
+//go:build linux
+
+package main
+
+import (
+	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/internal/cli"
+)
+
+// known describes the providers for the command line.
+func known() (out []cli.ProviderInfo) {
+	for _, p := range catalog.Builtin() {
+		out = append(out, cli.ProviderInfo{Name: p.Name, Summary: p.Summary, Warning: p.Warning})
+	}
+	return out
+}

@@ -1,0 +1,47 @@
+//go:build linux && light
+
+// Atoll gives AI agents sandboxes: one program, with nothing else to install.
+// This is its light form, which starts quickly: the command line with a client
+// of the daemon. It embeds the program with everything, and continues in that
+// when a command needs it.
+package main
+
+import (
+	"context"
+	"embed"
+	"os"
+	"runtime"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/internal/cli"
+	"github.com/atoll-run/atoll/internal/engine"
+)
+
+//go:embed built
+var embedded embed.FS
+
+// kernelVersion is that of gVisor in the engine; scripts/light sets it.
+var kernelVersion string
+
+func main() {
+	app := &cli.App{
+		Engine:    continueInEngine,
+		Providers: known(),
+		Version:   cli.Version{Atoll: atollVersion(), Engine: kernelVersion, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH},
+		Stdin:     os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
+	}
+	os.Exit(app.Main(context.Background(), os.Args[1:]))
+}
+
+// continueInEngine returns only if it fails. A shell that completes a word does
+// not wait until the engine is unpacked.
+func continueInEngine(stateDir string) error {
+	packed, err := engine.Embedded(embedded, "built")
+	if err != nil {
+		return err
+	}
+	completes := len(os.Args) > 1 && strings.HasPrefix(os.Args[1], cobra.ShellCompRequestCmd)
+	return packed.Exec(stateDir, os.Args[1:], !completes)
+}
