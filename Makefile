@@ -242,7 +242,7 @@ fuzz: ## fuzz each target for FUZZTIME (10s)
 .PHONY: bench
 bench: build ## compare with Docker, runc and bubblewrap, into docs/BENCHMARKS.md: make bench ARGS="-rounds 5"
 	@$(STATIC) $(GO) -C bench build -o "$$dir/bench" . && \
-		"$$dir/bench" -atoll "$$dir/atoll-light" -doc docs/BENCHMARKS.md $(ARGS)
+		"$$dir/bench" -atoll "$$dir/atoll-light" -engine "$$dir/atoll" -doc docs/BENCHMARKS.md $(ARGS)
 
 .PHONY: gobench
 gobench: build ## run the Go benchmarks: make gobench PKGS=./provider/gvisor

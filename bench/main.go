@@ -23,6 +23,7 @@ import (
 // config is the configuration from the command line.
 type config struct {
 	atoll   string
+	engine  string
 	doc     string
 	results string
 	tar     string
@@ -36,6 +37,7 @@ func main() {
 	runtime.LockOSThread()
 	var c config
 	flag.StringVar(&c.atoll, "atoll", "bin/atoll", "the executable to measure; every user must be able to run it")
+	flag.StringVar(&c.engine, "engine", "bin/atoll-engine", "the executable for kernels of the library; every user must be able to run it")
 	flag.StringVar(&c.doc, "doc", "", "document to write the results into; they are always printed")
 	flag.StringVar(&c.results, "results", "bench/results", "directory for the samples, if there is a document")
 	flag.StringVar(&c.tar, "tar", "bin/bench-rootfs.tar", "root file system with a shell, coreutils and python3; built with mmdebstrap if missing")
@@ -89,7 +91,7 @@ func run(ctx context.Context, c config) (err error) {
 // prepare starts and installs the measured programs. The caller closes the
 // result even if prepare fails.
 func prepare(ctx context.Context, c config) (*bench, error) {
-	for _, file := range []*string{&c.atoll, &c.tar} {
+	for _, file := range []*string{&c.atoll, &c.engine, &c.tar} {
 		abs, err := filepath.Abs(*file)
 		if err != nil {
 			return nil, err
@@ -115,7 +117,7 @@ func prepare(ctx context.Context, c config) (*bench, error) {
 	if err := b.cli.with("image", "import", "-q", "tar:"+c.tar, imageName).run(ctx); err != nil {
 		return b, err
 	}
-	if b.lib, err = openLibrary(b.state, c.atoll, imageName); err != nil {
+	if b.lib, err = openLibrary(b.state, c.engine, imageName); err != nil {
 		return b, err
 	}
 	return b, b.findPeers(ctx, rootfs)

@@ -79,7 +79,7 @@ func wholes(m map[string]*outcome, name string) figure {
 
 // create measures the time from nothing to the first output of a first command.
 func (b *bench) create(ctx context.Context) (err error) {
-	pool, err := openLibrary(b.state, b.atoll, imageName)
+	pool, err := openLibrary(b.state, b.engine, imageName)
 	if err != nil {
 		return err
 	}
