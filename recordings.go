@@ -11,9 +11,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Record starts a recording of a terminal of the sandbox. It goes on without
-// the caller, until it is stopped, the command in the terminal ends, or a limit
-// is reached. While it runs, the sandbox is in use.
+// Record starts a recording of a terminal or of the desktop of the sandbox. It
+// goes on without the caller, until it is stopped, the command in the terminal
+// ends, or a limit is reached. While it runs, the sandbox is in use.
 func (s *Sandbox) Record(ctx context.Context, n sandbox.NewRecording) (r sandbox.Recording, err error) {
 	return r, s.client.conn.Call(ctx, http.MethodPost, s.path("/recordings"), nil, n, &r)
 }
@@ -66,8 +66,8 @@ func (c *Client) StopRecording(ctx context.Context, id string) (r sandbox.Record
 	return r, c.conn.Call(ctx, http.MethodPost, recordingPath(id, "/stop"), nil, nil, &r)
 }
 
-// FetchRecording opens the file of a recording, an asciicast of version 2. Of a
-// recording that runs, it has what was recorded until now. The caller closes
+// FetchRecording opens the file of a recording: of a terminal, an asciicast of
+// version 2, and of a desktop, an MP4 file. Of a recording that runs, it has what was recorded until now. The caller closes
 // the reader.
 func (c *Client) FetchRecording(ctx context.Context, id string) (io.ReadCloser, error) {
 	r, err := c.conn.Request(ctx, http.MethodGet, recordingPath(id, "/content"), nil, nil)

@@ -2,8 +2,20 @@ package sandbox
 
 import "time"
 
-// NewRecording asks for a recording of a terminal of a sandbox.
+// The kinds of recordings.
+const (
+	RecordTerminal = "terminal"
+	RecordDesktop  = "desktop"
+)
+
+// NewRecording asks for a recording of a terminal or of the desktop of a
+// sandbox.
 type NewRecording struct {
+	// Kind is what is recorded; empty: a terminal. A desktop that does not run is
+	// started.
+	Kind string `json:"kind,omitempty" enum:"terminal,desktop" doc:"what is recorded; a terminal if it is left out"`
+	// FPS is the number of pictures of a desktop per second; 0: 15.
+	FPS int `json:"fps,omitempty" minimum:"0" maximum:"30" doc:"of a desktop: pictures per second, 15 if it is left out"`
 	// Process is the background command whose terminal is recorded; empty: the
 	// login shell that viewers share, which is started if it does not run.
 	Process string `json:"process,omitempty" maxLength:"64" doc:"id of a background command on a terminal; the login shell that viewers share if it is left out"`
@@ -13,8 +25,9 @@ type NewRecording struct {
 	// Input also records what viewers type, including what is not shown, such as
 	// passwords. Who fetches the recording then needs the permission exec.
 	Input bool `json:"input,omitempty" doc:"also record what viewers type, even if the terminal does not show it, such as passwords"`
-	// Max is after how many seconds the recording ends; 0: a day.
-	Max int64 `json:"maxSeconds,omitempty" minimum:"0" maximum:"604800" doc:"seconds after which it ends; a day if it is left out"`
+	// Max is after how many seconds the recording ends; 0: a day, of a desktop ten
+	// minutes.
+	Max int64 `json:"maxSeconds,omitempty" minimum:"0" maximum:"604800" doc:"seconds after which it ends; if it is left out, a day, and of a desktop ten minutes"`
 }
 
 // RecordingState is the state of a recording. The list is append-only.
@@ -28,19 +41,26 @@ const (
 	RecordingFailed     RecordingState = "failed"     // see Recording.Reason
 )
 
-// CastType is the media type of a recording of a terminal.
-const CastType = "application/x-asciicast"
+// The formats of recordings, and their media types.
+const (
+	FormatCast  = "asciicast-v2"
+	FormatVideo = "h264-mp4" // in fragments of a second
+	CastType    = "application/x-asciicast"
+	VideoType   = "video/mp4"
+)
 
-// Recording is a recording of a terminal, as an asciicast file of version 2.
+// Recording is a recording: of a terminal, an asciicast file of version 2, and of
+// a desktop, an MP4 file with H.264 video.
 type Recording struct {
 	ID      string         `json:"id"`
 	State   RecordingState `json:"state" enum:"recording,finalizing,available,failed"`
 	Sandbox ID             `json:"sandbox"`
 	Name    string         `json:"name" doc:"of the sandbox"`
 	Session string         `json:"session,omitempty" doc:"name of the session that it was started for"`
-	Kind    string         `json:"kind" enum:"terminal"`
-	Format  string         `json:"format" enum:"asciicast-v2"`
-	Process string         `json:"process" doc:"the command in the terminal"`
+	Kind    string         `json:"kind" enum:"terminal,desktop"`
+	Format  string         `json:"format" enum:"asciicast-v2,h264-mp4"`
+	Process string         `json:"process" doc:"the command in the terminal; empty for a desktop"`
+	FPS     int            `json:"fps,omitempty" doc:"of a desktop: pictures per second"`
 	Title   string         `json:"title,omitempty"`
 	Input   bool           `json:"input,omitempty" doc:"it contains what viewers typed"`
 	Max     int64          `json:"maxSeconds" doc:"seconds after which it ends"`
@@ -49,6 +69,14 @@ type Recording struct {
 	// Reason is why it ended, or why it failed.
 	Reason Reason `json:"reason,omitempty" doc:"why it ended or failed"`
 	Size   int64  `json:"size" doc:"bytes recorded, as far as they are stored"`
+}
+
+// Suffix returns how the name of its file ends.
+func (r *Recording) Suffix() string {
+	if r.Format == FormatVideo {
+		return ".mp4"
+	}
+	return ".cast"
 }
 
 // RecordingQuery selects recordings. The zero value selects all.

@@ -398,6 +398,8 @@ const (
 	ReasonTakenOver    Reason = "taken-over"    // another connection took over the command
 	ReasonUploadFailed Reason = "upload-failed" // it could not be stored; that is tried again
 	ReasonBoxDeath     Reason = "box-death"     // what was recorded is lost
+	ReasonNoDisplay    Reason = "display-unavailable"
+	ReasonFFmpeg       Reason = "ffmpeg-error" // ffmpeg ended, or wrote what is no video
 )
 
 // ProcessInfo describes a command that was started through the API.

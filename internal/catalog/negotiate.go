@@ -220,8 +220,7 @@ func recordingCell(d sandbox.Descriptor, q Query) sandbox.RecordingCell {
 		c.Reason = sandbox.NotProvisioned
 	default:
 		c.Available = true
-		c.Modes = []string{"manual", "on-turn", "on-verify"}
-		c.Codecs = []string{"h264-mp4", "vp9-webm"}
+		c.Modes, c.Codecs = []string{"manual"}, []string{sandbox.FormatVideo}
 	}
 	return c
 }

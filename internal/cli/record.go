@@ -18,16 +18,18 @@ type recordCommands struct{ *App }
 
 func (a recordCommands) recordCmd() *cobra.Command {
 	return parent(&cobra.Command{
-		Use: "record", Short: "Record terminals of sandboxes", GroupID: groupBox,
-		Long: `A recording has what the terminal that viewers share showed, and when, as an asciicast
-file for asciinema and its players. The daemon records, without any viewer, and keeps the
-recording until it is removed, also when the sandbox is gone.`,
+		Use: "record", Short: "Record terminals and desktops of sandboxes", GroupID: groupBox,
+		Long: `A recording of a terminal has what the terminal that viewers share showed, and when, as
+an asciicast file for asciinema and its players. A recording of a desktop is an MP4 file,
+which browsers play. The daemon records, without any viewer, and keeps the recording until
+it is removed, also when the sandbox is gone.`,
 		Example: `  atoll record ls`,
 	}, a.startCmd(), a.stopCmd(), a.listCmd(), a.getCmd(), a.removeCmd())
 }
 
 func (a recordCommands) startCmd() *cobra.Command {
 	var n sandbox.NewRecording
+	var desktop bool
 	var size string
 	var limit time.Duration
 	var asJSON bool
@@ -36,20 +38,32 @@ func (a recordCommands) startCmd() *cobra.Command {
 		Long: `Start records the login shell that viewers share; see: atoll terminal. With --process it
 records a background command on a terminal, as started by: atoll run -d -i -t.
 
+With --desktop it records the display, and starts the desktop if it does not run. The image
+needs ffmpeg, as the image desktop has it. Pictures have no secrets removed.
+
 The recording goes on until it is stopped, the command ends, or --max is reached. While it
 runs, the sandbox does not count as idle. Secrets that are removed from the output of the
-sandbox are removed from the recording, too.`,
-		Example: `  atoll record start demo`,
+sandbox are removed from the recording of a terminal, too.`,
+		Example: `  atoll record start demo
+  atoll record start --desktop --fps 10 --max 1h demo`,
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeSandboxes,
 	}
 	flags := cmd.Flags()
+	flags.BoolVar(&desktop, "desktop", false, "record the desktop, instead of a terminal")
+	flags.IntVar(&n.FPS, "fps", 0, "pictures of the desktop per second, at most 30 (default 15)")
 	flags.StringVar(&n.Process, "process", "", "id of a background command on a terminal, instead of the login shell")
 	flags.StringVar(&n.Title, "title", "", "a title for players")
 	flags.StringVar(&size, "size", "", "size of the terminal, COLUMNSxROWS, unless someone uses it (default 80x24)")
-	flags.DurationVar(&limit, "max", 0, "end the recording after this time (default 24h)")
+	flags.DurationVar(&limit, "max", 0, "end the recording after this time (default 24h, of a desktop 10m)")
 	flags.BoolVar(&n.Input, "input", false, "also record what viewers type, even if the terminal does not show it, such as passwords")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		if desktop {
+			n.Kind = sandbox.RecordDesktop
+		}
+		if n.FPS < 0 || n.FPS > 30 || flags.Changed("fps") && n.FPS == 0 {
+			return badFlag("fps", "is not 1 to 30")
+		}
 		if size != "" {
 			v, err := numbers(size, "x", 2)
 			if err != nil || v[0] <= 0 || v[1] <= 0 || v[0] > 500 || v[1] > 200 {
@@ -68,6 +82,10 @@ sandbox are removed from the recording, too.`,
 		r, err := box.Record(ctx, n)
 		return a.printRecording(r, asJSON, err)
 	})
+	for _, terminal := range []string{"process", "size", "input"} {
+		cmd.MarkFlagsMutuallyExclusive("desktop", terminal)
+		cmd.MarkFlagsMutuallyExclusive("fps", terminal)
+	}
 	return cmd
 }
 
@@ -136,22 +154,31 @@ func (a recordCommands) listCmd() *cobra.Command {
 			if until.IsZero() {
 				until = time.Now()
 			}
-			rows = append(rows, []string{r.ID, r.Name, state, ago(r.Started), until.Sub(r.Started).Round(time.Second).String(), units.BytesSize(float64(r.Size)), oneLine(r.Title, 40)})
+			rows = append(rows, []string{r.ID, r.Name, r.Kind, state, ago(r.Started), until.Sub(r.Started).Round(time.Second).String(), units.BytesSize(float64(r.Size)), oneLine(r.Title, 40)})
 		}
-		return a.table("ID SANDBOX STATE STARTED DURATION SIZE TITLE", rows)
+		return a.table("ID SANDBOX KIND STATE STARTED DURATION SIZE TITLE", rows)
 	})
 	return cmd
 }
 
 func (a recordCommands) getCmd() *cobra.Command {
+	var output string
 	cmd := &cobra.Command{
-		Use: "get ID [FILE]", Short: "Write a recording to a file or to standard output",
-		Long: `Get writes the asciicast file of a recording. Of one that runs, it writes what was
-recorded until now. Play it with: asciinema play FILE.`,
+		Use: "get [flags] ID [FILE]", Short: "Write a recording to a file or to standard output",
+		Long: `Get writes the file of a recording: asciicast of a terminal, which asciinema play FILE
+plays, and MP4 of a desktop. Of a recording that runs, it writes what was recorded until now.`,
 		Example: `  atoll record get "$(atoll record start demo)" demo.cast`,
 		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeOf(recordingIDs),
 	}
+	cmd.Flags().StringVarP(&output, "output", "o", "", "the file, instead of the argument FILE")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		if len(args) > 1 && output != "" {
+			return badFlag("output", "is given beside the argument "+args[1])
+		}
+		name := output
+		if len(args) > 1 {
+			name = args[1]
+		}
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -161,11 +188,11 @@ recorded until now. Play it with: asciinema play FILE.`,
 			return err
 		}
 		defer content.Close()
-		if len(args) == 1 || args[1] == "-" {
+		if name == "" || name == "-" {
 			_, err = io.Copy(a.plainOutput(), content)
 			return err
 		}
-		file, err := os.OpenFile(args[1], os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+		file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 		if err != nil {
 			return err
 		}

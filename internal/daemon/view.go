@@ -73,6 +73,10 @@ func (d *Daemon) openView() error {
 	d.recordings.Service, err = record.New(record.Config{
 		Guard: s.Guard, Store: s.Store, Blobs: d.blobs, Dir: filepath.Join(d.node.Dir(), "recordings"), Node: d.member.Node, Life: s.Life,
 		Terminals: d.view, Find: sandboxes.Public{Service: s.Sandboxes}.Get, KeepAlive: s.Tenants.KeepAlive, Epoch: epoch,
+		Open: func(ctx context.Context, ref string) (record.Commands, error) { return s.Exec.Open(ctx, ref) },
+		Desktop: func(ctx context.Context, ref string) (sandbox.DesktopState, error) {
+			return d.desk.Start(ctx, ref, sandbox.Screen{}, false)
+		},
 		Session: func(ctx context.Context, ref string) (string, error) {
 			one, err := d.sessions.Sessions.Get(ctx, ref)
 			return one.Name, err

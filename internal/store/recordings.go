@@ -51,7 +51,7 @@ func (rs Recordings) Create(ctx context.Context, r Recording, maxRunning int, ma
 	switch {
 	case running >= maxRunning:
 		return &sandbox.Error{
-			Code: sandbox.CodeExhausted, Subject: "recordings", Message: fmt.Sprintf("%d terminals are being recorded, which is the limit", running),
+			Code: sandbox.CodeExhausted, Subject: "recordings", Message: fmt.Sprintf("%d recordings run, which is the limit", running),
 			Hint: "stop a recording with: atoll record stop ID",
 		}
 	case bytes >= maxBytes:

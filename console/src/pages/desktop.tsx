@@ -4,6 +4,7 @@ import type { Sandbox } from "../api";
 import { Connection, entry } from "../stream";
 import type { Entry } from "../stream";
 import { Button, may, Problem, why } from "../ui";
+import { Record } from "./record";
 
 export default function Desktop({ sandbox: s }: { sandbox: Sandbox }) {
   const [watching, setWatching] = useState(true);
@@ -20,6 +21,7 @@ export default function Desktop({ sandbox: s }: { sandbox: Sandbox }) {
         <Button verb="exec" act={() => setWatching(!watching)}>
           {watching ? "Take control" : "Only watch"}
         </Button>
+        <Record sandbox={s} what={{ kind: "desktop" }} />
         {!may("exec") && <span class="dim">{why("exec")}</span>}
       </div>
       <View entry={way} control={!watching} again={() => setTurn(turn + 1)} />

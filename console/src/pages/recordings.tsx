@@ -20,6 +20,7 @@ import {
 type Recording = Schemas["Recording"];
 
 const Player = lazy(() => import("./player"));
+const Video = lazy(() => import("./video"));
 
 const name = (r: Recording) => r.title || `${r.name}, ${r.id}`;
 
@@ -43,7 +44,7 @@ async function download(r: Recording) {
   const answer = await request("GET", `v1/recordings/${r.id}/content`);
   const a = document.createElement("a");
   a.href = URL.createObjectURL(await answer.blob());
-  a.download = `${r.name}-${r.id}.cast`;
+  a.download = `${r.name}-${r.id}.${r.kind === "desktop" ? "mp4" : "cast"}`;
   a.click();
   setTimeout(() => URL.revokeObjectURL(a.href), 60_000);
 }
@@ -87,14 +88,22 @@ export function Recordings({ at }: { at: string | undefined }) {
           title={name(shown)}
           tools={<Button act={() => go("/recordings")}>Close</Button>}
         >
-          <Player key={shown.id + shown.state} id={shown.id} />
+          {shown.kind === "desktop" ? (
+            <Video
+              key={shown.id + shown.state}
+              id={shown.id}
+              label={`Recording of the desktop of ${shown.name}`}
+            />
+          ) : (
+            <Player key={shown.id + shown.state} id={shown.id} />
+          )}
         </Card>
       )}
       <Card>
         {rows.length === 0 ? (
           <Empty title="There are no recordings" error={list.error}>
-            Record a terminal with the button on the page of a sandbox, or with{" "}
-            <code>atoll record start NAME</code>.
+            Record a terminal or a desktop with the button on the page of a
+            sandbox, or with <code>atoll record start NAME</code>.
           </Empty>
         ) : (
           <Table
@@ -109,7 +118,7 @@ export function Recordings({ at }: { at: string | undefined }) {
                   <>
                     <a href={`#/recordings/${r.id}`}>{r.title || r.id}</a>
                     <div class="dim">
-                      of <a href={`#/sandboxes/${r.sandbox}`}>{r.name}</a>
+                      {r.kind === "desktop" && "Desktop "}of <a href={`#/sandboxes/${r.sandbox}`}>{r.name}</a>
                       {r.session && `, session ${r.session}`}
                       {r.input && ", with what was typed"}
                     </div>

@@ -122,7 +122,7 @@ export default function Terminal({ sandbox: s }: { sandbox: Sandbox }) {
               {count} viewers
             </span>
           )}
-          <Record sandbox={s} process={process} />
+          <Record sandbox={s} what={process ? { process } : {}} />
           <Button verb="exec" act={() => setWatching(!watching)}>
             {watching ? "Take control" : "Only watch"}
           </Button>
@@ -170,47 +170,5 @@ function One(props: {
       shown={props.shown}
       another={props.process ? undefined : () => setTurn(turn + 1)}
     />
-  );
-}
-
-/** Starts and stops the recording of a terminal; without a process, of the
- * shared shell, which is started. */
-function Record(props: { sandbox: Sandbox; process: string | undefined }) {
-  const s = props.sandbox;
-  const list = useLoad(
-    () => get<{ recordings: Recording[] }>("v1/recordings", { sandbox: s.id }),
-    [s.id],
-    /^recording\.(start|stop|remove|available|failed)/,
-  );
-  const running = (list.data?.recordings ?? []).find(
-    (r) => r.state === "recording" && r.process === props.process,
-  );
-  if (running)
-    return (
-      <Button
-        verb="exec"
-        act={async () => {
-          await call("POST", `v1/recordings/${running.id}/stop`);
-          list.reload();
-          say(`The recording of ${s.name} is stored; see the page Recordings`);
-        }}
-      >
-        <i class="rec" aria-hidden="true" />
-        Stop recording
-      </Button>
-    );
-  return (
-    <Button
-      verb="exec"
-      act={async () => {
-        await call("POST", `v1/sandboxes/${s.id}/recordings`, {
-          json: props.process ? { process: props.process } : {},
-        });
-        list.reload();
-        say(`The terminal of ${s.name} is recorded`);
-      }}
-    >
-      Record
-    </Button>
   );
 }

@@ -50,7 +50,7 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (sandbox.Capabil
 	}
 	q := catalog.Query{
 		SessionID: row.ID, Isolation: serves.Isolation, Liveness: row.Lease.State, Epoch: row.Lease.Epoch, Shared: len(group) > 1, Now: s.Store.Now(),
-		NoDesktop: !catalog.DesktopImage(row.Spec.Image), NoRecording: true, // of displays
+		NoDesktop: !catalog.DesktopImage(row.Spec.Image),
 	}
 	if who.AllowIn(row.Lease.Sandbox, ops.ComputerAct) != nil {
 		q.DesktopView, q.ComputerView = true, true

@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Recordings records terminals.
+// Recordings records terminals and desktops.
 type Recordings interface {
 	Start(ctx context.Context, ref string, by sandbox.StreamSession, n sandbox.NewRecording) (sandbox.Recording, error)
 	// Stop ends a recording and waits until it is stored.
@@ -51,7 +51,7 @@ type recordingListOutput struct {
 
 func (a *API) recordings() {
 	const tag, base = "Recordings", "/v1/recordings"
-	start := operation("startRecording", http.MethodPost, "/v1/sandboxes/{ref}/recordings", tag, "Record a terminal of a sandbox", ops.SandboxFind, ops.RecordingStart)
+	start := sometimes(operation("startRecording", http.MethodPost, "/v1/sandboxes/{ref}/recordings", tag, "Record a terminal or the desktop of a sandbox", ops.SandboxFind, ops.RecordingStart), ops.ComputerAct)
 	start.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, start, func(ctx context.Context, in *recordingInput) (*recordingOutput, error) {
 		r, err := a.services.Recordings.Start(ctx, in.Ref, routedBy(ctx), in.Body)
@@ -90,7 +90,12 @@ func (a *API) fetchRecording(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer content.Close()
 	defer context.AfterFunc(r.Context(), func() { _ = content.Close() })()
-	w.Header().Set("Content-Type", sandbox.CastType)
-	w.Header().Set("Content-Disposition", `attachment; filename="`+about.ID+`.cast"`)
+	media := sandbox.CastType
+	if about.Format == sandbox.FormatVideo {
+		media = sandbox.VideoType
+	}
+	w.Header().Set("Content-Type", media)
+	w.Header().Set("X-Content-Type-Options", "nosniff") // it comes from a sandbox
+	w.Header().Set("Content-Disposition", `attachment; filename="`+about.ID+about.Suffix()+`"`)
 	return finish(w, content)
 }

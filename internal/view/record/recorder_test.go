@@ -18,7 +18,7 @@ func TestRB72TheLargestSize(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	r := &recorder{s: &Service{cfg: Config{SizeLimit: 1000}}, file: file}
+	r := &tape{recorder: &recorder{s: &Service{cfg: Config{SizeLimit: 1000}}, file: file}}
 	r.row.Started = time.Now()
 	if why := r.write(terminal.Change{Screen: []byte("screen"), Size: terminal.DefaultSize}); why != "" {
 		t.Fatal(why)
@@ -46,7 +46,7 @@ func TestRB72SizesAreRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	r := &recorder{s: &Service{cfg: Config{SizeLimit: maxSize}}, file: file, size: sandbox.WindowSize{Cols: 10, Rows: 10}}
+	r := &tape{recorder: &recorder{s: &Service{cfg: Config{SizeLimit: maxSize}}, file: file}, size: sandbox.WindowSize{Cols: 10, Rows: 10}}
 	r.row.Started = time.Now()
 	wide := sandbox.WindowSize{Cols: 120, Rows: 40}
 	for _, c := range []terminal.Change{

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/control/guard"
@@ -25,11 +26,12 @@ import (
 )
 
 const (
-	defaultMax = 24 * 60 * 60 // seconds
+	defaultMax = 24 * 60 * 60 // seconds, of a terminal
+	desktopMax = 10 * 60      // seconds, of a desktop
+	defaultFPS = 15
 	maxRunning = 16           // recordings of one tenant that run
 	maxKept    = 8 << 30      // bytes of all recordings of one tenant
 	maxSize    = 256 << 20    // bytes of one recording
-	suffix     = ".cast"
 
 	// flushTime bounds what a pause, a save or a move waits for recordings.
 	flushTime = 10 * time.Second
@@ -45,6 +47,11 @@ type Terminals interface {
 	EnterTerminal(tenant string, id sandbox.ID, process string, size sandbox.WindowSize) (t *terminal.Terminal, leave func(), err error)
 }
 
+// Commands runs commands of a sandbox.
+type Commands interface {
+	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
+}
+
 // Config configures a Service. Its functions may be called concurrently.
 type Config struct {
 	Guard *guard.Guard
@@ -56,6 +63,11 @@ type Config struct {
 	// Life ends with the daemon.
 	Life      context.Context
 	Terminals Terminals
+	// Desktop starts the desktop of a sandbox, if it does not run, for a caller who
+	// may use it.
+	Desktop func(ctx context.Context, ref string) (sandbox.DesktopState, error)
+	// Open opens a running sandbox for commands, until ctx ends.
+	Open func(ctx context.Context, ref string) (Commands, error)
 	// Find returns a sandbox that exists, by id or name, for the caller in ctx.
 	Find func(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	// Session returns the name of a session.
@@ -73,7 +85,7 @@ type Config struct {
 	SizeLimit int64
 }
 
-// Service records terminals. It is safe for concurrent use. The caller runs
+// Service records terminals and desktops. It is safe for concurrent use. The caller runs
 // Watch and calls Close.
 type Service struct {
 	cfg  Config
@@ -90,18 +102,18 @@ func New(cfg Config) (*Service, error) {
 	return &Service{cfg: cfg, running: map[string]*recorder{}}, os.MkdirAll(cfg.Dir, 0o700)
 }
 
-// Start starts a recording of a terminal of a sandbox.
+// Start starts a recording of a terminal or of the desktop of a sandbox.
 func (s *Service) Start(ctx context.Context, ref string, by sandbox.StreamSession, n sandbox.NewRecording) (out sandbox.Recording, err error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return out, err
 	}
+	if err := check(&n); err != nil {
+		return out, err
+	}
 	box, err := s.cfg.Find(ctx, ref)
 	if err != nil {
 		return out, err
-	}
-	if n.Size.Cols == 0 || n.Size.Rows == 0 {
-		n.Size = terminal.DefaultSize
 	}
 	session := ""
 	if by.Ref != "" {
@@ -111,17 +123,50 @@ func (s *Service) Start(ctx context.Context, ref string, by sandbox.StreamSessio
 	}
 	id := "rec-" + strings.ToLower(rand.Text()[:16])
 	err = s.cfg.Guard.Do(ctx, ops.RecordingStart, guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(ctx context.Context) error {
-		process, err := s.cfg.Terminals.EnsureTerminal(ctx, box.ID, n.Process, n.Size)
-		if err != nil {
+		row := store.Recording{Tenant: who.Tenant, Node: s.cfg.Node, Recording: sandbox.Recording{
+			ID: id, State: sandbox.RecordingRunning, Sandbox: box.ID, Name: box.Name, Session: session,
+			Kind: n.Kind, Title: printable(n.Title), Max: n.Max, Started: time.Now().UTC(),
+		}}
+		if n.Kind == sandbox.RecordDesktop {
+			row.Format, row.FPS = sandbox.FormatVideo, n.FPS
+			out, err = s.film(ctx, row, by)
 			return err
 		}
-		out = sandbox.Recording{
-			ID: id, State: sandbox.RecordingRunning, Sandbox: box.ID, Name: box.Name, Session: session, Kind: "terminal", Format: "asciicast-v2",
-			Process: process, Title: printable(n.Title), Input: n.Input, Max: cmp.Or(n.Max, defaultMax), Started: time.Now().UTC(),
+		row.Format, row.Input = sandbox.FormatCast, n.Input
+		if row.Process, err = s.cfg.Terminals.EnsureTerminal(ctx, box.ID, n.Process, n.Size); err != nil {
+			return err
 		}
-		return s.start(ctx, store.Recording{Recording: out, Tenant: who.Tenant, Node: s.cfg.Node}, by, n.Size)
+		out = row.Recording
+		return s.tape(ctx, row, by, n.Size)
 	})
 	return out, err
+}
+
+// check completes a request, and refuses what does not belong to its kind.
+func check(n *sandbox.NewRecording) error {
+	wrong := ""
+	switch n.Kind = cmp.Or(n.Kind, sandbox.RecordTerminal); {
+	case n.Kind == sandbox.RecordTerminal && n.FPS != 0:
+		wrong = "fps"
+	case n.Kind == sandbox.RecordDesktop && n.Process != "":
+		wrong = "process"
+	case n.Kind == sandbox.RecordDesktop && n.Input:
+		wrong = "input"
+	case n.Kind == sandbox.RecordDesktop && n.Size != sandbox.WindowSize{}:
+		wrong = "size"
+	}
+	if wrong != "" {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: wrong, Message: "does not belong to a recording of a " + n.Kind}
+	}
+	if n.Kind == sandbox.RecordDesktop {
+		n.FPS, n.Max = cmp.Or(n.FPS, defaultFPS), cmp.Or(n.Max, desktopMax)
+		return nil
+	}
+	n.Max = cmp.Or(n.Max, defaultMax)
+	if n.Size.Cols == 0 || n.Size.Rows == 0 {
+		n.Size = terminal.DefaultSize
+	}
+	return nil
 }
 
 func printable(text string) string {
@@ -133,7 +178,8 @@ func printable(text string) string {
 	}, text), "")
 }
 
-func (s *Service) start(ctx context.Context, row store.Recording, by sandbox.StreamSession, size sandbox.WindowSize) error {
+// tape starts the recording of a terminal.
+func (s *Service) tape(ctx context.Context, row store.Recording, by sandbox.StreamSession, size sandbox.WindowSize) error {
 	var redact *secret.Redactor
 	if row.Input {
 		var err error
@@ -145,29 +191,60 @@ func (s *Service) start(ctx context.Context, row store.Recording, by sandbox.Str
 	if err != nil {
 		return err
 	}
-	r := &recorder{s: s, row: row, by: by, size: size, done: make(chan struct{})}
+	r := &tape{recorder: s.recording(row, by), entered: t, leave: leave, size: size}
+	r.from = r
 	if redact != nil && !redact.Empty() {
 		r.typed = redact.Stream(false)
 	}
-	who := key.Principal{Tenant: row.Tenant, Verbs: []key.Verb{key.Read, key.Exec}}
-	r.ctx, r.end = context.WithCancelCause(s.cfg.KeepAlive(guard.WithPrincipal(s.cfg.Life, who), who, row.Tenant, ""))
-	if err := s.add(ctx, r); err != nil {
-		r.end(err)
+	if err := s.add(ctx, r.recorder); err != nil {
 		leave()
 		return err
 	}
-	s.work.Go(func() { r.run(t, leave) })
 	return nil
 }
 
-// add creates the file and the record of a recording.
-func (s *Service) add(ctx context.Context, r *recorder) error {
+// film starts the recording of a desktop, when its first pictures are there.
+func (s *Service) film(ctx context.Context, row store.Recording, by sandbox.StreamSession) (out sandbox.Recording, err error) {
+	screen, err := s.cfg.Desktop(ctx, string(row.Sandbox))
+	if err != nil {
+		return out, err
+	}
+	r := &film{recorder: s.recording(row, by), width: screen.Width, height: screen.Height}
+	r.from = r
+	if r.first, err = r.begin(ctx); err != nil {
+		r.end(err)
+		return out, err
+	}
+	r.row.Started = time.Now().UTC()
+	if err := s.add(ctx, r.recorder); err != nil {
+		r.first.close()
+		return out, err
+	}
+	return r.row.Recording, nil
+}
+
+// recording returns a recorder that does not run yet.
+func (s *Service) recording(row store.Recording, by sandbox.StreamSession) *recorder {
+	r := &recorder{s: s, row: row, by: by, done: make(chan struct{})}
+	who := key.Principal{Tenant: row.Tenant, Verbs: []key.Verb{key.Read, key.Exec}}
+	r.ctx, r.end = context.WithCancelCause(s.cfg.KeepAlive(guard.WithPrincipal(s.cfg.Life, who), who, row.Tenant, ""))
+	return r
+}
+
+// add creates the file and the record of a recording, and runs it. If it cannot,
+// the recorder has ended.
+func (s *Service) add(ctx context.Context, r *recorder) (err error) {
+	defer func() {
+		if err != nil {
+			r.end(err)
+		}
+	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon is ending"}
 	}
-	file, err := os.OpenFile(s.path(r.row.ID), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	file, err := os.OpenFile(s.path(&r.row), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the recording cannot be written", Cause: err}
 	}
@@ -179,14 +256,15 @@ func (s *Service) add(ctx context.Context, r *recorder) error {
 	}
 	r.file = file
 	s.running[r.row.ID] = r
+	s.work.Go(r.run)
 	return nil
 }
 
-func (s *Service) path(id string) string { return filepath.Join(s.cfg.Dir, id+suffix) }
+func (s *Service) path(r *store.Recording) string { return filepath.Join(s.cfg.Dir, r.ID+r.Suffix()) }
 
 // blob returns the place of a recording in the blob store.
 func (s *Service) blob(r *store.Recording) (tenant blob.Store, key string) {
-	return blob.Below(s.cfg.Blobs, "recordings/"+r.Tenant), cmp.Or(r.Session, string(r.Sandbox)) + "/" + r.ID + suffix
+	return blob.Below(s.cfg.Blobs, "recordings/"+r.Tenant), cmp.Or(r.Session, string(r.Sandbox)) + "/" + r.ID + r.Suffix()
 }
 
 // find returns the record of a recording of the caller's tenant.
@@ -259,7 +337,7 @@ func (s *Service) stop(ctx context.Context, row store.Recording, why error) erro
 		}
 		return nil
 	}
-	r.drain(ctx)
+	r.from.settle(ctx, true)
 	r.end(why)
 	select {
 	case <-r.done:
@@ -289,12 +367,12 @@ func (s *Service) Fetch(ctx context.Context, id string) (content io.ReadCloser, 
 
 func (s *Service) open(ctx context.Context, row *store.Recording) (io.ReadCloser, error) {
 	if r := s.recorder(row.ID); r != nil {
-		r.drain(ctx)
+		r.from.settle(ctx, false)
 		if file, size, err := r.written(); err == nil {
 			return &part{io.LimitReader(file, size), file}, nil
 		}
 	}
-	if file, err := os.Open(s.path(row.ID)); err == nil { // it could not be stored yet
+	if file, err := os.Open(s.path(row)); err == nil { // it could not be stored yet
 		return file, nil
 	}
 	in, key := s.blob(row)
@@ -327,7 +405,7 @@ func (s *Service) Remove(ctx context.Context, id string) error {
 		}
 		err := s.cfg.Store.Update(store.WithReserve(ctx), func(tx *store.Tx) error { return tx.Recordings().Delete(ctx, row.Tenant, id) })
 		if err == nil {
-			_ = os.Remove(s.path(id))
+			_ = os.Remove(s.path(&row))
 		}
 		return err
 	})
@@ -349,7 +427,7 @@ func (s *Service) Flush(ctx context.Context, id sandbox.ID) {
 	var flushing sync.WaitGroup
 	for _, r := range all {
 		flushing.Go(func() {
-			r.drain(ctx)
+			r.from.settle(ctx, false)
 			if err := r.flush(ctx); err != nil {
 				s.note(err)
 			}
@@ -405,7 +483,7 @@ func (s *Service) sweep(ctx context.Context) {
 
 // recover stores a recording whose recorder is gone.
 func (s *Service) recover(ctx context.Context, row *store.Recording) error {
-	file, err := os.OpenFile(s.path(row.ID), os.O_RDWR, 0)
+	file, err := os.OpenFile(s.path(row), os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return s.lost(ctx, row)
 	}
@@ -420,7 +498,7 @@ func (s *Service) recover(ctx context.Context, row *store.Recording) error {
 		}
 		row.Ended, row.Reason = info.ModTime().UTC(), sandbox.ReasonReaped
 	}
-	size, err := wholeLines(file)
+	size, err := whole(file, row.Format)
 	if err != nil {
 		return err
 	}
@@ -451,6 +529,15 @@ func (s *Service) lost(ctx context.Context, row *store.Recording) error {
 	return err
 }
 
+// whole cuts off what was not written completely, and returns the size of the
+// rest.
+func whole(file *os.File, format string) (int64, error) {
+	if format == sandbox.FormatVideo {
+		return wholeFragments(file)
+	}
+	return wholeLines(file)
+}
+
 // wholeLines cuts off a line that was not written completely, and returns the
 // size of the rest.
 func wholeLines(file *os.File) (int64, error) {
@@ -475,7 +562,7 @@ func wholeLines(file *os.File) (int64, error) {
 
 // upload stores the first bytes of a recording's file.
 func (s *Service) upload(ctx context.Context, row *store.Recording, size int64) error {
-	file, err := os.Open(s.path(row.ID))
+	file, err := os.Open(s.path(row))
 	if err != nil {
 		return err
 	}
@@ -506,7 +593,7 @@ func (s *Service) complete(ctx context.Context, row *store.Recording, state sand
 		kind = eventlog.RecordingFailed
 	}
 	if row.Reason != sandbox.ReasonUploadFailed {
-		_ = os.Remove(s.path(row.ID))
+		_ = os.Remove(s.path(row))
 	}
 	s.fact(row, kind)
 	return nil
