@@ -46,7 +46,7 @@ runs, the sandbox does not count as idle. Secrets that are removed from the outp
 sandbox are removed from the recording of a terminal, too.`,
 		Example: `  atoll record start demo
   atoll record start --desktop --fps 10 --max 1h demo`,
-		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeSandboxes,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandboxes,
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&desktop, "desktop", false, "record the desktop, instead of a terminal")
@@ -173,7 +173,7 @@ plays, and MP4 of a desktop. Of a recording that runs, it writes what was record
 	cmd.Flags().StringVarP(&output, "output", "o", "", "the file, instead of the argument FILE")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		if len(args) > 1 && output != "" {
-			return badFlag("output", "is given beside the argument "+args[1])
+			return badFlag("output", "is given beside the argument %s", args[1])
 		}
 		name := output
 		if len(args) > 1 {

@@ -118,7 +118,8 @@ export function Recordings({ at }: { at: string | undefined }) {
                   <>
                     <a href={`#/recordings/${r.id}`}>{r.title || r.id}</a>
                     <div class="dim">
-                      {r.kind === "desktop" && "Desktop "}of <a href={`#/sandboxes/${r.sandbox}`}>{r.name}</a>
+                      {r.kind === "desktop" && "Desktop "}of{" "}
+                      <a href={`#/sandboxes/${r.sandbox}`}>{r.name}</a>
                       {r.session && `, session ${r.session}`}
                       {r.input && ", with what was typed"}
                     </div>

@@ -1,13 +1,13 @@
 import { useMemo, useState } from "preact/hooks";
-import { ApiError, call, get, socket } from "../api";
+import { ApiError, get, socket } from "../api";
 import type { Sandbox, Schemas } from "../api";
 import { useLoad } from "../live";
 import { entry } from "../stream";
-import { Button, may, Problem, say, why } from "../ui";
+import { Button, may, Problem, why } from "../ui";
+import { Record } from "./record";
 import Screen from "./screen";
 
 type Process = Schemas["ProcessInfo"];
-type Recording = Schemas["Recording"];
 
 /** The last arguments of the login shell that all viewers share, which the
  * daemon makes, and of those that this page makes. */

@@ -208,7 +208,7 @@ export class Snapshots {
   }
 }
 
-/** Recordings of terminals, as asciicast files. Sandbox.record starts one. */
+/** Recordings of terminals, as asciicast files, and of desktops, as MP4 files. Sandbox.record starts one. */
 export class Recordings {
   readonly #conn: Conn
 

@@ -1287,11 +1287,21 @@ export interface components {
             ports?: number[] | null;
         };
         NewRecording: {
+            /**
+             * Format: int64
+             * @description of a desktop: pictures per second, 15 if it is left out
+             */
+            fps?: number;
             /** @description also record what viewers type, even if the terminal does not show it, such as passwords */
             input?: boolean;
             /**
+             * @description what is recorded; a terminal if it is left out
+             * @enum {string}
+             */
+            kind?: "terminal" | "desktop";
+            /**
              * Format: int64
-             * @description seconds after which it ends; a day if it is left out
+             * @description seconds after which it ends; if it is left out, a day, and of a desktop ten minutes
              */
             maxSeconds?: number;
             /** @description id of a background command on a terminal; the login shell that viewers share if it is left out */
@@ -1766,12 +1776,17 @@ export interface components {
             /** Format: date-time */
             ended?: string;
             /** @enum {string} */
-            format: "asciicast-v2";
+            format: "asciicast-v2" | "h264-mp4";
+            /**
+             * Format: int64
+             * @description of a desktop: pictures per second
+             */
+            fps?: number;
             id: string;
             /** @description it contains what viewers typed */
             input?: boolean;
             /** @enum {string} */
-            kind: "terminal";
+            kind: "terminal" | "desktop";
             /**
              * Format: int64
              * @description seconds after which it ends
@@ -1779,7 +1794,7 @@ export interface components {
             maxSeconds: number;
             /** @description of the sandbox */
             name: string;
-            /** @description the command in the terminal */
+            /** @description the command in the terminal; empty for a desktop */
             process: string;
             /** @description why it ended or failed */
             reason?: string;

@@ -219,8 +219,8 @@ export class Sandbox {
   }
 
   /**
-   * Record a terminal: the login shell that viewers share, or that of a background command. The recording goes on without the caller.
-   * Client.recordings stops and reads it.
+   * Record a terminal: the login shell that viewers share, or that of a background command. With kind desktop, record the desktop, which is
+   * started if it does not run. The recording goes on without the caller. Client.recordings stops and reads it.
    */
   record(o: m.NewRecording = {}): Promise<m.Recording> {
     return this.conn.call('POST', `${this.base}/recordings`, { json: o })

@@ -21,7 +21,9 @@ const (
 	beginTime = 20 * time.Second
 	stopTime  = 8 * time.Second
 	// settleTime bounds the wait for a fragment, which takes a second.
-	settleTime   = 2 * time.Second
+	settleTime = 2 * time.Second
+	// askTime bounds the question how ffmpeg ended.
+	askTime      = time.Second
 	maxComplaint = 1 << 10
 )
 
@@ -149,7 +151,9 @@ func (f *film) begin(ctx context.Context) (*capture, error) {
 	}
 	if ctx.Err() != nil {
 		err = &sandbox.Error{Code: sandbox.CodeTimeout, Subject: "ffmpeg", Message: "recorded nothing in time"}
-	} else if !errors.Is(err, errNoVideo) {
+	} else if errors.Is(err, errNoVideo) {
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: "ffmpeg", Message: "wrote what is no video", Cause: err}
+	} else {
 		err = c.failure(ctx)
 	}
 	c.close()
@@ -236,7 +240,7 @@ func (f *film) follow(ctx context.Context, c *capture) (why sandbox.Reason, err 
 		case err != nil && ctx.Err() != nil:
 			return ended(ctx), nil
 		case err != nil:
-			wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookAgain)
+			wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTime)
 			defer cancel()
 			return "", c.failure(wait)
 		}

@@ -20,13 +20,15 @@ var (
 )
 
 const (
-	lookAgain   = 500 * time.Millisecond
 	enterTries  = 10 // failures to reach the terminal of a running sandbox
 	storeTries  = 5
 	storePause  = 200 * time.Millisecond
 	storeTime   = 5 * time.Minute
 	closingTime = 5 * time.Second // for storing when the daemon ends
 )
+
+// lookAgain is the pause between looks at a sandbox whose connection was lost.
+var lookAgain = 500 * time.Millisecond
 
 // source is what a recorder records.
 type source interface {

@@ -29,9 +29,9 @@ const (
 	defaultMax = 24 * 60 * 60 // seconds, of a terminal
 	desktopMax = 10 * 60      // seconds, of a desktop
 	defaultFPS = 15
-	maxRunning = 16           // recordings of one tenant that run
-	maxKept    = 8 << 30      // bytes of all recordings of one tenant
-	maxSize    = 256 << 20    // bytes of one recording
+	maxRunning = 16        // recordings of one tenant that run
+	maxKept    = 8 << 30   // bytes of all recordings of one tenant
+	maxSize    = 256 << 20 // bytes of one recording
 
 	// flushTime bounds what a pause, a save or a move waits for recordings.
 	flushTime = 10 * time.Second

@@ -1296,13 +1296,17 @@ class ReadyOutputBody(Model):
 
 class Recording(Model):
     ended: AwareDatetime | None = None
-    format: Literal["asciicast-v2"]
+    format: Literal["asciicast-v2", "h264-mp4"]
+    fps: int | None = None
+    """
+    of a desktop: pictures per second
+    """
     id: str
     input: bool | None = None
     """
     it contains what viewers typed
     """
-    kind: Literal["terminal"]
+    kind: Literal["terminal", "desktop"]
     max_seconds: int
     """
     seconds after which it ends
@@ -1313,7 +1317,7 @@ class Recording(Model):
     """
     process: str
     """
-    the command in the terminal
+    the command in the terminal; empty for a desktop
     """
     reason: str | None = None
     """
@@ -2403,13 +2407,21 @@ class MainCommand(Model):
 
 
 class NewRecording(Model):
+    fps: int | None = None
+    """
+    of a desktop: pictures per second, 15 if it is left out
+    """
     input: bool | None = None
     """
     also record what viewers type, even if the terminal does not show it, such as passwords
     """
+    kind: Literal["terminal", "desktop"] | None = None
+    """
+    what is recorded; a terminal if it is left out
+    """
     max_seconds: int | None = None
     """
-    seconds after which it ends; a day if it is left out
+    seconds after which it ends; if it is left out, a day, and of a desktop ten minutes
     """
     process: str | None = None
     """

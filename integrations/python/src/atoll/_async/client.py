@@ -211,7 +211,7 @@ class AsyncSnapshots:
 
 
 class AsyncRecordings:
-    """Recordings of terminals, as asciicast files. AsyncSandbox.record starts one."""
+    """Recordings of terminals, as asciicast files, and of desktops, as MP4 files. AsyncSandbox.record starts one."""
 
     def __init__(self, conn: AsyncConn):
         self._conn = conn

@@ -280,6 +280,7 @@ class AsyncSandbox:
     async def record(self, new: m.NewRecording | None = None) -> m.Recording:
         """Record a terminal: the login shell that viewers share, or that of a background command.
 
+        With the kind desktop, record the desktop, which is started if it does not run.
         The recording goes on without the caller. AsyncClient.recordings stops and reads it.
         """
         return await self._conn.get(m.Recording, "POST", f"{self._base}/recordings", new or m.NewRecording())

@@ -208,7 +208,7 @@ class Snapshots:
 
 
 class Recordings:
-    """Recordings of terminals, as asciicast files. AsyncSandbox.record starts one."""
+    """Recordings of terminals, as asciicast files, and of desktops, as MP4 files. AsyncSandbox.record starts one."""
 
     def __init__(self, conn: Conn):
         self._conn = conn
