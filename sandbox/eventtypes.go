@@ -67,5 +67,10 @@ const (
 	EventRecordingFailed    = "recording.failed"    // see Reason
 	EventMachineApproved    = "machine.approved"    // a self-hosted machine may make sandboxes: see Subject, which is its id
 	EventMachineRevoked     = "machine.revoked"
+	EventNodePlaced         = "node.placed"  // a node was chosen for a sandbox: see Subject and Policy, which is why
+	EventNodeChanged        = "node.changed" // it was cordoned or taken back: see Subject
+	EventNodeDrained        = "node.drained"
+	EventNodeRemoved        = "node.removed"
+	EventNodeCleared        = "node.cleared" // a node that was given up came back, and its old sandboxes were ended
 	EventAuditPruned        = "audit.pruned" // the oldest records of this log were removed: see Subject
 )

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/atoll-run/atoll/internal/cli"
+	"github.com/atoll-run/atoll/internal/fleet"
 	"github.com/atoll-run/atoll/internal/machine/agent"
 	"github.com/atoll-run/atoll/internal/machine/hub"
 	"github.com/atoll-run/atoll/internal/machine/local"
@@ -97,4 +98,12 @@ func machines(path string) (*hub.Config, error) {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "daemon.start", Subject: path, Message: err.Error()}
 	}
 	return &hub.Config{URL: file.URL, Account: file.Account, Issuer: []byte(file.Issuer), Options: []nats.Option{nats.UserInfo(file.User, file.Password)}}, nil
+}
+
+// nodes names the daemons on which this one makes sandboxes. Nil: there are none.
+func nodes(o cli.NodeOptions) *fleet.Config {
+	if len(o.Nodes) == 0 && o.File == "" {
+		return nil
+	}
+	return &fleet.Config{Nodes: o.Nodes, File: o.File, KeyFile: o.KeyFile, CAFile: o.CAFile}
 }

@@ -38,16 +38,24 @@ func Describe(list []sandbox.Provider) []sandbox.Provider {
 	return list
 }
 
-// ofMachine is the begin of the names of the providers of self-hosted machines.
-const ofMachine = "selfhosted-"
+// ofMachine and ofNode are the begins of the names of the providers of
+// self-hosted machines and of nodes.
+const (
+	ofMachine = "selfhosted-"
+	ofNode    = "node-"
+)
 
-// MachineDescriptor returns the descriptor of the provider of a self-hosted machine, and
-// whether the name is that of one.
+// MachineDescriptor returns the descriptor of the provider of a self-hosted
+// machine or of a node, and whether the name is that of one.
 func MachineDescriptor(name string) (sandbox.Descriptor, bool) {
-	if !strings.HasPrefix(name, ofMachine) {
+	kind := "selfhosted"
+	switch {
+	case strings.HasPrefix(name, ofNode):
+		kind = "remote"
+	case !strings.HasPrefix(name, ofMachine):
 		return sandbox.Descriptor{}, false
 	}
-	d, ok := Find("selfhosted")
+	d, ok := Find(kind)
 	d.Name, d.Permanent = name, false // the driver says whether it is
 	return d, ok
 }

@@ -42,6 +42,7 @@ type UpOptions struct {
 	Bridge       BridgeOptions
 	Egress       EgressOptions
 	MachinesFile string // describes the NATS server for self-hosted machines; empty: there is none
+	Nodes        NodeOptions
 	Policies     string // file or directory; empty: there are none
 	// AuditKeep is how long events are kept; zero means without limit.
 	AuditKeep time.Duration
@@ -56,6 +57,14 @@ type UpOptions struct {
 	// SessionGrace is how long the sandbox of a session without holders is kept;
 	// zero means the default of daemon.Options.
 	SessionGrace time.Duration
+}
+
+// NodeOptions name the daemons on which this one makes sandboxes.
+type NodeOptions struct {
+	Nodes   []string // [NAME=]URL
+	File    string   // lists more
+	KeyFile string   // has their keys
+	CAFile  string   // has certificates to trust
 }
 
 // E2BOptions configure the API for E2B clients.
@@ -100,6 +109,14 @@ func egressFlags(flags *pflag.FlagSet, o *EgressOptions, proxyFile *string) {
 	flags.StringVar(proxyFile, "egress-proxy-file", "", "file with the address of the proxy, including the password; only its owner may be able to read it")
 	flags.StringVar(&o.Roots, "egress-roots", "", "PEM file of certificate authorities that the gateway trusts in addition to the machine's (default: $ATOLL_EGRESS_ROOTS)")
 	flags.StringVar(&o.Hosts, "egress-hosts", "", "file like /etc/hosts that the gateway uses to resolve names first (default: $ATOLL_EGRESS_HOSTS)")
+}
+
+// nodeFlags are those of NodeOptions.
+func nodeFlags(flags *pflag.FlagSet, o *NodeOptions) {
+	flags.StringArrayVar(&o.Nodes, "node", nil, "a daemon on which this one makes sandboxes, [NAME=]https://HOST:PORT; may be repeated; see: atoll node")
+	flags.StringVar(&o.File, "nodes-file", "", "file that lists such daemons, one [NAME=]URL in a line; changes are noticed")
+	flags.StringVar(&o.KeyFile, "node-key-file", "", "file with their API keys, NAME=KEY in a line, or one KEY for all others; only its owner may be able to read it")
+	flags.StringVar(&o.CAFile, "node-ca-file", "", "file with certificates to trust for them, in PEM, in addition to the machine's")
 }
 
 // proxyAddress refuses a password on the command line.
@@ -159,6 +176,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
   atoll up --config /etc/atoll/atoll.yaml
   atoll up --e2b
   atoll up --bridge
+  atoll up --node a=https://a.example:7070 --node-key-file /etc/atoll/node-keys
   atoll up --detach`,
 		GroupID: groupDaemon,
 		Args:    cobra.NoArgs,
@@ -183,6 +201,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&opts.Bridge.Listen, "bridge", "", "also serve the API of Cloudflare's sandbox bridge on this TCP address (without one: "+defaultBridge+")")
 	flags.Lookup("bridge").NoOptDefVal = defaultBridge
 	flags.StringVar(&opts.MachinesFile, "machines-file", "", "JSON file with the url, user, password, account and issuer of the NATS server for self-hosted machines, as atoll-nats writes it; only its owner may be able to read it")
+	nodeFlags(flags, &opts.Nodes)
 	flags.StringVar(&opts.Policies, "policy", "", "policy file, or directory of policy files; see: atoll policy (default: $ATOLL_POLICY)")
 	egressFlags(flags, &opts.Egress, &proxyIn)
 	flags.BoolVar(&opts.E2B.Internet, "e2b-internet", false, "let sandboxes of E2B clients reach everything that the clients do not deny, as E2B does; otherwise only what they allow")
@@ -224,6 +243,9 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		}
 		if opts.Policies == "" {
 			opts.Policies, _ = a.LookupEnv("ATOLL_POLICY")
+		}
+		if n := opts.Nodes; len(n.Nodes) == 0 && n.File == "" && n.KeyFile+n.CAFile != "" {
+			return badFlag("node-key-file", "there are no nodes; name some with --node or --nodes-file")
 		}
 		var err error
 		if opts.Store, err = a.storeAddress(address, addressIn); err != nil {

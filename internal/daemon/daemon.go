@@ -34,6 +34,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/desk"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/fleet"
 	"github.com/atoll-run/atoll/internal/identity"
 	"github.com/atoll-run/atoll/internal/interpreter"
 	"github.com/atoll-run/atoll/internal/key"
@@ -111,6 +112,9 @@ type Options struct {
 	Bridge Bridge
 	// Machines is the NATS server of self-hosted machines. Nil: there is none.
 	Machines *hub.Config
+	// Fleet lists the daemons on which this one makes sandboxes. Its Dir, Scope,
+	// Store, Logger and Cleared are set by Start. Nil: there are none.
+	Fleet *fleet.Config
 	// AuditKeep is how long events are kept before they are pruned. Zero: forever.
 	AuditKeep time.Duration
 	// Telemetry is the address of an OpenTelemetry collector for traces and
@@ -181,9 +185,10 @@ type Daemon struct {
 	identity     *identity.Issuer
 	parts        *parts
 	bridge       net.Addr
-	hub          *hub.Hub // nil: there are no self-hosted machines
+	hub          *hub.Hub     // nil: there are no self-hosted machines
+	fleet        *fleet.Fleet // nil: there are no nodes
 	machineMu    sync.Mutex
-	machineOpen  map[string]providers.Opened // by provider
+	machineOpen  map[string]providers.Opened // by provider, also those of nodes
 	machineClose []io.Closer
 	stop         context.CancelFunc
 	work         sync.WaitGroup
@@ -223,7 +228,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			_ = d.Close()
 		}
 	}()
-	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openMachines, d.openPlane, d.openSessions, d.recordParts, d.openServer, d.listenE2B, d.listenBridge, d.listen, d.recover} {
+	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openMachines, d.openFleet, d.openPlane, d.openSessions, d.recordParts, d.openServer, d.listenE2B, d.listenBridge, d.listen, d.recover} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -312,6 +317,9 @@ func (d *Daemon) recover(ctx context.Context) error {
 	d.work.Go(func() { d.services.Workspaces.Watch(ctx) })
 	d.work.Go(func() { d.services.Tenants.WatchKeys(ctx) })
 	d.work.Go(func() { d.services.Profiles.WatchTokens(ctx, identity.Renewal) })
+	if d.fleet != nil {
+		d.work.Go(func() { d.fleet.Watch(ctx) })
+	}
 	if d.opts.Policies != "" {
 		d.work.Go(func() { d.watchPolicies(ctx) })
 	}

@@ -122,12 +122,12 @@ var bodies = map[string]string{
 	"makeDirectory": `{"path":"/x"}`, "moveFile": `{"from":"/a","to":"/b"}`, "signalProcess": `{"signal":9}`,
 	"rotateSecret": `{"value":"v"}`, "tagTemplate": `{"as":"other:one"}`, "publishTemplate": `{"public":true}`, "restoreVersion": `{"version":1}`, "updateTenant": `{"disabled":true}`,
 	"updateSandbox": `{"labels":{"a":"b"}}`, "updateSession": `{"labels":{"a":"b"}}`, "acquireSession": `{"holder":"h"}`, "heartbeatSession": `{"holder":"h","epoch":1}`,
-	"releaseSession": `{"holder":"h"}`, "runOnSession": `{"target":"fake","command":{"shell":"true"}}`, "swapSession": `{"target":"fake"}`, "publishPort": `{"port":80}`, "createPreview": `{"port":80}`,
+	"releaseSession": `{"holder":"h"}`, "runOnSession": `{"target":"fake","command":{"shell":"true"}}`, "swapSession": `{"target":"fake"}`, "updateNode": `{"cordoned":true}`, "drainNode": `{}`, "publishPort": `{"port":80}`, "createPreview": `{"port":80}`,
 }
 
 // answers are the statuses of operations that do not return 404 for missing
 // objects: those that create them, and those for the owner of the machine only.
-var answers = map[string]int{"applyProfile": 200, "publishPort": 403, "unpublishPort": 403, "getTenant": 403, "updateTenant": 403}
+var answers = map[string]int{"applyProfile": 200, "publishPort": 403, "unpublishPort": 403, "getTenant": 403, "updateTenant": 403, "getNode": 403, "updateNode": 403, "drainNode": 403, "removeNode": 403}
 
 // operation is an API operation with a name in its path.
 type operation struct {

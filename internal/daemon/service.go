@@ -56,6 +56,7 @@ func (d *Daemon) apiServices() api.Services {
 		Providers:      s.Providers,
 		Machine:        owned{d, s.Machine, newDoctor(d), d.ready(d.provider), d.egressPrints},
 		Machines:       s.Machines,
+		Nodes:          s.Nodes,
 		Ports:          s.Exec,
 		Streams:        d.view,
 		Desktops:       d.desk,

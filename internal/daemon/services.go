@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/fleet"
 	"github.com/atoll-run/atoll/internal/identity"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/key"
@@ -69,6 +70,10 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	d.egress.configure()
 	config.Gateway = d.egress
 	config.MachineProviders = machineProviders{d}
+	config.ImageNames, config.ImageName = d.imageNames, image.Name
+	if d.fleet != nil {
+		config.Nodes = nodeProviders{d}
+	}
 	d.onClose(machineProviders{d}.closeAll)
 	d.services = services.New(config)
 	if d.hub != nil {
@@ -145,6 +150,9 @@ func (d *Daemon) openProvider(ctx context.Context, config *services.Config) (err
 func (d *Daemon) backend(ctx context.Context, name string) (providers.Opened, error) {
 	if strings.HasPrefix(name, machines.Prefix) {
 		return machineProviders{d}.open(ctx, name)
+	}
+	if strings.HasPrefix(name, fleet.Prefix) {
+		return nodeProviders{d}.open(name)
 	}
 	p, err := d.node.Providers().Open(ctx, name)
 	if err != nil {

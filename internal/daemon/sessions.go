@@ -53,6 +53,9 @@ func (d *Daemon) openSessions(ctx context.Context) error {
 		Archive: d.archive, Plain: d.opts.PlainSnapshots, Scratch: scratch,
 		Binding: installation(first.Created), Lease: durations, Observer: d.leases,
 	})
+	if d.fleet != nil {
+		d.services.Nodes.Connect(d.fleet, d.sessions.Movers)
+	}
 	return nil
 }
 

@@ -79,6 +79,11 @@ const (
 	RecordingFailed    Type = sandbox.EventRecordingFailed    // see Reason
 	MachineApproved    Type = sandbox.EventMachineApproved    // a self-hosted machine may make sandboxes: see Subject
 	MachineRevoked     Type = sandbox.EventMachineRevoked
+	NodePlaced         Type = sandbox.EventNodePlaced // a node was chosen for a sandbox: see Subject and Policy
+	NodeChanged        Type = sandbox.EventNodeChanged
+	NodeDrained        Type = sandbox.EventNodeDrained
+	NodeRemoved        Type = sandbox.EventNodeRemoved
+	NodeCleared        Type = sandbox.EventNodeCleared // the old sandboxes of a node that came back were ended
 	AuditPruned        Type = sandbox.EventAuditPruned // the oldest records of this log were removed: see Subject
 )
 
@@ -90,7 +95,7 @@ func Types() []Type {
 		KeyRevoked, LimitsChanged, PortOpened, TenantCreated, TenantDisabled, Forked, SnapshotCreated, SnapshotRemoved, ProfileCreated,
 		ProfileApplied, ProfileRemoved, SecretCreated, SecretRotated, SecretRemoved, EgressAllowed, EgressDenied, EgressLimited,
 		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, SessionCreated, LeaseWarming, LeaseWarm, LeaseDraining, LeaseCold, LeaseWaiting, LeaseAtRisk, FenceRefused, RouteSwapped, StreamOpened, StreamClosed, StreamRevoked, StreamRotated,
-		RecordingStarted, RecordingAvailable, RecordingFailed, MachineApproved, MachineRevoked, AuditPruned,
+		RecordingStarted, RecordingAvailable, RecordingFailed, MachineApproved, MachineRevoked, NodePlaced, NodeChanged, NodeDrained, NodeRemoved, NodeCleared, AuditPruned,
 	}
 }
 
@@ -107,6 +112,7 @@ var successes = map[string]Type{
 	"key.create": KeyCreated, "key.revoke": KeyRevoked, "tenant.limits": LimitsChanged, "port.open": PortOpened,
 	"tenant.create": TenantCreated, "tenant.disable": TenantDisabled,
 	"recording.start": RecordingStarted, "machine.approve": MachineApproved, "machine.revoke": MachineRevoked,
+	"node.change": NodeChanged, "node.drain": NodeDrained, "node.remove": NodeRemoved,
 	"profile.create": ProfileCreated, "profile.apply": ProfileApplied, "profile.remove": ProfileRemoved,
 	"secret.create": SecretCreated, "secret.rotate": SecretRotated, "secret.remove": SecretRemoved, "secret.use": SecretUsed,
 }

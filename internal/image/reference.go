@@ -59,6 +59,17 @@ var takenRE = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(oci|dir|tar|docker-archive|sha256|docker-daemon|containers-storage|oci-archive|sif|ostree|atomic|docker-tarfile|file|https?|containerd)$`)
 })
 
+// Name returns the name under which the store records an image, such as
+// "debian:latest" for "docker.io/library/debian". An invalid reference stays as
+// it is.
+func Name(ref string) string {
+	r, err := parseReference(ref)
+	if err != nil {
+		return ref
+	}
+	return r.name
+}
+
 // parseReference parses a reference of any kind.
 func parseReference(ref string) (*reference, error) {
 	const op = "image.reference"

@@ -78,6 +78,8 @@ const (
 	KeyList   Op = "key.list"
 	KeyRevoke Op = "key.revoke"
 
+	LoadGet Op = "load.get"
+
 	MachineApprove Op = "machine.approve"
 	MachineInvite  Op = "machine.invite"
 	MachineList    Op = "machine.list"
@@ -85,6 +87,12 @@ const (
 	MachineRevoke  Op = "machine.revoke"
 
 	MetricsGet Op = "metrics.get"
+
+	NodeChange Op = "node.change"
+	NodeDrain  Op = "node.drain"
+	NodeList   Op = "node.list"
+	NodePlace  Op = "node.place"
+	NodeRemove Op = "node.remove"
 
 	PolicyExplain Op = "policy.explain"
 	PolicyGet     Op = "policy.get"
@@ -268,6 +276,8 @@ var table = map[Op]about{
 	KeyList:   {Admin, Glance},
 	KeyRevoke: {Admin, Recorded},
 
+	LoadGet: {Read, Glance},
+
 	MachineApprove: {Admin, Recorded},
 	MachineInvite:  {Admin, Recorded},
 	MachineList:    {Read, Glance},
@@ -275,6 +285,12 @@ var table = map[Op]about{
 	MachineRevoke:  {Admin, Recorded},
 
 	MetricsGet: {Read, Glance},
+
+	NodeChange: {Owner, Recorded},
+	NodeDrain:  {Owner, Recorded},
+	NodeList:   {Owner, Glance},
+	NodePlace:  {Admin, Recorded},
+	NodeRemove: {Owner, Recorded},
 
 	PolicyExplain: {Read, Glance},
 	PolicyGet:     {Read, Glance},
@@ -438,7 +454,7 @@ func (o Op) Class() Class { return table[o].class }
 
 // frees are the operations that free space or revoke access.
 var frees = []Op{
-	AuditPrune, FilesRemove, KeyRevoke, MachineRevoke, PreviewRemove, ProfileRemove, SandboxDestroy, SandboxExpire, SandboxIdle, SandboxKill, SandboxSweep,
+	AuditPrune, FilesRemove, KeyRevoke, MachineRevoke, NodeRemove, PreviewRemove, ProfileRemove, SandboxDestroy, SandboxExpire, SandboxIdle, SandboxKill, SandboxSweep,
 	SecretRemove, SessionRemove, SnapshotRemove, StreamRevoke, TemplatePrune, TemplateRemove, TemplateUnpublish, TenantDisable, WorkspaceDetach, WorkspacePrune, WorkspaceRemove,
 }
 

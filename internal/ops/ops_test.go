@@ -53,7 +53,7 @@ func TestClasses(t *testing.T) {
 		reads := o.Verb() == ops.Read || o == ops.ImageUses || o == ops.DaemonDiagnose
 		if o.Class() == ops.Glance && !reads {
 			switch o {
-			case ops.ProcessResize, ops.ProcessClose, ops.SessionHeartbeat, ops.KeyList, ops.TenantList, ops.TenantGet, ops.MachineLookup:
+			case ops.ProcessResize, ops.ProcessClose, ops.SessionHeartbeat, ops.KeyList, ops.TenantList, ops.TenantGet, ops.MachineLookup, ops.NodeList:
 			default:
 				t.Errorf("%s takes %s and is not recorded", o, o.Verb())
 			}

@@ -121,6 +121,9 @@ var written = map[int64][]statement{
 	39: {
 		{"UPDATE sandboxes SET isolation = 'hardware' WHERE id = 'id-web'", nil},
 	},
+	38: {
+		{"INSERT INTO fleet (name, url, binding, state, lost, added, removed, cleared) VALUES ('a', 'http://127.0.0.1:1', 'b', 'active', 0, 9, 0, 0)", nil},
+	},
 	31: {
 		{"UPDATE snapshots SET ref_json = $1, binding = 'local#1' WHERE id = 'sn-1'", []any{`{"provider":"gvisor","kind":"memory","data":"sn-1"}`}},
 	},

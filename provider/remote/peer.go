@@ -49,9 +49,12 @@ func (p *Provider) ask(ctx context.Context) (*peer, error) {
 	if p.client == nil {
 		return nil, errNoAddress
 	}
-	binding, err := p.whose(ctx)
+	binding, err := p.Whose(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if p.opts.Binding != "" && binding != p.opts.Binding {
+		return nil, p.another(p.host, p.opts.Binding, binding)
 	}
 	all, err := p.client.Providers(ctx)
 	if err != nil {
@@ -66,10 +69,10 @@ func (p *Provider) ask(ctx context.Context) (*peer, error) {
 	return &peer{binding: binding, provider: all[at]}, nil
 }
 
-// whose returns the binding of the sandboxes that the key can reach. A daemon
+// Whose asks for the binding of the sandboxes that the key can reach. A daemon
 // has no name; a tenant has one. Its creation time distinguishes it from
 // tenants with the same name in other databases.
-func (p *Provider) whose(ctx context.Context) (string, error) {
+func (p *Provider) Whose(ctx context.Context) (string, error) {
 	t, err := p.client.Admin().Tenant(ctx)
 	if err != nil {
 		return "", p.explain(err)
@@ -102,17 +105,23 @@ func (p *Provider) absent(ctx context.Context, id sandbox.ID) error {
 	if err != nil {
 		return err
 	}
-	now, err := p.whose(ctx)
+	now, err := p.Whose(ctx)
 	if err != nil {
 		return err
 	}
 	if now != k.binding {
-		return &sandbox.Error{
-			Code: sandbox.CodeUnauthorized, Subject: string(id), Message: "the sandbox belongs to " + k.binding + ", and " + p.host + " is now " + now,
-			Hint: "use its original address and a key of its tenant",
-		}
+		return p.another(string(id), k.binding, now)
 	}
 	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(id), Message: "the sandbox does not exist"}
+}
+
+// another returns the error for sandboxes that are not those of the daemon that
+// answers.
+func (p *Provider) another(subject, want, got string) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeUnauthorized, Subject: subject, Message: "the sandbox belongs to " + want + ", and " + p.host + " is now " + got,
+		Hint: "use its original address and a key of its tenant",
+	}
 }
 
 // limits are the limits that Facts must describe.

@@ -51,6 +51,11 @@ type Options struct {
 	// AllowHTTP permits an http address that is not a loopback address. The key
 	// and all data are then sent unencrypted.
 	AllowHTTP bool
+	// Binding is what Whose must return. Another daemon, or one whose state was
+	// lost, is then unauthorized. Empty: any.
+	Binding string
+	// Scope replaces Dir as what sandboxes belong to. Empty: an identity in Dir.
+	Scope string
 	// Name is what messages call the other daemon. Empty: its host.
 	Name string
 	// Transport sends requests. Nil: a new one.
@@ -117,7 +122,7 @@ func New(opts Options) (*Provider, error) {
 		opts.Key = strings.TrimSpace(string(text))
 	}
 	if opts.Transport == nil {
-		if opts.Transport, err = transport(opts.CAFile); err != nil {
+		if opts.Transport, err = Transport(opts.CAFile); err != nil {
 			return nil, err
 		}
 	}
@@ -141,9 +146,9 @@ const (
 	dialWait = 10 * time.Second
 )
 
-// transport sends requests and trusts the certificates of a file in addition to
-// the system's.
-func transport(caFile string) (*http.Transport, error) {
+// Transport sends requests and trusts the certificates of a file in addition to
+// the system's. The file's name may be empty.
+func Transport(caFile string) (*http.Transport, error) {
 	t := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: dialWait}).DialContext, TLSHandshakeTimeout: dialWait,
 		DisableCompression: true, MaxIdleConnsPerHost: maxIdle, IdleConnTimeout: idle,
@@ -169,6 +174,9 @@ func transport(caFile string) (*http.Transport, error) {
 // scope identifies the provider's directory among all users of the other
 // daemon.
 func (p *Provider) scope() (string, error) {
+	if p.opts.Scope != "" {
+		return p.opts.Scope, nil
+	}
 	if err := os.MkdirAll(p.opts.Dir, 0o700); err != nil {
 		return "", err
 	}

@@ -8,6 +8,14 @@ import (
 	"strings"
 )
 
+// Memory returns the bytes of free memory and of total memory.
+func (g *Gate) Memory() (free, total int64) {
+	if g == nil {
+		return machineMemory()
+	}
+	return g.cfg.Memory()
+}
+
 // machineMemory returns the memory of the machine, or of this process's control
 // group if that has less.
 func machineMemory() (free, total int64) {

@@ -36,6 +36,12 @@ type Config struct {
 	Scratch   string // a directory for temporary files
 	Sandboxes Sandboxes
 	Providers Providers
+	// Memory returns the bytes of free memory and of total memory.
+	Memory func() (free, total int64)
+	// Images lists the names of the images on this machine.
+	Images func(ctx context.Context) ([]string, error)
+	// ImageName returns the name in that list of an image in a request.
+	ImageName func(image string) string
 }
 
 // New returns a Service.

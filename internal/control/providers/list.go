@@ -1,6 +1,7 @@
 package providers
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -17,7 +18,9 @@ func (s *Service) ChooseProvider(ctx context.Context, n sandbox.Needs) (sandbox.
 	if err != nil {
 		return sandbox.Choice{}, err
 	}
-	return catalog.ChooseFrom(n, all), nil
+	choice := catalog.ChooseFrom(n, all)
+	s.explain(&choice, n)
+	return choice, nil
 }
 
 // Providers describes the providers of the daemon.
@@ -34,6 +37,9 @@ func (s *Service) Providers(ctx context.Context) ([]sandbox.Provider, error) {
 		}
 		list = append(slices.Clone(list), own...)
 	}
+	if s.cfg.Nodes != nil {
+		list = append(slices.Clone(list), s.cfg.Nodes.Known()...)
+	}
 	all := make([]sandbox.Provider, len(list))
 	for i, known := range list {
 		all[i] = s.describe(ctx, known)
@@ -41,9 +47,41 @@ func (s *Service) Providers(ctx context.Context) ([]sandbox.Provider, error) {
 	return catalog.Describe(all), ctx.Err()
 }
 
+// explain puts the node first that would get the sandbox, with the reasons, if
+// the needs name no provider.
+func (s *Service) explain(choice *sandbox.Choice, n sandbox.Needs) {
+	if n.Provider != "" || !s.HasNodes() {
+		return
+	}
+	placed := s.cfg.Nodes.Place("", 0)
+	why := map[string][]string{}
+	for _, c := range placed.Candidates {
+		why[c.Provider] = c.Reasons
+	}
+	at := func(c sandbox.Candidate) int {
+		i := slices.IndexFunc(placed.Candidates, func(one sandbox.Candidate) bool { return one.Provider == c.Provider })
+		if !c.Fits || i < 0 {
+			return len(placed.Candidates)
+		}
+		return i
+	}
+	for i, c := range choice.Candidates {
+		if c.Fits {
+			choice.Candidates[i].Reasons = append(c.Reasons, why[c.Provider]...)
+		}
+	}
+	slices.SortStableFunc(choice.Candidates, func(a, b sandbox.Candidate) int { return cmp.Compare(at(a), at(b)) })
+	if len(choice.Candidates) > 0 && choice.Candidates[0].Fits {
+		choice.Provider = choice.Candidates[0].Provider
+	}
+}
+
 // describe fills in what a provider says about itself.
 func (s *Service) describe(ctx context.Context, p sandbox.Provider) sandbox.Provider {
 	p.Default, p.Capabilities = p.Name == s.cfg.Default.Name, map[string]bool{}
+	if p.Problem != "" { // a node that gets no sandboxes
+		return p
+	}
 	found, err := s.peek(ctx, p.Name)
 	if err == nil {
 		p.Binding = found.Binding

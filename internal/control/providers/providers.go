@@ -47,6 +47,8 @@ type Config struct {
 	Shared []string
 	// Machines are the providers of self-hosted machines. Nil: there are none.
 	Machines Machines
+	// Nodes are the providers of the node daemons of this one. Nil: there are none.
+	Nodes Nodes
 	// Workspaces and Defaults are those of control.Config, for all providers.
 	Workspaces bool
 	Defaults   sandbox.Resources
@@ -60,6 +62,15 @@ type Machines interface {
 	// Belongs reports whether a provider is that of a machine, and whether a tenant
 	// may use it.
 	Belongs(ctx context.Context, name, tenant string) (machine, ok bool)
+}
+
+// Nodes are the providers of node daemons. It must be safe for concurrent use.
+type Nodes interface {
+	// Known lists them, with what is known without opening them. One that takes no
+	// sandboxes has a Problem. If it is empty, there are no nodes.
+	Known() []sandbox.Provider
+	// Place orders them by their suitability for a sandbox, and explains each.
+	Place(image string, memory int64) sandbox.Choice
 }
 
 // Service holds the providers of a daemon. It is safe for concurrent use.
@@ -259,6 +270,9 @@ func (s *Service) Permit(ctx context.Context, who key.Principal, name string) er
 		} else if machine {
 			return nil
 		}
+	}
+	if _, ok := s.node(name); ok { // requests without a provider may get any
+		return nil
 	}
 	if who.UID == nil && name != "" && name != s.cfg.Default.Name && !slices.Contains(s.cfg.Shared, name) {
 		return &sandbox.Error{

@@ -7,26 +7,34 @@ import (
 
 	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Select returns the provider of a new sandbox: the one that its Spec names, else
-// the default. If the default isolates less than the Spec demands, it is another
-// one that meets the Spec, and chosen says why. A provider that the Spec names is
-// never replaced. Callers who do not own the machine only get shared providers,
-// because some do not isolate and others cost money.
+// a node, if there are any, else the default. If it isolates less than the Spec
+// demands, it is another one that meets the Spec. chosen says why it is that one.
+// A provider that the Spec names is never replaced. Callers who do not own the
+// machine only get shared providers, because some do not isolate and others cost
+// money.
 func (s *Service) Select(ctx context.Context, who key.Principal, spec *sandbox.Spec) (be *Backend, chosen string, err error) {
-	if err := s.Permit(ctx, who, spec.Provider); err != nil {
+	name := spec.Provider
+	if name == "" && spec.Snapshot == "" && s.HasNodes() {
+		if name, chosen, err = s.Place(spec); err != nil {
+			return nil, "", err
+		}
+	}
+	if err := core.FirstError(s.Permit(ctx, who, name), s.accepts(name)); err != nil {
 		return nil, "", err
 	}
-	if be, err = s.Backend(ctx, spec.Provider); err != nil || spec.Isolation == "" {
-		return be, "", err
+	if be, err = s.Backend(ctx, name); err != nil || spec.Isolation == "" {
+		return be, chosen, err
 	}
 	gives := be.Isolation(ctx)
 	switch {
 	case gives.Meets(spec.Isolation):
-		return be, "", nil
+		return be, chosen, nil
 	case spec.Provider != "":
 		return nil, "", control.TooWeak(be.Name, gives, spec.Isolation)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
@@ -117,6 +118,11 @@ func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err err
 		return Made{}, core.Named(opCreate, err)
 	}
 	defer leave()
+	if s.Providers.OnNode(be.Name) && chosen != "" {
+		fact := audit.Action{Tenant: who.Tenant, Actor: action.Actor, Op: ops.NodePlace, Sandbox: want.Spec.ID, Name: want.Spec.Name, Subject: be.Name}
+		s.Report(ctx, s.Audit.FactLater(fact, eventlog.NodePlaced, func(e *eventlog.Event) { e.Policy = chosen }))
+		chosen = "" // its event says it
+	}
 	box, intent, err := s.announce(ctx, be, who.Tenant, &want, images[0], origin, req, action)
 	switch {
 	case err != nil:

@@ -28,12 +28,13 @@ const (
 	reasonLifetime = "its lifetime ended"
 	reasonUnmade   = "it could not be created"
 	reasonIdle     = "it was idle"
+	reasonLost     = "its node was given up"
 
 	// reasonUnfinished: the provider never confirmed the creation.
 	reasonUnfinished = "the daemon ended while creating it"
 )
 
-var unwanted = map[string]bool{reasonRemoved: true, reasonStopped: true, reasonLifetime: true, reasonUnmade: true, reasonIdle: true}
+var unwanted = map[string]bool{reasonRemoved: true, reasonStopped: true, reasonLifetime: true, reasonUnmade: true, reasonIdle: true, reasonLost: true}
 
 // found is the observed state of a sandbox.
 type found struct {

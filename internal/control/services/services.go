@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/machine"
 	"github.com/atoll-run/atoll/internal/control/machines"
+	"github.com/atoll-run/atoll/internal/control/nodes"
 	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/control/ports"
 	"github.com/atoll-run/atoll/internal/control/profiles"
@@ -55,6 +56,11 @@ type Config struct {
 	Shared []string
 	// MachineProviders are those of self-hosted machines. Nil: there are none.
 	MachineProviders providers.Machines
+	// Nodes are the daemons on which this one makes sandboxes. Nil: there are none.
+	Nodes providers.Nodes
+	// ImageNames and ImageName are those of machine.Config.
+	ImageNames func(ctx context.Context) ([]string, error)
+	ImageName  func(image string) string
 	// Defaults are used for limits that a request leaves at zero, if the provider
 	// enforces them.
 	Defaults sandbox.Resources
@@ -121,6 +127,7 @@ type Services struct {
 	Templates  *templates.Service
 	Machine    *machine.Service
 	Machines   *machines.Service
+	Nodes      *nodes.Service
 	Ports      *ports.Service
 }
 
@@ -140,7 +147,7 @@ func New(cfg Config) *Services {
 		cfg.Defaults = cfg.Control.Defaults
 	}
 	s.Providers = providers.New(c, providers.Config{
-		Default: providers.Opened{Name: cfg.Provider, Binding: cfg.Binding, Former: cfg.Former, Control: cfg.Control}, Open: cfg.Open, Known: cfg.Known, Shared: cfg.Shared, Machines: cfg.MachineProviders,
+		Default: providers.Opened{Name: cfg.Provider, Binding: cfg.Binding, Former: cfg.Former, Control: cfg.Control}, Open: cfg.Open, Known: cfg.Known, Shared: cfg.Shared, Machines: cfg.MachineProviders, Nodes: cfg.Nodes,
 		Workspaces: cfg.Workspaces != nil, Defaults: cfg.Defaults,
 	})
 	s.Snapshots = snapshots.New(c, snapshots.Config{
@@ -162,7 +169,10 @@ func New(cfg Config) *Services {
 		Providers: s.Providers, Sandboxes: s.Sandboxes, Exec: s.Exec, Snapshots: s.Snapshots, Policies: s.Policies, Builder: cfg.Builder, Scratch: cfg.Builds,
 	})
 	s.Machines = machines.New(c)
-	s.Machine = machine.New(c, machine.Config{Scratch: cfg.Scratch, Sandboxes: s.Sandboxes, Providers: s.Providers})
+	s.Nodes = nodes.New(c, s.Sandboxes)
+	s.Machine = machine.New(c, machine.Config{
+		Scratch: cfg.Scratch, Sandboxes: s.Sandboxes, Providers: s.Providers, Memory: cfg.Gate.Memory, Images: cfg.ImageNames, ImageName: cfg.ImageName,
+	})
 	s.Sandboxes.Connect(sandboxes.Services{
 		Providers: s.Providers, Exec: s.Exec, Workspaces: s.Workspaces, Tenants: s.Tenants, Snapshots: s.Snapshots,
 		Policies: s.Policies, Profiles: s.Profiles, Secrets: s.Secrets, Templates: s.Templates, Ports: s.Ports, Gate: cfg.Gate,

@@ -85,6 +85,9 @@ func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) 
 			spec.Provider = cmp.Or(p.Prior.Archive.Provider, spec.Provider) // the session may have moved
 		}
 	}
+	if spec.Snapshot == "" && !b.providers.Accepts(spec.Provider) {
+		spec.Provider = "" // any other node
+	}
 	id, err := b.sandboxes.Make(ctx, spec, p.Key, p.Replaces)
 	if err != nil {
 		return session.Box{}, err
@@ -323,7 +326,7 @@ func (b boxes) saves() (names []string) {
 
 // Capture implements session.Boxes. It saves the workspaces. Without
 // workspaces, it takes a snapshot of all files; if the provider cannot, or not
-// while the sandbox runs, it archives the files below /workspace.
+// while the sandbox runs, or is a node, it archives the files below /workspace.
 func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope) (sandbox.Envelope, error) {
 	e.Archive, e.Workspaces = nil, nil
 	b.sandboxes.Flush(ctx, box.ID)
@@ -345,7 +348,7 @@ func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope)
 	switch {
 	case err != nil:
 		return e, err
-	case facts.Capabilities.Snapshot:
+	case facts.Capabilities.Snapshot && !b.providers.OnNode(box.Provider):
 		e.Archive, err = b.snapshot(ctx, box)
 		if !b.held || sandbox.CodeOf(err) != sandbox.CodeConflict { // in use, so it cannot be stopped
 			return e, err

@@ -64,6 +64,12 @@ type Providers interface {
 	// SnapshotPauses reports whether a provider pauses a sandbox while it takes a
 	// snapshot of it.
 	SnapshotPauses(ctx context.Context, name string) bool
+	// OnNode reports whether a provider is a node, with which its snapshots are
+	// lost. Accepts reports whether a provider takes new sandboxes, and Place
+	// chooses a node.
+	OnNode(name string) bool
+	Accepts(name string) bool
+	Place(spec *sandbox.Spec) (provider, why string, err error)
 	// Permit returns an error if the caller may not choose a provider.
 	Permit(ctx context.Context, who key.Principal, name string) error
 }

@@ -75,6 +75,7 @@ func New(services Services, opts Options) *API {
 	a.streams()
 	a.recordings()
 	a.machines()
+	a.nodes()
 	a.computer()
 	a.code()
 	a.source()

@@ -34,6 +34,7 @@ type Services struct {
 	Providers      Providers
 	Machine        Machine
 	Machines       Machines
+	Nodes          Nodes
 	Ports          Ports
 	Streams        Streams
 	Desktops       Desktops
@@ -182,6 +183,8 @@ type Machine interface {
 	// EgressSettings returns fingerprints of the owner's settings for all networks.
 	// It is for the owner of the machine.
 	EgressSettings(ctx context.Context) (map[string]string, error)
+	// Load returns what the daemon has room for.
+	Load(ctx context.Context) (sandbox.Load, error)
 	// Ready returns an error if the daemon cannot make sandboxes.
 	Ready(ctx context.Context) error
 }

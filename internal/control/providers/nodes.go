@@ -1,0 +1,64 @@
+package providers
+
+import (
+	"strings"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// HasNodes reports whether sandboxes are made on nodes.
+func (s *Service) HasNodes() bool { return s.cfg.Nodes != nil && len(s.cfg.Nodes.Known()) > 0 }
+
+// node returns the provider of a node.
+func (s *Service) node(name string) (p sandbox.Provider, ok bool) {
+	if s.cfg.Nodes == nil {
+		return p, false
+	}
+	for _, one := range s.cfg.Nodes.Known() {
+		if one.Name == name {
+			return one, true
+		}
+	}
+	return p, false
+}
+
+// OnNode reports whether a provider is that of a node. What is stored there is
+// lost with the node.
+func (s *Service) OnNode(name string) bool {
+	_, ok := s.node(name)
+	return ok
+}
+
+// accepts returns an error for a node that gets no new sandboxes.
+func (s *Service) accepts(name string) error {
+	n, ok := s.node(name)
+	if !ok || n.Problem == "" {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Op: "node.place", Subject: name, Message: "the node gets no new sandboxes: " + n.Problem, Hint: "leave the provider out, or see: atoll node ls",
+	}
+}
+
+// Accepts reports whether a provider takes new sandboxes, as far as is known
+// without asking it.
+func (s *Service) Accepts(name string) bool { return s.accepts(name) == nil }
+
+// Place chooses a node for a sandbox, and says for what reasons.
+func (s *Service) Place(spec *sandbox.Spec) (provider, why string, err error) {
+	memory := spec.Resources.Memory
+	if memory == 0 {
+		memory = s.cfg.Defaults.Memory
+	}
+	choice := s.cfg.Nodes.Place(spec.Image, memory)
+	if choice.Provider != "" {
+		return choice.Provider, strings.Join(choice.Candidates[0].Reasons, "; "), nil
+	}
+	var all []string
+	for _, c := range choice.Candidates {
+		all = append(all, c.Provider+": "+strings.Join(c.Reasons, "; "))
+	}
+	return "", "", &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Op: "node.place", Subject: "nodes", Message: "no node takes a sandbox: " + strings.Join(all, ", "), Hint: "see: atoll node ls",
+	}
+}

@@ -1,0 +1,82 @@
+package sessions
+
+import (
+	"context"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/lease"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Evacuate moves the sessions of all tenants that have their sandbox on a node to
+// other nodes, one by one. kept are the sandboxes of those that could not be
+// moved, with reasons.
+func (s *Movers) Evacuate(ctx context.Context, provider string) (moved []sandbox.NodeMoved, kept []sandbox.NodeSandbox, err error) {
+	all, err := s.leases.active(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, k := range all {
+		row, box, err := s.residents(ctx, k)
+		if err != nil {
+			return moved, kept, err
+		}
+		if row.ID == "" || box.Provider != provider {
+			continue
+		}
+		receipt, err := s.evacuate(ctx, row)
+		switch {
+		case ctx.Err() != nil:
+			return moved, kept, ctx.Err()
+		case err != nil:
+			kept = append(kept, sandbox.NodeSandbox{Tenant: k.Tenant, Sandbox: box.ID, Session: row.Name, Reason: err.Error()})
+		default:
+			moved = append(moved, sandbox.NodeMoved{Tenant: k.Tenant, Session: row.Name, Receipt: receipt})
+		}
+	}
+	return moved, kept, nil
+}
+
+// residents returns a session of a lease and its sandbox. Both are empty if there
+// is none.
+func (s *Movers) residents(ctx context.Context, k store.LeaseKey) (row store.Session, box store.Sandbox, err error) {
+	err = s.Store.View(ctx, func(tx *store.Tx) error {
+		row, box = store.Session{}, store.Sandbox{}
+		var l lease.Lease
+		if l, err = tx.Sessions().Lease(ctx, k.Tenant, k.Group); err != nil || l.Sandbox == "" {
+			return err
+		}
+		rows, err := tx.Sessions().InGroup(ctx, k.Tenant, k.Group)
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+		box, err = tx.Sandboxes().Get(ctx, k.Tenant, l.Sandbox)
+		if err == nil && box.State != sandbox.Gone {
+			row = rows[0]
+		}
+		return ignore(err, sandbox.CodeNotFound)
+	})
+	return row, box, err
+}
+
+// evacuate moves a session to the node that suits it best, acting for its tenant.
+func (s *Movers) evacuate(ctx context.Context, row store.Session) (receipt sandbox.Receipt, err error) {
+	const op = ops.SessionSwap
+	ctx = guard.WithPrincipal(ctx, key.Principal{Tenant: row.Tenant, Verbs: []key.Verb{key.Admin}})
+	return receipt, core.Named(op, s.Do(ctx, op, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {
+		for range 2 { // another caller may be faster
+			target, _, err := s.providers.Place(&row.Spec)
+			if err != nil {
+				return err
+			}
+			if receipt, err = s.swap(ctx, row, target); sandbox.CodeOf(err) != sandbox.CodeStale {
+				return err
+			}
+		}
+		return stale(row.Name, "the session moves at the same time")
+	}))
+}

@@ -1,0 +1,115 @@
+package daemon
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/internal/control/nodes"
+	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/fleet"
+	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// openFleet asks the node daemons of this daemon for their load.
+func (d *Daemon) openFleet(ctx context.Context) error {
+	if d.opts.Fleet == nil {
+		return nil
+	}
+	first, err := store.Read(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Get(ctx, key.DefaultTenant) })
+	if err != nil {
+		return err
+	}
+	config := *d.opts.Fleet
+	config.Dir, config.Scope = filepath.Join(d.node.Dir(), "nodes"), strings.TrimPrefix(installation(first.Created), "atoll:")
+	config.Store, config.Logger, config.Cleared = d.store, d.opts.Logger, d.nodeCleared
+	if d.fleet, err = fleet.Open(ctx, config); err != nil {
+		return err
+	}
+	d.onClose(d.fleet.Close)
+	return nil
+}
+
+// nodeCleared records that the old sandboxes of a node were ended.
+func (d *Daemon) nodeCleared(ctx context.Context, name string, ended int) {
+	if d.services == nil { // while the daemon starts
+		return
+	}
+	d.opts.Logger.Warn("a node that was given up came back; its old sandboxes were ended", "node", name, "sandboxes", ended)
+	fact := audit.Action{Tenant: key.DefaultTenant, Op: ops.NodeRemove, Subject: name}
+	d.services.Report(ctx, d.services.Audit.Fact(ctx, fact, eventlog.NodeCleared, nil))
+}
+
+// nodeProviders opens the providers of nodes. It implements providers.Nodes.
+type nodeProviders struct{ d *Daemon }
+
+func (p nodeProviders) open(name string) (providers.Opened, error) {
+	if p.d.fleet == nil {
+		return providers.Opened{}, &sandbox.Error{
+			Code: sandbox.CodeInvalid, Op: "provider.open", Subject: name, Message: "there is no such provider", Hint: "name its node with: atoll up --node URL",
+		}
+	}
+	p.d.machineMu.Lock()
+	defer p.d.machineMu.Unlock()
+	if first, ok := p.d.machineOpen[name]; ok {
+		return first, nil
+	}
+	own, binding, err := p.d.fleet.Provider(strings.TrimPrefix(name, fleet.Prefix))
+	if err != nil {
+		return providers.Opened{}, err
+	}
+	opened := &registry.Provider{Provider: own, Name: name, Binding: binding}
+	result := providers.Opened{Name: name, Binding: binding, Control: p.d.node.Config(opened)}
+	p.d.machineOpen[name] = result
+	p.d.machineClose = append(p.d.machineClose, own)
+	return result, nil
+}
+
+// Known implements providers.Nodes.
+func (p nodeProviders) Known() (all []sandbox.Provider) {
+	for _, n := range p.d.fleet.Nodes() {
+		all = append(all, sandbox.Provider{Name: n.Provider, Summary: "the node " + n.Name + " at " + n.URL, Problem: n.Reason})
+	}
+	return all
+}
+
+// Place implements providers.Nodes.
+func (p nodeProviders) Place(ref string, memory int64) sandbox.Choice {
+	var facts []catalog.PlaceFacts
+	for _, n := range p.d.fleet.Nodes() {
+		f := catalog.PlaceFacts{Provider: n.Provider, Refused: n.Reason, HasImage: ref == "" || ref == "host"}
+		if n.Load != nil {
+			f.Free = min(n.Load.MemoryFree, n.Load.MemoryTotal-n.Load.MemoryReserved)
+			f.HasImage = f.HasImage || slices.Contains(n.Load.Images, image.Name(ref))
+		}
+		facts = append(facts, f)
+	}
+	choice := catalog.Place(memory, facts)
+	p.d.fleet.Promise(strings.TrimPrefix(choice.Provider, fleet.Prefix), memory)
+	return choice
+}
+
+// imageNames lists the names of the images on this machine.
+func (d *Daemon) imageNames(ctx context.Context) (names []string, err error) {
+	images, err := d.node.Images()
+	if err != nil {
+		return nil, err
+	}
+	all, err := images.List(ctx)
+	for _, one := range all {
+		names = append(names, one.Names...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names), err
+}
+
+var _ nodes.Fleet = (*fleet.Fleet)(nil)
