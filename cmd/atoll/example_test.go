@@ -118,7 +118,7 @@ func TestExamples(t *testing.T) {
 				if path[0] == "microvm" { // KVM may not work here; the error must name what is missing
 					line = "( timeout 60 " + line + " ) 2>&1 | grep -iE 'kvm|qemu|kernel'"
 				}
-				if path[0] == "machine" { // provider/selfhosted uses real ones; the error must name it here
+				if path[0] == "machine" || path[0] == "node" { // provider/selfhosted and a guide use real ones; the error must name it here
 					line = "( timeout 10 " + line + " </dev/null ) 2>&1 | grep -iE 'machine|daemon'"
 				}
 				if len(path) > 1 && path[0] == "state" && (path[1] == "restore" || path[1] == "accept") { // the script restore uses them

@@ -176,7 +176,6 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
   atoll up --config /etc/atoll/atoll.yaml
   atoll up --e2b
   atoll up --bridge
-  atoll up --node a=https://a.example:7070 --node-key-file /etc/atoll/node-keys
   atoll up --detach`,
 		GroupID: groupDaemon,
 		Args:    cobra.NoArgs,

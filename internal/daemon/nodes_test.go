@@ -311,6 +311,7 @@ func TestNodesLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = now.Close() })
 	if got := runShell(t, now, "cat /workspace/note"); got != "saved" {
 		t.Errorf("rebuilt, it has %q", got)
 	}

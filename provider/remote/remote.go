@@ -52,7 +52,7 @@ type Options struct {
 	// and all data are then sent unencrypted.
 	AllowHTTP bool
 	// Binding is what Whose must return. Another daemon, or one whose state was
-	// lost, is then unauthorized. Empty: any.
+	// lost, is then refused. Empty: any.
 	Binding string
 	// Scope replaces Dir as what sandboxes belong to. Empty: an identity in Dir.
 	Scope string

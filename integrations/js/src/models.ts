@@ -1123,6 +1123,30 @@ export interface components {
             /** @description newest first */
             sandboxes: components["schemas"]["Sandbox"][] | null;
         };
+        Load: {
+            /** @description names of the images that are stored there */
+            images: string[] | null;
+            /**
+             * Format: int64
+             * @description free memory of the machine, in bytes
+             */
+            memoryFree: number;
+            /**
+             * Format: int64
+             * @description memory that the running sandboxes may use, in bytes
+             */
+            memoryReserved: number;
+            /**
+             * Format: int64
+             * @description memory of the machine, in bytes
+             */
+            memoryTotal: number;
+            /**
+             * Format: int64
+             * @description how many there are
+             */
+            sandboxes: number;
+        };
         Machine: {
             /** Format: date-time */
             approved?: string;
@@ -1391,6 +1415,66 @@ export interface components {
              */
             maxBytes?: number;
             name: string;
+        };
+        Node: {
+            /** @description as it was at the last answer */
+            load?: components["schemas"]["Load"];
+            /** @description it was removed while it did not answer */
+            lost?: boolean;
+            name: string;
+            /**
+             * Format: int64
+             * @description sandboxes that this daemon has there
+             */
+            placed: number;
+            /** @description the provider that makes sandboxes there */
+            provider: string;
+            /** @description why it gets no new sandboxes */
+            reason?: string;
+            /** Format: date-time */
+            removed?: string;
+            /**
+             * Format: date-time
+             * @description when it answered last
+             */
+            seen?: string;
+            /** @enum {string} */
+            state: "ready" | "unreachable" | "cordoned" | "draining" | "removed";
+            url: string;
+        };
+        NodeChange: {
+            /** @description whether it gets no new sandboxes; false also ends a drain, and takes back a removed node */
+            cordoned?: boolean;
+        };
+        NodeDrain: {
+            /** @description end the sandboxes that belong to no session */
+            force?: boolean;
+        };
+        NodeDrained: {
+            /** @description sandboxes without a session that were ended */
+            ended: components["schemas"]["NodeSandbox"][] | null;
+            /** @description sandboxes that are still there */
+            kept: components["schemas"]["NodeSandbox"][] | null;
+            /** @description sessions that were moved */
+            moved: components["schemas"]["NodeMoved"][] | null;
+            node: string;
+        };
+        NodeMoved: {
+            receipt: components["schemas"]["Receipt"];
+            session: string;
+            tenant: string;
+        };
+        NodeSandbox: {
+            name: string;
+            /** @description why it is still there */
+            reason?: string;
+            sandbox: string;
+            session?: string;
+            tenant: string;
+        };
+        NodesOutputBody: {
+            /** @description by name */
+            nodes: components["schemas"]["Node"][] | null;
         };
         NoteInputBody: {
             /** @description kept with the version */
@@ -2766,6 +2850,7 @@ export type LifetimeSupport = components['schemas']['LifetimeSupport']
 export type Limits = components['schemas']['Limits']
 export type LimitsChange = components['schemas']['LimitsChange']
 export type ListOutputBody = components['schemas']['ListOutputBody']
+export type Load = components['schemas']['Load']
 export type Machine = components['schemas']['Machine']
 export type MachineApproval = components['schemas']['MachineApproval']
 export type MachineToken = components['schemas']['MachineToken']
@@ -2786,6 +2871,13 @@ export type NewSession = components['schemas']['NewSession']
 export type NewStream = components['schemas']['NewStream']
 export type NewTenant = components['schemas']['NewTenant']
 export type NewWorkspace = components['schemas']['NewWorkspace']
+export type Node = components['schemas']['Node']
+export type NodeChange = components['schemas']['NodeChange']
+export type NodeDrain = components['schemas']['NodeDrain']
+export type NodeDrained = components['schemas']['NodeDrained']
+export type NodeMoved = components['schemas']['NodeMoved']
+export type NodeSandbox = components['schemas']['NodeSandbox']
+export type NodesOutputBody = components['schemas']['NodesOutputBody']
 export type NoteInputBody = components['schemas']['NoteInputBody']
 export type OSList = components['schemas']['OSList']
 export type Opened = components['schemas']['Opened']

@@ -809,6 +809,29 @@ class LimitsChange(Model):
     warm_hours: float | None = None
 
 
+class Load(Model):
+    images: list[str] | None
+    """
+    names of the images that are stored there
+    """
+    memory_free: int
+    """
+    free memory of the machine, in bytes
+    """
+    memory_reserved: int
+    """
+    memory that the running sandboxes may use, in bytes
+    """
+    memory_total: int
+    """
+    memory of the machine, in bytes
+    """
+    sandboxes: int
+    """
+    how many there are
+    """
+
+
 class Machine(Model):
     approved: AwareDatetime | None = None
     arch: str | None = None
@@ -1018,6 +1041,69 @@ class NewWorkspace(Model):
     bytes that one version may hold; more cannot be persisted
     """
     name: str
+
+
+class Node(Model):
+    load: Load | None = None
+    """
+    as it was at the last answer
+    """
+    lost: bool | None = None
+    """
+    it was removed while it did not answer
+    """
+    name: str
+    placed: int
+    """
+    sandboxes that this daemon has there
+    """
+    provider: str
+    """
+    the provider that makes sandboxes there
+    """
+    reason: str | None = None
+    """
+    why it gets no new sandboxes
+    """
+    removed: AwareDatetime | None = None
+    seen: AwareDatetime | None = None
+    """
+    when it answered last
+    """
+    state: Literal["ready", "unreachable", "cordoned", "draining", "removed"]
+    url: str
+
+
+class NodeChange(Model):
+    cordoned: bool | None = None
+    """
+    whether it gets no new sandboxes; false also ends a drain, and takes back a removed node
+    """
+
+
+class NodeDrain(Model):
+    force: bool | None = None
+    """
+    end the sandboxes that belong to no session
+    """
+
+
+class NodeSandbox(Model):
+    name: str
+    reason: str | None = None
+    """
+    why it is still there
+    """
+    sandbox: str
+    session: str | None = None
+    tenant: str
+
+
+class NodesOutputBody(Model):
+    nodes: list[Node] | None
+    """
+    by name
+    """
 
 
 class NoteInputBody(Model):
@@ -2870,6 +2956,12 @@ class Network(Model):
     profile: str | None = None
 
 
+class NodeMoved(Model):
+    receipt: Receipt
+    session: str
+    tenant: str
+
+
 class Policy(Model):
     cpus: float | None = None
     description: str | None = None
@@ -3150,6 +3242,22 @@ class NewSession(Model):
     pause the sandbox, instead of ending it, when no holder is left, if the provider can do that
     """
     spec: Spec | None = None
+
+
+class NodeDrained(Model):
+    ended: list[NodeSandbox] | None
+    """
+    sandboxes without a session that were ended
+    """
+    kept: list[NodeSandbox] | None
+    """
+    sandboxes that are still there
+    """
+    moved: list[NodeMoved] | None
+    """
+    sessions that were moved
+    """
+    node: str
 
 
 class Policies(Model):
