@@ -96,7 +96,7 @@ test: check-fmt vet build ## run every check and the tests that take a few minut
 # only if requested.
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing, a fresh machine (two hours)
-	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b bridge sdk mcp docker microvm gigabyte python js console console-test desktop-image-test frameworks fresh
+	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b desktop-image-e2b bridge sdk mcp docker microvm gigabyte python js console console-test desktop-image-test frameworks fresh
 	@git diff --exit-code --stat internal/server/console/dist
 	@$(MAKE) --no-print-directory kills ROUNDS=20
 	@$(MAKE) --no-print-directory soak DURATION=5m
@@ -162,14 +162,17 @@ interpreter-image: build ## build the image "code-interpreter": base with matplo
 
 # These run the programs of E2B's SDKs in sandboxes of a newly built image,
 # with a new state directory (minutes).
-.PHONY: base-image-e2b interpreter-image-e2b
+.PHONY: base-image-e2b interpreter-image-e2b desktop-image-e2b
 base-image-e2b: E2B_IMAGE = ./images/base/build
 base-image-e2b: E2B_RUN = TestJavaScript$$|TestPython$$
 base-image-e2b: build ## build the image "base" and run the programs of E2B's SDKs on it
 interpreter-image-e2b: E2B_IMAGE = $(INTERPRETER)
 interpreter-image-e2b: E2B_RUN = TestInterpreter$$
 interpreter-image-e2b: build ## build the image "code-interpreter" and run those of its SDKs on it, charts and images too
-base-image-e2b interpreter-image-e2b:
+desktop-image-e2b: E2B_IMAGE = ./images/desktop/build
+desktop-image-e2b: E2B_RUN = TestDesktop$$
+desktop-image-e2b: build ## build the image "desktop" and run the programs of E2B's desktop SDKs on it
+base-image-e2b interpreter-image-e2b desktop-image-e2b:
 	@$(STATIC) export ATOLL="$$dir/atoll" ATOLL_STATE_DIR="$$dir/state" && mkdir "$$dir/state" && $(E2B_IMAGE) && \
 		ATOLL_E2B_STATE="$$dir/state" $(call gotest,-timeout=1h -parallel=1 -tags=e2b '-run=$(E2B_RUN)',./test/e2b)
 

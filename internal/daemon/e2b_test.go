@@ -285,3 +285,13 @@ func TestE2BPlaceIsTheDaemonsOwn(t *testing.T) {
 		}
 	}
 }
+
+// The desktop SDKs ask for a template that is an image of its own.
+func TestE2BDesktopNeedsItsImage(t *testing.T) {
+	_, c, mine, _ := startE2B(t)
+	a := c.want(404, c.call("POST", "/v2/sandboxes", `{"templateID":"desktop"}`, "X-API-Key", mine))
+	if !strings.Contains(string(a.body), "make desktop-image") {
+		t.Errorf("the answer does not say how to make it: %s", a.body)
+	}
+	c.want(404, c.call("GET", "/templates/aliases/desktop", "", "X-API-Key", mine))
+}

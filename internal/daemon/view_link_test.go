@@ -204,7 +204,7 @@ func TestALinkForADesktopThatCannotStartIsRefused(t *testing.T) {
 }
 
 // A proxy may serve the daemon below a path.
-func TestLinksBehindAPathPrefix(t *testing.T) {
+func TestRB64LinksBehindAPathPrefix(t *testing.T) {
 	v := newViewing(t)
 	to, _ := url.Parse("http://" + v.at)
 	proxy := httptest.NewServer(http.StripPrefix("/some/where", &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
@@ -221,7 +221,7 @@ func TestLinksBehindAPathPrefix(t *testing.T) {
 	v.reads(p.views(a), "RFB 003.008\n")
 }
 
-func TestLinksOverTLS(t *testing.T) {
+func TestRB64LinksOverTLS(t *testing.T) {
 	config, pool := certificate(t)
 	m := daemontest.New(t)
 	m.Host = true

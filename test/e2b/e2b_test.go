@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/internal/need"
 )
 
 // atoll is a daemon for clients of E2B.
@@ -352,3 +353,24 @@ func (a *atoll) interpreterPython(t *testing.T, version string) {
 		})
 	}
 }
+
+// TestDesktop uses desktops with the desktop SDKs; see make desktop-image-e2b.
+func TestDesktop(t *testing.T) {
+	if !builtImage() {
+		need.Thing(t, "make desktop-image-e2b", "")
+	}
+	a := start(t)
+	for _, version := range desktopJavaScript {
+		t.Run("js/"+version, func(t *testing.T) {
+			a.casesOf(t, desktopMethods, version, []string{"E2B_TEST_MODULES=" + npm(t, "desktop-"+version), "E2B_TEST_NAME=" + domain}, "node", "js/desktop.mjs")
+		})
+	}
+	for _, version := range desktopPython {
+		t.Run("py/"+version, func(t *testing.T) {
+			a.casesOf(t, desktopMethods, version, pythonEnv("sync"), filepath.Join(pip(t, "desktop-"+version), "bin/python"), "py/desktop.py")
+		})
+	}
+}
+
+// desktopMethods is the minimum number of methods that the desktop SDKs add.
+const desktopMethods = 20

@@ -26,3 +26,10 @@ var (
 	interpreterPython           = []string{"2.11.5"}
 	interpreterPythonByName     = []string{"2.6.0", "2.2.0"}
 )
+
+// Versions of npm's @e2b/desktop and PyPI's e2b-desktop. They need the image
+// "desktop".
+var (
+	desktopJavaScript = []string{"2.4.0"}
+	desktopPython     = []string{"2.7.2"}
+)

@@ -349,7 +349,7 @@ func (h *buildAPI) start(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if ready := want.From == "host" || want.From == "base" || want.From == interpreterImage; ready ||
+	if ready := want.From == "host" || want.From == "base" || want.From == interpreterImage || want.From == desktopName; ready ||
 		!strings.HasPrefix(want.From, template.Prefix) && len(want.Steps) > 0 {
 		want.User, want.MakeUser = defaultUser, !ready
 	}
@@ -438,10 +438,13 @@ func (h *buildAPI) from(ctx context.Context, image, template string) (string, er
 		return strings.TrimPrefix(image, imageScheme), nil
 	}
 	_, from, err := h.templates.find(ctx, template)
-	if err == nil && from == "" {
-		err = noTemplate(template)
+	if err != nil || from != "" {
+		return from, err
 	}
-	return from, err
+	if there, err := h.templates.isDesktop(ctx, name); err != nil || there {
+		return desktopName, err
+	}
+	return "", noTemplate(template)
 }
 
 func (h *buildAPI) status(w http.ResponseWriter, r *http.Request) error {

@@ -111,6 +111,19 @@ const (
 	interpreterImage = "code-interpreter"
 )
 
+// desktopName is E2B's name for the template of its desktop SDKs, and the image
+// that stands in for it. Nothing else can: without the image there is none.
+const desktopName = "desktop"
+
+// isDesktop reports whether a template is the image of a desktop. A template of
+// that name that the tenant built comes first.
+func (h *templateAPI) isDesktop(ctx context.Context, name string) (bool, error) {
+	if name != desktopName {
+		return false, nil
+	}
+	return h.hasImage(ctx, desktopName)
+}
+
 // baseImage returns the image of a template that needs no build: the image with
 // its name if it exists, else base, else this machine's own programs.
 func (h *templateAPI) baseImage(ctx context.Context, name string) (string, error) {
@@ -150,6 +163,10 @@ func (h *templateAPI) resolve(ctx context.Context, spec *sandbox.Spec) error {
 	if spec.Image != "" {
 		return h.setDefaults(ctx, spec, &t)
 	}
+	if there, err := h.isDesktop(ctx, name); err != nil || there {
+		spec.Image = desktopName
+		return err
+	}
 	all, err := h.snapshots.all(ctx, nil)
 	if err != nil {
 		return err
@@ -164,6 +181,9 @@ func (h *templateAPI) resolve(ctx context.Context, spec *sandbox.Spec) error {
 			}
 			return nil
 		}
+	}
+	if name == desktopName {
+		return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: ref, Message: "there is no such template, and no such image", Hint: "make the image with: make desktop-image"}
 	}
 	return &sandbox.Error{
 		Code: sandbox.CodeNotFound, Subject: ref, Message: "there is no such template",
@@ -283,7 +303,12 @@ func (h *templateAPI) alias(w http.ResponseWriter, r *http.Request, ref string) 
 	if err != nil {
 		return err
 	}
-	known, public := image != "" || isBase(name), t.Public || isBase(name)
+	ready, err := h.isDesktop(r.Context(), name)
+	if err != nil {
+		return err
+	}
+	ready = isBase(name) || ready && image == ""
+	known, public := image != "" || ready, t.Public || ready
 	if !known && !strings.Contains(ref, ":") {
 		tags, err := h.tags(r.Context(), name)
 		if err != nil {

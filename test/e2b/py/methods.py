@@ -26,7 +26,7 @@ def noting(fn):
 def watch():
     """Records from now on which methods are called. It replaces the methods, because
     sys.setprofile with many threads crashed Python 3.11."""
-    for module in [m for m in sys.modules if re.match(r"e2b(_code_interpreter)?\b", m) and not SKIP.match(m)]:
+    for module in [m for m in sys.modules if re.match(r"e2b(_code_interpreter|_desktop)?\b", m) and not SKIP.match(m)]:
         for cls in [c for c in vars(sys.modules[module]).values() if inspect.isclass(c) and c.__module__ == module]:
             for name, attr in list(vars(cls).items()):
                 if not name.startswith("__"):
