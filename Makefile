@@ -96,7 +96,7 @@ test: check-fmt vet build ## run every check and the tests that take a few minut
 # only if requested.
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing, a fresh machine (two hours)
-	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b desktop-image-e2b bridge sdk mcp docker microvm gigabyte python js console console-test desktop-image-test frameworks fresh
+	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b desktop-image-e2b bridge sdk mcp docker opensandbox microvm gigabyte python js console console-test desktop-image-test frameworks fresh
 	@git diff --exit-code --stat internal/server/console/dist
 	@$(MAKE) --no-print-directory kills ROUNDS=20
 	@$(MAKE) --no-print-directory soak DURATION=5m
@@ -233,6 +233,10 @@ mcp: build ## run the official conformance runner of MCP (installs it with npm)
 .PHONY: docker
 docker: build ## run the tests of provider/docker with a Docker daemon that they start (as root; needs docker.io and busybox-static)
 	@$(STATIC) $(call gotest,-tags=docker,./provider/docker)
+
+.PHONY: opensandbox
+opensandbox: build ## run a real OpenSandbox server (installs it with pip) on a Docker daemon of its own, and provider/opensandbox with it (as root; needs docker.io, busybox-static and iproute2)
+	@$(STATIC) $(call gotest,-tags=docker '-run=^TestLive',./provider/opensandbox)
 
 .PHONY: microvm
 microvm: build ## run the tests of provider/microvm with emulated virtual machines (needs qemu-system-x86, busybox-static and a kernel: /boot, or ATOLL_MICROVM_KERNEL; half an hour)

@@ -3,9 +3,9 @@ package opensandbox
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -125,13 +125,21 @@ func (a *api) show(ctx context.Context, id string) (b box, err error) {
 	return b, err
 }
 
-// get is show, but one that is being removed counts as none.
-func (a *api) get(ctx context.Context, id string) (box, error) {
-	b, err := a.show(ctx, id)
-	if err == nil && states.Of(b.Status.State) == sandbox.Gone {
-		err = hosted.ErrNone
+// get is show, but one that is being removed counts as none. While the server
+// removes a container, it shows for a moment that it has failed.
+func (a *api) get(ctx context.Context, id string) (b box, err error) {
+	for n := 0; ; n++ {
+		b, err = a.show(ctx, id)
+		switch state := states.Of(b.Status.State); {
+		case err == nil && state == sandbox.Gone:
+			return b, hosted.ErrNone
+		case err != nil || state != sandbox.Failed || n == 2:
+			return b, err
+		}
+		if err := rest.Sleep(ctx, time.Second); err != nil {
+			return b, err
+		}
 	}
-	return b, err
 }
 
 // Get implements hosted.Service.
@@ -163,21 +171,18 @@ func (a *api) page(ctx context.Context, n, size int, metadata map[string]string)
 	return p, err
 }
 
-const (
-	// maxPages limits a list.
-	maxPages = 10_000
-	pageSize = 200
-)
+// maxPages limits a list.
+const maxPages = 10_000
 
 // List implements hosted.Service.
 func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
 	for n := 1; n <= maxPages; n++ {
-		p, err := a.page(ctx, n, pageSize, hosted.Wanted(scope, id))
+		p, err := a.page(ctx, n, 200, hosted.Wanted(scope, id))
 		if err != nil {
 			return nil, err
 		}
 		for _, b := range p.Items {
-			if d := b.describe(); d.Scope != "" && (scope == "" || d.Scope == scope) && (id == "" || d.Sandbox == id) {
+			if d := b.describe(); d.State != sandbox.Gone && d.Scope != "" && (scope == "" || d.Scope == scope) && (id == "" || d.Sandbox == id) {
 				ours = append(ours, d)
 			}
 		}
@@ -241,39 +246,29 @@ type rule struct {
 	Target string `json:"target"` // a name, an address or a prefix
 }
 
-const (
-	allow = "allow"
-	deny  = "deny"
-)
-
 // policyFor translates what a sandbox may reach. Nil means everything.
 func policyFor(asked *sandbox.EgressRules) *policy {
 	if asked != nil && asked.Open {
 		return nil
 	}
-	p := &policy{Default: deny, Rules: []rule{}}
+	p := &policy{Default: "deny", Rules: []rule{}}
 	for _, target := range hosted.Destinations(asked) {
-		p.Rules = append(p.Rules, rule{Action: allow, Target: target})
+		p.Rules = append(p.Rules, rule{Action: "allow", Target: target})
 	}
 	return p
 }
 
-// targets returns what the rules are about, sorted. ok means that all of them
-// allow it.
-func (p policy) targets() (all []string, ok bool) {
-	ok = true
-	for _, r := range p.Rules {
-		all, ok = append(all, r.Target), ok && r.Action == allow
-	}
-	slices.Sort(all)
-	return slices.Compact(all), ok
-}
-
-// same reports whether two policies allow the same, and nothing else.
+// same reports whether two policies have the same rules, in any order, and block
+// everything else.
 func (p policy) same(o policy) bool {
-	mine, ok1 := p.targets()
-	others, ok2 := o.targets()
-	return ok1 && ok2 && p.Default == deny && o.Default == deny && slices.Equal(mine, others)
+	set := func(p policy) map[rule]bool {
+		all := map[rule]bool{}
+		for _, r := range p.Rules {
+			all[r] = true
+		}
+		return all
+	}
+	return p.Default == "deny" && o.Default == "deny" && maps.Equal(set(p), set(o))
 }
 
 // strict is the mode in which the server's sidecar checks addresses, too. In

@@ -116,6 +116,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Limits: map[string]driver.Limit{
 			"cpus": container, "memory": container, "disk": other, "pids": other, "lifetime": {Holds: true, By: "Atoll and the server"},
 		},
+		Tested: "tested with a fake server, and with the real one on Docker, whose images of execd and of the sidecar were replaced",
 	}, p.opts.Domain != "", func(ctx context.Context) error {
 		_, err := p.api.page(ctx, 1, 1, nil)
 		return err
@@ -193,17 +194,22 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 // request requests a sandbox and waits until it runs.
 func (p *Provider) request(ctx context.Context, scope string, id sandbox.ID, c *creation) (b box, err error) {
 	err = p.api.Call(ctx, http.MethodPost, "/v1/sandboxes", c, nil)
+	if r := rest.RefusalOf(err); r.Ours && strings.HasSuffix(r.Code, "IMAGE_PULL_FAILED") {
+		return b, &sandbox.Error{
+			Code: sandbox.CodeNotFound, Op: "opensandbox.create", Subject: c.Image.URI, Message: "the server cannot fetch the image: " + p.api.Clip(r.Text),
+			Hint: "check its name, and that the server reaches its registry", Cause: err,
+		}
+	}
 	if hosted.Refused(err) {
 		return b, err
 	}
-	b, err = hosted.Search(ctx, &p.api.Client, err, func() (box, error) {
-		found, err := p.api.List(ctx, scope, id)
-		for _, one := range found {
-			if err == nil && one.State != sandbox.Gone {
-				return p.api.get(ctx, one.ID)
-			}
+	b, err = hosted.Search(ctx, &p.api.Client, err, func() (b box, err error) {
+		err = hosted.ErrNone
+		found, listErr := p.api.List(ctx, scope, id)
+		if len(found) > 0 {
+			b, err = p.api.get(ctx, found[0].ID)
 		}
-		return box{}, cmp.Or(err, hosted.ErrNone)
+		return b, cmp.Or(listErr, err)
 	})
 	if err != nil {
 		return b, err

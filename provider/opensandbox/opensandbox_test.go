@@ -243,6 +243,17 @@ func TestUnset(t *testing.T) {
 	}
 }
 
+// An image that the server cannot fetch is a refusal.
+func TestNoImage(t *testing.T) {
+	w := serve(t)
+	p, s := w.Open(t, t.TempDir()), spec("sb-no-image")
+	s.Image = "missing/image"
+	if _, err := p.Create(t.Context(), s); p.ErrorCode(err) != sandbox.CodeNotFound || !strings.Contains(err.Error(), "missing/image") {
+		t.Errorf("Create: %v, want not found", err)
+	}
+	w.Empty(t)
+}
+
 // A lifetime that is shorter than what the server accepts ends in time, and the
 // image and the limits reach the server.
 func TestShort(t *testing.T) {

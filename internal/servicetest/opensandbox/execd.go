@@ -125,7 +125,8 @@ func (e *Execd) run(w http.ResponseWriter, r *http.Request) {
 		Dir     string            `json:"cwd"`
 		Env     map[string]string `json:"envs"`
 	}
-	if err := json.NewDecoder(r.Body).Decode(&in); err != nil || (in.Command == "") == (len(in.Argv) == 0) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil || json.Unmarshal(body, &in) != nil || (in.Command == "") == (len(in.Argv) == 0) {
 		refuse(w, http.StatusBadRequest, "INVALID_REQUEST_BODY", "one of command and argv is required")
 		return
 	}
