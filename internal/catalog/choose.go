@@ -105,6 +105,7 @@ func refusals(n sandbox.Needs, f Facts) []string {
 	refuse(n.Ports && d.Ports.Kind == sandbox.PortNone, "exposes no ports")
 	refuse(n.Desktop && !d.Desktop.Available, "has no desktop")
 	refuse(n.Isolated && !f.Isolates, "does not isolate")
+	refuse(!n.Isolation.Valid(), "%q is no isolation", n.Isolation)
 	refuse(!d.Isolation.Meets(n.Isolation), "gives %s, and isolation %s is needed", d.Isolation.Known(), n.Isolation)
 	refuse(n.OwnFiles && f.Shares, "has no root file system of its own: commands would use the machine's files")
 	refuse(n.Price != "" && priceRank(d.Price) > priceRank(n.Price), "price class %s is above %s", d.Price, n.Price)

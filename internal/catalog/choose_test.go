@@ -35,6 +35,7 @@ func TestChoose(t *testing.T) {
 		{"a kernel of its own", sandbox.Needs{Isolation: sandbox.IsolationKernel}, "gvisor", map[string]string{"host": "gives none, and isolation kernel is needed", "e2b": "gives unknown isolation"}},
 		{"hardware", sandbox.Needs{Isolation: sandbox.IsolationHardware}, "microvm", map[string]string{"gvisor": "gives kernel, and isolation hardware is needed"}},
 		{"hardware of one that has less", sandbox.Needs{Isolation: sandbox.IsolationHardware, Provider: "gvisor"}, "", map[string]string{"gvisor": "gives kernel"}},
+		{"a word that is none", sandbox.Needs{Isolation: "vm"}, "", map[string]string{"gvisor": `"vm" is no isolation`}},
 		{"any", sandbox.Needs{Isolation: sandbox.IsolationNone}, "gvisor", nil},
 		{"rules for requests", sandbox.Needs{Egress: sandbox.EgressFull}, "gvisor", map[string]string{"e2b": "enforces egress at level host, and full is needed"}},
 	}

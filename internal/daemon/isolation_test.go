@@ -3,16 +3,22 @@ package daemon_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/fake"
+	"github.com/atoll-run/atoll/internal/mcpserver"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -26,12 +32,13 @@ type walls struct {
 	worlds  map[string]*fake.World
 	gives   map[string]sandbox.Isolation
 	policy  string
+	shared  []string // with callers who have a key
 }
 
 func newWalls(t *testing.T) *walls {
 	t.Helper()
 	w := &walls{
-		machine: daemontest.New(t), worlds: map[string]*fake.World{}, policy: filepath.Join(t.TempDir(), "policy.yaml"),
+		machine: daemontest.New(t), shared: []string{"bare"}, worlds: map[string]*fake.World{}, policy: filepath.Join(t.TempDir(), "policy.yaml"),
 		gives: map[string]sandbox.Isolation{"soft": sandbox.IsolationKernel, "bare": sandbox.IsolationNone, "hard": sandbox.IsolationHardware},
 	}
 	for name := range w.gives {
@@ -55,7 +62,8 @@ func (w *walls) start(t *testing.T) {
 	}
 	w.daemon = w.machine.Start(t, func(o *daemon.Options) {
 		o.Providers, o.Policies = []registry.Entry{entry("soft"), entry("bare"), entry("hard")}, w.policy
-		o.SharedProviders = []string{"bare"}
+		o.SharedProviders = w.shared
+		o.E2B.Listen, o.Bridge.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	})
 	w.Client = daemontest.Client(t, w.daemon)
 }
@@ -141,7 +149,7 @@ func TestIsolationSelectsTheProvider(t *testing.T) {
 	w.gives["hard"] = sandbox.IsolationNone // as with an emulated processor
 	w.start(t)
 	_, err = w.Create(t.Context(), sandbox.Spec{Isolation: sandbox.IsolationHardware}, atoll.CreateOptions{})
-	refusedFor(t, "none is strong enough", err, "", "soft: gives kernel", "bare: gives none", "hard: gives none")
+	refusedFor(t, "none is strong enough", err, "", "soft gives kernel", "bare gives none", "hard gives none")
 }
 
 // A caller with a key only gets providers that are shared: the demand is no way
@@ -155,7 +163,7 @@ func TestAttackIsolationOpensNoProvider(t *testing.T) {
 	agent := daemontest.Bearer(t, w.daemon, key.Token)
 	_, err = agent.Create(t.Context(), sandbox.Spec{Isolation: sandbox.IsolationHardware}, atoll.CreateOptions{})
 	refusedFor(t, "a key", err, "")
-	if err != nil && strings.Contains(err.Error(), "hard: ") {
+	if err != nil && strings.Contains(err.Error(), "hard:") {
 		t.Errorf("it names a provider that is not shared: %v", err)
 	}
 	if s, err := agent.Create(t.Context(), sandbox.Spec{Isolation: sandbox.IsolationKernel}, atoll.CreateOptions{}); err != nil || s.Info().Provider != "soft" {
@@ -287,4 +295,62 @@ func TestAttackIsolationOfASession(t *testing.T) {
 			t.Errorf("it moved: %+v", out)
 		}
 	})
+}
+
+// TestAttackIsolationThroughOtherAPIs: the E2B API, the bridge and MCP know no
+// isolation, and the policies of the tenant hold there as well.
+func TestAttackIsolationThroughOtherAPIs(t *testing.T) {
+	w := newWalls(t)
+	text := "policies:\n  - {name: wall, isolation: hardware}\n"
+	if err := os.WriteFile(w.policy, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	faces := map[string]func(t *testing.T) (made bool){
+		"E2B": func(t *testing.T) bool {
+			key, _ := keyWith(t, w.daemon, "read", "exec", "write")
+			c := e2bClient{t, w.daemon.E2B().String()}
+			return c.call("POST", "/sandboxes", `{"templateID":"base","metadata":{"isolation":"none"}}`, "X-API-Key", key).status < 300
+		},
+		"bridge": func(t *testing.T) bool {
+			c := bridgeClient{e2bClient{t, w.daemon.Bridge().String()}, tokenOf(t, w.daemon, "", "read", "exec", "write")}
+			return c.do("PUT", c.create()+"/file/workspace/x", "x").status < 300 // its sandbox is made when it is used
+		},
+		"MCP": func(t *testing.T) bool {
+			s := httptest.NewServer(mcpserver.New(w.Client, "test").Handler())
+			t.Cleanup(s.Close)
+			client := mcp.NewClient(&mcp.Implementation{Name: "agent", Version: "1"}, nil)
+			session, err := client.Connect(t.Context(), &mcp.StreamableClientTransport{
+				Endpoint: s.URL, HTTPClient: &http.Client{Transport: bearing(tokenOf(t, w.daemon, "", "read", "exec", "write"))},
+			}, nil)
+			ok(t, err)
+			t.Cleanup(func() { _ = session.Close() })
+			got, err := session.CallTool(t.Context(), &mcp.CallToolParams{Name: "sandbox_create", Arguments: map[string]any{}})
+			ok(t, err)
+			return !got.IsError
+		},
+	}
+	for _, shared := range []bool{false, true} {
+		w.shared = []string{"bare"}
+		if shared {
+			w.shared = []string{"bare", "hard"}
+		}
+		w.start(t)
+		for name, create := range faces {
+			t.Run(fmt.Sprintf("%s, shared %v", name, shared), func(t *testing.T) {
+				// The bridge demands a user, which the fakes do not have.
+				if made := create(t); made != (shared && name != "bridge") {
+					t.Errorf("made: %v", made)
+				}
+			})
+		}
+	}
+	all := sandboxes(t, w.Client)
+	for _, s := range all {
+		if s.Provider != "hard" || s.Isolation != sandbox.IsolationHardware {
+			t.Errorf("%s of %s has %s", s.Name, s.Provider, s.Isolation)
+		}
+	}
+	if len(all) != len(faces)-1 {
+		t.Errorf("there are %d sandboxes", len(all))
+	}
 }

@@ -3,6 +3,7 @@ package providers
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/atoll-run/atoll/internal/catalog"
@@ -38,9 +39,9 @@ func (s *Service) Select(ctx context.Context, who key.Principal, spec *sandbox.S
 	case spec.Provider != "":
 		return nil, "", control.TooWeak(be.Name, gives, spec.Isolation)
 	}
-	choice := s.stronger(ctx, who, spec)
+	choice, all := s.stronger(ctx, who, spec)
 	if choice.Provider == "" {
-		return nil, "", noneMeets(choice, spec.Isolation)
+		return nil, "", noneMeets(choice, all, spec.Isolation)
 	}
 	chosen = fmt.Sprintf("made by %s: the default provider %s gives %s, and isolation %s is demanded", choice.Provider, be.Name, gives.Known(), spec.Isolation)
 	be, err = s.Backend(ctx, choice.Provider)
@@ -49,7 +50,7 @@ func (s *Service) Select(ctx context.Context, who key.Principal, spec *sandbox.S
 
 // stronger chooses among the providers of this daemon that the caller may use.
 // The machines of users are not among them: they are used only by name.
-func (s *Service) stronger(ctx context.Context, who key.Principal, spec *sandbox.Spec) sandbox.Choice {
+func (s *Service) stronger(ctx context.Context, who key.Principal, spec *sandbox.Spec) (sandbox.Choice, []sandbox.Provider) {
 	all := make([]sandbox.Provider, 0, len(s.cfg.Known))
 	for _, known := range s.cfg.Known {
 		if s.Permit(ctx, who, known.Name) == nil {
@@ -64,14 +65,21 @@ func (s *Service) stronger(ctx context.Context, who key.Principal, spec *sandbox
 	}
 	needs := catalog.NeedsOf(spec)
 	needs.Images = false // each has checked the exact image
-	return catalog.ChooseFrom(needs, able)
+	return catalog.ChooseFrom(needs, able), able
 }
 
-// noneMeets is the refusal when no provider is strong enough and can be used.
-func noneMeets(choice sandbox.Choice, demand sandbox.Isolation) error {
+// noneMeets is the refusal when no provider is strong enough and can be used. It
+// says what the available ones give, and what the strong ones lack.
+func noneMeets(choice sandbox.Choice, all []sandbox.Provider, demand sandbox.Isolation) error {
 	var each []string
 	for _, c := range choice.Candidates {
-		each = append(each, c.Provider+": "+strings.Join(c.Reasons, ", "))
+		p := all[slices.IndexFunc(all, func(p sandbox.Provider) bool { return p.Name == c.Provider })]
+		switch gives := p.Descriptor.Isolation; {
+		case gives.Meets(demand):
+			each = append(each, c.Provider+": "+strings.Join(c.Reasons, ", "))
+		case p.Available:
+			each = append(each, c.Provider+" gives "+gives.Known())
+		}
 	}
 	return &sandbox.Error{
 		Code: sandbox.CodeUnsupported, Subject: "isolation",
