@@ -293,7 +293,7 @@ func TestNodesLost(t *testing.T) {
 	alone := s.create(t, sandbox.Spec{Name: "alone", Provider: "node-a"})
 	s.a.kill(t)
 	_, err := session.Run(t.Context(), sandbox.Command{Shell: "true"}, atoll.RunOptions{})
-	if wantCode(t, err, sandbox.CodeUnavailable); !strings.Contains(fmt.Sprint(err), "the node a does not answer") {
+	if wantCode(t, err, sandbox.CodeUnavailable); !strings.Contains(fmt.Sprint(err), "the node a: it does not answer") {
 		t.Errorf("on a dead node: %v", err)
 	}
 	s.state(t, "a", sandbox.NodeUnreachable)

@@ -277,7 +277,7 @@ func (l line) RoundTrip(r *http.Request) (*http.Response, error) {
 		l.f.mu.Unlock()
 		return nil, refused
 	}
-	return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: l.n.Name, Message: "the connection to the node " + l.n.Name + " was lost", Hint: "see: atoll node inspect " + l.n.Name, Cause: err}
+	return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: l.n.Name, Message: "the connection was lost", Hint: "see: atoll node inspect " + l.n.Name, Cause: err}
 }
 
 // CloseIdleConnections implements the method that http.Client looks for. The
@@ -294,10 +294,10 @@ func undialled(err error) bool {
 func (n *node) refusal() error {
 	switch {
 	case n.State == store.FleetRemoved:
-		return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: n.Name, Message: "the node " + n.Name + " was removed", Hint: "take it back with: atoll node uncordon " + n.Name}
+		return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: n.Name, Message: "it was removed", Hint: "take it back with: atoll node uncordon " + n.Name}
 	case n.problem != "":
 		return &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Subject: n.Name, Message: "the node " + n.Name + " does not answer: " + n.problem,
+			Code: sandbox.CodeUnavailable, Subject: n.Name, Message: "it does not answer: " + n.problem,
 			Hint: "wait for it; if it never comes back, give it up with: atoll node rm --lost " + n.Name,
 		}
 	}
