@@ -14,28 +14,26 @@ import (
 )
 
 // Select returns the provider of a new sandbox: the one that its Spec names, else
-// a node, if there are any, else the default. If it isolates less than the Spec
-// demands, it is another one that meets the Spec. chosen says why it is that one.
-// A provider that the Spec names is never replaced. Callers who do not own the
-// machine only get shared providers, because some do not isolate and others cost
-// money.
+// the default. If the default isolates less than the Spec demands, it is another
+// one that meets the Spec, and chosen says why. A provider that the Spec names is
+// never replaced. Callers who do not own the machine only get shared providers,
+// because some do not isolate and others cost money.
+//
+// If there are nodes, a sandbox without a provider gets one of them.
 func (s *Service) Select(ctx context.Context, who key.Principal, spec *sandbox.Spec) (be *Backend, chosen string, err error) {
-	name := spec.Provider
-	if name == "" && spec.Snapshot == "" && s.HasNodes() {
-		if name, chosen, err = s.Place(spec); err != nil {
-			return nil, "", err
-		}
+	if spec.Provider == "" && spec.Snapshot == "" && s.HasNodes() {
+		return s.selectNode(ctx, spec)
 	}
-	if err := core.FirstError(s.Permit(ctx, who, name), s.accepts(name)); err != nil {
+	if err := core.FirstError(s.Permit(ctx, who, spec.Provider), s.accepts(spec.Provider)); err != nil {
 		return nil, "", err
 	}
-	if be, err = s.Backend(ctx, name); err != nil || spec.Isolation == "" {
-		return be, chosen, err
+	if be, err = s.Backend(ctx, spec.Provider); err != nil || spec.Isolation == "" {
+		return be, "", err
 	}
 	gives := be.Isolation(ctx)
 	switch {
 	case gives.Meets(spec.Isolation):
-		return be, chosen, nil
+		return be, "", nil
 	case spec.Provider != "":
 		return nil, "", control.TooWeak(be.Name, gives, spec.Isolation)
 	}
@@ -46,6 +44,29 @@ func (s *Service) Select(ctx context.Context, who key.Principal, spec *sandbox.S
 	chosen = fmt.Sprintf("made by %s: the default provider %s gives %s, and isolation %s is demanded", choice.Provider, be.Name, gives.Known(), spec.Isolation)
 	be, err = s.Backend(ctx, choice.Provider)
 	return be, chosen, err
+}
+
+// selectNode chooses a node, and says why.
+func (s *Service) selectNode(ctx context.Context, spec *sandbox.Spec) (be *Backend, chosen string, err error) {
+	name, why, err := s.Place(spec)
+	if err == nil {
+		be, err = s.Backend(ctx, name)
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	if gives := be.Isolation(ctx); spec.Isolation != "" && !gives.Meets(spec.Isolation) {
+		return nil, "", control.TooWeak(name, gives, spec.Isolation)
+	}
+	return be, "made by " + name + ": " + why, nil
+}
+
+// KeepHere names the default provider in a Spec without one, if there are nodes:
+// what the sandbox is made from is on this machine only.
+func (s *Service) KeepHere(spec *sandbox.Spec) {
+	if spec.Provider == "" && s.HasNodes() {
+		spec.Provider = s.cfg.Default.Name
+	}
 }
 
 // stronger chooses among the providers of this daemon that the caller may use.

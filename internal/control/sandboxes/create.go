@@ -79,6 +79,9 @@ func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err err
 	if err := s.Policies.Permit(ctx, action, &spec, images, policyset.Isolation); err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
+	if req.bound || of.Name != "" {
+		s.Providers.KeepHere(&spec)
+	}
 	be, chosen, err := s.Providers.Select(ctx, who, &spec)
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
@@ -118,10 +121,9 @@ func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err err
 		return Made{}, core.Named(opCreate, err)
 	}
 	defer leave()
-	if s.Providers.OnNode(be.Name) && chosen != "" {
+	if chosen != "" && s.Providers.OnNode(be.Name) {
 		fact := audit.Action{Tenant: who.Tenant, Actor: action.Actor, Op: ops.NodePlace, Sandbox: want.Spec.ID, Name: want.Spec.Name, Subject: be.Name}
 		s.Report(ctx, s.Audit.FactLater(fact, eventlog.NodePlaced, func(e *eventlog.Event) { e.Policy = chosen }))
-		chosen = "" // its event says it
 	}
 	box, intent, err := s.announce(ctx, be, who.Tenant, &want, images[0], origin, req, action)
 	switch {
