@@ -25,21 +25,22 @@ var block = regexp.MustCompile("(?ms)^```(sh|sh fails|output)\n(.*?)^```$")
 // standard error counts as output. A line "..." matches any lines, and "…" any
 // text within a line.
 var guides = map[string]func(*testing.T, *guideRunner){
-	"getting-started.md": nil,
-	"first-hour.md":      nil,
-	"sessions.md":        nil,
-	"console.md":         nil,
-	"environment.md":     nil,
-	"web-server.md":      nil,
-	"mirrors.md":         serveMirror,
-	"private-git.md":     serveGit,
-	"remote-daemon.md":   nil,
-	"from-docker.md":     useDebian,
-	"from-e2b.md":        nil,
-	"agent-loop.md":      usePython,
-	"from-modal.md":      usePython,
-	"troubleshooting.md": nil,
-	"uninstall.md":       nil,
+	"getting-started.md":  nil,
+	"first-hour.md":       nil,
+	"sessions.md":         nil,
+	"console.md":          nil,
+	"environment.md":      nil,
+	"web-server.md":       nil,
+	"mirrors.md":          serveMirror,
+	"private-git.md":      serveGit,
+	"remote-daemon.md":    nil,
+	"from-docker.md":      useDebian,
+	"from-e2b.md":         nil,
+	"agent-loop.md":       usePython,
+	"from-modal.md":       usePython,
+	"troubleshooting.md":  nil,
+	"several-machines.md": nil,
+	"uninstall.md":        nil,
 }
 
 func TestGuides(t *testing.T) {
@@ -69,7 +70,7 @@ type guideRunner struct {
 
 // guidePorts are the ports of this machine that pages use. Tests replace them,
 // because they run in parallel.
-var guidePorts = []string{"13000", "17070", "17171", "17443", "18000", "18080"}
+var guidePorts = []string{"13000", "17070", "17081", "17082", "17171", "17443", "18000", "18080"}
 
 // usePorts makes the pages use free ports.
 func (g *guideRunner) usePorts(t *testing.T) {

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 
 	"github.com/atoll-run/atoll/internal/store"
@@ -50,7 +51,7 @@ func (f *Fleet) ask(ctx context.Context, n *node) {
 	if err == nil {
 		n.strikes, n.problem = 0, ""
 	} else if n.strikes++; n.strikes >= strikes || n.seen.IsZero() || errors.Is(err, errAnother) {
-		n.problem = short(err)
+		n.problem = strings.TrimPrefix(short(err), silent) // a refused request says it already
 	}
 	clear := err == nil && n.State == store.FleetRemoved && n.Lost && n.Cleared.IsZero()
 	f.mu.Unlock()

@@ -290,6 +290,9 @@ func undialled(err error) bool {
 	return ok && op.Op == "dial"
 }
 
+// silent begins the reason why a node counts as unreachable.
+const silent = "it does not answer: "
+
 // refusal returns why no request may be sent to the node. Nil: none is known.
 func (n *node) refusal() error {
 	switch {
@@ -297,7 +300,7 @@ func (n *node) refusal() error {
 		return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: n.Name, Message: "it was removed", Hint: "take it back with: atoll node uncordon " + n.Name}
 	case n.problem != "":
 		return &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Subject: n.Name, Message: "it does not answer: " + n.problem,
+			Code: sandbox.CodeUnavailable, Subject: n.Name, Message: silent + n.problem,
 			Hint: "wait for it; if it never comes back, give it up with: atoll node rm --lost " + n.Name,
 		}
 	}
@@ -310,7 +313,7 @@ func (n *node) state() (sandbox.NodeState, string) {
 	case n.State == store.FleetRemoved:
 		return sandbox.NodeRemoved, "it was removed"
 	case n.problem != "":
-		return sandbox.NodeUnreachable, "it does not answer: " + n.problem
+		return sandbox.NodeUnreachable, silent + n.problem
 	case n.State == store.FleetDraining:
 		return sandbox.NodeDraining, "its sessions are being moved"
 	case n.State == store.FleetCordoned:
