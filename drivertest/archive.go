@@ -416,14 +416,24 @@ func (b *box) untouched() []entry {
 	return all
 }
 
-// tree describes all files below a directory.
+// tree describes all files below a directory. A file that is removed meanwhile is
+// described as such.
 func (b *box) tree(root string) []entry {
 	var all []entry
 	for info, err := range b.files().List(b.ctx, b.path(root), driver.ListOptions{Depth: -1}) {
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound && len(all) > 0 {
+			return append(all, entry{path: "a directory that was removed"})
+		}
 		b.ok("List", err)
 		content := ""
 		if info.Type == sandbox.TypeFile {
-			content = b.read(path.Join(root, info.Path))
+			r, _, err := b.files().Read(b.ctx, b.path(path.Join(root, info.Path)), driver.ReadOptions{})
+			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+				all = append(all, entry{path: info.Path + ", which was removed"})
+				continue
+			}
+			b.ok("Read", err)
+			content = b.drain(r)
 		}
 		what := fmt.Sprintf("%s, mode %o, size %d, target %q, content %x", info.Type, info.Mode, info.Size, info.Target, sha256.Sum256([]byte(content)))
 		all = append(all, entry{info.Path, what, info.ModTime, info.Type == sandbox.TypeDir})

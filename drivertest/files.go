@@ -38,6 +38,11 @@ func (b *box) read(name string) string {
 func (b *box) readPart(name string, opts driver.ReadOptions) string {
 	r, _, err := b.files().Read(b.ctx, b.path(name), opts)
 	b.ok("Read", err)
+	return b.drain(r)
+}
+
+// drain reads to the end, and closes the reader.
+func (b *box) drain(r io.ReadCloser) string {
 	data, err := readAll(r)
 	b.ok("reading", err)
 	b.ok("closing the reader", r.Close())
