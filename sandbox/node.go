@@ -38,6 +38,8 @@ type Load struct {
 	MemoryReserved int64    `json:"memoryReserved" doc:"memory that the running sandboxes may use, in bytes"`
 	Sandboxes      int      `json:"sandboxes" doc:"how many there are"`
 	Images         []string `json:"images" doc:"names of the images that are stored there"`
+	// Isolation is that of a new sandbox which names no provider.
+	Isolation Isolation `json:"isolation,omitempty" enum:"none,kernel,hardware" doc:"what isolates a new sandbox there; missing: it is not known"`
 }
 
 // NodeChange changes a node. Nil fields stay as they are.

@@ -29,19 +29,7 @@ func sessionKills() int {
 // session does not block the session: the next daemon answers well before the
 // lease of its dead attempt expires, and nothing that was acknowledged is lost.
 func TestSessionsUnderKills(t *testing.T) {
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := free.Addr().String()
-	free.Close()
-	there := soakerOf(t, built.atoll, filepath.Join(t.TempDir(), "there"), "--listen", address, "--plain")
-	key, err := there.client.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "exec", "write"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("ATOLL_REMOTE_HOST", "http://"+address)
-	t.Setenv("ATOLL_REMOTE_KEY", key.Token)
+	another(t, built.atoll)
 	s := newSoaker(t)
 	kinds := []struct {
 		what   string
@@ -75,6 +63,26 @@ func TestSessionsUnderKills(t *testing.T) {
 	if left, err := s.client.Sessions().List(t.Context(), nil); err != nil || len(left) > 0 {
 		t.Errorf("left: %+v, %v", left, err)
 	}
+}
+
+// another starts a daemon of the program for the provider remote of the daemons
+// that the test starts after it.
+func another(t *testing.T, program string) *soaker {
+	t.Helper()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	free.Close()
+	there := soakerOf(t, program, filepath.Join(t.TempDir(), "there"), "--listen", address, "--plain")
+	key, err := there.client.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "exec", "write"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("ATOLL_REMOTE_HOST", "http://"+address)
+	t.Setenv("ATOLL_REMOTE_KEY", key.Token)
+	return there
 }
 
 var small = sandbox.Spec{Resources: sandbox.Resources{Memory: 256 << 20}}

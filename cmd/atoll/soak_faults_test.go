@@ -48,6 +48,8 @@ type soak struct {
 
 	trees map[string]string // contents of the last acknowledged version of each workspace
 	bytes int64             // read by slow readers
+
+	sessions, moved int // that did everything, and those that had a sandbox of another provider too
 }
 
 // TestSoak combines all faults and all client operations for ATOLL_SOAK_TIME,
@@ -58,6 +60,11 @@ func TestSoak(t *testing.T) {
 	disk := smallDisk(t, "2g")
 	next := filepath.Join(built.dir, "atoll-soak")
 	goBuild(t, next, ".", "", "-tags=next")
+	own := filepath.Join(built.dir, "atoll-there") // leaveNothing looks for processes of the others
+	if err := copyFile(built.atoll, own); err != nil {
+		t.Fatal(err)
+	}
+	there := another(t, own)
 	s := &soak{soaker: soakerIn(t, filepath.Join(disk, "state")), disk: disk, next: next, faults: map[string]int{}, trees: map[string]string{}}
 	var err error
 	s.net, err = s.client.Create(t.Context(), sandbox.Spec{
@@ -75,6 +82,7 @@ func TestSoak(t *testing.T) {
 	}
 	workers.Go(func() { s.each(ctx, t, s.readSlowly) })
 	workers.Go(func() { s.each(ctx, t, s.version) })
+	workers.Go(func() { s.each(ctx, t, s.session) })
 	for end := time.Now().Add(soakTime(t)); time.Now().Before(end) || s.idle() && time.Now().Before(end.Add(time.Minute)); {
 		s.fault(t)
 	}
@@ -82,7 +90,8 @@ func TestSoak(t *testing.T) {
 	workers.Wait()
 	s.compare(t)
 	s.compareTrees(t)
-	t.Logf("faults %v, workspace versions %d, slow readers read %d bytes", s.faults, len(s.trees), s.bytes)
+	t.Logf("faults %v, workspace versions %d, slow readers read %d bytes, sessions %d, moved %d", s.faults, len(s.trees), s.bytes, s.sessions, s.moved)
+	s.compareSessions(t, there)
 	s.leaveNothing(t)
 }
 

@@ -14,13 +14,21 @@ type PlaceFacts struct {
 	Refused  string // why it gets no new sandboxes; empty: it does
 	HasImage bool   // the image is stored there, or needs no download
 	Free     int64  // memory in bytes
+	// Isolation is what the node gives. Empty: it is not known.
+	Isolation sandbox.Isolation
 }
 
 // Place orders nodes by their suitability for a sandbox, best first, and
 // explains each. It is pure. A node with the image comes before others, then the
-// one with more free memory. Nodes that lack the memory come last.
-func Place(memory int64, nodes []PlaceFacts) sandbox.Choice {
+// one with more free memory. Nodes that lack the memory come last. A node that
+// gives less than the demanded isolation is refused.
+func Place(memory int64, demand sandbox.Isolation, nodes []PlaceFacts) sandbox.Choice {
 	list := slices.Clone(nodes)
+	for i := range list {
+		if f := &list[i]; f.Refused == "" && demand != "" && !f.Isolation.Meets(demand) {
+			f.Refused = fmt.Sprintf("gives %s, and isolation %s is demanded", f.Isolation.Known(), demand)
+		}
+	}
 	full := func(f PlaceFacts) bool { return f.Free < memory }
 	slices.SortFunc(list, func(a, b PlaceFacts) int {
 		return cmp.Or(

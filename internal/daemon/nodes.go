@@ -83,17 +83,18 @@ func (p nodeProviders) Known() (all []sandbox.Provider) {
 }
 
 // Place implements providers.Nodes.
-func (p nodeProviders) Place(ref string, memory int64) sandbox.Choice {
+func (p nodeProviders) Place(ref string, memory int64, demand sandbox.Isolation) sandbox.Choice {
 	var facts []catalog.PlaceFacts
 	for _, n := range p.d.fleet.Nodes() {
 		f := catalog.PlaceFacts{Provider: n.Provider, Refused: n.Reason, HasImage: ref == "" || ref == "host"}
 		if n.Load != nil {
+			f.Isolation = n.Load.Isolation
 			f.Free = min(n.Load.MemoryFree, n.Load.MemoryTotal-n.Load.MemoryReserved)
 			f.HasImage = f.HasImage || slices.Contains(n.Load.Images, image.Name(ref))
 		}
 		facts = append(facts, f)
 	}
-	choice := catalog.Place(memory, facts)
+	choice := catalog.Place(memory, demand, facts)
 	p.d.fleet.Promise(strings.TrimPrefix(choice.Provider, fleet.Prefix), memory)
 	return choice
 }

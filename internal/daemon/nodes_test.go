@@ -28,6 +28,7 @@ type nodeDaemon struct {
 	d       *daemon.Daemon
 	address string
 	free    int64
+	gives   sandbox.Isolation
 	key     string
 }
 
@@ -46,16 +47,16 @@ func (p imaged) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance
 	return p.Provider.Create(ctx, &plain)
 }
 
-func withImages(m *daemontest.Machine, o *daemon.Options) {
+func withImages(m *daemontest.Machine, gives sandbox.Isolation, o *daemon.Options) {
 	o.Providers = []registry.Entry{{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
-		return imaged{fake.New(fake.Options{World: m.World, Limited: true, SnapshotDir: filepath.Join(m.Dir, "snapshots")})}, nil
+		return imaged{fake.New(fake.Options{World: m.World, Limited: true, Isolation: gives, SnapshotDir: filepath.Join(m.Dir, "snapshots")})}, nil
 	}}}
 }
 
 func (n *nodeDaemon) start(t *testing.T) {
 	t.Helper()
 	opts := n.m.Options()
-	withImages(n.m, &opts)
+	withImages(n.m, n.gives, &opts)
 	opts.Listen, opts.Plain = cmp.Or(n.address, "127.0.0.1:0"), true
 	opts.SetMemory(func() (int64, int64) { return n.free, 64 << 30 })
 	d, err := daemon.Start(context.Background(), opts)
@@ -214,6 +215,35 @@ func TestNodesPlaceByImage(t *testing.T) {
 	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-a" {
 		t.Errorf("placed: %+v; want it on a, which has more memory", box.Info())
 	}
+}
+
+// A node that gives less than the demanded isolation gets no sandbox, also if
+// another one that does is smaller.
+func TestNodesPlaceByIsolation(t *testing.T) {
+	s := newIsle(t)
+	_, err := s.Create(t.Context(), sandbox.Spec{Isolation: sandbox.IsolationKernel})
+	refusedFor(t, "no node is strong enough", err, "", "node-a: gives unknown isolation")
+	s.b.kill(t)
+	s.b.gives = sandbox.IsolationHardware
+	s.b.start(t)
+	s.state(t, "b", sandbox.NodeReady)
+	box := s.create(t, sandbox.Spec{Isolation: sandbox.IsolationKernel})
+	if box.Info().Provider != "node-b" || box.Info().Isolation != sandbox.IsolationHardware {
+		t.Errorf("placed: %+v; want it on b, which is strong enough", box.Info())
+	}
+	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-a" {
+		t.Errorf("placed: %+v; want it on a, which has more memory", box.Info())
+	}
+	choice, err := s.ChooseProvider(t.Context(), sandbox.Needs{Isolation: sandbox.IsolationKernel})
+	if err != nil || choice.Provider != "node-b" {
+		t.Errorf("the choice: %+v, %v", choice, err)
+	}
+	s.cordon(t, "b", true)
+	_, err = s.Create(t.Context(), sandbox.Spec{Isolation: sandbox.IsolationKernel})
+	refusedFor(t, "the strong one is cordoned", err, "", "node-b: it is cordoned")
+	s.cordon(t, "a", true)
+	_, err = s.Create(t.Context(), sandbox.Spec{Isolation: sandbox.IsolationKernel})
+	wantCode(t, err, sandbox.CodeUnavailable)
 }
 
 // A cordoned node gets no sandboxes, and keeps those that it has.

@@ -29,6 +29,9 @@ func (s *Service) Load(ctx context.Context) (l sandbox.Load, err error) {
 	if err != nil {
 		return l, core.Named(op, err)
 	}
+	if be, err := s.cfg.Providers.Backend(ctx, ""); err == nil {
+		l.Isolation = be.Isolation(ctx)
+	}
 	err = s.Store.View(ctx, func(tx *store.Tx) error {
 		if l.Sandboxes, l.MemoryReserved, err = tx.Operator().Load(ctx, s.Node, tenant); err != nil || tenant == "" {
 			return err

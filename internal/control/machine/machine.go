@@ -28,8 +28,12 @@ type Sandboxes interface {
 	Recorded(ctx context.Context) ([]store.Sandbox, error)
 }
 
-// Providers are the open providers of this daemon.
-type Providers interface{ Opened() []*providers.Backend }
+// Providers are the providers of this daemon: the open ones, and one by its name
+// (empty: the default).
+type Providers interface {
+	Opened() []*providers.Backend
+	Backend(ctx context.Context, name string) (*providers.Backend, error)
+}
 
 // Config configures a Service.
 type Config struct {

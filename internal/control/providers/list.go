@@ -53,7 +53,7 @@ func (s *Service) explain(choice *sandbox.Choice, n sandbox.Needs) {
 	if n.Provider != "" || !s.HasNodes() {
 		return
 	}
-	placed := s.cfg.Nodes.Place("", 0)
+	placed := s.cfg.Nodes.Place("", 0, n.Isolation)
 	why := map[string][]string{}
 	for _, c := range placed.Candidates {
 		why[c.Provider] = c.Reasons

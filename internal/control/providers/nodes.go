@@ -1,6 +1,7 @@
 package providers
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -50,7 +51,7 @@ func (s *Service) Place(spec *sandbox.Spec) (provider, why string, err error) {
 	if memory == 0 {
 		memory = s.cfg.Defaults.Memory
 	}
-	choice := s.cfg.Nodes.Place(spec.Image, memory)
+	choice := s.cfg.Nodes.Place(spec.Image, memory, spec.Isolation)
 	if choice.Provider != "" {
 		return choice.Provider, strings.Join(choice.Candidates[0].Reasons, "; "), nil
 	}
@@ -58,7 +59,12 @@ func (s *Service) Place(spec *sandbox.Spec) (provider, why string, err error) {
 	for _, c := range choice.Candidates {
 		all = append(all, c.Provider+": "+strings.Join(c.Reasons, "; "))
 	}
-	return "", "", &sandbox.Error{
+	refusal := &sandbox.Error{
 		Code: sandbox.CodeUnavailable, Op: "node.place", Subject: "nodes", Message: "no node takes a sandbox: " + strings.Join(all, ", "), Hint: "see: atoll node ls",
 	}
+	if slices.ContainsFunc(s.cfg.Nodes.Known(), func(n sandbox.Provider) bool { return n.Problem == "" }) { // it is too weak
+		refusal.Code, refusal.Subject = sandbox.CodeUnsupported, "isolation"
+		refusal.Hint = "demand less, or see what each one gives with: atoll provider choose --isolation " + string(spec.Isolation)
+	}
+	return "", "", refusal
 }

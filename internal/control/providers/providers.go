@@ -70,7 +70,7 @@ type Nodes interface {
 	// sandboxes has a Problem. If it is empty, there are no nodes.
 	Known() []sandbox.Provider
 	// Place orders them by their suitability for a sandbox, and explains each.
-	Place(image string, memory int64) sandbox.Choice
+	Place(image string, memory int64, demand sandbox.Isolation) sandbox.Choice
 }
 
 // Service holds the providers of a daemon. It is safe for concurrent use.
