@@ -2,11 +2,15 @@ package daemon_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"reflect"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -67,15 +71,21 @@ func fullSpec(source string, port uint16) sandbox.Spec {
 	}
 }
 
-// freePort returns an unused port of the loopback.
+// freePort returns an unused port of the loopback, which the kernel does not give
+// to a connection while nobody listens there.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for {
+		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", 20000+rand.IntN(12000)))
+		if errors.Is(err, syscall.EADDRINUSE) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		return uint16(l.Addr().(*net.TCPAddr).Port)
 	}
-	defer l.Close()
-	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
 // unset are fields that a request cannot have together with others, or that
