@@ -128,6 +128,7 @@ func (s *soak) fault(t *testing.T) {
 		}},
 		{"stopped gateway", func(t *testing.T) { s.stopFor(findGateway(s.daemon.Process.Pid)) }},
 		{"stopped kernel", func(*testing.T) { kernel, _ := s.processes(s.some()); s.stopFor(kernel) }},
+		{"stopped pool", func(*testing.T) { s.stopFor(s.pool()) }},
 		{"stopped file server", func(*testing.T) { _, gofer := s.processes(s.net.ID()); s.stopFor(gofer) }},
 	}
 	if os.Getenv("ATOLL_SOAK_CLOCK") != "" {
@@ -189,6 +190,17 @@ func (s *soak) processes(id sandbox.ID) (kernel, gofer int) {
 		return 0, 0
 	}
 	return r.Kernel.PID, r.Gofer.PID
+}
+
+// pool returns the process that has the daemon's warm sandboxes, zero without
+// one.
+func (s *soak) pool() int {
+	for pid, args := range processesOf(s.bin) {
+		if strings.HasPrefix(args, fmt.Sprintf("atoll-pool %d ", s.daemon.Process.Pid)) {
+			return pid
+		}
+	}
+	return 0
 }
 
 // each calls do repeatedly.
