@@ -6,10 +6,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
-	"mime/multipart"
 	"net/http"
 	"net/url"
-	"path"
 	"strings"
 	"time"
 
@@ -96,24 +94,14 @@ func (in *inside) Put(ctx context.Context, file string, open func() (io.ReadClos
 	if in.wrong != nil {
 		return in.wrong
 	}
-	var head bytes.Buffer
-	form := multipart.NewWriter(&head)
-	err := form.WriteField("files[0].path", file)
-	if err == nil {
-		_, err = form.CreateFormFile("files[0].file", path.Base(file))
-	}
-	if err != nil {
-		return err
-	}
-	tail := "\r\n--" + form.Boundary() + "--\r\n"
 	return in.Patient(ctx, func() error {
-		body, err := open()
+		content, err := open()
 		if err != nil {
 			return err
 		}
-		defer body.Close()
-		return in.Client.Upload(ctx, http.MethodPost, "/files/bulk-upload", form.FormDataContentType(),
-			io.MultiReader(bytes.NewReader(head.Bytes()), body, strings.NewReader(tail)))
+		defer content.Close()
+		kind, body := rest.Form("files[0].file", content, "files[0].path", file)
+		return in.Client.Upload(ctx, http.MethodPost, "/files/bulk-upload", kind, body)
 	})
 }
 

@@ -196,19 +196,15 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hos
 // End implements hosted.Service. It waits until the server has removed the
 // sandbox.
 func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
-	if _, err := a.show(ctx, id); err != nil {
+	return hosted.Ended(ctx, func() error {
+		_, err := a.show(ctx, id)
 		return err
-	}
-	return hosted.Poll(ctx, func() (bool, error) {
+	}, func() error {
 		err := a.Call(ctx, http.MethodDelete, path(id, ""), nil, nil)
-		if err != nil && !missing(err) && sandbox.CodeOf(err) != sandbox.CodeConflict && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
-			return false, err
+		if missing(err) {
+			err = nil
 		}
-		_, lookErr := a.show(ctx, id)
-		if lookErr == hosted.ErrNone {
-			return true, nil
-		}
-		return false, lookErr
+		return err
 	}, func() error { return a.Strange("the server does not end the sandbox") })
 }
 

@@ -123,16 +123,8 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	}, p.api.Base)
 }
 
-// CheckImage implements driver.ImageChecker. The server fetches images. It
-// cannot read images in files of this machine.
-func (p *Provider) CheckImage(image string) error {
-	for _, scheme := range []string{"dir:", "tar:", "oci:"} {
-		if strings.HasPrefix(image, scheme) {
-			return p.Unsupported(image, "the server cannot read images of this machine", "use an image from a registry")
-		}
-	}
-	return nil
-}
+// CheckImage implements driver.ImageChecker. The server fetches images.
+func (p *Provider) CheckImage(image string) error { return p.CheckFetched(image) }
 
 // EgressAbility implements driver.EgressEnforcer. The server matches names and
 // addresses on all ports.

@@ -153,19 +153,11 @@ func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) (ours []hosted.B
 
 // End implements hosted.Service. It waits until the sandbox has ended.
 func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
-	if _, err := a.get(ctx, id); err != nil {
+	return hosted.Ended(ctx, func() error {
+		_, err := a.get(ctx, id)
 		return err
-	}
-	return hosted.Poll(ctx, func() (bool, error) {
-		err := a.Call(ctx, http.MethodPost, path(id, "/shutdown"), struct{}{}, nil)
-		if err != nil && sandbox.CodeOf(err) != sandbox.CodeConflict && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
-			return false, err
-		}
-		_, lookErr := a.get(ctx, id)
-		if lookErr == hosted.ErrNone {
-			return true, nil
-		}
-		return false, lookErr
+	}, func() error {
+		return a.Call(ctx, http.MethodPost, path(id, "/shutdown"), struct{}{}, nil)
 	}, func() error { return a.Strange("the service does not end the sandbox") })
 }
 

@@ -1,15 +1,12 @@
 package runloop
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"io"
-	"mime/multipart"
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -91,24 +88,14 @@ func (in *inside) exec(ctx context.Context, argv []string, env map[string]string
 
 // Put implements hosted.Commander.
 func (in *inside) Put(ctx context.Context, file string, open func() (io.ReadCloser, error)) error {
-	var head bytes.Buffer
-	form := multipart.NewWriter(&head)
-	err := form.WriteField("path", file)
-	if err == nil {
-		_, err = form.CreateFormFile("file", "file")
-	}
-	if err != nil {
-		return err
-	}
-	tail := "\r\n--" + form.Boundary() + "--\r\n"
 	return in.p.api.Patient(ctx, func() error {
-		body, err := open()
+		content, err := open()
 		if err != nil {
 			return err
 		}
-		defer body.Close()
-		return in.p.api.Upload(ctx, http.MethodPost, path(in.box, "/upload_file"), form.FormDataContentType(),
-			io.MultiReader(bytes.NewReader(head.Bytes()), body, strings.NewReader(tail)))
+		defer content.Close()
+		kind, body := rest.Form("file", content, "path", file)
+		return in.p.api.Upload(ctx, http.MethodPost, path(in.box, "/upload_file"), kind, body)
 	})
 }
 

@@ -538,6 +538,25 @@ func Poll(ctx context.Context, f func() (done bool, err error), late func() erro
 	}
 }
 
+// Ended asks for the end of a sandbox until look returns ErrNone. It asks again
+// after a conflict, and if the service did not answer.
+func Ended(ctx context.Context, look, ask, late func() error) error {
+	if err := look(); err != nil {
+		return err
+	}
+	return Poll(ctx, func() (bool, error) {
+		err := ask()
+		if code := sandbox.CodeOf(err); err != nil && code != sandbox.CodeConflict && code != sandbox.CodeUnavailable {
+			return false, err
+		}
+		err = look()
+		if errors.Is(err, ErrNone) {
+			return true, nil
+		}
+		return false, err
+	}, late)
+}
+
 const (
 	// settling limits waiting for a status to change.
 	settling = 2 * time.Minute

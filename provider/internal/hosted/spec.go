@@ -27,6 +27,17 @@ func (c *Core) CheckTemplate(image string) error {
 	return c.Unsupported(image, "this provider makes sandboxes from the service's templates, not from images", "leave the image out, or use "+TemplateScheme+"NAME")
 }
 
+// CheckFetched refuses an image in files of this machine, for services that fetch
+// images themselves.
+func (c *Core) CheckFetched(image string) error {
+	for _, scheme := range []string{"dir:", "tar:", "oci:"} {
+		if strings.HasPrefix(image, scheme) {
+			return c.Unsupported(image, "the service cannot read images of this machine", "use an image from a registry")
+		}
+	}
+	return nil
+}
+
 // Unsupported returns the error for a part of a spec that the service does not
 // support.
 func (c *Core) Unsupported(subject, message, hint string) error {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"mime/multipart"
 	"net"
 	"net/http"
 	"net/url"
@@ -40,6 +41,9 @@ type Client struct {
 	// Words parses an error of the service. ok means that the error is from the
 	// service itself, not from a proxy.
 	Words func(status int, body []byte) (code, message string, ok bool)
+	// Rejects, if set, reports that the service refuses the credential with another
+	// status than 401.
+	Rejects func(*Refusal) bool
 	// Hint says what to do if the service refuses the credential.
 	Hint string
 }
@@ -143,7 +147,7 @@ func (c *Client) Signed(ctx context.Context, f func() error) error {
 		return err
 	}
 	err := f()
-	if sandbox.CodeOf(err) != sandbox.CodeUnauthorized || RefusalOf(err).Status != http.StatusUnauthorized {
+	if sandbox.CodeOf(err) != sandbox.CodeUnauthorized || RefusalOf(err).Status == 0 {
 		return err
 	}
 	switch renewed := c.Fresh(ctx, true); {
@@ -256,6 +260,18 @@ func (c *Client) Upload(ctx context.Context, method, path, kind string, body io.
 	return res.Body.Close()
 }
 
+// Form returns the content type and the body of a form: fields, each a name and
+// a value, and then a file.
+func Form(field string, file io.Reader, fields ...string) (kind string, body io.Reader) {
+	var head bytes.Buffer // writing to it never fails
+	form := multipart.NewWriter(&head)
+	for i := 0; i+1 < len(fields); i += 2 {
+		_ = form.WriteField(fields[i], fields[i+1])
+	}
+	_, _ = form.CreateFormFile(field, "file")
+	return form.FormDataContentType(), io.MultiReader(&head, file, strings.NewReader("\r\n--"+form.Boundary()+"--\r\n"))
+}
+
 // Dial opens a WebSocket. The context limits only opening it.
 func (c *Client) Dial(ctx context.Context, url string, protocols ...string) (*websocket.Conn, error) {
 	header := http.Header{}
@@ -307,6 +323,9 @@ func (c *Client) Refused(res *http.Response) error {
 	code, known := codes[r.Status]
 	if !known || r.Status == http.StatusNotFound && !r.Ours {
 		code = sandbox.CodeUnavailable
+	}
+	if r.Ours && c.Rejects != nil && c.Rejects(r) {
+		code = sandbox.CodeUnauthorized
 	}
 	message := fmt.Sprintf("the service answers with status %d", r.Status)
 	if r.Ours && r.Text != "" {
