@@ -151,6 +151,12 @@ var rules = []rule{
 		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
+		pkgs: "provider/blaxel/...",
+		only: []string{"sandbox", "internal/span", "driver", "provider/blaxel/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "a provider depends on its technology, not on control or another provider",
+	},
+	{
 		pkgs: "provider/opensandbox/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/opensandbox/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
 		deny: []string{kernel + "/...", "database/sql"},

@@ -213,11 +213,15 @@ func hostedDesktops() []sandbox.Descriptor {
 	}
 
 	blaxel := hosted("blaxel", "Blaxel", sandbox.TierDesktop)
-	blaxel.Egress = sandbox.EgressHost
-	blaxel.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotTar, TarFallback: true}
+	pty(&blaxel)
+	blaxel.RunAs, blaxel.Persistable, blaxel.Egress, blaxel.Verified = true, false, sandbox.EgressHost, sandbox.VerifiedFake
 	blaxel.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
-	blaxel.Units = []sandbox.Unit{{Of: "preview URL", Unit: "seconds"}}
-	blaxel.Credentials = []sandbox.Credential{secret("API key", "BL_API_KEY"), setting("workspace", "BL_WORKSPACE", false)}
+	blaxel.Units = []sandbox.Unit{{Of: "ttl", Unit: "seconds"}}
+	blaxel.Credentials = []sandbox.Credential{
+		secret("API key", "BL_API_KEY"), setting("API key file", "BL_API_KEY_FILE", false), setting("API key command", "BL_API_KEY_COMMAND", false),
+		setting("workspace", "BL_WORKSPACE", true), setting("API URL", "BL_API_URL", false), setting("region", "BL_REGION", false),
+		setting("image", "ATOLL_BLAXEL_IMAGE", false),
+	}
 	return []sandbox.Descriptor{modal, daytona, runloop, e2b, blaxel}
 }
 

@@ -72,7 +72,8 @@ func TestRB11Credentials(t *testing.T) {
 		{"cloudflare", nil, "CLOUDFLARE_SANDBOX_WORKER_URL"},
 		{"daytona", nil, "DAYTONA_API_KEY, or DAYTONA_API_KEY_FILE, or DAYTONA_API_KEY_COMMAND"},
 		{"runloop", nil, "RUNLOOP_API_KEY, or RUNLOOP_API_KEY_FILE, or RUNLOOP_API_KEY_COMMAND"},
-		{"blaxel", nil, "BL_API_KEY"},
+		{"blaxel", map[string]string{"BL_WORKSPACE": "w"}, "BL_API_KEY, or BL_API_KEY_FILE, or BL_API_KEY_COMMAND"},
+		{"blaxel", map[string]string{"BL_API_KEY": "k"}, "BL_WORKSPACE"},
 	}
 	for _, tt := range tests {
 		err := CheckCredentials(known(t, tt.provider), func(name string) (string, bool) { v, ok := tt.env[name]; return v, ok })
@@ -157,7 +158,7 @@ func TestRB16KnownValues(t *testing.T) {
 		"daytona":    "desktop y y 0s y native-snapshot-id provider-tunnel y /workspace y y n",
 		"runloop":    "desktop y y 48h0m0s y none provider-tunnel y /workspace n y n",
 		"e2b":        "desktop y y 0s y native-snapshot-id provider-tunnel n /home/user y y n",
-		"blaxel":     "desktop n y 0s y tar-only provider-tunnel y /workspace y n n",
+		"blaxel":     "desktop y y 0s y none provider-tunnel y /workspace n y n",
 		"cloudflare": "headless y n 0s y none provider-tunnel y /workspace n y n",
 		"vercel":     "headless y n 5h0m0s y none provider-tunnel y /vercel/sandbox n y n",
 		"none":       "none n n 0s n none none n /workspace n n y",
@@ -237,7 +238,6 @@ func TestRB21Terminal(t *testing.T) {
 		reason         sandbox.UnavailableReason
 	}{
 		{"none", "none", warm(), "", sandbox.BackendUnsupported},
-		{"no pty", "blaxel", Query{TerminalOff: true}, sandbox.TransportSSE, ""},
 		{"policy", "modal", Query{Liveness: "warm", TerminalOff: true, Terminal: minted}, sandbox.TransportSSE, sandbox.DisabledByPolicy},
 		{"cold", "modal", Query{}, sandbox.TransportSSE, sandbox.LeaseCold},
 		{"minted", "modal", Query{Terminal: minted}, sandbox.TransportPTY, ""},
@@ -249,6 +249,12 @@ func TestRB21Terminal(t *testing.T) {
 		if c.Transport != tt.transport || c.Reason != tt.reason || (c.URL != "") != (c.Transport == sandbox.TransportPTY && tt.q.Terminal != nil) {
 			t.Errorf("%s: %+v, want %q and reason %q", tt.name, c, tt.transport, tt.reason)
 		}
+	}
+	d := known(t, "modal")
+	d.Terminal.PTY = false
+	doc, err := Negotiate(d, Query{Now: now, TerminalOff: true})
+	if c := doc.Terminal; err != nil || c.Transport != sandbox.TransportSSE || c.Reason != "" || c.URL != "" {
+		t.Errorf("no pty: %+v, %v", c, err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/provider/blaxel"
 	"github.com/atoll-run/atoll/provider/boxlite"
 	"github.com/atoll-run/atoll/provider/cloudflare"
 	"github.com/atoll-run/atoll/provider/daytona"
@@ -54,6 +55,7 @@ var openers = map[string]func(registry.Host) (driver.Provider, error){
 	gvisor.Name: openGvisor, host.Name: openHost, microvm.Name: openMicrovm, docker.Name: openDocker,
 	e2b.Name: openE2B, superserve.Name: openSuperserve, boxlite.Name: openBoxlite, islo.Name: openIslo,
 	cloudflare.Name: openCloudflare, daytona.Name: openDaytona, vercel.Name: openVercel, runloop.Name: openRunloop, opensandbox.Name: openOpenSandbox,
+	blaxel.Name: openBlaxel,
 	remote.Name: openRemote, none.Name: openNone,
 }
 
@@ -230,6 +232,19 @@ func openOpenSandbox(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return opensandbox.New(opts)
+}
+
+func openBlaxel(h registry.Host) (driver.Provider, error) {
+	opts := blaxel.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Workspace *string `json:"workspace"`
+		Region    *string `json:"region"`
+		Image     *string `json:"image"`
+	}{&opts.Workspace, &opts.Region, &opts.Image}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	return blaxel.New(opts)
 }
 
 func openDocker(h registry.Host) (driver.Provider, error) {
