@@ -238,6 +238,10 @@ docker: build ## run the tests of provider/docker with a Docker daemon that they
 opensandbox: build ## run a real OpenSandbox server (installs it with pip) on a Docker daemon of its own, and provider/opensandbox with it (as root; needs docker.io, busybox-static and iproute2)
 	@$(STATIC) $(call gotest,-tags=docker '-run=^TestLive',./provider/opensandbox)
 
+.PHONY: kubernetes
+kubernetes: build ## run the tests of provider/kubernetes on a cluster: make kubernetes ATOLL_KUBECONFIG=FILE (make cluster starts one; ATOLL_KUBERNETES_TEST_IMAGE is an image with busybox, and Python for all cases)
+	@$(STATIC) $(call gotest,-tags=kubernetes '-run=^TestLive',./provider/kubernetes)
+
 .PHONY: microvm
 microvm: build ## run the tests of provider/microvm with emulated virtual machines (needs qemu-system-x86, busybox-static and a kernel: /boot, or ATOLL_MICROVM_KERNEL; half an hour)
 	@$(STATIC) ATOLL_MICROVM_ACCEL="$${ATOLL_MICROVM_ACCEL:-tcg}" $(call gotest,-tags=microvm -parallel=$(PARALLEL),./provider/microvm)

@@ -157,6 +157,12 @@ var rules = []rule{
 		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
+		pkgs: "provider/kubernetes/...",
+		only: []string{"sandbox", "internal/span", "driver", "provider/kubernetes/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
+		deny: []string{kernel + "/...", "database/sql", "k8s.io/..."},
+		why:  "a provider depends on its technology, not on control or another provider; Kubernetes' libraries are too large",
+	},
+	{
 		pkgs: "provider/opensandbox/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/opensandbox/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
 		deny: []string{kernel + "/...", "database/sql"},

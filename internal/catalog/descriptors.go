@@ -290,13 +290,18 @@ func hostedHeadless() []sandbox.Descriptor {
 		setting("image", "ISLO_IMAGE", false), setting("gateway profile", "ISLO_GATEWAY_PROFILE", false),
 	}
 
-	kubernetes := base("kubernetes", "a pod of a Kubernetes cluster (agent-sandbox)", sandbox.TierHeadless)
+	kubernetes := base("kubernetes", "a pod of a Kubernetes cluster", sandbox.TierHeadless)
 	pty(&kubernetes)
-	kubernetes.Egress, kubernetes.Find = sandbox.EgressCIDR, sandbox.FindByLabel
-	kubernetes.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotTar, TarFallback: true}
-	kubernetes.Ports, kubernetes.Pause = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}, sandbox.PauseDisk
-	kubernetes.Lifetime.Suspend = true
-	kubernetes.Credentials = []sandbox.Credential{setting("kubeconfig", "KUBECONFIG", false)}
+	kubernetes.RunAs, kubernetes.Persistable, kubernetes.Egress = true, false, sandbox.EgressCIDRPort
+	kubernetes.Find, kubernetes.Verified = sandbox.FindByLabel, sandbox.VerifiedLive
+	kubernetes.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
+	kubernetes.Credentials = []sandbox.Credential{
+		setting("kubeconfig", "KUBECONFIG", false), setting("context", "ATOLL_KUBERNETES_CONTEXT", false),
+		setting("namespace", "ATOLL_KUBERNETES_NAMESPACE", false), setting("image", "ATOLL_KUBERNETES_IMAGE", false),
+		setting("RuntimeClass", "ATOLL_KUBERNETES_RUNTIME_CLASS", false), setting("network policy", "ATOLL_KUBERNETES_NETWORK_POLICY", false),
+		setting("insecure", "ATOLL_KUBERNETES_INSECURE", false),
+		setting("API server, in a pod", "KUBERNETES_SERVICE_HOST", false), setting("port, in a pod", "KUBERNETES_SERVICE_PORT", false),
+	}
 
 	microsandbox := base("microsandbox", "a micro-VM of microsandbox", sandbox.TierHeadless)
 	pty(&microsandbox)

@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/provider/islo"
+	"github.com/atoll-run/atoll/provider/kubernetes"
 	"github.com/atoll-run/atoll/provider/microvm"
 	"github.com/atoll-run/atoll/provider/none"
 	"github.com/atoll-run/atoll/provider/opensandbox"
@@ -55,7 +56,7 @@ var openers = map[string]func(registry.Host) (driver.Provider, error){
 	gvisor.Name: openGvisor, host.Name: openHost, microvm.Name: openMicrovm, docker.Name: openDocker,
 	e2b.Name: openE2B, superserve.Name: openSuperserve, boxlite.Name: openBoxlite, islo.Name: openIslo,
 	cloudflare.Name: openCloudflare, daytona.Name: openDaytona, vercel.Name: openVercel, runloop.Name: openRunloop, opensandbox.Name: openOpenSandbox,
-	blaxel.Name: openBlaxel,
+	blaxel.Name: openBlaxel, kubernetes.Name: openKubernetes,
 	remote.Name: openRemote, none.Name: openNone,
 }
 
@@ -245,6 +246,23 @@ func openBlaxel(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return blaxel.New(opts)
+}
+
+func openKubernetes(h registry.Host) (driver.Provider, error) {
+	opts := kubernetes.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Kubeconfig    *string `json:"kubeconfig"`
+		Context       *string `json:"context"`
+		Namespace     *string `json:"namespace"`
+		Image         *string `json:"image"`
+		RuntimeClass  *string `json:"runtimeClass"`
+		NetworkPolicy *string `json:"networkPolicy"`
+		Insecure      *bool   `json:"insecure"`
+	}{&opts.Kubeconfig, &opts.Context, &opts.Namespace, &opts.Image, &opts.RuntimeClass, &opts.NetworkPolicy, &opts.Insecure}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	return kubernetes.New(opts)
 }
 
 func openDocker(h registry.Host) (driver.Provider, error) {

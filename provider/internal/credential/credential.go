@@ -26,6 +26,7 @@ const (
 // Source provides a secret. Its methods may be called concurrently.
 type Source struct {
 	name, value, file, command string
+	program                    *program
 
 	single chan struct{} // held while reading
 	mu     sync.Mutex
@@ -37,6 +38,20 @@ type Source struct {
 // errors; the variables of the others have the suffixes _FILE and _COMMAND.
 func New(name, value, file, command string) *Source {
 	return &Source{name: name, value: strings.TrimSpace(value), file: file, command: command, single: make(chan struct{}, 1)}
+}
+
+// program is a program whose output has the secret.
+type program struct {
+	argv, env []string // env is added to that of this process
+	parse     func(output []byte) (string, error)
+}
+
+// Program returns a source that runs a program, and extracts the secret from its
+// output. name is that of its setting, for errors.
+func Program(name string, argv, env []string, parse func(output []byte) (string, error)) *Source {
+	s := New(name, "", "", strings.Join(argv, " "))
+	s.program = &program{argv, env, parse}
+	return s
 }
 
 // FromEnvironment reads NAME, NAME_FILE and NAME_COMMAND from the environment.
@@ -136,11 +151,22 @@ func (s *Source) read(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, running)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", s.command)
+	if s.program != nil {
+		cmd = exec.CommandContext(ctx, s.program.argv[0], s.program.argv[1:]...)
+		cmd.Env = append(os.Environ(), s.program.env...)
+	}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.WaitDelay = &out, time.Second
 	// The output of a failed command may contain the secret and is not shown.
 	if err := cmd.Run(); err != nil {
 		return "", s.refuse("failed", err)
+	}
+	if s.program != nil {
+		text, err := s.program.parse(out.Bytes())
+		if err != nil {
+			return "", s.refuse("has an output that cannot be used", err)
+		}
+		return text, nil
 	}
 	text, _, _ := strings.Cut(strings.TrimSpace(out.String()), "\n")
 	return strings.TrimSpace(text), nil
@@ -150,7 +176,7 @@ func (s *Source) read(ctx context.Context) (string, error) {
 func (s *Source) refuse(message string, err error) error {
 	name := s.name
 	switch {
-	case s.value != "":
+	case s.value != "", s.program != nil:
 	case s.file != "":
 		name += "_FILE"
 	default:

@@ -26,6 +26,7 @@ type Box struct {
 	Sandbox sandbox.ID
 	Status  string        // in the service's words
 	State   sandbox.State // what the status means; Lost: unknown
+	Why     string        // why it has failed or is lost, if the service says so
 	Created time.Time
 	Ends    time.Time         // the end of its lifetime, if the service reports it
 	Labels  map[string]string // nil: the service keeps none
@@ -227,12 +228,24 @@ func (c *Core) Usable(b Box) error {
 	switch b.State {
 	case sandbox.Failed:
 		return &sandbox.Error{
-			Code: sandbox.CodeConflict, Subject: string(b.Sandbox), Message: "the service says that the sandbox has failed", Hint: "remove it, and restore a snapshot if there is one",
+			Code: sandbox.CodeConflict, Subject: string(b.Sandbox), Message: b.failed(), Hint: "remove it, and restore a snapshot if there is one",
 		}
 	case sandbox.Lost:
+		if b.Why != "" {
+			return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(b.Sandbox), Message: "the sandbox cannot be used: " + b.Why}
+		}
 		return c.Strange(fmt.Sprintf("the service says that the sandbox is %q, which this Atoll does not know", b.Status))
 	}
 	return nil
+}
+
+// failed says that a sandbox has failed, and why.
+func (b Box) failed() string {
+	const text = "the service says that the sandbox has failed"
+	if b.Why == "" {
+		return text
+	}
+	return text + ": " + b.Why
 }
 
 // list returns the service's sandboxes with a scope and an ID; "" means any.
@@ -379,7 +392,7 @@ func (c *Core) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 				maps.Copy(f.Labels, c.Of(b.Sandbox, b.ID).Labels)
 			}
 			if b.State == sandbox.Failed {
-				f.Exit = &sandbox.Exit{Code: -1, Reason: sandbox.ReasonCrashed, Detail: "the service says that the sandbox has failed"}
+				f.Exit = &sandbox.Exit{Code: -1, Reason: sandbox.ReasonCrashed, Detail: b.failed()}
 			}
 			if !yield(f, nil) {
 				return

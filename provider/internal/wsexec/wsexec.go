@@ -1,6 +1,6 @@
 // Package wsexec implements guestkit.Program for a command that a service runs
 // over a WebSocket. Binary messages carry a byte that names a channel, and the
-// channel's data; text messages report how the command ended.
+// channel's data; text messages, or a channel, report how the command ended.
 package wsexec
 
 import (
@@ -17,6 +17,8 @@ import (
 type Protocol struct {
 	Stdin          []byte // prefix of a message with input
 	Stdout, Stderr byte   // the channels
+	// Status, if it is not 0, is a channel whose messages count as text messages.
+	Status byte
 	// MaxInput is the largest number of input bytes in a message.
 	MaxInput int
 	// Ended parses a text message. It returns nil unless the command has ended;
@@ -133,6 +135,8 @@ func (p *Program) Receive() ([]byte, error) {
 		return nil, p.protocol.Ended(m.data, p.stderr)
 	case len(m.data) == 0:
 		return nil, nil
+	case p.protocol.Status != 0 && m.data[0] == p.protocol.Status:
+		return nil, p.protocol.Ended(m.data[1:], p.stderr)
 	case m.data[0] == p.protocol.Stdout:
 		return m.data[1:], nil
 	case m.data[0] == p.protocol.Stderr:

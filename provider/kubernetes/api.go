@@ -1,0 +1,341 @@
+package kubernetes
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// api is a client of one namespace of an API server. It implements
+// hosted.Service.
+type api struct {
+	rest.Client
+	token     *credential.Source
+	namespace string
+	boxes     hosted.Boxes
+}
+
+func newAPI(c cluster, transport http.RoundTripper, boxes hosted.Boxes) *api {
+	a := &api{token: c.token, namespace: c.namespace, boxes: boxes}
+	if transport == nil {
+		t := http.DefaultTransport.(*http.Transport).Clone()
+		t.IdleConnTimeout, t.MaxIdleConnsPerHost, t.TLSClientConfig = idle, 16, c.tls
+		transport = t
+	}
+	a.Client = rest.Client{
+		HTTP: rest.NewHTTP(transport), Base: c.server, Words: words, Fresh: a.fresh,
+		Sign: func(h http.Header) {
+			if t := a.token.Current(); t != "" {
+				h.Set("Authorization", "Bearer "+t)
+			}
+		},
+		Hidden: func() []string { return []string{a.token.Current()} }, Hint: "check the user of the kubeconfig",
+	}
+	return a
+}
+
+// idle is how long an unused connection is kept.
+const idle = 10 * time.Second
+
+// fresh ensures that there is a server, and a token if there is a source.
+func (a *api) fresh(ctx context.Context, refused bool) error {
+	if a.Base.Host == "" {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "cluster", Message: "no cluster is set", Hint: "set " + configEnv}
+	}
+	return a.token.Fresh(ctx, refused)
+}
+
+// status is an error of the API server, or how a command ended.
+type status struct {
+	Kind    string `json:"kind"`
+	Status  string `json:"status"`
+	Message string `json:"message"`
+	Reason  string `json:"reason"`
+	Details struct {
+		Causes []struct {
+			Reason  string `json:"reason"`
+			Message string `json:"message"`
+		} `json:"causes"`
+	} `json:"details"`
+}
+
+// words reads an error of the API server.
+func words(_ int, body []byte) (code, message string, ok bool) {
+	var s status
+	err := json.Unmarshal(body, &s)
+	return s.Reason, s.Message, err == nil && s.Kind == "Status" && s.Reason != ""
+}
+
+// missing reports that the API server itself says that there is no such thing.
+// The message names it: a wrong path has the same status and reason.
+func missing(err error, kind, name string) bool {
+	r := rest.RefusalOf(err)
+	return r.Ours && r.Status == http.StatusNotFound && r.Code == "NotFound" && strings.HasSuffix(r.Text, fmt.Sprintf("%s %q not found", kind, name))
+}
+
+// explain gives errors of admission their own codes.
+func explain(err error, what string) error {
+	r := rest.RefusalOf(err)
+	e := &sandbox.Error{Op: "kubernetes.create", Subject: what, Cause: err}
+	switch {
+	case !r.Ours || r.Status != http.StatusForbidden:
+		return err
+	case strings.Contains(r.Text, "exceeded quota"):
+		e.Code, e.Message, e.Hint = sandbox.CodeExhausted, "the namespace's quota is used up: "+r.Text, "remove sandboxes, or ask for less"
+	case strings.Contains(r.Text, "violates PodSecurity"):
+		e.Code, e.Message, e.Hint = sandbox.CodeDenied, "the namespace refuses the pod: "+r.Text, "sandboxes need the level baseline of Pod Security"
+	case strings.Contains(r.Text, "maximum") || strings.Contains(r.Text, "minimum"):
+		e.Code, e.Message = sandbox.CodeInvalid, "the namespace's limits refuse the pod: "+r.Text
+	default:
+		return err
+	}
+	return e
+}
+
+type meta struct {
+	Name            string            `json:"name"`
+	UID             string            `json:"uid,omitempty"`
+	ResourceVersion string            `json:"resourceVersion,omitempty"`
+	Labels          map[string]string `json:"labels,omitempty"`
+	Annotations     map[string]string `json:"annotations,omitempty"`
+	Created         time.Time         `json:"creationTimestamp,omitzero"`
+	Deleted         *time.Time        `json:"deletionTimestamp,omitempty"`
+}
+
+// The labels and annotations of a pod.
+const (
+	labelScope  = "atoll.run/scope"  // the state directory that owns it
+	labelID     = "atoll.run/id"     // of the sandbox
+	labelTry    = "atoll.run/try"    // of the request that made it; selects its NetworkPolicy
+	labelUser   = "user.atoll.run/"  // prefix of the sandbox's labels that Kubernetes accepts, for kubectl
+	noteLabels  = "atoll.run/labels" // all labels of the sandbox, as JSON
+	managedBy   = "app.kubernetes.io/managed-by"
+	managerName = "atoll"
+)
+
+// podName returns the name of the pod of a sandbox that this directory creates.
+// It is the same for each attempt.
+func podName(scope string, id sandbox.ID) string { return "atoll-" + scope + "-" + string(id) }
+
+// boxID identifies a pod. Another pod with the same name has another UID.
+func (m meta) boxID() string { return m.Name + "/" + m.UID }
+
+func split(box string) (name, uid string) {
+	name, uid, _ = strings.Cut(box, "/")
+	return name, uid
+}
+
+// path returns the path of a resource of the namespace. An empty group is the
+// core group.
+func (a *api) path(group, kind, name string) string {
+	root := "/api/v1"
+	if group != "" {
+		root = "/apis/" + group
+	}
+	if root += "/namespaces/" + url.PathEscape(a.namespace) + "/" + kind; name != "" {
+		root += "/" + url.PathEscape(name)
+	}
+	return root
+}
+
+func (a *api) pods(name string) string { return a.path("", "pods", name) }
+
+// pod returns the pod with a name.
+func (a *api) pod(ctx context.Context, name string) (p pod, err error) {
+	err = a.Call(ctx, http.MethodGet, a.pods(name), nil, &p)
+	switch {
+	case missing(err, "pods", name):
+		err = hosted.ErrNone
+	case err == nil && (p.Meta.Name != name || p.Meta.UID == ""):
+		err = a.Strange("the API server answers for another pod")
+	}
+	return p, err
+}
+
+// get returns the pod with a name and a UID.
+func (a *api) get(ctx context.Context, box string) (pod, error) {
+	name, uid := split(box)
+	p, err := a.pod(ctx, name)
+	if err == nil && p.Meta.UID != uid {
+		err = hosted.ErrNone
+	}
+	return p, err
+}
+
+// Get implements hosted.Service.
+func (a *api) Get(ctx context.Context, id sandbox.ID, box string) (hosted.Box, error) {
+	p, err := a.get(ctx, box)
+	b := p.describe()
+	b.Sandbox = id
+	return b, err
+}
+
+// Find implements hosted.Finder. It finds a pod that lost its labels, too.
+func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
+	r, _ := a.boxes.Get(string(id))
+	if r.Box == "" {
+		return hosted.Box{}, hosted.ErrNone
+	}
+	b, err := a.Get(ctx, id, r.Box)
+	if err == nil && b.Scope != "" && b.Scope != scope {
+		err = hosted.ErrNone // another directory has adopted it
+	}
+	b.Scope = scope
+	return b, err
+}
+
+// maxPages limits a list.
+const maxPages = 10_000
+
+// List implements hosted.Service.
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
+	selector := labelScope
+	if scope != "" {
+		selector += "=" + scope
+	}
+	if id != "" {
+		selector += "," + labelID + "=" + string(id)
+	}
+	query := url.Values{"labelSelector": {selector}, "limit": {"250"}}
+	for range maxPages {
+		var page struct {
+			Kind string `json:"kind"`
+			Meta struct {
+				Continue string `json:"continue"`
+			} `json:"metadata"`
+			Items []pod `json:"items"`
+		}
+		if err := a.Call(ctx, http.MethodGet, a.pods("")+"?"+query.Encode(), nil, &page); err != nil {
+			return nil, err
+		}
+		if page.Kind != "PodList" {
+			return nil, a.Strange("the API server's list is invalid")
+		}
+		for i := range page.Items {
+			ours = append(ours, page.Items[i].describe())
+		}
+		if page.Meta.Continue == "" {
+			return ours, nil
+		}
+		query.Set("continue", page.Meta.Continue)
+	}
+	return nil, a.Strange("the API server's list has no end")
+}
+
+// End implements hosted.Service. It waits until the API server has no such pod,
+// which is when the node has ended it.
+func (a *api) End(ctx context.Context, _ sandbox.ID, box string) error {
+	name, uid := split(box)
+	if _, err := a.get(ctx, box); err != nil {
+		return err
+	}
+	var last pod
+	return hosted.Poll(ctx, func() (done bool, err error) {
+		if last, err = a.get(ctx, box); err == hosted.ErrNone {
+			return true, nil
+		}
+		if err == nil && last.Meta.Deleted == nil {
+			err = a.Call(ctx, http.MethodDelete, a.pods(name), map[string]any{"preconditions": map[string]string{"uid": uid}}, nil)
+		}
+		if missing(err, "pods", name) || sandbox.CodeOf(err) == sandbox.CodeConflict { // the next look says what is there
+			err = nil
+		}
+		return false, err
+	}, func() error {
+		return &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Subject: name, Message: "the node " + last.Spec.Node + " does not end the pod",
+			Hint: "if the node is lost for good: kubectl delete pod --force --namespace " + a.namespace + " " + name,
+		}
+	})
+}
+
+// Claim implements hosted.Claimer. The UID is a precondition.
+func (a *api) Claim(ctx context.Context, _ sandbox.ID, box, scope string) error {
+	name, uid := split(box)
+	text, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid, "labels": map[string]string{labelScope: scope}}})
+	if err != nil {
+		return err
+	}
+	var p pod
+	err = a.Signed(ctx, func() error {
+		res, err := a.Send(ctx, http.MethodPatch, a.pods(name), http.Header{"Content-Type": {"application/merge-patch+json"}}, bytes.NewReader(text))
+		if err != nil {
+			return err
+		}
+		defer res.Body.Close()
+		return json.NewDecoder(io.LimitReader(res.Body, maxConfig)).Decode(&p)
+	})
+	if err == nil && (p.Meta.boxID() != box || p.Meta.Labels[labelScope] != scope) {
+		err = a.Strange("the API server does not confirm whose the pod is")
+	}
+	return err
+}
+
+// Account implements hosted.Accounter. The UID of the namespace distinguishes it
+// from one that was made again, and from those of other clusters.
+func (a *api) Account(ctx context.Context) (string, error) {
+	var said struct {
+		Meta meta `json:"metadata"`
+	}
+	err := a.Call(ctx, http.MethodGet, "/api/v1/namespaces/"+url.PathEscape(a.namespace), nil, &said)
+	switch {
+	case missing(err, "namespaces", a.namespace):
+		err = &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Subject: a.namespace, Message: "the cluster has no such namespace", Hint: "kubectl create namespace " + a.namespace + ", or set " + namespaceEnv,
+		}
+	case err == nil && (said.Meta.Name != a.namespace || said.Meta.UID == ""):
+		err = a.Strange("the API server answers for another namespace")
+	}
+	return said.Meta.UID, err
+}
+
+// Credential implements hosted.Service. Whoever may use the namespace has its
+// sandboxes, whatever the credential.
+func (a *api) Credential() hosted.Credential {
+	return hosted.Credential{Name: "namespace " + a.namespace, Key: "namespace " + a.namespace}
+}
+
+// nameOf returns the name of the pod of a sandbox: that of its record, or the one
+// that it would get.
+func (a *api) nameOf(id sandbox.ID) (string, error) {
+	if r, _ := a.boxes.Get(string(id)); r.Box != "" {
+		name, _ := split(r.Box)
+		return name, nil
+	}
+	scope, err := a.boxes.Scope()
+	return podName(scope, id), err
+}
+
+// class returns the isolation of a RuntimeClass.
+func (a *api) class(ctx context.Context, name string) (isolation sandbox.Isolation, found bool, err error) {
+	var said struct {
+		Handler string `json:"handler"`
+	}
+	err = a.Call(ctx, http.MethodGet, "/apis/node.k8s.io/v1/runtimeclasses/"+url.PathEscape(name), nil, &said)
+	if missing(err, "runtimeclasses.node.k8s.io", name) {
+		return sandbox.IsolationNone, false, nil
+	}
+	return handlerIsolation(said.Handler), err == nil, err
+}
+
+// handlerIsolation returns the isolation of the usual names of runtimes.
+func handlerIsolation(handler string) sandbox.Isolation {
+	switch {
+	case handler == "runsc" || strings.HasPrefix(handler, "runsc-") || strings.HasPrefix(handler, "gvisor"):
+		return sandbox.IsolationKernel
+	case handler == "kata" || strings.HasPrefix(handler, "kata-"):
+		return sandbox.IsolationHardware
+	}
+	return sandbox.IsolationNone
+}

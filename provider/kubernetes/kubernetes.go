@@ -1,0 +1,378 @@
+// Package kubernetes makes sandboxes that are pods of a Kubernetes cluster.
+//
+// The API server makes, lists and ends pods over REST. Inside, Atoll's own guest
+// does the work: the provider uploads it with a command, starts it with another
+// one, and talks to it over the WebSocket protocol for commands. It uses no
+// library of Kubernetes: see docs/design/decisions/0056.
+//
+// The UID identifies a pod. A pod is gone only when the API server itself says
+// that it has none with its name, or that the one with its name has another UID.
+package kubernetes
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Name is the name of this provider.
+const Name = "kubernetes"
+
+// Options configure the connection to the cluster.
+type Options struct {
+	// Dir is a directory for this provider alone. It is created when it is first
+	// needed. Sandboxes belong to it: another directory must adopt them first.
+	Dir string
+	// Kubeconfig is a list of configuration files, separated by colons. Empty: the
+	// service account of the pod that Atoll runs in, or the user's own file.
+	Kubeconfig string
+	// Context is a context of the file. Empty: the current one.
+	Context string
+	// Namespace is that of the pods. Empty: that of the context, or "default".
+	Namespace string
+	// Image is the image of sandboxes that name none. Empty: DefaultImage.
+	Image string
+	// RuntimeClass is that of the pods; "none" is that of the nodes. Empty: gvisor,
+	// if the cluster has it.
+	RuntimeClass string
+	// NetworkPolicy is Enforced if the cluster's network plugin enforces policies.
+	// Most do, some do not, and the API server cannot tell.
+	NetworkPolicy string
+	// Insecure accepts clusters that do not prove who they are.
+	Insecure bool
+	// Host and Port are the API server's address for pods, and Account is the
+	// directory of a pod's service account.
+	Host, Port, Account string
+	// Executable is a static program that imports internal/guest/early. It is the
+	// guest if none is embedded. Empty: the running program.
+	Executable string
+	// Transport sends requests. Nil: a new one.
+	Transport http.RoundTripper
+}
+
+const (
+	configEnv    = "KUBECONFIG"
+	contextEnv   = "ATOLL_KUBERNETES_CONTEXT"
+	namespaceEnv = "ATOLL_KUBERNETES_NAMESPACE"
+	imageEnv     = "ATOLL_KUBERNETES_IMAGE"
+	classEnv     = "ATOLL_KUBERNETES_RUNTIME_CLASS"
+	policyEnv    = "ATOLL_KUBERNETES_NETWORK_POLICY"
+	insecureEnv  = "ATOLL_KUBERNETES_INSECURE"
+
+	// DefaultImage is the image of sandboxes if nothing names another.
+	DefaultImage = "debian:12"
+	// Enforced is the value of Options.NetworkPolicy.
+	Enforced = "enforced"
+
+	gvisorClass = "gvisor"
+	noClass     = "none"
+)
+
+// FromEnvironment returns the options from environment variables.
+func FromEnvironment(dir string, lookup func(string) string) Options {
+	return Options{
+		Dir: dir, Kubeconfig: lookup(configEnv), Context: lookup(contextEnv), Namespace: lookup(namespaceEnv), Image: lookup(imageEnv),
+		RuntimeClass: lookup(classEnv), NetworkPolicy: lookup(policyEnv), Insecure: lookup(insecureEnv) == "1",
+		Host: lookup("KUBERNETES_SERVICE_HOST"), Port: lookup("KUBERNETES_SERVICE_PORT"),
+	}
+}
+
+// Provider makes pods in a namespace. Its methods may be called concurrently.
+type Provider struct {
+	*hosted.Core
+	opts Options
+	api  *api
+}
+
+var (
+	_ driver.Provider       = (*Provider)(nil)
+	_ driver.EgressEnforcer = (*Provider)(nil)
+	_ driver.ImageChecker   = (*Provider)(nil)
+)
+
+// New opens the provider. It makes no network call. It removes records of
+// sandboxes that ended long ago.
+func New(opts Options) (*Provider, error) {
+	switch {
+	case opts.Dir == "":
+		return nil, invalid("", "no directory given", nil)
+	case opts.NetworkPolicy != "" && opts.NetworkPolicy != Enforced:
+		return nil, invalid(policyEnv, fmt.Sprintf("%q is not %q", opts.NetworkPolicy, Enforced), nil)
+	}
+	at, err := opts.find()
+	if err != nil {
+		return nil, err
+	}
+	if !usableName.MatchString(at.namespace) {
+		return nil, invalid("namespace", fmt.Sprintf("%q is not the name of a namespace", at.namespace), nil)
+	}
+	boxes := hosted.Open(opts.Dir)
+	a := newAPI(at, opts.Transport, boxes)
+	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
+		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true, Resting: []string{"Running"}, Hint: "use its original cluster and namespace",
+	}}
+	p.Enter = func(b hosted.Box) hosted.Inside { return &inside{p: p, id: b.Sandbox, box: b.ID} }
+	if err := p.Start(opts.Executable); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// right is something that the provider does.
+type right struct {
+	Group       string `json:"group,omitempty"`
+	Resource    string `json:"resource"`
+	Subresource string `json:"subresource,omitempty"`
+	Verb        string `json:"verb"`
+	Namespace   string `json:"namespace"`
+	Name        string `json:"name,omitempty"`
+}
+
+func (r right) String() string {
+	return r.Verb + " " + strings.TrimSuffix(r.Resource+"/"+r.Subresource, "/")
+}
+
+// rights returns what the provider does in its namespace. The manifest
+// deploy/kubernetes/provider-rbac.yaml grants the same.
+func (p *Provider) rights() (all []right) {
+	for _, verb := range []string{"create", "get", "list", "delete", "patch"} {
+		all = append(all, right{Resource: "pods", Verb: verb})
+	}
+	// A command over a WebSocket is a GET request. Newer API servers ask for both.
+	all = append(all, right{Resource: "pods", Subresource: "exec", Verb: "get"}, right{Resource: "pods", Subresource: "exec", Verb: "create"})
+	all = append(all, right{Resource: "namespaces", Verb: "get", Name: p.api.namespace})
+	if p.enforced() {
+		for _, verb := range []string{"create", "get", "delete"} {
+			all = append(all, right{Group: "networking.k8s.io", Resource: policies, Verb: verb})
+		}
+	}
+	for i := range all {
+		all[i].Namespace = p.api.namespace
+	}
+	return all
+}
+
+// review asks the API server which of the rights the credential lacks.
+func (p *Provider) review(ctx context.Context) (lacks []string, err error) {
+	all := p.rights()
+	allowed, errs := make([]bool, len(all)), make([]error, len(all))
+	var asking sync.WaitGroup
+	for i, r := range all {
+		asking.Go(func() {
+			var said struct {
+				Status struct {
+					Allowed bool `json:"allowed"`
+				} `json:"status"`
+			}
+			body := map[string]any{
+				"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": map[string]any{"resourceAttributes": r},
+			}
+			errs[i] = p.api.Call(ctx, http.MethodPost, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body, &said)
+			allowed[i] = said.Status.Allowed
+		})
+	}
+	asking.Wait()
+	for i, r := range all {
+		if errs[i] != nil {
+			return nil, errs[i]
+		}
+		if !allowed[i] {
+			lacks = append(lacks, r.String())
+		}
+	}
+	return lacks, nil
+}
+
+// Probe implements driver.Provider. It checks the credential, and its rights.
+func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
+	var lacks []string
+	set := p.api.Base.Host != ""
+	facts, err := p.Facts(ctx, &hosted.Description{
+		Version: "v1", Needs: configEnv, What: "cluster", Credential: configEnv, Address: configEnv,
+		Limits: map[string]driver.Limit{
+			"cpus": {Holds: true, By: "the pod's cgroup"}, "memory": {Holds: true, By: "the pod's cgroup"},
+			"disk":     {Why: "the node ends a pod that uses more, instead of refusing to write"},
+			"pids":     {Why: "the node's configuration decides", Fixed: true},
+			"lifetime": {Holds: true, By: "Atoll and the node"},
+		},
+		Tested: "tested with a real node of Kubernetes 1.34",
+	}, set, func(ctx context.Context) (err error) {
+		lacks, err = p.review(ctx)
+		return err
+	}, p.api.Base)
+	if err != nil || !facts.Available {
+		return facts, err
+	}
+	add := func(severity driver.Severity, subject, message, fix string) {
+		facts.Findings = append(facts.Findings, driver.Finding{Severity: severity, Subject: subject, Message: message, Fix: fix})
+	}
+	if len(lacks) > 0 {
+		facts.Available = false
+		add(driver.Blocker, "rights", "the credential may not "+strings.Join(lacks, ", ")+" in namespace "+p.api.namespace, "grant deploy/kubernetes/provider-rbac.yaml")
+	}
+	class, isolation, err := p.runtime(ctx)
+	switch {
+	case err != nil:
+		facts.Available = false
+		add(driver.Blocker, "runtime", err.Error(), "set "+classEnv+" to a RuntimeClass of the cluster, or to "+noClass)
+	case isolation == sandbox.IsolationNone:
+		add(driver.Warning, "isolation", "pods have the kernel of their node: do not run code in them that you do not trust", "install gVisor on the nodes, with a RuntimeClass "+gvisorClass)
+	default:
+		add(driver.OK, "isolation", "pods have the RuntimeClass "+class, "")
+	}
+	facts.Isolation = isolation
+	if !p.enforced() {
+		add(driver.Warning, "network", "whether the cluster enforces NetworkPolicy is not known, so only sandboxes that may reach everything are made",
+			"if its network plugin enforces it, set "+policyEnv+"="+Enforced)
+	}
+	slices.SortStableFunc(facts.Findings, func(a, b driver.Finding) int { return rank(a) - rank(b) })
+	return facts, ctx.Err()
+}
+
+// rank puts blockers first.
+func rank(f driver.Finding) int {
+	return slices.Index([]driver.Severity{driver.Blocker, driver.Warning, driver.OK, driver.Note}, f.Severity)
+}
+
+// runtime returns the RuntimeClass of new pods, or "" for that of the nodes, and
+// their isolation.
+func (p *Provider) runtime(ctx context.Context) (class string, isolation sandbox.Isolation, err error) {
+	if p.opts.RuntimeClass == noClass {
+		return "", sandbox.IsolationNone, nil
+	}
+	class = cmp.Or(p.opts.RuntimeClass, gvisorClass)
+	isolation, found, err := p.api.class(ctx, class)
+	denied := sandbox.CodeOf(err) == sandbox.CodeDenied // reading it is not a right that is needed
+	switch {
+	case err != nil && !denied:
+		return "", "", err
+	case denied && p.opts.RuntimeClass != "":
+		return class, sandbox.IsolationNone, nil
+	case denied || !found && p.opts.RuntimeClass == "":
+		return "", sandbox.IsolationNone, nil
+	case !found:
+		return "", "", &sandbox.Error{
+			Code: sandbox.CodeNotFound, Op: "kubernetes.create", Subject: class, Message: "the cluster has no such RuntimeClass", Hint: "see kubectl get runtimeclass, and set " + classEnv,
+		}
+	}
+	return class, isolation, nil
+}
+
+// CheckImage implements driver.ImageChecker. Nodes fetch images.
+func (p *Provider) CheckImage(image string) error {
+	for _, scheme := range []string{"dir:", "tar:", "oci:", hosted.TemplateScheme} {
+		if strings.HasPrefix(image, scheme) {
+			return p.Unsupported(image, "the cluster's nodes cannot read images of this machine", "use an image from a registry")
+		}
+	}
+	return nil
+}
+
+func (p *Provider) enforced() bool { return p.opts.NetworkPolicy == Enforced }
+
+// EgressAbility implements driver.EgressEnforcer. Policies know addresses and
+// ports, and no names.
+func (p *Provider) EgressAbility() sandbox.EgressAbility {
+	if !p.enforced() {
+		return sandbox.EgressAbility{Kind: sandbox.EgressNone}
+	}
+	return sandbox.EgressAbility{Kind: sandbox.EgressCIDRPort}
+}
+
+// supported refuses what a pod cannot have.
+func (p *Provider) supported(spec *sandbox.Spec) error {
+	if err := p.CheckImage(spec.Image); err != nil {
+		return err
+	}
+	if err := p.Check(spec); err != nil {
+		return err
+	}
+	rules := spec.Network.Plain
+	if !p.enforced() && (rules == nil || !rules.Open) {
+		return p.Unsupported("network", "whether the cluster enforces NetworkPolicy is not known, so the sandbox could reach everything",
+			"if its network plugin enforces it, set "+policyEnv+"="+Enforced+"; else use a policy with onUnenforceable")
+	}
+	if rules != nil && slices.ContainsFunc(rules.Allow, func(t sandbox.EgressTarget) bool { return t.Host != "" || !t.Prefix.IsValid() }) {
+		return p.Unsupported("network", "a NetworkPolicy knows no names", "")
+	}
+	return nil
+}
+
+// Create implements driver.Provider.
+func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	if err := p.supported(spec); err != nil {
+		return nil, err
+	}
+	scope, err := p.Scope()
+	if err != nil {
+		return nil, err
+	}
+	class, isolation, err := p.runtime(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !isolation.Meets(spec.Isolation) {
+		return nil, p.Unsupported("isolation", "pods have the isolation "+string(isolation), "set "+classEnv+" to a RuntimeClass that gives more")
+	}
+	image := spec.Image
+	if image == "" || image == "host" {
+		image = cmp.Or(p.opts.Image, DefaultImage)
+	}
+	want := newPod(scope, hosted.NewKey(), image, class, spec)
+	var made pod
+	m := &hosted.Making{
+		Spec: spec, Life: spec.Lifetime.HardTimeout(),
+		Ask: func(ctx context.Context) (hosted.Box, error) {
+			made, err = p.request(ctx, want)
+			return made.describe(), err
+		},
+		Confirm: func() error { return made.confirm(want) },
+	}
+	if p.enforced() {
+		m.More, m.Prepare = true, func(ctx context.Context) error { return p.api.limit(ctx, newPolicy(want, spec.Network.Plain)) }
+	}
+	return p.Make(ctx, m)
+}
+
+// request makes a pod and waits until it runs. Its name is the same in each
+// attempt, so none makes a second one.
+func (p *Provider) request(ctx context.Context, want *pod) (made pod, err error) {
+	name, try := want.Meta.Name, want.Meta.Labels[labelTry]
+	asked := time.Now()
+	err = p.api.Call(ctx, http.MethodPost, p.api.pods(""), want, &made)
+	if conflict := sandbox.CodeOf(err) == sandbox.CodeConflict; hosted.Refused(err) && !conflict {
+		return pod{}, explain(err, name)
+	}
+	made, err = hosted.Search(ctx, &p.api.Client, err, func() (pod, error) { return p.api.pod(ctx, name) })
+	if err != nil {
+		return pod{}, err
+	}
+	if made.Meta.Labels[labelTry] != try {
+		return pod{}, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "kubernetes.create", Subject: name, Message: "another pod has this name", Hint: "see kubectl describe pod " + name}
+	}
+	box := made.Meta.boxID()
+	err = hosted.Poll(ctx, func() (bool, error) {
+		now, err := p.api.get(ctx, box)
+		if err == hosted.ErrNone {
+			return false, p.Strange("somebody removed the new pod")
+		}
+		if err != nil {
+			return false, err
+		}
+		made = now
+		return made.started(asked)
+	}, func() error {
+		word, _, _ := made.state()
+		return p.Strange("the new pod is still " + word)
+	})
+	return made, err
+}

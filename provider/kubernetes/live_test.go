@@ -1,0 +1,232 @@
+//go:build kubernetes
+
+package kubernetes_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/internal/need"
+	"github.com/atoll-run/atoll/provider/internal/hostedtest"
+	"github.com/atoll-run/atoll/provider/kubernetes"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
+
+// live is a cluster, in which the test has a namespace of its own.
+type live struct{ config, namespace, image string }
+
+// kubectl is the cluster's client: ATOLL_KUBECTL, or that of the path.
+func (l *live) kubectl(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	name := os.Getenv("ATOLL_KUBECTL")
+	if name == "" {
+		name = "kubectl"
+	}
+	cmd := exec.Command(name, append([]string{"--kubeconfig", l.config, "--namespace", l.namespace}, args...)...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func (l *live) must(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := l.kubectl(t, args...)
+	if err != nil {
+		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(out)
+}
+
+func start(t *testing.T) *live {
+	t.Helper()
+	l := &live{config: os.Getenv("ATOLL_KUBECONFIG"), namespace: "atoll-test-" + strings.ToLower(time.Now().UTC().Format("150405.000")[:6]), image: os.Getenv("ATOLL_KUBERNETES_TEST_IMAGE")}
+	if l.config == "" {
+		need.Thing(t, "a cluster", "set ATOLL_KUBECONFIG, see make cluster")
+	}
+	l.must(t, "create", "namespace", l.namespace)
+	t.Cleanup(func() { l.must(t, "delete", "namespace", l.namespace, "--wait=false") })
+	return l
+}
+
+func (l *live) options(dir string) kubernetes.Options {
+	return kubernetes.Options{
+		Dir: dir, Kubeconfig: l.config, Namespace: l.namespace, Image: l.image, NetworkPolicy: kubernetes.Enforced, Insecure: true, Executable: os.Getenv("ATOLL_BIN"),
+	}
+}
+
+func (l *live) open(dir string) (driver.Provider, error) { return kubernetes.New(l.options(dir)) }
+
+// left returns what is left of sandboxes.
+func (l *live) left(t *testing.T) string {
+	t.Helper()
+	return l.must(t, "get", "pods,networkpolicies", "--output", "name")
+}
+
+func TestLive(t *testing.T) {
+	l := start(t)
+	dir := t.TempDir()
+	t.Run("conformance", func(t *testing.T) {
+		h := drivertest.Harness{
+			New:  func(context.Context) (driver.Provider, error) { return l.open(dir) },
+			Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
+			Slow: true,
+		}
+		if testing.Short() {
+			h.Only = []string{"capabilities", "lifecycle", "errors", "exec", "output", "signals", "files"}
+		}
+		drivertest.Run(t, h)
+	})
+	if left := l.left(t); left != "" {
+		t.Errorf("left: %s", left)
+	}
+	p, err := l.open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	spec := func(id sandbox.ID) *sandbox.Spec { return &sandbox.Spec{ID: id, Image: "host"} }
+	pod := func(id sandbox.ID) string {
+		return l.must(t, "get", "pods", "--selector", "atoll.run/id="+string(id), "--output", "jsonpath={.items[*].metadata.name}")
+	}
+	gone := func(t *testing.T, id sandbox.ID) {
+		t.Helper()
+		if _, err := p.Attach(t.Context(), id); p.ErrorCode(err) != sandbox.CodeGone {
+			t.Errorf("Attach: %v, want gone", err)
+		}
+	}
+	t.Run("removed by somebody", func(t *testing.T) {
+		in, err := p.Create(t.Context(), spec("sb-removed"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.must(t, "delete", "pod", pod("sb-removed"))
+		gone(t, "sb-removed")
+		if err := in.Destroy(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("ended inside", func(t *testing.T) {
+		in, err := p.Create(t.Context(), spec("sb-ended"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.must(t, "exec", pod("sb-ended"), "--", "/bin/sh", "-c", "kill -TERM 1")
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+			state, err := p.(driver.StateTeller).State(t.Context(), "sb-ended")
+			if state == sandbox.Failed {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("State: %s, %v, want failed", state, err)
+			}
+		}
+		if err := in.Destroy(t.Context()); err != nil {
+			t.Error(err)
+		}
+		gone(t, "sb-ended")
+	})
+	t.Run("another pod of the name", func(t *testing.T) {
+		in, err := p.Create(t.Context(), spec("sb-twin"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := pod("sb-twin")
+		l.must(t, "delete", "pod", name)
+		l.must(t, "run", name, "--image", l.image, "--image-pull-policy", "IfNotPresent", "--restart", "Never", "--command", "--", "sleep", "600")
+		l.must(t, "wait", "--for=condition=Ready", "pod/"+name)
+		gone(t, "sb-twin")
+		if _, err := in.Exec(t.Context(), &sandbox.Command{Shell: "true"}); p.ErrorCode(err) != sandbox.CodeGone {
+			t.Errorf("Exec: %v, want gone", err)
+		}
+		if err := in.Destroy(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if _, err := p.Create(t.Context(), spec("sb-twin")); p.ErrorCode(err) != sandbox.CodeAlreadyExists {
+			t.Errorf("Create: %v, want already exists", err)
+		}
+		l.must(t, "delete", "pod", name, "--now")
+	})
+	t.Run("no image", func(t *testing.T) {
+		s := spec("sb-image")
+		s.Image = "localhost/none:1"
+		if _, err := p.Create(t.Context(), s); p.ErrorCode(err) != sandbox.CodeNotFound {
+			t.Errorf("Create: %v, want not found", err)
+		}
+	})
+	t.Run("no room", func(t *testing.T) {
+		s := spec("sb-large")
+		s.Resources.Memory = 1 << 44
+		if _, err := p.Create(t.Context(), s); p.ErrorCode(err) != sandbox.CodeExhausted || !strings.Contains(err.Error(), "nsufficient memory") {
+			t.Errorf("Create: %v, want exhausted", err)
+		}
+	})
+	t.Run("quota", func(t *testing.T) {
+		l.must(t, "create", "quota", "none", "--hard=pods=0")
+		defer l.must(t, "delete", "quota", "none")
+		for deadline := time.Now().Add(30 * time.Second); !strings.Contains(l.must(t, "get", "quota", "none", "--output", "jsonpath={.status.hard}"), "pods"); time.Sleep(100 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("the quota has no effect")
+			}
+		}
+		if _, err := p.Create(t.Context(), spec("sb-quota")); p.ErrorCode(err) != sandbox.CodeExhausted {
+			t.Errorf("Create: %v, want exhausted", err)
+		}
+	})
+	t.Run("taken over", func(t *testing.T) {
+		if _, err := p.Create(t.Context(), spec("sb-taken")); err != nil {
+			t.Fatal(err)
+		}
+		other, err := l.open(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		if err := other.(driver.Adopter).Adopt(t.Context(), spec("sb-taken")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Attach(t.Context(), "sb-taken"); !errors.Is(err, driver.ErrElsewhere) {
+			t.Errorf("Attach by the first: %v", err)
+		}
+		in, err := other.Attach(t.Context(), "sb-taken")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
+			t.Errorf("it says %q", got)
+		}
+		if err := in.Destroy(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("wrong token", func(t *testing.T) {
+		o := l.options(t.TempDir())
+		server := l.must(t, "config", "view", "--raw", "--minify", "--output", "jsonpath={.clusters[0].cluster.server}")
+		o.Kubeconfig = t.TempDir() + "/config"
+		text := "current-context: x\ncontexts: [{name: x, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: '" + server + "', insecure-skip-tls-verify: true}}]\nusers: [{name: u, user: {token: wrong}}]\n"
+		if err := os.WriteFile(o.Kubeconfig, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		other, err := kubernetes.New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		if _, err := other.Attach(t.Context(), "sb-none"); other.ErrorCode(err) != sandbox.CodeUnauthorized {
+			t.Errorf("Attach: %v, want unauthorized", err)
+		}
+		if facts, err := other.Probe(t.Context()); err != nil || facts.Available {
+			t.Errorf("Probe: %+v, %v", facts, err)
+		}
+	})
+	if left := l.left(t); left != "" {
+		t.Errorf("left: %s", left)
+	}
+}
