@@ -14,7 +14,7 @@ import { Egress } from "./pages/egress";
 import { Secrets } from "./pages/secrets";
 import { Recordings } from "./pages/recordings";
 import { Providers } from "./pages/providers";
-import { listMachines, Machines } from "./pages/machines";
+import { Machines } from "./pages/machines";
 import { Usage } from "./pages/usage";
 import { Access } from "./pages/access";
 import { Activity } from "./pages/activity";
@@ -221,9 +221,7 @@ function Shell({ caller }: { caller: Schemas["Caller"] }) {
     return () => removeEventListener("keydown", key);
   }, []);
 
-  // A daemon without a server for machines refuses to list them.
-  const machines = useLoad(listMachines, []);
-  const listed = pages.filter((p) => p.id !== "machines" || machines.data);
+  const listed = pages.filter((p) => p.id !== "machines" || caller.machines);
   const page = pages.find((p) => p.id === (route[0] ?? "")) ?? pages[0];
   useEffect(() => {
     document.title = [route[1], page.name, "Atoll"].filter(Boolean).join(" · ");

@@ -2,7 +2,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { lazy } from "./lazy";
 import { linkEntry } from "./stream";
 import type { StreamAccess } from "./stream";
-import { Button, Problem, Toasts } from "./ui";
+import { Control, Problem, Toasts } from "./ui";
 
 const Screen = lazy(() => import("./pages/screen"));
 const Desktop = lazy(async () => {
@@ -23,6 +23,7 @@ export function Linked(props: { id: string; code: string }) {
   const [access, setAccess] = useState<StreamAccess>();
   const [error, setError] = useState<unknown>();
   const [watching, setWatching] = useState(true);
+  const [ended, setEnded] = useState("");
   useEffect(() => {
     history.replaceState(null, "", `${location.pathname}#view=${props.id}`);
     way.open().then(setAccess, setError);
@@ -47,24 +48,24 @@ export function Linked(props: { id: string; code: string }) {
               ? "Atoll"
               : "Opening…"}
         </h1>
-        {access && <span class="dim">{words}</span>}
+        {access && !ended && <span class="dim">{words}</span>}
         {mayControl && (
           <div class="row end">
-            <Button
+            <Control
               kind={watching ? "primary" : "plain"}
+              watching={watching}
+              ended={ended}
               act={() => setWatching(!watching)}
-            >
-              {watching ? "Take control" : "Only watch"}
-            </Button>
+            />
           </div>
         )}
       </div>
       <Problem error={error} />
       {access?.kind === "terminal" && (
-        <Screen entry={way} control={!watching} shown />
+        <Screen entry={way} control={!watching} over={setEnded} shown />
       )}
       {access?.kind === "desktop" && (
-        <Desktop entry={way} control={!watching} quiet />
+        <Desktop entry={way} control={!watching} over={setEnded} quiet />
       )}
       {access?.kind === "port" && (
         <Problem

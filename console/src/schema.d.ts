@@ -2215,6 +2215,8 @@ export interface components {
         Caller: {
             /** @description public part of the key */
             key?: string;
+            /** @description whether self-hosted machines can connect to this daemon */
+            machines: boolean;
             /** @description whether this is the owner of the machine */
             owner: boolean;
             tenant: string;

@@ -200,6 +200,23 @@ export function Button({ children, act, verb, off, kind, label }: ButtonProps) {
   );
 }
 
+/** Takes control of a terminal or desktop, or gives it back. It is off when the
+ * stream has ended, for which the reason is given. */
+export function Control(props: {
+  watching: boolean;
+  ended: string;
+  act: () => void;
+  verb?: Verb;
+  kind?: "primary" | "plain";
+}) {
+  const { watching, ended, ...rest } = props;
+  return (
+    <Button {...rest} off={ended}>
+      {watching ? "Take control" : "Only watch"}
+    </Button>
+  );
+}
+
 export function Field(props: {
   label: string;
   hint?: string | undefined;

@@ -35,6 +35,10 @@ before(async () => {
   page = await context.newPage();
   page.setDefaultTimeout(30_000);
   page.on("pageerror", (e) => faults.push(String(e)));
+  page.on("response", (r) => {
+    if (r.status() === 404 && r.url().includes("/v1/machines"))
+      faults.push(`${r.url()} is asked for where there is none`);
+  });
   page.on("console", (m) => {
     if (m.type() === "error" && /Content Security Policy/.test(m.text()))
       faults.push(m.text());
@@ -52,6 +56,15 @@ const base = () => `http://${daemon.address}/console/`;
 const show = (to) => page.goto(base() + "#" + to);
 const shot = (name) => page.screenshot({ path: join(shots, name + ".png") });
 const button = (name) => page.getByRole("button", { name, exact: true });
+
+/** Expects a button that is off and says why, and does nothing. */
+async function isOff(on, name, why) {
+  const b = on.getByRole("button", { name, exact: true });
+  assert.match((await b.getAttribute("title")) ?? "", why);
+  assert.equal(await b.getAttribute("aria-disabled"), "true");
+  await b.click({ force: true });
+  assert.equal(await b.count(), 1);
+}
 
 /** Types into the terminal, and waits for a text in it. */
 async function type(text, answer) {
@@ -260,13 +273,68 @@ test("a link shows a terminal without a key, and lets type only if it may", asyn
     assert.equal((await context.cookies()).length, 0, "a link signs in");
     daemon.run("stream", "rm", "--all", "demo");
     await guest.getByRole("alert").getByText("was revoked").waitFor();
+    // Nothing is left to control, and no words say that it was.
+    if (flags.includes("--view"))
+      assert.equal(await guest.getByRole("button").count(), 0);
+    else await isOff(guest, "Take control", /was revoked/);
+    assert.equal(await guest.getByText("in control").count(), 0);
+    await guest.screenshot({ path: join(shots, `linked-ended-${look}.png`) });
     await context.close();
-    await page.reload(); // its own stream was revoked, too
+    // The page's own stream was revoked, too.
+    await page.getByRole("alert").getByText("was revoked").waitFor();
+    await isOff(page, "Only watch", /was revoked/);
+    await shot(`revoked-${look}`);
+    await button("Open it again").click();
     await page.locator(".term .xterm").waitFor();
+    await type(`echo again-$((40+1))-${look}`, `again-41-${look}`);
+    assert.equal(
+      await button("Only watch").getAttribute("aria-disabled"),
+      "false",
+    );
   }
   assert.deepEqual(found, []);
   proxy.closeAllConnections();
   proxy.close();
+});
+
+test("a link says that its key has ended, and gives no control", async () => {
+  const args = ["key", "create", "--json", "--allow", "read,exec", "guest"];
+  const key = JSON.parse(daemon.run(...args));
+  const open = async () => {
+    const r = await fetch(
+      `http://${daemon.address}/v1/sandboxes/demo/streams`,
+      {
+        method: "POST",
+        headers: {
+          authorization: `Bearer ${key.token}`,
+          "content-type": "application/json",
+        },
+        body: JSON.stringify({
+          kind: "terminal",
+          mode: "control",
+          ttl: 600,
+          link: true,
+        }),
+      },
+    );
+    assert.equal(r.status, 201);
+    const { id, code } = await r.json();
+    return `${base()}#view=${id}.${code}`;
+  };
+  const context = await chrome.newContext();
+  const guest = await context.newPage();
+  const unopened = await open();
+  await guest.goto(await open());
+  await guest.locator(".term .xterm").waitFor();
+  daemon.run("key", "revoke", key.id);
+  await guest.getByRole("alert").getByText("has ended").waitFor();
+  await isOff(guest, "Take control", /The key .* has ended/);
+  await guest.screenshot({ path: join(shots, "linked-key-ended.png") });
+  const late = await context.newPage();
+  await late.goto(unopened);
+  await late.getByRole("alert").getByText("has ended").waitFor();
+  assert.equal(await late.getByRole("button").count(), 0);
+  await context.close();
 });
 
 test("a file is edited, and its changes are shown", async () => {

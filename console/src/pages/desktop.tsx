@@ -3,12 +3,13 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Sandbox } from "../api";
 import { Connection, entry } from "../stream";
 import type { Entry } from "../stream";
-import { Button, may, Problem, why } from "../ui";
+import { Button, Control, may, Problem, why, words } from "../ui";
 import { Record } from "./record";
 
 export default function Desktop({ sandbox: s }: { sandbox: Sandbox }) {
   const [watching, setWatching] = useState(true);
   const [turn, setTurn] = useState(0);
+  const [ended, setEnded] = useState("");
   const way = useMemo(
     () => entry(s.id, { kind: "desktop", mode: watching ? "view" : "control" }),
     [s.id, s.state, watching, turn],
@@ -18,13 +19,21 @@ export default function Desktop({ sandbox: s }: { sandbox: Sandbox }) {
   return (
     <>
       <div class="row bar">
-        <Button verb="exec" act={() => setWatching(!watching)}>
-          {watching ? "Take control" : "Only watch"}
-        </Button>
+        <Control
+          verb="exec"
+          watching={watching}
+          ended={ended}
+          act={() => setWatching(!watching)}
+        />
         <Record sandbox={s} what={{ kind: "desktop" }} />
         {!may("exec") && <span class="dim">{why("exec")}</span>}
       </div>
-      <View entry={way} control={!watching} again={() => setTurn(turn + 1)} />
+      <View
+        entry={way}
+        control={!watching}
+        again={() => setTurn(turn + 1)}
+        over={setEnded}
+      />
     </>
   );
 }
@@ -38,11 +47,18 @@ export function View(props: {
   again?: (() => void) | undefined;
   /** The page itself says who is in control. */
   quiet?: boolean;
+  /** Called when the stream ends, with the reason, and with none when it goes
+   * on. */
+  over?: ((why: string) => void) | undefined;
 }) {
   const place = useRef<HTMLDivElement>(null);
   const [state, setState] = useState<State>("starting");
   const [error, setError] = useState<unknown>();
 
+  useEffect(
+    () => props.over?.(error === undefined ? "" : words(error).text),
+    [error],
+  );
   useEffect(() => {
     let rfb: RFB | undefined;
     let absent = 0;

@@ -18,7 +18,7 @@ import {
 
 type Machine = Schemas["Machine"];
 
-export const listMachines = () =>
+const listMachines = () =>
   get<{ machines: Machine[] }>("v1/machines").then((r) => r.machines);
 
 /** The state of an enrolment, or whether an active machine answers. */

@@ -4,7 +4,7 @@ import "@xterm/xterm/css/xterm.css";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Connection } from "../stream";
 import type { Entry } from "../stream";
-import { Button, complain, Problem } from "../ui";
+import { Button, complain, Problem, words } from "../ui";
 
 const fontSize = 13;
 /** Typed bytes that have not arrived are bounded by this. */
@@ -29,8 +29,13 @@ export default function Screen(props: {
   entry: Entry;
   control: boolean;
   shown: boolean;
-  /** Called when the command ended and a person asks for another. */
+  /** Called when the stream or its command ended and a person asks for another. */
   another?: (() => void) | undefined;
+  /** After the command has ended, there is no other. */
+  once?: boolean;
+  /** Called when the stream or its command ends, with the reason, and with none
+   * when it goes on. */
+  over?: ((why: string) => void) | undefined;
 }) {
   const place = useRef<HTMLDivElement>(null);
   const fit = useRef(() => {});
@@ -38,6 +43,10 @@ export default function Screen(props: {
   const [lost, setLost] = useState(false);
   const [ended, setEnded] = useState(false);
 
+  useEffect(() => {
+    if (error !== undefined) props.over?.(words(error).text);
+    else props.over?.(ended ? "The command has ended." : "");
+  }, [error, ended]);
   useEffect(() => {
     setError(undefined);
     setEnded(false);
@@ -228,7 +237,7 @@ export default function Screen(props: {
   return (
     <>
       <Problem error={error} />
-      {(ended || error !== undefined) && props.another && (
+      {(error !== undefined || (ended && !props.once)) && props.another && (
         <div class="row" style="margin-bottom:8px">
           <Button act={props.another}>Open it again</Button>
         </div>

@@ -3,7 +3,7 @@ import { ApiError, get, socket } from "../api";
 import type { Sandbox, Schemas } from "../api";
 import { useLoad } from "../live";
 import { entry } from "../stream";
-import { Button, may, Problem, why } from "../ui";
+import { Button, Control, may, Problem, why } from "../ui";
 import { Record } from "./record";
 import Screen from "./screen";
 
@@ -61,6 +61,7 @@ export default function Terminal({ sandbox: s }: { sandbox: Sandbox }) {
   const [at, setAt] = useState("");
   const [watching, setWatching] = useState(!may("exec"));
   const [opened, setOpened] = useState<string[]>([""]);
+  const [over, setOver] = useState<Record<string, string>>({});
   const processes = useLoad(
     () =>
       get<{ processes: Process[] }>(`v1/sandboxes/${s.id}/processes`).then(
@@ -123,9 +124,12 @@ export default function Terminal({ sandbox: s }: { sandbox: Sandbox }) {
             </span>
           )}
           <Record sandbox={s} what={process ? { process } : {}} />
-          <Button verb="exec" act={() => setWatching(!watching)}>
-            {watching ? "Take control" : "Only watch"}
-          </Button>
+          <Control
+            verb="exec"
+            watching={watching}
+            ended={over[at] ?? ""}
+            act={() => setWatching(!watching)}
+          />
         </div>
       </div>
       {!may("exec") && <p class="dim">You watch. {why("exec")}</p>}
@@ -133,7 +137,13 @@ export default function Terminal({ sandbox: s }: { sandbox: Sandbox }) {
         .filter((id) => id === at || tabs.some((t) => t.id === id))
         .map((id) => (
           <div key={id} style={id === at ? "" : "display:none"}>
-            <One id={s.id} process={id} shown={id === at} control={!watching} />
+            <One
+              id={s.id}
+              process={id}
+              shown={id === at}
+              control={!watching}
+              over={(why) => setOver((all) => ({ ...all, [id]: why }))}
+            />
           </div>
         ))}
     </>
@@ -152,6 +162,7 @@ function One(props: {
   process: string;
   shown: boolean;
   control: boolean;
+  over: (why: string) => void;
 }) {
   const [turn, setTurn] = useState(0);
   const way = useMemo(
@@ -168,7 +179,9 @@ function One(props: {
       entry={way}
       control={props.control}
       shown={props.shown}
-      another={props.process ? undefined : () => setTurn(turn + 1)}
+      over={props.over}
+      once={props.process !== ""}
+      another={() => setTurn(turn + 1)}
     />
   );
 }

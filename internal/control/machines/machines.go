@@ -36,6 +36,9 @@ func New(c *core.Core) *Service { return &Service{Core: c} }
 // Connect sets the connection to the machines. Call it before the first request.
 func (s *Service) Connect(link Link) { s.link = link }
 
+// Connected reports whether there is a connection to the machines.
+func (s *Service) Connected() bool { return s.link != nil }
+
 // Prefix is the begin of the names of the providers of machines.
 const Prefix = "selfhosted-"
 

@@ -25,6 +25,7 @@ func (a *API) console() {
 	huma.Register(a.huma, operation("getCaller", http.MethodGet, "/v1/caller", "Keys", "Get the caller's tenant and permissions"),
 		func(ctx context.Context, _ *none) (*callerOutput, error) {
 			who, err := a.services.Keys.Caller(ctx)
+			who.Machines = a.services.Machines.Connected()
 			return &callerOutput{who}, a.problem(ctx, err)
 		})
 }

@@ -20,6 +20,9 @@ type Machines interface {
 	ApproveMachine(ctx context.Context, a sandbox.MachineApproval) (sandbox.Machine, error)
 	InviteMachine(ctx context.Context, n sandbox.NewMachineToken) (sandbox.MachineToken, error)
 	RevokeMachine(ctx context.Context, ref string) error
+	// Connected reports whether machines can connect. Without, the other methods
+	// fail with CodeNotFound.
+	Connected() bool
 }
 
 type machineInput struct {

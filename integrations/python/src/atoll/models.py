@@ -91,6 +91,10 @@ class Caller(Model):
     """
     public part of the key
     """
+    machines: bool
+    """
+    whether self-hosted machines can connect to this daemon
+    """
     owner: bool
     """
     whether this is the owner of the machine
