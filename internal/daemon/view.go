@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/desk"
 	"github.com/atoll-run/atoll/internal/interpreter"
 	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/view"
 	"github.com/atoll-run/atoll/internal/view/record"
 	"github.com/atoll-run/atoll/sandbox"
@@ -69,6 +70,9 @@ func (d *Daemon) openView() error {
 			return err
 		},
 		Epoch: epoch,
+		Valid: func(ctx context.Context, tenant, keyID string) error {
+			return s.Store.View(ctx, func(tx *store.Tx) error { return s.Tenants.Valid(ctx, tx, tenant, keyID) })
+		},
 	})
 	d.recordings.Service, err = record.New(record.Config{
 		Guard: s.Guard, Store: s.Store, Blobs: d.blobs, Dir: filepath.Join(d.node.Dir(), "recordings"), Node: d.member.Node, Life: s.Life,

@@ -192,6 +192,40 @@ func TestLinkToATerminal(t *testing.T) {
 	v.closed("key revoked", ws, "grant-revoked")
 }
 
+// What a key made ends with it: links that nobody has opened, and tokens that
+// were exchanged before.
+func TestAttackLinksOfARevokedKey(t *testing.T) {
+	v := newViewing(t)
+	p := v.page()
+	for _, kind := range []string{"terminal", "desktop"} {
+		var made struct{ ID, Token string }
+		if code := v.call("boss", http.MethodPost, "/v1/keys", `{"verbs":["read","exec"]}`, &made); code != http.StatusCreated {
+			t.Fatal(code)
+		}
+		v.key[kind] = made.Token
+		unopened, opened := v.link(kind, kind, "control"), v.link(kind, kind, "control")
+		a, status := p.redeem(opened.ID, opened.Code)
+		if status != http.StatusOK {
+			t.Fatal(status)
+		}
+		if err := daemontest.Bearer(t, v.d, v.key["boss"]).Admin().RevokeKey(t.Context(), made.ID); err != nil {
+			t.Fatal(err)
+		}
+		if a, status := p.redeem(unopened.ID, unopened.Code); status != http.StatusUnauthorized || a.ID != "" || a.Token != "" {
+			t.Errorf("%s: the link of a revoked key is opened: %d, %+v", kind, status, a)
+		}
+		v.closed(kind+" with a token of before", p.views(a), "grant-revoked")
+		if ws, err := v.socket(a.URL, a.Token, ""); err == nil {
+			v.closed(kind+" again", ws, "unauthorized")
+		}
+	}
+	var list struct{ Streams []sandbox.Stream }
+	if v.call("acme", http.MethodGet, "/v1/sandboxes/box/streams", "", &list); len(list.Streams) > 0 {
+		t.Errorf("streams of revoked keys are left: %+v", list.Streams)
+	}
+	v.records("stream.revoked 0 grant-revoked", "stream.revoked 0 grant-revoked", "stream.revoked 0 grant-revoked", "stream.revoked 0 grant-revoked")
+}
+
 func TestALinkForADesktopThatCannotStartIsRefused(t *testing.T) {
 	if _, err := exec.LookPath("Xvfb"); err == nil {
 		return // sandboxes that show this machine have a desktop

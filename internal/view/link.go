@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -49,8 +50,9 @@ func (s *Service) offer(o *opened) (text string, expires time.Time) {
 }
 
 // Redeem exchanges the code of a stream's link for the token of that stream. It
-// needs no key: the code is the permission, and works once.
-func (s *Service) Redeem(_ context.Context, id, text string) (out sandbox.StreamAccess, err error) {
+// needs no key: the code is the permission, and works once, while the key that
+// made the link is accepted.
+func (s *Service) Redeem(ctx context.Context, id, text string) (out sandbox.StreamAccess, err error) {
 	s.mu.Lock()
 	o := s.streams[id]
 	found := false
@@ -67,6 +69,14 @@ func (s *Service) Redeem(_ context.Context, id, text string) (out sandbox.Stream
 			Code: sandbox.CodeUnauthorized, Op: "stream.redeem", Message: "the link was used already, or is too old",
 			Hint: "ask whoever sent it for a new one",
 		}
+	}
+	if err := s.granted(ctx, o); errors.Is(err, errKey) {
+		return out, &sandbox.Error{
+			Code: sandbox.CodeUnauthorized, Op: "stream.redeem", Message: "the key that made the link has ended",
+			Hint: "ask whoever sent it for a new one",
+		}
+	} else if err != nil {
+		return out, err
 	}
 	return s.access(now, o)
 }

@@ -1,6 +1,7 @@
 package view
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +15,7 @@ import (
 func linking(t *testing.T) (s *Service, now *time.Time, open func(id string, ttl time.Duration) (code string, expires time.Time)) {
 	t.Helper()
 	at := time.Unix(1_000_000, 0)
-	s = New(Config{Secret: make([]byte, 32), Now: func() time.Time { return at }, Life: t.Context()})
+	s = New(Config{Secret: make([]byte, 32), Now: func() time.Time { return at }, Life: t.Context(), Valid: func(context.Context, string, string) error { return nil }})
 	return s, &at, func(id string, ttl time.Duration) (string, time.Time) {
 		o := s.open(&opened{who: key.Principal{Tenant: "t"}, Stream: sandbox.Stream{ID: id, Kind: desktop, Mode: "view", Expires: at.Add(ttl)}})
 		if err := s.add(o); err != nil {

@@ -43,6 +43,7 @@ var (
 	errKey      = errors.New("grant-revoked")
 	errReaped   = errors.New("reaped")
 	errRefused  = errors.New("unauthorized")
+	errUnknown  = errors.New("unavailable") // the store cannot be read
 )
 
 // Config configures a Service. Its functions may be called concurrently.
@@ -67,6 +68,9 @@ type Config struct {
 	// KeepAlive returns a context for requests of who. It ends when the key is no
 	// longer valid, or the tenant is disabled.
 	KeepAlive func(ctx context.Context, who key.Principal, tenant, keyID string) context.Context
+	// Valid returns CodeUnauthorized if the key, or without one the tenant, is not
+	// accepted now.
+	Valid func(ctx context.Context, tenant, keyID string) error
 }
 
 // Service manages the streams of one daemon. It is safe for concurrent use.
@@ -407,6 +411,16 @@ func (s *Service) enter(id, token string) (*opened, error) {
 	}
 	s.mu.Lock()
 	o := s.streams[id]
+	s.mu.Unlock()
+	if o == nil {
+		return nil, errRefused
+	}
+	if err := s.granted(s.cfg.Life, o); errors.Is(err, errKey) {
+		return nil, err
+	} else if err != nil {
+		return nil, errUnknown
+	}
+	s.mu.Lock()
 	viewers, err := admit(o, c)
 	s.mu.Unlock()
 	if err != nil {
@@ -416,9 +430,20 @@ func (s *Service) enter(id, token string) (*opened, error) {
 	return o, nil
 }
 
+// granted returns errKey if the key that made a stream is not accepted any more,
+// which ends the stream.
+func (s *Service) granted(ctx context.Context, o *opened) error {
+	err := s.cfg.Valid(ctx, o.who.Tenant, o.who.Key)
+	if sandbox.CodeOf(err) == sandbox.CodeUnauthorized {
+		s.drop(o, errKey, sandbox.ReasonGrantRevoked)
+		return errKey
+	}
+	return err
+}
+
 // admit counts a viewer with the claims of a valid token.
 func admit(o *opened, c *stream.Claims) (viewers int, err error) {
-	if o == nil || o.who.Tenant != c.Tenant || string(o.Sandbox) != c.Sandbox || o.LeaseEpoch != c.LeaseEpoch || o.Mode != string(c.Mode) || o.Port != c.Port {
+	if o.who.Tenant != c.Tenant || string(o.Sandbox) != c.Sandbox || o.LeaseEpoch != c.LeaseEpoch || o.Mode != string(c.Mode) || o.Port != c.Port {
 		return 0, errRefused
 	}
 	if o.Viewers >= maxViewers {
