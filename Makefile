@@ -246,6 +246,15 @@ kubernetes: build ## run the tests of provider/kubernetes on a cluster: make kub
 microvm: build ## run the tests of provider/microvm with emulated virtual machines (needs qemu-system-x86, busybox-static and a kernel: /boot, or ATOLL_MICROVM_KERNEL; half an hour)
 	@$(STATIC) ATOLL_MICROVM_ACCEL="$${ATOLL_MICROVM_ACCEL:-tcg}" $(call gotest,-tags=microvm -parallel=$(PARALLEL),./provider/microvm)
 
+# The state of the cluster. Its programs are in ATOLL_CLUSTER_CACHE.
+CLUSTER = /var/tmp/atoll-cluster
+
+.PHONY: cluster cluster-down
+cluster: ## start a Kubernetes node, built from the Go module proxy (as root; needs containerd containernetworking-plugins conntrack; ten minutes once)
+	@GO='$(GO)' ./scripts/cluster up "$(CLUSTER)"
+cluster-down: ## end it and remove what it made
+	@./scripts/cluster down "$(CLUSTER)"
+
 .PHONY: fuzz
 fuzz: ## fuzz each target for FUZZTIME (10s)
 	./scripts/fuzz $(FUZZTIME)
