@@ -510,42 +510,43 @@ func TestReplacedPod(t *testing.T) {
 	}
 }
 
-// Only the API server's word that there is no such pod proves that a sandbox is
-// gone.
+// Only the API server's word that there is no such pod, by its name and in the
+// list, proves that a sandbox is gone.
 func TestEvidence(t *testing.T) {
-	podPath := func(r *http.Request) bool { return strings.Contains(r.URL.Path, "/pods") }
 	for name, tt := range map[string]struct {
-		answer func(w http.ResponseWriter, r *http.Request)
+		answer func(w http.ResponseWriter)
 		code   sandbox.Code
 	}{
-		"no pod": {func(w http.ResponseWriter, r *http.Request) {}, sandbox.CodeGone},
-		"403":    {func(w http.ResponseWriter, r *http.Request) { refuse(w, 403, "Forbidden", "pods is forbidden") }, sandbox.CodeDenied},
-		"404 of something else": {func(w http.ResponseWriter, r *http.Request) {
+		"403": {func(w http.ResponseWriter) { refuse(w, 403, "Forbidden", "pods is forbidden") }, sandbox.CodeDenied},
+		"404 of something else": {func(w http.ResponseWriter) {
 			refuse(w, 404, "NotFound", "the server could not find the requested resource")
 		}, sandbox.CodeNotFound},
-		"404 of a proxy":      {func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(404) }, sandbox.CodeUnavailable},
-		"504":                 {func(w http.ResponseWriter, r *http.Request) { refuse(w, 504, "Timeout", "request did not complete") }, sandbox.CodeUnavailable},
-		"not a list":          {func(w http.ResponseWriter, r *http.Request) { reply(w, map[string]any{}) }, sandbox.CodeUnavailable},
-		"a broken connection": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, sandbox.CodeUnavailable},
+		"404 of a proxy":      {func(w http.ResponseWriter) { w.WriteHeader(404) }, sandbox.CodeUnavailable},
+		"504":                 {func(w http.ResponseWriter) { refuse(w, 504, "Timeout", "request did not complete") }, sandbox.CodeUnavailable},
+		"nothing":             {func(w http.ResponseWriter) { reply(w, map[string]any{}) }, sandbox.CodeUnavailable},
+		"a broken connection": {func(http.ResponseWriter) { panic(http.ErrAbortHandler) }, sandbox.CodeUnavailable},
 	} {
-		t.Run(name, func(t *testing.T) {
-			s := serve(t)
-			p := s.open(t, t.TempDir(), nil)
-			name := s.made(t, p, "sb-1").Meta.Name
-			if tt.code == sandbox.CodeGone {
-				delete(s.pods, name)
-			} else {
+		for _, about := range []string{"/pods/", "/pods"} { // the pod, and the list
+			t.Run(name+about, func(t *testing.T) {
+				s := serve(t)
+				p := s.open(t, t.TempDir(), nil)
+				delete(s.pods, s.made(t, p, "sb-1").Meta.Name)
 				s.before = func(w http.ResponseWriter, r *http.Request) bool {
-					if podPath(r) {
-						tt.answer(w, r)
+					asked := strings.HasPrefix(r.URL.Path, root+"/pods/") && about == "/pods/" || r.URL.Path == root+about
+					if asked {
+						tt.answer(w)
 					}
-					return podPath(r)
+					return asked
 				}
-			}
-			if _, err := p.Attach(t.Context(), "sb-1"); p.ErrorCode(err) != tt.code {
-				t.Errorf("Attach: %v (%s), want %s", err, p.ErrorCode(err), tt.code)
-			}
-		})
+				if _, err := p.Attach(t.Context(), "sb-1"); p.ErrorCode(err) != tt.code {
+					t.Errorf("Attach: %v (%s), want %s", err, p.ErrorCode(err), tt.code)
+				}
+				s.before = nil
+				if _, err := p.Attach(t.Context(), "sb-1"); p.ErrorCode(err) != sandbox.CodeGone {
+					t.Errorf("Attach, with answers: %v, want gone", err)
+				}
+			})
+		}
 	}
 	t.Run("another namespace of the name", func(t *testing.T) {
 		s := serve(t)

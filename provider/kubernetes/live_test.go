@@ -77,7 +77,7 @@ func TestLive(t *testing.T) {
 		h := drivertest.Harness{
 			New:  func(context.Context) (driver.Provider, error) { return l.open(dir) },
 			Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-			Slow: true,
+			Echo: []string{"/usr/bin/helper"}, Slow: true,
 		}
 		if testing.Short() {
 			h.Only = []string{"capabilities", "lifecycle", "errors", "exec", "output", "signals", "files"}
