@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -713,5 +714,23 @@ func TestRights(t *testing.T) {
 	}
 	if facts.Isolation != sandbox.IsolationNone {
 		t.Errorf("the isolation is %s", facts.Isolation)
+	}
+}
+
+// A refusal that is cut off because its caller gave up is no refusal.
+func TestCanceled(t *testing.T) {
+	s := serve(t)
+	p := s.open(t, t.TempDir(), nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	s.before = func(w http.ResponseWriter, r *http.Request) bool {
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = io.WriteString(w, `{"kind":`)
+		_ = http.NewResponseController(w).Flush()
+		cancel()
+		<-r.Context().Done()
+		return true
+	}
+	if _, err := p.api.pod(ctx, "x"); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want canceled", err)
 	}
 }

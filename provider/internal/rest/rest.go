@@ -311,7 +311,10 @@ func (c *Client) Do(req *http.Request) (*http.Response, error) {
 // Refused returns the error of an unsuccessful answer. An answer that is not
 // from the service itself only means that the service is unreachable.
 func (c *Client) Refused(res *http.Response) error {
-	text, _ := io.ReadAll(io.LimitReader(res.Body, 64<<10))
+	text, err := io.ReadAll(io.LimitReader(res.Body, 64<<10))
+	if err != nil && res.Request != nil && res.Request.Context().Err() != nil {
+		return res.Request.Context().Err()
+	}
 	r := &Refusal{Status: res.StatusCode, Header: res.Header}
 	r.Code, r.Text, r.Ours = c.Words(res.StatusCode, text)
 	if !r.Ours {
