@@ -122,7 +122,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/e2b/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/...", "internal/envd"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/...", "internal/envd", "internal/plainproto"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
 		why:  "a provider depends on its technology, not on control or another provider",
 	},
@@ -169,6 +169,12 @@ var rules = []rule{
 		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
+		pkgs: "provider/modal/...",
+		only: []string{"sandbox", "internal/span", "driver", "provider/modal/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/...", "internal/modalapi", "internal/plainproto"},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "a provider depends on its technology, not on control or another provider",
+	},
+	{
 		pkgs: "provider/runloop/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/runloop/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
 		deny: []string{kernel + "/...", "database/sql"},
@@ -187,8 +193,12 @@ var rules = []rule{
 		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
+		pkgs: "internal/modalapi", std: true, only: []string{},
+		why: "the driver of Modal and its fake import it",
+	},
+	{
 		pkgs: "internal/servicetest/...",
-		only: []string{"sandbox", "driver", "internal/servicetest/..."},
+		only: []string{"sandbox", "driver", "internal/servicetest/...", "internal/modalapi", "internal/plainproto"},
 		deny: []string{kernel + "/...", "database/sql"},
 		why:  "a fake service uses providers only through the driver contract, and not the service's own driver",
 	},
@@ -206,7 +216,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/all",
-		only: []string{"internal/catalog", module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/keyed", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/envd", "internal/registry", "internal/gateway/..."},
+		only: []string{"internal/catalog", module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/keyed", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/registry", "internal/gateway/..."},
 		why:  "the list of providers is the only place that imports them all",
 	},
 
@@ -433,6 +443,10 @@ var rules = []rule{
 		why: "it provides sandboxes of fakes and daemons, for the tests of any provider",
 	},
 	{
+		pkgs: "provider/internal/rpc", only: []string{"sandbox", "internal/plainproto", "provider/internal/rest"}, deny: []string{kernel + "/...", "os/exec"},
+		why: "it calls methods over gRPC, for any provider",
+	},
+	{
 		pkgs: "provider/internal/wsexec", only: []string{}, deny: []string{kernel + "/...", "os/exec"},
 		why: "it connects to commands of a service, for any provider",
 	},
@@ -518,14 +532,18 @@ var rules = []rule{
 		why:  "both ends of a stream import it, clients too",
 	},
 	{
+		pkgs: "internal/plainproto", std: true, libs: []string{"google.golang.org/protobuf/..."}, only: []string{},
+		why: "protocols of any package are encoded with it",
+	},
+	{
 		pkgs: "internal/envd",
-		only: []string{},
+		only: []string{"internal/plainproto"},
 		deny: []string{kernel + "/..."},
 		why:  "both ends of E2B's protocol import it",
 	},
 	{
 		pkgs: "internal/server/...",
-		only: []string{"sandbox", "internal/span", "internal/ops", "driver", "internal/stream", "internal/offline", "internal/envd", "internal/keyed", "internal/template", "internal/server/..."},
+		only: []string{"sandbox", "internal/span", "internal/ops", "driver", "internal/stream", "internal/offline", "internal/envd", "internal/plainproto", "internal/keyed", "internal/template", "internal/server/..."},
 		deny: []string{kernel + "/...", "database/sql", "os/exec"},
 		why:  "a protocol declares the interfaces it needs of control, and does not import it",
 	},
@@ -612,7 +630,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "admin", "internal/client", "internal/tree", "internal/sparse", "internal/offline", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
+		only: []string{module, "admin", "internal/client", "internal/tree", "internal/sparse", "internal/offline", "internal/span", "internal/stream", "internal/envd", "internal/plainproto", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
 		deny: []string{kernel + "/...", "internal/daemon/..."},
 		why:  "commands use control and open a node with any providers",
 	},
@@ -620,7 +638,7 @@ var rules = []rule{
 		pkgs: "cmd/atoll",
 		only: []string{
 			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
-			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
+			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...", "internal/engine", "internal/statedir", "internal/fleet",
 		},
 		deny: []string{"github.com/nats-io/nats-server/v2/..."},

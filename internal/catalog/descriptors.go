@@ -169,13 +169,16 @@ func hostedDesktops() []sandbox.Descriptor {
 	pty(&modal)
 	modal.RunAs, modal.NativeBucketMount, modal.Egress = true, true, sandbox.EgressHost
 	modal.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotFS, TarFallback: true}
-	modal.Ports.Kind = sandbox.PortTunnel
+	modal.Ports.Kind, modal.Verified = sandbox.PortTunnel, sandbox.VerifiedFake
 	modal.Lifetime = sandbox.LifetimeSupport{Hard: 24 * time.Hour, Rollover: true, IdleKiller: true, Suspend: true, LockFreeResume: true}
 	modal.Units = []sandbox.Unit{{Of: "timeout", Unit: "milliseconds"}}
 	modal.Credentials = []sandbox.Credential{
 		setting("app", "MODAL_APP_NAME", true),
 		{Name: "token id", Env: "MODAL_TOKEN_ID", Secret: true, With: "token secret"},
 		{Name: "token secret", Env: "MODAL_TOKEN_SECRET", Secret: true, With: "token id"},
+		setting("token secret file", "MODAL_TOKEN_SECRET_FILE", false), setting("token secret command", "MODAL_TOKEN_SECRET_COMMAND", false),
+		setting("environment", "MODAL_ENVIRONMENT", false), setting("API URL", "MODAL_SERVER_URL", false), setting("image", "ATOLL_MODAL_IMAGE", false),
+		setting("configuration file", "MODAL_CONFIG_PATH", false), setting("profile", "MODAL_PROFILE", false),
 	}
 
 	daytona := hosted("daytona", "Daytona", sandbox.TierDesktop)

@@ -3,9 +3,7 @@
 // them over Connect.
 //
 // The messages are plain structs. Their json tags follow protobuf's JSON
-// mapping; their pb tags contain the field numbers. A oneof is a set of
-// pointers or byte slices of which exactly one is not nil. Servers and clients
-// of these services therefore need neither generated code nor its run-time.
+// mapping; their pb tags are those of plainproto.
 package envd
 
 import (
@@ -14,6 +12,8 @@ import (
 	"strconv"
 
 	"connectrpc.com/connect"
+
+	"github.com/atoll-run/atoll/internal/plainproto"
 )
 
 // JSON is protobuf's JSON mapping of the messages.
@@ -33,23 +33,17 @@ func (JSON) Unmarshal(b []byte, m any) error {
 	return json.Unmarshal(b, m)
 }
 
-// Proto is protobuf's binary encoding of the messages.
-type Proto struct{}
-
-// Name is the name by which Connect selects the codec.
-func (Proto) Name() string { return "proto" }
-
 // Codecs returns the options that make a handler support both codecs.
 func Codecs() connect.HandlerOption {
 	return connect.WithHandlerOptions(
-		connect.WithCodec(JSON{"json"}), connect.WithCodec(JSON{"json; charset=utf-8"}), connect.WithCodec(Proto{}),
+		connect.WithCodec(JSON{"json"}), connect.WithCodec(JSON{"json; charset=utf-8"}), connect.WithCodec(plainproto.Codec{}),
 	)
 }
 
 // ClientCodec makes a client use protobuf's binary encoding, or JSON.
 func ClientCodec(binary bool) connect.ClientOption {
 	if binary {
-		return connect.WithCodec(Proto{})
+		return connect.WithCodec(plainproto.Codec{})
 	}
 	return connect.WithCodec(JSON{"json"})
 }

@@ -3,6 +3,7 @@ package envd
 import (
 	"encoding/json"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,8 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
 	_ "google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/atoll-run/atoll/internal/plainproto"
 )
 
 // messages are samples of all messages, every field of each set.
@@ -58,7 +61,8 @@ func describe(t reflect.Type, into *descriptorpb.FileDescriptorProto) {
 	into.MessageType = append(into.MessageType, m)
 	for i := range t.NumField() {
 		f := t.Field(i)
-		number := fieldsOf(t)[i].number
+		text, option, _ := strings.Cut(f.Tag.Get("pb"), ",")
+		number, _ := strconv.Atoi(text)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		d := &descriptorpb.FieldDescriptorProto{
 			Name: proto.String(strings.ToLower(f.Name)), JsonName: &name, Number: proto.Int32(int32(number)),
@@ -87,9 +91,9 @@ func describe(t reflect.Type, into *descriptorpb.FileDescriptorProto) {
 		if typ.Kind() == reflect.Pointer {
 			typ = typ.Elem()
 		}
-		d.Type = scalarType(typ, fieldsOf(t)[i].zigzag).Enum()
+		d.Type = scalarType(typ, option == "zigzag").Enum()
 		switch {
-		case typ == timeType:
+		case typ == reflect.TypeFor[time.Time]():
 			d.TypeName = proto.String(".google.protobuf.Timestamp")
 		case typ.Kind() == reflect.Struct:
 			d.TypeName = proto.String(".test." + typ.Name())
@@ -165,7 +169,7 @@ func TestAgainstProtobuf(t *testing.T) {
 			Name() string
 			Marshal(any) ([]byte, error)
 			Unmarshal([]byte, any) error
-		}{Proto{}, JSON{"json"}} {
+		}{plainproto.Codec{}, JSON{"json"}} {
 			b, err := codec.Marshal(m)
 			if err != nil {
 				t.Fatal(err)
@@ -233,7 +237,7 @@ func TestKeys(t *testing.T) {
 
 func FuzzProto(f *testing.F) {
 	for _, m := range messages() {
-		b, err := Proto{}.Marshal(m)
+		b, err := plainproto.Codec{}.Marshal(m)
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -242,12 +246,12 @@ func FuzzProto(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, m := range messages() {
 			one := reflect.New(reflect.TypeOf(m).Elem()).Interface()
-			if (Proto{}).Unmarshal(b, one) != nil {
+			if (plainproto.Codec{}).Unmarshal(b, one) != nil {
 				continue
 			}
-			again, err := Proto{}.Marshal(one)
+			again, err := plainproto.Codec{}.Marshal(one)
 			two := reflect.New(reflect.TypeOf(m).Elem()).Interface()
-			if err != nil || (Proto{}).Unmarshal(again, two) != nil || !reflect.DeepEqual(one, two) {
+			if err != nil || (plainproto.Codec{}).Unmarshal(again, two) != nil || !reflect.DeepEqual(one, two) {
 				t.Fatalf("%T: %v does not survive, %v", m, one, err)
 			}
 		}

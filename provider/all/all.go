@@ -22,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/provider/islo"
 	"github.com/atoll-run/atoll/provider/kubernetes"
 	"github.com/atoll-run/atoll/provider/microvm"
+	"github.com/atoll-run/atoll/provider/modal"
 	"github.com/atoll-run/atoll/provider/none"
 	"github.com/atoll-run/atoll/provider/opensandbox"
 	"github.com/atoll-run/atoll/provider/remote"
@@ -56,7 +57,7 @@ var openers = map[string]func(registry.Host) (driver.Provider, error){
 	gvisor.Name: openGvisor, host.Name: openHost, microvm.Name: openMicrovm, docker.Name: openDocker,
 	e2b.Name: openE2B, superserve.Name: openSuperserve, boxlite.Name: openBoxlite, islo.Name: openIslo,
 	cloudflare.Name: openCloudflare, daytona.Name: openDaytona, vercel.Name: openVercel, runloop.Name: openRunloop, opensandbox.Name: openOpenSandbox,
-	blaxel.Name: openBlaxel, kubernetes.Name: openKubernetes,
+	blaxel.Name: openBlaxel, kubernetes.Name: openKubernetes, modal.Name: openModal,
 	remote.Name: openRemote, none.Name: openNone,
 }
 
@@ -263,6 +264,19 @@ func openKubernetes(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return kubernetes.New(opts)
+}
+
+func openModal(h registry.Host) (driver.Provider, error) {
+	opts := modal.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Image       *string `json:"image"`
+		App         *string `json:"app"`
+		Environment *string `json:"environment"`
+	}{&opts.Image, &opts.App, &opts.Environment}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	return modal.New(opts)
 }
 
 func openDocker(h registry.Host) (driver.Provider, error) {

@@ -74,7 +74,11 @@ type Service interface {
 // returns its address.
 func Serve(t *testing.T, backing driver.Provider, s Service) string {
 	t.Helper()
-	server := httptest.NewServer(s)
+	server := httptest.NewUnstartedServer(s)
+	server.Config.Protocols = new(http.Protocols)
+	server.Config.Protocols.SetHTTP1(true)
+	server.Config.Protocols.SetUnencryptedHTTP2(true) // for gRPC
+	server.Start()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()

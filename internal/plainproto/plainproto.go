@@ -1,8 +1,14 @@
-package envd
+// Package plainproto is protobuf's binary encoding of plain structs. Their pb
+// tags contain the field numbers; a number with ",zigzag" is a signed integer
+// of protobuf. A oneof is a set of pointers or byte slices of which exactly one
+// is not nil. Servers and clients of a protocol therefore need neither
+// generated code nor its run-time.
+package plainproto
 
 import (
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"strconv"
 	"strings"
@@ -10,7 +16,14 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 )
+
+// Codec is the encoding, for Connect.
+type Codec struct{}
+
+// Name is the name by which Connect selects the codec.
+func (Codec) Name() string { return "proto" }
 
 // field is one field of a message.
 type field struct {
@@ -40,7 +53,10 @@ func fieldsOf(t reflect.Type) []field {
 var timeType = reflect.TypeFor[time.Time]()
 
 // Marshal encodes a message.
-func (Proto) Marshal(m any) ([]byte, error) {
+func (Codec) Marshal(m any) ([]byte, error) {
+	if known, ok := m.(proto.Message); ok {
+		return proto.Marshal(known) // Connect's own, for details of errors
+	}
 	v := reflect.ValueOf(m)
 	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
 		return nil, fmt.Errorf("%T is not a message", m)
@@ -110,6 +126,12 @@ func appendField(b []byte, f field, v reflect.Value, present bool) []byte {
 	if number == 0 && !present {
 		return b
 	}
+	switch v.Kind() {
+	case reflect.Float64:
+		return protowire.AppendFixed64(protowire.AppendTag(b, f.number, protowire.Fixed64Type), number)
+	case reflect.Float32:
+		return protowire.AppendFixed32(protowire.AppendTag(b, f.number, protowire.Fixed32Type), uint32(number))
+	}
 	return protowire.AppendVarint(protowire.AppendTag(b, f.number, protowire.VarintType), number)
 }
 
@@ -120,6 +142,10 @@ func scalar(f field, v reflect.Value) uint64 {
 		return protowire.EncodeBool(v.Bool())
 	case v.CanUint():
 		return v.Uint()
+	case v.Kind() == reflect.Float64:
+		return math.Float64bits(v.Float())
+	case v.Kind() == reflect.Float32:
+		return uint64(math.Float32bits(float32(v.Float())))
 	case f.zigzag:
 		return protowire.EncodeZigZag(v.Int())
 	}
@@ -132,7 +158,10 @@ const maxDepth = 16
 var errMalformed = errors.New("the message is malformed")
 
 // Unmarshal decodes a message and ignores unknown fields.
-func (Proto) Unmarshal(b []byte, m any) error {
+func (Codec) Unmarshal(b []byte, m any) error {
+	if known, ok := m.(proto.Message); ok {
+		return proto.Unmarshal(b, known)
+	}
 	v := reflect.ValueOf(m)
 	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
 		return fmt.Errorf("%T is not a message", m)
@@ -174,6 +203,12 @@ func eachField(b []byte, read func(n protowire.Number, typ protowire.Type, bits 
 			bits, n = protowire.ConsumeVarint(b)
 		case protowire.BytesType:
 			data, n = protowire.ConsumeBytes(b)
+		case protowire.Fixed64Type:
+			bits, n = protowire.ConsumeFixed64(b)
+		case protowire.Fixed32Type:
+			var half uint32
+			half, n = protowire.ConsumeFixed32(b)
+			bits = uint64(half)
 		default:
 			n = protowire.ConsumeFieldValue(number, typ, b)
 		}
@@ -201,7 +236,6 @@ func readTime(b []byte, m reflect.Value) error {
 }
 
 func readField(f field, v reflect.Value, typ protowire.Type, bits uint64, data []byte, depth int) error {
-	numeric := typ == protowire.VarintType
 	switch v.Kind() {
 	case reflect.Pointer:
 		if v.IsNil() {
@@ -237,12 +271,18 @@ func readField(f field, v reflect.Value, typ protowire.Type, bits uint64, data [
 		return nil
 	}
 	switch {
-	case !numeric:
+	case typ != wireType(v.Kind()):
 		return errMalformed
+	case v.Kind() == reflect.Float64:
+		v.SetFloat(math.Float64frombits(bits))
+	case v.Kind() == reflect.Float32:
+		v.SetFloat(float64(math.Float32frombits(uint32(bits))))
 	case v.Kind() == reflect.Bool:
 		v.SetBool(bits != 0)
 	case v.Kind() == reflect.Uint32:
 		v.SetUint(bits & 0xffffffff)
+	case v.Kind() == reflect.Uint64:
+		v.SetUint(bits)
 	case f.zigzag:
 		v.SetInt(int64(int32(protowire.DecodeZigZag(bits))))
 	case v.Kind() == reflect.Int32:
@@ -251,6 +291,17 @@ func readField(f field, v reflect.Value, typ protowire.Type, bits uint64, data [
 		v.SetInt(int64(bits))
 	}
 	return nil
+}
+
+// wireType returns the wire type of numbers of a kind.
+func wireType(k reflect.Kind) protowire.Type {
+	switch k {
+	case reflect.Float64:
+		return protowire.Fixed64Type
+	case reflect.Float32:
+		return protowire.Fixed32Type
+	}
+	return protowire.VarintType
 }
 
 // readEntry reads one entry of a map of strings.

@@ -1,0 +1,272 @@
+// Package modal makes sandboxes with the service Modal.
+//
+// The service makes, lists and ends sandboxes over gRPC. Commands run through
+// another gRPC service, on the worker of a sandbox. Inside, Atoll's own guest
+// does the work. The provider uploads it as input of a command, and connects to
+// it with the input and the output of a command that joins it.
+//
+// It is tested with a fake service that the official SDK accepts, not with the
+// real service.
+package modal
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/modalapi"
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Name is the name of this provider.
+const Name = "modal"
+
+// Options configure the connection to the service.
+type Options struct {
+	// Dir is a directory for this provider alone. It is created when it is first
+	// needed. Sandboxes belong to it: another directory must adopt them first.
+	Dir string
+	// TokenID and Secret are the two parts of the token.
+	TokenID string
+	Secret  *credential.Source
+	// Config is the configuration file of the service's own clients. What is empty
+	// in the options is read from it. Empty: none.
+	Config string
+	// Profile is the section of Config. Empty: the one that is active.
+	Profile string
+	// App is the name of the app that sandboxes belong to. It is created when it is
+	// first needed.
+	App string
+	// Environment is the environment of the app. Empty: the account's default.
+	Environment string
+	// URL is the address of the API. Empty: the service's.
+	URL string
+	// Image is the OCI image of sandboxes that name none. Empty: DefaultImage.
+	Image string
+	// Executable is a static program that imports internal/guest/early. It is the
+	// guest if none is embedded. Empty: the running program.
+	Executable string
+	// Transport is the model of the one that sends requests. Nil: the default.
+	Transport *http.Transport
+}
+
+const (
+	idEnv     = "MODAL_TOKEN_ID"
+	secretEnv = "MODAL_TOKEN_SECRET"
+	appEnv    = "MODAL_APP_NAME"
+	urlEnv    = "MODAL_SERVER_URL"
+	publicURL = "https://api.modal.com"
+	// DefaultImage is the image of sandboxes if nothing names another.
+	DefaultImage = "debian:12"
+	// longest is how long a sandbox may live.
+	longest = 24 * time.Hour
+)
+
+// FromEnvironment returns the options from the environment variables of the
+// official SDK, and from further variables.
+func FromEnvironment(dir string, lookup func(string) string) Options {
+	opts := Options{
+		Dir: dir, TokenID: strings.TrimSpace(lookup(idEnv)), Secret: credential.FromEnvironment(secretEnv, lookup), Profile: lookup("MODAL_PROFILE"),
+		App: strings.TrimSpace(lookup(appEnv)), Environment: strings.TrimSpace(lookup("MODAL_ENVIRONMENT")), URL: strings.TrimSpace(lookup(urlEnv)),
+		Image: lookup("ATOLL_MODAL_IMAGE"), Config: lookup("MODAL_CONFIG_PATH"),
+	}
+	if home := lookup("HOME"); opts.Config == "" && home != "" {
+		opts.Config = home + "/.modal.toml"
+	}
+	return opts
+}
+
+// Provider makes sandboxes with the service. Its methods may be called
+// concurrently.
+type Provider struct {
+	*hosted.Core
+	*hosted.Keeper
+	opts Options
+	api  *api
+}
+
+var (
+	_ driver.Provider       = (*Provider)(nil)
+	_ driver.EgressEnforcer = (*Provider)(nil)
+	_ driver.ImageChecker   = (*Provider)(nil)
+	_ driver.SnapshotPauser = (*Provider)(nil)
+)
+
+// New opens the provider. It makes no network call. It removes records of
+// sandboxes that ended long ago.
+func New(opts Options) (*Provider, error) {
+	if opts.Dir == "" {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "modal.open", Message: "no directory given"}
+	}
+	if opts.Secret == nil {
+		opts.Secret = credential.New(secretEnv, "", "", "")
+	}
+	if err := opts.complete(); err != nil {
+		return nil, err
+	}
+	base, err := rest.ParseURL("modal.open", "API URL", cmp.Or(opts.URL, publicURL))
+	if err != nil {
+		return nil, err
+	}
+	a := newAPI(base, &opts)
+	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
+		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: a.Client.Client, Expires: true,
+		Resting: []string{running}, Hint: "use its original " + idEnv + ", " + secretEnv + ", " + appEnv + " and MODAL_ENVIRONMENT",
+		Extend: func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} },
+	}}
+	p.Enter = p.enter
+	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}, Records: true})
+	if err := p.Start(opts.Executable); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Probe implements driver.Provider. It checks the token with the service.
+func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
+	service := driver.Limit{Holds: true, By: "the service"}
+	fixed := driver.Limit{Why: "the service decides", Fixed: true}
+	needs, what := secretEnv, "token secret"
+	switch {
+	case p.opts.TokenID == "":
+		needs, what = idEnv, "token id"
+	case p.opts.Secret.Set() && p.opts.App == "":
+		needs, what = appEnv, "app"
+	}
+	return p.Facts(ctx, &hosted.Description{
+		Version: "v2", Needs: needs, What: what, Credential: idEnv + " and " + secretEnv, Address: urlEnv,
+		Limits: map[string]driver.Limit{
+			"cpus": service, "memory": service, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "Atoll and the service"},
+		},
+	}, p.opts.Secret.Set() && p.opts.TokenID != "" && p.opts.App != "", func(ctx context.Context) error {
+		_, err := p.api.List(ctx, strings.Repeat("0", 16), "") // of nobody
+		return err
+	}, p.api.Base)
+}
+
+// CheckImage implements driver.ImageChecker. The service fetches images. It
+// cannot read images in files of this machine.
+func (p *Provider) CheckImage(image string) error {
+	for _, scheme := range []string{"dir:", "tar:", "oci:"} {
+		if strings.HasPrefix(image, scheme) {
+			return p.Unsupported(image, "the service cannot read images of this machine", "use an image from a registry")
+		}
+	}
+	if strings.ContainsAny(image, " \t\r\n") {
+		return p.Unsupported(image, "it is not the name of an image", "use an image from a registry")
+	}
+	return nil
+}
+
+// EgressAbility implements driver.EgressEnforcer. The service matches names on
+// the port of HTTPS, and addresses on all ports.
+func (*Provider) EgressAbility() sandbox.EgressAbility {
+	return sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{443}, Wildcards: true}
+}
+
+// networkFor translates what a sandbox may reach. The service knows IPv4 only.
+func networkFor(rules *sandbox.EgressRules) (n *modalapi.Network, ok bool) {
+	switch {
+	case rules != nil && rules.Open:
+		return &modalapi.Network{Type: modalapi.Open}, true
+	case rules == nil || len(rules.Allow) == 0:
+		return &modalapi.Network{Type: modalapi.Blocked}, true
+	}
+	n = &modalapi.Network{Type: modalapi.Allowlist}
+	for _, t := range rules.Allow {
+		switch {
+		case t.Host != "":
+			n.Domains = append(n.Domains, t.Host)
+		case t.Prefix.Addr().Is4():
+			n.CIDRs = append(n.CIDRs, t.Prefix.String())
+		default:
+			return nil, false
+		}
+	}
+	return n, true
+}
+
+// nameOf returns the service's name of a sandbox, which is short.
+func nameOf(scope string, id sandbox.ID) string {
+	sum := sha256.Sum256([]byte(scope + "\n" + string(id)))
+	return "atoll-" + hex.EncodeToString(sum[:20])
+}
+
+// Create implements driver.Provider.
+func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	image := spec.Image
+	if image == "" || image == "host" {
+		image = cmp.Or(p.opts.Image, DefaultImage)
+	}
+	if err := p.CheckImage(image); err != nil {
+		return nil, err
+	}
+	return p.make(ctx, spec, image, nil)
+}
+
+// make makes a sandbox. The name is unique among the sandboxes that run, so one
+// whose answer is lost is found by it.
+func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, image string, begin func(context.Context, hosted.Inside) error) (driver.Instance, error) {
+	if err := p.Check(spec); err != nil {
+		return nil, err
+	}
+	network, ok := networkFor(spec.Network.Plain)
+	if !ok {
+		return nil, p.Unsupported("network", "the service knows no IPv6 addresses", "leave them out")
+	}
+	life := spec.Lifetime.HardTimeout()
+	if life > longest {
+		return nil, p.Unsupported("lifetime", "the service ends a sandbox after 24 hours", "ask for a shorter lifetime, or for none")
+	}
+	if p.opts.App == "" {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "modal.create", Subject: "app", Message: "is not set", Hint: "set " + appEnv}
+	}
+	scope, err := p.Scope()
+	if err != nil {
+		return nil, err
+	}
+	name := nameOf(scope, spec.ID)
+	milli := uint32(max(0, spec.Resources.CPUs*1000))
+	mib := uint32((spec.Resources.Memory + 1<<20 - 1) >> 20)
+	req := modalapi.CreateRequest{Tags: tags(scope, spec.ID), Sandbox: &modalapi.Sandbox{
+		Resources: &modalapi.Resources{CPU: milli, CPUMax: milli, Memory: mib, MemoryMax: mib},
+		Timeout:   uint32(hosted.Seconds(cmp.Or(life, longest))), Network: network, Name: &name,
+	}}
+	if req.Sandbox.Image, err = p.api.image(ctx, image); err == nil {
+		req.App, err = p.api.appID(ctx, modalapi.CreateIfMissing)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var b hosted.Box
+	return p.Make(ctx, &hosted.Making{
+		Spec: spec, Life: life, Begin: begin,
+		Ask: func(ctx context.Context) (hosted.Box, error) {
+			b, err = p.request(ctx, name, &req)
+			return b, err
+		},
+		Confirm: func() error {
+			if b.Scope != scope || b.Sandbox != spec.ID {
+				return p.Strange("the service does not confirm whose the sandbox is")
+			}
+			return p.Usable(b)
+		},
+	})
+}
+
+// request requests a sandbox and finds it.
+func (p *Provider) request(ctx context.Context, name string, req *modalapi.CreateRequest) (hosted.Box, error) {
+	err := p.api.forget(call(ctx, p.api, create, req, &modalapi.Created{}))
+	if hosted.Refused(err) {
+		return hosted.Box{}, err
+	}
+	return hosted.Search(ctx, p.api.Client.Client, err, func() (hosted.Box, error) { return p.api.named(ctx, name) })
+}
