@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -21,8 +22,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 
-// live is a cluster, in which the test has a namespace of its own.
-type live struct{ config, namespace, image string }
+// live is a cluster, in which the test has a namespace of its own. The provider has
+// the rights that the manifest grants, and no more.
+type live struct{ config, restricted, namespace, image string }
 
 // kubectl is the cluster's client: ATOLL_KUBECTL, or that of the path.
 func (l *live) kubectl(t *testing.T, args ...string) (string, error) {
@@ -47,18 +49,44 @@ func (l *live) must(t *testing.T, args ...string) string {
 
 func start(t *testing.T) *live {
 	t.Helper()
-	l := &live{config: os.Getenv("ATOLL_KUBECONFIG"), namespace: "atoll-test-" + strings.ToLower(time.Now().UTC().Format("150405.000")[:6]), image: os.Getenv("ATOLL_KUBERNETES_TEST_IMAGE")}
+	l := &live{config: os.Getenv("ATOLL_KUBECONFIG"), namespace: "atoll-test-" + time.Now().UTC().Format("150405"), image: os.Getenv("ATOLL_KUBERNETES_TEST_IMAGE")}
 	if l.config == "" {
 		need.Thing(t, "a cluster", "set ATOLL_KUBECONFIG, see make cluster")
 	}
-	l.must(t, "create", "namespace", l.namespace)
-	t.Cleanup(func() { l.must(t, "delete", "namespace", l.namespace, "--wait=false") })
+	text, err := os.ReadFile("../../deploy/kubernetes/provider-rbac.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := strings.NewReplacer("atoll-sandboxes", l.namespace, "atoll-runtimes", l.namespace)
+	manifest := filepath.Join(t.TempDir(), "rbac.yaml")
+	if err := os.WriteFile(manifest, []byte(names.Replace(string(text))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.must(t, "apply", "--filename", manifest)
+	t.Cleanup(func() { l.must(t, "delete", "--wait=false", "--filename", manifest) })
+	l.restricted = l.as(t, l.must(t, "create", "token", "atoll"))
 	return l
+}
+
+// as returns a kubeconfig of the cluster with a token.
+func (l *live) as(t *testing.T, token string) string {
+	t.Helper()
+	view := func(field string) string {
+		return l.must(t, "config", "view", "--raw", "--minify", "--flatten", "--output", "jsonpath={.clusters[0].cluster."+field+"}")
+	}
+	text := "current-context: x\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n" +
+		"clusters: [{name: c, cluster: {server: '" + view("server") + "', certificate-authority-data: '" + view("certificate-authority-data") + "', tls-server-name: '" + view("tls-server-name") + "'}}]\n" +
+		"users: [{name: u, user: {token: '" + token + "'}}]\n"
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 func (l *live) options(dir string) kubernetes.Options {
 	return kubernetes.Options{
-		Dir: dir, Kubeconfig: l.config, Namespace: l.namespace, Image: l.image, NetworkPolicy: kubernetes.Enforced, Insecure: true, Executable: os.Getenv("ATOLL_BIN"),
+		Dir: dir, Kubeconfig: l.restricted, Namespace: l.namespace, Image: l.image, NetworkPolicy: kubernetes.Enforced, RuntimeClass: os.Getenv("ATOLL_KUBERNETES_RUNTIME_CLASS"), Executable: os.Getenv("ATOLL_BIN"),
 	}
 }
 
@@ -92,6 +120,9 @@ func TestLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
+	if facts, err := p.Probe(t.Context()); err != nil || !facts.Available {
+		t.Errorf("Probe: %+v, %v", facts, err)
+	}
 	spec := func(id sandbox.ID) *sandbox.Spec { return &sandbox.Spec{ID: id, Image: "host"} }
 	pod := func(id sandbox.ID) string {
 		return l.must(t, "get", "pods", "--selector", "atoll.run/id="+string(id), "--output", "jsonpath={.items[*].metadata.name}")
@@ -208,12 +239,7 @@ func TestLive(t *testing.T) {
 	})
 	t.Run("wrong token", func(t *testing.T) {
 		o := l.options(t.TempDir())
-		server := l.must(t, "config", "view", "--raw", "--minify", "--output", "jsonpath={.clusters[0].cluster.server}")
-		o.Kubeconfig = t.TempDir() + "/config"
-		text := "current-context: x\ncontexts: [{name: x, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: '" + server + "', insecure-skip-tls-verify: true}}]\nusers: [{name: u, user: {token: wrong}}]\n"
-		if err := os.WriteFile(o.Kubeconfig, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		o.Kubeconfig = l.as(t, "wrong")
 		other, err := kubernetes.New(o)
 		if err != nil {
 			t.Fatal(err)
