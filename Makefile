@@ -239,8 +239,8 @@ opensandbox: build ## run a real OpenSandbox server (installs it with pip) on a 
 	@$(STATIC) $(call gotest,-tags=docker '-run=^TestLive',./provider/opensandbox)
 
 .PHONY: kubernetes
-kubernetes: build ## run the tests of provider/kubernetes on a cluster: make kubernetes ATOLL_KUBECONFIG=FILE (make cluster starts one; ATOLL_KUBERNETES_TEST_IMAGE is an image with busybox, and Python for all cases)
-	@$(STATIC) $(call gotest,-tags=kubernetes '-run=^TestLive',./provider/kubernetes)
+kubernetes: build ## run the tests of provider/kubernetes on the node of make cluster, or on the cluster of ATOLL_KUBECONFIG, where ATOLL_KUBERNETES_IMAGE is an image with Python
+	@$(STATIC) ATOLL_CLUSTER="$${ATOLL_CLUSTER:-/var/tmp/atoll-cluster}" $(call gotest,-tags=kubernetes '-run=^TestLive' -parallel=$(PARALLEL),./provider/kubernetes)
 
 .PHONY: microvm
 microvm: build ## run the tests of provider/microvm with emulated virtual machines (needs qemu-system-x86, busybox-static and a kernel: /boot, or ATOLL_MICROVM_KERNEL; half an hour)

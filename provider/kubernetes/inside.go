@@ -134,3 +134,26 @@ func (in *inside) Run(ctx context.Context, script string) (string, error) {
 
 // Wake implements hosted.Inside. Pods do not sleep.
 func (in *inside) Wake(context.Context) error { return nil }
+
+// Instance is a pod. A guest inside runs commands and accesses files. Its methods
+// may be called concurrently.
+type Instance struct{ *hosted.Instance }
+
+// memory prints the bytes that a pod uses which shares the kernel of its node.
+const memory = `cat /sys/fs/cgroup/memory.current /sys/fs/cgroup/memory/memory.usage_in_bytes 2>/dev/null | head -n 1`
+
+// Usage implements driver.Meter. What a pod shows of its node's memory and disk is
+// not its own.
+func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
+	u, err := in.Instance.Usage(ctx)
+	if err != nil {
+		return u, err
+	}
+	u.Disk = -1
+	if text, err := in.Inside.Run(ctx, memory); err == nil {
+		if n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64); err == nil {
+			u.Memory = n
+		}
+	}
+	return u, nil
+}

@@ -97,6 +97,7 @@ var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
+	_ driver.Meter          = (*Instance)(nil)
 )
 
 // New opens the provider. It makes no network call. It removes records of
@@ -121,6 +122,7 @@ func New(opts Options) (*Provider, error) {
 		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true, Resting: []string{"Running"}, Hint: "use its original cluster and namespace",
 	}}
 	p.Enter = func(b hosted.Box) hosted.Inside { return &inside{p: p, id: b.Sandbox, box: b.ID} }
+	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{in} }
 	if err := p.Start(opts.Executable); err != nil {
 		return nil, err
 	}

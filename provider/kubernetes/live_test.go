@@ -24,17 +24,17 @@ func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 
 // live is a cluster, in which the test has a namespace of its own. The provider has
 // the rights that the manifest grants, and no more.
-type live struct{ config, restricted, namespace, image string }
+type live struct {
+	config, restricted, namespace string
+	kubectlPath                   string
+	image                         string
+	echo                          []string // nil: the image has Python
+}
 
-// kubectl is the cluster's client: ATOLL_KUBECTL, or that of the path.
+// kubectl runs the cluster's client.
 func (l *live) kubectl(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	name := os.Getenv("ATOLL_KUBECTL")
-	if name == "" {
-		name = "kubectl"
-	}
-	cmd := exec.Command(name, append([]string{"--kubeconfig", l.config, "--namespace", l.namespace}, args...)...)
-	out, err := cmd.CombinedOutput()
+	out, err := exec.Command(l.kubectlPath, append([]string{"--kubeconfig", l.config, "--namespace", l.namespace}, args...)...).CombinedOutput()
 	return string(out), err
 }
 
@@ -47,11 +47,39 @@ func (l *live) must(t *testing.T, args ...string) string {
 	return strings.TrimSpace(out)
 }
 
+// own prepares the node of make cluster: its files are in ATOLL_CLUSTER. The image
+// has busybox and a program that echoes.
+func (l *live) own(t *testing.T, dir string) {
+	t.Helper()
+	l.config, l.image, l.echo = filepath.Join(dir, "kubeconfig"), "localhost/atoll-test:1", []string{"/usr/bin/helper"}
+	path, err := os.ReadFile(filepath.Join(dir, "path"))
+	if err != nil {
+		need.Thing(t, "a cluster", "start one with make cluster, or set ATOLL_KUBECONFIG and ATOLL_KUBERNETES_IMAGE")
+	}
+	for _, place := range filepath.SplitList(strings.TrimSpace(string(path))) {
+		if file := filepath.Join(place, "kubectl"); l.kubectlPath == "kubectl" && exec.Command(file, "version", "--client").Run() == nil {
+			l.kubectlPath = file
+		}
+	}
+	helper, archive := filepath.Join(t.TempDir(), "helper"), filepath.Join(t.TempDir(), "image.tar")
+	for _, argv := range [][]string{
+		{"go", "build", "-buildvcs=false", "-o", helper, "../docker/testdata/helper"},
+		{"../../scripts/cluster", "image", archive, l.image, "/bin/sh", helper},
+		{"../../scripts/cluster", "load", dir, archive},
+	} {
+		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", strings.Join(argv, " "), err, out)
+		}
+	}
+}
+
 func start(t *testing.T) *live {
 	t.Helper()
-	l := &live{config: os.Getenv("ATOLL_KUBECONFIG"), namespace: "atoll-test-" + time.Now().UTC().Format("150405"), image: os.Getenv("ATOLL_KUBERNETES_TEST_IMAGE")}
+	l := &live{
+		config: os.Getenv("ATOLL_KUBECONFIG"), image: os.Getenv("ATOLL_KUBERNETES_IMAGE"), kubectlPath: "kubectl", namespace: "atoll-test-" + time.Now().UTC().Format("150405"),
+	}
 	if l.config == "" {
-		need.Thing(t, "a cluster", "set ATOLL_KUBECONFIG, see make cluster")
+		l.own(t, os.Getenv("ATOLL_CLUSTER"))
 	}
 	text, err := os.ReadFile("../../deploy/kubernetes/provider-rbac.yaml")
 	if err != nil {
@@ -105,7 +133,7 @@ func TestLive(t *testing.T) {
 		h := drivertest.Harness{
 			New:  func(context.Context) (driver.Provider, error) { return l.open(dir) },
 			Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-			Echo: []string{"/usr/bin/helper"}, Slow: true,
+			Echo: l.echo, Slow: true, Parallel: true,
 		}
 		if testing.Short() {
 			h.Only = []string{"capabilities", "lifecycle", "errors", "exec", "output", "signals", "files"}
@@ -164,6 +192,29 @@ func TestLive(t *testing.T) {
 		}
 		gone(t, "sb-ended")
 	})
+	t.Run("evicted", func(t *testing.T) {
+		s := spec("sb-evicted")
+		s.Resources.Disk = 8 << 20
+		in, err := p.Create(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hostedtest.Says(t, in, "head -c 64000000 /dev/zero >/tmp/large")
+		for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) {
+			if _, err := in.Exec(t.Context(), &sandbox.Command{Shell: "true"}); p.ErrorCode(err) == sandbox.CodeConflict && strings.Contains(err.Error(), "Evicted") {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("it was not evicted: %s", l.must(t, "get", "pods", "--output", "jsonpath={.items[*].status}"))
+			}
+		}
+		if err := in.Destroy(t.Context()); err != nil {
+			t.Error(err)
+		}
+		gone(t, "sb-evicted")
+	})
+	t.Run("session", func(t *testing.T) { hostedtest.Session(t, kubernetes.Name, l.open) })
+	t.Run("ctx.sandbox", func(t *testing.T) { hostedtest.Context(t, kubernetes.Name, l.open) })
 	t.Run("another pod of the name", func(t *testing.T) {
 		in, err := p.Create(t.Context(), spec("sb-twin"))
 		if err != nil {
