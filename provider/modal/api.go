@@ -26,10 +26,12 @@ type api struct {
 	secret               *credential.Source
 	id, app, environment string // of the token, and names
 
-	mu      sync.Mutex // held while a token is fetched
-	token   string     // proves the credential for a while
-	known   string     // ID of the app, if known
-	builder string     // version of the image builder, if known
+	fetching sync.Mutex // held while a token is fetched
+
+	mu      sync.Mutex
+	token   string // proves the credential for a while
+	known   string // ID of the app, if known
+	builder string // version of the image builder, if known
 }
 
 func newAPI(base *url.URL, opts *Options) *api {
@@ -83,10 +85,11 @@ func (a *api) fresh(ctx context.Context, refused bool) error {
 	if err := a.secret.Fresh(ctx, false); err != nil {
 		return err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !refused && a.token != "" {
-		return nil
+	before := a.current()
+	a.fetching.Lock()
+	defer a.fetching.Unlock()
+	if now := a.current(); now != "" && (!refused || now != before) {
+		return nil // perhaps another call was faster
 	}
 	var got modalapi.AuthToken
 	get := func() error {
@@ -96,13 +99,16 @@ func (a *api) fresh(ctx context.Context, refused bool) error {
 	if rest.RefusalOf(err).Status == http.StatusUnauthorized && a.secret.Fresh(ctx, true) == nil {
 		err = get()
 	}
-	if err == nil && got.Token == "" {
-		err = a.Strange("the service's answer has no token")
+	if err == nil && got.Token == "" || rpc.Missing(err) { // that is about no sandbox
+		err = a.Strange("the service gives no token")
 	}
-	if err == nil {
-		a.token = got.Token
+	if err != nil {
+		return err
 	}
-	return err
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.token = got.Token
+	return nil
 }
 
 // create is the method that is never repeated, because it would make another

@@ -26,7 +26,8 @@ import (
 // worker is the way to the worker that runs a sandbox.
 type worker struct {
 	rpc.Route
-	task string // the run of the sandbox
+	client *rpc.Client
+	task   string // the run of the sandbox
 }
 
 // inside runs commands in one sandbox, through its worker.
@@ -71,7 +72,9 @@ func (in *inside) present(ctx context.Context, stale *worker) (*worker, error) {
 	case err != nil || u.Host == "" || u.Scheme != "https" && (u.Scheme != "http" || a.Base.Scheme != "http"):
 		return nil, a.Strange("the service names no https address for the worker of the sandbox")
 	}
-	way = &worker{task: *task.ID, Route: rpc.Route{
+	client := *a.Client.Client
+	client.Base, client.Secrets = u, []string{access.JWT}
+	way = &worker{task: *task.ID, client: &rpc.Client{Client: &client, RetryAfter: retryAfter}, Route: rpc.Route{
 		URL: strings.TrimSuffix(access.URL, "/") + modalapi.Router, Sign: func(h http.Header) { h.Set("Authorization", "Bearer "+access.JWT) },
 	}}
 	in.mu.Lock()
@@ -97,9 +100,8 @@ func (in *inside) through(ctx context.Context, f func(*worker) error) error {
 
 // ask calls a method of the worker. All of them can be repeated.
 func ask[Req, Res any](ctx context.Context, in *inside, method string, req func(task string) *Req, out *Res) error {
-	a := in.p.api
-	return a.Insist(ctx, true, func() error {
-		return in.through(ctx, func(w *worker) error { return rpc.Call(ctx, &a.Client, w.Route, method, req(w.task), out) })
+	return in.p.api.Insist(ctx, true, func() error {
+		return in.through(ctx, func(w *worker) error { return rpc.Call(ctx, w.client, w.Route, method, req(w.task), out) })
 	})
 }
 
@@ -184,14 +186,14 @@ func (p *process) tell(r received) {
 
 // receive passes on the output and the end of the command.
 func (p *process) receive() {
-	err := p.read(modalapi.Stdout, func(data []byte) { p.tell(received{data: data}) })
-	var text []byte
-	if err == nil {
-		err = p.read(modalapi.Stderr, func(data []byte) { text = append(text, data[:min(len(data), maxText-len(text))]...) })
-	}
 	var end modalapi.ExecEnd
+	var text []byte
+	err := p.read(modalapi.Stdout, func(data []byte) { p.tell(received{data: data}) })
 	if err == nil {
 		err = ask(p.ctx, p.in, "TaskExecWait", p.ref, &end)
+	}
+	if err == nil && (end.Code == nil || *end.Code != 0) {
+		err = p.read(modalapi.Stderr, func(data []byte) { text = append(text, data[:min(len(data), maxText-len(text))]...) })
 	}
 	switch {
 	case err != nil:
@@ -219,7 +221,7 @@ func (p *process) read(from int32, pass func([]byte)) error {
 		before := req.Offset
 		err := p.in.through(p.ctx, func(w *worker) error {
 			req.Task = w.task
-			return rpc.Stream(p.ctx, &p.in.p.api.Client, w.Route, "TaskExecStdioRead", &req, func(m *modalapi.Output) bool {
+			return rpc.Stream(p.ctx, w.client, w.Route, "TaskExecStdioRead", &req, func(m *modalapi.Output) bool {
 				req.Offset += uint64(len(m.Data))
 				pass(m.Data)
 				return true

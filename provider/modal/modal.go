@@ -160,7 +160,7 @@ func (p *Provider) CheckImage(image string) error {
 			return p.Unsupported(image, "the service cannot read images of this machine", "use an image from a registry")
 		}
 	}
-	if strings.ContainsAny(image, " \t\r\n") {
+	if strings.ContainsAny(image, " \t\r\n") || image == hosted.TemplateScheme {
 		return p.Unsupported(image, "it is not the name of an image", "use an image from a registry")
 	}
 	return nil

@@ -128,7 +128,6 @@ func TestCreateFaults(t *testing.T) {
 	for name, f := range map[string]servicetest.Fault{
 		"foreign":     {Method: get, Path: "/tags", Rewrite: hostedtest.Replace("atoll-scope", "other-scope")},
 		"other id":    {Method: get, Path: "/tags", Rewrite: hostedtest.Replace("sb-create", "sb-others")},
-		"unknown":     {Method: get, Path: box, Before: func() { w.Force("hibernating") }},
 		"command 5xx": {Method: post, Path: "/TaskExecStart", Status: 502},
 		"input 5xx":   {Method: post, Path: "/TaskExecStdinWrite", Status: 502},
 		"no task":     {Method: post, Path: "/SandboxGetTaskIdV2", Status: 200, Body: `{}`},
@@ -137,7 +136,6 @@ func TestCreateFaults(t *testing.T) {
 	} {
 		all[name] = hostedtest.CreateFault{Fault: f, Want: sandbox.CodeUnavailable, Posts: 1}
 	}
-	delete(all, "unknown") // TestStatuses has it
 	all["repeated"] = hostedtest.CreateFault{Fault: servicetest.Fault{Method: post, Path: "/TaskExecStart", Times: 1, Lose: true}, Posts: 1}
 	all["input repeated"] = hostedtest.CreateFault{Fault: servicetest.Fault{Method: post, Path: "/TaskExecStdinWrite", Times: 2, Lose: true}, Posts: 1}
 	all["output continues"] = hostedtest.CreateFault{Fault: servicetest.Fault{Method: post, Path: "/TaskExecStdioRead", Times: 1, Status: 502}, Posts: 1}
@@ -173,6 +171,13 @@ func TestRefusals(t *testing.T) {
 	w := serve(t)
 	body := func(text string) string { return `{"message":"` + text + `"}` }
 	w.faulty(w.Open(t, t.TempDir()), nil).Refusals(t, boxes, body, true)
+	p := w.Open(t, t.TempDir())
+	w.faulty(p, nil).Refusals(t, "/AuthTokenGet", body, false)
+	w.Clear()
+	w.Add(servicetest.Fault{Path: "/AuthTokenGet", Status: 404, Body: refused})
+	if _, err := p.Attach(t.Context(), "sb-refused"); p.ErrorCode(err) != sandbox.CodeUnavailable {
+		t.Errorf("Attach without a token: %v, want unavailable", err)
+	}
 }
 
 func TestStatuses(t *testing.T) {
@@ -221,7 +226,7 @@ func TestImages(t *testing.T) {
 	}
 	s := spec("sb-image")
 	for image, want := range map[string]sandbox.Code{
-		"docker.io/library/missing": sandbox.CodeNotFound, "template:im-none": sandbox.CodeNotFound, "oci:/x": sandbox.CodeUnsupported, "a\nRUN evil": sandbox.CodeUnsupported,
+		"docker.io/library/missing": sandbox.CodeNotFound, "template:im-none": sandbox.CodeNotFound, "oci:/x": sandbox.CodeUnsupported, "a\nRUN evil": sandbox.CodeUnsupported, "template:": sandbox.CodeUnsupported,
 	} {
 		s.Image = image
 		if _, err := p.Create(t.Context(), s); p.ErrorCode(err) != want {

@@ -2,6 +2,7 @@ package modal
 
 import (
 	"context"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -47,21 +48,21 @@ func (s *Server) image(_ context.Context, owner string, in *modalapi.ImageReques
 }
 
 // join tells what becomes of an image.
-func (s *Server) join(_ context.Context, r *connect.Request[modalapi.ImageJoin], out *connect.ServerStream[modalapi.ImageProgress]) error {
-	owner, err := s.owner(r.Header(), false)
+func (s *Server) join(_ context.Context, h http.Header, in *modalapi.ImageJoin, send func(*modalapi.ImageProgress) error) error {
+	owner, err := s.owner(h, false)
 	if err != nil {
 		return err
 	}
-	if r.Msg.Last == "" { // the first time it is still being built
-		return out.Send(&modalapi.ImageProgress{Entry: "1-0"})
+	if in.Last == "" { // the first time it is still being built
+		return send(&modalapi.ImageProgress{Entry: "1-0"})
 	}
 	s.mu.Lock()
 	result := &modalapi.Result{Status: modalapi.Failure, Exception: "the base image was not found"}
-	if s.images[r.Msg.ID] == owner {
-		s.built[r.Msg.ID], result = true, &modalapi.Result{Status: modalapi.Success}
+	if s.images[in.ID] == owner {
+		s.built[in.ID], result = true, &modalapi.Result{Status: modalapi.Success}
 	}
 	s.mu.Unlock()
-	return out.Send(&modalapi.ImageProgress{Entry: "2-0", EOF: true, Result: result})
+	return send(&modalapi.ImageProgress{Entry: "2-0", EOF: true, Result: result})
 }
 
 // imageRoutes sets the methods for names of images, and for snapshots.

@@ -7,7 +7,6 @@ package modal
 import (
 	"context"
 	"maps"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,11 +29,10 @@ const (
 
 // Server is the service. Make one with New.
 type Server struct {
-	*servicetest.Cloud
+	*servicetest.GRPC
 	// URL is the address of the server, which requests need to find the workers.
 	URL string
 
-	mux    http.ServeMux
 	mu     sync.Mutex
 	keys   map[string]string // accounts by token
 	tokens map[string]string // accounts and sandboxes by short-lived token
@@ -60,7 +58,12 @@ var results = map[string]int32{
 // New returns a service. Its sandboxes are sandboxes of a provider.
 func New(backing driver.Provider) *Server {
 	s := &Server{
-		Cloud:  servicetest.NewCloud(backing, servicetest.Words{Starting: "starting", Running: running, Failed: "failed", Deleted: ended}),
+		GRPC: &servicetest.GRPC{
+			Cloud: servicetest.NewCloud(backing, servicetest.Words{Starting: "starting", Running: running, Failed: "failed", Deleted: ended}), Views: views,
+			Patience: func(seconds int) (string, any) {
+				return modalapi.RetryPolicyName, &modalapi.RetryPolicy{RetryAfter: float32(seconds)}
+			},
+		},
 		keys:   map[string]string{},
 		tokens: map[string]string{}, apps: map[string]string{}, images: map[string]string{}, built: map[string]bool{},
 		names: map[string]map[string]*modalapi.TagItem{}, shots: map[string]string{}, execs: map[string]*execution{},
@@ -79,7 +82,7 @@ func New(backing driver.Provider) *Server {
 	handle(s, "ImageFromId", func(_ context.Context, owner string, in *modalapi.ImageRef) (*modalapi.Image, error) {
 		return &modalapi.Image{ID: in.ID}, s.owns(owner, in.ID)
 	})
-	s.mux.Handle(modalapi.Client+"ImageJoinStreaming", connect.NewServerStreamHandler(modalapi.Client+"ImageJoinStreaming", s.join, asStructs))
+	servicetest.HandleStream(s.GRPC, modalapi.Client+"ImageJoinStreaming", s.join)
 	s.imageRoutes()
 	s.boxRoutes()
 	s.workerRoutes()

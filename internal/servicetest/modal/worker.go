@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -65,10 +66,7 @@ func (s *Server) worker(h http.Header, task, id string) (*servicetest.CloudBox, 
 	token, _ := strings.CutPrefix(h.Get("Authorization"), "Bearer ")
 	s.mu.Lock()
 	box, e := s.tokens[token], s.execs[task+"\n"+id]
-	owners := slices.Clone([]string{})
-	for _, owner := range s.keys {
-		owners = append(owners, owner)
-	}
+	owners := slices.Collect(maps.Values(s.keys))
 	s.mu.Unlock()
 	if box == "" || taskOf(box) != task {
 		return nil, nil, fail(connect.CodeUnauthenticated, "The token is invalid or expired")
@@ -140,8 +138,7 @@ func (s *Server) workerRoutes() {
 			}
 			return &modalapi.Empty{}, nil
 		})
-	const read = modalapi.Router + "TaskExecStdioRead"
-	s.mux.Handle(read, connect.NewServerStreamHandler(read, s.read, asStructs))
+	servicetest.HandleStream(s.GRPC, modalapi.Router+"TaskExecStdioRead", s.read)
 }
 
 // killed is the exit code of a command that was killed.
@@ -215,12 +212,12 @@ func (e *execution) run(awake context.Context) {
 }
 
 // read sends the output of a command from an offset to its end.
-func (s *Server) read(ctx context.Context, r *connect.Request[modalapi.ExecRead], out *connect.ServerStream[modalapi.Output]) error {
-	_, e, err := s.worker(r.Header(), r.Msg.Task, r.Msg.ID)
+func (s *Server) read(ctx context.Context, h http.Header, in *modalapi.ExecRead, send func(*modalapi.Output) error) error {
+	_, e, err := s.worker(h, in.Task, in.ID)
 	if err != nil {
-		return explain(err)
+		return err
 	}
-	channel, sent := r.Msg.From&1, r.Msg.Offset
+	channel, sent := in.From&1, in.Offset
 	for {
 		e.mu.Lock()
 		err := e.wait(ctx, func() bool { return sent < uint64(len(e.out[channel])) || !e.open[channel] })
@@ -231,7 +228,7 @@ func (s *Server) read(ctx context.Context, r *connect.Request[modalapi.ExecRead]
 		}
 		sent += uint64(len(next))
 		for part := range slices.Chunk(next, 64<<10) {
-			if err := out.Send(&modalapi.Output{Data: part}); err != nil {
+			if err := send(&modalapi.Output{Data: part}); err != nil {
 				return err
 			}
 		}

@@ -75,6 +75,6 @@ equal("ended", modal.Sandbox.from_id(box.object_id).poll(), 137)
 names = [sys.executable, "-m", "modal", "image", "names"]
 equal("names", "sdk-saved:one" in subprocess.check_output([*names, "list", "--json"], text=True), True)
 subprocess.check_output([*names, "delete", "--yes", "sdk-saved:one"])
-raises("a name that is deleted", modal.exception.NotFoundError, lambda: modal.Image.from_name("sdk-saved:one").hydrate())
+raises("a name that is deleted", modal.exception.NotFoundError, lambda: modal.Sandbox.create(app=app, image=modal.Image.from_name("sdk-saved:one")))
 modal.experimental.image_delete(saved.object_id)
 print("all of it was done")
