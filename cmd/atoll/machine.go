@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/cli"
 	"github.com/atoll-run/atoll/internal/fleet"
+	"github.com/atoll-run/atoll/internal/fleet/kube"
 	"github.com/atoll-run/atoll/internal/machine/agent"
 	"github.com/atoll-run/atoll/internal/machine/hub"
 	"github.com/atoll-run/atoll/internal/machine/local"
@@ -100,10 +101,27 @@ func machines(path string) (*hub.Config, error) {
 	return &hub.Config{URL: file.URL, Account: file.Account, Issuer: []byte(file.Issuer), Options: []nats.Option{nats.UserInfo(file.User, file.Password)}}, nil
 }
 
-// nodes names the daemons on which this one makes sandboxes. Nil: there are none.
-func nodes(o cli.NodeOptions) *fleet.Config {
-	if len(o.Nodes) == 0 && o.File == "" {
-		return nil
+// others returns how the daemon reaches machines and nodes.
+func others(o cli.UpOptions) (*hub.Config, *fleet.Config, error) {
+	config, err := machines(o.MachinesFile)
+	if err != nil {
+		return nil, nil, err
 	}
-	return &fleet.Config{Nodes: o.Nodes, File: o.File, KeyFile: o.KeyFile, CAFile: o.CAFile}
+	all, err := nodes(o.Nodes)
+	return config, all, err
+}
+
+// nodes names the daemons on which this one makes sandboxes. Nil: there are none.
+func nodes(o cli.NodeOptions) (*fleet.Config, error) {
+	config := &fleet.Config{Nodes: o.Nodes, File: o.File, KeyFile: o.KeyFile, CAFile: o.CAFile}
+	if o.Service != "" {
+		pods, err := kube.Open(o.Service)
+		if err != nil {
+			return nil, err
+		}
+		config.Discover = pods.Nodes
+	} else if len(o.Nodes) == 0 && o.File == "" {
+		return nil, nil
+	}
+	return config, nil
 }

@@ -85,7 +85,7 @@ var rules = []rule{
 		why:  "it reaches machines through an interface",
 	},
 	{
-		pkgs: "internal/fleet",
+		pkgs: "internal/fleet/...",
 		only: []string{module, "admin", "sandbox", "driver", "provider/remote", "provider/internal/identity", "internal/..."},
 		deny: []string{kernel + "/...", "internal/daemon/...", "internal/cli/...", "internal/control/..."},
 		why:  "it knows the nodes by their records and their API, and uses no other service",
@@ -639,7 +639,7 @@ var rules = []rule{
 		only: []string{
 			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
 			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/store", "internal/eventlog",
-			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...", "internal/engine", "internal/statedir", "internal/fleet",
+			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...", "internal/engine", "internal/statedir", "internal/fleet/...",
 		},
 		deny: []string{"github.com/nats-io/nats-server/v2/..."},
 		why:  "main only dispatches; the NATS server looks at its process every second, for which the kernel of a sandbox, the same program, is killed",

@@ -38,6 +38,7 @@ type UpOptions struct {
 	TLS          *tls.Config // for it
 	Plain        bool        // allows a loopback address without TLS
 	Hosts        []string
+	Key          string // an API key that is accepted in addition to those that the daemon made; empty: none
 	E2B          E2BOptions
 	Bridge       BridgeOptions
 	Egress       EgressOptions
@@ -63,6 +64,7 @@ type UpOptions struct {
 type NodeOptions struct {
 	Nodes   []string // [NAME=]URL
 	File    string   // lists more
+	Service string   // of Kubernetes, [NAMESPACE/]NAME, whose pods are more
 	KeyFile string   // has their keys
 	CAFile  string   // has certificates to trust
 }
@@ -115,6 +117,7 @@ func egressFlags(flags *pflag.FlagSet, o *EgressOptions, proxyFile *string) {
 func nodeFlags(flags *pflag.FlagSet, o *NodeOptions) {
 	flags.StringArrayVar(&o.Nodes, "node", nil, "a daemon on which this one makes sandboxes, [NAME=]https://HOST:PORT; may be repeated; see: atoll node")
 	flags.StringVar(&o.File, "nodes-file", "", "file that lists such daemons, one [NAME=]URL in a line; changes are noticed")
+	flags.StringVar(&o.Service, "node-service", "", "service of Kubernetes whose pods are such daemons, [NAMESPACE/]NAME; needs the right to list its endpoint slices")
 	flags.StringVar(&o.KeyFile, "node-key-file", "", "file with their API keys, NAME=KEY in a line, or one KEY for all others; only its owner may be able to read it")
 	flags.StringVar(&o.CAFile, "node-ca-file", "", "file with certificates to trust for them, in PEM, in addition to the machine's")
 }
@@ -152,7 +155,7 @@ type Daemon interface {
 
 func (a upCommands) upCmd() *cobra.Command {
 	var opts UpOptions
-	var cert, key, address, addressIn, proxyIn, config string
+	var cert, key, keyIn, address, addressIn, proxyIn, config string
 	var drain durationFlag
 	var keep daysFlag
 	var verbose, background bool
@@ -193,6 +196,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&cert, "tls-cert", "", "file with the certificate, in PEM")
 	flags.StringVar(&key, "tls-key", "", "file with its private key, in PEM")
 	flags.BoolVar(&opts.Plain, "plain", false, "serve a loopback address without TLS")
+	flags.StringVar(&keyIn, "key-file", "", "file with an API key, from another daemon, that may read, exec and write in the tenant default; only its owner may be able to read it")
 	flags.StringArrayVar(&opts.Hosts, "host", nil, "a name under which this machine is reached over TCP; may be repeated")
 	flags.StringVar(&opts.E2B.Listen, "e2b", "", "also serve the API of E2B on this TCP address (without one: "+defaultE2B+")")
 	flags.Lookup("e2b").NoOptDefVal = defaultE2B
@@ -243,8 +247,8 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		if opts.Policies == "" {
 			opts.Policies, _ = a.LookupEnv("ATOLL_POLICY")
 		}
-		if n := opts.Nodes; len(n.Nodes) == 0 && n.File == "" && n.KeyFile+n.CAFile != "" {
-			return badFlag("node-key-file", "there are no nodes; name some with --node or --nodes-file")
+		if n := opts.Nodes; len(n.Nodes) == 0 && n.File+n.Service == "" && n.KeyFile+n.CAFile != "" {
+			return badFlag("node-key-file", "there are no nodes; name some with --node, --nodes-file or --node-service")
 		}
 		var err error
 		if opts.Store, err = a.storeAddress(address, addressIn); err != nil {
@@ -252,6 +256,11 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		}
 		if opts.Egress.Proxy, err = proxyAddress(opts.Egress.Proxy, proxyIn); err != nil {
 			return err
+		}
+		if keyIn != "" {
+			if opts.Key, err = addressFile("key-file", keyIn); err != nil {
+				return err
+			}
 		}
 		if cert != "" {
 			pair, err := tls.LoadX509KeyPair(cert, key)

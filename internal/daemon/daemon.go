@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -83,6 +84,9 @@ type Options struct {
 	TLS    *tls.Config
 	Plain  bool
 	Hosts  []string // names of this machine, in addition to localhost and its addresses
+	// Key is an API key that another daemon made and that this one accepts, too, as
+	// for key.Ring.Import. Empty: none.
+	Key string
 	// Blobs is the address of the blob store of workspaces and snapshots, as for
 	// blob.Open. Empty: a directory in the state directory.
 	Blobs string
@@ -228,12 +232,20 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			_ = d.Close()
 		}
 	}()
-	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openMachines, d.openFleet, d.openPlane, d.openSessions, d.recordParts, d.openServer, d.listenE2B, d.listenBridge, d.listen, d.recover} {
+	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openMachines, d.openFleet, d.importKey, d.openPlane, d.openSessions, d.recordParts, d.openServer, d.listenE2B, d.listenBridge, d.listen, d.recover} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
 	}
 	return d, nil
+}
+
+// importKey accepts the key of the options.
+func (d *Daemon) importKey(ctx context.Context) error {
+	if d.opts.Key == "" {
+		return nil
+	}
+	return d.store.Update(ctx, func(tx *store.Tx) error { return key.Import(ctx, tx, d.opts.Key) })
 }
 
 // openState locks the state directory and opens its contents.
@@ -487,6 +499,9 @@ func (d *Daemon) ready(p driver.Provider) func(context.Context) error {
 				Code: sandbox.CodeUnavailable, Op: "daemon.ready", Message: "no sandbox can be created, because the disk of the machine is full",
 				Hint: "remove what is not needed: rm and prune still work",
 			}
+		}
+		if d.fleet != nil && slices.ContainsFunc(d.fleet.Nodes(), func(n sandbox.Node) bool { return n.State == sandbox.NodeReady }) {
+			return nil // whatever this machine lacks
 		}
 		if d.gatewaySilent(ctx) {
 			return &sandbox.Error{

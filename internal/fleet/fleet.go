@@ -27,6 +27,8 @@ type Config struct {
 	Nodes []string // each as for Parse
 	// File lists nodes, one in a line. Changes are noticed. Empty: there is none.
 	File string
+	// Discover finds more nodes, at every check. Nil: there are no more.
+	Discover func(ctx context.Context) ([]Found, error)
 	// KeyFile has the keys for the nodes. Keys are read again at every check.
 	KeyFile string
 	// CAFile has certificates that are trusted in addition to the system's.
@@ -41,6 +43,13 @@ type Config struct {
 	// Cleared is called when the old sandboxes of a node that was given up were
 	// ended. Nil: no call.
 	Cleared func(ctx context.Context, name string, ended int)
+}
+
+// Found is a node that was discovered.
+type Found struct {
+	Name, URL string
+	// Dial is where the host of URL is now, HOST:PORT.
+	Dial string
 }
 
 const (
@@ -59,6 +68,7 @@ type Fleet struct {
 	mu    sync.Mutex
 	nodes map[string]*node
 	keys  map[string]string
+	dial  map[string]string // where to dial for the HOST:PORT of URLs
 }
 
 // node is what is known of a node. Its fields are protected by Fleet.mu.
@@ -87,6 +97,15 @@ func Open(ctx context.Context, cfg Config) (_ *Fleet, err error) {
 		return nil, err
 	}
 	f.base.Proxy = nil // the key is for the node alone
+	dial := f.base.DialContext
+	f.base.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		f.mu.Lock()
+		if now := f.dial[address]; now != "" {
+			address = now
+		}
+		f.mu.Unlock()
+		return dial(ctx, network, address)
+	}
 	if err := f.read(ctx); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -125,7 +144,14 @@ func (f *Fleet) Watch(ctx context.Context) {
 
 // read reads the list of nodes and their keys, and what was decided about them.
 func (f *Fleet) read(ctx context.Context) error {
-	all, err := f.cfg.list()
+	var found []Found
+	if f.cfg.Discover != nil {
+		var err error
+		if found, err = f.cfg.Discover(ctx); err != nil {
+			return err
+		}
+	}
+	all, dial, err := f.cfg.list(found)
 	if err != nil {
 		return err
 	}
@@ -134,7 +160,7 @@ func (f *Fleet) read(ctx context.Context) error {
 		return err
 	}
 	f.mu.Lock()
-	f.keys = keys
+	f.keys, f.dial = keys, dial
 	f.mu.Unlock()
 	known, err := f.records(ctx)
 	if err != nil {
@@ -253,16 +279,20 @@ func (l line) RoundTrip(r *http.Request) (*http.Response, error) {
 		key = l.f.keys[""]
 	}
 	refused := l.n.refusal()
+	u, err := url.Parse(address)
+	var host string // a node that was discovered knows its address, and not its name in the URL
+	if err == nil {
+		host = l.f.dial[u.Host]
+	}
 	l.f.mu.Unlock()
 	if l.guarded && refused != nil {
 		return nil, refused
 	}
-	u, err := url.Parse(address)
 	if err != nil {
 		return nil, err
 	}
 	r = r.Clone(r.Context())
-	r.URL.Scheme, r.URL.Host, r.Host = u.Scheme, u.Host, ""
+	r.URL.Scheme, r.URL.Host, r.Host = u.Scheme, u.Host, host
 	if key != "" {
 		r.Header.Set("Authorization", "Bearer "+key)
 	}

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -68,29 +69,37 @@ func lines(path string) (all []string, err error) {
 	return all, nil
 }
 
-// list reads the nodes of the flags and of the file.
-func (c *Config) list() (all []listed, err error) {
-	texts := c.Nodes
+// list reads the nodes of the flags and of the file, and adds those that were
+// found. It also returns where to dial for the addresses of these.
+func (c *Config) list(found []Found) (all []listed, dial map[string]string, err error) {
+	texts := slices.Clone(c.Nodes)
 	if c.File != "" {
 		more, err := lines(c.File)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		texts = append(append([]string{}, texts...), more...)
+		texts = append(texts, more...)
+	}
+	dial = map[string]string{}
+	for _, one := range found {
+		texts = append(texts, one.Name+"="+one.URL)
+		if u, err := url.Parse(one.URL); err == nil {
+			dial[u.Host] = one.Dial
+		}
 	}
 	seen := map[string]bool{}
 	for _, text := range texts {
 		name, address, err := Parse(text)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if seen[name] {
-			return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "fleet.open", Subject: name, Message: "two nodes have that name", Hint: "name them: NAME=URL"}
+			return nil, nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "fleet.open", Subject: name, Message: "two nodes have that name", Hint: "name them: NAME=URL"}
 		}
 		seen[name] = true
 		all = append(all, listed{name, address})
 	}
-	return all, nil
+	return all, dial, nil
 }
 
 // readKeys reads the keys of nodes: a line "NAME=KEY" for one node, or a line

@@ -42,11 +42,16 @@ func TestListAndKeys(t *testing.T) {
 		return path
 	}
 	c := Config{Nodes: []string{"a=https://a.example"}, File: write("# more\n\n b=https://b.example # the second\n", 0o644)}
-	if all, err := c.list(); err != nil || len(all) != 2 || all[1] != (listed{"b", "https://b.example"}) {
+	found := []Found{{Name: "c", URL: "https://c.nodes.x.svc:7070", Dial: "10.0.0.7:7070"}}
+	all, dial, err := c.list(found)
+	if err != nil || len(all) != 3 || all[1] != (listed{"b", "https://b.example"}) || all[2] != (listed{"c", "https://c.nodes.x.svc:7070"}) {
 		t.Errorf("%+v, %v", all, err)
 	}
+	if len(dial) != 1 || dial["c.nodes.x.svc:7070"] != "10.0.0.7:7070" {
+		t.Errorf("%v", dial)
+	}
 	c.File = write("a=https://b.example", 0o644)
-	if _, err := c.list(); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+	if _, _, err := c.list(nil); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Errorf("two nodes of a name: %v", err)
 	}
 	keys, err := readKeys(write("a=ak_1\nak_2\n", 0o600))

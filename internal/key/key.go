@@ -178,6 +178,37 @@ func (r *Ring) Create(ctx context.Context, tx *store.Tx, n sandbox.NewKey) (sand
 	return k, nil
 }
 
+// imported is the name of the key of Import.
+const imported = "of --key-file"
+
+// Import accepts a key that another daemon made, to read, exec and write in the
+// default tenant. It revokes the key that was imported before. A key that this
+// daemon knows stays as it is.
+func Import(ctx context.Context, tx *store.Tx, token string) error {
+	id, ok := idOf(token)
+	if !ok {
+		e := &sandbox.Error{Code: sandbox.CodeInvalid, Op: "key.import", Message: "the key is not one that Atoll made"}
+		e.Hint = "make one with: atoll key create"
+		return e
+	}
+	all, err := tx.Tenants().Keys(ctx, DefaultTenant)
+	if err != nil {
+		return err
+	}
+	for i := range all {
+		if k := &all[i]; k.Name == imported && k.ID != id && k.Revoked.IsZero() {
+			if err := tx.Tenants().RevokeKey(ctx, DefaultTenant, k.ID); err != nil {
+				return err
+			}
+		}
+	}
+	if _, err := tx.Operator().Key(ctx, id); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+		return err
+	}
+	k := sandbox.Key{ID: id, Name: imported, Created: tx.Now(), Verbs: []string{string(Read), string(Exec), string(Write)}}
+	return tx.Tenants().AddKey(ctx, store.Key{Key: k, Tenant: DefaultTenant, Hash: hash(token)})
+}
+
 // unusable is the response to every key that is not accepted. The reason is
 // only logged.
 func unusable(reason error) error {

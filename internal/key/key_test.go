@@ -220,3 +220,43 @@ func BenchmarkAuthenticate(b *testing.B) {
 		}
 	}
 }
+
+// A key of one daemon works with another that imports it, and a key that
+// replaces it in the file ends it.
+func TestImport(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		maker, s := storetest.SQLite(t, store.Options{}), open(store.Options{})
+		ring := key.NewRing(s)
+		first, k := newKey(t, maker, "acme", sandbox.NewKey{Verbs: []string{"admin"}})
+		second, _ := newKey(t, maker, "acme", sandbox.NewKey{Verbs: []string{"admin"}})
+		own, _ := newKey(t, s, key.DefaultTenant, sandbox.NewKey{Verbs: []string{"read"}})
+		add := func(token string) error {
+			return s.Update(t.Context(), func(tx *store.Tx) error { return key.Import(t.Context(), tx, token) })
+		}
+		for range 2 { // a daemon does it at every start
+			ok(t, add(first))
+		}
+		p, err := ring.Authenticate(t.Context(), first)
+		ok(t, err)
+		if p.Tenant != key.DefaultTenant || p.Key != k.ID || len(p.Verbs) != 3 || p.Allow(ops.KeyCreate) == nil {
+			t.Errorf("it may do more than read, exec and write in the default tenant: %+v", p)
+		}
+		ok(t, add(second))
+		if _, err := ring.Authenticate(t.Context(), first); !errors.Is(err, key.ErrRevoked) {
+			t.Errorf("the key that was replaced: %v", err)
+		}
+		for _, token := range []string{second, own} {
+			_, err := ring.Authenticate(t.Context(), token)
+			ok(t, err)
+		}
+		ok(t, add(first)) // what was revoked stays revoked
+		if _, err := ring.Authenticate(t.Context(), first); !errors.Is(err, key.ErrRevoked) {
+			t.Errorf("a revoked key came back: %v", err)
+		}
+		for _, token := range []string{"", "x", strings.Repeat("a", len(first)), first[:len(first)-1] + "_"} {
+			if err := add(token); sandbox.CodeOf(err) != sandbox.CodeInvalid || token != "" && strings.Contains(err.Error(), token) {
+				t.Errorf("%q: %v", token, err)
+			}
+		}
+	})
+}
