@@ -3,7 +3,7 @@ package sandbox
 // ComputerAction is one action on the desktop of a sandbox. Which fields an
 // action takes is in the description of each field.
 type ComputerAction struct {
-	Action string `json:"action" enum:"screenshot,cursor,move,click,down,up,drag,scroll,type,key,wait" doc:"screenshot and cursor only look; wait does nothing for durationMs"`
+	Action string `json:"action" enum:"screenshot,cursor,move,click,down,up,drag,scroll,type,key,wait,copy,clipboard" doc:"screenshot and cursor only look; wait does nothing for durationMs; copy puts a text into the clipboard, and clipboard reads it"`
 	// X and Y are where it happens, in pixels from the upper left; nil: at the
 	// pointer.
 	X *int `json:"x,omitempty" minimum:"0" maximum:"65535" doc:"pixels from the left, together with y; where the pointer is if left out"`
@@ -19,7 +19,7 @@ type ComputerAction struct {
 	// ScrollX and ScrollY are pixels, to the right and down; a notch is 100.
 	ScrollX int    `json:"scrollX,omitempty" minimum:"-100000" maximum:"100000" doc:"of scroll: pixels to the right; 100 are one notch of the wheel, at most 15 notches"`
 	ScrollY int    `json:"scrollY,omitempty" minimum:"-100000" maximum:"100000" doc:"of scroll: pixels down"`
-	Text    string `json:"text,omitempty" maxLength:"10000" doc:"of type"`
+	Text    string `json:"text,omitempty" maxLength:"1048576" doc:"of type, at most 10000 characters; of copy, at most 1 MiB, and nothing clears the clipboard"`
 	// DurationMS is of wait, and of key: how long the keys stay down.
 	DurationMS int64 `json:"durationMs,omitempty" minimum:"0" maximum:"300000" doc:"of wait, and of key: how long to hold the keys"`
 	// Region is a part of the screen for a screenshot; nil: all.
@@ -42,14 +42,24 @@ type Region struct {
 // ComputerRequest asks for actions, in order. The first that fails ends it.
 type ComputerRequest struct {
 	Actions []ComputerAction `json:"actions" nullable:"false" minItems:"1" maxItems:"100" doc:"in order; the first that fails ends the request"`
-	// ReadOnly refuses every action but screenshot, cursor and wait.
+	// ReadOnly refuses every action but screenshot, cursor and wait. The clipboard
+	// may have a password.
 	ReadOnly bool `json:"readOnly,omitempty" doc:"refuse all actions that are more than looking"`
 }
+
+const (
+	// MaxTyped is the maximum number of characters that one action types.
+	MaxTyped = 10_000
+	// MaxClipboard is the maximum number of bytes of a clipboard.
+	MaxClipboard = 1 << 20
+)
 
 // ComputerResult is what the actions returned: the last of each kind.
 type ComputerResult struct {
 	Cursor     *Point      `json:"cursor,omitempty" doc:"of the last cursor"`
 	Screenshot *Screenshot `json:"screenshot,omitempty" doc:"the last one"`
+	// Clipboard is a pointer, because a clipboard may be empty.
+	Clipboard *string `json:"clipboard,omitempty" doc:"text of the clipboard, when it was read last"`
 }
 
 // Screenshot is a picture of a screen. It is never empty.

@@ -61,6 +61,13 @@ type StreamAccess struct {
 	CodeExpires time.Time `json:"codeExpiresAt,omitzero" doc:"until then the code can be exchanged"`
 }
 
+// StreamRedemption is what whoever opened the link of a stream has. Either part
+// is enough.
+type StreamRedemption struct {
+	Code  string `json:"code,omitempty" maxLength:"64" doc:"one-time code of the link"`
+	Token string `json:"token,omitempty" maxLength:"2048" doc:"token of the stream that is still valid, also of an earlier sandbox of its session"`
+}
+
 // Fragment returns the fragment of the console's address that shows a stream.
 // It holds the code, which works once.
 func (a *StreamAccess) Fragment() string { return "view=" + a.ID + "." + a.Code }
@@ -68,6 +75,6 @@ func (a *StreamAccess) Fragment() string { return "view=" + a.ID + "." + a.Code 
 // StreamSession is the session whose sandbox a stream is for. It is empty if
 // the stream is for the sandbox itself.
 type StreamSession struct {
-	Ref   string
-	Epoch int64 // of the sandbox
+	Ref   string // its id
+	Epoch int64  // of the sandbox
 }

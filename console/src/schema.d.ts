@@ -1819,7 +1819,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Exchange the one-time code of a link for the token of its stream */
+        /** Exchange the one-time code of a link for the token of its stream, or its token for one of the sandbox that serves its session now */
         post: operations["redeemStream"];
         delete?: never;
         options?: never;
@@ -2332,10 +2332,10 @@ export interface components {
         };
         ComputerAction: {
             /**
-             * @description screenshot and cursor only look; wait does nothing for durationMs
+             * @description screenshot and cursor only look; wait does nothing for durationMs; copy puts a text into the clipboard, and clipboard reads it
              * @enum {string}
              */
-            action: "screenshot" | "cursor" | "move" | "click" | "down" | "up" | "drag" | "scroll" | "type" | "key" | "wait";
+            action: "screenshot" | "cursor" | "move" | "click" | "down" | "up" | "drag" | "scroll" | "type" | "key" | "wait" | "copy" | "clipboard";
             /**
              * @description of click, down, up and drag; left if left out
              * @enum {string}
@@ -2367,7 +2367,7 @@ export interface components {
              * @description of scroll: pixels down
              */
             scrollY?: number;
-            /** @description of type */
+            /** @description of type, at most 10000 characters; of copy, at most 1 MiB, and nothing clears the clipboard */
             text?: string;
             /**
              * Format: int64
@@ -2387,6 +2387,8 @@ export interface components {
             readOnly?: boolean;
         };
         ComputerResult: {
+            /** @description text of the clipboard, when it was read last */
+            clipboard?: string;
             /** @description of the last cursor */
             cursor?: components["schemas"]["Point"];
             /** @description the last one */
@@ -4606,9 +4608,11 @@ export interface components {
              */
             viewers: number;
         };
-        StreamRedemptionBody: {
+        StreamRedemption: {
             /** @description one-time code of the link */
-            code: string;
+            code?: string;
+            /** @description token of the stream that is still valid, also of an earlier sandbox of its session */
+            token?: string;
         };
         StreamRenewalBody: {
             /**
@@ -17438,7 +17442,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["StreamRedemptionBody"];
+                "application/json": components["schemas"]["StreamRedemption"];
             };
         };
         responses: {

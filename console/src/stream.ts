@@ -9,6 +9,9 @@ export interface Entry {
   again(last: StreamAccess): Promise<StreamAccess>;
   /** Other words for reasons why the daemon ended the stream. */
   reasons?: Record<string, string>;
+  /** Whether the stream goes on after the end of its sandbox, in the next one of
+   * a session. */
+  follows?(last: StreamAccess): boolean;
 }
 
 /** The entry of a signed-in page to a stream of a sandbox. */
@@ -29,7 +32,7 @@ export function entry(ref: string, wanted: Schemas["NewStream"]): Entry {
 }
 
 /** The entry of a page that a link opened. Without a code, the page is loaded
- * again. The page has the token, and no key that would get another. */
+ * again. The page has a token, and no key: it gets the next token for that one. */
 export function linkEntry(id: string, code: string): Entry {
   const kept = "atoll.view." + id;
   const stale = (text: string) =>
@@ -39,35 +42,37 @@ export function linkEntry(id: string, code: string): Entry {
       text,
       "ask whoever sent it for a new one",
     );
-  let exchange: Promise<StreamAccess> | undefined;
-  const open = () => {
-    if (!code) {
-      const text = sessionStorage.getItem(kept);
-      if (!text) throw stale("the link was used already, or is too old");
-      return JSON.parse(text) as StreamAccess;
-    }
-    exchange ??= call<StreamAccess>("POST", `v1/streams/${id}/token`, {
-      json: { code },
+  const exchange = async (json: Schemas["StreamRedemption"]) => {
+    const access = await call<StreamAccess>("POST", `v1/streams/${id}/token`, {
+      json,
       anonymous: true,
-    }).then((access) => {
-      sessionStorage.setItem(kept, JSON.stringify(access));
-      return access;
     });
-    return exchange;
+    sessionStorage.setItem(kept, JSON.stringify(access));
+    return access;
+  };
+  const again = async (last: StreamAccess) => {
+    if (Date.parse(last.expiresAt) < Date.now())
+      throw stale("the time of the link is over");
+    return exchange({ token: last.token });
+  };
+  let first: Promise<StreamAccess> | undefined;
+  const open = async () => {
+    if (code) return exchange({ code });
+    const text = sessionStorage.getItem(kept);
+    if (!text) throw stale("the link was used already, or is too old");
+    return again(JSON.parse(text) as StreamAccess);
   };
   return {
-    open: async () => {
-      const access = await open();
-      if (Date.parse(access.expiresAt) < Date.now())
-        throw stale("the time of the link is over");
-      return access;
-    },
-    again: (last) => Promise.resolve(last),
+    open: () =>
+      (first ??= open().catch((e: unknown) => {
+        first = undefined;
+        throw e;
+      })),
+    again,
+    follows: (last) => last.leaseEpoch > 0,
     reasons: {
       unauthorized:
         "The time of the link is over, or the daemon was started again. Ask for a new link.",
-      "box-rollover":
-        "Another sandbox serves the session now. Ask for a new link.",
     },
   };
 }
@@ -155,7 +160,9 @@ export class Connection {
   private closed(reason: string) {
     if (reason === "exit") return;
     const known = this.entry.reasons?.[reason] ?? reasons[reason];
-    if (known) this.on.ended(new Error(known));
+    const goes =
+      reason === "reaped" && this.access && this.entry.follows?.(this.access);
+    if (known && !goes) this.on.ended(new Error(known));
     else this.later(reason);
   }
 

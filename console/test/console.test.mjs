@@ -337,6 +337,43 @@ test("a link says that its key has ended, and gives no control", async () => {
   await context.close();
 });
 
+test("a link to a session goes on in its next sandbox", async () => {
+  daemon.run("session", "create", "--image", "host", "agent");
+  const args = ["session", "terminal", "--link", "--no-browser", "agent"];
+  const context = await chrome.newContext();
+  const guest = await context.newPage();
+  guest.on("pageerror", (e) => faults.push(String(e)));
+  await guest.goto(daemon.run(...args));
+  const rows = guest.locator(".term .xterm-rows");
+  const answers = async (text, answer) => {
+    await guest.locator(".xterm-helper-textarea").focus();
+    await guest.keyboard.type(text + "\n");
+    await rows.getByText(answer).first().waitFor();
+  };
+  await guest.getByRole("button", { name: "Take control" }).click();
+  await guest.getByText("You are in control").waitFor();
+  await answers("echo before-$((40+2))", "before-42");
+  const { lease } = [JSON.parse(daemon.run("session", "inspect", "agent"))]
+    .flat()
+    .at(0);
+  daemon.run("rm", "--force", lease.sandbox);
+  const lost = guest.getByText("The connection is lost");
+  await lost.waitFor();
+  daemon.run("session", "exec", "agent", "--", "true"); // makes the next one
+  await lost.waitFor({ state: "detached" });
+  assert.doesNotMatch(await rows.textContent(), /before-42/);
+  await answers("echo after-$((40+3))", "after-43");
+  await guest.reload();
+  await rows.getByText("after-43").first().waitFor();
+  daemon.run("session", "rm", "--force", "agent");
+  await guest
+    .getByRole("alert")
+    .getByText("session of the link has ended")
+    .waitFor();
+  await isOff(guest, "Take control", /has ended/);
+  await context.close();
+});
+
 test("a file is edited, and its changes are shown", async () => {
   daemon.run(
     "exec",

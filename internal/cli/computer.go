@@ -18,13 +18,13 @@ type computerCommands struct{ *App }
 
 func (a computerCommands) computerCmd() *cobra.Command {
 	return parent(&cobra.Command{
-		Use: "computer", Short: "Use the desktop of a sandbox: screenshots, mouse, keyboard", GroupID: groupBox,
+		Use: "computer", Short: "Use the desktop of a sandbox: screenshots, mouse, keyboard, clipboard", GroupID: groupBox,
 		Long: `The image needs a display; one is made with: make desktop-image. The desktop is
 started when it is used first. Places are pixels from the upper left.`,
 		Example: `  atoll create --image desktop --memory 2g --name demo
   atoll computer screenshot demo screen.png
   atoll computer click demo 200 150`,
-	}, a.startCmd(), a.screenshotCmd(), a.cursorCmd(), a.moveCmd(), a.clickCmd(), a.dragCmd(), a.scrollCmd(), a.typeCmd(), a.keyCmd())
+	}, a.startCmd(), a.screenshotCmd(), a.cursorCmd(), a.moveCmd(), a.clickCmd(), a.dragCmd(), a.scrollCmd(), a.typeCmd(), a.keyCmd(), a.copyCmd(), a.clipboardCmd())
 }
 
 // act carries out an action.
@@ -34,7 +34,7 @@ func (a computerCommands) act(ctx context.Context, name string, do sandbox.Compu
 		return out, err
 	}
 	out, err = box.UseComputer(ctx, sandbox.ComputerRequest{Actions: []sandbox.ComputerAction{do}})
-	if err == nil && (do.Action == "screenshot" && out.Screenshot == nil || do.Action == "cursor" && out.Cursor == nil) {
+	if err == nil && (do.Action == "screenshot" && out.Screenshot == nil || do.Action == "cursor" && out.Cursor == nil || do.Action == "clipboard" && out.Clipboard == nil) {
 		err = &sandbox.Error{Code: sandbox.CodeInternal, Op: "computer.use", Message: "the answer of the daemon is incomplete"}
 	}
 	return out, err
@@ -203,11 +203,53 @@ func (a computerCommands) typeCmd() *cobra.Command {
 			do.Text = args[0]
 			return do, nil
 		}
-		text, err := io.ReadAll(io.LimitReader(a.Stdin, 1<<16))
-		do.Text = string(text)
+		do.Text, err = a.allInput()
 		return do, err
 	})
 	cmd.Example += "\n  printf hello | atoll computer type demo"
+	return cmd
+}
+
+// allInput reads standard input, as far as an action may take it.
+func (a computerCommands) allInput() (string, error) {
+	text, err := io.ReadAll(io.LimitReader(a.Stdin, sandbox.MaxClipboard+1))
+	return string(text), err
+}
+
+func (a computerCommands) copyCmd() *cobra.Command {
+	cmd := a.acting("copy SANDBOX [TEXT]", "Put text into the clipboard; without TEXT, what is on standard input", "'hello'", cobra.RangeArgs(1, 2), func(args []string) (do sandbox.ComputerAction, err error) {
+		if len(args) == 1 {
+			do.Text = args[0]
+			return do, nil
+		}
+		do.Text, err = a.allInput()
+		return do, err
+	})
+	cmd.Long = `Copy puts at most 1 MiB of text into the clipboard of the desktop. Programs there paste
+it, for example with: atoll computer key SANDBOX ctrl+v. Nothing clears the clipboard.`
+	cmd.Example += "\n  printf hello | atoll computer copy demo"
+	return cmd
+}
+
+func (a computerCommands) clipboardCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "clipboard SANDBOX", Short: "Print the text of the clipboard",
+		Long: `Clipboard prints what a program in the sandbox has copied, and nothing if there is no
+text. A key that may only look cannot read it.`,
+		Example: `  atoll computer clipboard demo`,
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeSandboxes,
+	}
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		out, err := a.act(ctx, args[0], sandbox.ComputerAction{Action: "clipboard"})
+		switch {
+		case err != nil:
+			return err
+		case isTerminal(a.Stdout):
+			return a.println(*out.Clipboard)
+		}
+		_, err = io.WriteString(a.Stdout, *out.Clipboard)
+		return err
+	})
 	return cmd
 }
 

@@ -187,7 +187,7 @@ func (a sessionCommands) terminalCmd() *cobra.Command {
 	cmd := a.inSession(processCommands(a).terminalCmd())
 	cmd.Use, cmd.Short, cmd.ValidArgsFunction = "terminal [flags] SESSION", "Open the terminal of a session that viewers share", a.complete
 	cmd.Long = `Terminal does what atoll terminal does, in the sandbox of a session, which is made if
-there is none. A link shows the sandbox that serves the session now.`
+there is none. A link goes on in the next sandbox of the session.`
 	cmd.Example = `  atoll session terminal --link --no-browser notes`
 	return cmd
 }

@@ -599,6 +599,8 @@ func TestAttackRightsOfSomeRequests(t *testing.T) {
 	}{
 		{"POST", box + "/computer", `{"actions":[{"action":"screenshot"}]}`, []ops.Verb{ops.Read}, false},
 		{"POST", box + "/computer", `{"actions":[{"action":"screenshot"},{"action":"type","text":"x"}]}`, []ops.Verb{ops.Read}, true},
+		{"POST", box + "/computer", `{"actions":[{"action":"screenshot"},{"action":"copy","text":"x"}]}`, []ops.Verb{ops.Read}, true},
+		{"POST", box + "/computer", `{"actions":[{"action":"screenshot"},{"action":"clipboard"}]}`, []ops.Verb{ops.Read}, true},
 		{"POST", box + "/streams", `{"kind":"desktop","port":5900,"mode":"control"}`, []ops.Verb{ops.Read}, true},
 		{"POST", box + "/streams", `{"kind":"port","port":80}`, []ops.Verb{ops.Read}, true},
 		{"POST", box + "/streams", `{"kind":"port","port":80}`, []ops.Verb{ops.Read, ops.Exec}, false},

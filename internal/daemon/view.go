@@ -69,7 +69,7 @@ func (d *Daemon) openView() error {
 			_, err := d.desk.Start(ctx, ref, sandbox.Screen{}, true)
 			return err
 		},
-		Epoch: epoch,
+		Epoch: epoch, Serving: d.sessions.Holders.Serving,
 		Valid: func(ctx context.Context, tenant, keyID string) error {
 			return s.Store.View(ctx, func(tx *store.Tx) error { return s.Tenants.Valid(ctx, tx, tenant, keyID) })
 		},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -30,7 +31,18 @@ type linkPage struct {
 // redeem exchanges the code of a link.
 func (p linkPage) redeem(id, code string, headers ...string) (a sandbox.StreamAccess, status int) {
 	p.t.Helper()
-	body, _ := json.Marshal(map[string]string{"code": code})
+	return p.exchange(id, sandbox.StreamRedemption{Code: code}, headers...)
+}
+
+// again exchanges the token of a link for one that is valid now.
+func (p linkPage) again(a sandbox.StreamAccess) (sandbox.StreamAccess, int) {
+	p.t.Helper()
+	return p.exchange(a.ID, sandbox.StreamRedemption{Token: a.Token})
+}
+
+func (p linkPage) exchange(id string, with sandbox.StreamRedemption, headers ...string) (a sandbox.StreamAccess, status int) {
+	p.t.Helper()
+	body, _ := json.Marshal(with)
 	r, _ := http.NewRequestWithContext(p.t.Context(), http.MethodPost, p.base+"/v1/streams/"+id+"/token", bytes.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
 	for i := 0; i < len(headers); i += 2 {
@@ -224,6 +236,137 @@ func TestAttackLinksOfARevokedKey(t *testing.T) {
 		t.Errorf("streams of revoked keys are left: %+v", list.Streams)
 	}
 	v.records("stream.revoked 0 grant-revoked", "stream.revoked 0 grant-revoked", "stream.revoked 0 grant-revoked", "stream.revoked 0 grant-revoked")
+}
+
+// A link to a session works on in the sandbox that serves it next. The page needs
+// no key and no new link for that, and gets no more than it had.
+func TestRB66LinksFollowTheirSession(t *testing.T) {
+	v := newViewing(t)
+	c := daemontest.Bearer(t, v.d, v.key["acme"])
+	session := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+	t.Cleanup(func() { _ = session.Destroy(context.WithoutCancel(t.Context())) })
+	p := v.page()
+	link := func(key, kind, mode string) (s sandbox.StreamAccess) {
+		t.Helper()
+		body := `{"kind":"` + kind + `","mode":"` + mode + `","ttl":3600,"link":true}`
+		if kind == "desktop" {
+			body = strings.Replace(body, "{", `{"port":`+v.port+`,`, 1)
+		}
+		if code := v.call(key, http.MethodPost, "/v1/sessions/agent/streams", body, &s); code != http.StatusCreated || s.LeaseEpoch != 1 {
+			t.Fatalf("%s links to %s: %d, %+v", key, mode, code, s)
+		}
+		return s
+	}
+	opened := func(s sandbox.StreamAccess) sandbox.StreamAccess {
+		t.Helper()
+		a, status := p.redeem(s.ID, s.Code)
+		if status != http.StatusOK {
+			t.Fatal(status)
+		}
+		return a
+	}
+	watched, unopened, desktop := opened(link("acme", "terminal", "view")), link("acme", "terminal", "control"), opened(link("acme", "desktop", "control"))
+	guests := opened(link("guest", "terminal", "control"))
+	var plain sandbox.StreamAccess
+	v.call("acme", http.MethodPost, "/v1/sessions/agent/streams", `{"kind":"terminal"}`, &plain)
+	viewer := v.sit(watched, sandbox.TerminalMessage{})
+	viewer.until("the screen", func() bool { return viewer.last.Type == "screen" })
+	if same, status := p.again(watched); status != http.StatusOK || same.Sandbox != watched.Sandbox || same.LeaseEpoch != 1 || !same.Expires.Equal(watched.Expires) {
+		t.Errorf("before the rotation: %d, %+v", status, same)
+	}
+
+	replace := func(epoch int64) {
+		t.Helper()
+		r, err := session.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if code := v.call("acme", http.MethodDelete, "/v1/sandboxes/"+string(r.Sandbox), "", nil); code != http.StatusNoContent {
+			t.Fatalf("the sandbox stays: %d", code)
+		}
+		viewer.over("reaped")
+		// A link makes no sandbox: it waits for one.
+		if a, status := p.again(watched); status != http.StatusOK || a.LeaseEpoch != epoch-1 {
+			t.Errorf("without a sandbox: %d, %+v", status, a)
+		}
+		if r, err = session.Acquire(t.Context()); err != nil || r.Epoch != epoch {
+			t.Fatalf("acquired: %+v, %v", r, err)
+		}
+	}
+	replace(2)
+	next, status := p.again(watched)
+	if status != http.StatusOK || next.ID != watched.ID || next.LeaseEpoch != 2 || next.Sandbox == watched.Sandbox || next.Process == "" || next.Mode != "view" || !next.Expires.Equal(watched.Expires) || next.Code != "" {
+		t.Fatalf("after the rotation: %d, %+v", status, next)
+	}
+	viewer = v.sit(next, sandbox.TerminalMessage{})
+	viewer.until("the screen", func() bool { return viewer.last.Type == "screen" })
+	viewer.types("echo not-$((1))-typed\n")
+	late := opened(unopened)
+	if late.LeaseEpoch != 2 || late.Sandbox != next.Sandbox || late.Process != next.Process {
+		t.Errorf("a link that is opened after the rotation: %+v, want the sandbox of %+v", late, next)
+	}
+	typist := v.sit(late, sandbox.TerminalMessage{Size: &sandbox.WindowSize{Cols: 100, Rows: 30}})
+	typist.types("echo seen-$((40+2))\n")
+	viewer.sees("seen-42")
+	if strings.Contains(viewer.seen.String(), "not-1-typed") {
+		t.Error("a link that only watches typed after the rotation")
+	}
+	if a, status := p.again(desktop); status != http.StatusOK || a.LeaseEpoch != 2 || a.Port != desktop.Port {
+		t.Errorf("the desktop: %d, %+v", status, a)
+	} else {
+		v.reads(p.views(a), "RFB 003.008\n")
+	}
+
+	// Attacks. Another page of the same link has the token of before, and goes on;
+	// its socket does not.
+	if a, status := p.again(watched); status != http.StatusOK || a.LeaseEpoch != 2 {
+		t.Errorf("the token of before: %d, %+v", status, a)
+	}
+	ws, err := v.socket(watched.URL, watched.Token, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.closed("the token of before", ws, "unauthorized")
+	for name, with := range map[string]sandbox.StreamAccess{
+		"of a stream without a link": plain, "of another stream": {Stream: sandbox.Stream{ID: watched.ID}, Token: late.Token},
+		"changed": {Stream: sandbox.Stream{ID: watched.ID}, Token: next.Token[:len(next.Token)-3] + "AAA"}, "of no stream": {Stream: sandbox.Stream{ID: "none"}, Token: next.Token},
+		"an API key": {Stream: sandbox.Stream{ID: watched.ID}, Token: v.key["acme"]},
+	} {
+		if a, status := p.again(with); status != http.StatusUnauthorized || a.Token != "" {
+			t.Errorf("a token %s is exchanged: %d, %+v", name, status, a)
+		}
+	}
+	if err := daemontest.Bearer(t, v.d, v.key["boss"]).Admin().RevokeKey(t.Context(), v.id["guest"]); err != nil {
+		t.Fatal(err)
+	}
+	if a, status := p.again(guests); status != http.StatusUnauthorized || a.Token != "" {
+		t.Errorf("the link of a revoked key follows: %d, %+v", status, a)
+	}
+	if code := v.call("acme", http.MethodDelete, "/v1/sessions/agent/streams/"+late.ID, "", nil); code != http.StatusNoContent {
+		t.Fatal(code)
+	}
+	if a, status := p.again(late); status != http.StatusUnauthorized || a.Token != "" {
+		t.Errorf("a link that was revoked follows: %d, %+v", status, a)
+	}
+	if next, status = p.again(watched); status != http.StatusOK {
+		t.Fatal(status)
+	}
+	replace(3)
+	if a, status := p.again(next); status != http.StatusOK || a.LeaseEpoch != 3 {
+		t.Errorf("again: %d, %+v", status, a)
+	}
+
+	// Another session of the same name is another session.
+	if err := session.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	session = openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+	if _, err := session.Acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if a, status := p.again(next); status != http.StatusNotFound || a.Token != "" {
+		t.Errorf("the link shows another session of the same name: %d, %+v", status, a)
+	}
 }
 
 func TestALinkForADesktopThatCannotStartIsRefused(t *testing.T) {

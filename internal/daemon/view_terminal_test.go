@@ -74,6 +74,24 @@ func (c *seat) until(what string, done func() bool) {
 	}
 }
 
+// over reads until the socket is closed for a reason.
+func (c *seat) over(reason string) {
+	c.v.t.Helper()
+	ctx, cancel := context.WithTimeout(c.v.t.Context(), time.Minute)
+	defer cancel()
+	for {
+		_, data, err := c.ws.Read(ctx)
+		if err == nil {
+			c.seen.Write(data)
+			continue
+		}
+		if websocket.CloseStatus(err) != websocket.StatusPolicyViolation || !strings.Contains(err.Error(), reason) {
+			c.v.t.Errorf("the viewer was closed with %v, want %s; it saw %q", err, reason, c.seen.String())
+		}
+		return
+	}
+}
+
 func (c *seat) sees(text string) {
 	c.v.t.Helper()
 	c.until(text, func() bool { return strings.Contains(c.seen.String(), text) })

@@ -1,6 +1,6 @@
 // Package desk lets callers use the desktop of a sandbox: it starts the display,
-// turns actions into X events, and takes screenshots. It runs xdotool and scrot
-// in the sandbox, so it works with every provider that runs commands.
+// turns actions into X events, takes screenshots, and has the clipboard. It runs
+// xdotool, scrot and xclip in the sandbox, so it works with every provider that runs commands.
 package desk
 
 import (
@@ -154,6 +154,17 @@ func (d *desktop) do(ctx context.Context, s *step, out *sandbox.ComputerResult) 
 		}
 		return err
 	}
+	if s.paste {
+		text, err := d.run(ctx, s, sandbox.MaxClipboard)
+		if sandbox.CodeOf(err) == sandbox.CodeExhausted {
+			return &sandbox.Error{Code: sandbox.CodeExhausted, Op: op, Subject: "clipboard", Message: "is larger than 1 MiB"}
+		}
+		if err == nil {
+			valid := strings.ToValidUTF8(string(text), "\uFFFD")
+			out.Clipboard = &valid
+		}
+		return err
+	}
 	text, err := d.run(ctx, s, maxOtherOutput)
 	if err != nil || !s.cursor {
 		return err
@@ -288,7 +299,7 @@ func execute(ctx context.Context, box Commands, args []string, stdin string, tim
 func missing(cause error) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeUnsupported, Op: op, Message: "the image has no desktop", Cause: cause,
-		Hint: "use an image with Xvfb, xdotool and scrot; one is made with: make desktop-image",
+		Hint: "use an image with Xvfb, xdotool, scrot and xclip; one is made with: make desktop-image",
 	}
 }
 

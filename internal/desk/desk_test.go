@@ -63,7 +63,7 @@ func TestRB77ActionsAsCommands(t *testing.T) {
 	for subject, a := range map[string]sandbox.ComputerAction{
 		"x": {Action: "move"}, "y without x": {Action: "click", Y: number(1)}, "button": {Action: "click", Button: "4"}, "path": {Action: "drag", Path: []sandbox.Point{{}}},
 		"text": {Action: "type"}, "no keys": {Action: "key"}, "an option": {Action: "key", Keys: []string{"--window"}}, "a command": {Action: "click", Keys: []string{"a exec"}},
-		"scroll": {Action: "scroll"}, "action": {Action: "exec"}, "count": {Action: "click", Count: 101}, "negative": {Action: "move", X: number(-1), Y: number(1)},
+		"scroll": {Action: "scroll"}, "typed": {Action: "type", Text: strings.Repeat("é", sandbox.MaxTyped+1)}, "copied": {Action: "copy", Text: strings.Repeat("x", sandbox.MaxClipboard+1)}, "action": {Action: "exec"}, "count": {Action: "click", Count: 101}, "negative": {Action: "move", X: number(-1), Y: number(1)},
 	} {
 		if _, err := plan(&a); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 			t.Errorf("%s: %v, want invalid", subject, err)
@@ -172,6 +172,35 @@ func TestRB69Stages(t *testing.T) {
 	got, err := Ensure(t.Context(), &script{ends: []ending{{stdout: "noise\ndesktop 800x600\n"}}}, sandbox.Screen{}, true)
 	if want := (sandbox.DesktopState{Width: 800, Height: 600, Port: 5900}); err != nil || got != want {
 		t.Errorf("%+v %v", got, err)
+	}
+}
+
+func TestRB69Clipboards(t *testing.T) {
+	t.Parallel()
+	copied, err := plan(&sandbox.ComputerAction{Action: "copy", Text: "$(rm -rf /)'"})
+	if err != nil || !copied.changes || copied.stdin != "$(rm -rf /)'" || strings.Contains(strings.Join(copied.args, " "), "rm -rf") {
+		t.Errorf("%+v %v", copied, err)
+	}
+	read, err := plan(&sandbox.ComputerAction{Action: "clipboard"})
+	if err != nil || !read.changes {
+		t.Errorf("%+v %v: who may only look must not read it", read, err)
+	}
+	for name, c := range map[string]struct {
+		e    ending
+		want string
+		code sandbox.Code
+	}{
+		"text": {ending{stdout: "a\nb"}, "a\nb", ""}, "nothing": {ending{}, "", ""}, "not text": {ending{stdout: "a\xff"}, "a\uFFFD", ""},
+		"all that fits": {ending{stdout: strings.Repeat("x", sandbox.MaxClipboard)}, strings.Repeat("x", sandbox.MaxClipboard), ""},
+		"too large":     {ending{stdout: strings.Repeat("x", sandbox.MaxClipboard+1)}, "", sandbox.CodeExhausted},
+		"no xclip":      {ending{code: 127, stderr: "sh: xclip: not found"}, "", sandbox.CodeUnsupported},
+	} {
+		var out sandbox.ComputerResult
+		d := desktop{box: &script{ends: []ending{c.e}}, may: true}
+		err := d.do(t.Context(), &read, &out)
+		if sandbox.CodeOf(err) != c.code || (err == nil) != (out.Clipboard != nil) || out.Clipboard != nil && *out.Clipboard != c.want {
+			t.Errorf("%s: %v, %v", name, out.Clipboard, err)
+		}
 	}
 }
 

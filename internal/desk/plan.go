@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -18,7 +19,8 @@ type step struct {
 	extra   time.Duration // that the command may take
 	shot    bool
 	cursor  bool
-	changes bool
+	paste   bool // it reads the clipboard
+	changes bool // it is more than looking
 }
 
 var buttons = map[string]string{"": "1", "left": "1", "middle": "2", "right": "3", "back": "8", "forward": "9"}
@@ -33,6 +35,13 @@ const (
 
 // The picture goes through a file: scrot takes the format from its name.
 const shotScript = `f=$(mktemp -d) || exit 1; trap 'rm -rf "$f"' EXIT; scrot "$@" "$f/s.png" && cat "$f/s.png"`
+
+// The clipboard has an owner, which stays; its complaints are written before. A
+// clipboard without text is empty, and not an error.
+const (
+	copyScript  = `f=$(mktemp) || exit; xclip -selection clipboard -in >/dev/null 2>"$f"; r=$?; cat "$f" >&2; rm -f "$f"; exit $r`
+	pasteScript = `f=$(mktemp) || exit; xclip -selection clipboard -target UTF8_STRING -out 2>"$f"; r=$?; grep -q "not available" "$f" && r=0 || cat "$f" >&2; rm -f "$f"; exit $r`
+)
 
 // plan turns an action into a command. A request is refused before anything of
 // it happens.
@@ -63,6 +72,17 @@ func plan(a *sandbox.ComputerAction) (s step, err error) {
 		return s, nil
 	}
 	s.changes = true
+	switch a.Action {
+	case "copy":
+		s.args, s.stdin = []string{"/bin/sh", "-c", copyScript, "copy"}, a.Text
+		if len(a.Text) > sandbox.MaxClipboard {
+			err = invalid("text", "is larger than 1 MiB")
+		}
+		return s, err
+	case "clipboard": // it may have a password that somebody copied
+		s.args, s.paste = []string{"/bin/sh", "-c", pasteScript, "clipboard"}, true
+		return s, nil
+	}
 	if s.args, err = names(a.Keys); err != nil {
 		return s, err
 	}
@@ -87,6 +107,8 @@ func plan(a *sandbox.ComputerAction) (s step, err error) {
 	case "type":
 		if a.Text == "" {
 			err = invalid("text", "is missing")
+		} else if utf8.RuneCountInString(a.Text) > sandbox.MaxTyped {
+			err = invalid("text", "is longer than %d characters; copy it, and paste it with a key", sandbox.MaxTyped)
 		}
 		do, s.stdin = []string{"type", "--delay", delay(a.Text), "--file", "-"}, a.Text
 		s.extra = time.Duration(len(a.Text)) * typing

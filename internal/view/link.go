@@ -8,7 +8,9 @@ import (
 	"errors"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/stream"
 )
 
 const (
@@ -45,38 +47,103 @@ func (s *Service) offer(o *opened) (text string, expires time.Time) {
 	if o.Expires.Before(expires) {
 		expires = o.Expires
 	}
-	o.code = &code{sum: sha256.Sum256([]byte(text)), expires: expires}
+	o.code, o.linked = &code{sum: sha256.Sum256([]byte(text)), expires: expires}, true
 	return text, expires
 }
 
-// Redeem exchanges the code of a stream's link for the token of that stream. It
-// needs no key: the code is the permission, and works once, while the key that
-// made the link is accepted.
-func (s *Service) Redeem(ctx context.Context, id, text string) (out sandbox.StreamAccess, err error) {
-	s.mu.Lock()
-	o := s.streams[id]
-	found := false
-	var now sandbox.Stream
-	if o != nil && o.code != nil {
-		found, now = o.code.opens(text, s.cfg.Now()), o.Stream
-		if found || o.code.guesses >= maxGuesses {
-			o.code = nil
-		}
-	}
-	s.mu.Unlock()
-	if !found {
-		return out, &sandbox.Error{
-			Code: sandbox.CodeUnauthorized, Op: "stream.redeem", Message: "the link was used already, or is too old",
-			Hint: "ask whoever sent it for a new one",
-		}
+// Redeem returns a token of a stream that has a link, for the code of the link,
+// which works once, or for an earlier token. It needs no key: whoever has these
+// may do what they allow, while the key that made the link is accepted. If
+// another sandbox serves the session of the stream now, the stream shows that one.
+func (s *Service) Redeem(ctx context.Context, id string, with sandbox.StreamRedemption) (out sandbox.StreamAccess, err error) {
+	o, expires := s.redeemed(id, with)
+	switch {
+	case o == nil && with.Token != "":
+		return out, refused("the link was revoked, or the daemon was started again")
+	case o == nil:
+		return out, refused("the link was used already, or is too old")
 	}
 	if err := s.granted(ctx, o); errors.Is(err, errKey) {
-		return out, &sandbox.Error{
-			Code: sandbox.CodeUnauthorized, Op: "stream.redeem", Message: "the key that made the link has ended",
-			Hint: "ask whoever sent it for a new one",
-		}
+		return out, refused("the key that made the link has ended")
 	} else if err != nil {
 		return out, err
 	}
+	now := s.present(o)
+	if o.session != "" {
+		moved, err := s.follow(ctx, o)
+		switch sandbox.CodeOf(err) {
+		case "":
+			now = moved
+		case sandbox.CodeNotFound:
+			return out, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "stream.redeem", Message: "the session of the link has ended", Cause: err}
+		case sandbox.CodeUnavailable: // its socket says so, until another sandbox serves it
+		default:
+			return out, err
+		}
+	}
+	now.Expires = expires // a link opens nothing for longer than it was made for
 	return s.access(now, o)
+}
+
+func refused(why string) error {
+	return &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: "stream.redeem", Message: why, Hint: "ask whoever sent it for a new one"}
+}
+
+// redeemed returns the stream whose link has a code or an earlier token, and
+// until when the next token opens sockets; else nil.
+func (s *Service) redeemed(id string, with sandbox.StreamRedemption) (*opened, time.Time) {
+	c := stream.OpenViewer(s.cfg.Secret, with.Token, s.cfg.Now())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := s.streams[id]
+	if o == nil {
+		return nil, time.Time{}
+	}
+	if with.Token != "" {
+		if c == nil || !o.linked || c.Stream != id || c.LeaseEpoch > o.LeaseEpoch || !o.grants(c) {
+			return nil, time.Time{}
+		}
+		return o, time.Unix(c.Expires, 0)
+	}
+	if o.code == nil {
+		return nil, time.Time{}
+	}
+	found := o.code.opens(with.Code, s.cfg.Now())
+	if found || o.code.guesses >= maxGuesses {
+		o.code = nil
+	}
+	if !found {
+		return nil, time.Time{}
+	}
+	return o, o.Expires
+}
+
+// present returns what a stream is at present.
+func (s *Service) present(o *opened) sandbox.Stream {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return o.Stream
+}
+
+// follow makes a stream show the sandbox that serves its session now, with the
+// rights of its maker. It makes no sandbox.
+func (s *Service) follow(ctx context.Context, o *opened) (now sandbox.Stream, err error) {
+	ctx = guard.WithPrincipal(ctx, o.who)
+	id, epoch, err := s.cfg.Serving(ctx, o.session)
+	if err != nil || o.Sandbox == id && o.LeaseEpoch == epoch {
+		return s.present(o), err
+	}
+	box, err := s.cfg.Find(ctx, string(id))
+	if err != nil {
+		return now, err
+	}
+	process, err := s.prepare(ctx, o.who, o, box)
+	if err != nil {
+		return now, err
+	}
+	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: o.ID}, func(context.Context) error {
+		_, now, err = s.rotate(o, box, epoch, process, time.Time{})
+		return err
+	})
+	return now, err
 }

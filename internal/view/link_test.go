@@ -27,7 +27,7 @@ func linking(t *testing.T) (s *Service, now *time.Time, open func(id string, ttl
 
 func redeems(t *testing.T, s *Service, name, id, code string, want bool) {
 	t.Helper()
-	a, err := s.Redeem(t.Context(), id, code)
+	a, err := s.Redeem(t.Context(), id, sandbox.StreamRedemption{Code: code})
 	if want != (err == nil) || want != (a.Token != "") || !want && sandbox.CodeOf(err) != sandbox.CodeUnauthorized {
 		t.Errorf("%s: %+v, %v; want success: %v", name, a, err, want)
 	}

@@ -317,6 +317,10 @@ func (s *Service) showTerminal(ctx context.Context, ws *websocket.Conn, o *opene
 		if err != nil {
 			return // the viewer left, or finish has told it why
 		}
+		if o.goesOn(c.Exit) {
+			finish(errReaped)
+			return
+		}
 		if last, err := sock.show(c); err != nil || last {
 			if last && c.Exit == nil {
 				s.broken(ctx, ws, o, c.Err, finish)
@@ -324,6 +328,19 @@ func (s *Service) showTerminal(ctx context.Context, ws *websocket.Conn, o *opene
 			return
 		}
 	}
+}
+
+// goesOn reports whether the end of a command is that of its sandbox, while the
+// page of a link continues in the next one of the session.
+func (o *opened) goesOn(e *sandbox.Exit) bool {
+	if e == nil || !o.linked || o.session == "" {
+		return false
+	}
+	switch e.Reason {
+	case sandbox.ReasonKilled, sandbox.ReasonLifetime, sandbox.ReasonCrashed, sandbox.ReasonLost:
+		return true
+	}
+	return false
 }
 
 // broken tells a viewer why the connection to its terminal ended.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"io"
 	"net"
 	"slices"
 	"strings"
@@ -65,6 +64,8 @@ type Config struct {
 	// Epoch returns CodeStale if another sandbox than that of the epoch serves a
 	// session now.
 	Epoch func(ctx context.Context, session string, epoch int64) error
+	// Serving returns the sandbox that serves a session now, or CodeUnavailable.
+	Serving func(ctx context.Context, session string) (id sandbox.ID, epoch int64, err error)
 	// KeepAlive returns a context for requests of who. It ends when the key is no
 	// longer valid, or the tenant is disabled.
 	KeepAlive func(ctx context.Context, who key.Principal, tenant, keyID string) context.Context
@@ -86,9 +87,11 @@ type Service struct {
 // opened is a stream. Its Viewers are guarded by the Service's mutex.
 type opened struct {
 	sandbox.Stream
-	session string
+	session string        // its id, if it has one
 	who     key.Principal // the maker
 	name    string        // of the sandbox
+	ensured bool          // the desktop is started for it
+	linked  bool          // it has a link
 	code    *code         // of a link that nobody has opened; nil: there is none
 	ctx     context.Context
 	end     context.CancelCauseFunc
@@ -142,7 +145,7 @@ func (s *Service) Create(ctx context.Context, ref string, by sandbox.StreamSessi
 		}
 	}
 	id := strings.ToLower(rand.Text())
-	o := s.open(&opened{session: by.Ref, who: who, name: box.Name, Stream: sandbox.Stream{
+	o := s.open(&opened{session: by.Ref, who: who, name: box.Name, ensured: ensured, Stream: sandbox.Stream{
 		ID: id, Sandbox: box.ID, Kind: n.Kind, Mode: n.Mode, Port: n.Port, Process: n.Process, LeaseEpoch: by.Epoch, Expires: s.expiry(n.TTL),
 	}})
 	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(context.Context) error {
@@ -202,39 +205,67 @@ func (s *Service) Renew(ctx context.Context, ref string, by sandbox.StreamSessio
 	if err != nil {
 		return out, err
 	}
-	process := o.Process
-	if o.Kind == terminalKind && o.Sandbox != box.ID {
-		if process, err = s.ensureTerminal(ctx, box.ID, sandbox.WindowSize{}); err != nil {
-			return out, err
-		}
+	process, err := s.prepare(ctx, who, o, box)
+	if err != nil {
+		return out, err
 	}
 	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(context.Context) error {
-		s.mu.Lock()
-		if s.streams[id] != o {
-			s.mu.Unlock()
-			return notFound(id)
+		o, now, err := s.rotate(o, box, by.Epoch, process, s.expiry(ttl))
+		if err == nil {
+			out, err = s.access(now, o)
 		}
-		rotated := o.Sandbox != box.ID || o.LeaseEpoch < by.Epoch
-		if rotated {
-			next := s.open(&opened{session: o.session, who: o.who, name: box.Name, code: o.code, Stream: o.Stream})
-			next.Sandbox, next.LeaseEpoch, next.Viewers, next.Process = box.ID, by.Epoch, 0, process
-			s.streams[id] = next
-			o.end(errRollover)
-			o = next
-		}
-		o.Expires = s.expiry(ttl)
-		now := o.Stream
-		s.mu.Unlock()
-		if rotated {
-			s.fact(o, eventlog.StreamRotated, "", 0)
-		}
-		out, err = s.access(now, o)
 		return err
 	})
 	if err != nil {
 		return sandbox.StreamAccess{}, err
 	}
 	return out, nil
+}
+
+// prepare starts in another sandbox what a stream shows there, as far as who may,
+// and returns the command of a terminal.
+func (s *Service) prepare(ctx context.Context, who key.Principal, o *opened, box sandbox.Sandbox) (process string, err error) {
+	switch {
+	case o.Sandbox == box.ID:
+		return o.Process, nil
+	case o.Kind == terminalKind:
+		return s.ensureTerminal(ctx, box.ID, sandbox.WindowSize{})
+	case !o.ensured || who.AllowIn(box.ID, ops.ComputerAct) != nil:
+		return "", nil
+	}
+	if err = s.cfg.Desktop(ctx, string(box.ID)); sandbox.CodeOf(err) == sandbox.CodeUnsupported {
+		err = nil // something else may listen
+	}
+	return "", err
+}
+
+// rotate makes a stream show a sandbox, if that is another than before and not
+// an earlier one, and returns what the stream is now. Its tokens of before open
+// nothing then. Its time becomes another one unless that is zero.
+func (s *Service) rotate(o *opened, box sandbox.Sandbox, epoch int64, process string, expires time.Time) (*opened, sandbox.Stream, error) {
+	s.mu.Lock()
+	was := s.streams[o.ID]
+	if was == nil {
+		s.mu.Unlock()
+		return nil, sandbox.Stream{}, notFound(o.ID)
+	}
+	o = was // another caller may have rotated it
+	rotated := was.LeaseEpoch < epoch || was.LeaseEpoch == epoch && was.Sandbox != box.ID
+	if rotated {
+		o = s.open(&opened{session: was.session, who: was.who, name: box.Name, ensured: was.ensured, linked: was.linked, code: was.code, Stream: was.Stream})
+		o.Sandbox, o.LeaseEpoch, o.Viewers, o.Process = box.ID, epoch, 0, process
+		s.streams[o.ID] = o
+		was.end(errRollover)
+	}
+	if !expires.IsZero() {
+		o.Expires = expires
+	}
+	now := o.Stream
+	s.mu.Unlock()
+	if rotated {
+		s.fact(o, eventlog.StreamRotated, "", 0)
+	}
+	return o, now, nil
 }
 
 // fact records what happened to a stream.
@@ -441,9 +472,15 @@ func (s *Service) granted(ctx context.Context, o *opened) error {
 	return err
 }
 
+// grants reports whether the claims of a token are what a stream grants, in any
+// sandbox.
+func (o *opened) grants(c *stream.Claims) bool {
+	return o.who.Tenant == c.Tenant && o.Mode == string(c.Mode) && o.Port == c.Port
+}
+
 // admit counts a viewer with the claims of a valid token.
 func admit(o *opened, c *stream.Claims) (viewers int, err error) {
-	if o.who.Tenant != c.Tenant || string(o.Sandbox) != c.Sandbox || o.LeaseEpoch != c.LeaseEpoch || o.Mode != string(c.Mode) || o.Port != c.Port {
+	if !o.grants(c) || string(o.Sandbox) != c.Sandbox || o.LeaseEpoch != c.LeaseEpoch {
 		return 0, errRefused
 	}
 	if o.Viewers >= maxViewers {
@@ -564,13 +601,14 @@ func copyBytes(ws *websocket.Conn, inside wire.Duplex, watching bool) {
 		wire.Join(context.Background(), tunnel, inside)
 		return
 	}
+	w := newWatchOnly()
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
-		_, _ = io.Copy(tunnel, inside)
+		_ = w.down(tunnel, inside)
 		tunnel.Abort()
 	}()
-	_ = watchOnly(inside, tunnel) // its end, and a message that is not permitted, end the viewer
+	_ = w.up(inside, tunnel) // its end, and a message that is not permitted, end the viewer
 	_ = inside.Close()
 	tunnel.Abort()
 	<-sent

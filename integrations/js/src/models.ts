@@ -208,10 +208,10 @@ export interface components {
         };
         ComputerAction: {
             /**
-             * @description screenshot and cursor only look; wait does nothing for durationMs
+             * @description screenshot and cursor only look; wait does nothing for durationMs; copy puts a text into the clipboard, and clipboard reads it
              * @enum {string}
              */
-            action: "screenshot" | "cursor" | "move" | "click" | "down" | "up" | "drag" | "scroll" | "type" | "key" | "wait";
+            action: "screenshot" | "cursor" | "move" | "click" | "down" | "up" | "drag" | "scroll" | "type" | "key" | "wait" | "copy" | "clipboard";
             /**
              * @description of click, down, up and drag; left if left out
              * @enum {string}
@@ -243,7 +243,7 @@ export interface components {
              * @description of scroll: pixels down
              */
             scrollY?: number;
-            /** @description of type */
+            /** @description of type, at most 10000 characters; of copy, at most 1 MiB, and nothing clears the clipboard */
             text?: string;
             /**
              * Format: int64
@@ -263,6 +263,8 @@ export interface components {
             readOnly?: boolean;
         };
         ComputerResult: {
+            /** @description text of the clipboard, when it was read last */
+            clipboard?: string;
             /** @description of the last cursor */
             cursor?: components["schemas"]["Point"];
             /** @description the last one */
@@ -2482,9 +2484,11 @@ export interface components {
              */
             viewers: number;
         };
-        StreamRedemptionBody: {
+        StreamRedemption: {
             /** @description one-time code of the link */
-            code: string;
+            code?: string;
+            /** @description token of the stream that is still valid, also of an earlier sandbox of its session */
+            token?: string;
         };
         StreamRenewalBody: {
             /**
@@ -2956,7 +2960,7 @@ export type StoredProfile = components['schemas']['StoredProfile']
 export type StoredSecret = components['schemas']['StoredSecret']
 export type Stream = components['schemas']['Stream']
 export type StreamAccess = components['schemas']['StreamAccess']
-export type StreamRedemptionBody = components['schemas']['StreamRedemptionBody']
+export type StreamRedemption = components['schemas']['StreamRedemption']
 export type StreamRenewalBody = components['schemas']['StreamRenewalBody']
 export type StreamsOutputBody = components['schemas']['StreamsOutputBody']
 export type SwapRequest = components['schemas']['SwapRequest']

@@ -266,6 +266,16 @@ export class Sandbox {
     return this.conn.call('POST', `${this.base}/computer`, { json: { actions, ...o } })
   }
 
+  /** The text of the clipboard of the desktop, empty if there is none. */
+  async clipboard(): Promise<string> {
+    return (await this.computer([{ action: 'clipboard' }])).clipboard ?? ''
+  }
+
+  /** Put a text into the clipboard of the desktop, at most 1 MiB. Programs there paste it. */
+  async setClipboard(text: string): Promise<void> {
+    await this.computer([{ action: 'copy', text }])
+  }
+
   /** A picture of the desktop, as a PNG image. */
   async screenshot(): Promise<Buffer> {
     return Buffer.from((await this.computer([{ action: 'screenshot' }])).screenshot?.png ?? '', 'base64')

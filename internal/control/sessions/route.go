@@ -21,6 +21,7 @@ const linger = 10 * time.Second
 // Done is called. Call Done exactly once. The request must end when Over does,
 // because what it changes later would be lost; the cause is the error for it.
 type Routed struct {
+	Session string // its id
 	Sandbox sandbox.ID
 	Epoch   int64
 	Done    func()
@@ -67,6 +68,21 @@ func (s *Holders) Watch(ctx context.Context, ref string, epoch int64) error {
 		r.Done()
 	}
 	return core.Named(op, err)
+}
+
+// Serving returns the sandbox that serves a session now, for somebody who only
+// watches: it makes none. If none serves, the error is CodeUnavailable.
+func (s *Holders) Serving(ctx context.Context, ref string) (id sandbox.ID, epoch int64, err error) {
+	const op = ops.SessionRoute
+	who, err := s.Look(ctx, op, ref)
+	if err != nil {
+		return "", 0, err
+	}
+	row, l, box, err := s.pointer(ctx, who.Tenant, ref)
+	if err == nil && (!l.Serves() || box.State != sandbox.Running || s.leases.moving(l) || s.present.opening(place{row.Tenant, row.Group}) != nil) {
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: row.Name, Message: "no sandbox serves the session now", Hint: "try again"}
+	}
+	return l.Sandbox, l.Epoch, core.Named(op, err)
 }
 
 // errMoving means that the session is being moved and the pointer must be read again.
@@ -162,7 +178,7 @@ func (s *Holders) reachOnce(ctx context.Context, row store.Session, l lease.Leas
 		}
 	}
 	if l.Serves() && box.State == sandbox.Running && !mayHold(ctx) {
-		return Routed{l.Sandbox, l.Epoch, func() {}, context.Background()}, nil // as long as others hold it
+		return Routed{row.ID, l.Sandbox, l.Epoch, func() {}, context.Background()}, nil // as long as others hold it
 	}
 	return s.hold(ctx, row, at, epoch)
 }
@@ -178,7 +194,7 @@ func (s *Holders) joined(ctx context.Context, row store.Session, l lease.Lease, 
 		u.done()
 		return Routed{}, err
 	}
-	return Routed{l.Sandbox, l.Epoch, u.done, u.over}, nil
+	return Routed{row.ID, l.Sandbox, l.Epoch, u.done, u.over}, nil
 }
 
 // mayHold reports whether the caller may hold a sandbox. Callers that may only
@@ -205,7 +221,7 @@ func (s *Holders) hold(ctx context.Context, row store.Session, at place, epoch i
 			_, _, relErr := s.leases.of(row.Tenant).Apply(context.WithoutCancel(ctx), row.Group, lease.Release{Kind: lease.Operator, ID: id})
 			return core.FirstError(err, relErr, errMoving)
 		}
-		out = Routed{held.Box.ID, held.Epoch, u.done, u.over}
+		out = Routed{row.ID, held.Box.ID, held.Epoch, u.done, u.over}
 		if epoch != 0 && held.Epoch != epoch {
 			out.Done()
 			return stale(row.Name, "the sandbox was replaced")

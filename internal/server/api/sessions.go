@@ -52,6 +52,7 @@ type Holders interface {
 // Routed is a sandbox that serves a request for a session. It is kept until Done
 // is called. The request must end when Over does; its cause is the error.
 type Routed struct {
+	Session string // its id, under which no other session follows
 	Sandbox sandbox.ID
 	Epoch   int64
 	Done    func()
@@ -265,7 +266,7 @@ func (a *API) route(w http.ResponseWriter, r *http.Request) {
 	defer cancel(nil)
 	defer context.AfterFunc(to.Over, func() { cancel(context.Cause(to.Over)) })()
 	w.Header().Set(EpochHeader, strconv.FormatInt(to.Epoch, 10))
-	a.mux.ServeHTTP(w, rewritten(withRoute(r.WithContext(ctx), r.PathValue("ref"), to.Epoch), string(to.Sandbox), rest))
+	a.mux.ServeHTTP(w, rewritten(withRoute(r.WithContext(ctx), to.Session, to.Epoch), string(to.Sandbox), rest))
 }
 
 func requestEpoch(r *http.Request) (int64, error) {

@@ -33,8 +33,9 @@ type Streams interface {
 	Renew(ctx context.Context, ref string, by sandbox.StreamSession, id string, ttl int64) (sandbox.StreamAccess, error)
 	List(ctx context.Context, ref string, by sandbox.StreamSession) ([]sandbox.Stream, error)
 	Revoke(ctx context.Context, ref string, by sandbox.StreamSession, id string) error
-	// Redeem exchanges the one-time code of a stream's link for its token.
-	Redeem(ctx context.Context, id, code string) (sandbox.StreamAccess, error)
+	// Redeem exchanges the one-time code of a stream's link, or an earlier token of
+	// such a stream, for a token.
+	Redeem(ctx context.Context, id string, with sandbox.StreamRedemption) (sandbox.StreamAccess, error)
 	// Serve checks the token, serves the socket and closes it.
 	Serve(ws *websocket.Conn, id, token string)
 }
@@ -67,9 +68,7 @@ type streamRenewal struct {
 
 type streamRedemption struct {
 	ID   string `path:"id" maxLength:"64" doc:"id of the stream"`
-	Body struct {
-		Code string `json:"code" maxLength:"64" doc:"one-time code of the link"`
-	}
+	Body sandbox.StreamRedemption
 }
 
 type routedKey struct{}
@@ -105,10 +104,10 @@ func (a *API) streams() {
 	huma.Register(a.huma, revoke, func(ctx context.Context, in *StreamRef) (*struct{}, error) {
 		return nil, a.problem(ctx, a.services.Streams.Revoke(ctx, in.Ref, routedBy(ctx), in.ID))
 	})
-	redeem := open(sometimes(operation("redeemStream", http.MethodPost, StreamPath+"{id}/token", "Streams", "Exchange the one-time code of a link for the token of its stream", ops.StreamView), ops.StreamControl))
+	redeem := open(sometimes(operation("redeemStream", http.MethodPost, StreamPath+"{id}/token", "Streams", "Exchange the one-time code of a link for the token of its stream, or its token for one of the sandbox that serves its session now", ops.StreamView), ops.StreamControl))
 	redeem.MaxBodyBytes, redeem.BodyReadTimeout = 4<<10, entryTime
 	huma.Register(a.huma, redeem, func(ctx context.Context, in *streamRedemption) (*streamAccessOutput, error) {
-		s, err := a.services.Streams.Redeem(ctx, in.ID, in.Body.Code)
+		s, err := a.services.Streams.Redeem(ctx, in.ID, in.Body)
 		return &streamAccessOutput{s}, a.problem(ctx, err)
 	})
 	socket := open(operation("viewStream", http.MethodGet, StreamPath+"{id}", "Streams", "View a stream over a WebSocket; its token is in the first message or a subprotocol", ops.StreamView))
@@ -166,7 +165,7 @@ func receiveToken(w http.ResponseWriter, r *http.Request) (ws *websocket.Conn, t
 	return ws, first.Token, nil
 }
 
-// withRoute records the session of a routed request.
+// withRoute records the session of a routed request, given by its id.
 func withRoute(r *http.Request, session string, epoch int64) *http.Request {
 	return r.WithContext(context.WithValue(r.Context(), routedKey{}, sandbox.StreamSession{Ref: session, Epoch: epoch}))
 }

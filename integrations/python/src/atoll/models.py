@@ -1872,10 +1872,14 @@ class StreamAccess(Model):
     """
 
 
-class StreamRedemptionBody(Model):
-    code: str
+class StreamRedemption(Model):
+    code: str | None = None
     """
     one-time code of the link
+    """
+    token: str | None = None
+    """
+    token of the stream that is still valid, also of an earlier sandbox of its session
     """
 
 
@@ -2181,9 +2185,11 @@ class ComputerAction(Model):
         "type",
         "key",
         "wait",
+        "copy",
+        "clipboard",
     ]
     """
-    screenshot and cursor only look; wait does nothing for durationMs
+    screenshot and cursor only look; wait does nothing for durationMs; copy puts a text into the clipboard, and clipboard reads it
     """
     button: Literal["left", "middle", "right", "back", "forward"] | None = None
     """
@@ -2219,7 +2225,7 @@ class ComputerAction(Model):
     """
     text: str | None = None
     """
-    of type
+    of type, at most 10000 characters; of copy, at most 1 MiB, and nothing clears the clipboard
     """
     x: int | None = None
     """
@@ -2243,6 +2249,10 @@ class ComputerRequest(Model):
 
 
 class ComputerResult(Model):
+    clipboard: str | None = None
+    """
+    text of the clipboard, when it was read last
+    """
     cursor: Point | None = None
     """
     of the last cursor

@@ -232,6 +232,14 @@ class Sandbox:
         """Start the desktop, unless one of that size runs. Another size ends the programs on it."""
         return self._conn.get(m.DesktopState, "PUT", f"{self._base}/desktop", m.DesktopInputBody(width=width, height=height, dpi=dpi))
 
+    def clipboard(self) -> str:
+        """The text of the clipboard of the desktop, empty if there is none."""
+        return (self.computer(m.ComputerAction(action="clipboard"))).clipboard or ""
+
+    def set_clipboard(self, text: str) -> None:
+        """Put a text into the clipboard of the desktop, at most 1 MiB. Programs there paste it."""
+        self.computer(m.ComputerAction(action="copy", text=text))
+
     def computer(self, *actions: m.ComputerAction, read_only: bool = False) -> m.ComputerResult:
         """Look at the desktop, or use its mouse and keyboard, in order. It is started if it does not run."""
         request = m.ComputerRequest(actions=list(actions), read_only=read_only)
