@@ -1,15 +1,21 @@
 package daemon_test
 
 import (
+	"bytes"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/internal/fake"
+	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -290,5 +296,49 @@ func TestArchiveCrashPoints(t *testing.T) {
 			}
 			agree(t, m, c)
 		})
+	}
+}
+
+// native has the snapshots of a service, which cannot be copied.
+type native struct {
+	driver.Provider
+	driver.SnapshotKeeper
+}
+
+// The daemon does not try again and again to save snapshots that only the
+// service can keep, and does not call it an error.
+func TestSnapshotsOfAService(t *testing.T) {
+	m := daemontest.New(t)
+	var log bytes.Buffer // written by the daemon until it is closed
+	d := m.Start(t, func(o *daemon.Options) {
+		o.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))
+		o.Providers = []registry.Entry{{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
+			p := fake.New(fake.Options{World: m.World, Limited: true, SnapshotDir: filepath.Join(m.Dir, "snapshots")})
+			return native{p, p}, nil
+		}}}
+	})
+	c := daemontest.Client(t, d)
+	box := create(t, c, sandbox.Spec{Name: "one"})
+	_, err := box.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "asked", Save: true})
+	wantCode(t, err, sandbox.CodeUnsupported)
+	for _, name := range []string{"a", "b"} {
+		if _, err := box.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: name}); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+			snap, err := c.GetSnapshot(t.Context(), name)
+			if err != nil || time.Now().After(deadline) {
+				t.Fatalf("%+v, %v", snap, err)
+			}
+			if strings.Contains(snap.Problem, "cannot export") {
+				break
+			}
+		}
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if log.Len() > 0 {
+		t.Errorf("the daemon says\n%s", log.String())
 	}
 }

@@ -142,8 +142,11 @@ func (svc *Service) saveAll(ctx context.Context) error {
 			return errors.Join(append(failed, err)...)
 		}
 		for _, s := range part {
-			if !svc.archive.isBroken(s.ID, false) {
-				failed = append(failed, svc.save(ctx, s.ID))
+			if svc.archive.isBroken(s.ID, false) {
+				continue
+			}
+			if err := svc.save(ctx, s.ID); sandbox.CodeOf(err) != sandbox.CodeUnsupported { // a service keeps its own
+				failed = append(failed, err)
 			}
 		}
 		if len(part) < batch || ctx.Err() != nil {
@@ -213,10 +216,12 @@ func (svc *Service) saveLocked(ctx context.Context, s *store.Snapshot) error {
 	return core.FirstError(err, svc.Fault("save.recorded"))
 }
 
-// blame records why a snapshot cannot be saved. Damage is permanent.
+// blame records why a snapshot cannot be saved. Damage, and a provider that does
+// not give its snapshots away, are permanent.
 func (svc *Service) blame(ctx context.Context, s *store.Snapshot, why error) {
-	svc.archive.isBroken(s.ID, sandbox.CodeOf(why) == sandbox.CodeInvalid)
-	problem := "it could not be saved: " + string(sandbox.CodeOf(why))
+	code := sandbox.CodeOf(why)
+	svc.archive.isBroken(s.ID, code == sandbox.CodeInvalid || code == sandbox.CodeUnsupported)
+	problem := "it could not be saved: " + string(code)
 	var known *sandbox.Error
 	if errors.As(why, &known) {
 		problem += ", " + known.Message
