@@ -68,6 +68,9 @@ const (
 	DefaultImage = "debian:12"
 	// longest is how long a sandbox may live.
 	longest = 24 * time.Hour
+	// grace is how much later than Atoll the service ends a sandbox, so that it is
+	// clear that its lifetime was over.
+	grace = 30 * time.Second
 )
 
 // FromEnvironment returns the options from the environment variables of the
@@ -233,12 +236,15 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, image string, b
 	if err != nil {
 		return nil, err
 	}
-	name := nameOf(scope, spec.ID)
+	name, limit := nameOf(scope, spec.ID), longest
+	if life > 0 {
+		limit = min(limit, life+grace)
+	}
 	milli := uint32(max(0, spec.Resources.CPUs*1000))
 	mib := uint32((spec.Resources.Memory + 1<<20 - 1) >> 20)
 	req := modalapi.CreateRequest{Tags: tags(scope, spec.ID), Sandbox: &modalapi.Sandbox{
 		Resources: &modalapi.Resources{CPU: milli, CPUMax: milli, Memory: mib, MemoryMax: mib},
-		Timeout:   uint32(hosted.Seconds(cmp.Or(life, longest))), Network: network, Name: &name,
+		Timeout:   uint32(hosted.Seconds(limit)), Network: network, Name: &name,
 	}}
 	if req.Sandbox.Image, err = p.api.image(ctx, image); err == nil {
 		req.App, err = p.api.appID(ctx, modalapi.CreateIfMissing)
