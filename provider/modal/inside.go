@@ -110,21 +110,45 @@ func (in *inside) Run(ctx context.Context, script string) (string, error) {
 	return hosted.Script(ctx, in.Start, script, nil)
 }
 
-// Upload implements guestkit.Runner.
+// Upload implements guestkit.Runner. The guest is the input of a command.
 func (in *inside) Upload(ctx context.Context, file string, guest *program.Program) error {
 	body, err := guest.Open()
 	if err != nil {
 		return err
 	}
 	defer body.Close()
-	text, err := io.ReadAll(body)
+	q := hosted.Quote([]string{file})
+	script := "umask 022; mkdir -p " + hosted.Quote([]string{path.Dir(file)}) + " && cat >" + q + ".new && chmod 0755 " + q + ".new && mv " + q + ".new " + q
+	p, err := in.start(ctx, []string{"/bin/sh", "-c", script}, nil)
 	if err != nil {
 		return err
 	}
-	q := hosted.Quote([]string{file})
-	_, err = hosted.Script(ctx, in.Start, "umask 022; mkdir -p "+hosted.Quote([]string{path.Dir(file)})+" && head -c "+strconv.Itoa(len(text))+
-		" >"+q+".new && chmod 0755 "+q+".new && mv "+q+".new "+q, text)
-	return err
+	defer p.Close()
+	defer context.AfterFunc(ctx, p.cancel)()
+	part := make([]byte, maxInput)
+	for end := false; !end; {
+		n, err := io.ReadFull(body, part)
+		if end = errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF); err != nil && !end {
+			return err
+		}
+		if err := p.write(ctx, part[:n], end); err != nil {
+			return err
+		}
+	}
+	for {
+		_, err := p.Receive()
+		var exit *guestkit.Exit
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.As(err, &exit) && exit.Code != 0:
+			return in.p.api.Strange("the sandbox does not take the guest: " + in.p.api.Clip(string(exit.Stderr)))
+		case exit != nil:
+			return nil
+		case err != nil:
+			return err
+		}
+	}
 }
 
 const (
@@ -159,6 +183,14 @@ type received struct {
 
 // Start implements guestkit.Runner.
 func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
+	p, err := in.start(ctx, argv, env)
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (in *inside) start(ctx context.Context, argv, env []string) (*process, error) {
 	p := &process{in: in, id: hosted.NewKey(), output: make(chan received)}
 	root := "/"
 	err := ask(ctx, in, "TaskExecStart", func(task string) *modalapi.ExecStart {
