@@ -9,6 +9,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/coder/websocket"
 
@@ -84,11 +85,19 @@ func (in *inside) refused(ctx context.Context, err error) error {
 		}
 		return err
 	}
+	if b, lookErr := in.p.api.Get(ctx, in.id, in.box); lookErr == nil {
+		if unusable := in.p.Usable(b); unusable != nil {
+			return unusable // it says how the pod has failed
+		}
+	}
 	if code := rest.RefusalOf(err).Status; code == http.StatusNotFound || code == http.StatusBadRequest {
 		return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(in.id), Message: "the pod runs no command: " + err.Error(), Cause: err}
 	}
 	return err
 }
+
+// looking limits asking about a pod that did not run a command.
+const looking = 10 * time.Second
 
 // ended parses how a command ended.
 func (in *inside) ended(text, stderr []byte) error {
@@ -106,7 +115,10 @@ func (in *inside) ended(text, stderr []byte) error {
 			}
 		}
 	}
-	return in.broken("the node does not run the command: " + in.p.api.Clip(s.Message))
+	// The API server accepts a command before it asks the node.
+	ctx, cancel := context.WithTimeout(in.p.Open, looking)
+	defer cancel()
+	return in.refused(ctx, in.broken("the node does not run the command: "+in.p.api.Clip(s.Message)))
 }
 
 // Upload implements guestkit.Runner. A file that did not arrive completely, for

@@ -658,7 +658,7 @@ func TestHostileServer(t *testing.T) {
 // How commands end, with the messages of API servers.
 func TestExits(t *testing.T) {
 	p := serve(t).open(t, t.TempDir(), nil)
-	in := &inside{p: p, id: "sb"}
+	in := &inside{p: p, id: "sb", box: "none/uid"}
 	for text, want := range map[string]string{
 		`{"metadata":{},"status":"Success"}`: "the program has ended: exited",
 		`{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code: error executing command [sh -c exit 77], exit code 77","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"77"}]}}`:                                                                                             "the program has ended: exited",

@@ -102,8 +102,9 @@ func (c cause) String() string {
 const mainName = "sandbox"
 
 // entry is the first process of a container. It reaps orphans, and ends at once
-// when it is told to.
-const entry = `trap 'exit 0' TERM
+// when it is told to. With the status 0, a pod that is evicted would have
+// succeeded, without a reason.
+const entry = `trap 'exit 143' TERM
 while :; do
 	sleep 86400 &
 	wait $!
