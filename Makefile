@@ -142,8 +142,10 @@ desktop-image: build ## build the image "desktop": base with a display, a browse
 	@$(STATIC) ATOLL="$$dir/atoll" ./images/desktop/build
 
 .PHONY: desktop-image-test
-desktop-image-test: build ## build it in a new state directory and use it as E2B's desktop SDKs do (minutes)
-	@$(STATIC) export ATOLL="$$dir/atoll" ATOLL_STATE_DIR="$$dir/state" && mkdir "$$dir/state" && ./images/desktop/build && ./images/desktop/check
+desktop-image-test: build ## build it in a new state directory, and use it as E2B's desktop SDKs do and in the web console (minutes)
+	@cd console && npm ci --ignore-scripts --no-audit --no-fund --silent
+	@$(STATIC) export ATOLL="$$dir/atoll" ATOLL_STATE_DIR="$$dir/state" && mkdir "$$dir/state" && ./images/desktop/build && ./images/desktop/check && \
+		cd console && ATOLL_DESKTOP_STATE="$$dir/state" node --test test/desktop.test.mjs
 
 .PHONY: base-image-test
 base-image-test: build ## build it in a state directory of its own and try it (minutes)

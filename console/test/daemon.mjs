@@ -15,11 +15,12 @@ export const shots = process.env.SHOTS ?? join(tmpdir(), "atoll-console");
 mkdirSync(shots, { recursive: true });
 
 export class Daemon {
-  constructor() {
+  /** A daemon with a state directory of its own, or with one that exists. */
+  constructor(state) {
     this.dir = mkdtempSync(join(tmpdir(), "atoll-console-test-"));
     this.env = {
       ...process.env,
-      ATOLL_STATE_DIR: join(this.dir, "state"),
+      ATOLL_STATE_DIR: state ?? join(this.dir, "state"),
       ATOLL_NO_DAEMON: "1",
     };
     for (const name of ["ATOLL_HOST", "ATOLL_KEY", "ATOLL_PROVIDER", "DISPLAY"])
@@ -32,7 +33,8 @@ export class Daemon {
       stdio: "ignore",
     });
     for (let i = 0; i < 300; i++) {
-      const r = spawnSync(atoll, ["ls", "--json"], { env: this.env });
+      // Without a daemon, some commands work too.
+      const r = spawnSync(atoll, ["key", "ls"], { env: this.env });
       if (r.status === 0) return;
       await new Promise((done) => setTimeout(done, 100));
     }
