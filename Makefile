@@ -193,7 +193,7 @@ bridge: build ## run programs and agents that use OpenAI's clients of Cloudflare
 
 .PHONY: sdk
 sdk: build ## run the official SDKs of hosted services against their fakes (installs them with pip)
-	@$(STATIC) $(call gotest,-tags=sdk '-run=^TestSDK$$',./provider/superserve ./provider/boxlite ./provider/islo ./provider/daytona ./provider/vercel ./provider/runloop ./provider/opensandbox ./provider/blaxel ./provider/modal)
+	@$(STATIC) $(call gotest,-tags=sdk '-run=^TestSDK$$',./provider/superserve ./provider/boxlite ./provider/islo ./provider/daytona ./provider/vercel ./provider/runloop ./provider/opensandbox ./provider/blaxel ./provider/modal ./provider/microsandbox)
 
 .PHONY: python
 python: build ## check, test and build the Python packages (installs what they need with pip): make python ARGS="-k run"

@@ -163,6 +163,12 @@ var rules = []rule{
 		why:  "a provider depends on its technology, not on control or another provider; Kubernetes' libraries are too large",
 	},
 	{
+		pkgs: "provider/microsandbox/...",
+		only: []string{"sandbox", "internal/span", "driver", "provider/microsandbox/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/cbor", "provider/internal/..."},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "a provider depends on its technology, not on control or another provider",
+	},
+	{
 		pkgs: "provider/opensandbox/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/opensandbox/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
 		deny: []string{kernel + "/...", "database/sql"},
@@ -198,7 +204,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/servicetest/...",
-		only: []string{"sandbox", "driver", "internal/servicetest/...", "internal/modalapi", "internal/plainproto"},
+		only: []string{"sandbox", "driver", "internal/cbor", "internal/servicetest/...", "internal/modalapi", "internal/plainproto"},
 		deny: []string{kernel + "/...", "database/sql"},
 		why:  "a fake service uses providers only through the driver contract, and not the service's own driver",
 	},
@@ -216,7 +222,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/all",
-		only: []string{"internal/catalog", module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/keyed", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/registry", "internal/gateway/..."},
+		only: []string{"internal/catalog", module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/keyed", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/registry", "internal/gateway/..."},
 		why:  "the list of providers is the only place that imports them all",
 	},
 
@@ -409,6 +415,10 @@ var rules = []rule{
 	{
 		pkgs: "internal/sparse", std: true, deny: []string{"os/exec", "net", "net/http"},
 		why: "it handles bytes, inside sandboxes and outside",
+	},
+	{
+		pkgs: "internal/cbor", std: true, deny: []string{"os/exec", "net", "net/http"},
+		why: "it handles bytes",
 	},
 	{
 		pkgs: "internal/offline", std: true, deny: []string{"os", "os/exec", "net", "net/http"},
@@ -638,7 +648,7 @@ var rules = []rule{
 		pkgs: "cmd/atoll",
 		only: []string{
 			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
-			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/store", "internal/eventlog",
+			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...", "internal/engine", "internal/statedir", "internal/fleet/...",
 		},
 		deny: []string{"github.com/nats-io/nats-server/v2/..."},

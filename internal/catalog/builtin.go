@@ -14,7 +14,7 @@ func Builtin() []sandbox.Provider {
 		{Name: "microvm", Summary: "virtual machines of QEMU and KVM, with a kernel of the distribution"},
 		{Name: "docker", Summary: "containers of a Docker daemon, named by DOCKER_HOST and the like"},
 	}
-	for _, name := range []string{"e2b", "superserve", "boxlite", "islo", "cloudflare", "daytona", "vercel", "runloop", "opensandbox", "blaxel", "modal", "kubernetes"} {
+	for _, name := range []string{"e2b", "superserve", "boxlite", "islo", "cloudflare", "daytona", "vercel", "runloop", "opensandbox", "blaxel", "modal", "microsandbox", "kubernetes"} {
 		d, _ := Find(name)
 		list = append(list, sandbox.Provider{Name: name, Summary: d.Summary + ", named by " + d.Credentials[0].Env + " and the like"})
 	}

@@ -306,11 +306,15 @@ func hostedHeadless() []sandbox.Descriptor {
 		setting("API server, in a pod", "KUBERNETES_SERVICE_HOST", false), setting("port, in a pod", "KUBERNETES_SERVICE_PORT", false),
 	}
 
-	microsandbox := base("microsandbox", "a micro-VM of microsandbox", sandbox.TierHeadless)
+	microsandbox := hosted("microsandbox", "the cloud of microsandbox", sandbox.TierHeadless)
 	pty(&microsandbox)
-	microsandbox.Egress, microsandbox.Find, microsandbox.Fork, microsandbox.Pause = sandbox.EgressHost, sandbox.FindByName, true, sandbox.PauseMemory
-	microsandbox.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotFS, TarFallback: true}
-	microsandbox.Ports.Kind, microsandbox.Lifetime.Suspend = sandbox.PortLocal, true
+	microsandbox.RunAs, microsandbox.Persistable, microsandbox.Egress, microsandbox.Verified = true, false, sandbox.EgressHost, sandbox.VerifiedFake
+	microsandbox.Ports, microsandbox.Find = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}, sandbox.FindByName
+	microsandbox.Units = []sandbox.Unit{{Of: "maximum duration", Unit: "seconds"}}
+	microsandbox.Credentials = []sandbox.Credential{
+		secret("API key", "MSB_API_KEY"), setting("API key file", "MSB_API_KEY_FILE", false), setting("API key command", "MSB_API_KEY_COMMAND", false),
+		setting("API URL", "MSB_API_URL", false), setting("image", "ATOLL_MICROSANDBOX_IMAGE", false),
+	}
 
 	opensandbox := base("opensandbox", "an OpenSandbox server", sandbox.TierHeadless)
 	pty(&opensandbox)

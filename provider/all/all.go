@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/provider/islo"
 	"github.com/atoll-run/atoll/provider/kubernetes"
+	"github.com/atoll-run/atoll/provider/microsandbox"
 	"github.com/atoll-run/atoll/provider/microvm"
 	"github.com/atoll-run/atoll/provider/modal"
 	"github.com/atoll-run/atoll/provider/none"
@@ -57,7 +58,7 @@ var openers = map[string]func(registry.Host) (driver.Provider, error){
 	gvisor.Name: openGvisor, host.Name: openHost, microvm.Name: openMicrovm, docker.Name: openDocker,
 	e2b.Name: openE2B, superserve.Name: openSuperserve, boxlite.Name: openBoxlite, islo.Name: openIslo,
 	cloudflare.Name: openCloudflare, daytona.Name: openDaytona, vercel.Name: openVercel, runloop.Name: openRunloop, opensandbox.Name: openOpenSandbox,
-	blaxel.Name: openBlaxel, kubernetes.Name: openKubernetes, modal.Name: openModal,
+	blaxel.Name: openBlaxel, modal.Name: openModal, microsandbox.Name: openMicrosandbox, kubernetes.Name: openKubernetes,
 	remote.Name: openRemote, none.Name: openNone,
 }
 
@@ -277,6 +278,17 @@ func openModal(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return modal.New(opts)
+}
+
+func openMicrosandbox(h registry.Host) (driver.Provider, error) {
+	opts := microsandbox.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Image *string `json:"image"`
+	}{&opts.Image}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	return microsandbox.New(opts)
 }
 
 func openDocker(h registry.Host) (driver.Provider, error) {

@@ -1,6 +1,6 @@
 // Package wsexec implements guestkit.Program for a command that a service runs
-// over a WebSocket. Binary messages carry a byte that names a channel, and the
-// channel's data; text messages, or a channel, report how the command ended.
+// over a WebSocket. Usually, binary messages carry a byte that names a channel,
+// and the channel's data, and text messages, or a channel, report how the command ended.
 package wsexec
 
 import (
@@ -24,6 +24,12 @@ type Protocol struct {
 	// Ended parses a text message. It returns nil unless the command has ended;
 	// then it returns a *guestkit.Exit or another error.
 	Ended func(text, stderr []byte) error
+	// Encode and Decode, if set, replace the channels. Encode returns a message with
+	// input, and Decode the output in a message, and an error as that of Ended.
+	Encode func(input []byte) []byte
+	Decode func(message []byte, stderr *[]byte) (stdout []byte, err error)
+	// Farewell, if set, is sent before the connection is closed after Close.
+	Farewell []byte
 	// Lost returns the error of a connection that ended before the command.
 	Lost func() error
 	// Release, if set, is called once when the connection has ended, with the
@@ -33,7 +39,7 @@ type Protocol struct {
 
 const (
 	// maxMessage is the largest accepted message of the service, in bytes.
-	maxMessage = 4 << 20
+	maxMessage = 5 << 20
 	// beat is the interval of pings to the service.
 	beat = 50 * time.Second
 	// parting is how long input can be sent after Close.
@@ -50,6 +56,7 @@ type Program struct {
 	closed   chan struct{}
 	once     sync.Once
 	stderr   []byte
+	end      error // what Decode found after output
 }
 
 type message struct {
@@ -122,6 +129,9 @@ func (p *Program) beat(ctx context.Context) {
 
 // Receive implements guestkit.Program.
 func (p *Program) Receive() ([]byte, error) {
+	if p.end != nil {
+		return nil, p.end
+	}
 	var m message
 	select {
 	case m = <-p.messages:
@@ -137,6 +147,12 @@ func (p *Program) Receive() ([]byte, error) {
 		return nil, nil
 	case p.protocol.Status != 0 && m.data[0] == p.protocol.Status:
 		return nil, p.protocol.Ended(m.data[1:], p.stderr)
+	case p.protocol.Decode != nil:
+		out, err := p.protocol.Decode(m.data, &p.stderr)
+		if p.end = err; len(out) > 0 {
+			return out, nil
+		}
+		return nil, err
 	case m.data[0] == p.protocol.Stdout:
 		return m.data[1:], nil
 	case m.data[0] == p.protocol.Stderr:
@@ -148,7 +164,11 @@ func (p *Program) Receive() ([]byte, error) {
 // Send implements guestkit.Program.
 func (p *Program) Send(ctx context.Context, data []byte) error {
 	for chunk := range slices.Chunk(data, p.protocol.MaxInput) {
-		if err := p.ws.Write(ctx, websocket.MessageBinary, slices.Concat(p.protocol.Stdin, chunk)); err != nil {
+		message := slices.Concat(p.protocol.Stdin, chunk)
+		if p.protocol.Encode != nil {
+			message = p.protocol.Encode(chunk)
+		}
+		if err := p.ws.Write(ctx, websocket.MessageBinary, message); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
@@ -162,7 +182,14 @@ func (p *Program) Send(ctx context.Context, data []byte) error {
 func (p *Program) Close() error {
 	p.once.Do(func() {
 		close(p.closed)
-		time.AfterFunc(parting, func() { _ = p.ws.CloseNow() })
+		time.AfterFunc(parting, func() {
+			if p.protocol.Farewell != nil {
+				ctx, cancel := context.WithTimeout(context.Background(), parting)
+				defer cancel()
+				_ = p.ws.Write(ctx, websocket.MessageBinary, p.protocol.Farewell)
+			}
+			_ = p.ws.CloseNow()
+		})
 	})
 	return nil
 }

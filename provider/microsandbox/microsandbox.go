@@ -1,0 +1,217 @@
+// Package microsandbox makes sandboxes with the cloud of microsandbox, which
+// runs micro-VMs.
+//
+// The service makes, lists, starts and ends sandboxes over REST. A WebSocket
+// leads to the agent in a sandbox, which runs commands with input and output in
+// bytes. Inside, Atoll's own guest does the work.
+//
+// It is tested with a fake service that the official SDK accepts, not with the
+// real service.
+package microsandbox
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"strings"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Name is the name of this provider.
+const Name = "microsandbox"
+
+// Options configure the connection to the service.
+type Options struct {
+	// Dir is a directory for this provider alone. It is created when it is first
+	// needed. Sandboxes belong to it: another directory must adopt them first.
+	Dir string
+	// Key is the source of the API key.
+	Key *credential.Source
+	// URL is the address of the API. Empty: the service's.
+	URL string
+	// Image is the OCI image of sandboxes that name none. Empty: DefaultImage.
+	Image string
+	// Executable is a static program that imports internal/guest/early. It is the
+	// guest if none is embedded. Empty: the running program.
+	Executable string
+	// Transport sends requests. Nil: a new one.
+	Transport http.RoundTripper
+}
+
+const (
+	keyEnv    = "MSB_API_KEY"
+	urlEnv    = "MSB_API_URL"
+	publicURL = "https://api.microsandbox.dev"
+	// DefaultImage is the image of sandboxes if nothing names another.
+	DefaultImage = "debian:12"
+
+	mib     = 1 << 20
+	maxCPUs = 255
+)
+
+// FromEnvironment returns the options from the environment variables of the
+// official SDK, and from further variables.
+func FromEnvironment(dir string, lookup func(string) string) Options {
+	return Options{
+		Dir: dir, Key: credential.FromEnvironment(keyEnv, lookup), URL: strings.TrimSpace(lookup(urlEnv)), Image: lookup("ATOLL_MICROSANDBOX_IMAGE"),
+	}
+}
+
+// Provider makes sandboxes with the service. Its methods may be called
+// concurrently.
+type Provider struct {
+	*hosted.Core
+	opts Options
+	api  *api
+}
+
+var (
+	_ driver.Provider       = (*Provider)(nil)
+	_ driver.EgressEnforcer = (*Provider)(nil)
+	_ driver.ImageChecker   = (*Provider)(nil)
+)
+
+// New opens the provider. It makes no network call. It removes records of
+// sandboxes that ended long ago.
+func New(opts Options) (*Provider, error) {
+	if opts.Dir == "" {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "microsandbox.open", Message: "no directory given"}
+	}
+	base, err := rest.ParseURL("microsandbox.open", "API URL", cmp.Or(opts.URL, publicURL))
+	if err != nil {
+		return nil, err
+	}
+	if opts.Key == nil {
+		opts.Key = credential.New(keyEnv, "", "", "")
+	}
+	a := newAPI(base, opts.Key, opts.Transport)
+	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
+		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true, Reboots: true, Marks: true,
+		Resting: []string{running, stopped, created}, Hint: "use its original " + keyEnv + " and " + urlEnv,
+	}}
+	p.Enter = func(b hosted.Box) hosted.Inside { return &inside{p: p, box: b.ID, name: b.Sandbox} }
+	if err := p.Start(opts.Executable); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Probe implements driver.Provider. It checks the key with the service.
+func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
+	vm := driver.Limit{Holds: true, By: "the micro-VM"}
+	return p.Facts(ctx, &hosted.Description{
+		Version: "v1", Needs: keyEnv, What: "API key", Credential: keyEnv, Address: urlEnv,
+		Limits: map[string]driver.Limit{
+			"cpus": vm, "memory": vm, "disk": vm, "pids": {Why: "the service has no limit for processes", Fixed: true},
+			"lifetime": {Holds: true, By: "Atoll, and the service, which stops the sandbox"},
+		},
+	}, p.opts.Key.Set(), func(ctx context.Context) error {
+		_, err := p.api.page(ctx, "", 1)
+		return err
+	}, p.api.Base)
+}
+
+// CheckImage implements driver.ImageChecker. The service fetches images.
+func (p *Provider) CheckImage(image string) error { return p.CheckFetched(image) }
+
+// EgressAbility implements driver.EgressEnforcer. The service matches names and
+// addresses on all ports.
+func (*Provider) EgressAbility() sandbox.EgressAbility {
+	return sandbox.EgressAbility{Kind: sandbox.EgressHost, Wildcards: true}
+}
+
+// creation is the request for a new sandbox.
+type creation struct {
+	Source    string    `json:"source"`
+	Name      string    `json:"name"`
+	Image     string    `json:"reference"`
+	Resources resources `json:"resources"`
+	Network   network   `json:"network"`
+	Lifecycle lifecycle `json:"lifecycle"`
+}
+
+type resources struct {
+	CPUs   int64 `json:"vcpus,omitempty"`
+	Memory int64 `json:"memory_mib,omitempty"`
+	Disk   int64 `json:"disk_size_mib,omitempty"`
+}
+
+type lifecycle struct {
+	Ephemeral bool  `json:"ephemeral"`                   // it is removed when it stops
+	Seconds   int64 `json:"max_duration_secs,omitempty"` // then it is stopped
+}
+
+// Create implements driver.Provider. The service keeps names unique, so a sandbox
+// whose answer is lost is found by its name.
+func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	if err := p.CheckImage(spec.Image); err != nil {
+		return nil, err
+	}
+	if err := p.Check(spec); err != nil {
+		return nil, err
+	}
+	r := spec.Resources
+	if r.CPUs != float64(int64(r.CPUs)) || r.CPUs > maxCPUs {
+		return nil, p.Unsupported("cpus", "the service gives whole processors", "ask for a whole number")
+	}
+	scope, err := p.Scope()
+	if err != nil {
+		return nil, err
+	}
+	c := creation{Source: "oci", Name: names.Of(scope, spec.ID), Image: spec.Image, Network: networkFor(spec.Network.Plain)}
+	if spec.Image == "" || spec.Image == "host" {
+		c.Image = cmp.Or(p.opts.Image, DefaultImage)
+	}
+	c.Resources = resources{CPUs: int64(r.CPUs), Memory: (r.Memory + mib - 1) / mib, Disk: (r.Disk + mib - 1) / mib}
+	life := spec.Lifetime.HardTimeout()
+	if life > 0 {
+		c.Lifecycle.Seconds = hosted.Seconds(life)
+	}
+	var b box
+	return p.Make(ctx, &hosted.Making{
+		Spec: spec, Life: life,
+		Ask: func(ctx context.Context) (hosted.Box, error) {
+			b, err = p.request(ctx, spec.ID, &c)
+			return b.describe(), err
+		},
+		Confirm: func() error { return p.confirm(b, &c) },
+	})
+}
+
+// request requests a sandbox and waits until it runs.
+func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b box, err error) {
+	err = p.api.Call(ctx, http.MethodPost, "/v1/sandboxes?start=true", c, nil)
+	if hosted.Refused(err) {
+		return b, err
+	}
+	b, err = hosted.Search(ctx, &p.api.Client, err, func() (box, error) { return p.api.named(ctx, c.Name) })
+	if err != nil {
+		return b, err
+	}
+	now, err := p.Settled(ctx, id, b.ID)
+	if err == nil && now.Status != running {
+		err = p.Strange("the new sandbox is " + now.Status)
+	}
+	return b, err
+}
+
+// confirm checks what the service shows of a new sandbox. It need not show
+// everything.
+func (p *Provider) confirm(b box, c *creation) error {
+	switch {
+	case b.Ephemeral:
+		return p.Strange("the service removes the sandbox when it stops")
+	case b.Spec == nil:
+		return nil
+	case b.Spec.Network != nil && !c.Network.same(b.Spec.Network):
+		return p.Strange("the service does not confirm the network of the sandbox")
+	case b.Spec.Lifecycle != nil && b.Spec.Lifecycle.Seconds != c.Lifecycle.Seconds:
+		return p.Strange("the service does not confirm the lifetime of the sandbox")
+	}
+	return nil
+}
