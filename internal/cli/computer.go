@@ -241,13 +241,12 @@ text. A key that may only look cannot read it.`,
 	}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		out, err := a.act(ctx, args[0], sandbox.ComputerAction{Action: "clipboard"})
-		switch {
-		case err != nil:
-			return err
-		case isTerminal(a.Stdout):
-			return a.println(*out.Clipboard)
+		if err == nil {
+			_, err = io.WriteString(a.plainOutput(), *out.Clipboard)
 		}
-		_, err = io.WriteString(a.Stdout, *out.Clipboard)
+		if err == nil && isTerminal(a.Stdout) {
+			err = a.println()
+		}
 		return err
 	})
 	return cmd

@@ -258,6 +258,7 @@ func calls(t *testing.T) (all [][]string) {
 		browser := call[0] == "console" || strings.HasPrefix(whole, "port open")
 		return slices.Contains([]string{"up", "down", "mcp"}, call[0]) || browser && !slices.Contains(call, "--no-browser") ||
 			strings.HasPrefix(whole, "audit export") || // the bytes that were hashed: see TestAuditOnTerminal
+			strings.HasPrefix(whole, "computer clipboard") || // what a program copied, byte for byte, unless it goes to a terminal
 			strings.HasPrefix(whole, "session run-on") // what a command wrote
 	})
 }
