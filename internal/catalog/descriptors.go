@@ -170,7 +170,7 @@ func hostedDesktops() []sandbox.Descriptor {
 	modal.RunAs, modal.NativeBucketMount, modal.Egress = true, true, sandbox.EgressHost
 	modal.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotFS, TarFallback: true}
 	modal.Ports.Kind, modal.Verified = sandbox.PortTunnel, sandbox.VerifiedFake
-	modal.Lifetime = sandbox.LifetimeSupport{Hard: 24 * time.Hour, Rollover: true, IdleKiller: true, Suspend: true, LockFreeResume: true}
+	modal.Lifetime = sandbox.LifetimeSupport{Hard: 24 * time.Hour, Rollover: true, IdleKiller: true, LockFreeResume: true}
 	modal.Units = []sandbox.Unit{{Of: "timeout", Unit: "milliseconds"}}
 	modal.Credentials = []sandbox.Credential{
 		setting("app", "MODAL_APP_NAME", true),

@@ -15,6 +15,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"net/http"
+	"os"
 	"strings"
 	"time"
 
@@ -81,7 +82,7 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 		App: strings.TrimSpace(lookup(appEnv)), Environment: strings.TrimSpace(lookup("MODAL_ENVIRONMENT")), URL: strings.TrimSpace(lookup(urlEnv)),
 		Image: lookup("ATOLL_MODAL_IMAGE"), Config: lookup("MODAL_CONFIG_PATH"),
 	}
-	if home := lookup("HOME"); opts.Config == "" && home != "" {
+	if home, err := os.UserHomeDir(); opts.Config == "" && err == nil {
 		opts.Config = home + "/.modal.toml"
 	}
 	return opts
