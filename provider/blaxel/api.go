@@ -114,6 +114,13 @@ type runtime struct {
 // ttl is a lifetime in the service's words.
 func ttl(life time.Duration) string { return strconv.FormatInt(hosted.Seconds(life), 10) + "s" }
 
+// sameTTL reports whether two lifetimes are the same, perhaps in other words.
+func sameTTL(a, b string) bool {
+	one, errA := time.ParseDuration(a)
+	other, errB := time.ParseDuration(b)
+	return a == b || errA == nil && errB == nil && one == other
+}
+
 // The resting states of a sandbox.
 const (
 	deployed = "DEPLOYED"

@@ -184,9 +184,9 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 			switch now := b.Spec; {
 			case !rules.same(now.Network):
 				return p.Strange("the service does not confirm the network of the sandbox")
-			case now.Runtime.TTL != asked.Spec.Runtime.TTL:
+			case !sameTTL(now.Runtime.TTL, asked.Spec.Runtime.TTL):
 				return p.Strange("the service does not confirm the lifetime of the sandbox")
-			case now.Runtime.Memory != asked.Spec.Runtime.Memory:
+			case spec.Resources.Memory > 0 && now.Runtime.Memory != asked.Spec.Runtime.Memory:
 				return p.Strange("the service does not confirm the memory of the sandbox")
 			}
 			return nil

@@ -108,7 +108,7 @@ func (w *world) faulty(p, again *blaxel.Provider) *hostedtest.Faulty {
 func bounded(id sandbox.ID) *sandbox.Spec {
 	s := spec(id)
 	s.Network = sandbox.Network{Egress: []string{"api.a.test"}, Plain: &sandbox.EgressRules{Allow: []sandbox.EgressTarget{{Host: "api.a.test"}}}}
-	s.Lifetime.Timeout = 30 * time.Minute
+	s.Lifetime.Timeout, s.Resources.Memory = 30*time.Minute, 2<<30
 	return s
 }
 
@@ -125,7 +125,7 @@ func TestCreateFaults(t *testing.T) {
 		"no network":    always(get, box, servicetest.Fault{Rewrite: hostedtest.Replace(`"network":`, `"other":`)}),
 		"more names":    always(get, box, servicetest.Fault{Rewrite: hostedtest.Replace(`"api.a.test"`, `"api.a.test","b.test"`)}),
 		"short":         always(get, box, servicetest.Fault{Rewrite: hostedtest.Replace(`"ttl":"1800s"`, `"ttl":"300s"`)}),
-		"small":         always(get, box, servicetest.Fault{Rewrite: hostedtest.Replace(`"memory":4096`, `"memory":1024`)}),
+		"small":         always(get, box, servicetest.Fault{Rewrite: hostedtest.Replace(`"memory":2048`, `"memory":1024`)}),
 		"command 5xx":   always(post, process, servicetest.Fault{Status: 502}),
 		"no exit code":  always(post, process, servicetest.Fault{Rewrite: func([]byte) []byte { return []byte("{}") }}),
 		"not encrypted": always(get, box, servicetest.Fault{Rewrite: hostedtest.Replace(`"url":"http`, `"url":"ftp`)}),
@@ -133,6 +133,7 @@ func TestCreateFaults(t *testing.T) {
 		all[name] = hostedtest.CreateFault{Fault: f, Want: sandbox.CodeUnavailable, Posts: 1}
 	}
 	all["not encrypted"] = hostedtest.CreateFault{Fault: all["not encrypted"].Fault, Want: sandbox.CodeInvalid, Posts: 1}
+	all["other words"] = hostedtest.CreateFault{Fault: always(get, box, servicetest.Fault{Rewrite: hostedtest.Replace(`"ttl":"1800s"`, `"ttl":"30m"`)}), Posts: 1}
 	all["failed"] = hostedtest.CreateFault{
 		Fault: always(get, box, servicetest.Fault{Rewrite: hostedtest.Replace(`"status":"DEPLOYED"`, `"status":"FAILED"`)}), Want: sandbox.CodeConflict, Posts: 1,
 	}

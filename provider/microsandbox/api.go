@@ -3,9 +3,10 @@ package microsandbox
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/url"
-	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -192,8 +193,9 @@ func (a *api) Credential() hosted.Credential {
 type network struct {
 	Enabled bool    `json:"enabled"`
 	Policy  *policy `json:"policy,omitempty"`
-	// Strict allows a name only to connections that say that they are for it.
-	Strict bool `json:"strict"`
+	// Strict allows a name only to connections that say that they are for it. Nil:
+	// the service does not show it.
+	Strict *bool `json:"strict,omitempty"`
 }
 
 // policy has rules, the first of which that matches decides.
@@ -228,11 +230,12 @@ func newRule(action, kind, value string) rule {
 // networkFor translates what a sandbox may reach. A suffix of the service matches
 // the name itself, too, so a rule for that comes first.
 func networkFor(asked *sandbox.EgressRules) network {
+	strict := true
 	switch {
 	case asked != nil && asked.Open:
-		return network{Enabled: true, Policy: &policy{Egress: allow, Ingress: allow, Rules: []rule{}}, Strict: true}
+		return network{Enabled: true, Policy: &policy{Egress: allow, Ingress: allow, Rules: []rule{}}, Strict: &strict}
 	case asked == nil || len(asked.Allow) == 0:
-		return network{Policy: &policy{Egress: deny, Ingress: deny, Rules: []rule{}}, Strict: true}
+		return network{Policy: &policy{Egress: deny, Ingress: deny, Rules: []rule{}}, Strict: &strict}
 	}
 	var lookups, exact, apex, below []rule
 	for _, t := range asked.Allow {
@@ -251,7 +254,7 @@ func networkFor(asked *sandbox.EgressRules) network {
 		lookups = append(lookups, one)
 	}
 	rules := append(append(append(lookups, exact...), apex...), below...)
-	return network{Enabled: true, Policy: &policy{Egress: deny, Ingress: allow, Rules: rules}, Strict: true}
+	return network{Enabled: true, Policy: &policy{Egress: deny, Ingress: allow, Rules: rules}, Strict: &strict}
 }
 
 // same reports whether the service shows the network that was asked for.
@@ -259,5 +262,9 @@ func (n network) same(now *network) bool {
 	if !n.Enabled {
 		return !now.Enabled
 	}
-	return now.Enabled && now.Strict && reflect.DeepEqual(n.Policy, now.Policy)
+	return now.Enabled && (now.Strict == nil || *now.Strict) && now.Policy != nil && now.Policy.Egress == n.Policy.Egress &&
+		slices.EqualFunc(n.Policy.Rules, now.Policy.Rules, func(a, b rule) bool {
+			return a.Direction == b.Direction && a.Action == b.Action && maps.Equal(a.Destination, b.Destination) &&
+				slices.Equal(a.Protocols, b.Protocols) && slices.Equal(a.Ports, b.Ports)
+		})
 }
