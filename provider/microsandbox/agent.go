@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/coder/websocket"
@@ -49,17 +48,99 @@ func (in *inside) Run(ctx context.Context, script string) (string, error) {
 
 // Upload implements guestkit.Runner.
 func (in *inside) Upload(ctx context.Context, file string, guest *program.Program) error {
+	q, dir := hosted.Quote([]string{file}), hosted.Quote([]string{path.Dir(file)})
+	if _, err := in.Run(ctx, "mkdir -p "+dir); err != nil {
+		return err
+	}
 	body, err := guest.Open()
 	if err != nil {
 		return err
 	}
 	defer body.Close()
-	text, err := io.ReadAll(body)
+	if err := in.write(ctx, file+".new", body); err != nil {
+		return err
+	}
+	_, err = in.Run(ctx, "chmod 0755 "+q+".new && mv "+q+".new "+q)
+	return err
+}
+
+// write writes a file as root.
+func (in *inside) write(ctx context.Context, file string, body io.Reader) error {
+	ws, a, err := in.connect(ctx)
 	if err != nil {
 		return err
 	}
-	q, dir := hosted.Quote([]string{file}), hosted.Quote([]string{path.Dir(file)})
-	_, err = hosted.Script(ctx, in.Start, "set -e; umask 022; mkdir -p "+dir+"; head -c "+strconv.Itoa(len(text))+" >"+q+".new; chmod 0755 "+q+".new; mv "+q+".new "+q, text)
+	defer func() { _ = ws.CloseNow() }()
+	ask := func(op string, args map[string]any) error {
+		return ws.Write(ctx, websocket.MessageBinary, frame(a.id, opens, "core.fs.request", map[string]any{"op": map[string]any{op: args}}))
+	}
+	send := func(part []byte) error {
+		return ws.Write(ctx, websocket.MessageBinary, frame(a.id, 0, "core.fs.data", map[string]any{"data": part}))
+	}
+	err = ask("OpenFile", map[string]any{"path": file, "options": map[string]any{
+		"read": false, "write": true, "append": false, "create": true, "truncate": true, "create_new": false, "mode": 0o644, "user": nil,
+	}})
+	opened, err := a.answer(ctx, ws, err)
+	if err != nil {
+		return err
+	}
+	handle, ok := opened["Handle"].(int64)
+	if !ok {
+		return in.broken("the agent in the sandbox opens no file")
+	}
+	a.id++
+	err = ask("Write", map[string]any{"handle": uint64(handle), "offset": 0, "len": nil})
+	for part := make([]byte, maxInput); err == nil; {
+		n, readErr := io.ReadFull(body, part)
+		if n > 0 {
+			err = send(part[:n])
+		}
+		if err == nil && readErr != nil {
+			if err = send([]byte{}); readErr != io.EOF && readErr != io.ErrUnexpectedEOF {
+				return readErr
+			}
+			break
+		}
+	}
+	if _, err = a.answer(ctx, ws, err); err != nil {
+		return err
+	}
+	a.id++
+	_, err = a.answer(ctx, ws, ask("CloseHandle", map[string]any{"handle": uint64(handle)}))
+	return err
+}
+
+// answer waits for the answer to a request about files. asked is the error of the
+// request.
+func (a *agent) answer(ctx context.Context, ws *websocket.Conn, asked error) (data map[string]any, err error) {
+	for err = asked; err == nil; {
+		m, ok, invalid := a.next()
+		switch text, _ := m.payload["error"].(string); {
+		case invalid != nil:
+			return nil, invalid
+		case ok && m.id == a.id && m.payload["ok"] == true:
+			data, _ = m.payload["data"].(map[string]any)
+			return data, nil
+		case ok && m.id == a.id:
+			return nil, a.in.broken("the agent in the sandbox writes no file: " + a.in.p.api.Clip(text))
+		case ok:
+			continue
+		}
+		var more []byte
+		_, more, err = ws.Read(ctx)
+		a.buf = append(a.buf, more...)
+	}
+	return nil, a.lost(ctx, err)
+}
+
+// lost returns the error of a connection.
+func (a *agent) lost(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case sandbox.CodeOf(err) == "":
+		return a.in.broken("the connection to the sandbox was lost")
+	}
 	return err
 }
 
@@ -161,32 +242,36 @@ func (a *agent) decode(data []byte, stderr *[]byte) (out []byte, err error) {
 	}
 }
 
-// Start implements guestkit.Runner.
-func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
+// connect connects to the agent, which is then ready.
+func (in *inside) connect(ctx context.Context) (ws *websocket.Conn, a *agent, err error) {
 	c := &in.p.api.Client
-	var ws *websocket.Conn
-	err := c.Patient(ctx, func() (err error) {
+	err = c.Patient(ctx, func() (err error) {
 		ws, err = c.Dial(ctx, "ws"+strings.TrimPrefix(strings.TrimSuffix(c.Base.String(), "/"), "http")+"/v1/sandboxes/"+in.box+"/agent")
 		return err
 	})
 	if err != nil {
+		return nil, nil, err
+	}
+	a = &agent{in: in}
+	if err := a.greet(ctx, ws); err != nil {
+		_ = ws.CloseNow()
+		return nil, nil, a.lost(ctx, err)
+	}
+	return ws, a, nil
+}
+
+// Start implements guestkit.Runner.
+func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
+	ws, a, err := in.connect(ctx)
+	if err != nil {
 		return nil, err
 	}
-	a := &agent{in: in}
-	if err = a.greet(ctx, ws); err == nil {
-		err = ws.Write(ctx, websocket.MessageBinary, frame(a.id, opens, "core.exec.request", map[string]any{
-			"cmd": argv[0], "args": argv[1:], "env": slices.Concat([]string{}, env), "cwd": "/", "user": "root", "tty": false, "rows": 24, "cols": 80, "rlimits": []any{},
-		}))
-	}
+	err = ws.Write(ctx, websocket.MessageBinary, frame(a.id, opens, "core.exec.request", map[string]any{
+		"cmd": argv[0], "args": argv[1:], "env": slices.Concat([]string{}, env), "cwd": "/", "user": "root", "tty": false, "rows": 24, "cols": 80, "rlimits": []any{},
+	}))
 	if err != nil {
 		_ = ws.CloseNow()
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		if sandbox.CodeOf(err) == "" {
-			err = in.broken("the connection to the sandbox was lost")
-		}
-		return nil, err
+		return nil, a.lost(ctx, err)
 	}
 	return wsexec.New(in.p.Open, &in.p.Conns, ws, wsexec.Protocol{
 		MaxInput: maxInput, Decode: a.decode,
