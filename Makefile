@@ -251,11 +251,13 @@ microvm: build ## run the tests of provider/microvm with emulated virtual machin
 # The state of the cluster. Its programs are in ATOLL_CLUSTER_CACHE.
 CLUSTER = /var/tmp/atoll-cluster
 
-.PHONY: cluster cluster-down
+.PHONY: cluster cluster-down cluster-test
 cluster: ## start a Kubernetes node, built from the Go module proxy (as root; needs containerd containernetworking-plugins conntrack; ten minutes once)
 	@GO='$(GO)' ./scripts/cluster up "$(CLUSTER)"
 cluster-down: ## end it and remove what it made
 	@./scripts/cluster down "$(CLUSTER)"
+cluster-test: build ## lint the Helm chart, and install, use and remove it on a node of its own
+	@$(STATIC) GO='$(GO)' ./scripts/cluster-test "$$dir/atoll"
 
 .PHONY: fuzz
 fuzz: ## fuzz each target for FUZZTIME (10s)
