@@ -49,7 +49,8 @@ type soak struct {
 	trees map[string]string // contents of the last acknowledged version of each workspace
 	bytes int64             // read by slow readers
 
-	sessions, moved int // that did everything, and those that had a sandbox of another provider too
+	sessions, moved int      // that did everything, and those that had a sandbox of another provider too
+	givenUp         []string // sessions that did not
 }
 
 // TestSoak combines all faults and all client operations for ATOLL_SOAK_TIME,
@@ -90,7 +91,7 @@ func TestSoak(t *testing.T) {
 	workers.Wait()
 	s.compare(t)
 	s.compareTrees(t)
-	t.Logf("faults %v, workspace versions %d, slow readers read %d bytes, sessions %d, moved %d", s.faults, len(s.trees), s.bytes, s.sessions, s.moved)
+	t.Logf("faults %v, workspace versions %d, slow readers read %d bytes, sessions %d, moved %d, given up %d", s.faults, len(s.trees), s.bytes, s.sessions, s.moved, len(s.givenUp))
 	s.compareSessions(t, there)
 	s.leaveNothing(t)
 }
