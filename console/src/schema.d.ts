@@ -3255,6 +3255,11 @@ export interface components {
             /** @description names of the images that are stored there */
             images: string[] | null;
             /**
+             * @description what isolates a new sandbox there; missing: it is not known
+             * @enum {string}
+             */
+            isolation?: "none" | "kernel" | "hardware";
+            /**
              * Format: int64
              * @description free memory of the machine, in bytes
              */

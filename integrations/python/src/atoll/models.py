@@ -818,6 +818,10 @@ class Load(Model):
     """
     names of the images that are stored there
     """
+    isolation: Literal["none", "kernel", "hardware"] | None = None
+    """
+    what isolates a new sandbox there; missing: it is not known
+    """
     memory_free: int
     """
     free memory of the machine, in bytes
