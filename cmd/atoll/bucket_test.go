@@ -165,7 +165,11 @@ func TestBucket(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		run(t, reader, `! ls /workspace/in 2>/dev/null`)
+		// Its working directory may be gone already, too.
+		res, err := reader.Run(t.Context(), sandbox.Command{Args: []string{"ls", "/workspace/in"}, Dir: "/"}, atoll.RunOptions{})
+		if err != nil || res.Exit.Code == 0 {
+			t.Errorf("without the bucket's server: %+v, %v", res, err)
+		}
 		if err := reader.Destroy(t.Context()); err != nil {
 			t.Fatal(err)
 		}
