@@ -134,12 +134,17 @@ test("a late viewer sees the screen, and one who only watches cannot type", asyn
 });
 
 test("a new terminal has a shell of its own, which stays", async () => {
+  // The new one takes the focus when it is there.
+  const chosen = page.locator(".bar button.primary", { hasText: /Shell/ });
   await button("New terminal").click();
+  await chosen.waitFor();
   await page.locator(".term:visible .xterm").waitFor();
   await type("own=$((6*7)); echo own-$own", "own-42");
   await page.reload();
   await page.locator(".term .xterm").waitFor();
   await page.getByRole("button", { name: /^Shell/ }).click();
+  await chosen.waitFor();
+  await page.locator(".term:visible .xterm").waitFor();
   await type("echo again-$own", "again-42");
   await button("Shared shell").click();
 });
