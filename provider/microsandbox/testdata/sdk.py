@@ -70,3 +70,5 @@ async def main():
 
 asyncio.run(main())
 print("all of it was done")
+sys.stdout.flush()
+os._exit(0)  # the SDK's threads can panic while Python ends
