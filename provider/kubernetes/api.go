@@ -50,10 +50,18 @@ const idle = 10 * time.Second
 
 // fresh ensures that there is a server, and a token if there is a source.
 func (a *api) fresh(ctx context.Context, refused bool) error {
-	if a.Base.Host == "" {
-		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "cluster", Message: "no cluster is set", Hint: "set " + configEnv}
+	if err := a.found(); err != nil {
+		return err
 	}
 	return a.token.Fresh(ctx, refused)
+}
+
+// found returns an error if nothing says where the cluster is.
+func (a *api) found() error {
+	if a.Base.Host != "" {
+		return nil
+	}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Message: "no cluster is set", Hint: "set " + configEnv + " to a configuration file of kubectl"}
 }
 
 // status is an error of the API server, or how a command ended.

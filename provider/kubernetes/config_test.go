@@ -152,6 +152,16 @@ func TestSeveralKubeconfigs(t *testing.T) {
 			t.Errorf("%s: the token is %q, %v; want %q", list, c.token.Current(), err, want)
 		}
 	}
+	t.Setenv("HOME", t.TempDir())
+	p, err := New(Options{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	_, err = p.Create(t.Context(), &sandbox.Spec{ID: "sb-none"})
+	if sandbox.CodeOf(err) != sandbox.CodeInvalid || !strings.Contains(err.Error(), "no cluster is set") {
+		t.Errorf("without a cluster: %v", err)
+	}
 	if _, err := (&Options{Kubeconfig: "/none"}).find(); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Errorf("a missing file: %v", err)
 	}

@@ -311,6 +311,9 @@ func (p *Provider) supported(spec *sandbox.Spec) error {
 
 // Create implements driver.Provider.
 func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	if err := p.api.found(); err != nil {
+		return nil, err
+	}
 	if err := p.supported(spec); err != nil {
 		return nil, err
 	}
