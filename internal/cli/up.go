@@ -196,7 +196,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&cert, "tls-cert", "", "file with the certificate, in PEM")
 	flags.StringVar(&key, "tls-key", "", "file with its private key, in PEM")
 	flags.BoolVar(&opts.Plain, "plain", false, "serve a loopback address without TLS")
-	flags.StringVar(&keyIn, "key-file", "", "file with an API key, from another daemon, that may read, exec and write in the tenant default; only its owner may be able to read it")
+	flags.StringVar(&keyIn, "key-file", "", "file with an API key, from another daemon, that may read, exec and write in the tenant default; only its owner may be able to read it. The key is valid until a start without it")
 	flags.StringArrayVar(&opts.Hosts, "host", nil, "a name under which this machine is reached over TCP; may be repeated")
 	flags.StringVar(&opts.E2B.Listen, "e2b", "", "also serve the API of E2B on this TCP address (without one: "+defaultE2B+")")
 	flags.Lookup("e2b").NoOptDefVal = defaultE2B

@@ -84,8 +84,8 @@ type Options struct {
 	TLS    *tls.Config
 	Plain  bool
 	Hosts  []string // names of this machine, in addition to localhost and its addresses
-	// Key is an API key that another daemon made and that this one accepts, too, as
-	// for key.Ring.Import. Empty: none.
+	// Key is an API key that another daemon made. It may read, exec and write in the
+	// default tenant until a daemon starts without it. Empty: none.
 	Key string
 	// Blobs is the address of the blob store of workspaces and snapshots, as for
 	// blob.Open. Empty: a directory in the state directory.
@@ -232,7 +232,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			_ = d.Close()
 		}
 	}()
-	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openMachines, d.openFleet, d.importKey, d.openPlane, d.openSessions, d.recordParts, d.openServer, d.listenE2B, d.listenBridge, d.listen, d.recover} {
+	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openMachines, d.openFleet, d.openPlane, d.importKey, d.openSessions, d.recordParts, d.openServer, d.listenE2B, d.listenBridge, d.listen, d.recover} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -240,12 +240,9 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	return d, nil
 }
 
-// importKey accepts the key of the options.
+// importKey accepts the key of the options, and no longer one of earlier options.
 func (d *Daemon) importKey(ctx context.Context) error {
-	if d.opts.Key == "" {
-		return nil
-	}
-	return d.store.Update(ctx, func(tx *store.Tx) error { return key.Import(ctx, tx, d.opts.Key) })
+	return d.services.Tenants.ImportKey(guard.WithPrincipal(ctx, key.Peer(key.DefaultTenant, uint32(os.Geteuid()))), d.opts.Key)
 }
 
 // openState locks the state directory and opens its contents.

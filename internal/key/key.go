@@ -134,6 +134,9 @@ func validate(n *sandbox.NewKey) error {
 	case utf8.RuneCountInString(n.Name) > maxName || !utf8.ValidString(n.Name):
 		return invalid("name", "is longer than %d characters", maxName)
 	}
+	if n.Name == imported {
+		return invalid("name", "is the name of a key that another daemon made")
+	}
 	for _, r := range n.Name {
 		if r < ' ' || r == 0x7f {
 			return invalid("name", "contains a control character")
@@ -178,35 +181,49 @@ func (r *Ring) Create(ctx context.Context, tx *store.Tx, n sandbox.NewKey) (sand
 	return k, nil
 }
 
-// imported is the name of the key of Import.
+// imported is the name of the key of Import. No other key can have it.
 const imported = "of --key-file"
 
-// Import accepts a key that another daemon made, to read, exec and write in the
-// default tenant. It revokes the key that was imported before. A key that this
-// daemon knows stays as it is.
-func Import(ctx context.Context, tx *store.Tx, token string) error {
-	id, ok := idOf(token)
-	if !ok {
-		e := &sandbox.Error{Code: sandbox.CodeInvalid, Op: "key.import", Message: "the key is not one that Atoll made"}
-		e.Hint = "make one with: atoll key create"
-		return e
-	}
-	all, err := tx.Tenants().Keys(ctx, DefaultTenant)
-	if err != nil {
-		return err
-	}
-	for i := range all {
-		if k := &all[i]; k.Name == imported && k.ID != id && k.Revoked.IsZero() {
-			if err := tx.Tenants().RevokeKey(ctx, DefaultTenant, k.ID); err != nil {
-				return err
-			}
+// Imports compares token, a key that another daemon made or "" for none, with
+// the keys that were imported. It returns the public part of the token if
+// [Import] must add it, and those of the imported keys that it replaces.
+// CodeInvalid: Atoll did not make the token, or it was revoked here.
+func Imports(ctx context.Context, tx *store.Tx, token string) (add string, replaced []string, err error) {
+	id := ""
+	if token != "" {
+		var formed bool
+		if id, formed = idOf(token); !formed {
+			return "", nil, unfit("", "the key is not one that Atoll made", "make one with: atoll key create")
+		}
+		known, err := tx.Operator().Key(ctx, id)
+		switch {
+		case err == nil && !known.Revoked.IsZero():
+			return "", nil, unfit(id, "the key was revoked here", "make another one with: atoll key create")
+		case sandbox.CodeOf(err) == sandbox.CodeNotFound:
+			add = id
+		case err != nil:
+			return "", nil, err
 		}
 	}
-	if _, err := tx.Operator().Key(ctx, id); sandbox.CodeOf(err) != sandbox.CodeNotFound {
-		return err
+	all, err := tx.Tenants().Keys(ctx, DefaultTenant)
+	for i := range all {
+		if k := &all[i]; k.Name == imported && k.ID != id && k.Revoked.IsZero() {
+			replaced = append(replaced, k.ID)
+		}
 	}
+	return add, replaced, err
+}
+
+// Import accepts a key that Imports says is to be added. It may read, exec and
+// write in the default tenant.
+func Import(ctx context.Context, tx *store.Tx, token string) error {
+	id, _ := idOf(token)
 	k := sandbox.Key{ID: id, Name: imported, Created: tx.Now(), Verbs: []string{string(Read), string(Exec), string(Write)}}
 	return tx.Tenants().AddKey(ctx, store.Key{Key: k, Tenant: DefaultTenant, Hash: hash(token)})
+}
+
+func unfit(subject, message, hint string) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "key.import", Subject: subject, Message: message, Hint: hint}
 }
 
 // unusable is the response to every key that is not accepted. The reason is

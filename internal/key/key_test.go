@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -221,8 +222,8 @@ func BenchmarkAuthenticate(b *testing.B) {
 	}
 }
 
-// A key of one daemon works with another that imports it, and a key that
-// replaces it in the file ends it.
+// A key of one daemon works with another that imports it, with three rights.
+// Malformed and revoked keys are refused, without repeating them.
 func TestImport(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		maker, s := storetest.SQLite(t, store.Options{}), open(store.Options{})
@@ -230,33 +231,39 @@ func TestImport(t *testing.T) {
 		first, k := newKey(t, maker, "acme", sandbox.NewKey{Verbs: []string{"admin"}})
 		second, _ := newKey(t, maker, "acme", sandbox.NewKey{Verbs: []string{"admin"}})
 		own, _ := newKey(t, s, key.DefaultTenant, sandbox.NewKey{Verbs: []string{"read"}})
-		add := func(token string) error {
-			return s.Update(t.Context(), func(tx *store.Tx) error { return key.Import(t.Context(), tx, token) })
+		imports := func(token string) (add string, replaced []string, err error) {
+			err = s.View(t.Context(), func(tx *store.Tx) error {
+				add, replaced, err = key.Imports(t.Context(), tx, token)
+				return err
+			})
+			return add, replaced, err
 		}
-		for range 2 { // a daemon does it at every start
-			ok(t, add(first))
+		add, replaced, err := imports(first)
+		ok(t, err)
+		if add != k.ID || len(replaced) > 0 {
+			t.Errorf("the first key: Imports = %q, %q; want %q and none", add, replaced, k.ID)
 		}
+		ok(t, s.Update(t.Context(), func(tx *store.Tx) error { return key.Import(t.Context(), tx, first) }))
 		p, err := ring.Authenticate(t.Context(), first)
 		ok(t, err)
 		if p.Tenant != key.DefaultTenant || p.Key != k.ID || len(p.Verbs) != 3 || p.Allow(ops.KeyCreate) == nil {
 			t.Errorf("it may do more than read, exec and write in the default tenant: %+v", p)
 		}
-		ok(t, add(second))
-		if _, err := ring.Authenticate(t.Context(), first); !errors.Is(err, key.ErrRevoked) {
-			t.Errorf("the key that was replaced: %v", err)
-		}
-		for _, token := range []string{second, own} {
-			_, err := ring.Authenticate(t.Context(), token)
+		for token, want := range map[string][]string{first: nil, second: {k.ID}, own: {k.ID}, "": {k.ID}} {
+			add, replaced, err := imports(token)
 			ok(t, err)
-		}
-		ok(t, add(first)) // what was revoked stays revoked
-		if _, err := ring.Authenticate(t.Context(), first); !errors.Is(err, key.ErrRevoked) {
-			t.Errorf("a revoked key came back: %v", err)
-		}
-		for _, token := range []string{"", "x", strings.Repeat("a", len(first)), first[:len(first)-1] + "_"} {
-			if err := add(token); sandbox.CodeOf(err) != sandbox.CodeInvalid || token != "" && strings.Contains(err.Error(), token) {
-				t.Errorf("%q: %v", token, err)
+			if !slices.Equal(replaced, want) || (add != "") != (token == second) {
+				t.Errorf("after the import: Imports = %q, %q; want %q replaced", add, replaced, want)
 			}
+		}
+		for _, token := range []string{"x", strings.Repeat("a", len(first)), first[:len(first)-1] + "_"} {
+			if _, _, err := imports(token); sandbox.CodeOf(err) != sandbox.CodeInvalid || strings.Contains(err.Error(), token) {
+				t.Errorf("%q: %v, want %s without the key", token, err, sandbox.CodeInvalid)
+			}
+		}
+		ok(t, s.Update(t.Context(), func(tx *store.Tx) error { return tx.Tenants().RevokeKey(t.Context(), key.DefaultTenant, k.ID) }))
+		if _, _, err := imports(first); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+			t.Errorf("a revoked key: %v, want %s", err, sandbox.CodeInvalid)
 		}
 	})
 }

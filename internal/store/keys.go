@@ -53,3 +53,10 @@ func (ts Tenants) RevokeKey(ctx context.Context, tenant, id string) error {
 		nanos(ts.tx.Now()), tenant, id)
 	return oneRow(n, err, "key", id)
 }
+
+// RemoveKey removes a key of a tenant, as if it had never been known. A key of
+// another tenant is CodeNotFound.
+func (ts Tenants) RemoveKey(ctx context.Context, tenant, id string) error {
+	n, err := ts.tx.exec(ctx, "DELETE FROM keys WHERE tenant = $1 AND id = $2", tenant, id)
+	return oneRow(n, err, "key", id)
+}

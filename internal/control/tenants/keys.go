@@ -95,3 +95,36 @@ func (s *Service) RevokeKey(ctx context.Context, id string) error {
 	s.review(context.WithoutCancel(ctx), s.requests.matching(func(c credential) bool { return c.key == id }))
 	return core.Named(op, err)
 }
+
+// ImportKey accepts a key that another daemon made until it is called with
+// another one, or with "" for none; see key.Imports. In a shared store "" changes
+// nothing, because another daemon may have the key. The caller must be the owner
+// of the machine.
+func (s *Service) ImportKey(ctx context.Context, token string) error {
+	if token == "" && s.Store.Shared() {
+		return nil
+	}
+	var add string
+	var replaced []string
+	err := s.Store.View(ctx, func(tx *store.Tx) (err error) {
+		add, replaced, err = key.Imports(ctx, tx, token)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, id := range replaced {
+		err := s.Do(ctx, ops.KeyRevoke, guard.Subject{Subject: id}, func(ctx context.Context) error {
+			return s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().RemoveKey(ctx, key.DefaultTenant, id) })
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if add == "" {
+		return nil
+	}
+	return s.Do(ctx, ops.KeyCreate, guard.Subject{Subject: add}, func(ctx context.Context) error {
+		return s.Store.Update(ctx, func(tx *store.Tx) error { return key.Import(ctx, tx, token) })
+	})
+}

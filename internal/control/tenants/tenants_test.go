@@ -3,6 +3,7 @@ package tenants_test
 import (
 	"context"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,6 +25,13 @@ func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
 // machine.
 func open(t *testing.T, opts store.Options) (*tenants.Service, context.Context) {
 	t.Helper()
+	s, _, owner := openWithLog(t, opts)
+	return s, owner
+}
+
+// openWithLog is open, with the log that the audit goes to.
+func openWithLog(t *testing.T, opts store.Options) (*tenants.Service, *eventlog.Log, context.Context) {
+	t.Helper()
 	db := storetest.SQLite(t, opts)
 	_, err := store.Write(t.Context(), db, func(tx *store.Tx) (store.Tenant, error) {
 		return tx.Tenants().Ensure(t.Context(), key.DefaultTenant)
@@ -33,7 +41,7 @@ func open(t *testing.T, opts store.Options) (*tenants.Service, context.Context) 
 	t.Cleanup(func() { ok(t, log.Close()) })
 	c := core.New(core.Config{Store: db, Audit: audit.New(log, audit.Options{})})
 	t.Cleanup(func() { ok(t, c.Close()) })
-	return tenants.New(c), guard.WithPrincipal(t.Context(), key.Peer(key.DefaultTenant, 0))
+	return tenants.New(c), log, guard.WithPrincipal(t.Context(), key.Peer(key.DefaultTenant, 0))
 }
 
 func ok(t *testing.T, err error) {
@@ -158,4 +166,50 @@ func TestMeterExec(t *testing.T) {
 	}
 	ok(t, s.MeterExec(s.WithLimits(t.Context(), sandbox.Limits{}), "acme"))
 	ok(t, s.MeterExec(t.Context(), key.DefaultTenant))
+}
+
+// The key of --key-file is valid while the flag names it; each change is audited.
+func TestImportKey(t *testing.T) {
+	s, log, owner := openWithLog(t, store.Options{})
+	other, foreign := open(t, store.Options{})
+	var tokens [2]string
+	var ids [2]string
+	for i := range tokens {
+		k, err := other.CreateKey(foreign, sandbox.NewKey{Verbs: []string{"read"}})
+		ok(t, err)
+		tokens[i], ids[i] = k.Token, k.ID
+	}
+	var seen int64
+	for _, step := range []struct {
+		token  string
+		valid  [2]bool
+		record string // of the step, "" for none
+	}{
+		{"", [2]bool{}, ""},
+		{tokens[0], [2]bool{true, false}, "key.create " + ids[0]},
+		{tokens[0], [2]bool{true, false}, ""}, // at every start
+		{tokens[1], [2]bool{false, true}, "key.revoke " + ids[0] + " key.create " + ids[1]},
+		{"", [2]bool{}, "key.revoke " + ids[1]},
+		{tokens[1], [2]bool{false, true}, "key.create " + ids[1]}, // the flag is back
+	} {
+		ok(t, s.ImportKey(owner, step.token))
+		for i, token := range tokens {
+			if _, err := s.Authenticate(t.Context(), token); (err == nil) != step.valid[i] {
+				t.Errorf("key %d after the import of %q: %v, want valid %v", i, step.token, err, step.valid[i])
+			}
+		}
+		events, err := log.Read(t.Context(), key.DefaultTenant, eventlog.Filter{Types: []eventlog.Type{eventlog.KeyCreated, eventlog.KeyRevoked}}, seen, 100)
+		ok(t, err)
+		var got []string
+		for i := range events {
+			got, seen = append(got, events[i].Op, events[i].Subject), events[i].Seq
+		}
+		if strings.Join(got, " ") != step.record {
+			t.Errorf("audit of the import of %q: %q, want %q", step.token, got, step.record)
+		}
+	}
+	ok(t, s.RevokeKey(owner, ids[1]))
+	wantCode(t, s.ImportKey(owner, tokens[1]), sandbox.CodeInvalid)
+	_, err := s.CreateKey(owner, sandbox.NewKey{Name: "of --key-file", Verbs: []string{"read"}})
+	wantCode(t, err, sandbox.CodeInvalid)
 }
