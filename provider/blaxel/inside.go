@@ -274,7 +274,7 @@ func (e *events) Next() (ev hosted.Event, err error) {
 			return hosted.Event{Exit: &code}, err
 		}
 	}
-	return ev, e.in.Broken("the connection to the sandbox was lost")
+	return ev, e.in.Lost(e.lines.Err())
 }
 
 // Close implements hosted.Events.

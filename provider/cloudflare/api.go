@@ -358,7 +358,7 @@ func (e *events) Next() (ev hosted.Event, err error) {
 	for {
 		name, data, err := e.Stream.Next()
 		if err != nil {
-			return ev, e.in.Broken("the connection to the sandbox was lost")
+			return ev, e.in.Lost(err)
 		}
 		switch name {
 		case "stdout", "stderr":

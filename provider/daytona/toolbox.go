@@ -176,7 +176,7 @@ func (e *events) Next() (ev hosted.Event, err error) {
 		case e.ctx.Err() == nil && errors.As(err, &closed) && closed.Code == websocket.StatusNormalClosure:
 			return e.exit()
 		default:
-			return ev, e.in.Broken("the connection to the sandbox was lost")
+			return ev, e.in.Lost(err)
 		}
 	}
 	for n, prefix := range prefixes {

@@ -170,7 +170,7 @@ func (e *events) event() (ev event, err error) {
 		}
 		return ev, nil
 	}
-	return ev, e.in.Broken("the connection to the sandbox was lost")
+	return ev, e.in.Lost(e.lines.Err())
 }
 
 // Next implements hosted.Events. The daemon sends lines, without their ends.

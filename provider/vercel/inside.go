@@ -233,7 +233,7 @@ func (e *events) record() (r record, err error) {
 			return r, nil
 		}
 	}
-	return r, e.in.Broken("the connection to the sandbox was lost")
+	return r, e.in.Lost(e.lines.Err())
 }
 
 // Next implements hosted.Events.

@@ -75,6 +75,11 @@ func (t *Text) Broken(message string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(t.ID), Message: message}
 }
 
+// Lost returns the error of a connection that ended in the middle of a call.
+func (t *Text) Lost(cause error) error {
+	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(t.ID), Message: "the connection to the sandbox was lost", Cause: cause}
+}
+
 // Run runs a script as root and returns its output, which must be short and
 // text.
 func (t *Text) Run(ctx context.Context, script string) (string, error) {
