@@ -24,6 +24,9 @@ import (
 type Options struct {
 	Listen string      // HOST:PORT
 	TLS    *tls.Config // nil: none
+	// Former describes an earlier server whose daemon and machines shall find this
+	// one. Nil: they are to be told.
+	Former *Description
 }
 
 const (
@@ -53,16 +56,8 @@ func Start(o Options) (*Server, error) {
 	if number == 0 {
 		number = server.RANDOM_PORT
 	}
-	pair, err := nkeys.CreateAccount()
+	s, issuer, err := secrets(o.Former)
 	if err != nil {
-		return nil, err
-	}
-	issuer, err := pair.PublicKey()
-	if err != nil {
-		return nil, err
-	}
-	s := &Server{user: "daemon", secret: rand.Text()}
-	if s.issuer, err = pair.Seed(); err != nil {
 		return nil, err
 	}
 	acc := server.NewAccount(account)
@@ -89,6 +84,33 @@ func Start(o Options) (*Server, error) {
 		}
 	}
 	return s, nil
+}
+
+// daemonUser is the name with which a daemon connects.
+const daemonUser = "daemon"
+
+// secrets returns a server with the secrets of an earlier one, or with new ones,
+// and the public key of its account.
+func secrets(former *Description) (_ *Server, issuer string, err error) {
+	var pair nkeys.KeyPair
+	s := &Server{user: daemonUser}
+	if former == nil {
+		s.secret = rand.Text()
+		pair, err = nkeys.CreateAccount()
+	} else {
+		s.secret = former.Password
+		pair, err = nkeys.FromSeed([]byte(former.Issuer))
+	}
+	if err == nil {
+		issuer, err = pair.PublicKey()
+	}
+	if err == nil {
+		s.issuer, err = pair.Seed()
+	}
+	if former != nil && (err != nil || !nkeys.IsValidPublicAccountKey(issuer) || former.Account != account || former.User != daemonUser || former.Password == "") {
+		return nil, "", &sandbox.Error{Code: sandbox.CodeInvalid, Op: "machines.open", Message: "the description is not of a server of Atoll", Cause: err}
+	}
+	return s, issuer, err
 }
 
 // Addr returns the address of the server.
