@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/remote"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Name is the name of the kind of provider. That of a machine has its id, too.
@@ -83,6 +84,31 @@ func (s signer) RoundTrip(r *http.Request) (*http.Response, error) {
 		conn.Close()
 		key, _ = s.o.Link.Credentials(s.o.Machine)
 	}
+	res, err := s.send(r, key)
+	if err != nil || res.StatusCode != http.StatusUnauthorized {
+		return res, err
+	}
+	now, _ := s.o.Link.Credentials(s.o.Machine)
+	if now == key {
+		return res, nil
+	}
+	// The machine's program was started anew since, and did nothing.
+	res.Body.Close()
+	if r.Body != nil && r.Body != http.NoBody {
+		if r.GetBody == nil {
+			return nil, &sandbox.Error{
+				Code: sandbox.CodeUnavailable, Op: "machine.dial", Message: "the machine's program was started anew during the request", Hint: "try again",
+			}
+		}
+		r = r.Clone(r.Context())
+		if r.Body, err = r.GetBody(); err != nil {
+			return nil, err
+		}
+	}
+	return s.send(r, now)
+}
+
+func (s signer) send(r *http.Request, key string) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Header.Set("Authorization", "Bearer "+key)
 	return s.next.RoundTrip(r)

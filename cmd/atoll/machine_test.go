@@ -1,0 +1,463 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/big"
+	mathrand "math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/need"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// A machine in a network of its own, which only makes outbound connections, is
+// enrolled and used by two sessions at once, while its cable is pulled and the NATS
+// server is killed. Nothing runs twice, no byte is lost or repeated. Then its
+// program and the daemon are killed, and its sandboxes are still there. In the end
+// it is revoked, and leaves nothing.
+func TestMachineInItsOwnNetwork(t *testing.T) {
+	need.Full(t, "TestRB110CutInTheMiddle cuts the connection of a machine on this network")
+	n := newNetwork(t)
+	broker := &natsServer{program: filepath.Join(t.TempDir(), "atoll-nats"), dir: t.TempDir(), address: net.JoinHostPort(n.here, "0")}
+	build(broker.program, "../atoll-nats")
+	certify(t, broker.dir, n.here)
+	broker.start(t)
+	s := soakerOf(t, built.atoll, filepath.Join(t.TempDir(), "state"), "--machines-file", filepath.Join(broker.dir, "machines.json"))
+	m := n.join(t, s, broker)
+
+	var busy sync.WaitGroup
+	sessions := map[string]*atoll.Session{}
+	half := make(chan string, 4) // who has transferred a half
+	for _, name := range []string{"one", "two"} {
+		spec := small
+		spec.Provider = m.provider(t, s)
+		x, err := s.client.Sessions().Create(t.Context(), spec, atoll.SessionOptions{Name: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sessions[name] = x
+		busy.Go(func() { throughACommand(t, x, half) })
+		busy.Go(func() { upload(t, x, half) })
+	}
+	for i := range 4 {
+		t.Logf("%s has transferred a half", <-half)
+		if i%2 == 0 {
+			n.cable(t, "down")
+			time.Sleep(time.Second) // of a cut, in which all of them continue
+			n.cable(t, "up")
+		} else {
+			broker.kill()
+			time.Sleep(time.Second)
+			broker.start(t)
+		}
+	}
+	busy.Wait()
+	if t.Failed() {
+		return
+	}
+	want := func(when string) {
+		t.Helper()
+		for name, x := range sessions {
+			var got string
+			err := persist(t.Context(), func() error {
+				res, err := x.Run(t.Context(), sandbox.Command{Shell: "wc -l </root/count"})
+				got = strings.TrimSpace(string(res.Stdout))
+				return err
+			})
+			if err != nil || got != "1" {
+				t.Errorf("%s, session %s: the command ran %q times, %v; want once", when, name, got, err)
+			}
+		}
+	}
+	want("after the cuts")
+	m.kill()
+	m.serve(t)
+	want("after the machine's program was killed")
+	s.kill()
+	s.start(t)
+	want("after the daemon was killed")
+	m.wantNothingListens(t)
+
+	if err := s.client.Admin().RevokeMachine(t.Context(), "lab"); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.cmd.Wait(); err == nil || !strings.Contains(m.said.String(), "revoked") {
+		t.Errorf("the revoked machine's program ends with %v: %s", err, &m.said)
+	}
+	leave := n.command(m.env, built.atoll, "machine", "leave")
+	if out, err := leave.CombinedOutput(); err != nil {
+		t.Errorf("leave: %v: %s", err, out)
+	}
+	if _, err := os.Stat(filepath.Join(m.state, "machine", "enrolment.json")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the enrolment is still there: %v", err)
+	}
+	if left := n.processes(t); len(left) > 0 {
+		t.Errorf("left on the machine: %q", left)
+	}
+}
+
+const transfer = 6 << 20 // bytes
+
+// throughACommand sends bytes through a command of a session and compares what
+// comes back.
+func throughACommand(t *testing.T, x *atoll.Session, half chan<- string) {
+	p, err := x.Exec(t.Context(), sandbox.Command{Shell: "echo ran >>/root/count; cat; exit 7", Stdin: true, Hold: time.Minute})
+	if err != nil {
+		t.Error(err)
+		half <- "a command that failed"
+		return
+	}
+	defer p.Close()
+	data := seeded(transfer)
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		if _, err := p.Stdin().Write(data); err != nil {
+			t.Errorf("session %s: writing: %v", x.Name(), err)
+		}
+		_ = p.Stdin().Close()
+	})
+	got := sha256.New()
+	_, err = io.CopyN(got, p.Stdout(), transfer/2)
+	half <- "the command of " + x.Name()
+	if err == nil {
+		_, err = io.Copy(got, p.Stdout())
+	}
+	writing.Wait()
+	if want := sha256.Sum256(data); err != nil || !bytes.Equal(got.Sum(nil), want[:]) {
+		t.Errorf("session %s: what came is not what was sent, %v", x.Name(), err)
+	}
+	if exit, err := p.Wait(t.Context()); err != nil || exit.Code != 7 {
+		t.Errorf("session %s: the command ended with %+v, %v; want the exit code 7", x.Name(), exit, err)
+	}
+}
+
+// upload writes a file of a session, and reads it again.
+func upload(t *testing.T, x *atoll.Session, half chan<- string) {
+	data := seeded(transfer)
+	at := &middle{Reader: bytes.NewReader(data), reached: sync.OnceFunc(func() { half <- "the upload of " + x.Name() })}
+	defer at.reached()
+	if _, err := x.Files().Write(t.Context(), "/root/big", at, atoll.WriteOptions{}); err != nil {
+		t.Errorf("session %s: upload: %v", x.Name(), err)
+		return
+	}
+	res, err := x.Run(t.Context(), sandbox.Command{Shell: "sha256sum </root/big"})
+	if want := fmt.Sprintf("%x", sha256.Sum256(data)); err != nil || !strings.HasPrefix(string(res.Stdout), want) {
+		t.Errorf("session %s: the uploaded file: %q, %v; want %s", x.Name(), res.Stdout, err, want)
+	}
+}
+
+// middle says when a half was read.
+type middle struct {
+	*bytes.Reader
+	reached func()
+}
+
+func (m *middle) Read(p []byte) (int, error) {
+	if m.Len() < transfer/2 {
+		m.reached()
+	}
+	return m.Reader.Read(p[:min(len(p), 64<<10)])
+}
+
+// network is a network namespace with a cable to this machine's.
+type network struct {
+	ns          *os.File
+	here, there string // addresses at the ends of the cable
+	link        string // the end of the cable in the namespace
+}
+
+func newNetwork(t *testing.T) *network {
+	t.Helper()
+	need.Root(t, "others may not make network namespaces with cables")
+	need.Program(t, "ip")
+	id := mathrand.IntN(1 << 13)
+	at := func(host int) string { return fmt.Sprintf("198.18.%d.%d", id>>6, id&63<<2|host) } // RFC 2544
+	n := &network{here: at(1), there: at(2), link: "v0"}
+	n.inside(t, func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		var err error
+		n.ns, err = os.Open("/proc/thread-self/ns/net")
+		return err
+	})
+	t.Cleanup(func() { n.ns.Close() })
+	outer := fmt.Sprintf("atoll%d", id)
+	hold := exec.Command("sleep", "60") // names the namespace
+	n.inside(t, hold.Start)
+	defer func() { _ = hold.Process.Kill(); _ = hold.Wait() }()
+	ip(t, nil, "link add "+outer+" type veth peer name "+n.link+" netns "+strconv.Itoa(hold.Process.Pid))
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", outer).Run() })
+	ip(t, nil, "addr add "+n.here+"/30 dev "+outer)
+	ip(t, nil, "link set "+outer+" up")
+	ip(t, n, "addr add "+n.there+"/30 dev "+n.link)
+	ip(t, n, "link set lo up")
+	n.cable(t, "up")
+	return n
+}
+
+// cable pulls the machine's cable, or puts it back.
+func (n *network) cable(t *testing.T, state string) {
+	t.Helper()
+	ip(t, n, "link set "+n.link+" "+state)
+}
+
+func ip(t *testing.T, n *network, args string) {
+	t.Helper()
+	cmd := exec.Command("ip", strings.Fields(args)...)
+	run := func() error {
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("ip %s: %w: %s", args, err, out)
+		}
+		return err
+	}
+	if n != nil {
+		n.inside(t, run)
+	} else if err := run(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// inside runs f on a thread in the namespace, which comes back afterwards.
+func (n *network) inside(t *testing.T, f func() error) {
+	t.Helper()
+	runtime.LockOSThread()
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer home.Close()
+	if n.ns != nil {
+		err = unix.Setns(int(n.ns.Fd()), unix.CLONE_NEWNET)
+	}
+	if err == nil {
+		err = f()
+	}
+	if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
+		t.Fatal(back) // with the thread locked, so that it ends
+	}
+	runtime.UnlockOSThread()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// command returns a command that runs in the namespace.
+func (n *network) command(env []string, program string, args ...string) *exec.Cmd {
+	cmd := exec.Command("nsenter", append([]string{fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), n.ns.Fd()), program}, args...)...)
+	cmd.Env = env
+	return cmd
+}
+
+// processes lists what runs in the namespace.
+func (n *network) processes(t *testing.T) (list []string) {
+	t.Helper()
+	want, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", n.ns.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, _ := filepath.Glob("/proc/[0-9]*/ns/net")
+	for _, path := range all {
+		if is, err := os.Readlink(path); err == nil && is == want {
+			line, _ := os.ReadFile(filepath.Join(path, "../../cmdline"))
+			list = append(list, strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return list
+}
+
+// certify makes a certificate for an address.
+func certify(t *testing.T, dir, address string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "atoll test"}, IPAddresses: []net.IP{net.ParseIP(address)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	made, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, b := range map[string]*pem.Block{"cert.pem": {Type: "CERTIFICATE", Bytes: made}, "key.pem": {Type: "PRIVATE KEY", Bytes: private}} {
+		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// natsServer is the program atoll-nats.
+type natsServer struct {
+	program, dir, address string
+	cmd                   *exec.Cmd
+}
+
+func (b *natsServer) file(name string) string { return filepath.Join(b.dir, name) }
+
+func (b *natsServer) start(t *testing.T) {
+	t.Helper()
+	b.cmd = exec.Command(b.program, "--listen", b.address, "--tls-cert", b.file("cert.pem"), "--tls-key", b.file("key.pem"), "--out", b.file("machines.json"))
+	b.cmd.Env = append(os.Environ(), "SSL_CERT_FILE="+b.file("cert.pem"))
+	said, err := b.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	first := b.address
+	line, err := bufio.NewReader(said).ReadString('\n')
+	_, rest, ok := strings.Cut(line, "listening on ")
+	if err != nil || !ok {
+		t.Fatalf("atoll-nats says %q, %v", line, err)
+	}
+	b.address, _, _ = strings.Cut(rest, ";")
+	if strings.HasSuffix(first, ":0") {
+		t.Cleanup(b.kill)
+		t.Setenv("SSL_CERT_FILE", b.file("cert.pem")) // of the daemon, too
+	}
+}
+
+func (b *natsServer) kill() {
+	_ = b.cmd.Process.Kill()
+	_ = b.cmd.Wait()
+}
+
+// joined is a machine whose program runs in a network of its own.
+type joined struct {
+	network *network
+	state   string
+	env     []string
+	cmd     *exec.Cmd
+	said    safeBuffer
+}
+
+// join enrols the machine lab and serves it.
+func (n *network) join(t *testing.T, s *soaker, broker *natsServer) *joined {
+	t.Helper()
+	invited, err := s.client.Admin().InviteMachine(t.Context(), sandbox.NewMachineToken{Name: "lab"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte(invited.Token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := &joined{network: n, state: filepath.Join(t.TempDir(), "state")}
+	m.env = append(os.Environ(), "ATOLL_STATE_DIR="+m.state, "ATOLL_KERNEL="+built.atoll)
+	enrol := n.command(m.env, built.atoll, "machine", "join", "--enrol-only", "--yes", "--name", "lab", "--token-file", token,
+		"--ca", broker.file("cert.pem"), "tls://"+broker.address)
+	if out, err := enrol.CombinedOutput(); err != nil {
+		t.Fatalf("join: %v: %s", err, out)
+	}
+	m.serve(t)
+	t.Cleanup(func() {
+		m.kill()
+		_ = n.command(m.env, built.atoll, "machine", "leave").Run() // if the test failed before it
+	})
+	return m
+}
+
+// serve starts the program and waits until the daemon hears it.
+func (m *joined) serve(t *testing.T) {
+	t.Helper()
+	m.cmd = m.network.command(m.env, built.atoll, "machine", "join")
+	m.cmd.Stderr = &m.said
+	if err := m.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (m *joined) kill() {
+	_ = m.cmd.Process.Kill()
+	_ = m.cmd.Wait()
+}
+
+// provider returns the machine's provider once the machine is online.
+func (m *joined) provider(t *testing.T, s *soaker) string {
+	t.Helper()
+	var name string
+	err := eventually(func() error {
+		all, err := s.client.Admin().Machines(t.Context())
+		if err == nil && (len(all) != 1 || all[0].Liveness != "online") {
+			err = fmt.Errorf("%+v is not one machine that is online", all)
+		}
+		if err == nil {
+			name = all[0].Provider
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%v; it said %s", err, &m.said)
+	}
+	return name
+}
+
+// wantNothingListens fails if somebody else could connect to the machine.
+func (m *joined) wantNothingListens(t *testing.T) {
+	t.Helper()
+	const listens, loopback4, loopback6 = "0A", "0100007F", "00000000000000000000000001000000"
+	for _, table := range []string{"tcp", "tcp6"} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", m.cmd.Process.Pid, table))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			f := strings.Fields(line)
+			if host, _, _ := strings.Cut(f[1], ":"); f[3] == listens && !slices.Contains([]string{loopback4, loopback6}, host) {
+				t.Errorf("the machine listens for others: %s", line)
+			}
+		}
+	}
+}
+
+// safeBuffer is a buffer for the output of a running program.
+type safeBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
