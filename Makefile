@@ -98,6 +98,8 @@ test: check-fmt vet build ## run every check and the tests that take a few minut
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing, a fresh machine (two hours)
 	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b desktop-image-e2b bridge sdk mcp docker opensandbox microvm gigabyte python js console console-test desktop-image-test frameworks fresh
 	@git diff --exit-code --stat internal/server/console/dist
+	@$(MAKE) --no-print-directory cluster kubernetes; code=$$?; $(MAKE) --no-print-directory cluster-down; exit $$code
+	@$(MAKE) --no-print-directory cluster-test
 	@$(MAKE) --no-print-directory kills ROUNDS=20
 	@$(MAKE) --no-print-directory soak DURATION=5m
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s

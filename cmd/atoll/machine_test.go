@@ -25,6 +25,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -98,6 +99,11 @@ func TestMachineInItsOwnNetwork(t *testing.T) {
 	m.kill()
 	m.serve(t)
 	want("after the machine's program was killed")
+	_ = m.cmd.Process.Signal(syscall.SIGTERM)
+	_ = m.cmd.Wait()
+	wantFiles(t, sessions["one"], sandbox.AgentOffline)
+	m.serve(t)
+	wantFiles(t, sessions["one"], "")
 	s.kill()
 	s.start(t)
 	want("after the daemon was killed")
@@ -118,6 +124,22 @@ func TestMachineInItsOwnNetwork(t *testing.T) {
 	}
 	if left := n.processes(t); len(left) > 0 {
 		t.Errorf("left on the machine: %q", left)
+	}
+}
+
+// wantFiles waits until the document of capabilities gives a reason why there are
+// no files, "" if there are (RB-28).
+func wantFiles(t *testing.T, x *atoll.Session, why sandbox.UnavailableReason) {
+	t.Helper()
+	err := eventually(func() error {
+		doc, err := x.Capabilities(t.Context())
+		if c := doc.FileSystem; err == nil && (c.Reason != why || c.Available != (why == "") || doc.Terminal.Reason != why) {
+			err = fmt.Errorf("files: %+v, terminal: %+v; want the reason %q", c, doc.Terminal, why)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -49,7 +49,7 @@ func (d *Daemon) openSessions(ctx context.Context) error {
 	}
 	d.leases = metrics.NewLeases()
 	d.sessions = sessions.New(d.services.Core, sessions.Config{
-		Sandboxes: sessionSandboxes{d.services.Sandboxes, d.services.Exec}, Snapshots: d.services.Snapshots, Providers: d.services.Providers, Workspaces: d.services.Workspaces, Environments: environments,
+		Sandboxes: sessionSandboxes{d.services.Sandboxes, d.services.Exec}, Snapshots: d.services.Snapshots, Providers: d.services.Providers, Workspaces: d.services.Workspaces, Environments: environments, Machines: d.services.Machines,
 		Archive: d.archive, Plain: d.opts.PlainSnapshots, Scratch: scratch,
 		Binding: installation(first.Created), Lease: durations, Observer: d.leases,
 	})

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -107,6 +108,27 @@ func (s *Service) Machines(ctx context.Context) ([]sandbox.Machine, error) {
 		out = append(out, s.public(&stored[i]))
 	}
 	return out, core.Named(op, err)
+}
+
+// State returns what the machine of a tenant's provider can do now, nil for a
+// provider that is not a machine's. Whoever may see a session on it may know.
+func (s *Service) State(ctx context.Context, tenant, provider string) (*catalog.Machine, error) {
+	id, ok := strings.CutPrefix(provider, Prefix)
+	if !ok || s.link == nil {
+		return nil, nil
+	}
+	m, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Machine, error) { return tx.Machines().Get(ctx, tenant, id) })
+	if err != nil {
+		return nil, err
+	}
+	// A screen is one of a sandbox. The machine's own is not offered.
+	own := m.Mode == sandbox.ModeWholeMachine
+	state := &catalog.Machine{Liveness: catalog.MachineOffline, Display: !own, Consented: !own}
+	if m.State == sandbox.MachineActive {
+		liveness, _ := s.link.Liveness(&m)
+		state.Liveness = catalog.Liveness(liveness)
+	}
+	return state, nil
 }
 
 // Machine returns a machine of the caller's tenant by its id, or by its name

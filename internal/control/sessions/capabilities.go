@@ -55,6 +55,9 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (sandbox.Capabil
 	if who.AllowIn(row.Lease.Sandbox, ops.ComputerAct) != nil {
 		q.DesktopView, q.ComputerView = true, true
 	}
+	if q.Machine, err = s.machines.State(ctx, who.Tenant, all[at].Name); err != nil {
+		return sandbox.CapabilityDocument{}, core.Named(op, err)
+	}
 	d := all[at].Descriptor
 	if all[at].Capabilities["ports"] {
 		d = catalog.Served(d)

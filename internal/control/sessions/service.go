@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/key"
@@ -101,6 +102,7 @@ type Config struct {
 	Providers    Providers
 	Workspaces   Workspaces
 	Environments Environments
+	Machines     Machines
 	// Archive stores the files of sandboxes if their provider has no snapshots,
 	// encrypted unless Plain is set. Scratch is a directory for temporary files.
 	// Nil: such sandboxes cannot be saved.
@@ -114,6 +116,13 @@ type Config struct {
 	Lease lease.Config
 	// Observer observes leases. It may be nil.
 	Observer Observer
+}
+
+// Machines knows the self-hosted machines.
+type Machines interface {
+	// State returns what the machine of a tenant's provider can do now, nil for a
+	// provider that is not a machine's.
+	State(ctx context.Context, tenant, provider string) (*catalog.Machine, error)
 }
 
 // Observer counts what happens to leases. Its methods may be called concurrently.
@@ -163,7 +172,7 @@ func New(c *core.Core, cfg Config) *Services {
 		records: records, leases: leases, provision: provision, present: &presences{leases: leases}, providers: cfg.Providers,
 		patience: cfg.Lease.Warming, observer: cfg.Observer,
 	}
-	service := &Service{records: records, holders: holders, provision: provision, archives: archives, providers: cfg.Providers}
+	service := &Service{records: records, holders: holders, provision: provision, archives: archives, providers: cfg.Providers, machines: cfg.Machines}
 	return &Services{
 		Sessions: service,
 		Holders:  holders,

@@ -27,6 +27,7 @@ type Service struct {
 	provision *provision
 	archives  *archives
 	providers Providers
+	machines  Machines
 }
 
 // Create makes a session. It acquires the sandbox if the request has a holder.
