@@ -620,6 +620,10 @@ var rules = []rule{
 		why:  "the only package that imports everything",
 	},
 	{
+		pkgs: "machinetest", only: []string{"sandbox", "driver", "internal/fake", "internal/machine/...", "internal/registry"},
+		why: "it is the program of a machine, with sandboxes in memory",
+	},
+	{
 		pkgs: "atolld",
 		only: []string{module, "admin", "sandbox", "stream", "driver", "provider/...", "internal/..."},
 		deny: []string{"drivertest", "internal/cli/...", "internal/fake", "internal/servicetest/...", "testing", "github.com/spf13/..."},

@@ -106,8 +106,8 @@ func (w *world) openHub(t *testing.T) {
 	t.Cleanup(h.Close)
 }
 
-// invite enrols a machine in a directory, and returns its id.
-func (w *world) invite(t *testing.T, tenant, dir, mode, workdir string) string {
+// token returns a token that enrols a machine.
+func (w *world) token(t *testing.T, tenant string) string {
 	t.Helper()
 	token := rand.Text()
 	err := w.store.Update(t.Context(), func(tx *store.Tx) error {
@@ -121,8 +121,14 @@ func (w *world) invite(t *testing.T, tenant, dir, mode, workdir string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return token
+}
+
+// invite enrols a machine in a directory, and returns its id.
+func (w *world) invite(t *testing.T, tenant, dir, mode, workdir string) string {
+	t.Helper()
 	e, err := agent.Enrol(t.Context(), agent.Request{
-		Dir: dir, URL: "nats://" + w.proxy.addr(), Name: "laptop", Mode: mode, Workdir: workdir, Token: token, Version: "test",
+		Dir: dir, URL: "nats://" + w.proxy.addr(), Name: "laptop", Mode: mode, Workdir: workdir, Token: w.token(t, tenant), Version: "test",
 	}, func(string, time.Duration) { t.Error("a code, in spite of the token") })
 	if err != nil {
 		t.Fatal(err)
