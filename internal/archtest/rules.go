@@ -620,7 +620,7 @@ var rules = []rule{
 		why:  "the only package that imports everything",
 	},
 	{
-		pkgs: "machinetest", only: []string{"sandbox", "driver", "internal/fake", "internal/machine/...", "internal/registry"},
+		pkgs: "machinetest", only: []string{module, "admin", "sandbox", "stream", "driver", "provider/...", "internal/..."},
 		why: "it is the program of a machine, with sandboxes in memory",
 	},
 	{
