@@ -21,6 +21,7 @@ type box struct {
 	id    sandbox.ID
 	s     *atoll.Sandbox
 	rests atomic.Bool // paused through this instance
+	ended atomic.Bool // destroyed through this instance
 }
 
 // ID implements driver.Instance.
@@ -184,7 +185,10 @@ func (b *box) Destroy(ctx context.Context) error {
 		return b.s.Destroy(ctx)
 	}))
 	if sandbox.CodeOf(err) == sandbox.CodeGone {
-		return nil
+		err = nil
+	}
+	if err == nil {
+		b.ended.Store(true)
 	}
 	return err
 }

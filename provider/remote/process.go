@@ -57,8 +57,12 @@ func (p *process) Stderr() io.Reader {
 	return p.Process.Stderr()
 }
 
-// Signal implements driver.Process.
+// Signal implements driver.Process. The news that the command has ended with its
+// sandbox may still be on the way.
 func (p *process) Signal(ctx context.Context, sig int) error {
+	if p.box.ended.Load() {
+		return p.box.gone()
+	}
 	return p.box.explain(ctx, p.Process.Signal(ctx, sig))
 }
 
