@@ -377,8 +377,14 @@ var rules = []rule{
 		why:  "it stores bytes in a blob store, independent of their owner and purpose",
 	},
 	{
+		pkgs: "internal/control/plan",
+		only: []string{"sandbox", "driver", "internal/policy", "internal/policy/policyset"},
+		deny: []string{kernel + "/...", "os/exec", "net/http", "database/sql"},
+		why:  "decisions are pure",
+	},
+	{
 		pkgs: "internal/control",
-		only: []string{"sandbox", "internal/span", "driver", "internal/policy", "internal/ops"},
+		only: []string{"sandbox", "internal/span", "driver", "internal/control/plan", "internal/policy/...", "internal/ops"},
 		deny: []string{kernel + "/...", "os/exec", "net/http"},
 		why:  "control uses providers only through the driver contract",
 	},

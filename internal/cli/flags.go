@@ -346,7 +346,7 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 		return req, err
 	}
 	spec.Redact = box.redact
-	req.Spec, req.Pull, req.Platform = spec, control.Pull(box.pull), box.platform
+	req.Spec, req.Pull, req.Platform = spec, box.pull, box.platform
 	req.Keep = box.keep || !box.remove
 	if cmd.Flags().Changed("entrypoint") {
 		req.Entrypoint = &box.entrypoint

@@ -75,7 +75,7 @@ func (r remote) create(ctx context.Context, req *control.RunRequest) (*atoll.San
 	if spec.Image, err = absoluteImage(spec.Image); err != nil {
 		return nil, nil, err
 	}
-	s, err := r.client.Create(ctx, spec, atoll.CreateOptions{Pull: string(req.Pull), Platform: req.Platform})
+	s, err := r.client.Create(ctx, spec, atoll.CreateOptions{Pull: req.Pull, Platform: req.Platform})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -31,12 +32,38 @@ func setup(t *testing.T, change ...func(*control.Config)) (*boxes, *control.Cont
 
 func create(t *testing.T, c *control.Control, spec sandbox.Spec) *control.Sandbox {
 	t.Helper()
-	box, err := c.Create(t.Context(), control.CreateRequest{Spec: spec})
+	box, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: spec})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return box
 }
+
+// carryOut creates what a request asks for, without a daemon. change changes the
+// plan before it is adapted to the provider.
+func carryOut(ctx context.Context, c *control.Control, req sandbox.CreateRequest, change ...func(*plan.Plan)) (*control.Sandbox, error) {
+	if len(change) == 0 {
+		p, err := c.Plan(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		return c.Create(ctx, p)
+	}
+	p, err := plan.Draft(plan.Ask{CreateRequest: req})
+	for _, f := range change {
+		f(&p)
+	}
+	if err == nil {
+		p, err = c.Fit(ctx, p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.Create(ctx, p)
+}
+
+func bound(p *plan.Plan) { p.Bound = true }
+func acme(p *plan.Plan)  { p.Tenant = "acme" }
 
 // wantError checks the code of an error, and that it is the one type that
 // leaves the control plane, with an operation.
@@ -75,7 +102,7 @@ func TestCreateCompletesTheSpec(t *testing.T) {
 }
 
 func TestCreateRefuses(t *testing.T) {
-	tests := map[string]control.CreateRequest{
+	tests := map[string]sandbox.CreateRequest{
 		"a bad name":       {Spec: sandbox.Spec{Name: "../etc"}},
 		"a reserved label": {Spec: sandbox.Spec{Labels: map[string]string{"atoll.owner": "me"}}},
 		"little memory":    {Spec: sandbox.Spec{Resources: sandbox.Resources{Memory: 1}}},
@@ -85,7 +112,7 @@ func TestCreateRefuses(t *testing.T) {
 	for name, req := range tests {
 		t.Run(name, func(t *testing.T) {
 			p, c := setup(t)
-			_, err := c.Create(t.Context(), req)
+			_, err := carryOut(t.Context(), c, req)
 			wantError(t, err, sandbox.CodeInvalid)
 			if len(p.made) != 0 {
 				t.Error("the driver was called")
@@ -100,7 +127,7 @@ func TestNamesAreUnique(t *testing.T) {
 	errs := make([]error, 16)
 	for i := range errs {
 		wg.Go(func() {
-			_, errs[i] = c.Create(context.Background(), control.CreateRequest{Spec: sandbox.Spec{Name: "one"}})
+			_, errs[i] = carryOut(context.Background(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one"}})
 		})
 	}
 	wg.Wait()
@@ -122,7 +149,7 @@ func TestNamesAreUnique(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The id of one sandbox cannot become the name of another.
-	_, err = c.Create(t.Context(), control.CreateRequest{Spec: sandbox.Spec{Name: string(box.ID())}})
+	_, err = carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Name: string(box.ID())}})
 	wantError(t, err, sandbox.CodeAlreadyExists)
 }
 
@@ -130,7 +157,7 @@ func TestNameLockFailureMakesNothing(t *testing.T) {
 	p, c := setup(t, func(cfg *control.Config) {
 		cfg.LockNames = func(context.Context) (func(), error) { return nil, errUnknown }
 	})
-	_, err := c.Create(t.Context(), control.CreateRequest{Spec: sandbox.Spec{Name: "one"}})
+	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one"}})
 	wantError(t, err, sandbox.CodeInternal)
 	if p.count() != 0 {
 		t.Error("something was made")
@@ -161,7 +188,7 @@ func TestFind(t *testing.T) {
 func TestListHidesAtollsLabels(t *testing.T) {
 	_, c := setup(t)
 	create(t, c, sandbox.Spec{Name: "one", Labels: map[string]string{"team": "red"}})
-	if _, err := c.Create(t.Context(), control.CreateRequest{Bound: true}); err != nil {
+	if _, err := carryOut(t.Context(), c, sandbox.CreateRequest{}, bound); err != nil {
 		t.Fatal(err)
 	}
 	all, err := c.List(t.Context())
@@ -250,7 +277,7 @@ func TestErrorsAreWrappedOnce(t *testing.T) {
 func TestLongErrorsAreCut(t *testing.T) {
 	p, c := setup(t)
 	p.fail["create"] = errors.New(strings.Repeat("é", 100_000))
-	_, err := c.Create(t.Context(), control.CreateRequest{})
+	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{})
 	if e := wantError(t, err, sandbox.CodeInternal); len(e.Message) > 3000 || strings.Contains(e.Message, "\ufffd") {
 		t.Errorf("%d bytes", len(e.Message))
 	}
@@ -266,7 +293,7 @@ func TestUnsupported(t *testing.T) {
 	wantError(t, err, sandbox.CodeUnsupported)
 	_, err = box.Processes(t.Context())
 	wantError(t, err, sandbox.CodeUnsupported)
-	_, err = c.Create(t.Context(), control.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}})
+	_, err = carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}})
 	wantError(t, err, sandbox.CodeUnsupported)
 }
 
@@ -381,11 +408,11 @@ func TestLimitsThatDoNotHold(t *testing.T) {
 		t.Errorf("got %v, want %v", box.Limits(), want)
 	}
 	p.fixed = true
-	_, err := c.Create(t.Context(), control.CreateRequest{Spec: asked})
+	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: asked})
 	if e := wantError(t, err, sandbox.CodeUnsupported); e.Subject != "memory" || e.Hint == "" {
 		t.Errorf("got %+v", e)
 	}
-	if _, err := c.Create(t.Context(), control.CreateRequest{}); err != nil {
+	if _, err := carryOut(t.Context(), c, sandbox.CreateRequest{}); err != nil {
 		t.Errorf("without a limit: %v", err)
 	}
 }
@@ -395,7 +422,7 @@ func TestProviderWithoutImages(t *testing.T) {
 	lib := &library{err: errUnknown}
 	p, c := setup(t, func(cfg *control.Config) { cfg.Images = lib })
 	p.noImages = true
-	_, err := c.Create(t.Context(), control.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}})
+	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}})
 	if e := wantError(t, err, sandbox.CodeUnsupported); e.Subject != "debian:12" || lib.asked.Ref != "" {
 		t.Errorf("got %+v, asked for %+v", e, lib.asked)
 	}
@@ -404,7 +431,7 @@ func TestProviderWithoutImages(t *testing.T) {
 // A provider without a gateway says so, where a secret needs one.
 func TestGatewaySecretWithoutGateway(t *testing.T) {
 	_, c := setup(t)
-	_, err := c.Create(t.Context(), control.CreateRequest{Tenant: "acme", Spec: sandbox.Spec{Secrets: []sandbox.SecretRef{{Name: "github"}}}})
+	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Secrets: []sandbox.SecretRef{{Name: "github"}}}}, acme)
 	if e := wantError(t, err, sandbox.CodeUnsupported); !strings.Contains(e.Message, "egress gateway") {
 		t.Errorf("got %+v", e)
 	}

@@ -2,21 +2,17 @@ package control
 
 import (
 	"context"
-	"fmt"
 	"maps"
-	"path"
-	"slices"
-	"strings"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Labels that Atoll sets on sandboxes. Callers cannot use their prefix.
 const (
-	ReservedPrefix = "atoll."
+	ReservedPrefix = plan.ReservedPrefix
 	LabelName      = ReservedPrefix + "name"  // the sandbox's name
 	LabelImage     = ReservedPrefix + "image" // the image
 	LabelOwner     = ReservedPrefix + "owner" // the process that it must not outlive
@@ -24,156 +20,80 @@ const (
 	LabelTenant = ReservedPrefix + "tenant"
 )
 
-// CreateRequest is a request to create a sandbox.
-type CreateRequest struct {
-	Spec     sandbox.Spec
-	Pull     Pull           // when to pull the image; empty: when it is missing
-	Platform string         // of the image, "os/arch[/variant]"; empty: this machine's
-	Progress func(Progress) // called during a pull; may be nil
-	Bound    bool           // the sandbox must not outlive this process
-	Tenant   string         // the owner; empty without a daemon
-	// Egress has details of the network rules that the Spec does not contain.
-	Egress Egress
-	// Hidden are environment variables that must not be recorded, because they are
-	// secrets or placeholders. The provider gets them with Spec.Env, instead of
-	// those of Spec.Secrets that it does not hold itself.
-	Hidden map[string]string
-	// Reserved means that the caller has made sure that the name is free, where
-	// names are not managed by the provider.
-	Reserved bool
-	// Limits are the limits that the provider does not enforce, and why. Prepare
-	// fills them in.
-	Limits map[string]sandbox.Enforcement
-	// FilesOnly makes Restore ignore the memory of a snapshot.
-	FilesOnly bool
-
-	prepared bool // the Spec is validated and complete
+// Plan returns how a sandbox is made without a daemon.
+func (c *Control) Plan(ctx context.Context, req sandbox.CreateRequest) (plan.Plan, error) {
+	p, err := plan.Draft(plan.Ask{CreateRequest: req})
+	if err != nil {
+		return p, c.wrap(Action{Op: ops.SandboxCreate}, err)
+	}
+	return c.Fit(ctx, p)
 }
 
-// spec returns the complete Spec for the provider, including hidden variables.
-func (c *Control) spec(ctx context.Context, req *CreateRequest) (*sandbox.Spec, error) {
-	if !req.prepared {
-		spec, err := c.complete(ctx, req)
-		if err != nil {
-			return nil, err
-		}
-		req.Spec, req.prepared = *spec, true
+// Fit adapts a plan to the provider; see plan.Plan.
+func (c *Control) Fit(ctx context.Context, p plan.Plan) (plan.Plan, error) {
+	t := plan.Terms{
+		Facts:      func() (driver.Facts, error) { return c.cfg.Facts(ctx) },
+		Holds:      func(ref sandbox.SecretRef) bool { return driver.Holds(c.cfg.Provider, ref) },
+		Workspaces: c.cfg.Workspaces, Defaults: c.cfg.Defaults, NewID: c.cfg.NewID,
 	}
-	spec := req.Spec
-	if len(req.Hidden) > 0 {
+	if enforcer, ok := driver.As[driver.EgressEnforcer](c.cfg.Provider); ok {
+		ability := enforcer.EgressAbility()
+		t.Ability = &ability
+	}
+	p, err := p.Fit(t)
+	return p, c.wrap(Action{Op: ops.SandboxCreate}, err)
+}
+
+// specOf returns the Spec of a plan for the provider, including hidden
+// variables.
+func (c *Control) specOf(p *plan.Plan) *sandbox.Spec {
+	spec := p.Spec
+	if len(p.Hidden) > 0 {
 		spec.Env = maps.Clone(spec.Env)
 		if spec.Env == nil {
 			spec.Env = map[string]string{}
 		}
-		maps.Copy(spec.Env, req.Hidden)
+		maps.Copy(spec.Env, p.Hidden)
 	}
 	spec.Secrets = nil
-	for _, ref := range req.Spec.Secrets {
+	for _, ref := range p.Spec.Secrets {
 		if driver.Holds(c.cfg.Provider, ref) {
 			spec.Secrets = append(spec.Secrets, ref)
 		}
 	}
-	spec.Labels, spec.Lifetime.Timeout = c.labels(&spec, req), spec.Lifetime.HardTimeout()
-	return &spec, nil
-}
-
-// Prepare validates a request and returns it with all defaults filled in, as
-// Create does: id, name, image, resources and others.
-func (c *Control) Prepare(ctx context.Context, req CreateRequest) (CreateRequest, error) {
-	spec, err := c.complete(ctx, &req)
-	if err != nil {
-		return req, c.wrap(Action{Op: ops.SandboxCreate}, err)
-	}
-	req.Spec, req.prepared = *spec, true
-	return req, nil
+	spec.Labels, spec.Lifetime.Timeout = c.labels(p), spec.Lifetime.HardTimeout()
+	return &spec
 }
 
 // Create creates a sandbox. On an error, or if ctx ends first, nothing remains.
-func (c *Control) Create(ctx context.Context, req CreateRequest) (*Sandbox, error) {
+func (c *Control) Create(ctx context.Context, p plan.Plan) (*Sandbox, error) {
+	return c.create(ctx, &p, nil)
+}
+
+func (c *Control) create(ctx context.Context, p *plan.Plan, progress func(Progress)) (*Sandbox, error) {
+	return c.make(ctx, p, progress, func(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+		return c.makeNamed(ctx, spec, p.AsksName)
+	})
+}
+
+// make creates a sandbox from a plan by calling create. progress may be nil.
+func (c *Control) make(ctx context.Context, p *plan.Plan, progress func(Progress), create func(context.Context, *sandbox.Spec) (driver.Instance, error)) (*Sandbox, error) {
 	var box *Sandbox
-	chosen := req.Spec.Name != "" && !req.Reserved
-	spec, err := c.spec(ctx, &req)
-	if err != nil {
-		return nil, c.wrap(Action{Op: ops.SandboxCreate}, err)
-	}
+	spec := c.specOf(p)
 	a := Action{Op: ops.SandboxCreate, Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
-	err = c.do(ctx, a, func(ctx context.Context) error {
-		img, err := c.ensureImage(ctx, &req, spec)
+	err := c.do(ctx, a, func(ctx context.Context) error {
+		img, err := c.ensureImage(ctx, p, progress, spec)
 		if err != nil {
 			return err
 		}
-		inst, err := c.makeNamed(ctx, spec, chosen)
+		inst, err := create(ctx, spec)
 		if err != nil {
 			return err
 		}
-		box = &Sandbox{c: c, inst: inst, name: spec.Name, image: img, limits: req.Limits}
+		box = &Sandbox{c: c, inst: inst, name: spec.Name, image: img, limits: p.Limits}
 		return nil
 	})
 	return box, err
-}
-
-// complete validates a request and returns its Spec with defaults filled in. It
-// does not modify req.
-func (c *Control) complete(ctx context.Context, req *CreateRequest) (*sandbox.Spec, error) {
-	spec := req.Spec
-	if err := spec.Validate(); err != nil {
-		return nil, err
-	}
-	for k := range spec.Labels {
-		if strings.HasPrefix(k, ReservedPrefix) {
-			return nil, invalid("", "labels", fmt.Sprintf("%q begins with %q, which Atoll keeps for itself", k, ReservedPrefix), "")
-		}
-	}
-	switch req.Pull {
-	case "", PullMissing, PullAlways, PullNever:
-	default:
-		return nil, invalid("", "pull", fmt.Sprintf("%q is not one of missing, always and never", req.Pull), "")
-	}
-	if err := c.CheckIsolation(ctx, spec.Isolation); err != nil {
-		return nil, err
-	}
-	if err := c.checkNetwork(ctx, &spec, req); err != nil {
-		return nil, err
-	}
-	if len(spec.Workspaces) > 0 && !c.cfg.Workspaces {
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Subject: "workspace", Message: "workspaces need the daemon", Hint: "start it with: atoll up",
-		}
-	}
-	if req.Tenant == "" && spec.Lifetime.HardTimeout() != spec.Lifetime.Timeout {
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Subject: "lifetime", Message: "stopping or pausing a sandbox at its timeout needs the daemon", Hint: "start it with: atoll up",
-		}
-	}
-	if spec.ID == "" {
-		spec.ID = c.cfg.NewID()
-	}
-	if spec.Name == "" {
-		spec.Name = string(spec.ID)
-	}
-	if spec.Image == "" {
-		spec.Image = HostImage
-	}
-	if spec.Hostname == "" {
-		spec.Hostname = spec.Name
-	}
-	if spec.Workdir != "" {
-		spec.Workdir = path.Clean(spec.Workdir)
-	} else if hasWorkspaceDir(&spec) {
-		spec.Workdir = sandbox.WorkspaceDir
-	}
-	var err error
-	if req.Limits, err = c.limit(ctx, &spec.Resources); err != nil {
-		return nil, err
-	}
-	if spec.RequireLimits {
-		if err := Required(req.Limits); err != nil {
-			return nil, err
-		}
-	}
-	spec.Env = maps.Clone(spec.Env)
-	spec.Mounts = append([]sandbox.Mount(nil), spec.Mounts...)
-	return &spec, nil
 }
 
 // CheckIsolation refuses a demand that the provider does not meet now.
@@ -182,91 +102,30 @@ func (c *Control) CheckIsolation(ctx context.Context, demand sandbox.Isolation) 
 		return nil
 	}
 	facts, err := c.cfg.Facts(ctx)
-	if err != nil || facts.Isolation.Meets(demand) {
+	if err != nil {
 		return err
 	}
-	return TooWeak(facts.Provider, facts.Isolation, demand)
-}
-
-// TooWeak is the refusal of a provider that isolates less than is demanded.
-func TooWeak(provider string, gives, demand sandbox.Isolation) error {
-	return &sandbox.Error{
-		Code: sandbox.CodeUnsupported, Subject: "isolation",
-		Message: fmt.Sprintf("the provider %s gives %s, and %s is demanded", provider, gives.Known(), demand),
-		Hint:    "see which ones give it with: atoll provider choose --isolation " + string(demand),
-	}
-}
-
-// hasWorkspaceDir reports whether a workspace is mounted at its default path,
-// in which case commands start there.
-func hasWorkspaceDir(spec *sandbox.Spec) bool {
-	return slices.ContainsFunc(spec.Workspaces, func(w sandbox.WorkspaceMount) bool {
-		return w.Path == "" || path.Clean(w.Path) == sandbox.WorkspaceDir
-	})
-}
-
-// checkNetwork refuses network rules that would not be enforced, and secrets
-// that would not be available.
-func (c *Control) checkNetwork(ctx context.Context, spec *sandbox.Spec, req *CreateRequest) (err error) {
-	if spec.Network.Plain = nil; req.Tenant == "" && (spec.Network.Profile != "" || len(spec.Secrets) > 0 || spec.Redact) {
-		return &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Subject: "network", Message: "stored profiles and secrets need a daemon, and none is running",
-			Hint: "start one with: atoll up",
-		}
-	}
-	if local, ok := spec.Network.Local(); ok {
-		if err := policy.Check(local); err != nil {
-			return err
-		}
-	}
-	gateway := slices.ContainsFunc(spec.Secrets, func(s sandbox.SecretRef) bool {
-		return s.Mode != sandbox.SecretEnv && !driver.Holds(c.cfg.Provider, s)
-	})
-	if !spec.Network.Asked() && !gateway {
-		return nil
-	}
-	facts, err := c.cfg.Facts(ctx)
-	if err != nil || facts.Capabilities.Network {
-		return err
-	}
-	if gateway {
-		return &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Subject: "secrets",
-			Message: "a secret in the mode gateway is inserted by Atoll's egress gateway, which sandboxes of the provider " + facts.Provider + " do not use",
-			Hint:    "use the mode env, which shows the value to the sandbox, or choose a provider with a gateway; remote can use the other daemon's secrets that ATOLL_REMOTE_SECRETS names",
-		}
-	}
-	if spec.Network.Plain, err = c.translate(spec.Network, req.Egress); err == nil && spec.Network.Plain == nil {
-		if egress := spec.Network.Egress; egress != nil && len(egress) == 0 && facts.Isolates {
-			spec.Network = sandbox.Network{} // on which every host is denied, too
-			return nil
-		}
-		err = &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Subject: "network", Message: "the provider " + facts.Provider + " cannot give sandboxes a network",
-			Hint: "leave it out: the sandbox then has no network",
-		}
-	}
-	return err
+	return plan.Isolated(facts.Provider, facts.Isolation, demand)
 }
 
 // labels returns a sandbox's own labels together with Atoll's.
-func (c *Control) labels(spec *sandbox.Spec, req *CreateRequest) map[string]string {
-	labels := map[string]string{LabelName: spec.Name}
-	if len(spec.Image) <= sandbox.MaxLabelLen {
-		labels[LabelImage] = printable(spec.Image)
+func (c *Control) labels(p *plan.Plan) map[string]string {
+	labels := map[string]string{LabelName: p.Spec.Name}
+	if len(p.Spec.Image) <= sandbox.MaxLabelLen {
+		labels[LabelImage] = printable(p.Spec.Image)
 	}
-	if req.Bound {
+	if p.Bound {
 		labels[LabelOwner] = c.cfg.Owner.Token()
 	}
-	if req.Tenant != "" {
-		labels[LabelTenant] = req.Tenant
+	if p.Tenant != "" {
+		labels[LabelTenant] = p.Tenant
 	}
-	maps.Copy(labels, spec.Labels)
+	maps.Copy(labels, p.Spec.Labels)
 	return labels
 }
 
 // ensureImage makes the image of spec available, and sets its digest in spec.
-func (c *Control) ensureImage(ctx context.Context, req *CreateRequest, spec *sandbox.Spec) (ImageConfig, error) {
+func (c *Control) ensureImage(ctx context.Context, p *plan.Plan, progress func(Progress), spec *sandbox.Spec) (ImageConfig, error) {
 	if spec.Image == HostImage {
 		return ImageConfig{Ref: HostImage}, nil
 	}
@@ -282,7 +141,7 @@ func (c *Control) ensureImage(ctx context.Context, req *CreateRequest, spec *san
 		return ImageConfig{}, err
 	}
 	img, err := c.cfg.Images.Ensure(ctx, ImageRequest{
-		Ref: spec.Image, Platform: req.Platform, Pull: req.Pull, Progress: req.Progress,
+		Ref: spec.Image, Platform: p.Platform, Pull: Pull(p.Pull), Progress: progress,
 	})
 	if err != nil {
 		return ImageConfig{}, c.wrap(Action{Op: ops.ImageGet, Subject: spec.Image}, err)

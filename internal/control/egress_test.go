@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
@@ -34,13 +35,13 @@ func TestRulesOfProviders(t *testing.T) {
 	p := &bounding{fake.New(fake.Options{}), sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}}, nil}
 	t.Cleanup(func() { _ = p.Close() })
 	c := control.New(control.Config{Provider: p})
-	create := func(n sandbox.Network, e control.Egress) error {
+	create := func(n sandbox.Network, e plan.Egress) error {
 		p.got = nil
-		_, err := c.Create(t.Context(), control.CreateRequest{Spec: sandbox.Spec{Network: n}, Egress: e, Tenant: "acme"})
+		_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Network: n}}, acme, func(p *plan.Plan) { p.Egress = e })
 		return err
 	}
 	hosts := sandbox.Network{Egress: []string{"api.example.com"}}
-	if err := create(hosts, control.Egress{}); err != nil || len(p.got.Allow) != 1 || p.got.Allow[0].Host != "api.example.com" || p.got.Open {
+	if err := create(hosts, plan.Egress{}); err != nil || len(p.got.Allow) != 1 || p.got.Allow[0].Host != "api.example.com" || p.got.Open {
 		t.Errorf("%+v %v", p.got, err)
 	}
 	refused := func(err error) string {
@@ -51,22 +52,22 @@ func TestRulesOfProviders(t *testing.T) {
 		}
 		return e.Rule
 	}
-	if rule := refused(create(sandbox.Network{Egress: []string{"api.example.com:22"}}, control.Egress{})); rule != "egress" {
+	if rule := refused(create(sandbox.Network{Egress: []string{"api.example.com:22"}}, plan.Egress{})); rule != "egress" {
 		t.Errorf("refused by %q", rule)
 	}
 	stored := sandbox.Profile{Rules: []sandbox.Rule{{Name: "read", Action: sandbox.Allow, Hosts: []string{"a.example"}, Methods: []string{"GET"}}}}
-	if rule := refused(create(sandbox.Network{Profile: "docs"}, control.Egress{Profile: stored})); rule != "read" {
+	if rule := refused(create(sandbox.Network{Profile: "docs"}, plan.Egress{Profile: stored})); rule != "read" {
 		t.Errorf("refused by %q", rule)
 	}
 	limit := []policy.EgressLimit{{Name: "agents", Profile: sandbox.Profile{}}}
-	if err := create(hosts, control.Egress{EgressLimits: limit}); err != nil || p.got == nil || len(p.got.Allow) != 0 || p.got.Open {
+	if err := create(hosts, plan.Egress{EgressLimits: limit}); err != nil || p.got == nil || len(p.got.Allow) != 0 || p.got.Open {
 		t.Errorf("under a limit: %+v %v", p.got, err)
 	}
 
 	// Plain processes have the network of the machine, which must be reported.
 	p.ability = sandbox.EgressAbility{Kind: sandbox.EgressNone}
 	for mode, want := range map[policy.Unenforceable]sandbox.Code{policy.Refuse: sandbox.CodeUnsupported, policy.Narrow: sandbox.CodeUnsupported, policy.LetPass: ""} {
-		err := create(hosts, control.Egress{Unenforceable: mode})
+		err := create(hosts, plan.Egress{Unenforceable: mode})
 		if sandbox.CodeOf(err) != want || (p.got != nil && p.got.Open) != (want == "") {
 			t.Errorf("%s: %+v %v", mode, p.got, err)
 		}
@@ -79,9 +80,9 @@ func TestGatewaySecretsOfProviders(t *testing.T) {
 	p := &bounding{fake.New(fake.Options{}), sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}}, nil}
 	t.Cleanup(func() { _ = p.Close() })
 	c := control.New(control.Config{Provider: p})
-	_, err := c.Create(t.Context(), control.CreateRequest{Tenant: "acme", Spec: sandbox.Spec{
+	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{
 		Network: sandbox.Network{Egress: []string{"api.example.com"}}, Secrets: []sandbox.SecretRef{{Name: "token", Env: "TOKEN", Mode: sandbox.SecretGateway}},
-	}})
+	}}, acme)
 	if e := wantError(t, err, sandbox.CodeUnsupported); !strings.Contains(e.Message, "Atoll's egress gateway") || !strings.Contains(e.Hint, "mode env") {
 		t.Errorf("it is refused with %q, hint %q; want the reason", e.Message, e.Hint)
 	}
@@ -122,9 +123,9 @@ func TestImagesOfProviders(t *testing.T) {
 	p := &templates{Provider: fake.New(fake.Options{})}
 	t.Cleanup(func() { _ = p.Close() })
 	c := control.New(control.Config{Provider: p, Images: noImages{t}})
-	_, err := c.Create(t.Context(), control.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}})
+	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}})
 	wantError(t, err, sandbox.CodeUnsupported)
-	box, err := c.Create(t.Context(), control.CreateRequest{Spec: sandbox.Spec{Image: "template:base"}})
+	box, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "template:base"}})
 	if err != nil || p.created.Image != "template:base" {
 		t.Fatalf("made from %+v, %v; want the image as it was asked for", p.created, err)
 	}

@@ -3,13 +3,14 @@ package control
 import (
 	"context"
 
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // HostImage is the default image: a read-only view of the machine's own
 // programs.
-const HostImage = "host"
+const HostImage = plan.HostImage
 
 // Images provides images and their configuration.
 type Images interface {

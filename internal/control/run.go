@@ -11,7 +11,8 @@ import (
 
 // RunRequest is a request to create a sandbox and run a command in it.
 type RunRequest struct {
-	CreateRequest
+	sandbox.CreateRequest
+	Progress func(Progress) // called during a pull; may be nil
 	// Command is the command. Its Args replace the image's Cmd.
 	Command sandbox.Command
 	// Entrypoint replaces the image's entrypoint and Cmd; an empty one means none.
@@ -29,13 +30,12 @@ type RunRequest struct {
 // If Run returns an error and an exit with a Reason, the command ended and a
 // later step failed.
 func (c *Control) Run(ctx context.Context, req RunRequest, use func(context.Context, *Sandbox, driver.Process) error) (exit sandbox.Exit, err error) {
-	req.Bound = !req.Keep
 	if req.Keep {
 		if err := c.outlives(ctx); err != nil {
 			return sandbox.Exit{}, err
 		}
 	}
-	box, err := c.Create(ctx, req.CreateRequest)
+	box, err := c.makeFor(ctx, &req, !req.Keep)
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
@@ -65,12 +65,11 @@ func (c *Control) Run(ctx context.Context, req RunRequest, use func(context.Cont
 // sandbox is idle and the returned process info is nil. On an error nothing
 // remains.
 func (c *Control) Start(ctx context.Context, req RunRequest) (*Sandbox, *sandbox.ProcessInfo, error) {
-	req.Bound = false
 	req.Command.Background = true
 	if err := c.outlives(ctx); err != nil {
 		return nil, nil, err
 	}
-	box, err := c.Create(ctx, req.CreateRequest)
+	box, err := c.makeFor(ctx, &req, false)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -85,6 +84,17 @@ func (c *Control) Start(ctx context.Context, req RunRequest) (*Sandbox, *sandbox
 	}
 	info := p.Info()
 	return box, &info, p.Close()
+}
+
+// makeFor creates the sandbox of a request. If it is bound, it does not outlive
+// this process.
+func (c *Control) makeFor(ctx context.Context, req *RunRequest, bound bool) (*Sandbox, error) {
+	p, err := c.Plan(ctx, req.CreateRequest)
+	if err != nil {
+		return nil, err
+	}
+	p.Bound = bound
+	return c.create(ctx, &p, req.Progress)
 }
 
 // outlives returns an error if sandboxes of the provider end with this process.

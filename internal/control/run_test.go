@@ -172,7 +172,7 @@ func TestImageCommand(t *testing.T) {
 			lib := &library{img: control.ImageConfig{Ref: "sha256:1", Entrypoint: tt.entrypoint, Cmd: tt.cmd}}
 			p, c := setup(t, func(cfg *control.Config) { cfg.Images = lib })
 			req := request(tt.args...)
-			req.Spec.Image, req.Pull, req.Platform, req.Entrypoint = "app:1", control.PullAlways, "linux/arm64", tt.override
+			req.Spec.Image, req.Pull, req.Platform, req.Entrypoint = "app:1", string(control.PullAlways), "linux/arm64", tt.override
 			var ran []string
 			_, err := c.Run(t.Context(), req, func(_ context.Context, _ *control.Sandbox, p driver.Process) error {
 				ran = p.Info().Args
@@ -199,7 +199,7 @@ func TestImageCommand(t *testing.T) {
 func TestImageErrors(t *testing.T) {
 	lib := &library{err: errUnknown}
 	p, c := setup(t, func(cfg *control.Config) { cfg.Images = lib })
-	_, err := c.Create(t.Context(), control.CreateRequest{Spec: sandbox.Spec{Image: "debain:12"}})
+	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "debain:12"}})
 	if e := wantError(t, err, sandbox.CodeNotFound); e.Subject != "debain:12" || e.Op != "image.get" {
 		t.Errorf("got %+v", e)
 	}
@@ -211,7 +211,7 @@ func TestImageErrors(t *testing.T) {
 func TestSweep(t *testing.T) {
 	p, c := setup(t)
 	keep := create(t, c, sandbox.Spec{Name: "kept"})
-	mine, err := c.Create(t.Context(), control.CreateRequest{Spec: sandbox.Spec{Name: "mine"}, Bound: true})
+	mine, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "mine"}}, bound)
 	if err != nil {
 		t.Fatal(err)
 	}

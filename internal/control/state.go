@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -66,33 +67,18 @@ func (s *Sandbox) SetDeadline(ctx context.Context, at time.Time) error {
 }
 
 // Restore creates a sandbox from a snapshot of the same provider. It works like
-// Create, except that the image is not pulled: the request names the exact
-// image of the first sandbox.
-func (c *Control) Restore(ctx context.Context, req CreateRequest, ref driver.SnapshotRef) (*Sandbox, driver.Restored, error) {
-	var box *Sandbox
-	var restored driver.Restored
-	spec, err := c.spec(ctx, &req)
-	if err != nil {
-		return nil, restored, c.wrap(Action{Op: ops.SandboxCreate}, err)
-	}
-	a := Action{Op: ops.SandboxCreate, Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
-	err = c.do(ctx, a, func(ctx context.Context) error {
+// Create, except that the image is not pulled: the plan names the exact image of
+// the first sandbox.
+func (c *Control) Restore(ctx context.Context, p plan.Plan, ref driver.SnapshotRef) (box *Sandbox, how driver.Restored, err error) {
+	box, err = c.make(ctx, &p, nil, func(ctx context.Context, spec *sandbox.Spec) (inst driver.Instance, err error) {
 		restorer, ok := driver.As[driver.Restorer](c.cfg.Provider)
 		if !ok {
-			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot create sandboxes from snapshots"}
+			return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot create sandboxes from snapshots"}
 		}
-		img, err := c.ensureImage(ctx, &req, spec)
-		if err != nil {
-			return err
-		}
-		inst, how, err := restore(ctx, restorer, req.FilesOnly, spec, ref)
-		if err != nil {
-			return err
-		}
-		box, restored = &Sandbox{c: c, inst: inst, name: spec.Name, image: img, limits: req.Limits}, how
-		return nil
+		inst, how, err = restore(ctx, restorer, p.FilesOnly, spec, ref)
+		return inst, err
 	})
-	return box, restored, err
+	return box, how, err
 }
 
 // restore makes a provider restore a snapshot. If the provider's snapshots

@@ -73,8 +73,7 @@ type sessionSandboxes struct {
 }
 
 func (s sessionSandboxes) Make(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error) {
-	made, err := s.Service.Create(ctx, sandboxes.CreateRequest{Spec: spec, Idempotency: store.Create{IdempotencyKey: key, Request: []byte(key), OfSession: true}, Replaces: replaces})
-	return made.ID, err
+	return s.Service.CreateForSession(ctx, spec, key, replaces)
 }
 
 func (s sessionSandboxes) Reach(ctx context.Context, ref string) error {

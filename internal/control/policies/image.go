@@ -7,6 +7,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/template"
@@ -65,19 +66,33 @@ func (s *Service) signatures(ctx context.Context, images []string) (out []policy
 // replaces the name in the request by the digest, and returns all names of the
 // image. An image that no signature could make allowed is not pulled.
 func (s *Service) FetchSigned(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, req control.ImageRequest) ([]string, error) {
-	set := s.Set()
 	if spec.Image == control.HostImage || strings.HasPrefix(spec.Image, template.Prefix) || s.cfg.Images == nil ||
-		!set.AsksWho(policyset.About{Tenant: a.Tenant, Labels: spec.Labels}) {
+		!s.Set().AsksWho(policyset.About{Tenant: a.Tenant, Labels: spec.Labels}) {
 		return images, nil
 	}
-	r, err := s.request(ctx, a.Tenant, spec, images)
+	k, err := s.Known(ctx, a.Tenant, spec, images)
 	if err != nil {
 		return images, err
 	}
-	r.Unfetched = true
-	if err := s.refused(ctx, a, set.Check(r, policyset.Images)); err != nil {
+	r := k.Request(a.Tenant, spec, images)
+	r.Signatures, r.Unfetched = nil, true
+	if err := s.refused(ctx, a, k.Set.Check(r, policyset.Images)); err != nil {
 		return images, err
 	}
+	return s.fetch(ctx, spec, images, req)
+}
+
+// PermitSigned pulls the image of a plan that the policies cannot judge without
+// its signatures, and judges it. It replaces the name of the image by the digest.
+func (s *Service) PermitSigned(ctx context.Context, a audit.Action, p *plan.Plan) (err error) {
+	p.Images, err = s.fetch(ctx, &p.Spec, p.Images, control.ImageRequest{Pull: control.Pull(p.Pull), Platform: p.Platform})
+	if err != nil {
+		return err
+	}
+	return s.Permit(ctx, a, &p.Spec, p.Images, policyset.Images)
+}
+
+func (s *Service) fetch(ctx context.Context, spec *sandbox.Spec, images []string, req control.ImageRequest) ([]string, error) {
 	req.Ref = spec.Image
 	img, err := s.cfg.Images.Ensure(ctx, req)
 	if err != nil || img.Ref == "" {

@@ -1,30 +1,17 @@
 package policies
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
-
-// Fill sets limits and the isolation from the policies where the request has none. timeout is the
-// daemon's time limit for the sandbox; if it is set, the request gets no
-// lifetime.
-func (s *Service) Fill(tenant string, spec *sandbox.Spec, timeout time.Duration) {
-	caps := s.Set().Caps(policyset.About{Tenant: tenant, Labels: spec.Labels})
-	caps.Fill(&spec.Resources, s.cfg.Defaults)
-	spec.Isolation = cmp.Or(spec.Isolation, caps.Isolation)
-	if spec.Lifetime.Timeout == 0 && timeout == 0 {
-		spec.Lifetime.Timeout = caps.Lifetime
-	}
-}
 
 // Isolation returns the weakest isolation that the policies allow for a sandbox.
 // Empty: any.
@@ -32,54 +19,51 @@ func (s *Service) Isolation(tenant string, labels map[string]string) sandbox.Iso
 	return s.Set().Caps(policyset.About{Tenant: tenant, Labels: labels}).Isolation
 }
 
-// request returns a request for a sandbox in the form that policies evaluate.
-func (s *Service) request(ctx context.Context, tenant string, spec *sandbox.Spec, images []string) (policyset.Request, error) {
-	profile, err := store.Read(ctx, s.Store, func(tx *store.Tx) (sandbox.Profile, error) {
-		return tx.Profiles().ForNetwork(ctx, tenant, spec.Network)
-	})
-	if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound { // a missing profile is refused later
-		return policyset.Request{}, err
+// Known returns the policies, and what they have to know about a sandbox besides
+// its Spec. images are the names of its image.
+func (s *Service) Known(ctx context.Context, tenant string, spec *sandbox.Spec, images []string) (plan.Policies, error) {
+	k := plan.Policies{Set: s.Set(), Defaults: s.cfg.Defaults, Fetches: s.cfg.Images != nil}
+	if spec.Network.Profile == "" {
+		k.Profile, _ = spec.Network.Local()
+	} else {
+		profile, err := store.Read(ctx, s.Store, func(tx *store.Tx) (sandbox.Profile, error) {
+			return tx.Profiles().ForNetwork(ctx, tenant, spec.Network)
+		})
+		if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
+			return k, err
+		}
+		k.Profile, k.Missing = profile, err
 	}
-	r := policyset.Of(tenant, spec, images, profile.Rules)
-	r.Complete(policyset.Caps{}, s.cfg.Defaults)
-	r.Mounts = slices.Clone(r.Mounts)
 	for _, m := range spec.Mounts {
-		// The target of a symbolic link must be allowed as well.
 		m.Source = realPath(m.Source)
-		r.Mounts = append(r.Mounts, m)
+		k.Mounts = append(k.Mounts, m)
 	}
-	return r, nil
-}
-
-// Egress returns the network part of a request for a sandbox. If gateway is
-// false, the provider has to enforce the rules.
-func (s *Service) Egress(ctx context.Context, tenant string, spec *sandbox.Spec, gateway bool) (control.Egress, error) {
-	about := policyset.About{Tenant: tenant, Labels: spec.Labels}
-	set := s.Set()
-	e := control.Egress{EgressLimits: set.EgressLimits(about), Unenforceable: set.Unenforceable(about)}
-	if spec.Network.Profile == "" || gateway {
-		return e, nil
+	if k.Set.AsksWho(policyset.About{Tenant: tenant, Labels: spec.Labels}) {
+		k.Signatures = s.signatures(ctx, images)
 	}
-	stored, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Profile, error) { return tx.Profiles().Get(ctx, tenant, spec.Network.Profile) })
-	e.Profile = stored.Profile
-	return e, err
+	return k, nil
 }
 
 // Permit returns an error and records it if the policies do not allow a
 // sandbox. If fields are given, only those are checked.
 func (s *Service) Permit(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, fields ...policyset.Field) error {
-	set := s.Set()
-	if set == nil {
+	if s.Set() == nil {
 		return nil
 	}
-	r, err := s.request(ctx, a.Tenant, spec, images)
+	k, err := s.Known(ctx, a.Tenant, spec, images)
 	if err != nil {
 		return err
 	}
-	if set.AsksWho(r.About) {
-		r.Signatures = s.signatures(ctx, images)
+	return s.refused(ctx, a, k.Set.Check(k.Request(a.Tenant, spec, images), fields...))
+}
+
+// Refused records the refusal of a policy to let a plan be carried out, and returns
+// it. Other errors are returned as they are.
+func (s *Service) Refused(ctx context.Context, a audit.Action, err error) error {
+	if denied, ok := err.(plan.Denied); ok { //nolint:errorlint // Draft returns it as it is
+		return s.refused(ctx, a, denied.Unwrap())
 	}
-	return s.refused(ctx, a, set.Check(r, fields...))
+	return err
 }
 
 // refused records a refusal with the rule, and returns it.
@@ -90,18 +74,6 @@ func (s *Service) refused(ctx context.Context, a audit.Action, err error) error 
 		s.Report(ctx, s.Audit.Denied(ctx, a, err))
 	}
 	return err
-}
-
-// restored are the fields that are checked when a sandbox is started again. Its
-// lifetime was checked when it was created.
-var restored = []policyset.Field{
-	policyset.CPUs, policyset.Memory, policyset.Disk, policyset.PIDs, policyset.Isolation, policyset.Images, policyset.Mounts, policyset.Network, policyset.Secrets, policyset.SecretModes,
-}
-
-// PermitAgain is Permit for a sandbox that is started again.
-func (s *Service) PermitAgain(ctx context.Context, a audit.Action, b *store.Sandbox) error {
-	spec := specOf(b)
-	return s.Permit(ctx, a, &spec, []string{b.Image, spec.Image}, restored...)
 }
 
 // specOf returns the Spec of a sandbox with its current limits, isolation and
@@ -129,7 +101,7 @@ func (s *Service) PermitChange(ctx context.Context, a audit.Action, b *store.San
 	}
 	spec.Resources = c.ApplyResources(spec.Resources)
 	if len(c.Labels) > 0 {
-		fields = slices.Concat(fields, restored, []policyset.Field{policyset.Lifetime})
+		fields = slices.Concat(fields, plan.Lasting(), []policyset.Field{policyset.Lifetime})
 		spec.Labels = c.ApplyLabels(spec.Labels)
 	}
 	if c.Lifetime.Timeout != nil {

@@ -174,14 +174,15 @@ func (s *Service) Explain(ctx context.Context, spec sandbox.Spec) (sandbox.Polic
 	if err != nil {
 		return sandbox.PolicyAnswer{}, core.Named(op, err)
 	}
-	s.Fill(who.Tenant, &spec, 0)
-	r, err := s.request(ctx, who.Tenant, &spec, asked)
+	k, err := s.Known(ctx, who.Tenant, &spec, asked)
 	if err != nil {
 		return sandbox.PolicyAnswer{}, core.Named(op, err)
 	}
-	set := s.Set()
-	if set.AsksWho(r.About) {
+	r := k.Request(who.Tenant, &spec, asked)
+	r.Resources = spec.Resources
+	r.Complete(k.Set.Caps(r.About), k.Defaults)
+	if k.Set.AsksWho(r.About) {
 		r.Signatures, r.Unfetched = s.localSignatures(ctx, &spec, asked)
 	}
-	return set.Answer(r), nil
+	return k.Set.Answer(r), nil
 }

@@ -146,23 +146,6 @@ func (b *Backend) HasMemory(ctx context.Context) bool {
 	return err == nil && facts.Capabilities.Memory
 }
 
-// Enforceable returns an error for a limit that a policy or quota requires and
-// the provider does not enforce. loose are the limits that it does not enforce.
-func (b *Backend) Enforceable(loose map[string]sandbox.Enforcement, policy sandbox.Resources, quota sandbox.Limits) error {
-	for name, demanded := range map[string]bool{
-		"cpus": policy.CPUs != 0 || quota.CPUs != 0, "memory": policy.Memory != 0 || quota.Memory != 0,
-		"disk": policy.Disk != 0 || quota.Disk != 0, "pids": policy.PIDs != 0,
-	} {
-		if limit, ok := loose[name]; ok && demanded {
-			return &sandbox.Error{
-				Code: sandbox.CodeUnsupported, Subject: name, Message: "a policy or quota limits it, and the provider " + b.Name + " does not enforce that: " + limit.Why,
-				Hint: "choose another provider",
-			}
-		}
-	}
-	return nil
-}
-
 // Backend returns the provider with that name, and opens it if necessary. An
 // empty name means the default provider.
 func (s *Service) Backend(ctx context.Context, name string) (*Backend, error) {

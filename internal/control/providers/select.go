@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/internal/catalog"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -35,7 +35,7 @@ func (s *Service) Select(ctx context.Context, who key.Principal, spec *sandbox.S
 	case gives.Meets(spec.Isolation):
 		return be, "", nil
 	case spec.Provider != "":
-		return nil, "", control.TooWeak(be.Name, gives, spec.Isolation)
+		return nil, "", plan.Isolated(be.Name, gives, spec.Isolation)
 	}
 	choice, all := s.stronger(ctx, who, spec)
 	if choice.Provider == "" {
@@ -55,10 +55,7 @@ func (s *Service) selectNode(ctx context.Context, spec *sandbox.Spec) (be *Backe
 	if err != nil {
 		return nil, "", err
 	}
-	if gives := be.Isolation(ctx); spec.Isolation != "" && !gives.Meets(spec.Isolation) {
-		return nil, "", control.TooWeak(name, gives, spec.Isolation)
-	}
-	return be, "made by " + name + ": " + why, nil
+	return be, "made by " + name + ": " + why, plan.Isolated(name, be.Isolation(ctx), spec.Isolation)
 }
 
 // KeepHere names the default provider in a Spec without one, if there are nodes:

@@ -11,32 +11,28 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// CreateRequest is a request to create a sandbox for the caller's tenant.
-type CreateRequest struct {
-	Spec     sandbox.Spec // without an ID, which the server assigns
-	Pull     control.Pull
-	Platform string
-	// Idempotency makes a repeated request return the sandbox of the first one. If
-	// the first attempt failed, the sandbox is created now. If the sandbox was
-	// removed since, the error is CodeGone.
-	Idempotency store.Create
-	// Timeout, if set, removes the sandbox this long after the request, provided
-	// that a daemon is running. Unlike Spec.Lifetime.Timeout, it can be changed.
-	Timeout time.Duration
-	// Replaces is a sandbox whose workspaces the new one gets, although the old
-	// one still has them: the caller removes one of the two.
-	Replaces sandbox.ID
+const opCreate = ops.SandboxCreate
 
+// extras are what only this daemon's own parts ask for.
+type extras struct {
+	// timeout, if set, removes the sandbox this long after the request, provided
+	// that a daemon is running. Unlike Spec.Lifetime.Timeout, it can be changed.
+	timeout time.Duration
+	// ofSession means that a session asks, and replaces is a sandbox whose workspaces
+	// the new one gets, although the old one still has them: the caller removes one
+	// of the two.
+	ofSession bool
+	replaces  sandbox.ID
 	// base are the names of the image that a build step began with. Policies are
 	// checked against these names, because the image of the step has no name.
 	base []string
@@ -44,118 +40,163 @@ type CreateRequest struct {
 	bound bool
 }
 
-const opCreate = ops.SandboxCreate
+// Create creates a sandbox for the caller's tenant. A request with an idempotency
+// key that was made before returns the sandbox of the first one. If the first
+// attempt failed, the sandbox is created now. If the sandbox was removed since, the
+// error is CodeGone.
+func (s *makers) Create(ctx context.Context, req sandbox.CreateRequest) (Made, error) {
+	return s.create(ctx, req, extras{})
+}
 
-// Create creates a sandbox.
-func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err error) {
-	ctx, end := span.Start(ctx, "control", string(opCreate), "")
-	defer func() { end(err) }()
-	who, action, err := s.Admit(ctx, opCreate, guard.Subject{Name: req.Spec.Name, Subject: req.Spec.Name},
-		func(who key.Principal) error { return guard.AllowSpec(who, &req.Spec) })
-	if err != nil {
-		return Made{}, core.Named(opCreate, err)
-	}
-	if req.Spec.Network, err = s.Secrets.SealProxy(who.Tenant, req.Spec.Network); err != nil {
-		return Made{}, core.Named(opCreate, err)
-	}
-	images, err := s.Policies.AskedImage(ctx, who.Tenant, &req.Spec)
-	if err != nil {
-		return Made{}, core.Named(opCreate, err)
-	}
-	if req.base != nil {
-		images = req.base
-	}
-	spec := req.Spec
-	spec.Isolation = cmp.Or(spec.Isolation, s.Policies.Isolation(who.Tenant, spec.Labels)) // decides what a template is made from
-	of, owner, err := s.Templates.Complete(ctx, who.Tenant, &spec)
-	if err != nil {
-		return Made{}, core.Named(opCreate, err)
-	}
-	spec, origin, err := s.Snapshots.Origin(ctx, owner, spec)
-	if err != nil {
-		return Made{}, core.Named(opCreate, err)
-	}
-	s.Policies.Fill(who.Tenant, &spec, req.Timeout)
-	if err := s.Policies.Permit(ctx, action, &spec, images, policyset.Isolation); err != nil {
-		return Made{}, core.Named(opCreate, err)
-	}
-	if req.bound || of.Name != "" {
-		s.Providers.KeepHere(&spec)
-	}
-	be, chosen, err := s.Providers.Select(ctx, who, &spec)
-	if err != nil {
-		return Made{}, core.Named(opCreate, err)
-	}
-	spec.Provider = be.Name
-	rules, err := s.egress(ctx, be, who.Tenant, &spec)
-	if err != nil {
-		return Made{}, core.Named(opCreate, err)
-	}
-	want, err := be.Control.Prepare(ctx, control.CreateRequest{
-		Spec: spec, Egress: rules, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true, Bound: req.bound,
-	})
-	if err != nil {
-		return Made{}, err
-	}
-	landed := s.inflight.Begin(want.Spec.ID)
-	defer landed()
-	action.Sandbox, action.Name, action.Subject = want.Spec.ID, want.Spec.Name, want.Spec.Name
-	if origin == "" && req.base == nil {
-		if images, err = s.Policies.FetchSigned(ctx, action, &want.Spec, images, control.ImageRequest{Pull: req.Pull, Platform: req.Platform}); err != nil {
-			return Made{}, core.Named(opCreate, err)
-		}
-	}
-	allowed := want.Spec
-	allowed.Lifetime.Timeout = max(allowed.Lifetime.Timeout, req.Timeout)
-	if err := s.Policies.Permit(ctx, action, &allowed, images); err != nil {
-		return Made{}, core.Named(opCreate, err)
-	}
-	if err := s.enforceable(ctx, be, who.Tenant, &want); err != nil {
-		return Made{}, core.Named(opCreate, err)
-	}
-	if err := s.Workspaces.Ensure(ctx, want.Spec.Workspaces); err != nil {
-		return Made{}, err
-	}
-	leave, err := s.admitted(ctx, be, who.Tenant)
-	if err != nil {
-		return Made{}, core.Named(opCreate, err)
-	}
-	defer leave()
-	if chosen != "" && s.Providers.OnNode(be.Name) {
-		fact := audit.Action{Tenant: who.Tenant, Actor: action.Actor, Op: ops.NodePlace, Sandbox: want.Spec.ID, Name: want.Spec.Name, Subject: be.Name}
-		s.Report(ctx, s.Audit.FactLater(fact, eventlog.NodePlaced, func(e *eventlog.Event) { e.Policy = chosen }))
-	}
-	box, intent, err := s.announce(ctx, be, who.Tenant, &want, images[0], origin, req, action)
-	switch {
-	case err != nil:
-		return Made{}, core.Named(opCreate, err)
-	case intent == nil: // an earlier request created it
-		if err := s.inflight.Wait(ctx, box.ID); err != nil {
-			return Made{}, core.Named(opCreate, err)
-		}
-		box, err = s.record(ctx, who.Tenant, box.ID)
-		if err == nil && box.State == sandbox.Gone {
-			err = madeEarlier(&box)
-		}
-		return Made{Sandbox: box, Replayed: true}, core.Named(opCreate, err)
-	}
-	box, image, err := s.make(ctx, be, who.Tenant, &want, origin, chosen, intent)
-	if err == nil && box.Spec.Main != nil {
-		if err = s.startMain(ctx, &box, image); err != nil {
-			s.Report(ctx, ignoreGone(s.destroy(ownerOf(context.WithoutCancel(ctx), who.Tenant), string(box.ID), ops.SandboxDestroy, reasonUnmade)))
-		}
-	}
-	if err == nil && of.Start != "" && (origin == "" || box.Reason != "") {
-		err = core.Named(opCreate, s.Templates.StartCold(ctx, box.ID, &of))
-	}
-	return Made{Sandbox: box, Image: image}, err
+// CreateFor creates a sandbox that is removed after timeout, unless Expire
+// changes the time. A missing image is pulled.
+func (s *makers) CreateFor(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (sandbox.Sandbox, error) {
+	made, err := s.create(ctx, sandbox.CreateRequest{Spec: spec, Pull: string(control.PullMissing)}, extras{timeout: timeout})
+	return made.Sandbox.Info(), err
 }
 
 // CreateForBuild creates a sandbox for a build. It does not outlive this
 // process. Policies are checked against the image names in base.
 func (s *makers) CreateForBuild(ctx context.Context, spec sandbox.Spec, base []string) (sandbox.ID, error) {
-	made, err := s.Create(ctx, CreateRequest{Spec: spec, Pull: control.PullNever, base: base, bound: true})
+	made, err := s.create(ctx, sandbox.CreateRequest{Spec: spec, Pull: string(control.PullNever)}, extras{base: base, bound: true})
 	return made.ID, err
+}
+
+// CreateForSession creates a sandbox for a session, or returns the one that it
+// created with the same key. replaces is a sandbox whose workspaces the new one
+// gets, although the old one still has them: the caller removes one of the two.
+func (s *makers) CreateForSession(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error) {
+	made, err := s.create(ctx, sandbox.CreateRequest{Spec: spec, IdempotencyKey: key, Raw: []byte(key)}, extras{ofSession: true, replaces: replaces})
+	return made.ID, err
+}
+
+// create plans a sandbox, records it, makes it with the provider, and records the
+// outcome.
+func (s *makers) create(ctx context.Context, req sandbox.CreateRequest, more extras) (_ Made, err error) {
+	ctx, end := span.Start(ctx, "control", string(opCreate), "")
+	defer func() { err = core.Named(opCreate, err); end(err) }()
+	who, action, err := s.Admit(ctx, opCreate, guard.Subject{Name: req.Spec.Name, Subject: req.Spec.Name},
+		func(who key.Principal) error { return guard.AllowSpec(who, &req.Spec) })
+	if err != nil {
+		return Made{}, err
+	}
+	p, err := s.draft(ctx, who.Tenant, action, req, &more)
+	if err != nil {
+		return Made{}, err
+	}
+	be, p, chosen, err := s.place(ctx, who, p, &more)
+	if err != nil {
+		return Made{}, err
+	}
+	defer s.inflight.Begin(p.Spec.ID)()
+	action.Sandbox, action.Name, action.Subject = p.Spec.ID, p.Spec.Name, p.Spec.Name
+	if err := s.affords(ctx, be, &p, action); err != nil {
+		return Made{}, err
+	}
+	leave, err := s.admitted(ctx, be, who.Tenant)
+	if err != nil {
+		return Made{}, err
+	}
+	defer leave()
+	if chosen != "" && s.Providers.OnNode(be.Name) {
+		fact := audit.Action{Tenant: who.Tenant, Actor: action.Actor, Op: ops.NodePlace, Sandbox: p.Spec.ID, Name: p.Spec.Name, Subject: be.Name}
+		s.Report(ctx, s.Audit.FactLater(fact, eventlog.NodePlaced, func(e *eventlog.Event) { e.Policy = chosen }))
+	}
+	box, intent, err := s.announce(ctx, be, &p, &req, &more, action)
+	switch {
+	case err != nil:
+		return Made{}, err
+	case intent == nil: // an earlier request created it
+		return s.replay(ctx, box)
+	}
+	box, image, err := s.make(ctx, be, &p, chosen, intent)
+	if err == nil && box.Spec.Main != nil {
+		if err = s.startMain(ctx, &box, image); err != nil {
+			s.Report(ctx, ignoreGone(s.destroy(ownerOf(context.WithoutCancel(ctx), who.Tenant), string(box.ID), ops.SandboxDestroy, reasonUnmade)))
+		}
+	}
+	if t := p.Template; err == nil && t != nil && t.Start != "" && (p.Origin == "" || box.Reason != "") {
+		err = s.Templates.StartCold(ctx, box.ID, t)
+	}
+	return Made{Sandbox: box, Image: image}, err
+}
+
+// draft finds what a request is about, and plans it as far as no provider is
+// needed for that.
+func (s *makers) draft(ctx context.Context, tenant string, a audit.Action, req sandbox.CreateRequest, more *extras) (p plan.Plan, err error) {
+	ask := plan.Ask{CreateRequest: req, Tenant: tenant, Timeout: more.timeout}
+	if main := ask.Spec.Main; main != nil {
+		fresh := *main
+		fresh.Process, fresh.Restarts = "", 0
+		ask.Spec.Main = &fresh
+	}
+	if ask.Spec.Network, err = s.Secrets.SealProxy(tenant, ask.Spec.Network); err != nil {
+		return p, err
+	}
+	if ask.Images, err = s.Policies.AskedImage(ctx, tenant, &ask.Spec); err != nil {
+		return p, err
+	}
+	if ask.Template, err = s.Templates.Source(ctx, tenant, &ask.Spec); err != nil {
+		return p, err
+	}
+	if ask.Spec.Snapshot != "" {
+		if ask.Snapshot, err = s.Snapshots.Source(ctx, tenant, ask.Spec.Snapshot); err != nil {
+			return p, err
+		}
+	}
+	if more.base != nil {
+		ask.Images = more.base
+	}
+	if ask.Policies, err = s.Policies.Known(ctx, tenant, &ask.Spec, ask.Images); err != nil {
+		return p, err
+	}
+	ask.Policies.Fetches = ask.Policies.Fetches && more.base == nil
+	p, err = plan.Draft(ask)
+	p.Bound = more.bound
+	return p, s.Policies.Refused(ctx, a, err)
+}
+
+// place chooses the provider of a plan, and says why if that was not asked for. It
+// returns the plan for that provider.
+func (s *makers) place(ctx context.Context, who key.Principal, p plan.Plan, more *extras) (be *providers.Backend, _ plan.Plan, chosen string, err error) {
+	if more.bound || p.Template != nil {
+		s.Providers.KeepHere(&p.Spec)
+	}
+	if be, chosen, err = s.Providers.Select(ctx, who, &p.Spec); err != nil {
+		return nil, p, "", err
+	}
+	p.Spec.Provider = be.Name
+	p, err = be.Control.Fit(ctx, p)
+	return be, p, chosen, err
+}
+
+// affords refuses a plan because of the signatures of its image, of limits that
+// are required and would not be enforced, and of its workspaces. It creates new
+// workspaces.
+func (s *makers) affords(ctx context.Context, be *providers.Backend, p *plan.Plan, a audit.Action) error {
+	if p.Unfetched {
+		if err := s.Policies.PermitSigned(ctx, a, p); err != nil {
+			return err
+		}
+	}
+	if len(p.Limits) > 0 {
+		if err := s.demanded(ctx, be, p.Tenant, p.Caps.Resources, p.Limits); err != nil {
+			return err
+		}
+	}
+	return s.Workspaces.Ensure(ctx, p.Spec.Workspaces)
+}
+
+// replay returns the sandbox that an earlier request created.
+func (s *makers) replay(ctx context.Context, box store.Sandbox) (Made, error) {
+	if err := s.inflight.Wait(ctx, box.ID); err != nil {
+		return Made{}, err
+	}
+	box, err := s.record(ctx, box.Tenant, box.ID)
+	if err == nil && box.State == sandbox.Gone {
+		err = madeEarlier(&box)
+	}
+	return Made{Sandbox: box, Replayed: true}, err
 }
 
 // Made is the result of Create.
@@ -168,73 +209,63 @@ type Made struct {
 	Replayed bool
 }
 
-// enforceable refuses limits that a policy or a quota requires and the provider
-// does not enforce.
-func (s *makers) enforceable(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest) error {
-	if len(want.Limits) == 0 {
-		return nil
-	}
-	return s.demanded(ctx, be, tenant, want.Spec.Labels, want.Limits)
-}
-
 // demanded refuses those limits in loose, which the provider does not enforce,
-// that a policy or a quota requires.
-func (s *records) demanded(ctx context.Context, be *providers.Backend, tenant string, labels map[string]string, loose map[string]sandbox.Enforcement) error {
+// that the policies (caps) or a quota require.
+func (s *records) demanded(ctx context.Context, be *providers.Backend, tenant string, caps sandbox.Resources, loose map[string]sandbox.Enforcement) error {
 	quotas, err := s.Tenants.Limits(ctx, tenant)
 	if err != nil {
 		return err
 	}
-	return be.Enforceable(loose, s.Policies.Set().Caps(policyset.About{Tenant: tenant, Labels: labels}).Resources, quotas)
+	return plan.Demanded(be.Name, loose, caps, quotas)
 }
 
 // announce records the sandbox and the attempt to create it in one transaction.
 // A nil intent means that an earlier request created the sandbox.
-func (s *makers) announce(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest, image, origin string, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
-	spec := want.Spec
-	if spec.Main != nil {
-		m := *spec.Main
-		m.Process, m.Restarts = "", 0
-		spec.Main = &m
-	}
-	bound := be.Bound(spec)
-	values, err := s.Secrets.Reveal(ctx, tenant, bound.Secrets)
+func (s *makers) announce(ctx context.Context, be *providers.Backend, p *plan.Plan, req *sandbox.CreateRequest, more *extras, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
+	bound := be.Bound(p.Spec)
+	values, err := s.Secrets.Reveal(ctx, p.Tenant, bound.Secrets)
 	if err != nil {
 		return box, nil, err
 	}
 	defer values.Clear()
+	once := store.Create{IdempotencyKey: req.IdempotencyKey, Request: req.Raw, OfSession: more.ofSession, Retry: neverMade}
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {
 		intent = nil
-		b := store.Sandbox{
-			Summary: store.Summary{
-				Sandbox: sandbox.Sandbox{
-					ID: spec.ID, Name: spec.Name, Provider: be.Name, Isolation: be.Isolation(ctx), Node: s.Node, Image: image,
-					Resources: spec.Resources, Limits: want.Limits, Labels: spec.Labels, Origin: origin,
-				},
-				Binding: be.Binding,
-			},
-			Spec: spec,
-		}
-		setLifetime(&b, spec.Lifetime, tx.Now())
-		if req.Timeout > spec.Lifetime.Timeout {
-			b.Expires = tx.Now().Add(req.Timeout)
+		b := s.recordOf(p, be.Binding, be.Isolation(ctx), tx.Now())
+		if p.Timeout > p.Spec.Lifetime.Timeout {
+			b.Expires = tx.Now().Add(p.Timeout)
 		}
 		var replayed bool
 		var err error
-		req.Idempotency.Retry = neverMade
-		box, replayed, err = tx.Sandboxes().Create(ctx, tenant, b, req.Idempotency)
-		if err != nil || replayed {
+		if box, replayed, err = tx.Sandboxes().Create(ctx, p.Tenant, b, once); err != nil || replayed {
 			return err
 		}
-		if want.Hidden, err = s.bind(ctx, tx, tenant, &bound, values); err != nil {
+		if p.Hidden, err = s.bind(ctx, tx, p.Tenant, &bound, values); err != nil {
 			return err
 		}
-		if err := s.Workspaces.Claim(ctx, tx, tenant, &spec, req.Replaces); err != nil {
+		if err := s.Workspaces.Claim(ctx, tx, p.Tenant, &p.Spec, more.replaces); err != nil {
 			return err
 		}
 		intent, err = s.Audit.BeginTx(ctx, tx, a)
 		return err
 	})
 	return box, intent, err
+}
+
+// recordOf returns the record of a planned sandbox.
+func (s *makers) recordOf(p *plan.Plan, binding string, gives sandbox.Isolation, now time.Time) store.Sandbox {
+	b := store.Sandbox{
+		Summary: store.Summary{
+			Sandbox: sandbox.Sandbox{
+				ID: p.Spec.ID, Name: p.Spec.Name, Provider: p.Spec.Provider, Isolation: gives, Node: s.Node, Image: p.Images[0],
+				Resources: p.Spec.Resources, Limits: p.Limits, Labels: p.Spec.Labels, Origin: p.Origin,
+			},
+			Binding: binding,
+		},
+		Spec: p.Spec,
+	}
+	setLifetime(&b, p.Spec.Lifetime, now)
+	return b
 }
 
 // neverMade reports whether the creation of a sandbox failed, so that no caller
@@ -267,15 +298,15 @@ const finalizeTimeout = 10 * time.Second
 
 // make creates a recorded sandbox with the provider, and records the outcome.
 // chosen is why it is not the default provider, if it was not asked for.
-func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest, origin, chosen string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
+func (s *makers) make(ctx context.Context, be *providers.Backend, p *plan.Plan, chosen string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
 	if err := s.Fault("create.recorded"); err != nil {
 		return box, image, err
 	}
-	published, makeErr := s.Ports.Reserve(tenant, want.Spec.ID, want.Spec.Name, want.Spec.Ports)
+	published, makeErr := s.Ports.Reserve(p.Tenant, p.Spec.ID, p.Spec.Name, p.Spec.Ports)
 	var made *control.Sandbox
 	var how driver.Restored
 	if makeErr == nil {
-		made, how, makeErr = s.bringUp(ctx, be, want, origin)
+		made, how, makeErr = s.bringUp(ctx, be, p)
 	}
 	if err := s.Fault("create.empty"); err != nil {
 		return box, image, err
@@ -295,7 +326,7 @@ func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string,
 	if makeErr != nil {
 		state, reason = sandbox.Gone, reasonUnmade
 	}
-	box, err = s.finalize(late, tenant, want.Spec.ID, intent, audit.Outcome{Err: makeErr}, func(b *store.Sandbox) {
+	box, err = s.finalize(late, p.Tenant, p.Spec.ID, intent, audit.Outcome{Err: makeErr}, func(b *store.Sandbox) {
 		b.State, b.Reason = state, reason
 		if makeErr == nil {
 			// Record the image actually used: its name may later refer to another one.
@@ -304,35 +335,35 @@ func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string,
 	})
 	switch {
 	case makeErr != nil:
-		s.discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: want.Spec.ID}}})
-		s.Report(ctx, errors.Join(err, s.Workspaces.DetachNow(ctx, want.Spec.ID, want.Spec.Name)))
+		s.discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: p.Spec.ID}}})
+		s.Report(ctx, errors.Join(err, s.Workspaces.DetachNow(ctx, p.Spec.ID, p.Spec.Name)))
 		return box, image, makeErr
 	case err != nil:
 		// The sandbox is running, but its record says "creating". The next
 		// reconciliation fixes that.
-		return box, image, core.Named(opCreate, err)
+		return box, image, err
 	}
-	s.follow(tenant, made)
+	s.follow(p.Tenant, made)
 	s.due.soon()
 	return box, made.Image(), s.Fault("create.done")
 }
 
-// bringUp creates a sandbox from its image or from the snapshot origin. Before
+// bringUp creates a sandbox from its image or from its snapshot. Before
 // that, it stores what must not be in the record elsewhere. It does not load
 // copies of workspaces.
-func (s *makers) bringUp(ctx context.Context, be *providers.Backend, want *control.CreateRequest, origin string) (*control.Sandbox, driver.Restored, error) {
-	if err := s.Snapshots.PutEnvironment(want.Spec.ID, want.Spec.Env); err != nil {
+func (s *makers) bringUp(ctx context.Context, be *providers.Backend, p *plan.Plan) (*control.Sandbox, driver.Restored, error) {
+	if err := s.Snapshots.PutEnvironment(p.Spec.ID, p.Spec.Env); err != nil {
 		return nil, driver.Restored{}, err
 	}
-	req, err := s.Workspaces.Mount(ctx, *want, be.Facts)
+	mounted, err := s.Workspaces.Mount(ctx, *p, be.Facts)
 	if err != nil {
 		return nil, driver.Restored{}, err
 	}
-	if origin == "" {
-		made, err := be.Control.Create(ctx, req)
-		return made, driver.Restored{}, err
+	if p.Origin != "" {
+		return s.Snapshots.Restore(ctx, be, mounted, p.Origin)
 	}
-	return s.Snapshots.Restore(ctx, be, req, origin)
+	made, err := be.Control.Create(ctx, mounted)
+	return made, driver.Restored{}, err
 }
 
 // finalize records the outcome of an action together with its change.

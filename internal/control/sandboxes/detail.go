@@ -2,9 +2,7 @@ package sandboxes
 
 import (
 	"context"
-	"time"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -12,13 +10,6 @@ import (
 // detailOf returns the details of a sandbox for callers in this program.
 func detailOf(b *store.Sandbox) sandbox.Detail {
 	return sandbox.Detail{Sandbox: b.Info(), Spec: b.Spec, Kept: b.Rest.Kept != ""}
-}
-
-// CreateFor creates a sandbox that is removed after timeout, unless Expire
-// changes the time. A missing image is pulled.
-func (s *makers) CreateFor(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (sandbox.Sandbox, error) {
-	made, err := s.Create(ctx, CreateRequest{Spec: spec, Pull: control.PullMissing, Timeout: timeout})
-	return made.Sandbox.Info(), err
 }
 
 // Isolation returns the weakest isolation that a sandbox of a tenant may have, by

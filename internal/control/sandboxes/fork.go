@@ -3,7 +3,9 @@ package sandboxes
 import (
 	"context"
 	"fmt"
+	"maps"
 	"runtime"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -28,12 +31,8 @@ const (
 // memory and processes. Each copy has its own name and id. The parent is paused
 // only while its state is written. Either all copies are created or none. A
 // repeated request with the same idempotency key returns the same copies.
-func (s *makers) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]store.Sandbox, error) {
-	boxes, err := s.fork(ctx, ref, req)
-	return boxes, core.Named(opFork, err)
-}
-
-func (s *makers) fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]store.Sandbox, error) {
+func (s *makers) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) (_ []store.Sandbox, err error) {
+	defer func() { err = core.Named(opFork, err) }()
 	if req.Count < 1 || req.Count > maxForks {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "count", Message: fmt.Sprintf("%d is not between 1 and %d", req.Count, maxForks)}
 	}
@@ -75,49 +74,47 @@ func (s *makers) fork(ctx context.Context, ref string, req sandbox.ForkRequest) 
 	return s.finalizeForks(ctx, t, wanted, made, intent, err)
 }
 
-// copies returns the requests for the copies of a sandbox.
-func (s *makers) copies(ctx context.Context, be *providers.Backend, t *operation, req sandbox.ForkRequest) ([]control.CreateRequest, error) {
+// copies returns the plans for the copies of a sandbox.
+func (s *makers) copies(ctx context.Context, be *providers.Backend, t *operation, req sandbox.ForkRequest) ([]plan.Plan, error) {
 	b := &t.box
-	like, err := s.again(b)
+	ask, err := s.again(ctx, b)
 	if err != nil {
 		return nil, err
 	}
-	like.Spec.ID, like.Spec.Name, like.Spec.Lifetime = "", "", b.Spec.Lifetime
-	like.Spec.Ports = nil // the parent keeps them
-	if like.Spec.Hostname == b.Name {
-		like.Spec.Hostname = "" // the name of the copy is used
+	spec := &ask.Spec
+	ask.Again, spec.ID, spec.Name, spec.Lifetime = false, "", "", b.Spec.Lifetime
+	spec.Ports = nil // the parent keeps them
+	if spec.Hostname == b.Name {
+		spec.Hostname = "" // the name of the copy is used
 	}
-	labels := map[string]string{}
-	for _, more := range []map[string]string{b.Labels, req.Labels} {
-		for k, v := range more {
-			labels[k] = v
-		}
-	}
-	like.Spec.Labels = labels
-	if like.Egress, err = s.egress(ctx, be, b.Tenant, &like.Spec); err != nil {
-		return nil, err
-	}
-	s.Policies.Fill(b.Tenant, &like.Spec, b.Spec.Lifetime.Timeout)
-	all := make([]control.CreateRequest, req.Count)
+	spec.Labels = map[string]string{}
+	maps.Copy(spec.Labels, b.Labels)
+	maps.Copy(spec.Labels, req.Labels)
+	all := make([]plan.Plan, req.Count)
 	for i := range all {
-		one := like
 		if req.Prefix != "" {
-			one.Spec.Name = fmt.Sprintf("%s-%d", req.Prefix, i+1)
+			spec.Name = fmt.Sprintf("%s-%d", req.Prefix, i+1)
 		}
-		if all[i], err = be.Control.Prepare(ctx, one); err != nil {
-			return nil, err
-		}
-		if err := s.Policies.Permit(ctx, t.action, &all[i].Spec, []string{t.box.Image, t.box.Spec.Image}); err != nil {
+		if all[i], err = s.fitted(ctx, be, t.action, ask); err != nil {
 			return nil, err
 		}
 	}
 	return all, nil
 }
 
+// fitted returns the plan for a sandbox whose provider is given.
+func (s *records) fitted(ctx context.Context, be *providers.Backend, a audit.Action, ask plan.Ask) (plan.Plan, error) {
+	p, err := plan.Draft(ask)
+	if err != nil {
+		return p, s.Policies.Refused(ctx, a, err)
+	}
+	return be.Control.Fit(ctx, p)
+}
+
 // announceForks records all copies in one transaction, so that all of them fit
 // into the quota. If an earlier request with the same idempotency key created
 // them, it returns those.
-func (s *makers) announceForks(ctx context.Context, t *operation, wanted []control.CreateRequest, req sandbox.ForkRequest) (earlier []store.Sandbox, intent *audit.Intent, err error) {
+func (s *makers) announceForks(ctx context.Context, t *operation, wanted []plan.Plan, req sandbox.ForkRequest) (earlier []store.Sandbox, intent *audit.Intent, err error) {
 	be, err := s.Providers.Of(ctx, &t.box)
 	if err != nil {
 		return nil, nil, err
@@ -131,7 +128,7 @@ func (s *makers) announceForks(ctx context.Context, t *operation, wanted []contr
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {
 		earlier = nil
 		for i := range wanted {
-			b, replayed, err := tx.Sandboxes().Create(ctx, t.box.Tenant, s.copyOf(t, gives, &wanted[i], tx), forkKey(t, req, i))
+			b, replayed, err := tx.Sandboxes().Create(ctx, t.box.Tenant, s.copyOf(t, gives, &wanted[i], tx.Now()), forkKey(t, req, i))
 			switch {
 			case err != nil:
 				return err
@@ -159,19 +156,9 @@ func (s *makers) announceForks(ctx context.Context, t *operation, wanted []contr
 
 // copyOf returns the record of a new copy. Its step makes a daemon that finds
 // it after a crash remove it, because the other copies may be missing.
-func (s *makers) copyOf(t *operation, gives sandbox.Isolation, w *control.CreateRequest, tx *store.Tx) store.Sandbox {
-	b := store.Sandbox{
-		Summary: store.Summary{
-			Sandbox: sandbox.Sandbox{
-				ID: w.Spec.ID, Name: w.Spec.Name, Provider: t.box.Provider, Isolation: gives, Node: s.Node, Image: t.box.Image,
-				Resources: w.Spec.Resources, Limits: w.Limits, Labels: w.Spec.Labels,
-			},
-			Binding: t.box.Binding,
-		},
-		Spec: w.Spec,
-		Rest: store.Rest{Step: stepFork},
-	}
-	setLifetime(&b, w.Spec.Lifetime, tx.Now())
+func (s *makers) copyOf(t *operation, gives sandbox.Isolation, p *plan.Plan, now time.Time) store.Sandbox {
+	b := s.recordOf(p, t.box.Binding, gives, now)
+	b.Rest.Step = stepFork
 	return b
 }
 
@@ -207,7 +194,7 @@ type copied struct {
 
 // makeForks writes a snapshot of the parent, unless it is on disk already, and
 // creates the copies, several at a time.
-func (s *makers) makeForks(ctx context.Context, be *providers.Backend, t *operation, keeper driver.SnapshotKeeper, wanted []control.CreateRequest) ([]copied, error) {
+func (s *makers) makeForks(ctx context.Context, be *providers.Backend, t *operation, keeper driver.SnapshotKeeper, wanted []plan.Plan) ([]copied, error) {
 	ref, done, err := s.source(ctx, be, t, keeper)
 	if err != nil {
 		return nil, err
@@ -268,7 +255,7 @@ func (s *makers) source(ctx context.Context, be *providers.Backend, t *operation
 
 // finalizeForks records the outcome. If one copy could not be created, it
 // removes the others.
-func (s *makers) finalizeForks(ctx context.Context, t *operation, wanted []control.CreateRequest, made []copied, intent *audit.Intent, failed error) ([]store.Sandbox, error) {
+func (s *makers) finalizeForks(ctx context.Context, t *operation, wanted []plan.Plan, made []copied, intent *audit.Intent, failed error) ([]store.Sandbox, error) {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
 	defer cancel()
 	if failed != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
@@ -116,16 +117,23 @@ func (s *records) leave(ctx context.Context, t *operation, intent *audit.Intent,
 	return b, err
 }
 
-// again returns the request to create a recorded sandbox again.
-func (s *records) again(b *store.Sandbox) (control.CreateRequest, error) {
-	env, err := s.Snapshots.Environment(b)
+// again returns the request to make a recorded sandbox again.
+func (s *records) again(ctx context.Context, b *store.Sandbox) (ask plan.Ask, err error) {
 	spec := b.Spec
 	spec.Provider = b.Provider
-	spec.ID, spec.Name, spec.Labels, spec.Resources, spec.Env, spec.Snapshot = b.ID, b.Name, b.Labels, b.Resources, env, ""
+	spec.ID, spec.Name, spec.Labels, spec.Resources, spec.Snapshot = b.ID, b.Name, b.Labels, b.Resources, ""
 	if spec.Lifetime.Timeout > 0 { // otherwise the daemon enforces the lifetime
 		spec.Lifetime.Timeout = b.Rest.Left
 	}
-	return control.CreateRequest{Spec: spec, Pull: control.PullNever, Tenant: b.Tenant, Reserved: true}, err
+	if spec.Env, err = s.Snapshots.Environment(b); err != nil {
+		return ask, err
+	}
+	ask = plan.Ask{
+		CreateRequest: sandbox.CreateRequest{Spec: spec, Pull: string(control.PullNever)}, Tenant: b.Tenant, Images: []string{b.Image, spec.Image}, Again: true,
+	}
+	ask.Policies, err = s.Policies.Known(ctx, b.Tenant, &spec, ask.Images)
+	ask.Policies.Fetches = false // its image is the one that it had
+	return ask, err
 }
 
 // discard removes data kept for a sandbox that is gone.

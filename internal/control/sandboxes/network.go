@@ -3,10 +3,8 @@ package sandboxes
 import (
 	"context"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
-	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/secrets"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
@@ -78,11 +76,6 @@ func (s *records) bind(ctx context.Context, tx *store.Tx, tenant string, spec *s
 		return nil, err
 	}
 	return env, s.Profiles.Bind(ctx, tx, tenant, spec, swaps)
-}
-
-// egress returns the network part of a request to a provider.
-func (s *records) egress(ctx context.Context, be *providers.Backend, tenant string, spec *sandbox.Spec) (control.Egress, error) {
-	return s.Policies.Egress(ctx, tenant, spec, be.HasNetwork(ctx))
 }
 
 // HasGateway reports whether the gateway enforces the network rules of a

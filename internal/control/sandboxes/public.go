@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -33,10 +32,7 @@ func nameless(s sandbox.Sandbox) sandbox.Sandbox {
 // Create creates a sandbox. replayed means that an earlier request with the
 // same idempotency key created it.
 func (p Public) Create(ctx context.Context, req sandbox.CreateRequest) (s sandbox.Sandbox, replayed bool, err error) {
-	made, err := p.Service.Create(ctx, CreateRequest{
-		Spec: req.Spec, Pull: control.Pull(req.Pull), Platform: req.Platform,
-		Idempotency: store.Create{IdempotencyKey: req.IdempotencyKey, Request: req.Raw},
-	})
+	made, err := p.Service.Create(ctx, req)
 	s = nameless(made.Info())
 	s.Entrypoint, s.Cmd = made.Image.Entrypoint, made.Image.Cmd
 	return s, made.Replayed, err

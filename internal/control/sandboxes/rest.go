@@ -424,28 +424,22 @@ func (s *rests) bring(ctx context.Context, t *operation, step string, filesOnly 
 	if err != nil {
 		return t.box, err
 	}
-	next := t.box
-	next.Isolation = be.Isolation(ctx) // the provider may give less than before
-	if err := s.Policies.PermitAgain(ctx, t.action, &next); err != nil {
-		return t.box, err
-	}
-	if err := be.Control.CheckIsolation(ctx, t.box.Spec.Isolation); err != nil {
-		return t.box, err
-	}
-	req, err := s.again(&t.box)
-	if err == nil {
-		req.Egress, err = s.egress(ctx, be, t.box.Tenant, &req.Spec)
-	}
-	if err == nil {
-		req.Hidden, err = s.Secrets.Environment(ctx, &t.box)
-	}
+	ask, err := s.again(ctx, &t.box)
 	if err != nil {
 		return t.box, err
 	}
-	if req, err = s.Workspaces.Mount(ctx, req, be.Facts); err != nil {
+	ask.Has = be.Isolation(ctx) // the provider may give less than before
+	p, err := s.fitted(ctx, be, t.action, ask)
+	if err != nil {
 		return t.box, err
 	}
-	req.FilesOnly = filesOnly
+	if p.Hidden, err = s.Secrets.Environment(ctx, &t.box); err != nil {
+		return t.box, err
+	}
+	if p, err = s.Workspaces.Mount(ctx, p, be.Facts); err != nil {
+		return t.box, err
+	}
+	p.FilesOnly = filesOnly
 	id := t.box.Rest.Kept
 	ref, err := s.Snapshots.Kept(ctx, be, &t.box)
 	if err != nil {
@@ -469,13 +463,13 @@ func (s *rests) bring(ctx context.Context, t *operation, step string, filesOnly 
 	if err := s.Fault(step + ".recorded"); err != nil {
 		return t.box, err
 	}
-	box, how, err := be.Control.Restore(ctx, req, ref)
+	box, how, err := be.Control.Restore(ctx, p, ref)
 	if err := s.Fault(step + ".made"); err != nil {
 		return t.box, err
 	}
 	b, err := s.leave(ctx, t, intent, err, func(b *store.Sandbox) {
 		s.runs(b, coldReason(how))
-		b.Isolation = next.Isolation
+		b.Isolation = ask.Has
 	}, func(ctx context.Context, tx *store.Tx) error {
 		return tx.Snapshots().Delete(ctx, t.box.Tenant, id)
 	})

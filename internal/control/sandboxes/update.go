@@ -12,7 +12,9 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -115,14 +117,15 @@ func (s *updates) loose(ctx context.Context, t *operation, c *sandbox.Change) (m
 	if err != nil {
 		return nil, err
 	}
-	loose, err := control.Loose(&facts, c.Resources)
+	loose, err := plan.Loose(&facts, c.Resources)
 	if err != nil || len(loose) == 0 {
 		return nil, err
 	}
 	if c.RequireLimits || t.box.Spec.RequireLimits {
-		return nil, control.Required(loose)
+		return nil, plan.Required(loose)
 	}
-	return loose, s.demanded(ctx, be, t.box.Tenant, t.box.Labels, loose)
+	caps := s.Policies.Set().Caps(policyset.About{Tenant: t.box.Tenant, Labels: t.box.Labels})
+	return loose, s.demanded(ctx, be, t.box.Tenant, caps.Resources, loose)
 }
 
 // held returns the limits that the provider enforces.

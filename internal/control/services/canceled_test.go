@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -41,7 +40,7 @@ func TestCanceledCreationAndDeath(t *testing.T) {
 		p, ctx, stop := m.start(t)
 		ctx, cancel = context.WithCancel(ctx)
 		defer func() { cancel() }()
-		_, err := p.Sandboxes.Create(ctx, sandboxes.CreateRequest{Spec: sandbox.Spec{Name: "one"}})
+		_, err := p.Sandboxes.Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one"}})
 		wantCode(t, err, sandbox.CodeCanceled)
 		stop()
 		left := func() (n int) {

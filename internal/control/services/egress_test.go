@@ -21,7 +21,6 @@ import (
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/control/profiles"
-	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/fake"
@@ -227,7 +226,7 @@ func TestSecretsStayWithTheGateway(t *testing.T) {
 		Name: "box", Network: sandbox.Network{Egress: []string{"api.example.com", "cdn.example.com"}},
 		Secrets: []sandbox.SecretRef{{Name: "github", Env: "GITHUB_TOKEN", In: []string{"header:authorization"}}},
 	}
-	made, err := r.Sandboxes.Create(r.writer, sandboxes.CreateRequest{Spec: spec})
+	made, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: spec})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +242,7 @@ func TestSecretsStayWithTheGateway(t *testing.T) {
 	if !strings.Contains(env, "GITHUB_TOKEN="+s.Placeholder+"\n") || strings.Contains(env, canary) {
 		t.Errorf("the sandbox has %q", env)
 	}
-	other, err := r.Sandboxes.Create(r.writer, sandboxes.CreateRequest{Spec: sandbox.Spec{Name: "other", Network: spec.Network, Secrets: spec.Secrets}})
+	other, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "other", Network: spec.Network, Secrets: spec.Secrets}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +313,7 @@ func TestPlaceholdersThroughLife(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
 	r.secret(t, "open", func(n *sandbox.NewSecret) { n.AllowEnv = true })
-	made, err := r.Sandboxes.Create(r.writer, sandboxes.CreateRequest{Spec: sandbox.Spec{
+	made, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
 		Name: "box", Env: map[string]string{"A": "b"}, Network: sandbox.Network{Egress: []string{"api.example.com"}},
 		Secrets: []sandbox.SecretRef{{Name: "github"}, {Name: "open", Mode: sandbox.SecretEnv}},
 	}})
@@ -365,11 +364,11 @@ func TestApply(t *testing.T) {
 	if _, err := r.Profiles.Create(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
 		t.Fatal(err)
 	}
-	one, err := r.Sandboxes.Create(r.writer, sandboxes.CreateRequest{Spec: sandbox.Spec{Name: "one", Network: sandbox.Network{Profile: "ci"}}})
+	one, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one", Network: sandbox.Network{Profile: "ci"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := r.Sandboxes.Create(r.writer, sandboxes.CreateRequest{Spec: sandbox.Spec{Name: "two", Network: sandbox.Network{Egress: []string{"example.org"}}}})
+	two, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "two", Network: sandbox.Network{Egress: []string{"example.org"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,7 +418,7 @@ func TestSecretsOfInlineRules(t *testing.T) {
 	own := func(name, secret string) sandbox.ID {
 		t.Helper()
 		p := injecting("", secret, "api.example.com")
-		made, err := r.Sandboxes.Create(r.writer, sandboxes.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Inline: &p}}})
+		made, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Inline: &p}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -458,7 +457,7 @@ func TestWithEgressInTurn(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
 	p := injecting("", "github", "api.example.com")
-	made, err := r.Sandboxes.Create(r.writer, sandboxes.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: sandbox.Network{Inline: &p}}})
+	made, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: sandbox.Network{Inline: &p}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -509,10 +508,10 @@ func TestRefusedNetworks(t *testing.T) {
 		{"a rule of one's own that sends it anywhere", inline(injecting("", "anywhere", "evil.example")), nil, sandbox.CodeDenied},
 		{"a rule that adds what there is not", inline(injecting("", "missing", "api.example.com")), nil, sandbox.CodeInvalid},
 	} {
-		_, err := r.Sandboxes.Create(r.writer, sandboxes.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: tt.network, Secrets: tt.refs}})
+		_, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: tt.network, Secrets: tt.refs}})
 		wants(t, tt.what, err, tt.want)
 	}
-	if _, err := r.Sandboxes.Create(r.writer, sandboxes.CreateRequest{Spec: sandbox.Spec{
+	if _, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
 		Name: "box", Network: hosts, Env: map[string]string{"A": "b"}, Secrets: []sandbox.SecretRef{{Name: "open", Mode: sandbox.SecretEnv}},
 	}}); err != nil {
 		t.Fatal(err)
@@ -539,7 +538,7 @@ func TestHalfMade(t *testing.T) {
 		if _, err := r.Profiles.Create(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
 			t.Fatal(err)
 		}
-		_, err := r.Sandboxes.Create(r.writer, sandboxes.CreateRequest{Spec: sandbox.Spec{
+		_, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
 			Name: "box", Network: sandbox.Network{Profile: "ci"}, Secrets: []sandbox.SecretRef{{Name: "github"}},
 		}})
 		if err == nil {
@@ -577,9 +576,9 @@ func TestWhoMay(t *testing.T) {
 		wants(t, "show", err, who)
 		_, err = r.Profiles.Test(ctx, "ci", "GET", "https://api.example.com/")
 		wants(t, "test", err, who)
-		_, err = r.Sandboxes.Create(ctx, sandboxes.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Profile: "ci"}}})
+		_, err = r.Sandboxes.Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Profile: "ci"}}})
 		wants(t, "use", err, who)
-		_, err = r.Sandboxes.Create(ctx, sandboxes.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
+		_, err = r.Sandboxes.Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
 		wants(t, "use a secret", err, who)
 	}
 	theirs, err := r.Secrets.List(r.rival)
@@ -592,7 +591,7 @@ func TestWhoMay(t *testing.T) {
 		wants(t, source, err, sandbox.CodeDenied)
 	}
 	r.secret(t, "outside", func(n *sandbox.NewSecret) { n.Source = "env:DAEMON_TOKEN" })
-	made, err := r.Sandboxes.Create(r.writer, sandboxes.CreateRequest{Spec: sandbox.Spec{
+	made, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
 		Network: sandbox.Network{Egress: []string{"api.example.com"}}, Secrets: []sandbox.SecretRef{{Name: "outside"}},
 	}})
 	if err != nil {
@@ -616,7 +615,7 @@ func TestWhoMay(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = r.Sandboxes.Create(r.rival, sandboxes.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
+	_, err = r.Sandboxes.Create(r.rival, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
 	wants(t, "a row that was moved", err, sandbox.CodeUnavailable)
 }
 
@@ -628,7 +627,7 @@ func TestSetNetwork(t *testing.T) {
 	r.secret(t, "free", func(n *sandbox.NewSecret) { n.Hosts = nil })
 	own := func(p sandbox.Profile) sandbox.Network { return sandbox.Network{Inline: &p} }
 	for _, name := range []string{"box", "other"} {
-		if _, err := r.Sandboxes.Create(r.writer, sandboxes.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Egress: []string{"a.example.com"}}}}); err != nil {
+		if _, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Egress: []string{"a.example.com"}}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -656,7 +655,7 @@ func TestSetNetwork(t *testing.T) {
 	_, err = r.Sandboxes.SetNetwork(r.owner, "box", sandbox.Network{})
 	wants(t, "no network at all", err, sandbox.CodeConflict)
 
-	if _, err := r.Sandboxes.Create(r.writer, sandboxes.CreateRequest{Spec: sandbox.Spec{Name: "offline"}}); err != nil {
+	if _, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "offline"}}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = r.Sandboxes.SetNetwork(r.owner, "offline", own(sandbox.Profile{}))

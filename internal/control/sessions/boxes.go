@@ -6,9 +6,9 @@ import (
 	"errors"
 	"strconv"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/internal/store"
@@ -184,10 +184,10 @@ func (b boxes) Resume(ctx context.Context, e sandbox.Envelope) (session.Box, san
 
 // isolated refuses a sandbox that has less isolation than its session demands.
 func isolated(row *store.Sandbox, demand sandbox.Isolation) error {
-	if row.State == sandbox.Gone || row.Isolation.Meets(demand) {
+	if row.State == sandbox.Gone {
 		return nil
 	}
-	return control.TooWeak(row.Provider, row.Isolation, demand)
+	return plan.Isolated(row.Provider, row.Isolation, demand)
 }
 
 // takeBack takes over the sandbox of an envelope that another installation wrote,

@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/keyed"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
@@ -312,7 +313,7 @@ func (svc *Service) isArchived(ctx context.Context, id string) (bool, error) {
 
 // Restore creates a sandbox from a named snapshot. A missing or damaged
 // snapshot is fetched from the archive.
-func (svc *Service) Restore(ctx context.Context, be *providers.Backend, req control.CreateRequest, id string) (made *control.Sandbox, how driver.Restored, err error) {
+func (svc *Service) Restore(ctx context.Context, be *providers.Backend, p plan.Plan, id string) (made *control.Sandbox, how driver.Restored, err error) {
 	s, err := svc.record(ctx, id)
 	if err != nil {
 		return nil, how, err
@@ -320,7 +321,7 @@ func (svc *Service) Restore(ctx context.Context, be *providers.Backend, req cont
 	restore := func() error {
 		ref, err := svc.locate(ctx, be, &s)
 		if err == nil {
-			made, how, err = be.Control.Restore(ctx, req, ref)
+			made, how, err = be.Control.Restore(ctx, p, ref)
 		}
 		return err
 	}
@@ -342,7 +343,7 @@ func (svc *Service) Restore(ctx context.Context, be *providers.Backend, req cont
 	if err != nil {
 		return nil, how, err
 	}
-	return be.Control.Restore(ctx, req, ref)
+	return be.Control.Restore(ctx, p, ref)
 }
 
 // fetch replaces the local copy of a snapshot with the one in the archive.

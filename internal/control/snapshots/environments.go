@@ -3,9 +3,6 @@ package snapshots
 import (
 	"context"
 	"errors"
-	"maps"
-	"slices"
-	"strings"
 
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -56,39 +53,6 @@ func (svc *Service) keepEnvironment(b *store.Sandbox, id string) error {
 		return err
 	}
 	return svc.cfg.Environments.Put(sandbox.ID(id), env)
-}
-
-// handOn adds the environment of a snapshot to env. Variables whose values are
-// not on this machine must be in env.
-func (svc *Service) handOn(s *store.Snapshot, env map[string]string) (map[string]string, error) {
-	if len(s.Spec.Env) == 0 {
-		return env, nil
-	}
-	var had map[string]string
-	if svc.cfg.Environments != nil {
-		var err error
-		if had, err = svc.cfg.Environments.Get(sandbox.ID(s.ID)); err != nil {
-			return nil, err
-		}
-	}
-	all := maps.Clone(had)
-	if all == nil {
-		all = map[string]string{}
-	}
-	maps.Copy(all, env)
-	var missing []string
-	for _, name := range slices.Sorted(maps.Keys(s.Spec.Env)) {
-		if _, ok := all[name]; !ok {
-			missing = append(missing, name)
-		}
-	}
-	if len(missing) > 0 {
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Subject: s.Name, Message: "this machine does not have the values of the snapshot's environment variables " + strings.Join(missing, ", "),
-			Hint: "give values for them; on the command line with --env",
-		}
-	}
-	return all, nil
 }
 
 // SweepEnvironments removes the environments of sandboxes and snapshots that

@@ -11,6 +11,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -66,7 +67,7 @@ func (svc *Service) record(ctx context.Context, id string) (store.Snapshot, erro
 // the snapshot is not here, it returns driver.ErrSnapshotLost.
 func (svc *Service) locate(ctx context.Context, be *providers.Backend, s *store.Snapshot) (ref driver.SnapshotRef, err error) {
 	if s.Provider != "" && s.Provider != be.Name {
-		return ref, otherProvider(s, be.Name)
+		return ref, plan.OtherProvider(cmp.Or(s.Name, s.ID), s.Provider, be.Name)
 	}
 	here := s.Node == svc.Node
 	if here && !be.Has(s.Binding) {
@@ -86,13 +87,6 @@ func (svc *Service) locate(ctx context.Context, be *providers.Backend, s *store.
 	}
 	snap, err := keeper.FindSnapshot(ctx, s.ID)
 	return snap.Ref, err
-}
-
-func otherProvider(s *store.Snapshot, asked string) error {
-	return &sandbox.Error{
-		Code: sandbox.CodeInvalid, Subject: cmp.Or(s.Name, s.ID), Message: fmt.Sprintf("the snapshot was created by provider %s, not by %s", s.Provider, asked),
-		Hint: "leave the provider out",
-	}
 }
 
 // Taken returns the record fields of a new snapshot.

@@ -1,13 +1,13 @@
 package snapshots
 
 import (
-	"cmp"
 	"context"
 	"errors"
 
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -131,37 +131,24 @@ func (svc *Service) PruneSnapshots(ctx context.Context, labels map[string]string
 	return removed, core.Named(opRemove, err)
 }
 
-// Origin finds the snapshot that a sandbox is created from, and fills in fields
-// that the request leaves open, including the environment.
-func (svc *Service) Origin(ctx context.Context, tenant string, spec sandbox.Spec) (_ sandbox.Spec, id string, err error) {
-	if spec.Snapshot == "" {
-		return spec, "", nil
-	}
-	if err := spec.Validate(); err != nil {
-		return spec, "", err
-	}
-	s, err := svc.Find(ctx, tenant, spec.Snapshot)
+// Source returns a snapshot of a tenant, by name or id, from which a sandbox can
+// be made here.
+func (svc *Service) Source(ctx context.Context, tenant, ref string) (*plan.Snapshot, error) {
+	s, err := svc.Find(ctx, tenant, ref)
 	switch {
 	case err != nil:
-		return spec, "", err
+		return nil, err
 	case !s.Ready:
-		return spec, "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being created", Hint: "try again"}
+		return nil, &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being created", Hint: "try again"}
 	case s.Node != svc.Node && s.Archived.Archive == "":
-		return spec, "", &sandbox.Error{
+		return nil, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: s.Name, Message: "the snapshot is on another machine, which has not saved it yet",
 			Hint: "try again when it is saved; see: atoll snapshot inspect " + s.Name,
 		}
 	}
-	if spec.Provider = cmp.Or(spec.Provider, s.Provider); s.Provider != "" && spec.Provider != s.Provider {
-		return spec, "", otherProvider(&s, spec.Provider)
+	out := &plan.Snapshot{ID: s.ID, Name: s.Name, Provider: s.Provider, Spec: s.Spec}
+	if len(s.Spec.Env) > 0 && svc.cfg.Environments != nil {
+		out.Env, err = svc.cfg.Environments.Get(sandbox.ID(s.ID))
 	}
-	if spec.Env, err = svc.handOn(&s, spec.Env); err != nil {
-		return spec, "", err
-	}
-	spec.Snapshot, spec.Image = "", s.Spec.Image
-	spec.Isolation = spec.Isolation.Stronger(s.Spec.Isolation)
-	spec.User, spec.Workdir = cmp.Or(spec.User, s.Spec.User), cmp.Or(spec.Workdir, s.Spec.Workdir)
-	r, had := &spec.Resources, s.Spec.Resources
-	r.CPUs, r.Memory, r.Disk, r.PIDs = cmp.Or(r.CPUs, had.CPUs), cmp.Or(r.Memory, had.Memory), cmp.Or(r.Disk, had.Disk), cmp.Or(r.PIDs, had.PIDs)
-	return spec, s.ID, nil
+	return out, err
 }

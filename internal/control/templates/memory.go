@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
@@ -46,7 +47,7 @@ func (svc *Service) remember(ctx context.Context, t *store.Template, req templat
 	log := &startLog{t: t, to: req.Log}
 	for _, o := range all {
 		same := o.Image == t.Image && o.Start == t.Start && o.Ready == t.Ready && o.CPUs == t.CPUs && o.Memory == t.Memory
-		if same && !req.NoCache && svc.remembers(ctx, &o, "") {
+		if same && !req.NoCache && svc.saved(ctx, &o) != nil {
 			t.Snapshot = o.Snapshot
 			log.tell("START "+t.Start, false, true)
 			return nil
@@ -57,21 +58,16 @@ func (svc *Service) remember(ctx context.Context, t *store.Template, req templat
 	return err
 }
 
-// remembers reports whether the snapshot of a template can be used here, for a
-// sandbox that demands an isolation.
-func (svc *Service) remembers(ctx context.Context, t *store.Template, demand sandbox.Isolation) bool {
+// saved returns the snapshot of a template, if it can be used here.
+func (svc *Service) saved(ctx context.Context, t *store.Template) *plan.Snapshot {
 	if t.Snapshot == "" {
-		return false
+		return nil
 	}
-	s, err := svc.cfg.Snapshots.Find(ctx, t.Tenant, t.Snapshot)
-	if err != nil || !s.Ready || s.Node != svc.Node && s.Archived.Archive == "" {
-		return false
+	s, err := svc.cfg.Snapshots.Source(ctx, t.Tenant, t.Snapshot)
+	if err != nil {
+		return nil
 	}
-	if demand == "" {
-		return true
-	}
-	be, err := svc.cfg.Providers.Backend(ctx, s.Provider)
-	return err == nil && be.Isolation(ctx).Meets(demand)
+	return s
 }
 
 // hasMemory reports whether snapshots of the default provider contain memory.
@@ -99,7 +95,7 @@ func (svc *Service) startOnce(ctx context.Context, t *store.Template, log io.Wri
 			err = failed
 		}
 	}()
-	if err := awaitReady(ctx, opened, t, log); err != nil {
+	if err := awaitReady(ctx, opened, t.Start, t.Ready, log); err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			return "", cause
 		}
@@ -113,8 +109,8 @@ func (svc *Service) startOnce(ctx context.Context, t *store.Template, log io.Wri
 }
 
 // awaitReady runs the start command and waits until it is ready or has failed.
-func awaitReady(ctx context.Context, b buildSandbox, t *store.Template, log io.Writer) error {
-	proc, err := b.box.Exec(ctx, sandbox.Command{Shell: t.Start, Background: true})
+func awaitReady(ctx context.Context, b buildSandbox, start, ready string, log io.Writer) error {
+	proc, err := b.box.Exec(ctx, sandbox.Command{Shell: start, Background: true})
 	if err != nil {
 		return err
 	}
@@ -132,8 +128,8 @@ func awaitReady(ctx context.Context, b buildSandbox, t *store.Template, log io.W
 	for _, r := range []io.Reader{proc.Stdout(), proc.Stderr()} {
 		work.Go(func() { _, _ = io.Copy(log, r) })
 	}
-	for t.Ready != "" {
-		exit, err := b.Exec(ctx, sandbox.Command{Shell: t.Ready}, io.Discard)
+	for ready != "" {
+		exit, err := b.Exec(ctx, sandbox.Command{Shell: ready}, io.Discard)
 		if err != nil {
 			return err
 		}
@@ -180,12 +176,12 @@ func (l *startLog) Write(b []byte) (int, error) {
 // StartCold runs the start command of a template in a sandbox that was not
 // restored from its snapshot, and waits until it is ready. If it does not
 // become ready, the sandbox is removed.
-func (svc *Service) StartCold(ctx context.Context, id sandbox.ID, t *store.Template) error {
+func (svc *Service) StartCold(ctx context.Context, id sandbox.ID, t *plan.Template) error {
 	within, cancel := context.WithTimeout(ctx, readyTime)
 	defer cancel()
 	box, err := svc.cfg.Exec.Open(within, string(id))
 	if err == nil {
-		err = awaitReady(within, buildSandbox{svc, box}, t, io.Discard)
+		err = awaitReady(within, buildSandbox{svc, box}, t.Start, t.Ready, io.Discard)
 	}
 	if err != nil {
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)

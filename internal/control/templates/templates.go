@@ -3,7 +3,6 @@
 package templates
 
 import (
-	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
@@ -47,6 +47,7 @@ type Exec interface {
 type Snapshots interface {
 	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
 	Find(ctx context.Context, tenant, ref string) (store.Snapshot, error)
+	Source(ctx context.Context, tenant, ref string) (*plan.Snapshot, error)
 	Remove(ctx context.Context, s *store.Snapshot) error
 }
 
@@ -91,22 +92,19 @@ func (svc *Service) imageOf(ctx context.Context, tenant, ref string) (image stri
 	return t.Image, t, err
 }
 
-// Complete resolves a template name in the image of a Spec. It returns the
-// template, or an empty one if the image is not a template name, and the tenant
-// that owns the snapshot of the Spec.
-func (svc *Service) Complete(ctx context.Context, tenant string, spec *sandbox.Spec) (t store.Template, owner string, err error) {
-	image, t, err := svc.imageOf(ctx, tenant, spec.Image)
+// Source returns the template that the image of a Spec names. Nil: it names none.
+func (svc *Service) Source(ctx context.Context, tenant string, spec *sandbox.Spec) (*plan.Template, error) {
+	_, t, err := svc.imageOf(ctx, tenant, spec.Image)
 	if err != nil || t.Name == "" {
-		return t, tenant, err
+		return nil, err
 	}
-	spec.Image = image
-	spec.Resources.CPUs = cmp.Or(spec.Resources.CPUs, t.CPUs)
-	spec.Resources.Memory = cmp.Or(spec.Resources.Memory, t.Memory)
-	if spec.Snapshot != "" || !svc.remembers(ctx, &t, spec.Isolation) {
-		return t, tenant, nil
+	out := &plan.Template{Template: t.Template, Ready: t.Ready, Saved: svc.saved(ctx, &t)}
+	if out.Saved != nil {
+		if be, err := svc.cfg.Providers.Backend(ctx, out.Saved.Provider); err == nil {
+			out.Gives = be.Isolation(ctx)
+		}
 	}
-	spec.Snapshot, spec.Image = t.Snapshot, ""
-	return t, t.Tenant, nil
+	return out, nil
 }
 
 // find returns the template that a tenant means by [TENANT/]NAME[:TAG]: its own,

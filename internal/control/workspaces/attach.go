@@ -11,8 +11,8 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
@@ -54,10 +54,10 @@ func (s *Service) claimOne(ctx context.Context, tx *store.Tx, tenant string, id 
 	return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: s.Node}, replaces)
 }
 
-// Mount prepares the directories of claimed workspaces and returns a request
+// Mount prepares the directories of claimed workspaces and returns a plan
 // that mounts them. These directories are not recorded with the sandbox. If the
 // provider cannot mount, the caller calls Load after the sandbox was created.
-func (s *Service) Mount(ctx context.Context, want control.CreateRequest, facts func(context.Context) (driver.Facts, error)) (control.CreateRequest, error) {
+func (s *Service) Mount(ctx context.Context, want plan.Plan, facts func(context.Context) (driver.Facts, error)) (plan.Plan, error) {
 	refs := want.Spec.Workspaces
 	if len(refs) == 0 {
 		return want, nil
