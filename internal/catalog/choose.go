@@ -40,16 +40,28 @@ type Facts struct {
 	Holds      map[string]bool // enforced limits
 	Denied     string          // why a policy forbids it; empty: allowed
 	Default    bool            // the daemon's default
+	Node       *Node           // nil: it is not that of a node
 }
 
-// Choose orders providers by their suitability, best first, and explains each.
-// It is pure. The choice is the first that meets the needs: the default
-// provider before others, then the cheaper price class, then the name.
+// Node describes a node for Choose.
+type Node struct {
+	Refused  string // why it gets no new sandboxes; empty: it does
+	HasImage bool   // the image is stored there, or needs no download
+	Free     int64  // memory in bytes
+	Full     bool   // that is less than the sandbox asks for
+}
+
+// Choose orders providers, nodes and machines by their suitability, best first,
+// and explains each. It is pure. The choice is the first that meets the needs.
+// Nodes are before others: those with enough memory first, then those that have
+// the image, then those with more free memory. Then the default provider is before
+// others, then the cheaper price class, then the name.
 func Choose(n sandbox.Needs, facts []Facts) sandbox.Choice {
 	list := slices.Clone(facts)
 	slices.SortFunc(list, func(a, b Facts) int {
 		return cmp.Or(
 			cmp.Compare(order(len(refusals(n, a)) > 0), order(len(refusals(n, b)) > 0)),
+			compareNodes(a.Node, b.Node),
 			cmp.Compare(order(!a.Default), order(!b.Default)),
 			cmp.Compare(priceRank(a.Descriptor.Price), priceRank(b.Descriptor.Price)),
 			cmp.Compare(a.Descriptor.Name, b.Descriptor.Name),
@@ -67,6 +79,17 @@ func Choose(n sandbox.Needs, facts []Facts) sandbox.Choice {
 		choice.Candidates = append(choice.Candidates, c)
 	}
 	return choice
+}
+
+func compareNodes(a, b *Node) int {
+	if a == nil || b == nil {
+		return cmp.Compare(order(a == nil), order(b == nil))
+	}
+	return cmp.Or(
+		cmp.Compare(order(a.Full), order(b.Full)),
+		cmp.Compare(order(!a.HasImage), order(!b.HasImage)),
+		cmp.Compare(b.Free, a.Free),
+	)
 }
 
 func order(later bool) int {
@@ -90,6 +113,9 @@ func refusals(n sandbox.Needs, f Facts) []string {
 		}
 	}
 	refuse(n.Provider != "" && n.Provider != d.Name, "the spec names %s", n.Provider)
+	if f.Available && f.Node != nil {
+		refuse(f.Node.Refused != "", "%s", f.Node.Refused)
+	}
 	refuse(!f.Available, "not available: %s", cmp.Or(f.Why, d.Driver.Reason, "unknown reason"))
 	refuse(f.Denied != "", "policy: %s", f.Denied)
 	refuse(d.Tier == sandbox.TierNone, "cannot create sandboxes")
@@ -127,5 +153,15 @@ func merits(f Facts) []string {
 	if f.Descriptor.Isolation != "" {
 		good = append(good, "isolation "+string(f.Descriptor.Isolation))
 	}
-	return append(good, "price class "+string(f.Descriptor.Price))
+	if f.Descriptor.Price != "" {
+		good = append(good, "price class "+string(f.Descriptor.Price))
+	}
+	if f.Node == nil {
+		return good
+	}
+	image := "has to fetch the image"
+	if f.Node.HasImage {
+		image = "has the image"
+	}
+	return append(good, image, fmt.Sprintf("%.1f GiB of memory free", float64(f.Node.Free)/(1<<30)))
 }

@@ -89,6 +89,11 @@ func fit(d *sandbox.Descriptor, can map[string]bool) {
 
 // ChooseFrom selects one of the described providers.
 func ChooseFrom(n sandbox.Needs, list []sandbox.Provider) sandbox.Choice {
+	return Choose(n, FactsOf(list))
+}
+
+// FactsOf returns the facts of the described providers.
+func FactsOf(list []sandbox.Provider) []Facts {
 	facts := make([]Facts, len(list))
 	for i, p := range list {
 		holds := map[string]bool{}
@@ -100,5 +105,5 @@ func ChooseFrom(n sandbox.Needs, list []sandbox.Provider) sandbox.Choice {
 			Images: p.Images, Mounts: p.Capabilities["mounts"], Holds: holds,
 		}
 	}
-	return Choose(n, facts)
+	return facts
 }

@@ -82,21 +82,26 @@ func (p nodeProviders) Known() (all []sandbox.Provider) {
 	return all
 }
 
-// Place implements providers.Nodes.
-func (p nodeProviders) Place(ref string, memory int64, demand sandbox.Isolation) sandbox.Choice {
-	var facts []catalog.PlaceFacts
+// Candidates implements providers.Nodes.
+func (p nodeProviders) Candidates(ref string, memory int64) (all []catalog.Facts) {
 	for _, n := range p.d.fleet.Nodes() {
-		f := catalog.PlaceFacts{Provider: n.Provider, Refused: n.Reason, HasImage: ref == "" || ref == "host"}
-		if n.Load != nil {
-			f.Isolation = n.Load.Isolation
-			f.Free = min(n.Load.MemoryFree, n.Load.MemoryTotal-n.Load.MemoryReserved)
-			f.HasImage = f.HasImage || slices.Contains(n.Load.Images, image.Name(ref))
+		f := catalog.Facts{
+			Descriptor: sandbox.Descriptor{Name: n.Provider}, Available: true, Node: &catalog.Node{Refused: n.Reason, HasImage: ref == "" || ref == "host"},
 		}
-		facts = append(facts, f)
+		if n.Load != nil {
+			f.Descriptor.Isolation = n.Load.Isolation
+			f.Node.Free = min(n.Load.MemoryFree, n.Load.MemoryTotal-n.Load.MemoryReserved)
+			f.Node.HasImage = f.Node.HasImage || slices.Contains(n.Load.Images, image.Name(ref))
+		}
+		f.Node.Full = f.Node.Free < memory
+		all = append(all, f)
 	}
-	choice := catalog.Place(memory, demand, facts)
-	p.d.fleet.Promise(strings.TrimPrefix(choice.Provider, fleet.Prefix), memory)
-	return choice
+	return all
+}
+
+// Promise implements providers.Nodes.
+func (p nodeProviders) Promise(name string, memory int64) {
+	p.d.fleet.Promise(strings.TrimPrefix(name, fleet.Prefix), memory)
 }
 
 // imageNames lists the names of the images on this machine.

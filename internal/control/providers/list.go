@@ -1,7 +1,6 @@
 package providers
 
 import (
-	"cmp"
 	"context"
 	"slices"
 
@@ -18,9 +17,16 @@ func (s *Service) ChooseProvider(ctx context.Context, n sandbox.Needs) (sandbox.
 	if err != nil {
 		return sandbox.Choice{}, err
 	}
-	choice := catalog.ChooseFrom(n, all)
-	s.explain(&choice, n)
-	return choice, nil
+	facts := catalog.FactsOf(all)
+	if s.HasNodes() {
+		for _, node := range s.cfg.Nodes.Candidates("", 0) {
+			at := slices.IndexFunc(facts, func(f catalog.Facts) bool { return f.Descriptor.Name == node.Descriptor.Name })
+			if at >= 0 {
+				facts[at].Node = node.Node
+			}
+		}
+	}
+	return catalog.Choose(n, facts), nil
 }
 
 // Providers describes the providers of the daemon.
@@ -45,35 +51,6 @@ func (s *Service) Providers(ctx context.Context) ([]sandbox.Provider, error) {
 		all[i] = s.describe(ctx, known)
 	}
 	return catalog.Describe(all), ctx.Err()
-}
-
-// explain puts the node first that would get the sandbox, with the reasons, if
-// the needs name no provider.
-func (s *Service) explain(choice *sandbox.Choice, n sandbox.Needs) {
-	if n.Provider != "" || !s.HasNodes() {
-		return
-	}
-	placed := s.cfg.Nodes.Place("", 0, n.Isolation)
-	why := map[string][]string{}
-	for _, c := range placed.Candidates {
-		why[c.Provider] = c.Reasons
-	}
-	at := func(c sandbox.Candidate) int {
-		i := slices.IndexFunc(placed.Candidates, func(one sandbox.Candidate) bool { return one.Provider == c.Provider })
-		if !c.Fits || i < 0 {
-			return len(placed.Candidates)
-		}
-		return i
-	}
-	for i, c := range choice.Candidates {
-		if c.Fits {
-			choice.Candidates[i].Reasons = append(c.Reasons, why[c.Provider]...)
-		}
-	}
-	slices.SortStableFunc(choice.Candidates, func(a, b sandbox.Candidate) int { return cmp.Compare(at(a), at(b)) })
-	if len(choice.Candidates) > 0 && choice.Candidates[0].Fits {
-		choice.Provider = choice.Candidates[0].Provider
-	}
 }
 
 // describe fills in what a provider says about itself.

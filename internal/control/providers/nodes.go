@@ -1,9 +1,11 @@
 package providers
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
+	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -47,12 +49,10 @@ func (s *Service) Accepts(name string) bool { return s.accepts(name) == nil }
 
 // Place chooses a node for a sandbox, and says for what reasons.
 func (s *Service) Place(spec *sandbox.Spec) (provider, why string, err error) {
-	memory := spec.Resources.Memory
-	if memory == 0 {
-		memory = s.cfg.Defaults.Memory
-	}
-	choice := s.cfg.Nodes.Place(spec.Image, memory, spec.Isolation)
+	memory := cmp.Or(spec.Resources.Memory, s.cfg.Defaults.Memory)
+	choice := catalog.Choose(sandbox.Needs{Isolation: spec.Isolation}, s.cfg.Nodes.Candidates(spec.Image, memory))
 	if choice.Provider != "" {
+		s.cfg.Nodes.Promise(choice.Provider, memory)
 		return choice.Provider, strings.Join(choice.Candidates[0].Reasons, "; "), nil
 	}
 	var all []string

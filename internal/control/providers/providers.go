@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/key"
@@ -69,8 +70,10 @@ type Nodes interface {
 	// Known lists them, with what is known without opening them. One that takes no
 	// sandboxes has a Problem. If it is empty, there are no nodes.
 	Known() []sandbox.Provider
-	// Place orders them by their suitability for a sandbox, and explains each.
-	Place(image string, memory int64, demand sandbox.Isolation) sandbox.Choice
+	// Candidates describes them for a sandbox with an image that asks for memory.
+	Candidates(image string, memory int64) []catalog.Facts
+	// Promise counts the memory of a new sandbox, until the node reports it.
+	Promise(name string, memory int64)
 }
 
 // Service holds the providers of a daemon. It is safe for concurrent use.

@@ -21,8 +21,12 @@ import (
 //
 // If there are nodes, a sandbox without a provider gets one of them.
 func (s *Service) Select(ctx context.Context, who key.Principal, spec *sandbox.Spec) (be *Backend, chosen string, err error) {
-	if spec.Provider == "" && spec.Snapshot == "" && s.HasNodes() {
-		return s.selectNode(ctx, spec)
+	if spec.Provider == "" && s.HasNodes() {
+		name, why, err := s.Place(spec)
+		if err == nil {
+			be, err = s.Backend(ctx, name)
+		}
+		return be, "made by " + name + ": " + why, err
 	}
 	if err := core.FirstError(s.Permit(ctx, who, spec.Provider), s.accepts(spec.Provider)); err != nil {
 		return nil, "", err
@@ -31,11 +35,8 @@ func (s *Service) Select(ctx context.Context, who key.Principal, spec *sandbox.S
 		return be, "", err
 	}
 	gives := be.Isolation(ctx)
-	switch {
-	case gives.Meets(spec.Isolation):
-		return be, "", nil
-	case spec.Provider != "":
-		return nil, "", plan.Isolated(be.Name, gives, spec.Isolation)
+	if weak := plan.Isolated(be.Name, gives, spec.Isolation); weak == nil || spec.Provider != "" {
+		return be, "", weak
 	}
 	choice, all := s.stronger(ctx, who, spec)
 	if choice.Provider == "" {
@@ -44,18 +45,6 @@ func (s *Service) Select(ctx context.Context, who key.Principal, spec *sandbox.S
 	chosen = fmt.Sprintf("made by %s: the default provider %s gives %s, and isolation %s is demanded", choice.Provider, be.Name, gives.Known(), spec.Isolation)
 	be, err = s.Backend(ctx, choice.Provider)
 	return be, chosen, err
-}
-
-// selectNode chooses a node, and says why.
-func (s *Service) selectNode(ctx context.Context, spec *sandbox.Spec) (be *Backend, chosen string, err error) {
-	name, why, err := s.Place(spec)
-	if err == nil {
-		be, err = s.Backend(ctx, name)
-	}
-	if err != nil {
-		return nil, "", err
-	}
-	return be, "made by " + name + ": " + why, plan.Isolated(name, be.Isolation(ctx), spec.Isolation)
 }
 
 // KeepHere names the default provider in a Spec without one, if there are nodes:
