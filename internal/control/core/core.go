@@ -125,6 +125,10 @@ func Named(op ops.Op, err error) error {
 	return &own
 }
 
+// Name is Named for a deferred call: it adds the operation to the error that a
+// method returns.
+func Name(op ops.Op, err *error) { *err = Named(op, *err) }
+
 // FirstError returns the first error that is not nil.
 func FirstError(errs ...error) error {
 	for _, err := range errs {

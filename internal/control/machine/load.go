@@ -16,6 +16,7 @@ import (
 // sandboxes, and those images that their sandboxes were made from.
 func (s *Service) Load(ctx context.Context) (l sandbox.Load, err error) {
 	const op = ops.LoadGet
+	defer core.Name(op, &err)
 	who, err := s.Look(ctx, op, "")
 	if err != nil {
 		return l, err
@@ -27,7 +28,7 @@ func (s *Service) Load(ctx context.Context) (l sandbox.Load, err error) {
 	l.MemoryFree, l.MemoryTotal = s.cfg.Memory()
 	l.Images, err = s.cfg.Images(ctx)
 	if err != nil {
-		return l, core.Named(op, err)
+		return l, err
 	}
 	if be, err := s.cfg.Providers.Backend(ctx, ""); err == nil {
 		l.Isolation = be.Isolation(ctx)
@@ -46,5 +47,5 @@ func (s *Service) Load(ctx context.Context) (l sandbox.Load, err error) {
 	if l.Images == nil {
 		l.Images = []string{}
 	}
-	return l, core.Named(op, err)
+	return l, err
 }

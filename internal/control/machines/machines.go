@@ -93,21 +93,22 @@ func (s *Service) public(m *store.Machine) sandbox.Machine {
 }
 
 // Machines lists the machines of the caller's tenant, oldest first.
-func (s *Service) Machines(ctx context.Context) ([]sandbox.Machine, error) {
+func (s *Service) Machines(ctx context.Context) (_ []sandbox.Machine, err error) {
 	const op = ops.MachineList
+	defer core.Name(op, &err)
 	who, err := s.Look(ctx, op, "")
 	if err != nil {
 		return nil, err
 	}
 	if s.link == nil {
-		return nil, core.Named(op, errOff)
+		return nil, errOff
 	}
 	stored, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Machine, error) { return tx.Machines().List(ctx, who.Tenant) })
 	out := make([]sandbox.Machine, 0, len(stored))
 	for i := range stored {
 		out = append(out, s.public(&stored[i]))
 	}
-	return out, core.Named(op, err)
+	return out, err
 }
 
 // State returns what the machine of a tenant's provider can do now, nil for a
@@ -133,18 +134,19 @@ func (s *Service) State(ctx context.Context, tenant, provider string) (*catalog.
 
 // Machine returns a machine of the caller's tenant by its id, or by its name
 // among those that were not revoked.
-func (s *Service) Machine(ctx context.Context, ref string) (sandbox.Machine, error) {
+func (s *Service) Machine(ctx context.Context, ref string) (_ sandbox.Machine, err error) {
 	const op = ops.MachineList
+	defer core.Name(op, &err)
 	who, err := s.Look(ctx, op, ref)
 	if err != nil {
 		return sandbox.Machine{}, err
 	}
 	if s.link == nil {
-		return sandbox.Machine{}, core.Named(op, errOff)
+		return sandbox.Machine{}, errOff
 	}
 	m, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Machine, error) { return find(ctx, tx, who.Tenant, ref) })
 	if err != nil {
-		return sandbox.Machine{}, core.Named(op, err)
+		return sandbox.Machine{}, err
 	}
 	return s.public(&m), nil
 }
@@ -173,17 +175,18 @@ var errCode = &sandbox.Error{
 
 // LookupMachine returns the machine that waits with a code. Every failure is
 // CodeNotFound.
-func (s *Service) LookupMachine(ctx context.Context, code string) (sandbox.Machine, error) {
+func (s *Service) LookupMachine(ctx context.Context, code string) (_ sandbox.Machine, err error) {
 	const op = ops.MachineLookup
+	defer core.Name(op, &err)
 	if _, err := s.Look(ctx, op, ""); err != nil {
 		return sandbox.Machine{}, err
 	}
 	if s.link == nil {
-		return sandbox.Machine{}, core.Named(op, errOff)
+		return sandbox.Machine{}, errOff
 	}
 	m, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Machine, error) { return tx.Machines().Pending(ctx, HashCode(code)) })
 	if err != nil {
-		return sandbox.Machine{}, core.Named(op, errCode)
+		return sandbox.Machine{}, errCode
 	}
 	return s.public(&m), nil
 }

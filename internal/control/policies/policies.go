@@ -161,22 +161,23 @@ func (s *Service) state(tenant string) sandbox.Policies {
 
 // Explain returns the decision of the policies about a sandbox, without
 // creating it.
-func (s *Service) Explain(ctx context.Context, spec sandbox.Spec) (sandbox.PolicyAnswer, error) {
+func (s *Service) Explain(ctx context.Context, spec sandbox.Spec) (_ sandbox.PolicyAnswer, err error) {
 	const op = ops.PolicyExplain
+	defer core.Name(op, &err)
 	who, err := s.Look(ctx, op, "")
 	if err != nil {
 		return sandbox.PolicyAnswer{}, err
 	}
 	if err := spec.Validate(); err != nil {
-		return sandbox.PolicyAnswer{}, core.Named(op, err)
+		return sandbox.PolicyAnswer{}, err
 	}
 	asked, err := s.AskedImage(ctx, who.Tenant, &spec)
 	if err != nil {
-		return sandbox.PolicyAnswer{}, core.Named(op, err)
+		return sandbox.PolicyAnswer{}, err
 	}
 	k, err := s.Known(ctx, who.Tenant, &spec, asked)
 	if err != nil {
-		return sandbox.PolicyAnswer{}, core.Named(op, err)
+		return sandbox.PolicyAnswer{}, err
 	}
 	r := k.Request(who.Tenant, &spec, asked)
 	r.Resources = spec.Resources

@@ -182,8 +182,9 @@ func (s *Service) List(ctx context.Context) ([]sandbox.StoredProfile, error) {
 
 // Test returns what would happen to a request under a profile, without sending
 // it. An empty method is GET.
-func (s *Service) Test(ctx context.Context, name, method, target string) (sandbox.Explanation, error) {
+func (s *Service) Test(ctx context.Context, name, method, target string) (_ sandbox.Explanation, err error) {
 	const op = ops.ProfileTest
+	defer core.Name(op, &err)
 	stored, err := s.get(ctx, name, 0)
 	if err != nil {
 		return sandbox.Explanation{}, err
@@ -192,10 +193,10 @@ func (s *Service) Test(ctx context.Context, name, method, target string) (sandbo
 		Operator: s.cfg.Operator, EgressLimits: s.cfg.Policies.Set().EgressLimits(policyset.About{Tenant: stored.Tenant}),
 	})
 	if err != nil {
-		return sandbox.Explanation{}, core.Named(op, err)
+		return sandbox.Explanation{}, err
 	}
 	e, err := compiled.Explain(cmp.Or(method, "GET"), target)
-	return e, core.Named(op, err)
+	return e, err
 }
 
 // Bind records the use of a profile by a new sandbox, in the transaction that

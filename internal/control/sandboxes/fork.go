@@ -32,7 +32,7 @@ const (
 // only while its state is written. Either all copies are created or none. A
 // repeated request with the same idempotency key returns the same copies.
 func (s *makers) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) (_ []store.Sandbox, err error) {
-	defer func() { err = core.Named(opFork, err) }()
+	defer core.Name(opFork, &err)
 	if req.Count < 1 || req.Count > maxForks {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "count", Message: fmt.Sprintf("%d is not between 1 and %d", req.Count, maxForks)}
 	}

@@ -54,7 +54,7 @@ func (s *lifetimes) reap(ctx context.Context) error {
 // idle.
 func (s *lifetimes) rest(ctx context.Context, b store.Sandbox) error {
 	now := s.Store.Now()
-	reopen, last, ok := s.uses.close(b.ID, now.Add(-b.Idle.After), now)
+	reopen, last, ok := s.uses.Close(b.ID, now.Add(-b.Idle.After), now)
 	if !ok {
 		return s.touch(ctx, &b, last)
 	}

@@ -140,7 +140,7 @@ func (s *records) again(ctx context.Context, b *store.Sandbox) (ask plan.Ask, er
 func (s *records) discard(ctx context.Context, b *store.Sandbox) {
 	s.Snapshots.ForgetEnvironment(ctx, b.ID)
 	s.Snapshots.Drop(ctx, b.Provider, b.Rest.Kept)
-	s.uses.forget(b.ID)
+	s.uses.Forget(b.ID)
 	s.Secrets.Forget(b.ID)
 }
 

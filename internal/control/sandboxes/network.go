@@ -14,25 +14,26 @@ import (
 // SetNetwork replaces a sandbox's own network rules. The sandbox must have been
 // created with a network and with its own rules; to change a stored profile,
 // change the profile. Connections that are no longer allowed are cut.
-func (s *updates) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (store.Sandbox, error) {
+func (s *updates) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (_ store.Sandbox, err error) {
+	defer core.Name(opUpdate, &err)
 	if err := n.Validate(); err != nil {
-		return store.Sandbox{}, core.Named(opUpdate, err)
+		return store.Sandbox{}, err
 	}
 	t, err := s.lock(ctx, ref, opUpdate, lifecycle.Update)
 	if err != nil {
-		return store.Sandbox{}, core.Named(opUpdate, err)
+		return store.Sandbox{}, err
 	}
 	defer t.release()
 	if err := ownNetwork(&t.box, n); err != nil {
-		return t.box, core.Named(opUpdate, err)
+		return t.box, err
 	}
 	if n, err = s.Secrets.SealProxy(t.box.Tenant, n); err != nil {
-		return t.box, core.Named(opUpdate, err)
+		return t.box, err
 	}
 	spec := t.box.Spec
 	spec.Labels, spec.Network = t.box.Labels, n
 	if err := s.Policies.Permit(ctx, t.action, &spec, nil, policyset.Network, policyset.Secrets); err != nil {
-		return t.box, core.Named(opUpdate, err)
+		return t.box, err
 	}
 	intent, err := s.enter(ctx, t, func(b *store.Sandbox) { b.Spec.Network = n }, func(tx *store.Tx) error {
 		swaps, err := s.Secrets.Swaps(ctx, tx, &t.box)
@@ -42,13 +43,13 @@ func (s *updates) SetNetwork(ctx context.Context, ref string, n sandbox.Network)
 		return s.Profiles.Check(ctx, tx, t.box.Tenant, n, swaps)
 	})
 	if err != nil {
-		return t.box, core.Named(opUpdate, err)
+		return t.box, err
 	}
 	b, err := s.leave(ctx, t, intent, nil, func(*store.Sandbox) {}, nil)
 	if err != nil {
-		return b, core.Named(opUpdate, err)
+		return b, err
 	}
-	return b, core.Named(opUpdate, s.Profiles.Enforce(ctx, []store.Sandbox{b}))
+	return b, s.Profiles.Enforce(ctx, []store.Sandbox{b})
 }
 
 // ownNetwork returns an error if the network of a sandbox cannot be changed.

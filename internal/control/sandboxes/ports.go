@@ -15,9 +15,10 @@ import (
 
 // Publish forwards a port of the machine to a port of a sandbox, as long as the
 // sandbox exists. It returns the port with defaults filled in.
-func (s *updates) Publish(ctx context.Context, ref string, p sandbox.PublishedPort) (sandbox.PublishedPort, error) {
+func (s *updates) Publish(ctx context.Context, ref string, p sandbox.PublishedPort) (_ sandbox.PublishedPort, err error) {
+	defer core.Name(ops.PortPublish, &err)
 	if err := p.Validate(); err != nil {
-		return p, core.Named(ops.PortPublish, err)
+		return p, err
 	}
 	t, err := s.lockPorts(ctx, ref, ops.PortPublish)
 	if err != nil {
@@ -26,7 +27,7 @@ func (s *updates) Publish(ctx context.Context, ref string, p sandbox.PublishedPo
 	defer t.release()
 	b := &t.box
 	if len(b.Spec.Ports) >= sandbox.MaxPorts {
-		return p, core.Named(ops.PortPublish, &sandbox.Error{Code: sandbox.CodeExhausted, Subject: b.Name, Message: fmt.Sprintf("%d of its ports are published already", sandbox.MaxPorts)})
+		return p, &sandbox.Error{Code: sandbox.CodeExhausted, Subject: b.Name, Message: fmt.Sprintf("%d of its ports are published already", sandbox.MaxPorts)}
 	}
 	if slices.Contains(b.Spec.Ports, p) {
 		return p, nil
@@ -36,14 +37,15 @@ func (s *updates) Publish(ctx context.Context, ref string, p sandbox.PublishedPo
 		err = s.setPorts(ctx, t, append(slices.Clone(b.Spec.Ports), made...))
 	}
 	if err != nil {
-		return p, core.Named(ops.PortPublish, err)
+		return p, err
 	}
 	return made[0], nil
 }
 
 // Unpublish stops listening on a port of the machine. An empty address matches
 // any.
-func (s *updates) Unpublish(ctx context.Context, ref, address string, hostPort uint16) error {
+func (s *updates) Unpublish(ctx context.Context, ref, address string, hostPort uint16) (err error) {
+	defer core.Name(ops.PortUnpublish, &err)
 	t, err := s.lockPorts(ctx, ref, ops.PortUnpublish)
 	if err != nil {
 		return err
@@ -53,19 +55,18 @@ func (s *updates) Unpublish(ctx context.Context, ref, address string, hostPort u
 		return p.HostPort == hostPort && (address == "" || p.Address == address || p.Address == "" && address == sandbox.LoopbackAddress)
 	})
 	if len(left) == len(t.box.Spec.Ports) {
-		return core.Named(ops.PortUnpublish, &sandbox.Error{
+		return &sandbox.Error{
 			Code: sandbox.CodeNotFound, Subject: t.box.Name, Message: fmt.Sprintf("port %d of the machine does not lead to this sandbox", hostPort), Hint: "see: atoll port ls",
-		})
+		}
 	}
-	return core.Named(ops.PortUnpublish, s.setPorts(ctx, t, left))
+	return s.setPorts(ctx, t, left)
 }
 
 func (s *updates) lockPorts(ctx context.Context, ref string, op ops.Op) (*operation, error) {
 	if _, _, err := s.Admit(ctx, op, guard.Subject{Subject: ref}); err != nil {
-		return nil, core.Named(op, err)
+		return nil, err
 	}
-	t, err := s.lock(ctx, ref, op, lifecycle.Update)
-	return t, core.Named(op, err)
+	return s.lock(ctx, ref, op, lifecycle.Update)
 }
 
 // setPorts records the published ports of a sandbox and listens on them.

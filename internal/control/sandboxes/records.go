@@ -221,20 +221,21 @@ func (s *rests) calmDown(ctx context.Context, ref string, grace time.Duration) (
 }
 
 // Wait waits until a sandbox has ended, and returns the reason.
-func (s *records) Wait(ctx context.Context, ref string) (sandbox.Exit, error) {
+func (s *records) Wait(ctx context.Context, ref string) (_ sandbox.Exit, err error) {
+	defer core.Name(ops.SandboxWait, &err)
 	who, err := s.Look(ctx, ops.SandboxWait, ref)
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
 	b, err := s.find(ctx, who.Tenant, ref)
 	if err != nil {
-		return sandbox.Exit{}, core.Named(ops.SandboxWait, err)
+		return sandbox.Exit{}, err
 	}
 	if err := s.inflight.Wait(ctx, b.ID); err != nil {
-		return sandbox.Exit{}, core.Named(ops.SandboxWait, err)
+		return sandbox.Exit{}, err
 	}
 	if b, err = s.record(ctx, who.Tenant, b.ID); err != nil {
-		return sandbox.Exit{}, core.Named(ops.SandboxWait, err)
+		return sandbox.Exit{}, err
 	}
 	switch {
 	case b.Exit != nil:

@@ -39,21 +39,22 @@ const (
 // Pause pauses a sandbox: in memory, or to disk, where it uses no memory and
 // has no processes. It succeeds if the sandbox is already paused. The lifetime
 // of a paused sandbox does not run, if its provider can stop it.
-func (s *rests) Pause(ctx context.Context, ref string, toDisk bool) (store.Sandbox, error) {
+func (s *rests) Pause(ctx context.Context, ref string, toDisk bool) (_ store.Sandbox, err error) {
+	defer core.Name(opPause, &err)
 	op := lifecycle.Pause
 	if toDisk {
 		op = lifecycle.Sleep
 	}
 	t, err := s.lock(ctx, ref, opPause, op)
 	if err != nil {
-		return store.Sandbox{}, core.Named(opPause, err)
+		return store.Sandbox{}, err
 	}
 	defer t.release()
 	if t.verdict == lifecycle.Done {
 		return t.box, nil
 	}
 	b, err := s.pause(ctx, t, toDisk, t.box.Spec.Lifetime.Wakes)
-	return b, core.Named(opPause, err)
+	return b, err
 }
 
 func (s *rests) pause(ctx context.Context, t *operation, toDisk, wakes bool) (store.Sandbox, error) {
@@ -82,17 +83,18 @@ func (s *rests) memory(ctx context.Context, b *store.Sandbox) bool {
 }
 
 // Resume resumes a paused sandbox. It succeeds if the sandbox is running.
-func (s *rests) Resume(ctx context.Context, ref string) (store.Sandbox, error) {
+func (s *rests) Resume(ctx context.Context, ref string) (_ store.Sandbox, err error) {
+	defer core.Name(opResume, &err)
 	t, err := s.lock(ctx, ref, opResume, lifecycle.Resume)
 	if err != nil {
-		return store.Sandbox{}, core.Named(opResume, err)
+		return store.Sandbox{}, err
 	}
 	defer t.release()
 	if t.verdict == lifecycle.Done {
 		return t.box, nil
 	}
 	b, err := s.resume(ctx, t)
-	return b, core.Named(opResume, err)
+	return b, err
 }
 
 func (s *rests) resume(ctx context.Context, t *operation) (store.Sandbox, error) {
@@ -104,7 +106,8 @@ func (s *rests) resume(ctx context.Context, t *operation) (store.Sandbox, error)
 
 // Reboot runs a paused or stopped sandbox again with its files, without its
 // processes. It succeeds if the sandbox is running.
-func (s *rests) Reboot(ctx context.Context, ref string) (store.Sandbox, error) {
+func (s *rests) Reboot(ctx context.Context, ref string) (_ store.Sandbox, err error) {
+	defer core.Name(opResume, &err)
 	b, err := s.Get(ctx, ref)
 	switch {
 	case err != nil:
@@ -119,25 +122,26 @@ func (s *rests) Reboot(ctx context.Context, ref string) (store.Sandbox, error) {
 	}
 	t, err := s.lock(ctx, ref, opResume, lifecycle.Resume)
 	if err != nil {
-		return store.Sandbox{}, core.Named(opResume, err)
+		return store.Sandbox{}, err
 	}
 	defer t.release()
 	if t.verdict == lifecycle.Done {
 		return t.box, nil
 	}
 	if t.box.Rest.Pause != sandbox.PauseDisk { // another operation was faster
-		return t.box, core.Named(opResume, &sandbox.Error{Code: sandbox.CodeConflict, Subject: t.box.Name, Message: "the sandbox has meanwhile been paused in another way", Hint: "try again"})
+		return t.box, &sandbox.Error{Code: sandbox.CodeConflict, Subject: t.box.Name, Message: "the sandbox has meanwhile been paused in another way", Hint: "try again"}
 	}
 	b, err = s.bring(ctx, t, stepResume, true)
-	return b, core.Named(opResume, err)
+	return b, err
 }
 
 // Start starts a stopped sandbox again with its files. It succeeds if the
 // sandbox is running.
-func (s *rests) Start(ctx context.Context, ref string) (store.Sandbox, error) {
+func (s *rests) Start(ctx context.Context, ref string) (_ store.Sandbox, err error) {
+	defer core.Name(opStart, &err)
 	t, err := s.lock(ctx, ref, opStart, lifecycle.Start)
 	if err != nil {
-		return store.Sandbox{}, core.Named(opStart, err)
+		return store.Sandbox{}, err
 	}
 	defer t.release()
 	b := t.box
@@ -147,17 +151,18 @@ func (s *rests) Start(ctx context.Context, ref string) (store.Sandbox, error) {
 	case b.Spec.Main != nil && b.Exit != nil:
 		err = s.startMain(ctx, &b, control.ImageConfig{})
 	}
-	return b, core.Named(opStart, err)
+	return b, err
 }
 
 // Stop signals the commands of a sandbox, waits up to grace, and ends the
 // sandbox. It keeps the files for Start. If the provider cannot keep them, Stop
 // returns CodeUnsupported and changes nothing.
-func (s *rests) Stop(ctx context.Context, ref string, grace time.Duration) (store.Sandbox, error) {
+func (s *rests) Stop(ctx context.Context, ref string, grace time.Duration) (_ store.Sandbox, err error) {
+	defer core.Name(opStop, &err)
 	if grace > 0 {
 		proceed, err := s.calmDown(ctx, ref, grace)
 		if err != nil {
-			return store.Sandbox{}, core.Named(opStop, err)
+			return store.Sandbox{}, err
 		}
 		defer proceed()
 	}
@@ -170,7 +175,7 @@ func (s *rests) Stop(ctx context.Context, ref string, grace time.Duration) (stor
 		return t.box, nil
 	}
 	b, err := s.stopLocked(ctx, t)
-	return b, core.Named(opStop, err)
+	return b, err
 }
 
 // stopUnusable ends a failed sandbox, which cannot be stopped normally.
@@ -181,13 +186,13 @@ func (s *rests) stopUnusable(ctx context.Context, ref string, why error) (store.
 	}
 	b, err := s.find(ctx, who.Tenant, ref)
 	if err != nil || b.State != sandbox.Gone && b.State != sandbox.Failed {
-		return store.Sandbox{}, core.Named(opStop, why)
+		return store.Sandbox{}, why
 	}
 	if err := s.destroy(ctx, ref, opStop, reasonStopped); err != nil {
-		return b, core.Named(opStop, err)
+		return b, err
 	}
 	b, err = s.record(ctx, who.Tenant, b.ID)
-	return b, core.Named(opStop, err)
+	return b, err
 }
 
 func (s *rests) stopLocked(ctx context.Context, t *operation) (store.Sandbox, error) {
@@ -236,7 +241,7 @@ func (s *rests) freeze(ctx context.Context, t *operation, wakes bool) (store.San
 	if err != nil {
 		return t.box, err
 	}
-	s.uses.suspend(t.box.ID)
+	s.uses.Suspend(t.box.ID)
 	if err := s.Fault("pause.recorded"); err != nil {
 		return t.box, err
 	}
@@ -354,7 +359,7 @@ func (s *rests) putAway(ctx context.Context, t *operation, how away) (store.Sand
 	if err != nil {
 		return t.box, err
 	}
-	s.uses.suspend(t.box.ID)
+	s.uses.Suspend(t.box.ID)
 	if err := s.Fault(how.step + ".recorded"); err != nil {
 		return t.box, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/inuse"
 	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/control/ports"
 	"github.com/atoll-run/atoll/internal/control/profiles"
@@ -93,7 +94,7 @@ type records struct {
 	// restarted, and backoffs are the last delays, by sandbox.
 	restarting, backoffs sync.Map
 	inflight             keyed.Inflight[sandbox.ID]
-	uses                 uses
+	uses                 inuse.Sandboxes
 	due                  due
 	// unsettled means that a state is known to be incomplete.
 	unsettled atomic.Bool

@@ -36,30 +36,31 @@ func validate(c *sandbox.Change) error {
 // Update changes the limits, labels, lifetime or idle policy of a sandbox. If
 // the sandbox is not running, new limits apply when it runs again. Either all
 // changes are made or none.
-func (s *updates) Update(ctx context.Context, ref string, c sandbox.Change) (store.Sandbox, error) {
+func (s *updates) Update(ctx context.Context, ref string, c sandbox.Change) (_ store.Sandbox, err error) {
+	defer core.Name(opUpdate, &err)
 	if c.Network != nil {
 		n := *c.Network
 		if c.Network = nil; !reflect.ValueOf(c).IsZero() {
-			return store.Sandbox{}, core.Named(opUpdate, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "network", Message: "cannot be changed together with other settings", Hint: "make two requests"})
+			return store.Sandbox{}, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "network", Message: "cannot be changed together with other settings", Hint: "make two requests"}
 		}
 		return s.SetNetwork(ctx, ref, n)
 	}
 	if err := validate(&c); err != nil {
-		return store.Sandbox{}, core.Named(opUpdate, err)
+		return store.Sandbox{}, err
 	}
 	t, err := s.lock(ctx, ref, opUpdate, lifecycle.Update)
 	if err != nil {
-		return store.Sandbox{}, core.Named(opUpdate, err)
+		return store.Sandbox{}, err
 	}
 	defer t.release()
 	if err := s.Policies.PermitChange(ctx, t.action, &t.box, &c, s.Store.Now()); err != nil {
-		return t.box, core.Named(opUpdate, err)
+		return t.box, err
 	}
 	b, err := s.update(ctx, t, &c)
 	if err == nil && len(c.Labels) > 0 {
 		err = s.Profiles.Enforce(ctx, []store.Sandbox{b}) // its labels may match other policies
 	}
-	return b, core.Named(opUpdate, err)
+	return b, err
 }
 
 func (s *updates) update(ctx context.Context, t *operation, c *sandbox.Change) (store.Sandbox, error) {

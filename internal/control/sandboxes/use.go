@@ -2,13 +2,12 @@ package sandboxes
 
 import (
 	"context"
-	"sync"
-	"time"
 
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/inuse"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
@@ -22,7 +21,7 @@ func (s *users) Use(ctx context.Context, ref string) (u exec.Use, err error) {
 	if u.Who, err = s.Look(ctx, op, ref); err != nil {
 		return u, err
 	}
-	seen := s.uses.mark()
+	seen := s.uses.Mark()
 	if u.Record, u.Limits, err = s.findToUse(ctx, u.Who.Tenant, ref); err == nil {
 		err = u.Who.AllowIn(u.Record.ID, op)
 	}
@@ -58,7 +57,7 @@ func (s *users) findToUse(ctx context.Context, tenant, ref string) (b store.Sand
 // occupy marks a sandbox as in use until ctx ends. If its idle policy is being
 // applied, occupy waits until that is over.
 func (s *users) occupy(ctx context.Context, id sandbox.ID) error {
-	closing, leave := s.uses.begin(id, s.Store.Now)
+	closing, leave := s.uses.Begin(id, s.Store.Now)
 	span.AtEnd(ctx, leave)
 	if closing == nil {
 		return nil
@@ -75,10 +74,10 @@ func (s *users) occupy(ctx context.Context, id sandbox.ID) error {
 // was paused in a way that lets it wake is resumed. seen is a mark from before
 // the record b was read: if the sandbox is paused, stopped or removed at the
 // same time, reach waits for that and decides again.
-func (s *users) reach(ctx context.Context, b store.Sandbox, seen mark) (_ store.Sandbox, box *control.Sandbox, err error) {
+func (s *users) reach(ctx context.Context, b store.Sandbox, seen inuse.Mark) (_ store.Sandbox, box *control.Sandbox, err error) {
 	for range maxChanges {
-		if between(b.State) || s.uses.suspendedSince(b.ID, seen) {
-			seen = s.uses.mark()
+		if between(b.State) || s.uses.SuspendedSince(b.ID, seen) {
+			seen = s.uses.Mark()
 			if b, err = s.quiet(ctx, &b); err != nil {
 				return b, nil, err
 			}
@@ -90,7 +89,7 @@ func (s *users) reach(ctx context.Context, b store.Sandbox, seen mark) (_ store.
 		if err != nil {
 			return b, nil, err
 		}
-		if box, err = s.attachSettled(ctx, &b); err != nil || box != nil && !s.uses.suspendedSince(b.ID, seen) {
+		if box, err = s.attachSettled(ctx, &b); err != nil || box != nil && !s.uses.SuspendedSince(b.ID, seen) {
 			return b, box, err
 		}
 	}
@@ -141,112 +140,6 @@ func (s *users) wake(ctx context.Context, b *store.Sandbox) (store.Sandbox, erro
 		return t.box, nil // another caller was faster
 	}
 	return s.rests.resume(ctx, t)
-}
-
-// uses are the sandboxes that are in use, or have been since the daemon
-// started. The zero value is ready to use.
-type uses struct {
-	mu          sync.Mutex
-	boxes       map[sandbox.ID]*use
-	suspensions mark // number of calls of suspend
-}
-
-type use struct {
-	open      int       // number of open handles
-	last      time.Time // when a handle was last opened or closed
-	closing   chan struct{}
-	suspended mark // of the last call of suspend
-}
-
-// mark is a point in the sequence of suspensions.
-type mark uint64
-
-// mark returns the current point, for suspendedSince.
-func (u *uses) mark() mark {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.suspensions
-}
-
-// suspend notes that a sandbox is being paused or stopped. The caller holds the
-// sandbox's lock. It has recorded the transitional state, and has not yet
-// changed the sandbox.
-func (u *uses) suspend(id sandbox.ID) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.suspensions++
-	u.get(id).suspended = u.suspensions
-}
-
-// suspendedSince reports whether suspend was called for a sandbox after a mark.
-// If it was not, a record read after the mark was still true when
-// suspendedSince was called.
-func (u *uses) suspendedSince(id sandbox.ID, seen mark) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	b := u.boxes[id]
-	return b != nil && b.suspended > seen
-}
-
-func (u *uses) get(id sandbox.ID) *use {
-	if u.boxes == nil {
-		u.boxes = map[sandbox.ID]*use{}
-	}
-	if u.boxes[id] == nil {
-		u.boxes[id] = &use{}
-	}
-	return u.boxes[id]
-}
-
-// begin counts a use until leave is called. If the sandbox is being paused,
-// closing is closed when that is over.
-func (u *uses) begin(id sandbox.ID, now func() time.Time) (closing <-chan struct{}, leave func()) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	b := u.get(id)
-	b.open++
-	b.last = now()
-	return b.closing, sync.OnceFunc(func() {
-		u.mu.Lock()
-		defer u.mu.Unlock()
-		b.open--
-		b.last = now()
-	})
-}
-
-// close begins to pause a sandbox that was not used since a time: new uses wait
-// until reopen is called. If the sandbox is in use or was used since, close
-// returns false and the time of the last use, which is now for a current use.
-func (u *uses) close(id sandbox.ID, since, now time.Time) (reopen func(), last time.Time, ok bool) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	b := u.get(id)
-	if b.last.After(now) {
-		b.last = now // the clock was set back
-	}
-	switch {
-	case b.open > 0 || b.closing != nil:
-		return nil, now, false
-	case b.last.After(since):
-		return nil, b.last, false
-	}
-	closing := make(chan struct{})
-	b.closing = closing
-	return func() {
-		u.mu.Lock()
-		defer u.mu.Unlock()
-		b.closing = nil
-		close(closing)
-	}, b.last, true
-}
-
-// forget removes a sandbox that is gone.
-func (u *uses) forget(id sandbox.ID) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if b := u.boxes[id]; b != nil && b.open == 0 && b.closing == nil {
-		delete(u.boxes, id)
-	}
 }
 
 // handle returns a handle on which every operation passes the guard.

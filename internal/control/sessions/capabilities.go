@@ -14,8 +14,9 @@ import (
 
 // Capabilities returns what a session can do now, with a reason for each
 // missing capability. It makes no sandbox.
-func (s *Service) Capabilities(ctx context.Context, ref string) (sandbox.CapabilityDocument, error) {
+func (s *Service) Capabilities(ctx context.Context, ref string) (_ sandbox.CapabilityDocument, err error) {
 	const op = ops.SessionGet
+	defer core.Name(op, &err)
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return sandbox.CapabilityDocument{}, err
@@ -30,9 +31,9 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (sandbox.Capabil
 	}
 	at := slices.IndexFunc(all, func(p sandbox.Provider) bool { return serving(&row, &p) })
 	if at < 0 {
-		return sandbox.CapabilityDocument{}, core.Named(op, &sandbox.Error{
+		return sandbox.CapabilityDocument{}, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: row.Name, Message: "this daemon does not have the provider of the session", Hint: "see: atoll session targets " + row.Name,
-		})
+		}
 	}
 	var group []store.Session
 	var serves store.Sandbox
@@ -46,7 +47,7 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (sandbox.Capabil
 		return err
 	})
 	if err != nil {
-		return sandbox.CapabilityDocument{}, core.Named(op, err)
+		return sandbox.CapabilityDocument{}, err
 	}
 	q := catalog.Query{
 		SessionID: row.ID, Isolation: serves.Isolation, Liveness: row.Lease.State, Epoch: row.Lease.Epoch, Shared: len(group) > 1, Now: s.Store.Now(),
@@ -68,7 +69,7 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (sandbox.Capabil
 		}
 	}
 	doc, err := catalog.Negotiate(d, q)
-	return doc, core.Named(op, err)
+	return doc, err
 }
 
 // serving reports whether a provider has the sandbox of a session, or would make

@@ -15,13 +15,14 @@ import (
 // sandbox, or a new one that finds or rebuilds it.
 func (s *Service) Resume(ctx context.Context, req sandbox.ResumeRequest) (out sandbox.Opened, err error) {
 	const op = ops.SessionResume
+	defer core.Name(op, &err)
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return out, err
 	}
 	row, err := fromEnvelope(who.Tenant, req)
 	if err != nil {
-		return out, core.Named(op, err)
+		return out, err
 	}
 	var stored store.Session
 	err = s.Do(ctx, op, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {
@@ -41,7 +42,7 @@ func (s *Service) Resume(ctx context.Context, req sandbox.ResumeRequest) (out sa
 		err = s.provision.boxes(who.Tenant, &stored).takeBack(ctx, *row.Prior)
 	}
 	if err != nil {
-		return out, core.Named(op, err)
+		return out, err
 	}
 	return s.opened(ctx, stored, out, req.Holder)
 }

@@ -48,8 +48,9 @@ func (s *Holders) Route(ctx context.Context, ref string, epoch int64, follow boo
 // Watch is Route for somebody who only watches the sandbox of an epoch, and asks
 // again and again: it holds the sandbox for a while, but makes none. If the
 // sandbox was replaced, the error is CodeStale. One that has ended is no error.
-func (s *Holders) Watch(ctx context.Context, ref string, epoch int64) error {
+func (s *Holders) Watch(ctx context.Context, ref string, epoch int64) (err error) {
 	const op = ops.SessionRoute
+	defer core.Name(op, &err)
 	who, err := s.Look(ctx, op, ref)
 	if err != nil {
 		return err
@@ -57,9 +58,9 @@ func (s *Holders) Watch(ctx context.Context, ref string, epoch int64) error {
 	row, l, box, err := s.pointer(ctx, who.Tenant, ref)
 	switch {
 	case err != nil:
-		return core.Named(op, err)
+		return err
 	case l.Epoch != epoch:
-		return core.Named(op, stale(row.Name, "the sandbox was replaced"))
+		return stale(row.Name, "the sandbox was replaced")
 	case !l.Serves() || box.State != sandbox.Running:
 		return nil
 	}
@@ -67,7 +68,7 @@ func (s *Holders) Watch(ctx context.Context, ref string, epoch int64) error {
 	if err == nil {
 		r.Done()
 	}
-	return core.Named(op, err)
+	return err
 }
 
 // Serving returns the sandbox that serves a session now, for somebody who only

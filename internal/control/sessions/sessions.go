@@ -33,13 +33,14 @@ type Service struct {
 // Create makes a session. It acquires the sandbox if the request has a holder.
 func (s *Service) Create(ctx context.Context, n sandbox.NewSession) (out sandbox.Opened, err error) {
 	const op = ops.SessionCreate
+	defer core.Name(op, &err)
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return out, err
 	}
 	row, env, err := newSession(who.Tenant, n)
 	if err != nil {
-		return out, core.Named(op, err)
+		return out, err
 	}
 	var stored store.Session
 	err = s.Do(ctx, op, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {
@@ -47,7 +48,7 @@ func (s *Service) Create(ctx context.Context, n sandbox.NewSession) (out sandbox
 		return err
 	})
 	if err != nil {
-		return out, core.Named(op, err)
+		return out, err
 	}
 	return s.opened(ctx, stored, out, n.Holder)
 }
@@ -165,17 +166,18 @@ func (s *Service) opened(ctx context.Context, row store.Session, out sandbox.Ope
 }
 
 // Get returns a session by its name or id.
-func (s *Service) Get(ctx context.Context, ref string) (sandbox.Session, error) {
+func (s *Service) Get(ctx context.Context, ref string) (_ sandbox.Session, err error) {
 	const op = ops.SessionGet
+	defer core.Name(op, &err)
 	who, err := s.Look(ctx, op, ref)
 	if err != nil {
 		return sandbox.Session{}, err
 	}
 	if err := sandbox.ValidateName(ref); err != nil {
-		return sandbox.Session{}, core.Named(op, err)
+		return sandbox.Session{}, err
 	}
 	out, err := s.described(ctx, who.Tenant, ref)
-	return out, core.Named(op, err)
+	return out, err
 }
 
 // List returns the sessions of the tenant that have all of the labels, by name.

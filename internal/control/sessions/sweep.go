@@ -138,15 +138,16 @@ func (s *Reaper) finish(ctx context.Context, rows []store.Session) (removed bool
 
 // Usage returns how long the tenant's sandboxes ran, and for how long sessions
 // had one, in full hours and by "label:KEY", "group" or "provider".
-func (s *Service) Usage(ctx context.Context, by string, from, to time.Time) ([]sandbox.SessionUsage, error) {
+func (s *Service) Usage(ctx context.Context, by string, from, to time.Time) (_ []sandbox.SessionUsage, err error) {
 	const op = ops.UsageGet
+	defer core.Name(op, &err)
 	who, err := s.Look(ctx, op, by)
 	if err != nil {
 		return nil, err
 	}
 	value, err := grouping(by)
 	if err != nil {
-		return nil, core.Named(op, err)
+		return nil, err
 	}
 	if to.IsZero() {
 		to = s.Store.Now()
@@ -167,7 +168,7 @@ func (s *Service) Usage(ctx context.Context, by string, from, to time.Time) ([]s
 		return err
 	})
 	if err != nil {
-		return nil, core.Named(op, err)
+		return nil, err
 	}
 	out := make([]sandbox.SessionUsage, 0, len(sums))
 	for _, v := range slices.Sorted(maps.Keys(sums)) {

@@ -78,8 +78,9 @@ func describe(root *os.Root, req template.TarRequest) (*template.Description, er
 
 // BuildTemplate builds a template and stores it under its name. Sandboxes of an
 // older template with that name are not affected.
-func (svc *Service) BuildTemplate(ctx context.Context, req template.NamedRequest) (sandbox.Template, error) {
+func (svc *Service) BuildTemplate(ctx context.Context, req template.NamedRequest) (_ sandbox.Template, err error) {
 	const op = ops.TemplateBuild
+	defer core.Name(op, &err)
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return sandbox.Template{}, err
@@ -90,21 +91,21 @@ func (svc *Service) BuildTemplate(ctx context.Context, req template.NamedRequest
 	allowed := func(who key.Principal) error { return guard.AllowSpec(who, &spec) }
 	base, err := svc.cfg.Policies.AskedImage(ctx, who.Tenant, &spec)
 	if err != nil {
-		return t.Template, core.Named(op, err)
+		return t.Template, err
 	}
 	if core.FirstError(who.Allow(op), allowed(who)) == nil {
 		if base, err = svc.cfg.Policies.FetchSigned(ctx, record, &spec, base, control.ImageRequest{}); err != nil {
-			return t.Template, core.Named(op, err)
+			return t.Template, err
 		}
 		if err := svc.cfg.Policies.Permit(ctx, record, &spec, base, policyset.Images, policyset.Network, policyset.Secrets); err != nil {
-			return t.Template, core.Named(op, err)
+			return t.Template, err
 		}
 	}
 	err = svc.Change(ctx, op, guard.Subject{Subject: req.Name}, func(ctx context.Context) (string, error) {
 		t, err = svc.buildTemplate(ctx, who, req, spec.Image, base)
 		return "", err
 	}, allowed)
-	return t.Template, core.Named(op, err)
+	return t.Template, err
 }
 
 // buildTemplate builds from an image; base are the names of that image.

@@ -74,7 +74,7 @@ func (s *Service) Mount(ctx context.Context, want plan.Plan, facts func(context.
 	for i := range refs {
 		at := slices.IndexFunc(held, func(h store.Held) bool { return h.Workspace.Name == refs[i].Name })
 		if at < 0 {
-			return want, core.Named(ops.SandboxCreate, &sandbox.Error{Code: sandbox.CodeConflict, Subject: refs[i].Name, Message: "the workspace is not attached any more"})
+			return want, &sandbox.Error{Code: sandbox.CodeConflict, Subject: refs[i].Name, Message: "the workspace is not attached any more"}
 		}
 		err := s.withWorkspace(ctx, held[at].Workspace, func(w *workspace.Workspace) error {
 			if !can.Capabilities.Mounts {
@@ -85,7 +85,7 @@ func (s *Service) Mount(ctx context.Context, want plan.Plan, facts func(context.
 			return err
 		})
 		if err != nil {
-			return want, core.Named(ops.SandboxCreate, err)
+			return want, err
 		}
 	}
 	return want, nil

@@ -86,15 +86,16 @@ func (s *Service) enabled() error {
 
 // onWorkspace calls do with a workspace of the caller's tenant, and holds its
 // lock.
-func (s *Service) onWorkspace(ctx context.Context, op ops.Op, name string, do func(context.Context, store.Workspace, *workspace.Workspace) error) error {
+func (s *Service) onWorkspace(ctx context.Context, op ops.Op, name string, do func(context.Context, store.Workspace, *workspace.Workspace) error) (err error) {
+	defer core.Name(op, &err)
 	if err := sandbox.ValidateName(name); err != nil {
-		return core.Named(op, err)
+		return err
 	}
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
 	}
-	return core.Named(op, s.Act(ctx, control.Action{Op: op, Subject: name}, func(ctx context.Context) error {
+	return s.Act(ctx, control.Action{Op: op, Subject: name}, func(ctx context.Context) error {
 		if err := s.enabled(); err != nil {
 			return err
 		}
@@ -109,7 +110,7 @@ func (s *Service) onWorkspace(ctx context.Context, op ops.Op, name string, do fu
 			return s.onBucket(ctx, op, row, do)
 		}
 		return s.withWorkspace(ctx, row, func(w *workspace.Workspace) error { return do(ctx, row, w) })
-	}))
+	})
 }
 
 // withWorkspace opens and locks a workspace. For a bucket, do gets nil.
@@ -130,14 +131,15 @@ func (s *Service) withWorkspace(ctx context.Context, row store.Workspace, do fun
 }
 
 // CreateWorkspace creates an empty workspace.
-func (s *Service) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (sandbox.Workspace, error) {
+func (s *Service) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (_ sandbox.Workspace, err error) {
 	const op = ops.WorkspaceCreate
+	defer core.Name(op, &err)
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return sandbox.Workspace{}, err
 	}
 	if err := sandbox.ValidateName(n.Name); err != nil {
-		return sandbox.Workspace{}, core.Named(op, err)
+		return sandbox.Workspace{}, err
 	}
 	if n.MaxBytes < 0 {
 		return sandbox.Workspace{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: string(op), Subject: "maxBytes", Message: "negative"}
@@ -164,7 +166,7 @@ func (s *Service) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (
 		row, err = store.Read(ctx, s.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspaces().Get(ctx, who.Tenant, n.Name) })
 		return err
 	})
-	return withAttached(row, nil), core.Named(op, err)
+	return withAttached(row, nil), err
 }
 
 // Ensure creates missing workspaces of a new sandbox, if the request asks for
