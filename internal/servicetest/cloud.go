@@ -15,7 +15,12 @@ import (
 )
 
 // Words are a service's words for the statuses of a sandbox.
-type Words struct{ Starting, Running, Stopping, Stopped, Failed, Deleted string }
+type Words struct {
+	Starting, Running, Stopping, Stopped, Failed, Deleted string
+	// Those of a service that pauses: see Pause. Resuming: one without it says
+	// Starting.
+	Pausing, Paused, Resuming string
+}
 
 // Box is a sandbox as a service shows it.
 type Box struct {
@@ -36,6 +41,13 @@ type CloudBox struct {
 	awake  context.Context     // ends when it is stopped or removed
 	sleep  context.CancelFunc
 	timer  Timer
+	last   *transition
+}
+
+// transition is a change of a status, or a snapshot, that takes a while.
+type transition struct {
+	done chan struct{}
+	err  error
 }
 
 // Cloud has the sandboxes of a fake service, which are sandboxes of a provider.
@@ -44,6 +56,8 @@ type Cloud struct {
 	Faults
 	// Work is what continues after a request was answered.
 	Work sync.WaitGroup
+	// Memory: snapshots have the memory, too.
+	Memory bool
 
 	backing driver.Provider
 	words   Words
@@ -58,6 +72,7 @@ type Cloud struct {
 // Snapshot is a saved sandbox.
 type Snapshot struct {
 	ID, Name, Owner string // the name is unique among the snapshots of an owner
+	Box             string // ID of the sandbox
 	Ready           bool
 	Size            int64
 	Created         time.Time
@@ -94,20 +109,33 @@ func (c *Cloud) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// slowly does something, and waits for it unless transitions take a while.
-func (c *Cloud) slowly(f func() error) error {
+// slowly does something with a sandbox, and waits for it unless transitions take
+// a while.
+func (c *Cloud) slowly(b *CloudBox, f func() error) error {
+	one := &transition{done: make(chan struct{})}
 	c.mu.Lock()
 	takes := c.takes
+	b.last = one
 	c.mu.Unlock()
-	done := make(chan error, 1)
 	c.Work.Go(func() {
+		defer close(one.done)
 		time.Sleep(takes)
-		done <- f()
+		one.err = f()
 	})
 	if takes > 0 {
 		return nil
 	}
-	return <-done
+	<-one.done
+	return one.err
+}
+
+// Wait waits for what was last begun with a sandbox.
+func (c *Cloud) Wait(b *CloudBox) error {
+	c.mu.Lock()
+	one := b.last
+	c.mu.Unlock()
+	<-one.done
+	return one.err
 }
 
 // Create makes a sandbox, with the files of a snapshot if there is one.
@@ -126,7 +154,7 @@ func (c *Cloud) Create(box Box, from *Snapshot) (*CloudBox, error) {
 	if !box.Ends.IsZero() {
 		b.timer.Set(time.Until(box.Ends), func() { _ = c.Remove(context.Background(), b) })
 	}
-	return b, c.slowly(func() error {
+	return b, c.slowly(b, func() error {
 		var ref *driver.SnapshotRef
 		if from != nil {
 			ref = &from.ref
@@ -162,9 +190,15 @@ func (c *Cloud) boot(ctx context.Context, b *CloudBox, from *driver.SnapshotRef)
 	if b.box.Status == c.words.Deleted { // meanwhile
 		return in.Destroy(ctx)
 	}
-	b.in, b.box.Status = in, c.words.Running
-	b.awake, b.sleep = context.WithCancel(context.Background())
+	b.in = in
+	c.run(b)
 	return nil
+}
+
+// run notes that a sandbox runs. The mutex is held.
+func (c *Cloud) run(b *CloudBox) {
+	b.box.Status = c.words.Running
+	b.awake, b.sleep = context.WithCancel(context.Background())
 }
 
 // move changes the status if it is one of several.
@@ -183,7 +217,7 @@ func (c *Cloud) Stop(b *CloudBox) error {
 	if err := c.move(b, c.words.Stopping, c.words.Running); err != nil {
 		return err
 	}
-	return c.slowly(func() error {
+	return c.slowly(b, func() error {
 		b.sleep()
 		saver, ok := driver.As[driver.Snapshotter](b.in)
 		if !ok {
@@ -199,12 +233,55 @@ func (c *Cloud) Stop(b *CloudBox) error {
 	})
 }
 
-// Start starts a stopped sandbox again.
-func (c *Cloud) Start(b *CloudBox) error {
-	if err := c.move(b, c.words.Starting, c.words.Stopped); err != nil {
+// Pause keeps a sandbox with what runs in it.
+func (c *Cloud) Pause(b *CloudBox) error {
+	if err := c.move(b, c.words.Pausing, c.words.Running); err != nil {
 		return err
 	}
-	return c.slowly(func() error {
+	return c.slowly(b, func() error {
+		b.sleep()
+		pauser, ok := driver.As[driver.Pauser](b.in)
+		if !ok {
+			return errors.New("the fake cannot pause sandboxes")
+		}
+		err := pauser.Pause(context.Background())
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		switch {
+		case b.box.Status == c.words.Deleted: // meanwhile
+		case err != nil:
+			b.box.Status = c.words.Failed
+		default:
+			b.box.Status = c.words.Paused
+		}
+		return err
+	})
+}
+
+// resume continues a paused sandbox.
+func (c *Cloud) resume(b *CloudBox) error {
+	pauser, ok := driver.As[driver.Pauser](b.in)
+	if !ok {
+		return errors.New("the fake cannot pause sandboxes")
+	}
+	err := pauser.Resume(context.Background())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b.box.Status != c.words.Deleted { // meanwhile
+		c.run(b)
+	}
+	return err
+}
+
+// Start starts a stopped or paused sandbox again.
+func (c *Cloud) Start(b *CloudBox) error {
+	if err := c.move(b, cmp.Or(c.words.Resuming, c.words.Starting), c.words.Stopped, c.words.Paused); err != nil {
+		return err
+	}
+	return c.slowly(b, func() error {
+		if b.frozen == nil {
+			return c.resume(b)
+		}
 		if err := c.boot(context.Background(), b, b.frozen); err != nil {
 			return err
 		}
@@ -227,7 +304,7 @@ func (c *Cloud) thaw(ctx context.Context, b *CloudBox) error {
 // Delete is the request of a client to remove a sandbox. It is a conflict while
 // the status changes.
 func (c *Cloud) Delete(b *CloudBox) error {
-	if now := c.Show(b).Status; now == c.words.Starting || now == c.words.Stopping {
+	if slices.Contains([]string{c.words.Starting, c.words.Stopping, c.words.Pausing, c.words.Resuming}, c.Show(b).Status) {
 		return ErrConflict
 	}
 	return c.Remove(context.Background(), b)
@@ -348,14 +425,15 @@ func (c *Cloud) StopAll() (err error) {
 	return err
 }
 
-// Save saves a sandbox that runs as a snapshot with a name.
+// Save saves a sandbox that runs as a snapshot with a name. With Memory it may
+// also be paused.
 func (c *Cloud) Save(b *CloudBox, id, name string) (*Snapshot, error) {
-	in, _, err := c.Machine(b)
-	if err != nil {
-		return nil, err
+	if now := c.Show(b).Status; now != c.words.Running && (!c.Memory || now != c.words.Paused) {
+		return nil, ErrConflict
 	}
-	s := &Snapshot{ID: id, Name: name, Owner: b.box.Owner, Created: time.Now().UTC()}
+	s := &Snapshot{ID: id, Name: name, Owner: b.box.Owner, Box: b.box.ID, Created: time.Now().UTC()}
 	c.mu.Lock()
+	in := b.in
 	taken := slices.ContainsFunc(c.saved, func(o *Snapshot) bool { return o.Owner == s.Owner && o.Name == name })
 	if !taken {
 		c.saved = append(c.saved, s)
@@ -364,12 +442,12 @@ func (c *Cloud) Save(b *CloudBox, id, name string) (*Snapshot, error) {
 	if taken {
 		return nil, ErrTaken
 	}
-	return s, c.slowly(func() error {
+	return s, c.slowly(b, func() error {
 		saver, ok := driver.As[driver.Snapshotter](in)
 		if !ok {
 			return errors.New("the fake cannot save sandboxes")
 		}
-		saved, err := saver.Snapshot(context.Background(), driver.SnapshotOptions{ID: "saved-" + id})
+		saved, err := saver.Snapshot(context.Background(), driver.SnapshotOptions{ID: "saved-" + id, Memory: c.Memory})
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if s.Ready, s.ref, s.Size = true, saved.Ref, saved.Size; err != nil {

@@ -21,6 +21,8 @@ type Face struct {
 	Format func(r *http.Request, f *Failure) any
 	// Denied is the error for a request without a valid key.
 	Denied Failure
+	// Key returns the key of a request. Nil: it is the bearer.
+	Key func(r *http.Request) string
 	// Scope returns the account that a request names beside its key. Nil: requests
 	// name none.
 	Scope func(r *http.Request) string
@@ -57,6 +59,13 @@ func (f *Face) AddKey(key, account string) {
 	f.keys[key] = account
 }
 
+// RemoveKey revokes a key.
+func (f *Face) RemoveKey(key string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.keys, key)
+}
+
 // ServeHTTP serves the API.
 func (f *Face) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.Faults.Wrap(&f.mux).ServeHTTP(w, r)
@@ -64,9 +73,12 @@ func (f *Face) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // Owner returns the account of the key of a request.
 func (f *Face) Owner(r *http.Request) (string, error) {
+	key, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if f.Key != nil {
+		key = f.Key(r)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	key, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	account := f.keys[key]
 	if account == "" || f.Scope != nil && f.Scope(r) != account {
 		denied := f.Denied
@@ -75,19 +87,33 @@ func (f *Face) Owner(r *http.Request) (string, error) {
 	return account, nil
 }
 
+// Reply is an answer with another status than 200. It may have no Body.
+type Reply struct {
+	Status int
+	Body   any
+}
+
 // Handle sets a route. What call returns is sent as JSON.
 func (f *Face) Handle(pattern string, call func(r *http.Request, owner string) (any, error)) {
+	f.HandleRaw(pattern, func(w http.ResponseWriter, r *http.Request, owner string) error {
+		body, err := call(r, owner)
+		if err == nil {
+			Answer(w, http.StatusOK, body)
+		}
+		return err
+	})
+}
+
+// HandleRaw sets a route whose call writes the answer, unless it fails.
+func (f *Face) HandleRaw(pattern string, call func(w http.ResponseWriter, r *http.Request, owner string) error) {
 	f.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		var body any
 		owner, err := f.Owner(r)
 		if err == nil {
-			body, err = call(r, owner)
+			err = call(w, r, owner)
 		}
 		if err != nil {
 			f.Refuse(w, r, err)
-			return
 		}
-		Answer(w, http.StatusOK, body)
 	})
 }
 
@@ -115,8 +141,14 @@ func (f *Face) Refuse(w http.ResponseWriter, r *http.Request, err error) {
 	Answer(w, sent.Status, f.Format(r, &sent))
 }
 
-// Answer sends a body as JSON.
+// Answer sends a body as JSON, or a Reply.
 func Answer(w http.ResponseWriter, status int, body any) {
+	if reply, ok := body.(Reply); ok {
+		if status, body = reply.Status, reply.Body; body == nil {
+			w.WriteHeader(status)
+			return
+		}
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(body)
@@ -130,9 +162,35 @@ func Read(r *http.Request, into any) error {
 	return nil
 }
 
+// ReadStrictly reads a body of JSON, and refuses unknown fields.
+func ReadStrictly(r *http.Request, into any) error {
+	dec := json.NewDecoder(r.Body)
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(into); err != nil {
+		return Fail(http.StatusBadRequest, "invalid body: %v", err)
+	}
+	return nil
+}
+
 // NewID returns 20 random hexadecimal digits.
 func NewID() string {
 	var b [10]byte
 	_, _ = rand.Read(b[:]) // Read never fails.
 	return hex.EncodeToString(b[:])
+}
+
+// UUID returns a random ID in the form of a UUID.
+func UUID() string {
+	id := NewID() + NewID()
+	return id[:8] + "-" + id[8:12] + "-" + id[12:16] + "-" + id[16:20] + "-" + id[20:32]
+}
+
+// Page returns the part of a list that a request asks for with limit, or else at
+// most usual items, and offset.
+func Page[T any](r *http.Request, usual int, all []T) []T {
+	offset, limit := 0, usual
+	_, _ = fmt.Sscan(r.URL.Query().Get("offset"), &offset)
+	_, _ = fmt.Sscan(r.URL.Query().Get("limit"), &limit)
+	all = all[min(offset, len(all)):]
+	return all[:min(limit, len(all))]
 }

@@ -2,9 +2,17 @@ package servicetest
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"path"
+	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
@@ -51,6 +59,45 @@ func Stream(ctx context.Context, in driver.Instance, cmd sandbox.Command, stdout
 	return p.Wait(ctx)
 }
 
+// Interact runs a command with input to its end and forwards its output. receive
+// passes on what the client sends until it hangs up. Then, or when the context
+// ends, the command is told to end when the sandbox continues, but not processes
+// that have left its group. It is an ordinary process of the machine: snapshots
+// contain it, and it continues in their copies.
+func (c *Cloud) Interact(ctx context.Context, in driver.Instance, cmd sandbox.Command, stdout, stderr func([]byte) error, receive func(driver.Process)) (sandbox.Exit, error) {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	cmd.Stdin, cmd.Background = true, true
+	p, err := in.Exec(ctx, &cmd)
+	if err != nil {
+		return sandbox.Exit{}, err
+	}
+	defer c.Work.Go(func() {
+		_ = p.Signal(context.WithoutCancel(ctx), int(unix.SIGTERM)) // it may have ended
+		_ = p.Close()
+	})
+	c.Work.Go(func() {
+		defer end()
+		receive(p)
+	})
+	done := make(chan struct{})
+	var exit sandbox.Exit
+	c.Work.Go(func() {
+		defer close(done)
+		var readers sync.WaitGroup
+		readers.Go(func() { Pump(p.Stdout(), stdout) })
+		readers.Go(func() { Pump(p.Stderr(), stderr) })
+		readers.Wait()
+		exit, err = p.Wait(ctx)
+	})
+	select {
+	case <-done:
+		return exit, err
+	case <-ctx.Done():
+		return sandbox.Exit{}, ctx.Err()
+	}
+}
+
 // Pump passes on what can be read until the end, or until the receiver stops.
 func Pump(r io.Reader, to func([]byte) error) {
 	buf := make([]byte, 32<<10)
@@ -88,4 +135,93 @@ func (t *Timer) Set(d time.Duration, f func()) {
 	if t.t = nil; d > 0 {
 		t.t = time.AfterFunc(d, f)
 	}
+}
+
+// SendFile answers with a file of a sandbox.
+func SendFile(w http.ResponseWriter, r *http.Request, in driver.Instance, name string) error {
+	fs, err := filesAt(in, name)
+	if err != nil {
+		return err
+	}
+	body, _, err := fs.Read(r.Context(), path.Clean(name), driver.ReadOptions{})
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	w.Header().Set("Content-Type", "application/octet-stream")
+	if _, err := io.Copy(w, body); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	return nil
+}
+
+// TakeFile writes a file of a sandbox.
+func TakeFile(r *http.Request, in driver.Instance, name string, body io.Reader) error {
+	fs, err := filesAt(in, name)
+	if err == nil {
+		_, err = fs.Write(r.Context(), path.Clean(name), body, driver.WriteOptions{})
+	}
+	return err
+}
+
+func filesAt(in driver.Instance, name string) (driver.FileSystem, error) {
+	if !path.IsAbs(name) {
+		return nil, Fail(http.StatusBadRequest, "path must be absolute")
+	}
+	return Files(in)
+}
+
+// Events sends server-sent events. Its methods may be called concurrently.
+type Events struct {
+	mu   sync.Mutex
+	w    http.ResponseWriter
+	gone bool
+}
+
+// NewEvents begins to answer with events.
+func NewEvents(w http.ResponseWriter) *Events {
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.WriteHeader(http.StatusOK)
+	_, _ = io.WriteString(w, ": keepalive\n\n")
+	_ = http.NewResponseController(w).Flush()
+	return &Events{w: w}
+}
+
+// Send sends an event, which may have a name. Each line of its data is a line of
+// the stream. It does nothing after HangUp.
+func (e *Events) Send(name, data string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.gone {
+		return
+	}
+	if name != "" {
+		name = "event: " + name + "\n"
+	}
+	_, err := fmt.Fprintf(e.w, "%sdata: %s\n\n", name, strings.ReplaceAll(data, "\n", "\ndata: "))
+	if err == nil {
+		err = http.NewResponseController(e.w).Flush()
+	}
+	e.gone = err != nil
+}
+
+// HangUp ends the events. The answer must not be used afterwards.
+func (e *Events) HangUp() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.gone = true
+}
+
+// Forward answers with what a port of a sandbox answers.
+func Forward(w http.ResponseWriter, r *http.Request, in driver.Instance, port uint16) error {
+	dialer, ok := driver.As[driver.Dialer](in)
+	if !ok {
+		return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "the sandboxes of the fake have no ports"}
+	}
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return dialer.Dial(ctx, port) }
+	proxy := &httputil.ReverseProxy{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}, Rewrite: func(r *httputil.ProxyRequest) {
+		r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "sandbox", r.In.Host
+	}}
+	proxy.ServeHTTP(w, r)
+	return nil
 }

@@ -22,11 +22,22 @@ type api struct {
 	key  *credential.Source
 }
 
-func newAPI(control, data *url.URL, key *credential.Source, fresh func(context.Context, bool) error, transport http.RoundTripper) *api {
+func newAPI(control, data *url.URL, opts *Options) *api {
+	key, own := opts.Key, opts.ControlURL != ""
 	return &api{data: data, key: key, Client: rest.Client{
-		HTTP: rest.NewHTTP(transport), Base: control, Words: words, Fresh: fresh,
+		HTTP: rest.NewHTTP(opts.Transport), Base: control, Words: words, Hint: "set " + keyEnv + " to a key of this service",
 		Sign:   func(h http.Header) { h.Set("X-API-Key", key.Current()) },
-		Hidden: func() []string { return []string{key.Current()} }, Hint: "set SUPERSERVE_API_KEY to a key of this service",
+		Hidden: func() []string { return []string{key.Current()} },
+		// A key from a file or a command may be of another region, and is then refused.
+		Fresh: func(ctx context.Context, refused bool) error {
+			err := key.Fresh(ctx, refused)
+			if region := regionOf(key.Current()); err == nil && !own && regions[region].control != control.String() {
+				err = &sandbox.Error{
+					Code: sandbox.CodeInvalid, Subject: "region", Message: "the key is of the region " + region + ", and not of " + control.Host, Hint: "set SUPERSERVE_BASE_URL",
+				}
+			}
+			return err
+		},
 	}}
 }
 

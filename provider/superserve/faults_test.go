@@ -29,18 +29,14 @@ func (w *world) faulty(p, again *superserve.Provider) *hostedtest.Faulty {
 		NotFound: `{"error":{"code":"not_found","message":"sandbox not found"}}`, Invalid: `{"error":{"code":"validation_error","message":"no"}}`,
 		Busy: `{"error":{"code":"conflict","message":"sandbox is resuming"}}`, Nothing: "[]",
 		Other: hostedtest.Replace(`"id":"`, `"id":"0`), Spec: spec,
-		Count: func() (int, int) { return len(w.IDs()), 0 },
-		Force: func(status string) {
-			for _, id := range w.IDs() {
-				w.Force(id, status)
-			}
-		},
+		Count: func() (int, int) { return len(w.Names()), 0 },
+		Force: w.Force,
 	}
 }
 
 func TestCreateFaults(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).Create(t, map[string]hostedtest.CreateFault{
+	w.faulty(w.Open(t, t.TempDir()), nil).Create(t, map[string]hostedtest.CreateFault{
 		"the network is not enforced": {
 			Fault: hostedtest.At(http.MethodGet, "/sandboxes/*", servicetest.Fault{Rewrite: hostedtest.Replace(`"network":`, `"ignored":`)}),
 			Want:  sandbox.CodeUnavailable, Posts: 1,
@@ -50,46 +46,44 @@ func TestCreateFaults(t *testing.T) {
 
 func TestCreateGivenUp(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).GivenUp(t, "/sandboxes")
+	w.faulty(w.Open(t, t.TempDir()), nil).GivenUp(t, "/sandboxes")
 }
 
 func TestLate(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
-	w.faulty(w.open(t, dir), w.open(t, dir)).Late(t)
+	w.faulty(w.Open(t, dir), w.Open(t, dir)).Late(t)
 }
 
 func TestFalse404(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).False404(t, "/sandboxes")
+	w.faulty(w.Open(t, t.TempDir()), nil).False404(t, "/sandboxes")
 }
 
 func TestTemporaryConflict(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).Conflict(t)
+	w.faulty(w.Open(t, t.TempDir()), nil).Conflict(t)
 }
 
 // Tokens and hints expire at any time: other clients connect, and sandboxes move.
 func TestExpiredTokens(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	in := w.make(t, p, spec("sb-tokens"))
 	meter, _ := driver.As[driver.Meter](in)
 	for name, tt := range map[string]struct {
 		fault servicetest.Fault
 		want  sandbox.Code
 	}{
-		"token":             {servicetest.Fault{Before: func() { w.Rotate(w.IDs()[0]) }}, ""},
-		"route":             {servicetest.Fault{Status: 404, Body: `{"error":{"code":"sandbox_route_stale","message":"moved"}}`}, ""},
-		"unavailable":       {servicetest.Fault{Status: 503, Body: `{"error":{"code":"sandbox_unavailable","message":"paused"}}`}, ""},
-		"another 503":       {servicetest.Fault{Status: 503, Body: `{"error":"upstream connect error"}`}, sandbox.CodeUnavailable},
-		"a missing file":    {servicetest.Fault{Status: 404, Body: `{"error":"no such file"}`}, sandbox.CodeNotFound},
-		"stream cut off":    {servicetest.Fault{Truncate: 30}, sandbox.CodeUnavailable},
-		"end without code":  {servicetest.Fault{Status: 200, Body: "data: {\"stdout\":\"1 1 1\"}\n\ndata: {\"finished\":true}\n\n"}, sandbox.CodeUnavailable},
-		"end with an error": {servicetest.Fault{Status: 200, Body: "data: {\"error\":\"no\",\"exit_code\":0,\"finished\":true}\n\n"}, sandbox.CodeUnavailable},
+		"token":            {servicetest.Fault{Before: func() { w.Rotate(w.Names()[0]) }}, ""},
+		"route":            {servicetest.Fault{Status: 404, Body: `{"error":{"code":"sandbox_route_stale","message":"moved"}}`}, ""},
+		"unavailable":      {servicetest.Fault{Status: 503, Body: `{"error":{"code":"sandbox_unavailable","message":"paused"}}`}, ""},
+		"another 503":      {servicetest.Fault{Status: 503, Body: `{"error":"upstream connect error"}`}, sandbox.CodeUnavailable},
+		"a missing file":   {servicetest.Fault{Status: 404, Body: `{"error":"no such file"}`}, sandbox.CodeNotFound},
+		"another protocol": {servicetest.Fault{Status: 200, Body: "{}"}, sandbox.CodeUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.Faults.Clear()
-			tt.fault.Method, tt.fault.Path, tt.fault.Times = http.MethodPost, "/exec/stream", 1
+			tt.fault.Method, tt.fault.Path, tt.fault.Times = http.MethodGet, "/exec/connect", 1
 			w.Faults.Add(tt.fault)
 			u, err := meter.Usage(t.Context())
 			if got := p.ErrorCode(err); got != tt.want || err == nil && u.Memory <= 0 {
@@ -110,7 +104,7 @@ func TestExpiredTokens(t *testing.T) {
 // not wait.
 func (w *world) pause(t *testing.T, async bool) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+"/sandboxes/"+w.IDs()[0]+"/pause", nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+"/sandboxes/"+w.Names()[0]+"/pause", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +129,7 @@ func (w *world) pause(t *testing.T, async bool) {
 // pause, twice at once.
 func TestPaused(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	in := w.make(t, p, spec("sb-paused"))
 	hostedtest.Says(t, in, "echo kept >/tmp/kept; sleep 1000 >/dev/null 2>&1 & echo $! >/tmp/pid")
 	w.pause(t, false)
@@ -178,7 +172,7 @@ func TestPaused(t *testing.T) {
 
 func TestStatuses(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).Statuses(t, map[string]hostedtest.Meaning{
+	w.faulty(w.Open(t, t.TempDir()), nil).Statuses(t, map[string]hostedtest.Meaning{
 		service.Active:    {State: sandbox.Running},
 		service.Starting:  {State: sandbox.Running},
 		service.Migrating: {State: sandbox.Running},
@@ -193,7 +187,7 @@ func TestStatuses(t *testing.T) {
 // twice if the answer is lost. Nothing is left of a failed snapshot.
 func TestSnapshotFaults(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	s := spec("sb-snapshots")
 	s.Lifetime.Timeout = time.Hour
 	in := w.make(t, p, s)
@@ -201,8 +195,8 @@ func TestSnapshotFaults(t *testing.T) {
 	w.Transitions(100 * time.Millisecond)
 	w.Faults.Add(servicetest.Fault{Method: http.MethodPost, Path: "/sandboxes/*/snapshot", Times: 1, Lose: true})
 	saved, err := shot.Snapshot(t.Context(), driver.SnapshotOptions{ID: "sn-lost", Memory: true})
-	if err != nil || w.Snapshots() != 1 {
-		t.Errorf("Snapshot: %v; there are %d, want 1", err, w.Snapshots())
+	if err != nil || len(w.snapshots()) != 1 {
+		t.Errorf("Snapshot: %v; there are %d, want 1", err, len(w.snapshots()))
 	}
 	if err := p.RemoveSnapshot(t.Context(), saved.Ref); err != nil {
 		t.Error(err)
@@ -215,8 +209,8 @@ func TestSnapshotFaults(t *testing.T) {
 	} {
 		w.Faults.Clear()
 		w.Faults.Add(f)
-		if _, err := shot.Snapshot(t.Context(), driver.SnapshotOptions{ID: "sn-fails"}); err == nil || w.Snapshots() != 0 {
-			t.Errorf("%s: %v; there are %d, want none", name, err, w.Snapshots())
+		if _, err := shot.Snapshot(t.Context(), driver.SnapshotOptions{ID: "sn-fails"}); err == nil || len(w.snapshots()) != 0 {
+			t.Errorf("%s: %v; there are %d, want none", name, err, len(w.snapshots()))
 		}
 	}
 	if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
@@ -227,5 +221,5 @@ func TestSnapshotFaults(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	w := serve(t)
 	body := func(text string) string { return `{"error":{"code":"x","message":"` + text + `"}}` }
-	w.faulty(w.open(t, t.TempDir()), nil).Refusals(t, "", body, true)
+	w.faulty(w.Open(t, t.TempDir()), nil).Refusals(t, "", body, true)
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	service "github.com/atoll-run/atoll/internal/servicetest/superserve"
+	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/superserve"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -40,14 +41,14 @@ func TestAddresses(t *testing.T) {
 		opts superserve.Options
 		want string // the control host; empty: refused
 	}{
-		"old key":              {superserve.Options{APIKey: "ss_live_" + tail}, "api.superserve.ai"},
-		"region":               {superserve.Options{APIKey: "ss_live_usw_" + tail}, "api-usw.superserve.ai"},
-		"unknown region":       {superserve.Options{APIKey: "ss_live_mars_" + tail}, ""},
-		"private without data": {superserve.Options{APIKey: service.Key, ControlURL: "https://superserve.example.com"}, ""},
-		"private":              {superserve.Options{APIKey: service.Key, ControlURL: "https://c.example.com", DataURL: "https://boxd-{id}.d.example.com"}, "c.example.com"},
-		"the service's own":    {superserve.Options{APIKey: service.Key, ControlURL: "https://api-staging.superserve.ai/"}, "api-staging.superserve.ai"},
-		"no address":           {superserve.Options{APIKey: service.Key, ControlURL: "ftp://x", DataURL: "https://x"}, ""},
-		"a password":           {superserve.Options{APIKey: service.Key, ControlURL: "https://u:" + tail + "@x", DataURL: "https://x"}, ""},
+		"old key":              {superserve.Options{Key: key("ss_live_" + tail)}, "api.superserve.ai"},
+		"region":               {superserve.Options{Key: key("ss_live_usw_" + tail)}, "api-usw.superserve.ai"},
+		"unknown region":       {superserve.Options{Key: key("ss_live_mars_" + tail)}, ""},
+		"private without data": {superserve.Options{Key: key(service.Key), ControlURL: "https://superserve.example.com"}, ""},
+		"private":              {superserve.Options{Key: key(service.Key), ControlURL: "https://c.example.com", DataURL: "https://boxd-{id}.d.example.com"}, "c.example.com"},
+		"the service's own":    {superserve.Options{Key: key(service.Key), ControlURL: "https://api-staging.superserve.ai/"}, "api-staging.superserve.ai"},
+		"no address":           {superserve.Options{Key: key(service.Key), ControlURL: "ftp://x", DataURL: "https://x"}, ""},
+		"a password":           {superserve.Options{Key: key(service.Key), ControlURL: "https://u:" + tail + "@x", DataURL: "https://x"}, ""},
 	} {
 		asked := &remembering{}
 		tt.opts.Dir, tt.opts.Transport = t.TempDir(), asked
@@ -87,7 +88,7 @@ func TestAsked(t *testing.T) {
 	} {
 		asked := &remembering{}
 		p, err := superserve.New(superserve.Options{
-			Dir: t.TempDir(), APIKey: service.Key, ControlURL: "http://127.0.0.1:1", DataURL: "http://127.0.0.1:1", Template: "mine", Transport: asked,
+			Dir: t.TempDir(), Key: key(service.Key), ControlURL: "http://127.0.0.1:1", DataURL: "http://127.0.0.1:1", Template: "mine", Transport: asked,
 			Secrets: map[string]string{"OPENAI_API_KEY": "openai-prod"},
 		})
 		if err != nil {
@@ -131,10 +132,10 @@ func TestOtherAccount(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
 	const other = "ss_live_use_zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz"
 	w.AddKey(other, "team-2")
-	p := w.open(t, dir)
+	p := w.Open(t, dir)
 	in := w.make(t, p, spec("sb-mine"))
 	opts := w.options(dir)
-	opts.APIKey = other
+	opts.Key = key(other)
 	q, err := superserve.New(opts)
 	if err != nil {
 		t.Fatal(err)
@@ -160,16 +161,16 @@ func TestKeySources(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, change := range map[string]func(*superserve.Options){
-		"file":    func(o *superserve.Options) { o.APIKey, o.APIKeyFile = "", file },
-		"command": func(o *superserve.Options) { o.APIKey, o.APIKeyCommand = "", "cat "+file },
+	for name, source := range map[string]*credential.Source{
+		"file":    credential.New("SUPERSERVE_API_KEY", "", file, ""),
+		"command": credential.New("SUPERSERVE_API_KEY", "", "", "cat "+file),
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := serve(t)
 			w.AddKey(first, "team-3")
 			write(first)
 			opts := w.options(t.TempDir())
-			change(&opts)
+			opts.Key = source
 			p, err := superserve.New(opts)
 			if err != nil {
 				t.Fatal(err)
@@ -188,14 +189,14 @@ func TestKeySources(t *testing.T) {
 			if _, err := p.Attach(t.Context(), in.ID()); err != nil {
 				t.Errorf("Attach with the new key: %v", err)
 			}
-			if err := in.Destroy(t.Context()); err != nil || len(w.IDs()) > 0 {
-				t.Errorf("Destroy: %v, %d are left", err, len(w.IDs()))
+			if err := in.Destroy(t.Context()); err != nil || len(w.Names()) > 0 {
+				t.Errorf("Destroy: %v, %d are left", err, len(w.Names()))
 			}
 		})
 	}
 	write("ss_live_usw_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")
 	asked := &remembering{}
-	p, err := superserve.New(superserve.Options{Dir: t.TempDir(), APIKeyFile: file, Transport: asked})
+	p, err := superserve.New(superserve.Options{Dir: t.TempDir(), Key: credential.New("SUPERSERVE_API_KEY", "", file, ""), Transport: asked})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +209,7 @@ func TestKeySources(t *testing.T) {
 // Images are templates of the service.
 func TestImages(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	for image, want := range map[string]sandbox.Code{"": "", "host": "", "template:x": "", "template:": sandbox.CodeUnsupported, "debian:12": sandbox.CodeUnsupported} {
 		if err := p.CheckImage(image); sandbox.CodeOf(err) != want {
 			t.Errorf("%q: %v, want code %q", image, err, want)
@@ -216,7 +217,7 @@ func TestImages(t *testing.T) {
 	}
 	s := spec("sb-image")
 	s.Image = "template:no-such"
-	if _, err := p.Create(t.Context(), s); p.ErrorCode(err) != sandbox.CodeInvalid || len(w.IDs()) > 0 {
+	if _, err := p.Create(t.Context(), s); p.ErrorCode(err) != sandbox.CodeInvalid || len(w.Names()) > 0 {
 		t.Errorf("Create of an unknown template: %v", err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 // service makes it public without a request.
 func TestPreviewFaults(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
-	p := w.open(t, dir)
+	p := w.Open(t, dir)
 	in, _ := driver.As[driver.Previewer](w.make(t, p, spec("sb-previews")))
 	none := func(when string) {
 		t.Helper()

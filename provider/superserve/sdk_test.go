@@ -23,7 +23,5 @@ func TestSDK(t *testing.T) {
 	}
 	defer proxy.Close()
 	hostedtest.SDK(t, "SUPERSERVE_API_KEY="+service.Key, "SUPERSERVE_BASE_URL="+w.url, "HTTPS_PROXY="+proxy.URL, "SSL_CERT_FILE="+proxy.CA)
-	if n := len(w.IDs()) + w.Snapshots(); n > 0 {
-		t.Errorf("%d sandboxes and snapshots are left", n)
-	}
+	w.Empty(t)
 }

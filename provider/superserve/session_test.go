@@ -5,33 +5,14 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
+	service "github.com/atoll-run/atoll/internal/servicetest/superserve"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/superserve"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func TestSession(t *testing.T) {
-	w := serve(t)
-	hostedtest.Session(t, superserve.Name, func(dir string) (driver.Provider, error) { return superserve.New(w.options(dir)) })
-	if n := len(w.IDs()); n > 0 {
-		t.Errorf("%d sandboxes are left", n)
-	}
-}
-
-func TestContext(t *testing.T) {
-	w := serve(t)
-	hostedtest.Context(t, superserve.Name, func(dir string) (driver.Provider, error) { return superserve.New(w.options(dir)) })
-	if n := len(w.IDs()); n > 0 {
-		t.Errorf("%d sandboxes are left", n)
-	}
-}
-
-func TestSaved(t *testing.T) {
-	w := serve(t)
-	hostedtest.Saved(t, superserve.Name, func(dir string) (driver.Provider, error) { return superserve.New(w.options(dir)) })
-	if n := len(w.IDs()); n > 0 {
-		t.Errorf("%d sandboxes are left", n)
-	}
+func TestThroughDaemon(t *testing.T) {
+	hostedtest.ThroughDaemon(t, func(t *testing.T) *hostedtest.World[*superserve.Provider] { return serve(t).World })
 }
 
 func TestHandover(t *testing.T) {
@@ -39,11 +20,10 @@ func TestHandover(t *testing.T) {
 	w := serve(t)
 	w.AddKey(other, "team-2")
 	h := hostedtest.Handover{
-		Name: superserve.Name, Records: true, Count: func() int { return len(w.IDs()) },
-		Open: func(dir string) (driver.Provider, error) { return superserve.New(w.options(dir)) },
+		Name: superserve.Name, Records: true, Open: w.Opener, Count: func() int { return len(w.Names()) },
 		Other: func(dir string) (driver.Provider, error) {
 			opts := w.options(dir)
-			opts.APIKey = other
+			opts.Key = key(other)
 			return superserve.New(opts)
 		},
 	}
@@ -54,7 +34,7 @@ func TestHandover(t *testing.T) {
 // saved, and the receipt says so.
 func TestFailedIsMadeAgain(t *testing.T) {
 	w := serve(t)
-	c := hostedtest.Daemon(t, superserve.Name, true, func(dir string) (driver.Provider, error) { return superserve.New(w.options(dir)) })
+	c := hostedtest.Daemon(t, superserve.Name, true, w.Opener)
 	s, err := c.Sessions().Create(t.Context(), sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
 	if err != nil {
 		t.Fatal(err)
@@ -73,9 +53,7 @@ func TestFailedIsMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := s.Receipt().Sandbox
-	for _, id := range w.IDs() {
-		w.Force(id, "failed")
-	}
+	w.Force(service.Failed)
 	r, err := s.Acquire(t.Context())
 	if err != nil || r.Sandbox == first || r.Outcome == sandbox.OutcomeAttached || r.Why == "" {
 		t.Fatalf("after the failure of %s: %+v, %v", first, r, err)
@@ -86,7 +64,5 @@ func TestFailedIsMadeAgain(t *testing.T) {
 	if err := s.Destroy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n := len(w.IDs()); n > 0 {
-		t.Errorf("%d sandboxes are left", n)
-	}
+	w.Empty(t)
 }

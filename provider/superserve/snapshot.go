@@ -61,7 +61,7 @@ func (k saver) Referred(ctx context.Context, data string) (hosted.Saved, error) 
 
 // Forget implements hosted.Saver.
 func (k saver) Forget(ctx context.Context, data string) error {
-	return known(k.p.api.Call(ctx, http.MethodDelete, "/snapshots/"+data, nil, nil))
+	return known(k.p.api.Remove(ctx, "/snapshots/"+data))
 }
 
 // Save implements hosted.Saver. It requests the snapshot with the same

@@ -12,11 +12,14 @@
 package superserve
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/credential"
@@ -33,13 +36,11 @@ type Options struct {
 	// Dir is a directory for this provider alone. It is created when it is first
 	// needed. Sandboxes belong to it: another directory must adopt them first.
 	Dir string
-	// APIKey is the key of the account. APIKeyFile is a file that holds it, and
-	// APIKeyCommand a command for the shell that writes it. The first one that is
-	// set is used. The key is sent only to the control URL and is never part of an
-	// error.
-	APIKey, APIKeyFile, APIKeyCommand string
+	// Key is the source of the API key. The key is sent only to the control URL and
+	// is never part of an error.
+	Key *credential.Source
 	// ControlURL is the address of the control API. Empty: the address of the
-	// region in APIKey, or of the service's first region.
+	// region in a constant key, or of the service's first region.
 	ControlURL string
 	// DataURL is the address of the data API. "{id}" in it is replaced by the id
 	// of a sandbox; without it, the id is sent in a header. Empty: the address
@@ -59,14 +60,15 @@ type Options struct {
 	Transport http.RoundTripper
 }
 
+const keyEnv = "SUPERSERVE_API_KEY"
+
 // FromEnvironment returns the options from the environment variables of the
 // official SDK, and from further variables: two more sources of the key, the
 // data URL and the template.
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
-		Dir: dir, APIKey: lookup("SUPERSERVE_API_KEY"), APIKeyFile: lookup("SUPERSERVE_API_KEY_FILE"), APIKeyCommand: lookup("SUPERSERVE_API_KEY_COMMAND"),
-		ControlURL: strings.TrimSpace(lookup("SUPERSERVE_BASE_URL")),
-		DataURL:    strings.TrimSpace(lookup("SUPERSERVE_DATA_URL")), Template: lookup("SUPERSERVE_TEMPLATE"),
+		Dir: dir, Key: credential.FromEnvironment(keyEnv, lookup), ControlURL: strings.TrimSpace(lookup("SUPERSERVE_BASE_URL")),
+		DataURL: strings.TrimSpace(lookup("SUPERSERVE_DATA_URL")), Template: lookup("SUPERSERVE_TEMPLATE"),
 	}
 }
 
@@ -88,32 +90,15 @@ func regionOf(key string) string {
 	return "use"
 }
 
-// fresh returns a function that ensures that there is a key. A key from a file
-// or a command may belong to a region that is not configured; it is then
-// refused.
-func fresh(opts *Options, key *credential.Source, control *url.URL) func(context.Context, bool) error {
-	return func(ctx context.Context, refused bool) error {
-		err := key.Fresh(ctx, refused)
-		if region := regionOf(key.Current()); err == nil && opts.ControlURL == "" && regions[region].control != control.String() {
-			err = &sandbox.Error{
-				Code: sandbox.CodeInvalid, Subject: "region", Message: "the key is of the region " + region + ", and not of " + control.Host, Hint: "set SUPERSERVE_BASE_URL",
-			}
-		}
-		return err
-	}
-}
-
 // addresses returns the control and the data URL. A token must only go to hosts
 // that are configured, so an unknown control URL needs a data URL.
 func addresses(opts *Options) (control, data *url.URL, err error) {
 	refuse := func(subject, message, hint string) error {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "superserve.open", Subject: subject, Message: message, Hint: hint}
 	}
-	c, d := opts.ControlURL, opts.DataURL
+	c, d := cmp.Or(opts.ControlURL, regions[regionOf(opts.Key.Value())].control), opts.DataURL
 	if c == "" {
-		if c = regions[regionOf(opts.APIKey)].control; c == "" {
-			return nil, nil, refuse("region", "the key is of a region that this Atoll does not know", "set SUPERSERVE_BASE_URL and SUPERSERVE_DATA_URL")
-		}
+		return nil, nil, refuse("region", "the key is of a region that this Atoll does not know", "set SUPERSERVE_BASE_URL and SUPERSERVE_DATA_URL")
 	}
 	for _, r := range regions {
 		if d == "" && strings.TrimSuffix(c, "/") == r.control {
@@ -162,17 +147,19 @@ func New(opts Options) (*Provider, error) {
 	if opts.Dir == "" {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "superserve.open", Message: "no directory given"}
 	}
+	if opts.Key == nil {
+		opts.Key = credential.New(keyEnv, "", "", "")
+	}
 	control, data, err := addresses(&opts)
 	if err != nil {
 		return nil, err
 	}
-	key := credential.New("SUPERSERVE_API_KEY", opts.APIKey, opts.APIKeyFile, opts.APIKeyCommand)
-	a := newAPI(control, data, key, fresh(&opts, key, control), opts.Transport)
+	a := newAPI(control, data, &opts)
 	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
 		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client,
-		Hint: "use its original SUPERSERVE_API_KEY and SUPERSERVE_BASE_URL",
+		Resting: []string{statusActive, statusPaused}, Hint: "use its original " + keyEnv + " and SUPERSERVE_BASE_URL",
 	}}
-	p.Resting, p.Enter = []string{statusActive, statusPaused}, p.enter
+	p.Enter = p.enter
 	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{hosted.Savable{Instance: in}, p} }
 	p.MemoryKeeper = hosted.MemoryKeeper{Keeper: p.Keep(&hosted.Keeper{Saver: saver{p}, Memory: true, Records: true})}
 	if err := p.Start(opts.Executable); err != nil {
@@ -185,9 +172,115 @@ func New(opts Options) (*Provider, error) {
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	fixed := driver.Limit{Why: "the service's template decides", Fixed: true}
 	return p.Facts(ctx, &hosted.Description{
-		Version: "v1", Needs: "SUPERSERVE_API_KEY", What: "API key", Credential: "SUPERSERVE_API_KEY", Address: "SUPERSERVE_BASE_URL", Previews: true,
+		Version: "v1", Needs: keyEnv, What: "API key", Credential: keyEnv, Address: "SUPERSERVE_BASE_URL", Previews: true,
 		Limits: map[string]driver.Limit{"cpus": fixed, "memory": fixed, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "the service"}},
-	}, p.api.key.Set(), func(ctx context.Context) error {
+	}, p.opts.Key.Set(), func(ctx context.Context) error {
 		return p.api.Call(ctx, http.MethodGet, "/sandboxes?limit=1", nil, &[]box{})
 	}, p.api.Base, p.api.data)
+}
+
+// The longest lifetime that the service enforces.
+const maxLifetime = 7 * 24 * time.Hour
+
+// Create implements driver.Provider.
+func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	template, ok := hosted.Template(spec.Image, p.opts.Template)
+	if !ok {
+		return nil, p.CheckImage(spec.Image)
+	}
+	return p.make(ctx, spec, creation{Template: template}, nil)
+}
+
+// CheckImage implements driver.ImageChecker.
+func (p *Provider) CheckImage(image string) error { return p.CheckTemplate(image) }
+
+// EgressAbility implements driver.EgressEnforcer: names and addresses, with all
+// their ports.
+func (*Provider) EgressAbility() sandbox.EgressAbility {
+	return sandbox.EgressAbility{Kind: sandbox.EgressHost, Wildcards: true}
+}
+
+// everything is the deny rule that makes allow rules a closed list.
+const everything = "0.0.0.0/0"
+
+// egress converts egress rules to the service's format.
+func egress(rules *sandbox.EgressRules) *network {
+	if rules != nil && rules.Open {
+		return nil
+	}
+	return &network{AllowOut: hosted.Destinations(rules), DenyOut: []string{everything}}
+}
+
+// make makes a sandbox. begin prepares the copy of a snapshot.
+func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, begin func(context.Context, hosted.Inside) error) (driver.Instance, error) {
+	life := spec.Lifetime.HardTimeout()
+	if err := p.Check(spec); err != nil {
+		return nil, err
+	}
+	if life > maxLifetime {
+		return nil, p.Unsupported("lifetime", "the service enforces at most "+maxLifetime.String(), "")
+	}
+	scope, err := p.Scope()
+	if err != nil {
+		return nil, err
+	}
+	c.Name, c.Metadata = string(spec.ID), hosted.Metadata(scope, spec)
+	c.Network, c.Secrets, c.Preview = egress(spec.Network.Plain), p.opts.Secrets, accessPrivate
+	if life > 0 {
+		// The service pauses a sandbox at its timeout, and then removes it.
+		seconds, atOnce := hosted.Seconds(life), int64(0)
+		c.Timeout, c.AutoDelete, life = &seconds, &atOnce, time.Duration(seconds)*time.Second
+	}
+	var b box
+	return p.Make(ctx, &hosted.Making{
+		Spec: spec, Life: life, Begin: begin,
+		Ask: func(ctx context.Context) (hosted.Box, error) {
+			b, err = p.request(ctx, spec.ID, &c)
+			return b.describe(), err
+		},
+		Confirm: func() error {
+			same := func(a, b *int64) bool { return a == b || a != nil && b != nil && *a == *b }
+			switch {
+			case !same(b.Timeout, c.Timeout) || c.AutoDelete != nil && !same(b.AutoDelete, c.AutoDelete):
+				return p.Strange("the service does not confirm the lifetime of the sandbox")
+			case c.Network != nil && (b.Network == nil || !slices.Equal(b.Network.AllowOut, c.Network.AllowOut) || !slices.Equal(b.Network.DenyOut, c.Network.DenyOut)):
+				return p.Strange("the service does not confirm what the sandbox may reach")
+			}
+			return nil
+		},
+	})
+}
+
+// request requests a sandbox and reads it back. If the answer is lost or names
+// another sandbox, it looks for the sandbox by its metadata.
+func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (box, error) {
+	b, err := p.api.sandbox(ctx, http.MethodPost, "/sandboxes", "", c)
+	if hosted.Refused(err) {
+		return box{}, err
+	}
+	if err == nil {
+		if now, err := p.read(ctx, id, b, c); err == nil {
+			return now, nil
+		}
+	}
+	return hosted.Search(ctx, &p.api.Client, err, func() (box, error) {
+		found, err := p.Find(ctx, id)
+		if err != nil {
+			return box{}, err
+		}
+		if b, err = p.awake(ctx, id, found.ID, false); err != nil {
+			return box{}, err
+		}
+		return p.read(ctx, id, b, c)
+	})
+}
+
+// read returns the service's description of a new sandbox, with its token.
+func (p *Provider) read(ctx context.Context, id sandbox.ID, b box, c *creation) (box, error) {
+	now, err := p.api.get(ctx, b.ID)
+	if err == nil && (now.Metadata[hosted.MetaID] != string(id) || now.Metadata[hosted.MetaScope] != c.Metadata[hosted.MetaScope]) {
+		err = hosted.ErrNone
+	}
+	now.Token, now.Hint = b.Token, b.Hint
+	return now, err
 }
