@@ -359,6 +359,19 @@ func (c *Cloud) List(owner string, labels map[string]string) (found []Box) {
 	return found
 }
 
+// History returns the sandboxes of an owner, also those that were deleted.
+func (c *Cloud) History(owner string) (found []Box) {
+	c.mu.Lock()
+	all := slices.Clone(c.boxes)
+	c.mu.Unlock()
+	for _, b := range all {
+		if now := c.Show(b); now.Owner == owner {
+			found = append(found, now)
+		}
+	}
+	return found
+}
+
 // Names returns the names of all sandboxes.
 func (c *Cloud) Names() (names []string) {
 	for _, b := range c.all() {

@@ -59,6 +59,13 @@ func (f *Face) AddKey(key, account string) {
 	f.keys[key] = account
 }
 
+// Account returns the account of a key, or nothing.
+func (f *Face) Account(key string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.keys[key]
+}
+
 // RemoveKey revokes a key.
 func (f *Face) RemoveKey(key string) {
 	f.mu.Lock()
@@ -77,9 +84,7 @@ func (f *Face) Owner(r *http.Request) (string, error) {
 	if f.Key != nil {
 		key = f.Key(r)
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	account := f.keys[key]
+	account := f.Account(key)
 	if account == "" || f.Scope != nil && f.Scope(r) != account {
 		denied := f.Denied
 		return "", &denied

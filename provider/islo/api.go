@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/provider/internal/credential"
@@ -21,21 +20,23 @@ type api struct {
 	rest.Client
 	control *rest.Client
 	boxes   hosted.Boxes
+	key     *credential.Source
+	tokens  *credential.Cached[token]
+}
 
-	key    *credential.Source
-	single chan struct{} // held while a token is requested
-	mu     sync.Mutex
-	token  string
-	until  time.Time // not used after that
+// token is what the service gives for the key. It is not used after a time.
+type token struct {
+	text  string
+	until time.Time
 }
 
 func newAPI(control, compute *url.URL, key *credential.Source, boxes hosted.Boxes, transport http.RoundTripper) *api {
-	a := &api{key: key, boxes: boxes, single: make(chan struct{}, 1)}
+	a := &api{key: key, boxes: boxes, tokens: credential.NewCached(token{})}
 	client := func(base *url.URL) rest.Client {
 		return rest.Client{
 			HTTP: rest.NewHTTP(transport), Base: base, Words: words, Fresh: a.fresh,
-			Sign:   func(h http.Header) { h.Set("Authorization", "Bearer "+a.current()) },
-			Hidden: func() []string { return []string{key.Current(), a.current()} }, Hint: "set ISLO_API_KEY to a key of this service",
+			Sign:   func(h http.Header) { h.Set("Authorization", "Bearer "+a.tokens.Current().text) },
+			Hidden: func() []string { return []string{key.Current(), a.tokens.Current().text} }, Hint: "set ISLO_API_KEY to a key of this service",
 		}
 	}
 	a.Client = client(compute)
@@ -51,12 +52,6 @@ func words(_ int, body []byte) (code, message string, ok bool) {
 	return said.Code, said.Message, json.Unmarshal(body, &said) == nil && said.Code != ""
 }
 
-func (a *api) current() string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.token
-}
-
 const (
 	// early is how long before its end a token is replaced.
 	early = time.Minute
@@ -64,74 +59,54 @@ const (
 	usual = 10 * time.Minute
 )
 
-// fresh ensures that there is a token. Of many callers, one requests it. With
-// refused, the service rejected the present one.
+// fresh ensures that there is a token. With refused, the service rejected the
+// present one.
 func (a *api) fresh(ctx context.Context, refused bool) error {
-	before := a.current()
-	good := func() bool {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return a.token != "" && time.Now().Before(a.until) && (!refused || a.token != before)
-	}
-	if good() {
-		return nil
-	}
-	select {
-	case a.single <- struct{}{}:
-		defer func() { <-a.single }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if good() { // another caller was faster
-		return nil
-	}
-	stale := ""
-	for {
-		key, err := a.key.Get(ctx, stale)
-		if err != nil {
-			return err
+	before := a.tokens.Current()
+	good := func(t token) bool { return time.Now().Before(t.until) && (!refused || t != before) }
+	_, err := a.tokens.Get(ctx, good, func(ctx context.Context) (token, error) {
+		for stale := ""; ; {
+			key, err := a.key.Get(ctx, stale)
+			if err != nil {
+				return token{}, err
+			}
+			t, err := a.exchange(ctx, key)
+			if rest.RefusalOf(err).Status != http.StatusUnauthorized || stale != "" {
+				return t, err
+			}
+			stale = key // there may be a new key
+			if _, other := a.key.Get(ctx, stale); other != nil {
+				return t, err
+			}
 		}
-		err = a.exchange(ctx, key)
-		if rest.RefusalOf(err).Status != http.StatusUnauthorized || stale != "" {
-			return err
-		}
-		stale = key // there may be a new key
-		if _, other := a.key.Get(ctx, stale); other != nil {
-			return err
-		}
-	}
+	})
+	return err
 }
 
 // exchange requests a token. It is safe to repeat.
-func (a *api) exchange(ctx context.Context, key string) error {
+func (a *api) exchange(ctx context.Context, key string) (t token, err error) {
 	c := rest.Client{HTTP: a.HTTP, Base: a.control.Base, Words: words, Secrets: []string{key}, Sign: func(http.Header) {}}
 	var got struct {
 		Token  string `json:"session_token"`
 		MaxAge *int64 `json:"cookie_max_age"`
 	}
-	for n := range tries {
-		err := c.Call(ctx, http.MethodPost, "/auth/token", map[string]string{"access_key": key}, &got)
-		if err == nil {
+	for n := 1; ; n++ {
+		err = c.Call(ctx, http.MethodPost, "/auth/token", map[string]string{"access_key": key}, &got)
+		if sandbox.CodeOf(err) != sandbox.CodeUnavailable || n == tries {
 			break
 		}
-		if sandbox.CodeOf(err) != sandbox.CodeUnavailable || n == tries-1 {
-			return err
-		}
 		if err := rest.Sleep(ctx, fastPoll); err != nil {
-			return err
+			return t, err
 		}
 	}
-	if got.Token == "" {
-		return a.Strange("the service gives no token")
+	if err == nil && got.Token == "" {
+		err = a.Strange("the service gives no token")
 	}
 	life := usual
 	if got.MaxAge != nil {
 		life = time.Duration(*got.MaxAge) * time.Second
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.token, a.until = got.Token, time.Now().Add(max(life-early, life/2))
-	return nil
+	return token{got.Token, time.Now().Add(max(life-early, life/2))}, err
 }
 
 // missing reports that the service itself says that there is no such sandbox,
@@ -199,19 +174,11 @@ type pages[T any] struct {
 	Total int64 `json:"total"`
 }
 
-func (a *api) page(ctx context.Context, q url.Values) (p pages[box], err error) {
-	err = a.Call(ctx, http.MethodGet, "/sandboxes?"+q.Encode(), nil, &p)
-	return p, err
-}
-
-// perPage is the number of entries per page.
-const perPage = 100
-
 // all returns a whole list.
 func all[T any](ctx context.Context, a *api, path string, q url.Values) (items []T, err error) {
 	for {
 		var p pages[T]
-		q.Set("limit", strconv.Itoa(perPage))
+		q.Set("limit", "100")
 		q.Set("offset", strconv.Itoa(len(items)))
 		if err := a.Call(ctx, http.MethodGet, path+"?"+q.Encode(), nil, &p); err != nil {
 			return nil, err

@@ -81,7 +81,16 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, beg
 			b, err = p.request(ctx, spec.ID, &c)
 			return b.describe(), err
 		},
-		Confirm: func() error { return p.confirm(b, &c) },
+		Confirm: func() error {
+			same := func(got, asked int64) bool { return asked == 0 || got == asked }
+			switch {
+			case !same(b.Spec.CPUs, c.CPUs) || !same(b.Spec.Memory, c.Memory) || !same(b.Spec.Disk, c.Disk):
+				return p.Strange("the service does not confirm the size of the sandbox")
+			case b.Lifecycle.DeleteAfter != c.Lifecycle.DeleteAfter:
+				return p.Strange("the service does not confirm the lifetime of the sandbox")
+			}
+			return nil
+		},
 	}
 	if own != nil {
 		m.Prepare = func(ctx context.Context) (err error) {
@@ -110,16 +119,4 @@ func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b b
 		b, err = p.api.get(ctx, c.Name)
 	}
 	return b, err
-}
-
-// confirm checks that the service enforces the requested settings.
-func (p *Provider) confirm(b box, c *creation) error {
-	same := func(got, asked int64) bool { return asked == 0 || got == asked }
-	switch {
-	case !same(b.Spec.CPUs, c.CPUs) || !same(b.Spec.Memory, c.Memory) || !same(b.Spec.Disk, c.Disk):
-		return p.Strange("the service does not confirm the size of the sandbox")
-	case b.Lifecycle.DeleteAfter != c.Lifecycle.DeleteAfter:
-		return p.Strange("the service does not confirm the lifetime of the sandbox")
-	}
-	return nil
 }

@@ -5,10 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"mime/multipart"
 	"net/http"
 	"net/url"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -83,20 +81,14 @@ func (in *inside) Run(ctx context.Context, script string) (string, error) {
 
 // Put implements hosted.Commander.
 func (in *inside) Put(ctx context.Context, file string, open func() (io.ReadCloser, error)) error {
-	var head bytes.Buffer
-	form := multipart.NewWriter(&head)
-	if _, err := form.CreateFormFile("file", path.Base(file)); err != nil {
-		return err
-	}
-	tail := "\r\n--" + form.Boundary() + "--\r\n"
 	return in.api.Patient(ctx, func() error {
 		body, err := open()
 		if err != nil {
 			return err
 		}
 		defer body.Close()
-		return in.api.Client.Upload(ctx, http.MethodPost, in.path("/files?"+url.Values{"path": {file}}.Encode()), form.FormDataContentType(),
-			io.MultiReader(bytes.NewReader(head.Bytes()), body, strings.NewReader(tail)))
+		kind, form := rest.Form("file", body)
+		return in.api.Client.Upload(ctx, http.MethodPost, in.path("/files?"+url.Values{"path": {file}}.Encode()), kind, form)
 	})
 }
 

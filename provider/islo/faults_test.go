@@ -29,11 +29,7 @@ func (w *world) faulty(p, again *islo.Provider) *hostedtest.Faulty {
 		NotFound: notFound, Invalid: refused, Busy: conflict, Nothing: `{"items":[],"total":0}`,
 		Other: hostedtest.Replace(`"name":"`, `"name":"other-`), Spec: bounded,
 		Count: func() (int, int) { return len(w.Names()), len(w.Profiles()) },
-		Force: func(status string) {
-			for _, name := range w.Names() {
-				w.Force(name, status)
-			}
-		},
+		Force: w.Force,
 	}
 }
 
@@ -90,7 +86,7 @@ func failures() map[string]hostedtest.CreateFault {
 
 func TestCreateFaults(t *testing.T) {
 	w := serve(t)
-	f := w.faulty(w.open(t, t.TempDir()), nil)
+	f := w.faulty(w.Open(t, t.TempDir()), nil)
 	f.Spec = sized
 	more := failures()
 	more["expired token"] = hostedtest.CreateFault{Fault: hostedtest.At(http.MethodPost, "/sandboxes", servicetest.Fault{Before: w.Expire}), Posts: 2}
@@ -109,7 +105,7 @@ func sized(id sandbox.ID) *sandbox.Spec {
 // earlier steps. The next List removes what is left.
 func TestCompensation(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
-	p, other := w.open(t, dir), w.open(t, dir)
+	p, other := w.Open(t, dir), w.Open(t, dir)
 	for name, tt := range failures() {
 		for _, path := range []string{"/gateway/profiles/*", "/sandboxes/*"} {
 			w.Faults.Clear()
@@ -121,7 +117,7 @@ func TestCompensation(t *testing.T) {
 			for found, err := range other.List(t.Context()) {
 				t.Errorf("%s, then DELETE %s: List: %+v, %v", name, path, found, err)
 			}
-			w.empty(t)
+			w.Empty(t)
 			if t.Failed() {
 				t.Fatalf("after %s, then DELETE %s", name, path)
 			}
@@ -131,19 +127,19 @@ func TestCompensation(t *testing.T) {
 
 func TestCreateGivenUp(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).GivenUp(t, "/gateway/profiles", "/gateway/profiles/*/rules", "/sandboxes", "/sandboxes/*/exec")
+	w.faulty(w.Open(t, t.TempDir()), nil).GivenUp(t, "/gateway/profiles", "/gateway/profiles/*/rules", "/sandboxes", "/sandboxes/*/exec")
 }
 
 func TestLate(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
-	w.faulty(w.open(t, dir), w.open(t, dir)).Late(t)
+	w.faulty(w.Open(t, dir), w.Open(t, dir)).Late(t)
 }
 
 // The next List finds what could not be removed at once: the profile of a
 // sandbox that was not made, and of one that the service ended.
 func TestTidy(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
-	p := w.open(t, dir)
+	p := w.Open(t, dir)
 	w.Faults.Add(
 		servicetest.Fault{Method: http.MethodPost, Path: "/sandboxes", Times: 1, Status: 400, Body: refused},
 		servicetest.Fault{Method: http.MethodDelete, Path: "/gateway/profiles/*", Status: 500},
@@ -154,7 +150,7 @@ func TestTidy(t *testing.T) {
 	w.Faults.Clear()
 	look := func() {
 		t.Helper()
-		for f, err := range w.open(t, dir).List(t.Context()) {
+		for f, err := range w.Open(t, dir).List(t.Context()) {
 			t.Errorf("List: %+v, %v", f, err)
 		}
 		if len(w.Profiles()) != 0 {
@@ -166,7 +162,7 @@ func TestTidy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Delete(t.Context(), w.Names()[0]); err != nil || len(w.Profiles()) != 1 {
+	if err := w.End(t.Context(), w.Names()[0]); err != nil || len(w.Profiles()) != 1 {
 		t.Fatalf("the service ends it: %v, profiles %v", err, w.Profiles())
 	}
 	look()
@@ -178,7 +174,7 @@ func TestTidy(t *testing.T) {
 // A profile that cannot be removed at first is removed later.
 func TestDestroyFaults(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	in := w.make(t, p, bounded("sb-destroy"))
 	w.Faults.Add(
 		servicetest.Fault{Method: http.MethodDelete, Path: "/sandboxes/*", Times: 3, Status: 409, Body: conflict},
@@ -195,13 +191,13 @@ func TestDestroyFaults(t *testing.T) {
 // A missing file does not mean a missing sandbox.
 func TestFalse404(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).False404(t, "/sandboxes/*", `{"code":"FILE_NOT_FOUND","message":"no such file"}`)
+	w.faulty(w.Open(t, t.TempDir()), nil).False404(t, "/sandboxes/*", `{"code":"FILE_NOT_FOUND","message":"no such file"}`)
 }
 
 // Tokens expire at any time, and results may be late.
 func TestCommandFaults(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	in := w.make(t, p, spec("sb-commands"))
 	meter, _ := driver.As[driver.Meter](in)
 	const post, get = http.MethodPost, http.MethodGet
@@ -241,7 +237,7 @@ func TestCommandFaults(t *testing.T) {
 // The connection to the guest breaks and is restored.
 func TestLinkFaults(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	in := w.make(t, p, spec("sb-link"))
 	for name, f := range map[string]servicetest.Fault{
 		"input refused":  {Status: 500, Body: `{"code":"EXEC_FAILED","message":"no"}`},
@@ -270,7 +266,7 @@ func TestLinkFaults(t *testing.T) {
 // Long input goes through files and arrives unchanged.
 func TestLongInput(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	in := w.make(t, p, spec("sb-input"))
 	fs, err := servicetest.Files(in)
 	if err != nil {
@@ -331,7 +327,7 @@ func (w *world) change(t *testing.T, what string) {
 // meanwhile, twice at once. The sandbox keeps its name, and no other is made.
 func TestPaused(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	s := spec("sb-paused")
 	s.Env, s.Workdir = map[string]string{"FROM": "spec"}, "/srv"
 	in := w.make(t, p, s)
@@ -382,7 +378,7 @@ func TestPaused(t *testing.T) {
 
 func TestStatuses(t *testing.T) {
 	w := serve(t)
-	w.faulty(w.open(t, t.TempDir()), nil).Statuses(t, map[string]hostedtest.Meaning{
+	w.faulty(w.Open(t, t.TempDir()), nil).Statuses(t, map[string]hostedtest.Meaning{
 		service.Running:  {State: sandbox.Running},
 		service.Starting: {State: sandbox.Running},
 		service.Resuming: {State: sandbox.Running},
@@ -399,7 +395,7 @@ func TestStatuses(t *testing.T) {
 // failed snapshot.
 func TestSnapshotFaults(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
+	p := w.Open(t, t.TempDir())
 	in := w.make(t, p, spec("sb-snapshots"))
 	shot, _ := driver.As[driver.Snapshotter](in)
 	for name, tt := range map[string]struct {
@@ -420,8 +416,8 @@ func TestSnapshotFaults(t *testing.T) {
 		w.Faults.Clear()
 		w.Faults.Add(tt.fault)
 		saved, err := shot.Snapshot(t.Context(), driver.SnapshotOptions{ID: "sn-faults"})
-		if (err == nil) != tt.good || tt.good != (w.Snapshots() == 1) {
-			t.Errorf("%s: Snapshot: %v; there are %d", name, err, w.Snapshots())
+		if (err == nil) != tt.good || tt.good != (len(w.snapshots()) == 1) {
+			t.Errorf("%s: Snapshot: %v; there are %d", name, err, len(w.snapshots()))
 		}
 		if err == nil {
 			if err := p.RemoveSnapshot(t.Context(), saved.Ref); err != nil {
@@ -438,6 +434,6 @@ func TestRefusals(t *testing.T) {
 	for _, path := range []string{"/auth/token", "/sandboxes*"} {
 		w := serve(t)
 		body := func(text string) string { return `{"code":"X","message":"` + text + `"}` }
-		w.faulty(w.open(t, t.TempDir()), nil).Refusals(t, path, body, path == "/auth/token")
+		w.faulty(w.Open(t, t.TempDir()), nil).Refusals(t, path, body, path == "/auth/token")
 	}
 }

@@ -12,6 +12,7 @@
 package islo
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"net/url"
@@ -76,10 +77,7 @@ const (
 // addresses returns the control and the compute URL. A token must only go to
 // hosts that are configured, so another control URL needs a compute URL.
 func addresses(opts *Options) (control, compute *url.URL, err error) {
-	c, d := opts.ControlURL, opts.ComputeURL
-	if c == "" {
-		c = publicControl
-	}
+	c, d := cmp.Or(opts.ControlURL, publicControl), opts.ComputeURL
 	if d == "" && strings.TrimSuffix(c, "/") == publicControl {
 		d = publicCompute
 	}
@@ -128,9 +126,8 @@ func New(opts Options) (*Provider, error) {
 	a := newAPI(control, compute, opts.Key, boxes, opts.Transport)
 	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
 		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true,
-		Hint: "use its original ISLO_API_KEY and ISLO_BASE_URL",
+		Resting: []string{statusRunning, statusPaused, statusStopped}, Hint: "use its original ISLO_API_KEY and ISLO_BASE_URL",
 	}}
-	p.Resting = []string{statusRunning, statusPaused, statusStopped}
 	p.Enter = p.enter
 	p.Extend = func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} }
 	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}})
@@ -150,7 +147,6 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 			"lifetime": {Holds: true, By: "Atoll, and the service at the end of the minute"},
 		},
 	}, p.opts.Key.Set(), func(ctx context.Context) error {
-		_, err := p.api.page(ctx, url.Values{"limit": {"1"}})
-		return err
+		return p.api.Call(ctx, http.MethodGet, "/sandboxes?limit=1", nil, &pages[box]{})
 	}, p.api.control.Base, p.api.Base)
 }

@@ -204,7 +204,7 @@ func TestGateway(t *testing.T) {
 func TestKeys(t *testing.T) {
 	w, dir := serve(t), t.TempDir()
 	w.AddKey("ak_other", "tenant-2")
-	p := w.open(t, dir)
+	p := w.Open(t, dir)
 	in := w.make(t, p, spec("sb-mine"))
 	opts := w.options(dir)
 	opts.Key = credential.New("ISLO_API_KEY", "ak_other", "", "")

@@ -14,5 +14,5 @@ import (
 func TestSDK(t *testing.T) {
 	w := serve(t)
 	hostedtest.SDK(t, "ISLO_API_KEY="+service.Key, "ISLO_BASE_URL="+w.url, "ISLO_COMPUTE_URL="+w.url)
-	w.empty(t)
+	w.Empty(t)
 }

@@ -15,7 +15,7 @@ func TestHandover(t *testing.T) {
 	w.AddKey(other, "tenant-2")
 	h := hostedtest.Handover{
 		Name: islo.Name, Unmarked: true, Count: func() int { return len(w.Names()) + len(w.Profiles()) },
-		Open: func(dir string) (driver.Provider, error) { return islo.New(w.options(dir)) },
+		Open: w.Opener,
 		Other: func(dir string) (driver.Provider, error) {
 			opts := w.options(dir)
 			opts.Key = credential.New("ISLO_API_KEY", other, "", "")

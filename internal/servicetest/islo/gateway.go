@@ -2,315 +2,241 @@ package islo
 
 import (
 	"cmp"
+	"encoding/json"
+	"errors"
+	"maps"
 	"net/http"
 	"path"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/atoll-run/atoll/internal/servicetest"
 )
 
 // The actions of profiles and rules.
-const (
-	allow = "allow"
-	deny  = "deny"
-)
-
-type authStrategy struct {
-	Mode     string `json:"mode"`
-	Username string `json:"username,omitempty"`
-	Name     string `json:"name,omitempty"`
-	Format   string `json:"format,omitempty"`
-}
-
-type contentFilter struct {
-	Type      string `json:"filter_type"`
-	Direction string `json:"direction"`
-	Pattern   string `json:"pattern,omitempty"`
-	Name      string `json:"name,omitempty"`
-	Provider  string `json:"provider_key,omitempty"`
-	Model     string `json:"model,omitempty"`
-	Prompt    string `json:"prompt,omitempty"`
-	Fallback  string `json:"fallback,omitempty"`
-	Timeout   int    `json:"timeout_seconds,omitempty"`
-	MaxTokens int    `json:"max_tokens,omitempty"`
-}
-
-// Rule is a rule of a gateway profile.
-type Rule struct {
-	ID        string         `json:"id"`
-	Priority  int            `json:"priority"`
-	Host      string         `json:"host_pattern"`
-	Path      string         `json:"path_pattern,omitempty"`
-	Methods   []string       `json:"methods,omitempty"`
-	Action    string         `json:"action"`
-	RateLimit int            `json:"rate_limit_rpm,omitempty"`
-	Provider  string         `json:"provider_key,omitempty"`
-	Auth      *authStrategy  `json:"auth_strategy,omitempty"`
-	Filter    *contentFilter `json:"content_filter,omitempty"`
-	Created   time.Time      `json:"created_at"`
-}
-
-type integrations struct {
-	Mode string   `json:"mode"`
-	Keys []string `json:"keys,omitempty"`
-}
-
-type role struct {
-	ID       string `json:"id"`
-	Name     string `json:"name"`
-	Provider string `json:"provider"`
-	ARN      string `json:"role_arn"`
-}
+const allow, deny = "allow", "deny"
 
 // profile is a gateway profile. Its fields are the server's, under its mutex.
 type profile struct {
-	ID           string        `json:"id"`
-	Name         string        `json:"name"`
-	Description  string        `json:"description,omitempty"`
-	Default      string        `json:"default_action"`
-	Internet     bool          `json:"internet_enabled"`
-	IsDefault    bool          `json:"is_default"`
-	Role         *role         `json:"cloud_role,omitempty"`
-	Integrations *integrations `json:"integration_policy,omitempty"`
-	RuleCount    int           `json:"rule_count"`
-	Rules        []*Rule       `json:"rules,omitempty"`
-	Created      time.Time     `json:"created_at"`
-	tenant       string
-	changes      int // how often it was changed after it was made
+	tenant, id, name string
+	facts            facts
+	rules            []facts
+	changes          int // how often it was changed after it was made
 }
 
-func (s *Server) controlPlane() {
-	s.handle("GET /tenants/regions", func(r *http.Request, _ string) (int, any, error) {
-		base := "http://" + r.Host
-		return http.StatusOK, map[string]any{"regions": []any{map[string]any{
-			"key": "ca", "label": "Canada", "api_url": base, "ws_url": "ws://" + r.Host, "is_default": true,
-		}}}, nil
+// facts are what is known of a profile or a rule, as the service shows it.
+type facts map[string]any
+
+// Rule is what decides in a rule of a gateway profile.
+type Rule struct {
+	Priority int      `json:"priority"`
+	Host     string   `json:"host_pattern"`
+	Path     string   `json:"path_pattern"`
+	Methods  []string `json:"methods"`
+	Action   string   `json:"action"`
+}
+
+func (s *Server) gatewayRoutes() {
+	s.Handle("GET /tenants/regions", func(r *http.Request, _ string) (any, error) {
+		return facts{"regions": []any{facts{"key": "ca", "label": "Canada", "api_url": "http://" + r.Host, "ws_url": "ws://" + r.Host, "is_default": true}}}, nil
 	})
-	s.handle("GET /gateway/profiles", s.listProfiles)
-	s.handle("POST /gateway/profiles", s.createProfile)
-	s.handle("GET /gateway/profiles/{id}", s.withProfile(s.getProfile))
-	s.handle("PATCH /gateway/profiles/{id}", s.withProfile(s.changeProfile))
-	s.handle("DELETE /gateway/profiles/{id}", s.withProfile(s.deleteProfile))
-	s.handle("POST /gateway/profiles/{id}/rules", s.withProfile(s.createRule))
-	s.handle("PATCH /gateway/profiles/{id}/rules/{rule}", s.withProfile(s.changeRule))
-	s.handle("DELETE /gateway/profiles/{id}/rules/{rule}", s.withProfile(s.deleteRule))
-	s.handle("POST /gateway/profiles/{id}/rules/reorder", s.withProfile(s.reorder))
+	const one = "/gateway/profiles/{id}"
+	s.Handle("GET /gateway/profiles", s.listProfiles)
+	s.Handle("POST /gateway/profiles", s.createProfile)
+	s.Handle("GET "+one, s.withProfile(func(_ *http.Request, p *profile) (any, error) { return p.full(), nil }))
+	s.Handle("PATCH "+one, s.withProfile(func(r *http.Request, p *profile) (any, error) {
+		p.changes++
+		return p.head(), p.apply(r)
+	}))
+	s.Handle("DELETE "+one, s.withProfile(s.deleteProfile))
+	s.Handle("POST "+one+"/rules", s.withProfile(func(r *http.Request, p *profile) (any, error) {
+		rule := facts{"id": servicetest.UUID(), "action": allow, "priority": 100, "created_at": time.Now().UTC()}
+		if err := rule.apply(r); err != nil {
+			return nil, err
+		}
+		p.rules, p.changes = append(p.rules, rule), p.changes+1
+		return servicetest.Reply{Status: http.StatusCreated, Body: maps.Clone(rule)}, nil
+	}))
+	s.Handle("PATCH "+one+"/rules/{rule}", s.withRule(func(r *http.Request, _ *profile, rule facts) (any, error) {
+		err := rule.apply(r)
+		return maps.Clone(rule), err
+	}))
+	s.Handle("DELETE "+one+"/rules/{rule}", s.withRule(func(_ *http.Request, p *profile, rule facts) (any, error) {
+		p.rules = slices.DeleteFunc(p.rules, func(o facts) bool { return o["id"] == rule["id"] })
+		return servicetest.Reply{Status: http.StatusNoContent}, nil
+	}))
+	s.Handle("POST "+one+"/rules/reorder", s.withProfile(reorder))
 }
 
 // withProfile is a call about one profile, with the mutex held.
-func (s *Server) withProfile(f func(r *http.Request, p *profile) (int, any, error)) call {
-	return func(r *http.Request, tenant string) (int, any, error) {
+func (s *Server) withProfile(f func(r *http.Request, p *profile) (any, error)) func(*http.Request, string) (any, error) {
+	return func(r *http.Request, tenant string) (any, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, p := range s.profiles {
-			if p.tenant == tenant && p.ID == r.PathValue("id") {
+			if p.tenant == tenant && p.id == r.PathValue("id") {
 				return f(r, p)
 			}
 		}
-		return 0, nil, fail(http.StatusNotFound, "RESOURCE_NOT_FOUND", "gateway profile not found")
+		return nil, notFound("gateway profile", r.PathValue("id"))
 	}
 }
 
+// withRule is a call that changes one rule of a profile.
+func (s *Server) withRule(f func(r *http.Request, p *profile, rule facts) (any, error)) func(*http.Request, string) (any, error) {
+	return s.withProfile(func(r *http.Request, p *profile) (any, error) {
+		for _, rule := range p.rules {
+			if rule["id"] == r.PathValue("rule") {
+				p.changes++
+				return f(r, p, rule)
+			}
+		}
+		return nil, notFound("rule", r.PathValue("rule"))
+	})
+}
+
+// given reads the fields that a client may set.
+func given(r *http.Request, fields string) (facts, error) {
+	in := facts{}
+	err := read(r, &in)
+	for name := range in {
+		if !slices.Contains(strings.Fields(fields), name) {
+			err = errors.Join(err, invalid(name))
+		}
+	}
+	return in, err
+}
+
 // head is a profile without its rules.
-func (p *profile) head() profile {
-	h := *p
-	h.RuleCount, h.Rules = len(p.Rules), nil
+func (p *profile) head() facts {
+	h := maps.Clone(p.facts)
+	h["id"], h["rule_count"] = p.id, len(p.rules)
 	return h
 }
 
-func (s *Server) listProfiles(_ *http.Request, tenant string) (int, any, error) {
+// full is a profile with its rules.
+func (p *profile) full() facts {
+	h, rules := p.head(), []facts{}
+	for _, rule := range p.rules {
+		rules = append(rules, maps.Clone(rule))
+	}
+	h["rules"] = rules
+	return h
+}
+
+// apply changes a profile as a request says.
+func (p *profile) apply(r *http.Request) error {
+	in, err := given(r, "name description default_action internet_enabled is_default cloud_role integration_policy")
+	if role, ok := in["cloud_role"]; ok {
+		if in["cloud_role"] = nil; role != "" {
+			in["cloud_role"] = facts{"id": role, "name": "role", "provider": "aws", "role_arn": "arn:aws:iam::0:role/role"}
+		}
+	}
+	maps.Copy(p.facts, in)
+	p.name, _ = p.facts["name"].(string)
+	if action := p.facts["default_action"]; err == nil && (p.name == "" || action != allow && action != deny) {
+		err = invalid("name or default_action")
+	}
+	return err
+}
+
+// apply changes a rule as a request says.
+func (f facts) apply(r *http.Request) error {
+	in, err := given(r, "host_pattern path_pattern methods action priority rate_limit_rpm provider_key auth_strategy content_filter")
+	if err != nil {
+		return err
+	}
+	maps.Copy(f, in)
+	switch rule := f.rule(); {
+	case rule.Host == "" || strings.ContainsAny(rule.Host, ":/") || strings.Contains(strings.TrimPrefix(rule.Host, "*."), "*"):
+		return invalid("host_pattern")
+	case rule.Action != allow && rule.Action != deny:
+		return invalid("action")
+	}
+	return nil
+}
+
+// rule returns what decides in a rule.
+func (f facts) rule() (rule Rule) {
+	if text, err := json.Marshal(f); err == nil {
+		_ = json.Unmarshal(text, &rule) // what is invalid stays empty, and is refused
+	}
+	return rule
+}
+
+func newProfile(tenant string) *profile {
+	return &profile{tenant: tenant, id: servicetest.UUID(), facts: facts{
+		"default_action": deny, "internet_enabled": true, "is_default": false, "integration_policy": facts{"mode": "all"}, "created_at": time.Now().UTC(),
+	}}
+}
+
+func (s *Server) listProfiles(_ *http.Request, tenant string) (any, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := []profile{}
+	list := []facts{}
 	for _, p := range s.profiles {
 		if p.tenant == tenant {
 			list = append(list, p.head())
 		}
 	}
-	return http.StatusOK, list, nil
+	return list, nil
 }
 
-// settings are what can be said about a profile.
-type settings struct {
-	Name         *string       `json:"name"`
-	Description  *string       `json:"description"`
-	Default      *string       `json:"default_action"`
-	Internet     *bool         `json:"internet_enabled"`
-	IsDefault    *bool         `json:"is_default"`
-	Role         *string       `json:"cloud_role"`
-	Integrations *integrations `json:"integration_policy"`
-}
-
-func (p *profile) apply(in settings) error {
-	set(&p.Name, in.Name)
-	set(&p.Description, in.Description)
-	set(&p.Default, in.Default)
-	set(&p.Internet, in.Internet)
-	set(&p.IsDefault, in.IsDefault)
-	if in.Role != nil {
-		if p.Role = nil; *in.Role != "" {
-			p.Role = &role{*in.Role, "role", "aws", "arn:aws:iam::0:role/role"}
-		}
-	}
-	if in.Integrations != nil {
-		p.Integrations = in.Integrations
-	}
-	if p.Name == "" || p.Default != allow && p.Default != deny {
-		return invalid("name or default_action is invalid")
-	}
-	return nil
-}
-
-func set[T any](to, from *T) {
-	if from != nil {
-		*to = *from
-	}
-}
-
-func (s *Server) createProfile(r *http.Request, tenant string) (int, any, error) {
-	var in settings
-	if err := read(r, &in); err != nil {
-		return 0, nil, err
-	}
-	p := &profile{ID: newID(), Default: deny, Internet: true, Integrations: &integrations{Mode: "all"}, Created: time.Now().UTC(), tenant: tenant}
-	if err := p.apply(in); err != nil {
-		return 0, nil, err
+func (s *Server) createProfile(r *http.Request, tenant string) (any, error) {
+	p := newProfile(tenant)
+	if err := p.apply(r); err != nil {
+		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if slices.ContainsFunc(s.profiles, func(o *profile) bool { return o.tenant == tenant && o.Name == p.Name }) {
-		return 0, nil, fail(http.StatusConflict, "INVALID_REQUEST", "gateway profile %s already exists", p.Name)
+	if slices.ContainsFunc(s.profiles, func(o *profile) bool { return o.tenant == tenant && o.name == p.name }) {
+		return nil, servicetest.FailAs(http.StatusConflict, "INVALID_REQUEST", "gateway profile %s already exists", p.name)
 	}
 	s.profiles = append(s.profiles, p)
-	return http.StatusCreated, p.head(), nil
-}
-
-func (s *Server) getProfile(_ *http.Request, p *profile) (int, any, error) {
-	full := *p
-	full.RuleCount = len(p.Rules)
-	return http.StatusOK, full, nil
-}
-
-func (s *Server) changeProfile(r *http.Request, p *profile) (int, any, error) {
-	var in settings
-	if err := read(r, &in); err != nil {
-		return 0, nil, err
-	}
-	p.changes++
-	return http.StatusOK, p.head(), p.apply(in)
+	return servicetest.Reply{Status: http.StatusCreated, Body: p.head()}, nil
 }
 
 // deleteProfile refuses to remove a profile that a sandbox has.
-func (s *Server) deleteProfile(_ *http.Request, p *profile) (int, any, error) {
-	for _, b := range s.boxes {
-		if b.profile == p.ID && b.Status != Deleted {
-			return 0, nil, fail(http.StatusConflict, "RESOURCE_UNAVAILABLE", "gateway profile is used by sandbox %s", b.Name)
+func (s *Server) deleteProfile(_ *http.Request, p *profile) (any, error) {
+	for _, b := range s.List(p.tenant, nil) {
+		if c, _ := b.Request.(creation); c.Profile == p.id {
+			return nil, servicetest.FailAs(http.StatusConflict, "RESOURCE_UNAVAILABLE", "gateway profile is used by sandbox %s", b.Name)
 		}
 	}
 	s.profiles = slices.DeleteFunc(s.profiles, func(o *profile) bool { return o == p })
-	return http.StatusNoContent, nil, nil
+	return servicetest.Reply{Status: http.StatusNoContent}, nil
 }
 
-// ruleSettings are what can be said about a rule.
-type ruleSettings struct {
-	Host      *string        `json:"host_pattern"`
-	Path      *string        `json:"path_pattern"`
-	Methods   *[]string      `json:"methods"`
-	Action    *string        `json:"action"`
-	Priority  *int           `json:"priority"`
-	RateLimit *int           `json:"rate_limit_rpm"`
-	Provider  *string        `json:"provider_key"`
-	Auth      *authStrategy  `json:"auth_strategy"`
-	Filter    *contentFilter `json:"content_filter"`
-}
-
-func (one *Rule) apply(in ruleSettings) error {
-	set(&one.Host, in.Host)
-	set(&one.Path, in.Path)
-	set(&one.Methods, in.Methods)
-	set(&one.Action, in.Action)
-	set(&one.Priority, in.Priority)
-	set(&one.RateLimit, in.RateLimit)
-	set(&one.Provider, in.Provider)
-	if in.Auth != nil {
-		one.Auth = in.Auth
-	}
-	if in.Filter != nil {
-		one.Filter = in.Filter
-	}
-	switch {
-	case one.Host == "" || strings.ContainsAny(one.Host, ":/") || strings.Contains(strings.TrimPrefix(one.Host, "*."), "*"):
-		return invalid("host_pattern is invalid")
-	case one.Action != allow && one.Action != deny:
-		return invalid("action is invalid")
-	case one.Filter != nil && !slices.Contains([]string{"regex", "size_limit", "content_type", "judge"}, one.Filter.Type):
-		return invalid("filter_type is invalid")
-	case one.Filter != nil && !slices.Contains([]string{"request", "response", "both"}, one.Filter.Direction):
-		return invalid("direction is invalid")
-	case one.Auth != nil && !slices.Contains([]string{"bearer", "basic", "header"}, one.Auth.Mode):
-		return invalid("auth_strategy is invalid")
-	}
-	return nil
-}
-
-func (s *Server) createRule(r *http.Request, p *profile) (int, any, error) {
-	var in ruleSettings
-	if err := read(r, &in); err != nil {
-		return 0, nil, err
-	}
-	one := &Rule{ID: newID(), Action: allow, Priority: 100, Created: time.Now().UTC()}
-	if err := one.apply(in); err != nil {
-		return 0, nil, err
-	}
-	p.Rules, p.changes = append(p.Rules, one), p.changes+1
-	return http.StatusCreated, one, nil
-}
-
-func noRule() error { return fail(http.StatusNotFound, "RESOURCE_NOT_FOUND", "rule not found") }
-
-func (s *Server) changeRule(r *http.Request, p *profile) (int, any, error) {
-	var in ruleSettings
-	if err := read(r, &in); err != nil {
-		return 0, nil, err
-	}
-	for _, one := range p.Rules {
-		if one.ID == r.PathValue("rule") {
-			p.changes++
-			return http.StatusOK, one, one.apply(in)
-		}
-	}
-	return 0, nil, noRule()
-}
-
-func (s *Server) deleteRule(r *http.Request, p *profile) (int, any, error) {
-	n := len(p.Rules)
-	p.Rules = slices.DeleteFunc(p.Rules, func(o *Rule) bool { return o.ID == r.PathValue("rule") })
-	if len(p.Rules) == n {
-		return 0, nil, noRule()
-	}
-	p.changes++
-	return http.StatusNoContent, nil, nil
-}
-
-func (s *Server) reorder(r *http.Request, p *profile) (int, any, error) {
+func reorder(r *http.Request, p *profile) (any, error) {
 	var in struct {
-		Rules []struct {
-			ID       string `json:"rule_id"`
-			Priority int    `json:"priority"`
-		} `json:"rules"`
+		Rules []facts `json:"rules"`
 	}
 	if err := read(r, &in); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	for _, want := range in.Rules {
-		for _, one := range p.Rules {
-			if one.ID == want.ID {
-				one.Priority = want.Priority
+		for _, rule := range p.rules {
+			if rule["id"] == want["rule_id"] {
+				rule["priority"] = want["priority"]
 			}
 		}
 	}
 	p.changes++
-	return http.StatusOK, p.Rules, nil
+	return p.full()["rules"], nil
+}
+
+// profileID returns the ID of a profile with a name or an ID, or of the default
+// one, or nothing.
+func (s *Server) profileID(tenant, name string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.profiles {
+		if p.tenant == tenant && (p.id == name || p.name == name || name == "" && p.facts["is_default"] == true) {
+			return p.id
+		}
+	}
+	return ""
 }
 
 // Profiles returns the names of the gateway profiles that there are.
@@ -318,62 +244,69 @@ func (s *Server) Profiles() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.profiles {
-		names = append(names, p.Name)
+		names = append(names, p.name)
 	}
 	return names
 }
 
-// Changes returns how often a profile was changed after it was made.
+// Changes returns how often a profile was changed.
 func (s *Server) Changes(name string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.profiles {
-		if p.Name == name {
+		if p.name == name {
 			return p.changes
 		}
 	}
 	return 0
 }
 
+// AddProfile makes a gateway profile that allows everything, as another client.
+func (s *Server) AddProfile(name string) {
+	p := newProfile(Tenant)
+	p.name, p.facts["name"], p.facts["default_action"] = name, name, allow
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.profiles = append(s.profiles, p)
+}
+
 // Passes says whether the gateway lets a request of a sandbox pass, and by which
 // rule: the first that matches, in the order of their priorities.
 func (s *Server) Passes(name, method, host, file string) (bool, *Rule) {
+	b, err := s.Find(Tenant, name)
+	if err != nil {
+		return false, nil
+	}
+	c, _ := s.Show(b).Request.(creation)
+	if c.Internet != nil && !*c.Internet {
+		return false, nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, b := range s.boxes {
-		if b.Name != name || b.Status == Deleted || !b.internet {
-			continue
+	for _, p := range s.profiles {
+		if p.id == c.Profile {
+			return p.decide(method, host, file)
 		}
-		for _, p := range s.profiles {
-			if p.ID == b.profile {
-				return p.decide(method, host, file)
-			}
-		}
-		return true, nil // no profile limits it
 	}
-	return false, nil
+	return true, nil // no profile limits it
 }
 
 func (p *profile) decide(method, host, file string) (bool, *Rule) {
-	if !p.Internet {
+	if p.facts["internet_enabled"] != true {
 		return false, nil
 	}
-	rules := slices.Clone(p.Rules)
-	slices.SortStableFunc(rules, func(x, y *Rule) int { return cmp.Compare(x.Priority, y.Priority) })
+	var rules []Rule
+	for _, f := range p.rules {
+		rules = append(rules, f.rule())
+	}
+	slices.SortStableFunc(rules, func(x, y Rule) int { return cmp.Compare(x.Priority, y.Priority) })
 	for _, one := range rules {
 		below, wild := strings.CutPrefix(one.Host, "*")
 		above, deep := strings.CutSuffix(one.Path, "*")
 		at := one.Path == "" || path.Clean(file) == one.Path || deep && strings.HasPrefix(file, above)
 		if (one.Host == host || wild && strings.HasSuffix(host, below)) && at && (len(one.Methods) == 0 || slices.Contains(one.Methods, method)) {
-			return one.Action == allow, one
+			return one.Action == allow, &one
 		}
 	}
-	return p.Default == allow, nil
-}
-
-// AddProfile makes a gateway profile that allows everything, as another client.
-func (s *Server) AddProfile(name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.profiles = append(s.profiles, &profile{ID: newID(), Name: name, Default: allow, Internet: true, Created: time.Now().UTC(), tenant: Tenant})
+	return p.facts["default_action"] == allow, nil
 }
