@@ -254,6 +254,7 @@ var natively = map[string]map[string][]string{
 		"computer_drag":         {"PUT /v1/sandboxes/{ref}/desktop"},
 		"computer_type":         {"PUT /v1/sandboxes/{ref}/desktop"},
 		"computer_keypress":     {"PUT /v1/sandboxes/{ref}/desktop"},
+		"computer_clipboard":    {"PUT /v1/sandboxes/{ref}/desktop"},
 		"atoll://sandboxes":     {"GET /v1/sandboxes"},
 		"atoll://sandboxes/{sandbox}/files/{+path}":           {"GET /v1/sandboxes/{ref}/files"},
 		"atoll://sandboxes/{sandbox}/processes/{process}/log": {"GET /v1/sandboxes/{ref}/processes/{id}/logs"},

@@ -18,6 +18,12 @@ func connected(t *testing.T) *mcp.ClientSession {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return connectedTo(t, c)
+}
+
+// connectedTo returns a client of a server that uses c.
+func connectedTo(t *testing.T, c *atoll.Client) *mcp.ClientSession {
+	t.Helper()
 	t.Cleanup(func() { _ = c.Close() })
 	ours, theirs := mcp.NewInMemoryTransports()
 	server, err := New(c, "test").mcp.Connect(t.Context(), ours, nil)

@@ -43,6 +43,16 @@ type keyArgs struct {
 	Keys []string `json:"keys" jsonschema:"such as ctrl, s"`
 }
 
+type clipboardArgs struct {
+	boxArgs
+	Set string `json:"set,omitempty" jsonschema:"new text"`
+}
+
+type clipboardOut struct {
+	Text  string `json:"text"`
+	Bytes int64  `json:"bytes"`
+}
+
 type computerOut struct {
 	Width  int `json:"width,omitempty"`
 	Height int `json:"height,omitempty"`
@@ -74,6 +84,29 @@ func (s *Server) computerTools() {
 	add(s, "computer_keypress", "Press keys", "Press keys at once.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in keyArgs) (computerOut, error) {
 		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "key", Keys: in.Keys})
 	})
+	add(s, "computer_clipboard", "Use the clipboard", "Read the clipboard, or set it.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), clipboard)
+}
+
+// clipboard reads the clipboard, or puts a text into it. A long text is shown in
+// part.
+func clipboard(ctx context.Context, c *call, in clipboardArgs) (out clipboardOut, err error) {
+	b, err := c.box(ctx, in.Sandbox)
+	if err != nil {
+		return out, err
+	}
+	text := in.Set
+	if text != "" {
+		err = b.SetClipboard(ctx, text)
+	} else {
+		text, err = b.Clipboard(ctx)
+	}
+	if err != nil {
+		return out, err
+	}
+	var shown excerpt
+	_, _ = shown.Write([]byte(text))
+	out.Text, out.Bytes = shown.text()
+	return out, nil
 }
 
 // act carries out an action. A screenshot follows the result as an image.

@@ -78,7 +78,7 @@ type execOut struct {
 
 func (s *Server) execTools() {
 	add(s, "sandbox_exec", "Run a command",
-		"Run a command in a sandbox and return its exit code and output. A command that fails is not an error of the tool.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ProcessExec),
+		"Run a command in a sandbox. One that fails is no error of the tool.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ProcessExec),
 		func(ctx context.Context, c *call, in execArgs) (execOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {
@@ -94,7 +94,7 @@ func (s *Server) execTools() {
 			return c.run(ctx, b, cmd, in.Stdin)
 		})
 	add(s, "sandbox_process", "List, read or signal processes",
-		"List the commands of a sandbox, read the last output of a background one, wait for its end, or send it a signal.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ProcessList).sometimes(ops.ProcessKill, ops.ProcessLogs, ops.ProcessReconnect), onProcess)
+		"List commands, read the output of a background one, wait for its end, or signal it.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ProcessList).sometimes(ops.ProcessKill, ops.ProcessLogs, ops.ProcessReconnect), onProcess)
 }
 
 func runOnce(ctx context.Context, c *call, in runArgs) (out execOut, err error) {

@@ -77,9 +77,9 @@ type fileOut struct {
 }
 
 func (s *Server) fileTools() {
-	add(s, "sandbox_read", "Read a file", "Read a file of a sandbox as text, base64 or an image. Continue long files with next_offset.", looks, does(ops.SandboxGet, ops.SandboxFind, ops.FilesRead), read)
-	add(s, "sandbox_write", "Write a file", "Create or replace a file in a sandbox.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.FilesWrite), write)
-	add(s, "sandbox_files", "List files", "List a directory of a sandbox.", looks, does(ops.SandboxGet, ops.SandboxFind, ops.FilesList), files)
+	add(s, "sandbox_read", "Read a file", "Read a file as text, base64 or an image. Continue at next_offset.", looks, does(ops.SandboxGet, ops.SandboxFind, ops.FilesRead), read)
+	add(s, "sandbox_write", "Write a file", "Create or replace a file.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.FilesWrite), write)
+	add(s, "sandbox_files", "List files", "List a directory.", looks, does(ops.SandboxGet, ops.SandboxFind, ops.FilesList), files)
 }
 
 func read(ctx context.Context, c *call, in readArgs) (readOut, error) {

@@ -53,9 +53,9 @@ const maxDenied = 50
 
 func (s *Server) networkTools() {
 	add(s, "port_url", "Get the URL of a port",
-		"Return a URL of an HTTP server in a sandbox, with a token if one is needed.", idempotent, does(ops.SandboxGet, ops.SandboxFind, ops.PortShare), portURL)
+		"Return the URL of an HTTP server, with a token if it needs one.", idempotent, does(ops.SandboxGet, ops.SandboxFind, ops.PortShare), portURL)
 	add(s, "egress_explain", "Explain refused connections",
-		"Show which connections of a sandbox were refused and by which rule, or check a URL against a stored egress profile.", looks, does(ops.SandboxGet, ops.EventList).sometimes(ops.ProfileTest), explain)
+		"Show which connections were refused and by which rule, or check a URL against a profile.", looks, does(ops.SandboxGet, ops.EventList).sometimes(ops.ProfileTest), explain)
 }
 
 func portURL(ctx context.Context, c *call, in portArgs) (portOut, error) {

@@ -46,7 +46,7 @@ type createArgs struct {
 	Name            string            `json:"name,omitempty" jsonschema:"unique among your sandboxes: a-z, 0-9 and -; generated if left out"`
 	Labels          map[string]string `json:"labels,omitempty" jsonschema:"labels to find it by"`
 	LifetimeSeconds int64             `json:"lifetime_seconds,omitempty" jsonschema:"remove it after this time; never if left out"`
-	IdleSeconds     int64             `json:"idle_seconds,omitempty" jsonschema:"stop it, keeping its files, when it was unused for this time; never if left out"`
+	IdleSeconds     int64             `json:"idle_seconds,omitempty" jsonschema:"stop it, keeping its files, when unused for this time; never if left out"`
 }
 
 // boxOut describes a sandbox.
@@ -113,7 +113,7 @@ func (s *Server) sandboxTools() {
 			}
 			return toBox(b.Info()), nil
 		})
-	add(s, "sandbox_list", "List sandboxes", "List the sandboxes that you may see, newest first.", looks, does(ops.SandboxList), list)
+	add(s, "sandbox_list", "List sandboxes", "List sandboxes, newest first.", looks, does(ops.SandboxList), list)
 	add(s, "sandbox_inspect", "Inspect a sandbox", "Show the state, limits and processes of a sandbox.", looks, does(ops.SandboxGet, ops.ProcessList),
 		func(ctx context.Context, c *call, in boxArgs) (boxOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
@@ -188,7 +188,7 @@ type pauseArgs struct {
 // stateTools are the tools that pause, resume, stop, start, snapshot and fork
 // sandboxes.
 func (s *Server) stateTools() {
-	add(s, "sandbox_snapshot", "Take a snapshot", "Save the files of a sandbox and, on request, its memory. Start others from it with sandbox_create.", adds, does(ops.SandboxGet, ops.SnapshotCreate),
+	add(s, "sandbox_snapshot", "Take a snapshot", "Save the files of a sandbox and, on request, its memory, for sandbox_create.", adds, does(ops.SandboxGet, ops.SnapshotCreate),
 		func(ctx context.Context, c *call, in snapshotArgs) (snapshotOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {
@@ -197,7 +197,7 @@ func (s *Server) stateTools() {
 			snap, err := b.Snapshot(ctx, sandbox.SnapshotRequest{Name: in.Name, Memory: in.Memory})
 			return snapshotOut{Snapshot: snap.Name, ID: snap.ID, Memory: snap.Memory, Bytes: snap.Size}, err
 		})
-	add(s, "sandbox_fork", "Fork a sandbox", "Copy a running sandbox with its files, processes and memory, to try several things from one state.", adds, does(ops.SandboxGet, ops.SandboxFork),
+	add(s, "sandbox_fork", "Fork a sandbox", "Copy a running sandbox with its files, processes and memory.", adds, does(ops.SandboxGet, ops.SandboxFork),
 		func(ctx context.Context, c *call, in forkArgs) (listOut, error) {
 			b, err := c.box(ctx, in.Sandbox)
 			if err != nil {
