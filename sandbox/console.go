@@ -24,6 +24,7 @@ type Caller struct {
 	Key    string   `json:"key,omitempty" doc:"public part of the key"`
 	Verbs  []string `json:"verbs" doc:"permissions: read, exec, write, admin"`
 	Owner  bool     `json:"owner" doc:"whether this is the owner of the machine"`
+	Nodes  bool     `json:"nodes" doc:"whether the caller may manage the nodes of this daemon"`
 	// Machines is set by the server; it is about the daemon, not the caller.
 	Machines bool `json:"machines" doc:"whether self-hosted machines can connect to this daemon"`
 }

@@ -15,6 +15,7 @@ import { Secrets } from "./pages/secrets";
 import { Recordings } from "./pages/recordings";
 import { Providers } from "./pages/providers";
 import { Machines } from "./pages/machines";
+import { Nodes } from "./pages/nodes";
 import { Usage } from "./pages/usage";
 import { Access } from "./pages/access";
 import { Activity } from "./pages/activity";
@@ -47,6 +48,7 @@ const pages = [
   { id: "secrets", name: "Secrets", show: () => <Secrets /> },
   { id: "providers", name: "Providers", show: () => <Providers /> },
   { id: "machines", name: "Machines", show: () => <Machines /> },
+  { id: "nodes", name: "Nodes", show: (p: string[]) => <Nodes at={p[0]} /> },
   { id: "usage", name: "Usage", show: () => <Usage /> },
   { id: "activity", name: "Activity", show: () => <Activity /> },
   { id: "access", name: "Keys and audit", show: () => <Access /> },
@@ -221,7 +223,11 @@ function Shell({ caller }: { caller: Schemas["Caller"] }) {
     return () => removeEventListener("keydown", key);
   }, []);
 
-  const listed = pages.filter((p) => p.id !== "machines" || caller.machines);
+  const listed = pages.filter(
+    (p) =>
+      (p.id !== "machines" || caller.machines) &&
+      (p.id !== "nodes" || caller.nodes),
+  );
   const page = pages.find((p) => p.id === (route[0] ?? "")) ?? pages[0];
   useEffect(() => {
     document.title = [route[1], page.name, "Atoll"].filter(Boolean).join(" · ");

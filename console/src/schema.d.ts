@@ -2217,6 +2217,8 @@ export interface components {
             key?: string;
             /** @description whether self-hosted machines can connect to this daemon */
             machines: boolean;
+            /** @description whether the caller may manage the nodes of this daemon */
+            nodes: boolean;
             /** @description whether this is the owner of the machine */
             owner: boolean;
             tenant: string;

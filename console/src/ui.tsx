@@ -297,6 +297,20 @@ export function State({ state, reason }: { state: string; reason?: string }) {
   );
 }
 
+const walls: Record<string, string> = {
+  none: "none: its programs share the machine's kernel",
+  kernel: "kernel: a kernel of its own, in software",
+  hardware: "hardware: a virtual machine",
+};
+
+/** What is between a sandbox and the machine that runs it. */
+export const Wall = ({ of }: { of: string | undefined }) =>
+  of ? (
+    <>{walls[of] ?? of}</>
+  ) : (
+    <span class="dim">not known, which counts as none</span>
+  );
+
 export function Labels({ of }: { of: Record<string, string> | undefined }) {
   return (
     <>

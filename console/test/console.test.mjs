@@ -2,28 +2,14 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createServer, request } from "node:http";
-import { createServer as createListener } from "node:net";
-import { createRequire } from "node:module";
 import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
-import { browser, Daemon, shots } from "./daemon.mjs";
+import { browser, Daemon, freePort, look, looks, shots } from "./daemon.mjs";
 
-const axe = readFileSync(
-  createRequire(import.meta.url).resolve("axe-core/axe.min.js"),
-  "utf8",
-);
 const daemon = new Daemon();
 let chrome;
 let page;
 const faults = []; // of the page, which would be defects
-
-const freePort = () =>
-  new Promise((done) => {
-    const l = createListener().listen(0, "127.0.0.1", () => {
-      const { port } = l.address();
-      l.close(() => done(port));
-    });
-  });
 
 before(async () => {
   daemon.address = `127.0.0.1:${await freePort()}`;
@@ -219,13 +205,13 @@ test("a link shows a terminal without a key, and lets type only if it may", asyn
     proxy.close();
   });
   const found = [];
-  for (const [look, size, colorScheme, flags] of [
+  for (const [name, size, colorScheme, flags] of [
     ["light", { width: 1280, height: 800 }, "light", []],
     ["dark", { width: 1280, height: 800 }, "dark", ["--view"]],
     ["narrow", { width: 400, height: 800 }, "light", []],
     ["narrow-dark", { width: 400, height: 800 }, "dark", ["--view"]],
   ]) {
-    if (look === "narrow")
+    if (name === "narrow")
       flags.push(
         "--base",
         `http://127.0.0.1:${proxy.address().port}/some/where`,
@@ -244,8 +230,8 @@ test("a link shows a terminal without a key, and lets type only if it may", asyn
     const rows = guest.locator(".term .xterm-rows");
     const says = (text) => rows.getByText(text).first().waitFor();
     await guest.getByText("You watch.").waitFor();
-    await type(`echo for-guests-${look}-$((40+2))`, `for-guests-${look}-42`);
-    await says(`for-guests-${look}-42`);
+    await type(`echo for-guests-${name}-$((40+2))`, `for-guests-${name}-42`);
+    await says(`for-guests-${name}-42`);
     await guest.locator(".xterm-helper-textarea").focus();
     await guest.keyboard.type("echo not-typed\n");
     const control = guest.getByRole("button", { name: "Take control" });
@@ -255,28 +241,15 @@ test("a link shows a terminal without a key, and lets type only if it may", asyn
       await control.click();
       await guest.getByText("You are in control").waitFor();
       await guest.locator(".xterm-helper-textarea").focus();
-      await guest.keyboard.type(`echo guest-${look}-$((20+1))\n`);
-      await says(`guest-${look}-21`);
+      await guest.keyboard.type(`echo guest-${name}-$((20+1))\n`);
+      await says(`guest-${name}-21`);
     }
     assert.doesNotMatch(await rows.textContent(), /not-typed/);
     assert.equal(await guest.locator("nav, a").count(), 0);
     assert.doesNotMatch(guest.url(), /\.[A-Z0-9]{20,}$/, "the code stays");
-    await guest.screenshot({ path: join(shots, `linked-${look}.png`) });
-    await guest.evaluate(axe);
-    const { violations } = await guest.evaluate(() =>
-      window.axe.run(document, { resultTypes: ["violations"] }),
-    );
-    for (const v of violations)
-      if (v.impact === "serious" || v.impact === "critical")
-        found.push(`${look}: ${v.id}: ${v.nodes.map((n) => n.html).join(" ")}`);
-    if (
-      await guest.evaluate(
-        () => document.documentElement.scrollWidth > innerWidth,
-      )
-    )
-      found.push(`${look}: the page is wider than the screen`);
+    found.push(...(await look(guest, `linked-${name}`)));
     await guest.reload();
-    await says(`for-guests-${look}-42`);
+    await says(`for-guests-${name}-42`);
     const second = await context.newPage();
     await second.goto(link);
     await second.getByRole("alert").getByText("used already").waitFor();
@@ -288,12 +261,12 @@ test("a link shows a terminal without a key, and lets type only if it may", asyn
       assert.equal(await guest.getByRole("button").count(), 0);
     else await isOff(guest, "Take control", /was revoked/);
     assert.equal(await guest.getByText("in control").count(), 0);
-    await guest.screenshot({ path: join(shots, `linked-ended-${look}.png`) });
+    await guest.screenshot({ path: join(shots, `linked-ended-${name}.png`) });
     await context.close();
     // The page's own stream was revoked, too.
     await page.getByRole("alert").getByText("was revoked").waitFor();
     await isOff(page, "Only watch", /was revoked/);
-    await shot(`revoked-${look}`);
+    await shot(`revoked-${name}`);
     await button("Open it again").click();
     await page
       .getByRole("button", { name: "Only watch", exact: true, disabled: false })
@@ -303,7 +276,7 @@ test("a link shows a terminal without a key, and lets type only if it may", asyn
     // What is typed before the terminal is connected is lost.
     for (let tries = 1; ; tries++) {
       try {
-        await type(`echo again-$((40+1))-${look}`, `again-41-${look}`, 5_000);
+        await type(`echo again-$((40+1))-${name}`, `again-41-${name}`, 5_000);
         break;
       } catch (e) {
         if (tries === 6) throw e;
@@ -638,6 +611,7 @@ const pages = [
   "egress",
   "secrets",
   "providers",
+  "nodes",
   "usage",
   "activity",
   "access",
@@ -650,11 +624,7 @@ test("every page is accessible, in light, dark and narrow", async () => {
   const record = JSON.parse(daemon.run("record", "start", "--json", "demo")).id;
   daemon.run("record", "stop", record);
   const found = [];
-  for (const [look, size, theme] of [
-    ["light", { width: 1280, height: 800 }, "light"],
-    ["dark", { width: 1280, height: 800 }, "dark"],
-    ["narrow", { width: 400, height: 800 }, "light"],
-  ]) {
+  for (const [name, size, theme] of looks) {
     await page.setViewportSize(size);
     await page.evaluate((t) => localStorage.setItem("atoll.theme", t), theme);
     for (const p of [
@@ -669,28 +639,10 @@ test("every page is accessible, in light, dark and narrow", async () => {
       await page.reload();
       await page.locator("main h1").waitFor();
       await page.waitForTimeout(700); // for its data
-      const name =
-        (p.replace(id, "one").replace(record, "one").replaceAll("/", "-") ||
-          "overview") +
-        "-" +
-        look;
-      await shot(name);
-      const wide = await page.evaluate(
-        () => document.documentElement.scrollWidth - innerWidth,
-      );
-      if (wide > 0) found.push(`${name}: ${wide} pixels wider than the screen`);
-      await page.evaluate(axe);
-      const { violations } = await page.evaluate(() =>
-        window.axe.run(document, { resultTypes: ["violations"] }),
-      );
-      for (const v of violations)
-        if (v.impact === "serious" || v.impact === "critical")
-          found.push(
-            `${name}: ${v.id}: ${v.nodes
-              .map((n) => n.html)
-              .join(" ")
-              .slice(0, 300)}`,
-          );
+      const what =
+        p.replace(id, "one").replace(record, "one").replaceAll("/", "-") ||
+        "overview";
+      found.push(...(await look(page, `${what}-${name}`)));
     }
   }
   assert.deepEqual(found, []);

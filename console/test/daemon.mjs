@@ -1,6 +1,8 @@
 // A real daemon and a real browser for the tests.
 import { spawn, spawnSync } from "node:child_process";
-import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { createServer } from "node:net";
+import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { chromium } from "playwright-core";
@@ -27,8 +29,8 @@ export class Daemon {
       delete this.env[name];
   }
 
-  async start() {
-    this.process = spawn(atoll, ["up", "--pool", "0"], {
+  async start(...flags) {
+    this.process = spawn(atoll, ["up", "--pool", "0", ...flags], {
       env: this.env,
       stdio: "ignore",
     });
@@ -84,3 +86,54 @@ export const browser = () =>
       "--disable-sync",
     ],
   });
+
+export const freePort = () =>
+  new Promise((done) => {
+    const l = createServer().listen(0, "127.0.0.1", () => {
+      const { port } = l.address();
+      l.close(() => done(port));
+    });
+  });
+
+/** How each page is looked at: its name, size and colours. */
+export const looks = [
+  ["light", { width: 1280, height: 800 }, "light"],
+  ["dark", { width: 1280, height: 800 }, "dark"],
+  ["narrow", { width: 400, height: 800 }, "light"],
+];
+
+const axe = readFileSync(
+  createRequire(import.meta.url).resolve("axe-core/axe.min.js"),
+  "utf8",
+);
+
+/** Keeps a screenshot, and returns what is wrong with the page: what axe finds
+ * serious, and a width that is more than that of the screen. */
+export async function look(page, name) {
+  // A dialog is drawn a frame after the size of the screen has changed.
+  await page.evaluate(
+    () =>
+      new Promise((done) =>
+        requestAnimationFrame(() => requestAnimationFrame(done)),
+      ),
+  );
+  await page.screenshot({ path: join(shots, name + ".png") });
+  const found = [];
+  const wide = await page.evaluate(
+    () => document.documentElement.scrollWidth - innerWidth,
+  );
+  if (wide > 0) found.push(`${name}: ${wide} pixels wider than the screen`);
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() =>
+    window.axe.run(document, { resultTypes: ["violations"] }),
+  );
+  for (const v of violations)
+    if (v.impact === "serious" || v.impact === "critical")
+      found.push(
+        `${name}: ${v.id}: ${v.nodes
+          .map((n) => n.html)
+          .join(" ")
+          .slice(0, 300)}`,
+      );
+  return found;
+}

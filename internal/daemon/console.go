@@ -175,7 +175,7 @@ func (f *consoleFace) Redeem(ctx context.Context, code string) (string, error) {
 	}
 	// Only the owner of the machine gets links.
 	owner := guard.WithPrincipal(ctx, key.Peer(key.DefaultTenant, uint32(os.Geteuid())))
-	k, err := f.d.services.Tenants.CreateKey(owner, sandbox.NewKey{Name: consoleKey, Verbs: []string{string(key.Admin)}, Expires: console.Lifetime})
+	k, err := f.d.services.Tenants.CreatePageKey(owner, sandbox.NewKey{Name: consoleKey, Verbs: []string{string(key.Admin)}, Expires: console.Lifetime})
 	return k.Token, err
 }
 

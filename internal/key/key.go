@@ -95,12 +95,15 @@ func (p Principal) Allow(op ops.Op) error {
 
 // owns reports whether p is the owner of the machine.
 func (p Principal) owns(op ops.Op) error {
-	if p.UID != nil {
+	if p.UID != nil || slices.Contains(p.Verbs, ops.Page) && op.OfPages() {
 		return nil
 	}
 	e := &sandbox.Error{
 		Code: sandbox.CodeDenied, Op: string(op), Message: "only the owner of the machine may do that",
 		Hint: "use the daemon's socket, without a key",
+	}
+	if op.OfPages() {
+		e.Hint = "use the daemon's socket, without a key, or a page from: atoll console"
 	}
 	if op == ops.PortPublish {
 		e.Message = "only the owner of the machine may publish ports on it"
@@ -156,8 +159,9 @@ func invalid(subject, format string, args ...any) error {
 
 // Create creates a key of the tenant n.Tenant within a transaction. The result
 // contains the token. Show it to the owner only after the transaction is
-// committed, and at once: it is not stored and cannot be read again.
-func (r *Ring) Create(ctx context.Context, tx *store.Tx, n sandbox.NewKey) (sandbox.Key, error) {
+// committed, and at once: it is not stored and cannot be read again. marks are
+// what nobody can ask for, such as ops.Page.
+func (r *Ring) Create(ctx context.Context, tx *store.Tx, n sandbox.NewKey, marks ...Verb) (sandbox.Key, error) {
 	if err := validate(&n); err != nil {
 		return sandbox.Key{}, err
 	}
@@ -170,6 +174,9 @@ func (r *Ring) Create(ctx context.Context, tx *store.Tx, n sandbox.NewKey) (sand
 		if slices.Contains(n.Verbs, string(v)) {
 			k.Verbs = append(k.Verbs, string(v))
 		}
+	}
+	for _, m := range marks {
+		k.Verbs = append(k.Verbs, string(m))
 	}
 	if n.Expires > 0 {
 		k.Expires = k.Created.Add(n.Expires)

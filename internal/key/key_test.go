@@ -111,6 +111,8 @@ func TestCreateRefuses(t *testing.T) {
 	for name, n := range map[string]sandbox.NewKey{
 		"no verbs":  {},
 		"odd verb":  {Verbs: []string{"read write"}},
+		"a mark":    {Verbs: []string{"admin", "page"}},
+		"the owner": {Verbs: []string{"owner"}},
 		"past":      {Verbs: []string{"read"}, Expires: -1},
 		"long name": {Verbs: []string{"read"}, Name: strings.Repeat("é", 101)},
 		"control":   {Verbs: []string{"read"}, Name: "a\x1b[2J"},
@@ -152,11 +154,21 @@ func TestAllow(t *testing.T) {
 		{nil, "files.read", false},
 		{[]key.Verb{""}, "never heard of", false},
 		{[]key.Verb{key.Admin, "owner"}, "tenant.list", false}, // no key is the owner of the machine
+		{[]key.Verb{key.Admin}, ops.NodeDrain, false},
+		{[]key.Verb{key.Admin, ops.Page}, ops.NodeDrain, true},
+		{[]key.Verb{key.Admin, ops.Page}, "tenant.list", false},
+		{[]key.Verb{key.Admin, ops.Page}, ops.StateBackup, false},
+		{[]key.Verb{key.Admin, ops.Page}, ops.DaemonConsole, false},
+		{[]key.Verb{key.Admin, ops.Page}, ops.PortPublish, false},
 	} {
 		err := key.Principal{Verbs: tt.verbs}.Allow(tt.op)
 		if (err == nil) != tt.ok || err != nil && sandbox.CodeOf(err) != sandbox.CodeDenied {
 			t.Errorf("%v, %s: %v", tt.verbs, tt.op, err)
 		}
+	}
+	inside := key.Principal{Verbs: []key.Verb{key.Admin, ops.Page}}.Within("sb-1")
+	if err := inside.Allow(ops.NodeList); sandbox.CodeOf(err) != sandbox.CodeDenied {
+		t.Errorf("the token of a sandbox, made by a page: %v", err)
 	}
 	if p := key.Peer("acme", 1000); p.Allow("key.create") != nil || p.Allow("tenant.list") != nil || *p.UID != 1000 || p.Key != "" {
 		t.Errorf("a peer is %+v", p)

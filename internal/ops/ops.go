@@ -19,6 +19,9 @@ const (
 
 	// Owner is no permission of keys. Only the owner of the machine has it.
 	Owner Verb = "owner"
+	// Page marks the keys of pages that a link of the owner signed in, which may
+	// also use what OfPages names. No key can be asked for with it.
+	Page Verb = "page"
 )
 
 // Verbs lists the permissions that a key can have.
@@ -451,6 +454,14 @@ func (o Op) Verb() Verb {
 
 // Class returns how the operation is recorded.
 func (o Op) Class() Class { return table[o].class }
+
+// OfPages reports whether the operation is one of the owner's that pages may use
+// which a link of the owner signed in. None of them leads to files or programs of
+// the machine.
+func (o Op) OfPages() bool {
+	area, _, _ := strings.Cut(string(o), ".")
+	return area == "node"
+}
 
 // frees are the operations that free space or revoke access.
 var frees = []Op{

@@ -1,9 +1,30 @@
 import { get } from "../api";
 import type { Schemas } from "../api";
 import { useLoad } from "../live";
-import { Card, Problem, State } from "../ui";
+import { Card, Problem, State, Wall } from "../ui";
 
 type Provider = Schemas["Provider"];
+
+/** The limits of a sandbox that hold and that do not, with reasons. */
+export function Held({ of }: { of: Provider["limits"] }) {
+  const all = Object.entries(of ?? {}).sort();
+  if (all.length === 0) return <span class="dim">not known</span>;
+  return (
+    <>
+      {all.map(([name, l]) => (
+        <div key={name}>
+          {l.enforced ? (
+            <span class="yes">{name} holds</span>
+          ) : (
+            <>
+              {name} does not hold <span class="dim">{l.why}</span>
+            </>
+          )}
+        </div>
+      ))}
+    </>
+  );
+}
 
 /** What providers can do, by the names of capabilities. */
 export function Providers() {
@@ -37,7 +58,13 @@ export function Providers() {
             {p.warning && <p class="problem">{p.warning}</p>}
             <dl>
               <dt>Isolation</dt>
-              <dd>{p.isolates ? "yes" : "none"}</dd>
+              <dd>
+                <Wall of={p.descriptor.isolation} />
+              </dd>
+              <dt>Limits</dt>
+              <dd>
+                <Held of={p.limits} />
+              </dd>
               <dt>Verified</dt>
               <dd>{p.descriptor.verified}</dd>
               <dt>Price</dt>

@@ -22,6 +22,7 @@ import {
   Tabs,
   Time,
   useConfirm,
+  Wall,
   why,
 } from "../ui";
 import { EventList } from "./events";
@@ -524,6 +525,14 @@ function Limits({ sandbox: s }: { sandbox: Sandbox }) {
     const a = samples[i]!;
     return Math.max(b.u.cpuMs - a.u.cpuMs, 0) / Math.max(b.at - a.at, 1);
   });
+  const size = (n: number | undefined) => (n && n > 0 ? bytes(n) : "");
+  const count = (n: number | undefined) => (n && n > 0 ? String(n) : "");
+  const limits = [
+    ["memory", "Memory", size(r.memory)],
+    ["cpus", "Processors", count(r.cpus)],
+    ["disk", "Disk", size(r.disk)],
+    ["pids", "Processes", count(r.pids)],
+  ] as const;
   const save = async () => {
     const size = memory ? parseBytes(memory) : undefined;
     const wanted: Record<string, string> = {};
@@ -588,13 +597,22 @@ function Limits({ sandbox: s }: { sandbox: Sandbox }) {
         <Button kind="primary" verb="write" act={save}>
           Save
         </Button>
-        <h3 style="margin-top:16px">Enforced</h3>
-        {Object.entries(s.limits ?? {}).map(([name, l]) => (
-          <div key={name}>
-            <State state={l.enforced ? "ok" : "warning"} /> {name}{" "}
-            <span class="dim">{l.why}</span>
-          </div>
-        ))}
+        <h3 style="margin-top:16px">What holds</h3>
+        {limits.map(([name, what, value]) => {
+          const loose = s.limits?.[name];
+          return (
+            <div key={name}>
+              <State state={!value ? "none" : loose ? "warning" : "ok"} />{" "}
+              {what}
+              {value ? `: ${value}` : ""}{" "}
+              <span class="dim">
+                {value
+                  ? loose && `not enforced: ${loose.why ?? "see the provider"}`
+                  : "no limit"}
+              </span>
+            </div>
+          );
+        })}
       </Card>
       <Card title="Sandbox">
         <dl>
@@ -606,6 +624,10 @@ function Limits({ sandbox: s }: { sandbox: Sandbox }) {
           <dd>{s.image}</dd>
           <dt>Provider</dt>
           <dd>{s.provider ?? "–"}</dd>
+          <dt>Isolation</dt>
+          <dd>
+            <Wall of={s.isolation} />
+          </dd>
           <dt>Created</dt>
           <dd>
             <Time at={s.created} />

@@ -17,7 +17,10 @@ import {
   Table,
   Time,
   useConfirm,
+  Wall,
 } from "../ui";
+
+import { Held } from "./providers";
 
 /** Loads all pages of the list. */
 export async function allSandboxes(): Promise<Sandbox[]> {
@@ -219,6 +222,7 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
     profile: "",
     workspace: "",
     provider: "",
+    isolation: "",
     labels: "",
     env: "",
   });
@@ -236,6 +240,10 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
     () => get<{ providers: Schemas["Provider"][] }>("v1/providers"),
     [],
   );
+  const wanted = f.provider || why?.choice;
+  const chosen = providers.data?.providers.find((p) =>
+    wanted ? p.name === wanted : p.default,
+  );
   const field = (name: keyof typeof f) => ({
     value: f[name],
     onInput: (e: { currentTarget: { value: string } }) =>
@@ -251,6 +259,7 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
         ? { snapshot: props.snapshot }
         : f.image && { image: f.image }),
       ...(f.provider && { provider: f.provider }),
+      ...(f.isolation && { isolation: f.isolation }),
       ...(f.labels && { labels: pairs(f.labels) }),
       ...(f.env && { env: pairs(f.env) }),
       ...(f.workspace && { workspaces: [{ name: f.workspace }] }),
@@ -285,6 +294,7 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
           ...(f.network !== "none" && { egress: "any" }),
           ...(f.memory && { limits: ["memory"] }),
           ...(f.provider && { provider: f.provider }),
+          ...(f.isolation && { isolation: f.isolation }),
         },
       }),
     );
@@ -334,6 +344,13 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
               <option value="profile">a profile</option>
             </select>
           </Field>
+          <Field label="Isolation" hint="At least this">
+            <select {...field("isolation")}>
+              <option value="">that of the provider</option>
+              <option value="kernel">a kernel of its own</option>
+              <option value="hardware">a virtual machine</option>
+            </select>
+          </Field>
           <Field label="Provider">
             <select {...field("provider")}>
               <option value="">chosen by the daemon</option>
@@ -372,6 +389,15 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
             <textarea {...field("env")} style="min-height:56px" />
           </Field>
         </details>
+        {chosen && (
+          <div class="field">
+            <span>What holds in {chosen.name}</span>
+            <div>
+              Isolation: <Wall of={chosen.descriptor.isolation} />
+            </div>
+            <Held of={chosen.limits} />
+          </div>
+        )}
         {why && (
           <div class="card">
             {why.candidates?.map((c) => (

@@ -20,6 +20,16 @@ func (s *Service) Authenticate(ctx context.Context, token string) (key.Principal
 // of the machine can create keys for other tenants; a missing tenant is
 // created. The result contains the token, which cannot be read again.
 func (s *Service) CreateKey(ctx context.Context, n sandbox.NewKey) (sandbox.Key, error) {
+	return s.createKey(ctx, n)
+}
+
+// CreatePageKey creates the key of a page that a link of the owner of the machine
+// signed in.
+func (s *Service) CreatePageKey(ctx context.Context, n sandbox.NewKey) (sandbox.Key, error) {
+	return s.createKey(ctx, n, ops.Page)
+}
+
+func (s *Service) createKey(ctx context.Context, n sandbox.NewKey, marks ...key.Verb) (sandbox.Key, error) {
 	const op = ops.KeyCreate
 	who, err := guard.Principal(ctx)
 	if err != nil {
@@ -29,7 +39,7 @@ func (s *Service) CreateKey(ctx context.Context, n sandbox.NewKey) (sandbox.Key,
 		n.Tenant = who.Tenant
 	}
 	others := func(who key.Principal) error {
-		if n.Tenant != who.Tenant && who.UID == nil {
+		if (n.Tenant != who.Tenant || len(marks) > 0) && who.UID == nil {
 			return &sandbox.Error{Code: sandbox.CodeDenied, Subject: "tenant", Message: "only the owner of the machine may create keys for other tenants"}
 		}
 		return nil
@@ -42,7 +52,7 @@ func (s *Service) CreateKey(ctx context.Context, n sandbox.NewKey) (sandbox.Key,
 					return err
 				}
 			}
-			made, err = s.ring.Create(ctx, tx, n)
+			made, err = s.ring.Create(ctx, tx, n, marks...)
 			return err
 		})
 		return made.ID, err
@@ -59,9 +69,11 @@ func (s *Service) Caller(ctx context.Context) (sandbox.Caller, error) {
 	if err != nil {
 		return sandbox.Caller{}, err
 	}
-	c := sandbox.Caller{Tenant: who.Tenant, Key: who.Key, Owner: who.UID != nil}
+	c := sandbox.Caller{Tenant: who.Tenant, Key: who.Key, Owner: who.UID != nil, Nodes: who.Allow(ops.NodeList) == nil}
 	for _, v := range who.Verbs {
-		c.Verbs = append(c.Verbs, string(v))
+		if v != ops.Page {
+			c.Verbs = append(c.Verbs, string(v))
+		}
 	}
 	return c, nil
 }

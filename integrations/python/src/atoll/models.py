@@ -95,6 +95,10 @@ class Caller(Model):
     """
     whether self-hosted machines can connect to this daemon
     """
+    nodes: bool
+    """
+    whether the caller may manage the nodes of this daemon
+    """
     owner: bool
     """
     whether this is the owner of the machine
