@@ -24,7 +24,7 @@ func (o Depart) apply(m *machine) (Effect, error) {
 		return Effect{}, nil
 	case o.Attempt == 0 && !l.Moving.IsZero() && m.now.Before(l.Moving):
 		return Effect{}, nil // another caller is moving it
-	case o.Attempt != 0 && (l.Moving.IsZero() || l.Attempt != o.Attempt):
+	case o.Attempt != 0 && !m.inMove(o.Epoch, o.Attempt):
 		return Effect{}, nil
 	case o.Attempt == 0:
 		l.Attempt++
@@ -35,7 +35,8 @@ func (o Depart) apply(m *machine) (Effect, error) {
 }
 
 // Arrive ends a move: the new sandbox serves the session, under a new epoch. If
-// it is not Done, the caller removes the new sandbox.
+// it is not Done, the caller removes the new sandbox. A move whose time is over
+// does not arrive.
 type Arrive struct {
 	Epoch, Attempt int64
 	Provider       string
@@ -48,7 +49,7 @@ type Arrive struct {
 
 func (o Arrive) apply(m *machine) (Effect, error) {
 	l := &m.lease
-	if !m.moving(o.Epoch, o.Attempt) {
+	if !m.inMove(o.Epoch, o.Attempt) {
 		return Effect{}, nil
 	}
 	warm := m.meter()
@@ -80,6 +81,13 @@ func (o Stay) apply(m *machine) (Effect, error) {
 func (m *machine) moving(epoch, attempt int64) bool {
 	l := &m.lease
 	return l.State == Warm && l.Epoch == epoch && l.Attempt == attempt && !l.Moving.IsZero()
+}
+
+// inMove reports whether the lease is in the move of that attempt, and its time
+// is not over. Afterwards the old sandbox serves again, and what was copied of it
+// may be out of date.
+func (m *machine) inMove(epoch, attempt int64) bool {
+	return m.moving(epoch, attempt) && m.now.Before(m.lease.Moving)
 }
 
 // Restart ends what an earlier process of a daemon left when it was killed: its

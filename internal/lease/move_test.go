@@ -27,6 +27,12 @@ func TestRB97Moves(t *testing.T) {
 	renewed, _ := apply(t, l, later.Add(-time.Second), Depart{Epoch: 3, Attempt: 6})
 	undone(renewed, later, Tick{})
 
+	// When its time is over, the old sandbox serves again, so it can neither arrive nor go on.
+	undone(l, later, Arrive{Epoch: 3, Attempt: 6}, Depart{Epoch: 3, Attempt: 6})
+	if back, _ := apply(t, l, later, Stay{3, 6}); !back.Moving.IsZero() {
+		t.Errorf("stayed late: %+v", back)
+	}
+
 	// If the mover dies, the sandbox continues, and a late result is refused.
 	stuck, _ := apply(t, l, later, Tick{})
 	if stuck.State != Warm || stuck.Sandbox != "sb-1" {

@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/session"
@@ -17,16 +18,26 @@ type boxes struct {
 }
 
 // call is one request: it may fail before act, or lose the response after it.
-func (p *boxes) call(what string, act func() error) error {
+func (p *boxes) call(what string, at *box, act func() error) error {
 	w := p.w
+	var n *node
+	if at != nil {
+		n = at.node
+	}
 	w.wait(p.a)
 	lie := &sandbox.Error{Code: sandbox.CodeUnavailable, Message: what + ": 503: sandbox not found (getaddrinfo ENOTFOUND)"}
+	if !w.reaches(p.a, n) && !at.gone {
+		return unreachable(w, lie)
+	}
 	if w.rng.Float64() < w.opts.Faults {
 		return mutateError(w, lie)
 	}
 	err := act()
 	w.note(p.a, "%s: %v", what, err)
 	w.wait(p.a)
+	if !w.reaches(p.a, n) && !at.gone {
+		return unreachable(w, lie)
+	}
 	if w.rng.Float64() < w.opts.Faults {
 		return mutateError(w, lie)
 	}
@@ -35,8 +46,11 @@ func (p *boxes) call(what string, act func() error) error {
 
 func (p *boxes) Create(_ context.Context, plan session.Plan) (session.Box, error) {
 	w := p.w
+	if w.opts.Nodes > 0 {
+		return p.createOn(plan)
+	}
 	var b *box
-	err := p.call("create "+plan.Key, func() error {
+	err := p.call("create "+plan.Key, nil, func() error {
 		w.rivals(p.a, plan.Key)
 		b = w.make(plan.Key)
 		return nil
@@ -58,11 +72,11 @@ func (w *world) make(key string) *box {
 // while another one serves the group. An attempt that was given up may, and
 // removes it.
 func (w *world) rivals(a *actor, key string) {
-	if _, attempt, _ := session.SplitKey(key); attempt != w.lease.Attempt {
+	if _, attempt, _ := session.SplitKey(key); attempt != w.lease.Attempt || w.lease.State != lease.Warming {
 		return
 	}
 	for _, id := range w.ids() {
-		if old := w.boxes[id]; old.alive && old.served {
+		if old := w.boxes[id]; old.alive && old.served && !old.gone {
 			w.violated("%s made a rival for %s", a.name, old.id)
 		}
 	}
@@ -70,6 +84,9 @@ func (w *world) rivals(a *actor, key string) {
 
 func (w *world) handle(b *box) session.Box {
 	made := session.Box{ID: b.id, Provider: "p", Binding: "acct"}
+	if b.node != nil {
+		made.Provider = b.node.name
+	}
 	if w.opts.Lifetime > 0 {
 		made.Deadline = b.made.Add(w.opts.Lifetime)
 	}
@@ -77,9 +94,9 @@ func (w *world) handle(b *box) session.Box {
 }
 
 func (p *boxes) Find(_ context.Context, plan session.Plan) (found session.Box, err error) {
-	err = p.call("find "+plan.Key, func() error {
+	err = p.call("find "+plan.Key, nil, func() error {
 		for _, id := range p.w.ids() {
-			if b := p.w.boxes[id]; b.alive && b.key == plan.Key {
+			if b := p.w.boxes[id]; b.alive && !b.gone && b.key == plan.Key {
 				found = p.w.handle(b)
 				return nil
 			}
@@ -90,7 +107,7 @@ func (p *boxes) Find(_ context.Context, plan session.Plan) (found session.Box, e
 }
 
 func (p *boxes) Resume(_ context.Context, e sandbox.Envelope) (b session.Box, how sandbox.Outcome, made bool, err error) {
-	err = p.call("resume "+e.Box, func() error {
+	err = p.call("resume "+e.Box, p.w.boxes[sandbox.ID(e.Box)], func() error {
 		found := p.w.boxes[sandbox.ID(e.Box)]
 		if found != nil && found.lost && p.w.opts.Losses > 0 && p.w.rng.IntN(2) == 0 {
 			// This provider creates a sandbox that it does not find.
@@ -101,7 +118,7 @@ func (p *boxes) Resume(_ context.Context, e sandbox.Envelope) (b session.Box, ho
 			}
 			return nil
 		}
-		if found == nil || !found.alive {
+		if found == nil || !found.alive || found.gone {
 			return &sandbox.Error{Code: sandbox.CodeGone, Subject: e.Box, Message: "the provider says that it was deleted"}
 		}
 		b, how = p.w.handle(found), sandbox.OutcomeAttached
@@ -117,11 +134,11 @@ func (p *boxes) Resume(_ context.Context, e sandbox.Envelope) (b session.Box, ho
 }
 
 func (p *boxes) Probe(_ context.Context, b session.Box) error {
-	return p.call("probe "+string(b.ID), func() error { return p.alive(b) })
+	return p.call("probe "+string(b.ID), p.w.boxes[b.ID], func() error { return p.alive(b) })
 }
 
 func (p *boxes) alive(b session.Box) error {
-	if found := p.w.boxes[b.ID]; found == nil || !found.alive {
+	if found := p.w.boxes[b.ID]; found == nil || !found.alive || found.gone {
 		return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(b.ID)}
 	}
 	return nil
@@ -129,7 +146,7 @@ func (p *boxes) alive(b session.Box) error {
 
 func (p *boxes) Hydrate(_ context.Context, b session.Box, e sandbox.Envelope) (session.Box, sandbox.ReceiptFrom, []string, error) {
 	from := sandbox.ReceiptFrom{Archive: e.Archive}
-	err := p.call("hydrate "+string(b.ID), func() error {
+	err := p.call("hydrate "+string(b.ID), p.w.boxes[b.ID], func() error {
 		if e.Archive != nil {
 			p.w.boxes[b.ID].data = int(e.Archive.Size)
 		}
@@ -139,7 +156,7 @@ func (p *boxes) Hydrate(_ context.Context, b session.Box, e sandbox.Envelope) (s
 }
 
 func (p *boxes) Capture(_ context.Context, b session.Box, e sandbox.Envelope) (sandbox.Envelope, error) {
-	err := p.call("capture "+string(b.ID), func() error {
+	err := p.call("capture "+string(b.ID), p.w.boxes[b.ID], func() error {
 		if err := p.alive(b); err != nil {
 			return err
 		}
@@ -150,11 +167,11 @@ func (p *boxes) Capture(_ context.Context, b session.Box, e sandbox.Envelope) (s
 }
 
 func (p *boxes) Discard(context.Context, sandbox.Envelope) error {
-	return p.call("discard", func() error { return nil })
+	return p.call("discard", nil, func() error { return nil })
 }
 
 func (p *boxes) Pause(_ context.Context, b session.Box) error {
-	return p.call("pause "+string(b.ID), func() error {
+	return p.call("pause "+string(b.ID), p.w.boxes[b.ID], func() error {
 		if err := p.alive(b); err != nil {
 			return err
 		}
@@ -164,8 +181,8 @@ func (p *boxes) Pause(_ context.Context, b session.Box) error {
 }
 
 func (p *boxes) Delete(_ context.Context, b session.Box) error {
-	return p.call("delete "+string(b.ID), func() error {
-		if found := p.w.boxes[b.ID]; found != nil {
+	return p.call("delete "+string(b.ID), p.w.boxes[b.ID], func() error {
+		if found := p.w.boxes[b.ID]; found != nil && !found.gone {
 			p.w.end(p.a, found)
 		}
 		return nil
@@ -199,6 +216,14 @@ func mutateOp(w *world, op lease.Op) lease.Op {
 		if w.opts.Mutant == "late spawners commit" {
 			o.Attempt = w.lease.Attempt
 			return o
+		}
+	case lease.Arrive:
+		if w.opts.Mutant == "late movers arrive" && w.lease.State == lease.Warm && w.lease.Epoch == o.Epoch {
+			o.Attempt, w.lease.Moving = w.lease.Attempt, w.now.Add(time.Second)
+			return o
+		}
+		if w.opts.Mutant == "moves do not expire" && !w.lease.Moving.IsZero() {
+			w.lease.Moving = w.now.Add(time.Second)
 		}
 	case lease.Persist:
 		if w.opts.Mutant == "old captures count" {

@@ -36,7 +36,13 @@ type Options struct {
 	// Lifetime is when the provider ends a sandbox, even if clients still hold it.
 	// Zero: never.
 	Lifetime time.Duration
-	Mutant   string // a rule to break; empty: none
+	// Nodes is how many nodes hold the sandboxes, and Daemons is how many daemons
+	// on one database make them there. Zero: one provider that is always there.
+	Nodes, Daemons int
+	Skew           time.Duration // the clock of a daemon is wrong by at most that
+	Cuts           float64       // probability per step that a node dies, is cut off, or comes back
+	Operators      int           // number of operators that drain and remove nodes
+	Mutant         string        // a rule to break; empty: none
 }
 
 // actor is a goroutine that runs one step at a time.
@@ -45,6 +51,7 @@ type actor struct {
 	step   chan bool // true: go on; false: die
 	done   bool
 	attach []lease.Acquire // holders that it left
+	d      *daemon         // of which it is a part; nil: a process of its own
 }
 
 // world is the simulated state. Only the scheduled actor accesses it.
@@ -63,6 +70,10 @@ type world struct {
 	saved int // last write in an archive
 	log   []string
 	fault string // first violation
+
+	nodes   []*node
+	daemons []*daemon
+	beats   map[string]time.Time // the last heartbeats of holders
 }
 
 // box is a simulated sandbox. Its content is one number.
@@ -75,6 +86,10 @@ type box struct {
 	served bool // was committed to the lease
 	data   int
 	made   time.Time
+
+	node   *node  // that has it; nil: the only provider
+	gone   bool   // recorded as gone
+	making *actor // records it and makes it now
 }
 
 // Result is the result of a run.
@@ -89,12 +104,20 @@ func Run(o Options) Result {
 	w := &world{
 		opts: o, rng: rand.New(rand.NewPCG(o.Seed, 1)), now: time.Unix(1_000_000, 0), events: make(chan *actor),
 		cfg: lease.Config{Warming: 45 * time.Second, Grace: 30 * time.Second, ViewerTTL: time.Minute}, lease: lease.Lease{Group: group, State: lease.Cold}, boxes: map[sandbox.ID]*box{},
+		beats: map[string]time.Time{},
 	}
+	if o.Daemons > 0 { // many actors take turns
+		w.cfg.Warming, w.cfg.ViewerTTL = 4*time.Minute, 4*time.Minute
+	}
+	w.settle()
 	for i := range o.Clients {
-		w.start(fmt.Sprintf("client%d", i), w.client)
+		w.start(fmt.Sprintf("client%d", i), w.daemonOf(i), w.client)
 	}
-	for i := range o.Reapers {
-		w.start(fmt.Sprintf("reaper%d", i), w.reaper)
+	for i := range max(o.Reapers, o.Daemons) {
+		w.start(fmt.Sprintf("reaper%d", i), w.daemonOf(i), w.reaper)
+	}
+	for i := range o.Operators {
+		w.start(fmt.Sprintf("operator%d", i), w.daemonOf(i), w.operator)
 	}
 	steps := w.schedule()
 	if w.fault == "" {
@@ -103,8 +126,8 @@ func Run(o Options) Result {
 	return Result{Steps: steps, Violation: w.fault, Log: w.log}
 }
 
-func (w *world) start(name string, run func(*actor)) {
-	a := &actor{name: name, step: make(chan bool)}
+func (w *world) start(name string, d *daemon, run func(*actor)) {
+	a := &actor{name: name, step: make(chan bool), d: d}
 	w.actors = append(w.actors, a)
 	go func() {
 		defer func() {
@@ -138,22 +161,34 @@ func (w *world) schedule() int {
 			return steps
 		}
 		a := ready[w.rng.IntN(len(ready))]
-		dies := w.fault != "" || steps > 5000 || w.rng.Float64() < w.opts.Crashes
-		if dies {
-			w.note(a, "dies")
-		}
-		a.step <- !dies
-		<-w.events
-		if dies {
+		over := w.fault != "" || steps > 5000
+		switch dies := over || w.rng.Float64() < w.opts.Crashes; {
+		case !dies:
+			a.step <- true
+			<-w.events
+		case a.d != nil && !over:
+			w.kill(a.d)
+		default:
+			w.die(a)
 			w.bury(a)
 		}
-		w.now = w.now.Add(time.Duration(w.rng.IntN(8)) * time.Second)
+		w.now = w.now.Add(time.Duration(w.rng.IntN(8)>>min(1, len(w.daemons))) * time.Second)
 		if w.rng.Float64() < w.opts.Losses {
 			w.lose()
+		}
+		if w.rng.Float64() < w.opts.Cuts {
+			w.cut()
 		}
 		w.expire()
 		w.invariants()
 	}
+}
+
+// die ends an actor where it is.
+func (w *world) die(a *actor) {
+	w.note(a, "dies")
+	a.step <- false
+	<-w.events
 }
 
 // lose makes the provider end the sandbox of the lease; unsaved data is lost.
@@ -190,11 +225,16 @@ func (w *world) bury(a *actor) {
 		w.lease, _, _ = lease.Apply(w.lease, lease.Release{Kind: h.Kind, ID: h.ID}, w.cfg, w.now)
 	}
 	a.attach = nil
-	restart := lease.Restart{Spawner: a.name, Own: func(string) bool { return false }}
+	for _, id := range w.ids() { // a record without a sandbox
+		if b := w.boxes[id]; b.making == a {
+			b.making, b.gone = nil, b.gone || !b.alive
+		}
+	}
+	restart := lease.Restart{Spawner: a.process(), Own: func(string) bool { return false }}
 	if w.opts.Mutant != "a dead attempt goes on" {
 		w.lease, _, _ = lease.Apply(w.lease, restart, w.cfg, w.now)
 	}
-	if l := w.lease; l.Spawner == a.name && (l.State == lease.Warming || !l.Moving.IsZero()) {
+	if l := w.lease; l.Spawner == a.process() && (l.State == lease.Warming || !l.Moving.IsZero()) {
 		w.violated("the attempt of %s, which died, blocks the others", a.name)
 	}
 }
@@ -228,14 +268,21 @@ func (w *world) client(a *actor) {
 			w.wait(a)
 		}
 		op := lease.Acquire{Kind: lease.Turn, ID: fmt.Sprintf("%s.%d", a.name, round)}
+		if w.opts.Nodes > 0 && round%2 == 1 {
+			op.Kind = lease.Operator
+		}
 		a.attach = []lease.Acquire{op}
-		held, err := m.Acquire(context.Background(), session.Plan{Group: group, Provider: "p"}, op, nil)
+		held, err := m.Acquire(context.Background(), session.Plan{Group: group, Provider: w.provider()}, op, nil)
 		if err != nil {
 			w.note(a, "acquire: %v", err)
 			continue
 		}
 		w.use(a, held)
-		for until := w.now.Add(w.opts.Lifetime + w.opts.Lifetime/4); w.opts.Lifetime > 0 && w.now.Before(until) && w.serves(held); {
+		for range w.rng.IntN(1 + 12*min(w.opts.Nodes, 1)) {
+			w.beat(a, op, held)
+			w.use(a, held)
+		}
+		for until := w.now.Add(w.opts.Lifetime + w.opts.Lifetime/4); w.opts.Lifetime > 0 && w.now.Before(until) && w.serves(a, held); {
 			w.use(a, held)
 		}
 		_, _, _ = (&leases{w, a}).Apply(context.Background(), group, lease.Release{Kind: op.Kind, ID: op.ID})
@@ -244,8 +291,9 @@ func (w *world) client(a *actor) {
 }
 
 // serves is the check that every request must pass.
-func (w *world) serves(held session.Held) bool {
-	return w.opts.Mutant == "evicted sandboxes serve" || w.lease.Serves() && w.lease.Epoch == held.Epoch
+func (w *world) serves(a *actor, held session.Held) bool {
+	moving := w.clock(a).Before(w.lease.Moving) && w.opts.Mutant != "moving sandboxes serve"
+	return w.opts.Mutant == "evicted sandboxes serve" || w.lease.Serves() && w.lease.Epoch == held.Epoch && !moving
 }
 
 // use reads the number that earlier clients wrote, and writes a new one.
@@ -253,7 +301,7 @@ func (w *world) use(a *actor, held session.Held) {
 	w.wait(a)
 	b := w.boxes[held.Box.ID]
 	switch {
-	case b != nil && b.lost, !w.serves(held):
+	case b != nil && (b.lost || b.gone || !w.reaches(a, b.node)), !w.serves(a, held):
 		return
 	case b == nil || !b.alive:
 		w.violated("%s holds %s, which was ended", a.name, held.Box.ID)
@@ -274,6 +322,7 @@ func (w *world) reaper(a *actor) {
 			w.note(a, "sweep: %v", err)
 		}
 		w.orphans(a)
+		w.check(a)
 		w.wait(a)
 	}
 }
@@ -288,7 +337,7 @@ func (w *world) orphans(a *actor) {
 	w.wait(a)
 	var seen []*box
 	for _, id := range w.ids() {
-		if b := w.boxes[id]; b.alive {
+		if b := w.boxes[id]; b.alive && w.reaches(a, b.node) {
 			seen = append(seen, b)
 		}
 	}
@@ -296,7 +345,7 @@ func (w *world) orphans(a *actor) {
 	l := w.lease // read after the response of the provider
 	for _, b := range seen {
 		_, attempt, _ := session.SplitKey(b.key)
-		if session.Orphan(l, b.id, attempt) || w.opts.Mutant == "orphan of a running attempt" && l.Sandbox != b.id {
+		if session.Orphan(l, b.id, attempt) || b.gone && b.making == nil || w.opts.Mutant == "orphan of a running attempt" && l.Sandbox != b.id {
 			w.note(a, "removes orphan %s", b.id)
 			w.end(a, b)
 		}
@@ -315,7 +364,7 @@ func (w *world) ids() []sandbox.ID {
 // end ends a sandbox for good.
 func (w *world) end(a *actor, b *box) {
 	l := w.lease
-	if b.alive && l.Sandbox == b.id {
+	if b.alive && !b.lost && l.Sandbox == b.id {
 		switch {
 		case l.State == lease.Warm:
 			w.violated("%s ended %s, which the lease serves", a.name, b.id)
@@ -323,14 +372,16 @@ func (w *world) end(a *actor, b *box) {
 			w.violated("%s ended %s with %d, and only %d was saved", a.name, b.id, b.data, w.saved)
 		}
 	}
-	b.alive = false
+	b.alive, b.gone = false, true
 }
 
-func (w *world) manager(a *actor) *session.Manager {
-	return session.NewManager(session.Config{
-		Spawner: a.name, Leases: &leases{w, a}, Boxes: &boxes{w, a}, PauseOnExit: w.opts.Seed/36%2 == 0,
-		Sleep: func(context.Context, time.Duration) error { w.wait(a); return nil }, Now: func() time.Time { return w.now },
-	})
+func (w *world) manager(a *actor) *session.Manager { return session.NewManager(w.config(a)) }
+
+func (w *world) config(a *actor) session.Config {
+	return session.Config{
+		Spawner: a.process(), Leases: &leases{w, a}, Boxes: &boxes{w, a}, PauseOnExit: w.opts.Seed/36%2 == 0,
+		Sleep: func(context.Context, time.Duration) error { w.wait(a); return nil }, Now: func() time.Time { return w.clock(a) },
+	}
 }
 
 // quiesce lets time pass without actors or faults, and checks that only what the
@@ -338,11 +389,13 @@ func (w *world) manager(a *actor) *session.Manager {
 func (w *world) quiesce() {
 	w.opts.Faults, w.opts.Crashes, w.opts.Losses, w.opts.Lifetime = 0, 0, 0, 0
 	w.lease.Holders = nil
+	w.heal()
 	for range 4 {
 		w.now = w.now.Add(w.cfg.Grace + w.cfg.Warming)
 		w.actors = nil
-		w.start("last", func(a *actor) {
+		w.start("last", w.daemonOf(0), func(a *actor) {
 			m := w.manager(a)
+			w.check(a)
 			if err := m.Sweep(context.Background()); err != nil {
 				w.violated("the last sweep fails: %v", err)
 			}
@@ -385,11 +438,19 @@ func (s *leases) Apply(_ context.Context, _ string, op lease.Op) (lease.Lease, l
 	w := s.w
 	w.wait(s.a)
 	op = mutateOp(w, op)
-	l, effect, err := lease.Apply(w.lease, op, w.cfg, w.now)
+	before := w.lease
+	l, effect, err := lease.Apply(before, op, w.cfg, w.clock(s.a))
 	if err == nil && effect.Done {
 		l = mutateLease(w, op, w.lease, l)
 		w.lease = l
+		w.beating(op, before)
 		switch o := op.(type) {
+		case lease.Arrive:
+			w.boxes[o.Sandbox].served = true
+			w.boxes[before.Sandbox].served = false // it is an orphan now
+			if w.boxes[o.Sandbox].lost {           // its node died before it served
+				w.lost(w.boxes[o.Sandbox])
+			}
 		case lease.Persist:
 			w.saved = content(l.Archive)
 		case lease.Commit:
