@@ -100,6 +100,7 @@ full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, ki
 	@git diff --exit-code --stat internal/server/console/dist
 	@$(MAKE) --no-print-directory cluster kubernetes; code=$$?; $(MAKE) --no-print-directory cluster-down; exit $$code
 	@$(MAKE) --no-print-directory cluster-test
+	@$(MAKE) --no-print-directory scale
 	@$(MAKE) --no-print-directory kills ROUNDS=20
 	@$(MAKE) --no-print-directory soak DURATION=5m
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s
@@ -130,6 +131,10 @@ soak: build ## for DURATION (1h): daemons are killed and upgraded, processes sto
 kills: build ## kill everything at every fault point, and daemons at random while clients work, ROUNDS (200) times
 	@$(STATIC) ATOLL_KILL_ROUNDS=$(ROUNDS) $(call gotest,-timeout=2h -run=Killed,./provider/gvisor)
 	@$(STATIC) ATOLL_SOAK_ROUNDS=$(ROUNDS) ATOLL_SESSION_KILLS=$$((2 * $(ROUNDS))) $(call gotest,-timeout=2h '-run=DaemonIsKilled|SessionsUnderKills|Restarts',./cmd/atoll ./internal/daemon)
+
+.PHONY: scale
+scale: ## simulate 10,000 nodes with 10 million sandboxes, and the loss of a zone (minutes)
+	@ATOLL_SCALE=full $(GO) test -count=1 -v -timeout=30m -run '^TestScale$$|^TestScaleOfOneImage$$' ./internal/fleet/scale
 
 .PHONY: arch
 arch: ## check imports, names, sizes, links and the list of dependencies

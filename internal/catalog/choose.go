@@ -3,6 +3,7 @@ package catalog
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -59,19 +60,13 @@ type Node struct {
 func Choose(n sandbox.Needs, facts []Facts) sandbox.Choice {
 	list := slices.Clone(facts)
 	slices.SortFunc(list, func(a, b Facts) int {
-		return cmp.Or(
-			cmp.Compare(order(len(refusals(n, a)) > 0), order(len(refusals(n, b)) > 0)),
-			compareNodes(a.Node, b.Node),
-			cmp.Compare(order(!a.Default), order(!b.Default)),
-			cmp.Compare(priceRank(a.Descriptor.Price), priceRank(b.Descriptor.Price)),
-			cmp.Compare(a.Descriptor.Name, b.Descriptor.Name),
-		)
+		return cmp.Or(cmp.Compare(order(len(refusals(n, a)) > 0), order(len(refusals(n, b)) > 0)), compare(&a, &b))
 	})
 	choice := sandbox.Choice{Candidates: []sandbox.Candidate{}}
 	for _, f := range list {
 		c := sandbox.Candidate{Provider: f.Descriptor.Name, Reasons: refusals(n, f)}
 		if c.Fits = len(c.Reasons) == 0; c.Fits {
-			c.Reasons = merits(f)
+			c.Reasons = f.Merits()
 			if choice.Provider == "" {
 				choice.Provider = c.Provider
 			}
@@ -79,6 +74,27 @@ func Choose(n sandbox.Needs, facts []Facts) sandbox.Choice {
 		choice.Candidates = append(choice.Candidates, c)
 	}
 	return choice
+}
+
+// Best returns the one that Choose chooses, without an explanation of the others:
+// there may be thousands of them. ok is false if none meets the needs.
+func Best(n sandbox.Needs, facts iter.Seq[Facts]) (best Facts, ok bool) {
+	for f := range facts {
+		if (!ok || compare(&f, &best) < 0) && len(refusals(n, f)) == 0 {
+			best, ok = f, true
+		}
+	}
+	return best, ok
+}
+
+// compare orders those that meet the needs, the better one first.
+func compare(a, b *Facts) int {
+	return cmp.Or(
+		compareNodes(a.Node, b.Node),
+		cmp.Compare(order(!a.Default), order(!b.Default)),
+		cmp.Compare(priceRank(a.Descriptor.Price), priceRank(b.Descriptor.Price)),
+		cmp.Compare(a.Descriptor.Name, b.Descriptor.Name),
+	)
 }
 
 func compareNodes(a, b *Node) int {
@@ -141,8 +157,8 @@ func refusals(n sandbox.Needs, f Facts) []string {
 	return why
 }
 
-// merits returns the advantages of a provider that meets the needs.
-func merits(f Facts) []string {
+// Merits returns the advantages of a provider that meets the needs.
+func (f *Facts) Merits() []string {
 	good := []string{}
 	if f.Default {
 		good = append(good, "the default")

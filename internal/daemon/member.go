@@ -17,12 +17,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-const (
-	// heartbeatEvery is the interval of heartbeats, and staleAfter is the age of
-	// the last heartbeat after which a daemon counts as dead.
-	heartbeatEvery = 5 * time.Second
-	staleAfter     = 30 * time.Second
-)
+// heartbeatEvery is the interval of heartbeats; see core.StaleAfter.
+const heartbeatEvery = 5 * time.Second
 
 // membership is the identity of this daemon among those that share a store. It
 // is stored in the state directory, next to the sandboxes.
@@ -101,7 +97,7 @@ func (d *Daemon) join(ctx context.Context) error {
 				return err
 			}
 		}
-		return tx.Operator().Register(ctx, store.Node{ID: m.Node, Instance: m.Instance, Address: d.opts.Listen}, staleAfter)
+		return tx.Operator().Register(ctx, store.Node{ID: m.Node, Instance: m.Instance, Address: d.opts.Listen}, core.StaleAfter)
 	})
 	if err != nil {
 		// Otherwise the next start could not replace this registration.
@@ -121,6 +117,7 @@ func (d *Daemon) join(ctx context.Context) error {
 func (d *Daemon) beat(ctx context.Context) {
 	tick := time.NewTicker(heartbeatEvery)
 	defer tick.Stop()
+	silent := map[string]time.Time{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -131,7 +128,11 @@ func (d *Daemon) beat(ctx context.Context) {
 			return tx.Operator().Heartbeat(ctx, d.member.Node, d.member.Instance)
 		})
 		switch {
-		case err == nil || ctx.Err() != nil:
+		case ctx.Err() != nil:
+		case err == nil:
+			if err := d.services.Sandboxes.ClaimAbandoned(ctx, silent); err != nil && ctx.Err() == nil {
+				d.opts.Logger.Error("taking over the sandboxes of a daemon that has ended", "error", err)
+			}
 		case sandbox.CodeOf(err) == sandbox.CodeStale:
 			d.failed <- err
 			return

@@ -12,7 +12,6 @@ import (
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/fleet"
-	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/registry"
@@ -77,31 +76,39 @@ func (p nodeProviders) open(name string) (providers.Opened, error) {
 // Known implements providers.Nodes.
 func (p nodeProviders) Known() (all []sandbox.Provider) {
 	for _, n := range p.d.fleet.Nodes() {
-		all = append(all, sandbox.Provider{Name: n.Provider, Summary: "the node " + n.Name + " at " + n.URL, Problem: n.Reason})
+		all = append(all, providerOf(&n))
 	}
 	return all
 }
+
+func providerOf(n *sandbox.Node) sandbox.Provider {
+	return sandbox.Provider{Name: n.Provider, Summary: "the node " + n.Name + " at " + n.URL, Problem: n.Reason}
+}
+
+// Any implements providers.Nodes.
+func (p nodeProviders) Any() bool { return p.d.fleet.Any() }
+
+// Find implements providers.Nodes.
+func (p nodeProviders) Find(name string) (sandbox.Provider, bool) {
+	short, is := strings.CutPrefix(name, fleet.Prefix)
+	if !is {
+		return sandbox.Provider{}, false
+	}
+	n, err := p.d.fleet.Node(short)
+	return providerOf(&n), err == nil
+}
+
+// Choose implements providers.Nodes.
+func (p nodeProviders) Choose(ref string, memory int64, demand sandbox.Isolation) (provider, why string) {
+	return p.d.fleet.Choose(ref, memory, demand)
+}
+
+// Reload implements providers.Nodes.
+func (p nodeProviders) Reload(ctx context.Context) error { return p.d.fleet.Reload(ctx) }
 
 // Candidates implements providers.Nodes.
-func (p nodeProviders) Candidates(ref string, memory int64) (all []catalog.Facts) {
-	for _, n := range p.d.fleet.Nodes() {
-		f := catalog.Facts{
-			Descriptor: sandbox.Descriptor{Name: n.Provider}, Available: true, Node: &catalog.Node{Refused: n.Reason, HasImage: ref == "" || ref == "host"},
-		}
-		if n.Load != nil {
-			f.Descriptor.Isolation = n.Load.Isolation
-			f.Node.Free = min(n.Load.MemoryFree, n.Load.MemoryTotal-n.Load.MemoryReserved)
-			f.Node.HasImage = f.Node.HasImage || slices.Contains(n.Load.Images, image.Name(ref))
-		}
-		f.Node.Full = f.Node.Free < memory
-		all = append(all, f)
-	}
-	return all
-}
-
-// Promise implements providers.Nodes.
-func (p nodeProviders) Promise(name string, memory int64) {
-	p.d.fleet.Promise(strings.TrimPrefix(name, fleet.Prefix), memory)
+func (p nodeProviders) Candidates(ref string, memory int64) []catalog.Facts {
+	return p.d.fleet.Candidates(ref, memory)
 }
 
 // imageNames lists the names of the images on this machine.

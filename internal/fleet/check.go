@@ -104,7 +104,21 @@ func (f *Fleet) askOnce(ctx context.Context, n *node) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n.load, n.promise, n.seen = &load, 0, f.cfg.Store.Now()
+	n.images = map[string]bool{}
+	for _, name := range load.Images {
+		n.images[name] = true
+	}
 	return nil
+}
+
+// old reports whether a sandbox is recorded as gone, or not at all. Another daemon
+// may have cleared the node before this one, and sandboxes may be made there again.
+func (f *Fleet) old(ctx context.Context, id sandbox.ID) (bool, error) {
+	b, err := store.Read(ctx, f.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		return true, nil
+	}
+	return err == nil && b.State == sandbox.Gone, err
 }
 
 // clear ends the old sandboxes of a node that was given up and came back. All of
@@ -114,6 +128,12 @@ func (f *Fleet) clear(ctx context.Context, n *node) error {
 	for found, err := range n.direct.List(ctx) {
 		if err != nil {
 			return err
+		}
+		if old, err := f.old(ctx, found.ID); err != nil || !old {
+			if err != nil {
+				return err
+			}
+			continue
 		}
 		box, err := n.direct.Attach(ctx, found.ID)
 		if err == nil {

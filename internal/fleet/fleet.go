@@ -5,6 +5,7 @@ package fleet
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"log/slog"
 	"maps"
@@ -74,14 +75,16 @@ type Fleet struct {
 // node is what is known of a node. Its fields are protected by Fleet.mu.
 type node struct {
 	store.FleetNode
-	listed bool
-	check  sync.Mutex // one check at a time
-	direct *remote.Provider
-	client *atoll.Client
+	listed   bool
+	provider string     // its name as a provider
+	check    sync.Mutex // one check at a time
+	direct   *remote.Provider
+	client   *atoll.Client
 
 	load    *sandbox.Load
-	promise int64     // memory of sandboxes that were placed there since
-	seen    time.Time // of the last answer
+	images  map[string]bool // of load
+	promise int64           // memory of sandboxes that were placed there since
+	seen    time.Time       // of the last answer
 	strikes int
 	problem string // why it counts as unreachable; empty: it answers
 }
@@ -226,7 +229,7 @@ func (f *Fleet) Reload(ctx context.Context) error {
 }
 
 func (f *Fleet) add(row store.FleetNode) (*node, error) {
-	n := &node{FleetNode: row, problem: "it was not asked yet"}
+	n := &node{FleetNode: row, provider: Prefix + row.Name, problem: "it was not asked yet"}
 	var err error
 	line := line{f: f, n: n}
 	if n.client, err = atoll.New(atoll.Options{Host: local, Transport: line}); err != nil {
@@ -307,6 +310,12 @@ func (l line) RoundTrip(r *http.Request) (*http.Response, error) {
 		l.f.mu.Unlock()
 		return nil, refused
 	}
+	if bad, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Subject: l.n.Name, Message: "its certificate is not trusted: " + bad.Err.Error(),
+			Hint: "name a file with certificates to trust: --node-ca-file FILE", Cause: err,
+		}
+	}
 	return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: l.n.Name, Message: "the connection was lost", Hint: "see: atoll node inspect " + l.n.Name, Cause: err}
 }
 
@@ -355,7 +364,7 @@ func (n *node) state() (sandbox.NodeState, string) {
 }
 
 func (n *node) public() sandbox.Node {
-	out := sandbox.Node{Name: n.Name, URL: n.URL, Provider: Prefix + n.Name, Seen: n.seen, Removed: n.Removed, Lost: n.Lost}
+	out := sandbox.Node{Name: n.Name, URL: n.URL, Provider: n.provider, Seen: n.seen, Removed: n.Removed, Lost: n.Lost}
 	out.State, out.Reason = n.state()
 	if n.load != nil {
 		load := *n.load
@@ -385,15 +394,6 @@ func (f *Fleet) Node(name string) (sandbox.Node, error) {
 		return sandbox.Node{}, missing(name)
 	}
 	return n.public(), nil
-}
-
-// Promise counts memory as used on a node until its next answer.
-func (f *Fleet) Promise(name string, memory int64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if n := f.nodes[name]; n != nil {
-		n.promise += memory
-	}
 }
 
 func missing(name string) error {

@@ -8,11 +8,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Prefix is the begin of the names of the providers of nodes.
-const Prefix = "node-"
+const Prefix = store.FleetPrefix
 
 // listed is a node as a flag or a file names it.
 type listed struct{ name, url string }

@@ -83,11 +83,14 @@ func (m *machine) moving(epoch, attempt int64) bool {
 	return l.State == Warm && l.Epoch == epoch && l.Attempt == attempt && !l.Moving.IsZero()
 }
 
+// clockError is more than the clocks of two daemons with one database differ.
+const clockError = 2 * time.Second
+
 // inMove reports whether the lease is in the move of that attempt, and its time
 // is not over. Afterwards the old sandbox serves again, and what was copied of it
 // may be out of date.
 func (m *machine) inMove(epoch, attempt int64) bool {
-	return m.moving(epoch, attempt) && m.now.Before(m.lease.Moving)
+	return m.moving(epoch, attempt) && m.now.Add(clockError).Before(m.lease.Moving)
 }
 
 // Restart ends what an earlier process of a daemon left when it was killed: its

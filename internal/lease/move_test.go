@@ -24,7 +24,7 @@ func TestRB97Moves(t *testing.T) {
 	}
 	undone(l, start, Depart{Epoch: 3}, Arrive{Epoch: 3, Attempt: 5}, Arrive{Epoch: 2, Attempt: 6}, Stay{3, 5})
 	later := start.Add(config.Warming)
-	renewed, _ := apply(t, l, later.Add(-time.Second), Depart{Epoch: 3, Attempt: 6})
+	renewed, _ := apply(t, l, later.Add(-3*time.Second), Depart{Epoch: 3, Attempt: 6})
 	undone(renewed, later, Tick{})
 
 	// When its time is over, the old sandbox serves again, so it can neither arrive nor go on.

@@ -2,6 +2,8 @@ package store
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -78,6 +80,26 @@ func (o *Operator) ChangeFleetNode(ctx context.Context, name string, change func
 	_, err = o.tx.exec(ctx, "UPDATE fleet SET state = $1, lost = $2, removed = $3, cleared = $4 WHERE name = $5",
 		string(n.State), lost, nanos(n.Removed), nanos(n.Cleared), name)
 	return n, err
+}
+
+// FleetPrefix is the begin of the names of the providers of nodes.
+const FleetPrefix = "node-"
+
+// ErrNodeClosed is the cause of the error for a node that takes no new sandboxes.
+var ErrNodeClosed = errors.New("the node takes no new sandboxes")
+
+// NodeTakes returns CodeUnavailable if the node of a provider takes no new
+// sandboxes. In a transaction that records one, it still does when that ends.
+func (o *Operator) NodeTakes(ctx context.Context, provider string) error {
+	name := strings.TrimPrefix(provider, FleetPrefix)
+	n, err := scanFleetNode(o.tx.queryRow(ctx, fleetQuery+" WHERE name = $1"+o.tx.s.dialect.forShare(), name))
+	if err == nil && n.State == FleetActive {
+		return nil
+	}
+	if err == nil {
+		return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "node.place", Subject: provider, Message: "the node is " + string(n.State) + " now", Hint: "try again", Cause: ErrNodeClosed}
+	}
+	return missing(err, "node", name)
 }
 
 // SandboxesOf lists the sandboxes of a provider, of all tenants and daemons, that

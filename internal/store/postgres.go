@@ -55,13 +55,17 @@ func (s *Store) openPostgres(ctx context.Context, url string) error {
 	db.SetMaxIdleConns(pgIdle)
 	db.SetConnMaxLifetime(pgLifetime)
 	s.write, s.read = db, db
-	return s.migrate(ctx, goose.DialectPostgres, "postgres")
+	if err := s.migrate(ctx, goose.DialectPostgres, "postgres"); err != nil {
+		return err
+	}
+	return s.Ping(ctx) // also asks for the time
 }
 
 // forUpdate does not block transactions that only refer to the row. "FOR
 // UPDATE" could deadlock: the writer of an event, which holds the head of a
 // log, would wait for the holder of the tenant, which waits for that head.
 func (postgresDialect) forUpdate() string { return " FOR NO KEY UPDATE" }
+func (postgresDialect) forShare() string  { return " FOR SHARE" }
 func (postgresDialect) shared() bool      { return true }
 
 func (postgresDialect) readTx() *sql.TxOptions {

@@ -94,6 +94,7 @@ func openFile(path, begin string, conns int, pragmas ...string) (*sql.DB, error)
 }
 
 func (*sqliteDialect) forUpdate() string      { return "" } // the one writer has locked everything
+func (*sqliteDialect) forShare() string       { return "" }
 func (*sqliteDialect) shared() bool           { return false }
 func (*sqliteDialect) readTx() *sql.TxOptions { return &sql.TxOptions{ReadOnly: true} }
 

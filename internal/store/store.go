@@ -29,9 +29,11 @@ import (
 
 // Options of a Store. The zero value is right for a daemon.
 type Options struct {
-	// Now returns the time; nil means time.Now. The store keeps nanoseconds and no
-	// time zone.
+	// Now returns the time; nil means that of the database server, or time.Now for
+	// a local file. The store keeps nanoseconds and no time zone.
 	Now func() time.Time
+	// Local replaces the clock of this machine in tests of the server's time.
+	Local func() time.Time
 	// Trace is called with every statement before it runs, without its parameters,
 	// possibly concurrently. It is for tests and may be nil.
 	Trace func(ctx context.Context, statement string)
@@ -46,7 +48,8 @@ type Store struct {
 	upTo    int64
 	write   *sql.DB // SQLite: one connection, so that writers queue instead of failing
 	read    *sql.DB
-	now     func() time.Time
+	now     func() time.Time                            // nil: that of clock
+	clock   *serverClock                                // nil: the clock of this machine is the time
 	trace   func(ctx context.Context, statement string) // never nil
 	reserve *reserve                                    // nil: not a local file
 	// prepared contains the statements of each pool. Nil: the driver caches them.
@@ -94,6 +97,9 @@ type dialect interface {
 	lostCommit(err error) bool
 	// forUpdate returns the end of a SELECT that locks the rows it reads.
 	forUpdate() string
+	// forShare is forUpdate for rows that others may read, but not change, until
+	// the transaction ends.
+	forShare() string
 	// readTx are the options of a transaction that only reads: it sees one
 	// state of the database from its first statement to its last.
 	readTx() *sql.TxOptions
@@ -108,17 +114,24 @@ type dialect interface {
 // "postgres://…". A database with a newer schema is refused. The caller closes
 // the Store.
 func Open(ctx context.Context, url string, opts Options) (*Store, error) {
-	if opts.Now == nil {
-		opts.Now = time.Now
+	if opts.Local == nil {
+		opts.Local = time.Now
 	}
 	if opts.Trace == nil {
 		opts.Trace = func(context.Context, string) {}
 	}
-	s := &Store{now: opts.Now, trace: opts.Trace, upTo: opts.upTo, patience: opts.patience}
+	s := &Store{now: opts.Now, clock: &serverClock{local: opts.Local}, trace: opts.Trace, upTo: opts.upTo, patience: opts.patience}
 	var err error
 	scheme, rest, found := strings.Cut(url, ":")
+	server := found && (scheme == "postgres" || scheme == "postgresql")
+	if opts.Now == nil && !server {
+		s.now = opts.Local
+	}
+	if s.now != nil {
+		s.clock = nil
+	}
 	switch {
-	case found && (scheme == "postgres" || scheme == "postgresql"):
+	case server:
 		err = s.openPostgres(ctx, url)
 	case found && scheme == "sqlite":
 		err = s.openSQLite(ctx, strings.TrimPrefix(rest, "//"))
@@ -151,7 +164,13 @@ func (s *Store) Close() error {
 func (s *Store) Shared() bool { return s.dialect.shared() }
 
 // Now returns the time by the store's clock.
-func (s *Store) Now() time.Time { return s.now().UTC() }
+func (s *Store) Now() time.Time {
+	if s.clock == nil {
+		return s.now().UTC()
+	}
+	now, _ := s.clock.now()
+	return now.UTC()
+}
 
 // Ping reports whether the database answers.
 func (s *Store) Ping(ctx context.Context) error {
@@ -243,6 +262,9 @@ func (s *Store) run(ctx context.Context, db *sql.DB, opts *sql.TxOptions, f func
 	}
 	tx.tx = began
 	defer tx.release()
+	if err := tx.askTime(ctx); err != nil {
+		return err
+	}
 	defer func() { // no effect after a commit
 		if s.patience > 0 {
 			defer time.AfterFunc(s.patience, cancel).Stop()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
@@ -19,6 +20,10 @@ import (
 
 // LocalNode is the node name of a daemon that does not share its store.
 const LocalNode = "local"
+
+// StaleAfter is the age of the last heartbeat after which a daemon counts as
+// ended.
+const StaleAfter = 30 * time.Second
 
 // Config configures a Core. Its owner closes the fields after closing the Core.
 type Config struct {

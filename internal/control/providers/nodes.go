@@ -2,6 +2,7 @@ package providers
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"strings"
 
@@ -10,19 +11,14 @@ import (
 )
 
 // HasNodes reports whether sandboxes are made on nodes.
-func (s *Service) HasNodes() bool { return s.cfg.Nodes != nil && len(s.cfg.Nodes.Known()) > 0 }
+func (s *Service) HasNodes() bool { return s.cfg.Nodes != nil && s.cfg.Nodes.Any() }
 
 // node returns the provider of a node.
 func (s *Service) node(name string) (p sandbox.Provider, ok bool) {
 	if s.cfg.Nodes == nil {
 		return p, false
 	}
-	for _, one := range s.cfg.Nodes.Known() {
-		if one.Name == name {
-			return one, true
-		}
-	}
-	return p, false
+	return s.cfg.Nodes.Find(name)
 }
 
 // OnNode reports whether a provider is that of a node. What is stored there is
@@ -43,6 +39,9 @@ func (s *Service) accepts(name string) error {
 	}
 }
 
+// ReloadNodes reads what was decided about the nodes.
+func (s *Service) ReloadNodes(ctx context.Context) error { return s.cfg.Nodes.Reload(ctx) }
+
 // Accepts reports whether a provider takes new sandboxes, as far as is known
 // without asking it.
 func (s *Service) Accepts(name string) bool { return s.accepts(name) == nil }
@@ -50,13 +49,11 @@ func (s *Service) Accepts(name string) bool { return s.accepts(name) == nil }
 // Place chooses a node for a sandbox, and says for what reasons.
 func (s *Service) Place(spec *sandbox.Spec) (provider, why string, err error) {
 	memory := cmp.Or(spec.Resources.Memory, s.cfg.Defaults.Memory)
-	choice := catalog.Choose(sandbox.Needs{Isolation: spec.Isolation}, s.cfg.Nodes.Candidates(spec.Image, memory))
-	if choice.Provider != "" {
-		s.cfg.Nodes.Promise(choice.Provider, memory)
-		return choice.Provider, strings.Join(choice.Candidates[0].Reasons, "; "), nil
+	if provider, why = s.cfg.Nodes.Choose(spec.Image, memory, spec.Isolation); provider != "" {
+		return provider, why, nil
 	}
 	var all []string
-	for _, c := range choice.Candidates {
+	for _, c := range catalog.Choose(sandbox.Needs{Isolation: spec.Isolation}, s.cfg.Nodes.Candidates(spec.Image, memory)).Candidates {
 		all = append(all, c.Provider+": "+strings.Join(c.Reasons, "; "))
 	}
 	refusal := &sandbox.Error{

@@ -68,12 +68,17 @@ type Machines interface {
 // Nodes are the providers of node daemons. It must be safe for concurrent use.
 type Nodes interface {
 	// Known lists them, with what is known without opening them. One that takes no
-	// sandboxes has a Problem. If it is empty, there are no nodes.
+	// sandboxes has a Problem.
 	Known() []sandbox.Provider
+	// Any reports whether there are any, and Find returns one of them.
+	Any() bool
+	Find(name string) (p sandbox.Provider, ok bool)
 	// Candidates describes them for a sandbox with an image that asks for memory.
 	Candidates(image string, memory int64) []catalog.Facts
-	// Promise counts the memory of a new sandbox, until the node reports it.
-	Promise(name string, memory int64)
+	// Choose returns the one that suits a sandbox best, and why. Empty: none does.
+	Choose(image string, memory int64, demand sandbox.Isolation) (provider, why string)
+	// Reload reads what was decided about them.
+	Reload(ctx context.Context) error
 }
 
 // Service holds the providers of a daemon. It is safe for concurrent use.

@@ -70,9 +70,23 @@ func (s *makers) CreateForSession(ctx context.Context, spec sandbox.Spec, key st
 	return made.ID, err
 }
 
-// create plans a sandbox, records it, makes it with the provider, and records the
-// outcome.
-func (s *makers) create(ctx context.Context, req sandbox.CreateRequest, more extras) (_ Made, err error) {
+// create creates a sandbox. If another daemon has just closed the node that was
+// chosen, it is made on another one.
+func (s *makers) create(ctx context.Context, req sandbox.CreateRequest, more extras) (Made, error) {
+	made, err := s.createOnce(ctx, req, more)
+	if !errors.Is(err, store.ErrNodeClosed) {
+		return made, err
+	}
+	s.Report(ctx, s.Providers.ReloadNodes(ctx))
+	if req.Spec.Provider != "" {
+		return made, err
+	}
+	return s.createOnce(ctx, req, more)
+}
+
+// createOnce plans a sandbox, records it, makes it with the provider, and records
+// the outcome.
+func (s *makers) createOnce(ctx context.Context, req sandbox.CreateRequest, more extras) (_ Made, err error) {
 	ctx, end := span.Start(ctx, "control", string(opCreate), "")
 	defer func() { err = core.Named(opCreate, err); end(err) }()
 	who, action, err := s.Admit(ctx, opCreate, guard.Subject{Name: req.Spec.Name, Subject: req.Spec.Name},
@@ -231,6 +245,9 @@ func (s *makers) announce(ctx context.Context, be *providers.Backend, p *plan.Pl
 	once := store.Create{IdempotencyKey: req.IdempotencyKey, Request: req.Raw, OfSession: more.ofSession, Retry: neverMade}
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {
 		intent = nil
+		if err := s.takes(ctx, tx, be.Name); err != nil {
+			return err
+		}
 		b := s.recordOf(p, be.Binding, be.Isolation(ctx), tx.Now())
 		if p.Timeout > p.Spec.Lifetime.Timeout {
 			b.Expires = tx.Now().Add(p.Timeout)
@@ -377,7 +394,7 @@ func (s *records) finalizeWith(ctx context.Context, tenant string, id sandbox.ID
 	ctx = store.WithReserve(ctx)
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {
 		var err error
-		box, err = tx.Sandboxes().Update(ctx, tenant, id, store.Expect{Observed: true}, change)
+		box, err = tx.Sandboxes().Update(ctx, tenant, id, store.Expect{Observed: true, Node: s.Node}, change)
 		if err != nil {
 			return err
 		}

@@ -37,7 +37,7 @@ func (s *records) lock(ctx context.Context, ref string, action ops.Op, op lifecy
 	if err != nil {
 		return nil, err
 	}
-	if err := core.FirstError(s.here(&b), s.inflight.Wait(ctx, b.ID)); err != nil {
+	if err := core.FirstError(s.here(ctx, &b), s.inflight.Wait(ctx, b.ID)); err != nil {
 		return nil, err
 	}
 	a.Sandbox, a.Name, a.Subject = b.ID, b.Name, b.Name

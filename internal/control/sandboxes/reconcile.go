@@ -109,7 +109,7 @@ func (s *records) permanent(ctx context.Context, b *store.Sandbox) bool {
 // mirror records whether the provider has paused or resumed a sandbox. If the
 // provider cannot be reached, nothing changes.
 func (s *records) mirror(ctx context.Context, b *store.Sandbox) error {
-	if s.here(b) != nil || !resident(b) {
+	if b.Node != s.Node || !resident(b) {
 		return nil
 	}
 	be, err := s.Providers.Of(ctx, b)
@@ -258,11 +258,15 @@ func (s *reconciler) unreachable(ctx context.Context, b store.Sandbox, why error
 }
 
 // Recorded returns the records of this node's sandboxes that are not gone.
-func (s *records) Recorded(ctx context.Context) (all []store.Sandbox, err error) {
+func (s *records) Recorded(ctx context.Context) ([]store.Sandbox, error) {
+	return s.recorded(ctx, s.Node)
+}
+
+func (s *records) recorded(ctx context.Context, daemon string) (all []store.Sandbox, err error) {
 	const batch = 500
 	for after := sandbox.ID(""); ; {
 		part, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Sandbox, error) {
-			return tx.Operator().Sandboxes(ctx, s.Node, after, batch)
+			return tx.Operator().Sandboxes(ctx, daemon, after, batch)
 		})
 		if err != nil {
 			return nil, err

@@ -69,7 +69,7 @@ func list[T any](
 // attach asks the provider for a recorded sandbox. If it is proved to be gone,
 // attach records that.
 func (s *records) attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
-	if err := s.here(b); err != nil {
+	if err := s.here(ctx, b); err != nil {
 		return nil, err
 	}
 	box, err := s.Providers.Attach(ctx, b)
@@ -80,10 +80,14 @@ func (s *records) attach(ctx context.Context, b *store.Sandbox) (*control.Sandbo
 }
 
 // here refuses a sandbox of another daemon that shares the store: its absence
-// on this machine proves nothing.
-func (s *records) here(b *store.Sandbox) error {
+// on this machine proves nothing. If that daemon has ended, and the sandbox is on
+// a node, it becomes one of this daemon.
+func (s *records) here(ctx context.Context, b *store.Sandbox) error {
 	if b.Node == s.Node {
 		return nil
+	}
+	if claimed, err := s.claim(ctx, b); err != nil || claimed {
+		return err
 	}
 	return &sandbox.Error{
 		Code: sandbox.CodeUnavailable, Op: "sandbox.find", Subject: b.Name, Message: "the sandbox is on the node " + b.Node,
@@ -111,7 +115,7 @@ func (s *records) destroy(ctx context.Context, ref string, op ops.Op, reason str
 	if err != nil || b.State == sandbox.Gone {
 		return err
 	}
-	if err := core.FirstError(s.here(&b), s.inflight.Wait(ctx, b.ID)); err != nil {
+	if err := core.FirstError(s.here(ctx, &b), s.inflight.Wait(ctx, b.ID)); err != nil {
 		return err
 	}
 	release, err := s.locks.Take(ctx, b.ID)

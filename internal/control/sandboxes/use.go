@@ -100,7 +100,7 @@ func (s *users) reach(ctx context.Context, b store.Sandbox, seen inuse.Mark) (_ 
 // ended it, attachSettled waits for that operation, updates the record and
 // returns neither a handle nor an error.
 func (s *users) attachSettled(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
-	if err := s.here(b); err != nil {
+	if err := s.here(ctx, b); err != nil {
 		return nil, err
 	}
 	box, err := s.Providers.Attach(ctx, b)

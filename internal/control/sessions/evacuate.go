@@ -2,6 +2,7 @@ package sessions
 
 import (
 	"context"
+	"errors"
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
@@ -73,7 +74,7 @@ func (s *Movers) evacuate(ctx context.Context, row store.Session) (receipt sandb
 			if err != nil {
 				return err
 			}
-			if receipt, err = s.swap(ctx, row, target); sandbox.CodeOf(err) != sandbox.CodeStale {
+			if receipt, err = s.swap(ctx, row, target); sandbox.CodeOf(err) != sandbox.CodeStale && !errors.Is(err, store.ErrNodeClosed) {
 				return err
 			}
 		}
