@@ -14,7 +14,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
+func TestMain(m *testing.M) {
+	controlProcess()
+	os.Exit(storetest.Main(m))
+}
 
 func wantCode(t *testing.T, err error, code sandbox.Code) {
 	t.Helper()
