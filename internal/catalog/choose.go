@@ -58,14 +58,21 @@ type Node struct {
 // the image, then those with more free memory. Then the default provider is before
 // others, then the cheaper price class, then the name.
 func Choose(n sandbox.Needs, facts []Facts) sandbox.Choice {
-	list := slices.Clone(facts)
-	slices.SortFunc(list, func(a, b Facts) int {
-		return cmp.Or(cmp.Compare(order(len(refusals(n, a)) > 0), order(len(refusals(n, b)) > 0)), compare(&a, &b))
+	type judged struct {
+		Facts
+		why []string // it does not meet the needs
+	}
+	list := make([]judged, 0, len(facts))
+	for _, f := range facts {
+		list = append(list, judged{f, refusals(n, f)})
+	}
+	slices.SortFunc(list, func(a, b judged) int {
+		return cmp.Or(cmp.Compare(order(len(a.why) > 0), order(len(b.why) > 0)), compare(&a.Facts, &b.Facts))
 	})
 	choice := sandbox.Choice{Candidates: []sandbox.Candidate{}}
 	for _, f := range list {
-		c := sandbox.Candidate{Provider: f.Descriptor.Name, Reasons: refusals(n, f)}
-		if c.Fits = len(c.Reasons) == 0; c.Fits {
+		c := sandbox.Candidate{Provider: f.Descriptor.Name, Reasons: f.why, Fits: len(f.why) == 0}
+		if c.Fits {
 			c.Reasons = f.Merits()
 			if choice.Provider == "" {
 				choice.Provider = c.Provider
