@@ -274,7 +274,9 @@ func (s *Service) rejoin(ctx context.Context, at place) (driver.Process, int64, 
 // does.
 func (s *Service) showTerminal(ctx context.Context, ws *websocket.Conn, o *opened, finish func(error)) {
 	ws.SetReadLimit(maxInput)
-	join, err := receive(ctx, ws)
+	// A context that ends closes its socket before the reason can be sent.
+	open := context.WithoutCancel(ctx)
+	join, err := receive(open, ws)
 	if err != nil || join.Type != "join" {
 		goodbye(ws, errors.New("join-expected"))
 		return
@@ -303,8 +305,7 @@ func (s *Service) showTerminal(ctx context.Context, ws *websocket.Conn, o *opene
 	v, w := t.View(o.Mode == string(stream.Control), wanted)
 	defer v.Close()
 	defer context.AfterFunc(ctx, v.Close)()
-	// A context that ends closes its socket before the reason can be sent.
-	sock := &viewerSocket{ctx: context.WithoutCancel(ctx), ws: ws}
+	sock := &viewerSocket{ctx: open, ws: ws}
 	go func() {
 		defer v.Close()
 		sock.listen(v)
