@@ -44,20 +44,20 @@ type extras struct {
 // key that was made before returns the sandbox of the first one. If the first
 // attempt failed, the sandbox is created now. If the sandbox was removed since, the
 // error is CodeGone.
-func (s *makers) Create(ctx context.Context, req sandbox.CreateRequest) (Made, error) {
+func (s *creator) Create(ctx context.Context, req sandbox.CreateRequest) (Made, error) {
 	return s.create(ctx, req, extras{})
 }
 
 // CreateFor creates a sandbox that is removed after timeout, unless Expire
 // changes the time. A missing image is pulled.
-func (s *makers) CreateFor(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (sandbox.Sandbox, error) {
+func (s *creator) CreateFor(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (sandbox.Sandbox, error) {
 	made, err := s.create(ctx, sandbox.CreateRequest{Spec: spec, Pull: string(control.PullMissing)}, extras{timeout: timeout})
 	return made.Sandbox.Info(), err
 }
 
 // CreateForBuild creates a sandbox for a build. It does not outlive this
 // process. Policies are checked against the image names in base.
-func (s *makers) CreateForBuild(ctx context.Context, spec sandbox.Spec, base []string) (sandbox.ID, error) {
+func (s *creator) CreateForBuild(ctx context.Context, spec sandbox.Spec, base []string) (sandbox.ID, error) {
 	made, err := s.create(ctx, sandbox.CreateRequest{Spec: spec, Pull: string(control.PullNever)}, extras{base: base, bound: true})
 	return made.ID, err
 }
@@ -65,14 +65,14 @@ func (s *makers) CreateForBuild(ctx context.Context, spec sandbox.Spec, base []s
 // CreateForSession creates a sandbox for a session, or returns the one that it
 // created with the same key. replaces is a sandbox whose workspaces the new one
 // gets, although the old one still has them: the caller removes one of the two.
-func (s *makers) CreateForSession(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error) {
+func (s *creator) CreateForSession(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error) {
 	made, err := s.create(ctx, sandbox.CreateRequest{Spec: spec, IdempotencyKey: key, Raw: []byte(key)}, extras{ofSession: true, replaces: replaces})
 	return made.ID, err
 }
 
 // create creates a sandbox. If another daemon has just closed the node that was
 // chosen, it is made on another one.
-func (s *makers) create(ctx context.Context, req sandbox.CreateRequest, more extras) (Made, error) {
+func (s *creator) create(ctx context.Context, req sandbox.CreateRequest, more extras) (Made, error) {
 	made, err := s.createOnce(ctx, req, more)
 	if !errors.Is(err, store.ErrNodeClosed) {
 		return made, err
@@ -86,7 +86,7 @@ func (s *makers) create(ctx context.Context, req sandbox.CreateRequest, more ext
 
 // createOnce plans a sandbox, records it, makes it with the provider, and records
 // the outcome.
-func (s *makers) createOnce(ctx context.Context, req sandbox.CreateRequest, more extras) (_ Made, err error) {
+func (s *creator) createOnce(ctx context.Context, req sandbox.CreateRequest, more extras) (_ Made, err error) {
 	ctx, end := span.Start(ctx, "control", string(opCreate), "")
 	defer func() { err = core.Named(opCreate, err); end(err) }()
 	who, action, err := s.Admit(ctx, opCreate, guard.Subject{Name: req.Spec.Name, Subject: req.Spec.Name},
@@ -137,7 +137,7 @@ func (s *makers) createOnce(ctx context.Context, req sandbox.CreateRequest, more
 
 // draft finds what a request is about, and plans it as far as no provider is
 // needed for that.
-func (s *makers) draft(ctx context.Context, tenant string, a audit.Action, req sandbox.CreateRequest, more *extras) (p plan.Plan, err error) {
+func (s *creator) draft(ctx context.Context, tenant string, a audit.Action, req sandbox.CreateRequest, more *extras) (p plan.Plan, err error) {
 	ask := plan.Ask{CreateRequest: req, Tenant: tenant, Timeout: more.timeout}
 	if main := ask.Spec.Main; main != nil {
 		fresh := *main
@@ -172,7 +172,7 @@ func (s *makers) draft(ctx context.Context, tenant string, a audit.Action, req s
 
 // place chooses the provider of a plan, and says why if that was not asked for. It
 // returns the plan for that provider.
-func (s *makers) place(ctx context.Context, who key.Principal, p plan.Plan, more *extras) (be *providers.Backend, _ plan.Plan, chosen string, err error) {
+func (s *creator) place(ctx context.Context, who key.Principal, p plan.Plan, more *extras) (be *providers.Backend, _ plan.Plan, chosen string, err error) {
 	if more.bound || p.Template != nil {
 		s.Providers.KeepHere(&p.Spec)
 	}
@@ -187,7 +187,7 @@ func (s *makers) place(ctx context.Context, who key.Principal, p plan.Plan, more
 // affords refuses a plan because of the signatures of its image, of limits that
 // are required and would not be enforced, and of its workspaces. It creates new
 // workspaces.
-func (s *makers) affords(ctx context.Context, be *providers.Backend, p *plan.Plan, a audit.Action) error {
+func (s *creator) affords(ctx context.Context, be *providers.Backend, p *plan.Plan, a audit.Action) error {
 	if p.Unfetched {
 		if err := s.Policies.PermitSigned(ctx, a, p); err != nil {
 			return err
@@ -202,7 +202,7 @@ func (s *makers) affords(ctx context.Context, be *providers.Backend, p *plan.Pla
 }
 
 // replay returns the sandbox that an earlier request created.
-func (s *makers) replay(ctx context.Context, box store.Sandbox) (Made, error) {
+func (s *creator) replay(ctx context.Context, box store.Sandbox) (Made, error) {
 	if err := s.inflight.Wait(ctx, box.ID); err != nil {
 		return Made{}, err
 	}
@@ -235,7 +235,7 @@ func (s *records) demanded(ctx context.Context, be *providers.Backend, tenant st
 
 // announce records the sandbox and the attempt to create it in one transaction.
 // A nil intent means that an earlier request created the sandbox.
-func (s *makers) announce(ctx context.Context, be *providers.Backend, p *plan.Plan, req *sandbox.CreateRequest, more *extras, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
+func (s *creator) announce(ctx context.Context, be *providers.Backend, p *plan.Plan, req *sandbox.CreateRequest, more *extras, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
 	bound := be.Bound(p.Spec)
 	values, err := s.Secrets.Reveal(ctx, p.Tenant, bound.Secrets)
 	if err != nil {
@@ -270,7 +270,7 @@ func (s *makers) announce(ctx context.Context, be *providers.Backend, p *plan.Pl
 }
 
 // recordOf returns the record of a planned sandbox.
-func (s *makers) recordOf(p *plan.Plan, binding string, gives sandbox.Isolation, now time.Time) store.Sandbox {
+func (s *creator) recordOf(p *plan.Plan, binding string, gives sandbox.Isolation, now time.Time) store.Sandbox {
 	b := store.Sandbox{
 		Summary: store.Summary{
 			Sandbox: sandbox.Sandbox{
@@ -315,7 +315,7 @@ const finalizeTimeout = 10 * time.Second
 
 // make creates a recorded sandbox with the provider, and records the outcome.
 // chosen is why it is not the default provider, if it was not asked for.
-func (s *makers) make(ctx context.Context, be *providers.Backend, p *plan.Plan, chosen string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
+func (s *creator) make(ctx context.Context, be *providers.Backend, p *plan.Plan, chosen string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
 	if err := s.Fault("create.recorded"); err != nil {
 		return box, image, err
 	}
@@ -368,7 +368,7 @@ func (s *makers) make(ctx context.Context, be *providers.Backend, p *plan.Plan, 
 // bringUp creates a sandbox from its image or from its snapshot. Before
 // that, it stores what must not be in the record elsewhere. It does not load
 // copies of workspaces.
-func (s *makers) bringUp(ctx context.Context, be *providers.Backend, p *plan.Plan) (*control.Sandbox, driver.Restored, error) {
+func (s *creator) bringUp(ctx context.Context, be *providers.Backend, p *plan.Plan) (*control.Sandbox, driver.Restored, error) {
 	if err := s.Snapshots.PutEnvironment(p.Spec.ID, p.Spec.Env); err != nil {
 		return nil, driver.Restored{}, err
 	}

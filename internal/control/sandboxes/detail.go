@@ -14,7 +14,7 @@ func detailOf(b *store.Sandbox) sandbox.Detail {
 
 // Isolation returns the weakest isolation that a sandbox of a tenant may have, by
 // its Spec and the policies. Empty: any.
-func (s *makers) Isolation(tenant string, spec *sandbox.Spec) sandbox.Isolation {
+func (s *creator) Isolation(tenant string, spec *sandbox.Spec) sandbox.Isolation {
 	return spec.Isolation.Stronger(s.Policies.Isolation(tenant, spec.Labels))
 }
 

@@ -20,7 +20,7 @@ import (
 // caller verifies the token. The token has the rights of the key that it was
 // given to, and ends with that key. If keyID is empty, the request is the
 // daemon's own. For a sandbox that is being removed, Enter returns CodeGone.
-func (s *rests) Enter(ctx context.Context, id sandbox.ID, keyID string) (context.Context, sandbox.Sandbox, error) {
+func (s *pauser) Enter(ctx context.Context, id sandbox.ID, keyID string) (context.Context, sandbox.Sandbox, error) {
 	_, ending := s.ending.Load(id) // before the record is read, which says so once this no longer does
 	var who key.Principal
 	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
@@ -40,7 +40,7 @@ func (s *rests) Enter(ctx context.Context, id sandbox.ID, keyID string) (context
 }
 
 // enters returns the principal of a request inside a sandbox.
-func (s *rests) enters(ctx context.Context, tx *store.Tx, tenant string, id sandbox.ID, keyID string) (key.Principal, error) {
+func (s *pauser) enters(ctx context.Context, tx *store.Tx, tenant string, id sandbox.ID, keyID string) (key.Principal, error) {
 	if keyID == "" {
 		return key.Bearer(tenant, id), s.Tenants.Valid(ctx, tx, tenant, "")
 	}
@@ -50,7 +50,7 @@ func (s *rests) enters(ctx context.Context, tx *store.Tx, tenant string, id sand
 
 // Keys returns the public parts of the keys with which tokens of a sandbox of
 // any tenant are valid.
-func (s *rests) Keys(ctx context.Context, id sandbox.ID) ([]string, error) {
+func (s *pauser) Keys(ctx context.Context, id sandbox.ID) ([]string, error) {
 	ids, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]string, error) {
 		b, err := tx.Operator().Sandbox(ctx, id)
 		if err != nil {
@@ -63,14 +63,14 @@ func (s *rests) Keys(ctx context.Context, id sandbox.ID) ([]string, error) {
 
 // Mounted returns the workspaces of a sandbox of any tenant, and their mount
 // points. It is for requests with that sandbox's own token.
-func (s *rests) Mounted(ctx context.Context, id sandbox.ID) ([]sandbox.WorkspaceMount, error) {
+func (s *pauser) Mounted(ctx context.Context, id sandbox.ID) ([]sandbox.WorkspaceMount, error) {
 	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
 	return b.Spec.Workspaces, core.Named(ops.SandboxEnter, err)
 }
 
 // Live returns the running sandboxes of all tenants on this node. It is for
 // finding the sandbox of a token; the result must not be shown to callers.
-func (s *rests) Live(ctx context.Context) ([]sandbox.ID, error) {
+func (s *pauser) Live(ctx context.Context) ([]sandbox.ID, error) {
 	all, err := s.Recorded(ctx)
 	ids := make([]sandbox.ID, 0, len(all))
 	for _, b := range all {
@@ -83,7 +83,7 @@ func (s *rests) Live(ctx context.Context) ([]sandbox.ID, error) {
 
 // Expire sets the time at which a sandbox ends. With extend, a time before the
 // current one changes nothing.
-func (s *lifetimes) Expire(ctx context.Context, ref string, at time.Time, extend bool) (b store.Sandbox, err error) {
+func (s *expirer) Expire(ctx context.Context, ref string, at time.Time, extend bool) (b store.Sandbox, err error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return b, err
@@ -126,7 +126,7 @@ func (d due) soon() {
 const maxWait = 30 * time.Second
 
 // WatchExpiry ends expired sandboxes until ctx ends.
-func (s *lifetimes) WatchExpiry(ctx context.Context) {
+func (s *expirer) WatchExpiry(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait, err := s.expire(ctx)
 		if err != nil && ctx.Err() == nil {
@@ -149,7 +149,7 @@ const retryExpiry = time.Second
 const opExpire = ops.SandboxExpire
 
 // atTimeout applies the timeout action of a sandbox that has expired.
-func (s *lifetimes) atTimeout(ctx context.Context, b *store.Sandbox) error {
+func (s *expirer) atTimeout(ctx context.Context, b *store.Sandbox) error {
 	op := lifecycle.Sleep
 	switch b.Spec.Lifetime.TimeoutAction {
 	case sandbox.IdleStop:
@@ -168,9 +168,9 @@ func (s *lifetimes) atTimeout(ctx context.Context, b *store.Sandbox) error {
 		return nil // it was changed meanwhile
 	}
 	if op == lifecycle.Stop {
-		_, err = s.rests.stopLocked(ctx, t)
+		_, err = s.pauser.stopLocked(ctx, t)
 	} else {
-		err = s.rests.putToSleep(ctx, t, t.box.Spec.Lifetime.Wakes)
+		err = s.pauser.putToSleep(ctx, t, t.box.Spec.Lifetime.Wakes)
 	}
 	return err
 }
@@ -182,7 +182,7 @@ const expireGrace = 2 * time.Second
 const expireBatch = 100
 
 // expire ends expired sandboxes and returns the time until the next expiry.
-func (s *lifetimes) expire(ctx context.Context) (time.Duration, error) {
+func (s *expirer) expire(ctx context.Context) (time.Duration, error) {
 	var over []store.Sandbox
 	var next time.Time
 	err := s.Store.View(ctx, func(tx *store.Tx) (err error) {

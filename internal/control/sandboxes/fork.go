@@ -31,7 +31,7 @@ const (
 // memory and processes. Each copy has its own name and id. The parent is paused
 // only while its state is written. Either all copies are created or none. A
 // repeated request with the same idempotency key returns the same copies.
-func (s *makers) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) (_ []store.Sandbox, err error) {
+func (s *creator) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) (_ []store.Sandbox, err error) {
 	defer core.Name(opFork, &err)
 	if req.Count < 1 || req.Count > maxForks {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "count", Message: fmt.Sprintf("%d is not between 1 and %d", req.Count, maxForks)}
@@ -75,7 +75,7 @@ func (s *makers) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) 
 }
 
 // copies returns the plans for the copies of a sandbox.
-func (s *makers) copies(ctx context.Context, be *providers.Backend, t *operation, req sandbox.ForkRequest) ([]plan.Plan, error) {
+func (s *creator) copies(ctx context.Context, be *providers.Backend, t *operation, req sandbox.ForkRequest) ([]plan.Plan, error) {
 	b := &t.box
 	ask, err := s.again(ctx, b)
 	if err != nil {
@@ -114,7 +114,7 @@ func (s *records) fitted(ctx context.Context, be *providers.Backend, a audit.Act
 // announceForks records all copies in one transaction, so that all of them fit
 // into the quota. If an earlier request with the same idempotency key created
 // them, it returns those.
-func (s *makers) announceForks(ctx context.Context, t *operation, wanted []plan.Plan, req sandbox.ForkRequest) (earlier []store.Sandbox, intent *audit.Intent, err error) {
+func (s *creator) announceForks(ctx context.Context, t *operation, wanted []plan.Plan, req sandbox.ForkRequest) (earlier []store.Sandbox, intent *audit.Intent, err error) {
 	be, err := s.Providers.Of(ctx, &t.box)
 	if err != nil {
 		return nil, nil, err
@@ -156,7 +156,7 @@ func (s *makers) announceForks(ctx context.Context, t *operation, wanted []plan.
 
 // copyOf returns the record of a new copy. Its step makes a daemon that finds
 // it after a crash remove it, because the other copies may be missing.
-func (s *makers) copyOf(t *operation, gives sandbox.Isolation, p *plan.Plan, now time.Time) store.Sandbox {
+func (s *creator) copyOf(t *operation, gives sandbox.Isolation, p *plan.Plan, now time.Time) store.Sandbox {
 	b := s.recordOf(p, t.box.Binding, gives, now)
 	b.Rest.Step = stepFork
 	return b
@@ -194,7 +194,7 @@ type copied struct {
 
 // makeForks writes a snapshot of the parent, unless it is on disk already, and
 // creates the copies, several at a time.
-func (s *makers) makeForks(ctx context.Context, be *providers.Backend, t *operation, keeper driver.SnapshotKeeper, wanted []plan.Plan) ([]copied, error) {
+func (s *creator) makeForks(ctx context.Context, be *providers.Backend, t *operation, keeper driver.SnapshotKeeper, wanted []plan.Plan) ([]copied, error) {
 	ref, done, err := s.source(ctx, be, t, keeper)
 	if err != nil {
 		return nil, err
@@ -228,7 +228,7 @@ func (s *makers) makeForks(ctx context.Context, be *providers.Backend, t *operat
 
 // source returns a snapshot of the parent; done removes it. It is restored
 // immediately by this process, so it is neither verified nor synced.
-func (s *makers) source(ctx context.Context, be *providers.Backend, t *operation, keeper driver.SnapshotKeeper) (ref driver.SnapshotRef, done func(), err error) {
+func (s *creator) source(ctx context.Context, be *providers.Backend, t *operation, keeper driver.SnapshotKeeper) (ref driver.SnapshotRef, done func(), err error) {
 	if t.box.Rest.Kept != "" {
 		ref, err = s.Snapshots.Kept(ctx, be, &t.box)
 		return ref, func() {}, err
@@ -242,7 +242,7 @@ func (s *makers) source(ctx context.Context, be *providers.Backend, t *operation
 	}
 	id := snapshots.NewID()
 	landed := s.Snapshots.Begin(id)
-	snap, err := box.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: s.rests.memory(ctx, &t.box), Transient: true})
+	snap, err := box.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: s.pauser.memory(ctx, &t.box), Transient: true})
 	if err != nil {
 		landed()
 		return ref, nil, err
@@ -255,7 +255,7 @@ func (s *makers) source(ctx context.Context, be *providers.Backend, t *operation
 
 // finalizeForks records the outcome. If one copy could not be created, it
 // removes the others.
-func (s *makers) finalizeForks(ctx context.Context, t *operation, wanted []plan.Plan, made []copied, intent *audit.Intent, failed error) ([]store.Sandbox, error) {
+func (s *creator) finalizeForks(ctx context.Context, t *operation, wanted []plan.Plan, made []copied, intent *audit.Intent, failed error) ([]store.Sandbox, error) {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
 	defer cancel()
 	if failed != nil {

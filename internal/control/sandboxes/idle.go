@@ -22,7 +22,7 @@ const (
 )
 
 // WatchIdle applies idle policies until ctx ends.
-func (s *lifetimes) WatchIdle(ctx context.Context) {
+func (s *expirer) WatchIdle(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -36,7 +36,7 @@ func (s *lifetimes) WatchIdle(ctx context.Context) {
 }
 
 // reap checks all sandboxes once.
-func (s *lifetimes) reap(ctx context.Context) error {
+func (s *expirer) reap(ctx context.Context) error {
 	idle, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Sandbox, error) {
 		return tx.Operator().Idle(ctx, s.Node, reapBatch)
 	})
@@ -52,7 +52,7 @@ func (s *lifetimes) reap(ctx context.Context) error {
 
 // rest applies the idle policy of a sandbox that, according to the store, is
 // idle.
-func (s *lifetimes) rest(ctx context.Context, b store.Sandbox) error {
+func (s *expirer) rest(ctx context.Context, b store.Sandbox) error {
 	now := s.Store.Now()
 	reopen, last, ok := s.uses.Close(b.ID, now.Add(-b.Idle.After), now)
 	if !ok {
@@ -82,12 +82,12 @@ func (s *lifetimes) rest(ctx context.Context, b store.Sandbox) error {
 	return nil
 }
 
-func (s *lifetimes) touch(ctx context.Context, b *store.Sandbox, at time.Time) error {
+func (s *expirer) touch(ctx context.Context, b *store.Sandbox, at time.Time) error {
 	return ignoreGone(s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Sandboxes().Touch(ctx, b.Tenant, b.ID, at) }))
 }
 
 // busy reports whether a command started through the API is still running.
-func (s *lifetimes) busy(ctx context.Context, t *operation) (bool, error) {
+func (s *expirer) busy(ctx context.Context, t *operation) (bool, error) {
 	box, err := s.attach(ctx, &t.box)
 	if err != nil {
 		return false, err
@@ -106,24 +106,24 @@ func (s *lifetimes) busy(ctx context.Context, t *operation) (bool, error) {
 
 // goIdle applies the idle action, or the closest one that the provider
 // supports.
-func (s *lifetimes) goIdle(ctx context.Context, t *operation) error {
+func (s *expirer) goIdle(ctx context.Context, t *operation) error {
 	box, err := s.attach(ctx, &t.box)
 	if err != nil {
 		return err
 	}
-	action, disk := sandbox.IdleAction(t.box.Idle.Action), s.rests.keeps(&t.box, box)
+	action, disk := sandbox.IdleAction(t.box.Idle.Action), s.pauser.keeps(&t.box, box)
 	switch {
 	case action == sandbox.IdleDelete:
 		return s.remove(ctx, &t.box, t.action, reasonIdle)
 	case action == sandbox.IdleStop && !disk:
 		return unsupported(&t.box, "it is idle and cannot be stopped without losing its files", "let its idle action be delete")
 	case action == sandbox.IdleStop:
-		_, err = s.rests.stopLocked(ctx, t)
-	case action == sandbox.IdleSleep && disk && s.rests.memory(ctx, &t.box):
-		err = s.rests.putToSleep(ctx, t, true)
+		_, err = s.pauser.stopLocked(ctx, t)
+	case action == sandbox.IdleSleep && disk && s.pauser.memory(ctx, &t.box):
+		err = s.pauser.putToSleep(ctx, t, true)
 	case control.Can[driver.Pauser](box):
 		// Without memory in snapshots, pausing to disk would end its processes.
-		_, err = s.rests.pause(ctx, t, false, true)
+		_, err = s.pauser.pause(ctx, t, false, true)
 	default:
 		return unsupported(&t.box, "it is idle, and this provider cannot pause", "let its idle action be stop or delete")
 	}

@@ -14,7 +14,7 @@ import (
 // SetNetwork replaces a sandbox's own network rules. The sandbox must have been
 // created with a network and with its own rules; to change a stored profile,
 // change the profile. Connections that are no longer allowed are cut.
-func (s *updates) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (_ store.Sandbox, err error) {
+func (s *updater) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (_ store.Sandbox, err error) {
 	defer core.Name(opUpdate, &err)
 	if err := n.Validate(); err != nil {
 		return store.Sandbox{}, err

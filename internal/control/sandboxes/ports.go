@@ -15,7 +15,7 @@ import (
 
 // Publish forwards a port of the machine to a port of a sandbox, as long as the
 // sandbox exists. It returns the port with defaults filled in.
-func (s *updates) Publish(ctx context.Context, ref string, p sandbox.PublishedPort) (_ sandbox.PublishedPort, err error) {
+func (s *updater) Publish(ctx context.Context, ref string, p sandbox.PublishedPort) (_ sandbox.PublishedPort, err error) {
 	defer core.Name(ops.PortPublish, &err)
 	if err := p.Validate(); err != nil {
 		return p, err
@@ -44,7 +44,7 @@ func (s *updates) Publish(ctx context.Context, ref string, p sandbox.PublishedPo
 
 // Unpublish stops listening on a port of the machine. An empty address matches
 // any.
-func (s *updates) Unpublish(ctx context.Context, ref, address string, hostPort uint16) (err error) {
+func (s *updater) Unpublish(ctx context.Context, ref, address string, hostPort uint16) (err error) {
 	defer core.Name(ops.PortUnpublish, &err)
 	t, err := s.lockPorts(ctx, ref, ops.PortUnpublish)
 	if err != nil {
@@ -62,7 +62,7 @@ func (s *updates) Unpublish(ctx context.Context, ref, address string, hostPort u
 	return s.setPorts(ctx, t, left)
 }
 
-func (s *updates) lockPorts(ctx context.Context, ref string, op ops.Op) (*operation, error) {
+func (s *updater) lockPorts(ctx context.Context, ref string, op ops.Op) (*operation, error) {
 	if _, _, err := s.Admit(ctx, op, guard.Subject{Subject: ref}); err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func (s *updates) lockPorts(ctx context.Context, ref string, op ops.Op) (*operat
 }
 
 // setPorts records the published ports of a sandbox and listens on them.
-func (s *updates) setPorts(ctx context.Context, t *operation, all []sandbox.PublishedPort) error {
+func (s *updater) setPorts(ctx context.Context, t *operation, all []sandbox.PublishedPort) error {
 	intent, err := s.enter(ctx, t, func(b *store.Sandbox) { b.Spec.Ports = all }, nil)
 	if err != nil {
 		s.Ports.Sync(&t.box)

@@ -202,7 +202,7 @@ func (s *records) end(ctx context.Context, b *store.Sandbox) error {
 // calmDown signals the commands of a sandbox and waits for them to end. It also
 // succeeds if there are no commands or the sandbox does not respond. The main
 // command is not restarted before done is called.
-func (s *rests) calmDown(ctx context.Context, ref string, grace time.Duration) (done func(), err error) {
+func (s *pauser) calmDown(ctx context.Context, ref string, grace time.Duration) (done func(), err error) {
 	done = func() {}
 	who, _, err := s.Admit(ctx, opStop, guard.Subject{Subject: ref})
 	if err != nil {

@@ -101,7 +101,7 @@ func (s *reconciler) goOn(ctx context.Context, b *store.Sandbox) error {
 		}
 	}
 	kept := b.Rest.Kept
-	err = s.correct(ctx, b, eventlog.Resumed, func(b *store.Sandbox) { s.rests.runs(b, "") }, func(tx *store.Tx) error {
+	err = s.correct(ctx, b, eventlog.Resumed, func(b *store.Sandbox) { s.pauser.runs(b, "") }, func(tx *store.Tx) error {
 		return tx.Snapshots().Delete(ctx, b.Tenant, kept)
 	})
 	if err != nil {
@@ -143,7 +143,7 @@ func (s *reconciler) finishAway(ctx context.Context, b *store.Sandbox) error {
 		how.state, how.pause, event = sandbox.Paused, sandbox.PauseDisk, eventlog.Paused
 	}
 	id := b.Rest.Kept
-	return s.correct(ctx, b, event, func(b *store.Sandbox) { s.rests.setResting(b, how, id) }, func(tx *store.Tx) error {
+	return s.correct(ctx, b, event, func(b *store.Sandbox) { s.pauser.setResting(b, how, id) }, func(tx *store.Tx) error {
 		return tx.Snapshots().Finish(ctx, b.Tenant, id, snapshots.Taken(snap))
 	})
 }
@@ -151,7 +151,7 @@ func (s *reconciler) finishAway(ctx context.Context, b *store.Sandbox) error {
 // finishBring records that a sandbox was brought back before the daemon died.
 func (s *reconciler) finishBring(ctx context.Context, b *store.Sandbox) error {
 	id := b.Rest.Kept
-	err := s.correct(ctx, b, eventlog.Resumed, func(b *store.Sandbox) { s.rests.runs(b, "") }, func(tx *store.Tx) error {
+	err := s.correct(ctx, b, eventlog.Resumed, func(b *store.Sandbox) { s.pauser.runs(b, "") }, func(tx *store.Tx) error {
 		return tx.Snapshots().Delete(ctx, b.Tenant, id)
 	})
 	if err != nil {
@@ -174,5 +174,5 @@ func (s *reconciler) undoBring(ctx context.Context, b *store.Sandbox) error {
 	if b.Rest.Step == stepResume {
 		how.state, how.pause, event = sandbox.Paused, sandbox.PauseDisk, eventlog.Paused
 	}
-	return s.correct(ctx, b, event, func(b *store.Sandbox) { s.rests.setResting(b, how, b.Rest.Kept) }, nil)
+	return s.correct(ctx, b, event, func(b *store.Sandbox) { s.pauser.setResting(b, how, b.Rest.Kept) }, nil)
 }

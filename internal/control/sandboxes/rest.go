@@ -39,7 +39,7 @@ const (
 // Pause pauses a sandbox: in memory, or to disk, where it uses no memory and
 // has no processes. It succeeds if the sandbox is already paused. The lifetime
 // of a paused sandbox does not run, if its provider can stop it.
-func (s *rests) Pause(ctx context.Context, ref string, toDisk bool) (_ store.Sandbox, err error) {
+func (s *pauser) Pause(ctx context.Context, ref string, toDisk bool) (_ store.Sandbox, err error) {
 	defer core.Name(opPause, &err)
 	op := lifecycle.Pause
 	if toDisk {
@@ -57,7 +57,7 @@ func (s *rests) Pause(ctx context.Context, ref string, toDisk bool) (_ store.San
 	return b, err
 }
 
-func (s *rests) pause(ctx context.Context, t *operation, toDisk, wakes bool) (store.Sandbox, error) {
+func (s *pauser) pause(ctx context.Context, t *operation, toDisk, wakes bool) (store.Sandbox, error) {
 	if toDisk {
 		return s.putAway(ctx, t, away{step: stepSleep, memory: s.memory(ctx, &t.box), state: sandbox.Paused, pause: sandbox.PauseDisk, wakes: wakes})
 	}
@@ -66,7 +66,7 @@ func (s *rests) pause(ctx context.Context, t *operation, toDisk, wakes bool) (st
 
 // putToSleep pauses a sandbox to disk without a request. A sandbox whose memory
 // cannot be saved is paused in memory instead.
-func (s *rests) putToSleep(ctx context.Context, t *operation, wakes bool) error {
+func (s *pauser) putToSleep(ctx context.Context, t *operation, wakes bool) error {
 	b, err := s.pause(ctx, t, true, wakes)
 	if sandbox.CodeOf(err) != sandbox.CodeUnsupported || b.State != t.box.State {
 		return err
@@ -77,13 +77,13 @@ func (s *rests) putToSleep(ctx context.Context, t *operation, wakes bool) error 
 }
 
 // memory reports whether snapshots of a sandbox contain memory.
-func (s *rests) memory(ctx context.Context, b *store.Sandbox) bool {
+func (s *pauser) memory(ctx context.Context, b *store.Sandbox) bool {
 	be, err := s.Providers.Of(ctx, b)
 	return err == nil && be.HasMemory(ctx)
 }
 
 // Resume resumes a paused sandbox. It succeeds if the sandbox is running.
-func (s *rests) Resume(ctx context.Context, ref string) (_ store.Sandbox, err error) {
+func (s *pauser) Resume(ctx context.Context, ref string) (_ store.Sandbox, err error) {
 	defer core.Name(opResume, &err)
 	t, err := s.lock(ctx, ref, opResume, lifecycle.Resume)
 	if err != nil {
@@ -97,7 +97,7 @@ func (s *rests) Resume(ctx context.Context, ref string) (_ store.Sandbox, err er
 	return b, err
 }
 
-func (s *rests) resume(ctx context.Context, t *operation) (store.Sandbox, error) {
+func (s *pauser) resume(ctx context.Context, t *operation) (store.Sandbox, error) {
 	if t.box.Rest.Pause == sandbox.PauseDisk {
 		return s.bring(ctx, t, stepResume, false)
 	}
@@ -106,7 +106,7 @@ func (s *rests) resume(ctx context.Context, t *operation) (store.Sandbox, error)
 
 // Reboot runs a paused or stopped sandbox again with its files, without its
 // processes. It succeeds if the sandbox is running.
-func (s *rests) Reboot(ctx context.Context, ref string) (_ store.Sandbox, err error) {
+func (s *pauser) Reboot(ctx context.Context, ref string) (_ store.Sandbox, err error) {
 	defer core.Name(opResume, &err)
 	b, err := s.Get(ctx, ref)
 	switch {
@@ -137,7 +137,7 @@ func (s *rests) Reboot(ctx context.Context, ref string) (_ store.Sandbox, err er
 
 // Start starts a stopped sandbox again with its files. It succeeds if the
 // sandbox is running.
-func (s *rests) Start(ctx context.Context, ref string) (_ store.Sandbox, err error) {
+func (s *pauser) Start(ctx context.Context, ref string) (_ store.Sandbox, err error) {
 	defer core.Name(opStart, &err)
 	t, err := s.lock(ctx, ref, opStart, lifecycle.Start)
 	if err != nil {
@@ -157,7 +157,7 @@ func (s *rests) Start(ctx context.Context, ref string) (_ store.Sandbox, err err
 // Stop signals the commands of a sandbox, waits up to grace, and ends the
 // sandbox. It keeps the files for Start. If the provider cannot keep them, Stop
 // returns CodeUnsupported and changes nothing.
-func (s *rests) Stop(ctx context.Context, ref string, grace time.Duration) (_ store.Sandbox, err error) {
+func (s *pauser) Stop(ctx context.Context, ref string, grace time.Duration) (_ store.Sandbox, err error) {
 	defer core.Name(opStop, &err)
 	if grace > 0 {
 		proceed, err := s.calmDown(ctx, ref, grace)
@@ -179,7 +179,7 @@ func (s *rests) Stop(ctx context.Context, ref string, grace time.Duration) (_ st
 }
 
 // stopUnusable ends a failed sandbox, which cannot be stopped normally.
-func (s *rests) stopUnusable(ctx context.Context, ref string, why error) (store.Sandbox, error) {
+func (s *pauser) stopUnusable(ctx context.Context, ref string, why error) (store.Sandbox, error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return store.Sandbox{}, err
@@ -195,7 +195,7 @@ func (s *rests) stopUnusable(ctx context.Context, ref string, why error) (store.
 	return b, err
 }
 
-func (s *rests) stopLocked(ctx context.Context, t *operation) (store.Sandbox, error) {
+func (s *pauser) stopLocked(ctx context.Context, t *operation) (store.Sandbox, error) {
 	box, err := s.attach(ctx, &t.box)
 	if err != nil {
 		return t.box, err
@@ -207,7 +207,7 @@ func (s *rests) stopLocked(ctx context.Context, t *operation) (store.Sandbox, er
 }
 
 // cannotStop returns the error for a sandbox whose files cannot be kept.
-func (s *rests) cannotStop(b *store.Sandbox) error {
+func (s *pauser) cannotStop(b *store.Sandbox) error {
 	message := "the sandbox would lose its files: this provider cannot keep them"
 	if b.Spec.ID == "" {
 		message = "the sandbox would lose its files: it was created without a daemon, so its configuration for a restart is unknown"
@@ -218,12 +218,12 @@ func (s *rests) cannotStop(b *store.Sandbox) error {
 // keeps reports whether the files of a sandbox can be kept when it ends. They
 // cannot for a sandbox that was created without a daemon, because its
 // configuration is unknown.
-func (s *rests) keeps(b *store.Sandbox, box *control.Sandbox) bool {
+func (s *pauser) keeps(b *store.Sandbox, box *control.Sandbox) bool {
 	return b.Spec.ID != "" && control.Can[driver.Snapshotter](box)
 }
 
 // freeze pauses a sandbox in memory.
-func (s *rests) freeze(ctx context.Context, t *operation, wakes bool) (store.Sandbox, error) {
+func (s *pauser) freeze(ctx context.Context, t *operation, wakes bool) (store.Sandbox, error) {
 	box, err := s.attach(ctx, &t.box)
 	if err != nil {
 		return t.box, err
@@ -261,11 +261,11 @@ func (s *rests) freeze(ctx context.Context, t *operation, wakes bool) (store.San
 }
 
 // Flush stores what the recordings of a sandbox have until now.
-func (s *rests) Flush(ctx context.Context, id sandbox.ID) { s.Recordings.Flush(ctx, id) }
+func (s *pauser) Flush(ctx context.Context, id sandbox.ID) { s.Recordings.Flush(ctx, id) }
 
 // stopClock stops the provider's lifetime of a sandbox that is about to be
 // paused, and reports whether it did. Some providers cannot.
-func (s *rests) stopClock(ctx context.Context, box *control.Sandbox, b *store.Sandbox) bool {
+func (s *pauser) stopClock(ctx context.Context, box *control.Sandbox, b *store.Sandbox) bool {
 	switch {
 	case b.Expires.IsZero():
 		return false
@@ -278,7 +278,7 @@ func (s *rests) stopClock(ctx context.Context, box *control.Sandbox, b *store.Sa
 }
 
 // holdClock stops the lifetime in a record.
-func (s *rests) holdClock(b *store.Sandbox) {
+func (s *pauser) holdClock(b *store.Sandbox) {
 	if b.Expires.IsZero() {
 		return
 	}
@@ -294,7 +294,7 @@ func (s *rests) holdClock(b *store.Sandbox) {
 const anotherLife = 5 * time.Minute
 
 // runs sets the record of a sandbox to running; its lifetime continues.
-func (s *rests) runs(b *store.Sandbox, reason string) {
+func (s *pauser) runs(b *store.Sandbox, reason string) {
 	if b.Rest.Left > 0 {
 		b.Expires = s.Store.Now().Add(b.Rest.Left)
 	}
@@ -302,7 +302,7 @@ func (s *rests) runs(b *store.Sandbox, reason string) {
 }
 
 // thaw resumes a sandbox from memory.
-func (s *rests) thaw(ctx context.Context, t *operation) (store.Sandbox, error) {
+func (s *pauser) thaw(ctx context.Context, t *operation) (store.Sandbox, error) {
 	box, err := s.attach(ctx, &t.box)
 	if err != nil {
 		return t.box, err
@@ -337,7 +337,7 @@ type away struct {
 
 // putAway writes a snapshot of a sandbox and ends it. The provider ends it when
 // the snapshot is complete.
-func (s *rests) putAway(ctx context.Context, t *operation, how away) (store.Sandbox, error) {
+func (s *pauser) putAway(ctx context.Context, t *operation, how away) (store.Sandbox, error) {
 	box, err := s.attach(ctx, &t.box)
 	if err != nil {
 		return t.box, err
@@ -389,7 +389,7 @@ func unsupported(b *store.Sandbox, message, hint string) error {
 
 // writeDown writes a snapshot of a sandbox. A sandbox that is paused in memory
 // is resumed for that.
-func (s *rests) writeDown(ctx context.Context, t *operation, box *control.Sandbox, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
+func (s *pauser) writeDown(ctx context.Context, t *operation, box *control.Sandbox, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
 	if t.box.State == sandbox.Paused {
 		if err := box.Resume(ctx); err != nil {
 			return snap, err
@@ -400,7 +400,7 @@ func (s *rests) writeDown(ctx context.Context, t *operation, box *control.Sandbo
 
 // undoAway records that a sandbox could not be put to disk and is running or
 // paused as before.
-func (s *rests) undoAway(ctx context.Context, t *operation, intent *audit.Intent, id string, failed error) (store.Sandbox, error) {
+func (s *pauser) undoAway(ctx context.Context, t *operation, intent *audit.Intent, id string, failed error) (store.Sandbox, error) {
 	if t.box.State == sandbox.Paused {
 		if box, err := s.attach(ctx, &t.box); err == nil {
 			s.Report(ctx, box.Pause(context.WithoutCancel(ctx)))
@@ -415,7 +415,7 @@ func (s *rests) undoAway(ctx context.Context, t *operation, intent *audit.Intent
 const reasonFilesOnly = "only its files are kept, because its provider keeps no memory"
 
 // setResting sets the record of a sandbox to paused or stopped on disk.
-func (s *rests) setResting(b *store.Sandbox, how away, id string) {
+func (s *pauser) setResting(b *store.Sandbox, how away, id string) {
 	left := b.Rest.Left
 	b.State, b.Reason, b.Exit = how.state, "", nil
 	b.Rest = store.Rest{Pause: how.pause, Kept: id, Wakes: how.wakes, Left: left}
@@ -424,7 +424,7 @@ func (s *rests) setResting(b *store.Sandbox, how away, id string) {
 
 // bring runs a sandbox that is on disk, with its saved memory unless filesOnly
 // is set. The saved state is removed once the sandbox is running.
-func (s *rests) bring(ctx context.Context, t *operation, step string, filesOnly bool) (store.Sandbox, error) {
+func (s *pauser) bring(ctx context.Context, t *operation, step string, filesOnly bool) (store.Sandbox, error) {
 	be, err := s.Providers.Of(ctx, &t.box)
 	if err != nil {
 		return t.box, err

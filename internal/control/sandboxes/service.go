@@ -59,11 +59,11 @@ type Recordings interface {
 // Reconcile before the first request.
 type Service struct {
 	*records
-	*makers
-	*rests
-	*updates
-	*users
-	*lifetimes
+	*creator
+	*pauser
+	*updater
+	*opener
+	*expirer
 	*reconciler
 }
 
@@ -71,10 +71,10 @@ type Service struct {
 // they are set later because some of them need this one.
 func New(c *core.Core) *Service {
 	r := &records{Core: c, Services: new(Services), hurry: make(chan struct{}, 1), due: make(due, 1)}
-	rests := &rests{records: r}
+	pauser := &pauser{records: r}
 	return &Service{
-		records: r, makers: &makers{r, rests}, rests: rests, updates: &updates{r}, users: &users{r, rests},
-		lifetimes: &lifetimes{r, rests}, reconciler: &reconciler{r, rests},
+		records: r, creator: &creator{r, pauser}, pauser: pauser, updater: &updater{r}, opener: &opener{r, pauser},
+		expirer: &expirer{r, pauser}, reconciler: &reconciler{r, pauser},
 	}
 }
 
@@ -101,34 +101,34 @@ type records struct {
 	hurry     chan struct{} // makes Watch reconcile soon
 }
 
-// makers create and fork.
-type makers struct {
+// creator creates and forks sandboxes.
+type creator struct {
 	*records
-	rests *rests
+	pauser *pauser
 }
 
-// rests pause, stop and restart sandboxes.
-type rests struct{ *records }
+// pauser pauses, stops and restarts sandboxes.
+type pauser struct{ *records }
 
-// updates change limits, labels and network of sandboxes.
-type updates struct{ *records }
+// updater changes limits, labels and network of sandboxes.
+type updater struct{ *records }
 
-// users open sandboxes, and wake sleeping ones.
-type users struct {
+// opener opens sandboxes, and wakes sleeping ones.
+type opener struct {
 	*records
-	rests *rests
+	pauser *pauser
 }
 
-// lifetimes end or pause sandboxes that are idle or expired.
-type lifetimes struct {
+// expirer ends or pauses sandboxes that are idle or expired.
+type expirer struct {
 	*records
-	rests *rests
+	pauser *pauser
 }
 
 // reconciler compares the records with the sandboxes that exist.
 type reconciler struct {
 	*records
-	rests *rests
+	pauser *pauser
 }
 
 func actionOf(who key.Principal, a control.Action) audit.Action {

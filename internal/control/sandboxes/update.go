@@ -36,7 +36,7 @@ func validate(c *sandbox.Change) error {
 // Update changes the limits, labels, lifetime or idle policy of a sandbox. If
 // the sandbox is not running, new limits apply when it runs again. Either all
 // changes are made or none.
-func (s *updates) Update(ctx context.Context, ref string, c sandbox.Change) (_ store.Sandbox, err error) {
+func (s *updater) Update(ctx context.Context, ref string, c sandbox.Change) (_ store.Sandbox, err error) {
 	defer core.Name(opUpdate, &err)
 	if c.Network != nil {
 		n := *c.Network
@@ -63,7 +63,7 @@ func (s *updates) Update(ctx context.Context, ref string, c sandbox.Change) (_ s
 	return b, err
 }
 
-func (s *updates) update(ctx context.Context, t *operation, c *sandbox.Change) (store.Sandbox, error) {
+func (s *updater) update(ctx context.Context, t *operation, c *sandbox.Change) (store.Sandbox, error) {
 	live := t.box.State == sandbox.Running || t.box.Rest.Pause == sandbox.PauseMemory
 	loose, err := s.loose(ctx, t, c)
 	if err != nil {
@@ -106,7 +106,7 @@ func (s *updates) update(ctx context.Context, t *operation, c *sandbox.Change) (
 }
 
 // loose returns the new limits that the provider does not enforce.
-func (s *updates) loose(ctx context.Context, t *operation, c *sandbox.Change) (map[string]sandbox.Enforcement, error) {
+func (s *updater) loose(ctx context.Context, t *operation, c *sandbox.Change) (map[string]sandbox.Enforcement, error) {
 	if c.Resources == (sandbox.Resources{}) {
 		return nil, nil
 	}
@@ -161,7 +161,7 @@ func setLoose(b *store.Sandbox, changed sandbox.Resources, loose map[string]sand
 
 // canChange returns an error if the provider does not support a change to a
 // running sandbox.
-func (s *updates) canChange(t *operation, box *control.Sandbox, c *sandbox.Change) error {
+func (s *updater) canChange(t *operation, box *control.Sandbox, c *sandbox.Change) error {
 	if c.Resources != (sandbox.Resources{}) && !control.Can[driver.Resizer](box) {
 		return unsupported(&t.box, "this provider cannot change the limits of a running sandbox", "stop it, change it, and start it again")
 	}
@@ -176,7 +176,7 @@ func (s *updates) canChange(t *operation, box *control.Sandbox, c *sandbox.Chang
 }
 
 // apply applies a change to a record.
-func (s *updates) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
+func (s *updater) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
 	b.Resources, b.Labels = c.ApplyResources(b.Resources), c.ApplyLabels(b.Labels)
 	expires := b.Expires
 	setLifetime(b, c.Lifetime.Apply(b.Spec.Lifetime), now)
@@ -194,7 +194,7 @@ func (s *updates) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
 
 // tell applies a change to a running sandbox. If the second part fails, the
 // first is undone.
-func (s *updates) tell(ctx context.Context, t *operation, box *control.Sandbox, c *sandbox.Change, before *store.Sandbox, now time.Time) error {
+func (s *updater) tell(ctx context.Context, t *operation, box *control.Sandbox, c *sandbox.Change, before *store.Sandbox, now time.Time) error {
 	if c.Resources != (sandbox.Resources{}) {
 		if err := box.Resize(ctx, c.Resources); err != nil {
 			return err

@@ -16,7 +16,7 @@ import (
 )
 
 // Use returns a running sandbox for package exec.
-func (s *users) Use(ctx context.Context, ref string) (u exec.Use, err error) {
+func (s *opener) Use(ctx context.Context, ref string) (u exec.Use, err error) {
 	const op = ops.SandboxFind
 	if u.Who, err = s.Look(ctx, op, ref); err != nil {
 		return u, err
@@ -39,7 +39,7 @@ func (s *users) Use(ctx context.Context, ref string) (u exec.Use, err error) {
 }
 
 // findToUse is find for running commands. It also returns the tenant's limits.
-func (s *users) findToUse(ctx context.Context, tenant, ref string) (b store.Sandbox, l sandbox.Limits, err error) {
+func (s *opener) findToUse(ctx context.Context, tenant, ref string) (b store.Sandbox, l sandbox.Limits, err error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return b, l, err
 	}
@@ -56,7 +56,7 @@ func (s *users) findToUse(ctx context.Context, tenant, ref string) (b store.Sand
 
 // occupy marks a sandbox as in use until ctx ends. If its idle policy is being
 // applied, occupy waits until that is over.
-func (s *users) occupy(ctx context.Context, id sandbox.ID) error {
+func (s *opener) occupy(ctx context.Context, id sandbox.ID) error {
 	closing, leave := s.uses.Begin(id, s.Store.Now)
 	span.AtEnd(ctx, leave)
 	if closing == nil {
@@ -74,7 +74,7 @@ func (s *users) occupy(ctx context.Context, id sandbox.ID) error {
 // was paused in a way that lets it wake is resumed. seen is a mark from before
 // the record b was read: if the sandbox is paused, stopped or removed at the
 // same time, reach waits for that and decides again.
-func (s *users) reach(ctx context.Context, b store.Sandbox, seen inuse.Mark) (_ store.Sandbox, box *control.Sandbox, err error) {
+func (s *opener) reach(ctx context.Context, b store.Sandbox, seen inuse.Mark) (_ store.Sandbox, box *control.Sandbox, err error) {
 	for range maxChanges {
 		if between(b.State) || s.uses.SuspendedSince(b.ID, seen) {
 			seen = s.uses.Mark()
@@ -99,7 +99,7 @@ func (s *users) reach(ctx context.Context, b store.Sandbox, seen inuse.Mark) (_ 
 // attachSettled is attach. If the sandbox is not there because an operation has
 // ended it, attachSettled waits for that operation, updates the record and
 // returns neither a handle nor an error.
-func (s *users) attachSettled(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
+func (s *opener) attachSettled(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
 	if err := s.here(ctx, b); err != nil {
 		return nil, err
 	}
@@ -125,7 +125,7 @@ const maxChanges = 10
 func between(s sandbox.State) bool { return s == sandbox.Pausing || s == sandbox.Resuming }
 
 // wake resumes a sandbox that was paused by its idle policy.
-func (s *users) wake(ctx context.Context, b *store.Sandbox) (store.Sandbox, error) {
+func (s *opener) wake(ctx context.Context, b *store.Sandbox) (store.Sandbox, error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return *b, err
@@ -139,7 +139,7 @@ func (s *users) wake(ctx context.Context, b *store.Sandbox) (store.Sandbox, erro
 	if t.verdict == lifecycle.Done {
 		return t.box, nil // another caller was faster
 	}
-	return s.rests.resume(ctx, t)
+	return s.pauser.resume(ctx, t)
 }
 
 // handle returns a handle on which every operation passes the guard.
