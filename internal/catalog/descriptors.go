@@ -211,7 +211,8 @@ func hostedDesktops() []sandbox.Descriptor {
 	e2b.Ports.Kind, e2b.WorkspaceRoot = sandbox.PortTunnel, "/home/user"
 	e2b.Units, e2b.Verified = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}}, sandbox.VerifiedFake
 	e2b.Credentials = []sandbox.Credential{
-		secret("API key", "E2B_API_KEY"), setting("domain", "E2B_DOMAIN", false), setting("API URL", "E2B_API_URL", false),
+		secret("API key", "E2B_API_KEY"), setting("API key file", "E2B_API_KEY_FILE", false), setting("API key command", "E2B_API_KEY_COMMAND", false),
+		setting("domain", "E2B_DOMAIN", false), setting("API URL", "E2B_API_URL", false),
 		setting("sandbox URL", "E2B_SANDBOX_URL", false), setting("template", "E2B_TEMPLATE", false),
 	}
 

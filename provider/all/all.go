@@ -56,10 +56,31 @@ func Builtin() []registry.Entry {
 // openers has every provider of the catalog's list.
 var openers = map[string]func(registry.Host) (driver.Provider, error){
 	gvisor.Name: openGvisor, host.Name: openHost, microvm.Name: openMicrovm, docker.Name: openDocker,
-	e2b.Name: openE2B, superserve.Name: openSuperserve, boxlite.Name: openBoxlite, islo.Name: openIslo,
-	cloudflare.Name: openCloudflare, daytona.Name: openDaytona, vercel.Name: openVercel, runloop.Name: openRunloop, opensandbox.Name: openOpenSandbox,
-	blaxel.Name: openBlaxel, modal.Name: openModal, microsandbox.Name: openMicrosandbox, kubernetes.Name: openKubernetes,
-	remote.Name: openRemote, none.Name: openNone,
+	superserve.Name: openSuperserve, boxlite.Name: openBoxlite, islo.Name: openIslo, cloudflare.Name: openCloudflare,
+	e2b.Name:          open(e2b.FromEnvironment, e2b.New),
+	daytona.Name:      open(daytona.FromEnvironment, daytona.New),
+	vercel.Name:       open(vercel.FromEnvironment, vercel.New),
+	runloop.Name:      open(runloop.FromEnvironment, runloop.New),
+	opensandbox.Name:  open(opensandbox.FromEnvironment, opensandbox.New),
+	blaxel.Name:       open(blaxel.FromEnvironment, blaxel.New),
+	modal.Name:        open(modal.FromEnvironment, modal.New),
+	microsandbox.Name: open(microsandbox.FromEnvironment, microsandbox.New),
+	kubernetes.Name:   openKubernetes, remote.Name: openRemote, none.Name: openNone,
+}
+
+// open opens a provider whose options have the names of its settings as tags.
+func open[O any, P driver.Provider](environment func(dir string, lookup func(string) string) O, open func(O) (P, error)) func(registry.Host) (driver.Provider, error) {
+	return func(h registry.Host) (driver.Provider, error) {
+		opts := environment(h.Dir, h.Env)
+		if err := h.Decode(&opts); err != nil {
+			return nil, err
+		}
+		p, err := open(opts)
+		if err != nil {
+			return nil, err
+		}
+		return p, nil
+	}
 }
 
 func openGvisor(h registry.Host) (driver.Provider, error) {
@@ -134,17 +155,6 @@ func openHost(h registry.Host) (driver.Provider, error) {
 	return host.New(host.Options{Dir: h.Dir})
 }
 
-func openE2B(h registry.Host) (driver.Provider, error) {
-	opts := e2b.FromEnvironment(h.Dir, h.Env)
-	o := struct {
-		Template *string `json:"template"`
-	}{&opts.Template}
-	if err := h.Decode(&o); err != nil {
-		return nil, err
-	}
-	return e2b.New(opts)
-}
-
 func openSuperserve(h registry.Host) (driver.Provider, error) {
 	opts := superserve.FromEnvironment(h.Dir, h.Env)
 	o := struct {
@@ -190,66 +200,6 @@ func openCloudflare(h registry.Host) (driver.Provider, error) {
 	return cloudflare.New(cloudflare.FromEnvironment(h.Dir, h.Env))
 }
 
-func openDaytona(h registry.Host) (driver.Provider, error) {
-	opts := daytona.FromEnvironment(h.Dir, h.Env)
-	o := struct {
-		Snapshot *string `json:"snapshot"`
-		Target   *string `json:"target"`
-	}{&opts.Snapshot, &opts.Target}
-	if err := h.Decode(&o); err != nil {
-		return nil, err
-	}
-	return daytona.New(opts)
-}
-
-func openVercel(h registry.Host) (driver.Provider, error) {
-	opts := vercel.FromEnvironment(h.Dir, h.Env)
-	o := struct {
-		Image   *string `json:"image"`
-		Region  *string `json:"region"`
-		Session *string `json:"session"`
-	}{&opts.Image, &opts.Region, &opts.Session}
-	if err := h.Decode(&o); err != nil {
-		return nil, err
-	}
-	return vercel.New(opts)
-}
-
-func openRunloop(h registry.Host) (driver.Provider, error) {
-	opts := runloop.FromEnvironment(h.Dir, h.Env)
-	o := struct {
-		Blueprint *string `json:"blueprint"`
-	}{&opts.Blueprint}
-	if err := h.Decode(&o); err != nil {
-		return nil, err
-	}
-	return runloop.New(opts)
-}
-
-func openOpenSandbox(h registry.Host) (driver.Provider, error) {
-	opts := opensandbox.FromEnvironment(h.Dir, h.Env)
-	o := struct {
-		Image *string `json:"image"`
-	}{&opts.Image}
-	if err := h.Decode(&o); err != nil {
-		return nil, err
-	}
-	return opensandbox.New(opts)
-}
-
-func openBlaxel(h registry.Host) (driver.Provider, error) {
-	opts := blaxel.FromEnvironment(h.Dir, h.Env)
-	o := struct {
-		Workspace *string `json:"workspace"`
-		Region    *string `json:"region"`
-		Image     *string `json:"image"`
-	}{&opts.Workspace, &opts.Region, &opts.Image}
-	if err := h.Decode(&o); err != nil {
-		return nil, err
-	}
-	return blaxel.New(opts)
-}
-
 func openKubernetes(h registry.Host) (driver.Provider, error) {
 	opts := kubernetes.FromEnvironment(h.Dir, h.Env)
 	o := struct {
@@ -265,30 +215,6 @@ func openKubernetes(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return kubernetes.New(opts)
-}
-
-func openModal(h registry.Host) (driver.Provider, error) {
-	opts := modal.FromEnvironment(h.Dir, h.Env)
-	o := struct {
-		Image       *string `json:"image"`
-		App         *string `json:"app"`
-		Environment *string `json:"environment"`
-	}{&opts.Image, &opts.App, &opts.Environment}
-	if err := h.Decode(&o); err != nil {
-		return nil, err
-	}
-	return modal.New(opts)
-}
-
-func openMicrosandbox(h registry.Host) (driver.Provider, error) {
-	opts := microsandbox.FromEnvironment(h.Dir, h.Env)
-	o := struct {
-		Image *string `json:"image"`
-	}{&opts.Image}
-	if err := h.Decode(&o); err != nil {
-		return nil, err
-	}
-	return microsandbox.New(opts)
 }
 
 func openDocker(h registry.Host) (driver.Provider, error) {

@@ -9,45 +9,16 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // api is a client of the service. It implements hosted.Service.
-type api struct {
-	rest.Client
-	key       *credential.Source
-	workspace string
-}
+type api struct{ *hosted.Login }
 
 // version is that of the API whose answers the driver reads.
 const version = "2026-09-22"
-
-func newAPI(base *url.URL, key *credential.Source, workspace string, transport http.RoundTripper) *api {
-	a := &api{key: key, workspace: workspace}
-	a.Client = rest.Client{
-		HTTP: rest.NewHTTP(transport), Base: base, Words: words, Fresh: a.fresh,
-		Sign: func(h http.Header) {
-			h.Set("X-Blaxel-Authorization", "Bearer "+key.Current())
-			h.Set("X-Blaxel-Workspace", workspace)
-			h.Set("Blaxel-Version", version)
-		},
-		// The service answers so for a key that it does not know.
-		Rejects: func(r *rest.Refusal) bool { return r.Status == http.StatusForbidden && r.Code == "UNAUTHORIZED" },
-		Hidden:  func() []string { return []string{key.Current()} }, Hint: "set " + keyEnv + " and " + workspaceEnv + " to those of your account",
-	}
-	return a
-}
-
-// fresh ensures that there is a key and a workspace.
-func (a *api) fresh(ctx context.Context, refused bool) error {
-	if a.workspace == "" {
-		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "workspace", Message: "no workspace is set", Hint: "set " + workspaceEnv}
-	}
-	return a.key.Fresh(ctx, refused)
-}
 
 // words reads an error of the service, which has several forms. The code is a
 // text in "code", or in "error", which may also be an object.
@@ -259,15 +230,6 @@ func (a *api) Claim(ctx context.Context, id sandbox.ID, name, scope string) erro
 		err = a.Strange("the service does not confirm whose the sandbox is")
 	}
 	return err
-}
-
-// Credential implements hosted.Service.
-func (a *api) Credential() hosted.Credential {
-	c := hosted.Credential{Name: a.key.Account() + "\n" + a.workspace}
-	if key := a.key.Value(); key != "" {
-		c.Key = key + "\n" + a.workspace
-	}
-	return c
 }
 
 // network is what a sandbox may reach: names, through the service's proxy. The

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -28,34 +27,24 @@ import (
 // Name is the name of this provider.
 const Name = "blaxel"
 
-// Options configure the connection to the service.
+// Options configure the connection to the service. The key is sent to the API,
+// and to the sandboxes that the API names. URL has the version of the API.
 type Options struct {
-	// Dir is a directory for this provider alone. It is created when it is first
-	// needed. Sandboxes belong to it: another directory must adopt them first.
-	Dir string
-	// Key is the source of the API key. It is sent to the API, and to the sandboxes
-	// that the API names.
-	Key *credential.Source
+	hosted.Connection
 	// Workspace is the service's workspace of sandboxes.
-	Workspace string
-	// URL is the address of the API, with its version. Empty: the service's.
-	URL string
+	Workspace string `json:"workspace"`
 	// Region is where sandboxes run. Empty: the service chooses.
-	Region string
+	Region string `json:"region"`
 	// Image is the image of sandboxes that name none. Empty: DefaultImage.
-	Image string
-	// Executable is a static program that imports internal/guest/early. It is the
-	// guest if none is embedded. Empty: the running program.
-	Executable string
-	// Transport sends requests. Nil: a new one.
-	Transport http.RoundTripper
+	Image string `json:"image"`
+}
+
+var opening = hosted.Opening{
+	Name: Name, Version: "v0", Key: "BL_API_KEY", URL: "BL_API_URL", Public: "https://api.blaxel.ai/v0", Words: words,
 }
 
 const (
-	keyEnv       = "BL_API_KEY"
 	workspaceEnv = "BL_WORKSPACE"
-	urlEnv       = "BL_API_URL"
-	publicURL    = "https://api.blaxel.ai/v0"
 	// DefaultImage is the image of sandboxes if nothing names another.
 	DefaultImage = "blaxel/base-image:latest"
 	// usual is the memory of sandboxes if nothing asks for another, in MB.
@@ -68,8 +57,7 @@ const (
 // official SDK, and from further variables.
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
-		Dir: dir, Key: credential.FromEnvironment(keyEnv, lookup), Workspace: strings.TrimSpace(lookup(workspaceEnv)), URL: strings.TrimSpace(lookup(urlEnv)),
-		Region: lookup("BL_REGION"), Image: lookup("ATOLL_BLAXEL_IMAGE"),
+		Connection: opening.Connection(dir, lookup), Workspace: strings.TrimSpace(lookup(workspaceEnv)), Region: lookup("BL_REGION"), Image: lookup("ATOLL_BLAXEL_IMAGE"),
 	}
 }
 
@@ -90,45 +78,35 @@ var (
 // New opens the provider. It makes no network call. It removes records of
 // sandboxes that ended long ago.
 func New(opts Options) (*Provider, error) {
-	if opts.Dir == "" {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "blaxel.open", Message: "no directory given"}
-	}
-	base, err := rest.ParseURL("blaxel.open", "API URL", cmp.Or(opts.URL, publicURL))
+	login, err := opening.Login(&opts.Connection, hosted.Place{Env: workspaceEnv, What: "workspace", Value: opts.Workspace})
 	if err != nil {
 		return nil, err
 	}
-	if opts.Key == nil {
-		opts.Key = credential.New(keyEnv, "", "", "")
+	a := &api{login}
+	a.Sign = func(h http.Header) {
+		h.Set("X-Blaxel-Authorization", "Bearer "+a.Key.Current())
+		h.Set("X-Blaxel-Workspace", opts.Workspace)
+		h.Set("Blaxel-Version", version)
 	}
-	a := newAPI(base, opts.Key, opts.Workspace, opts.Transport)
-	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
-		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true, Reboots: true, Partial: true,
-		Resting: []string{deployed, archived}, Hint: "use its original " + keyEnv + ", " + workspaceEnv + " and " + urlEnv,
-	}}
-	p.Enter = p.enter
-	if err := p.Start(opts.Executable); err != nil {
-		return nil, err
-	}
-	return p, nil
+	// The service answers so for a key that it does not know.
+	a.Rejects = func(r *rest.Refusal) bool { return r.Status == http.StatusForbidden && r.Code == "UNAUTHORIZED" }
+	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
+	p.Enter, p.Expires, p.Reboots, p.Partial, p.Resting = p.enter, true, true, true, []string{deployed, archived}
+	return p, p.Start(opts.Executable)
 }
 
 // Probe implements driver.Provider. It checks the key with the service.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	fixed := driver.Limit{Why: "the service decides", Fixed: true}
-	d := &hosted.Description{
-		Version: "v0", Needs: keyEnv, What: "API key", Credential: keyEnv + " and " + workspaceEnv, Address: urlEnv,
+	return p.api.Facts(ctx, p.Core, &hosted.Description{
 		Limits: map[string]driver.Limit{
 			"cpus": {Why: "a sandbox has one processor for each 2 GiB of memory", Fixed: true}, "memory": {Holds: true, By: "the service's machine"},
 			"disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "Atoll and the service"},
 		},
-	}
-	if p.opts.Key.Set() {
-		d.Needs, d.What = workspaceEnv, "workspace"
-	}
-	return p.Facts(ctx, d, p.opts.Key.Set() && p.opts.Workspace != "", func(ctx context.Context) error {
+	}, func(ctx context.Context) error {
 		_, err := p.api.page(ctx, "", 1)
 		return err
-	}, p.api.Base)
+	})
 }
 
 // CheckImage implements driver.ImageChecker. The service fetches images.

@@ -7,19 +7,17 @@ import (
 
 	"github.com/atoll-run/atoll/internal/servicetest"
 	service "github.com/atoll-run/atoll/internal/servicetest/blaxel"
-	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 )
 
 // TestSDK uses the fake with the official SDK for Python, so that the fake is
 // more than our reading of the protocol. The SDK's host is hard-coded: the fake
 // answers in its place, behind a proxy.
 func TestSDK(t *testing.T) {
-	w := serve(t)
-	proxy, err := servicetest.Intercept(t.TempDir(), w.Server, service.Host)
+	w := suite.Serve(t)
+	proxy, err := servicetest.Intercept(t.TempDir(), w.Fake, service.Host)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer proxy.Close()
-	hostedtest.SDK(t, append(environment(w.url), "HTTPS_PROXY="+proxy.URL, "SSL_CERT_FILE="+proxy.CA, "DO_NOT_TRACK=1")...)
-	w.Empty(t)
+	w.SDK(t, "HTTPS_PROXY="+proxy.URL, "SSL_CERT_FILE="+proxy.CA, "DO_NOT_TRACK=1")
 }

@@ -10,7 +10,6 @@
 package daytona
 
 import (
-	"cmp"
 	"context"
 	"net/http"
 	"net/url"
@@ -18,51 +17,32 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Name is the name of this provider.
 const Name = "daytona"
 
-// Options configure the connection to the service.
+// Options configure the connection to the service. The key is sent to the API,
+// and to the toolboxes that the API names.
 type Options struct {
-	// Dir is a directory for this provider alone. It is created when it is first
-	// needed. Sandboxes belong to it: another directory must adopt them first.
-	Dir string
-	// Key is the source of the API key. It is sent to the API, and to the toolboxes
-	// that the API names.
-	Key *credential.Source
-	// URL is the address of the API. Empty: the service's.
-	URL string
+	hosted.Connection
 	// Target is the region of sandboxes. Empty: the account's default.
-	Target string
+	Target string `json:"target"`
 	// Snapshot is the service's snapshot for sandboxes with the image "host".
 	// Empty: the account's default.
-	Snapshot string
-	// Executable is a static program that imports internal/guest/early. It is the
-	// guest if none is embedded. Empty: the running program.
-	Executable string
-	// Transport sends requests. Nil: a new one.
-	Transport http.RoundTripper
+	Snapshot string `json:"snapshot"`
 }
 
-const (
-	keyEnv    = "DAYTONA_API_KEY"
-	urlEnv    = "DAYTONA_API_URL"
-	publicURL = "https://app.daytona.io/api"
-)
+var opening = hosted.Opening{
+	Name: Name, Version: "v1", Key: "DAYTONA_API_KEY", URL: "DAYTONA_API_URL", Public: "https://app.daytona.io/api", Words: words,
+}
 
 // FromEnvironment returns the options from the environment variables of the
-// official SDK, and from further variables: the key's file and command, and the
-// snapshot.
+// official SDK, and from further variables.
 func FromEnvironment(dir string, lookup func(string) string) Options {
-	return Options{
-		Dir: dir, Key: credential.FromEnvironment(keyEnv, lookup), URL: strings.TrimSpace(lookup(urlEnv)), Target: lookup("DAYTONA_TARGET"),
-		Snapshot: lookup("DAYTONA_SNAPSHOT"),
-	}
+	return Options{Connection: opening.Connection(dir, lookup), Target: lookup("DAYTONA_TARGET"), Snapshot: lookup("DAYTONA_SNAPSHOT")}
 }
 
 // Provider makes sandboxes with the service. Its methods may be called
@@ -83,42 +63,33 @@ var (
 // New opens the provider. It makes no network call. It removes records of
 // sandboxes that ended long ago.
 func New(opts Options) (*Provider, error) {
-	if opts.Dir == "" {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "daytona.open", Message: "no directory given"}
-	}
-	base, err := rest.ParseURL("daytona.open", "API URL", cmp.Or(opts.URL, publicURL))
+	login, err := opening.Login(&opts.Connection)
 	if err != nil {
 		return nil, err
 	}
-	if opts.Key == nil {
-		opts.Key = credential.New(keyEnv, "", "", "")
+	a, bearer := &api{login}, login.Sign
+	a.Sign = func(h http.Header) {
+		bearer(h)
+		h.Set("X-Daytona-Source", "atoll")
 	}
-	a := newAPI(base, opts.Key, opts.Transport)
-	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
-		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true, Reboots: true,
-		Resting: []string{started, stopped, paused, archived}, Hint: "use its original " + keyEnv + " and " + urlEnv,
-	}}
-	p.Enter = p.enter
+	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
+	p.Enter, p.Expires, p.Reboots, p.Resting = p.enter, true, true, []string{started, stopped, paused, archived}
 	p.Extend = func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} }
 	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}})
-	if err := p.Start(opts.Executable); err != nil {
-		return nil, err
-	}
-	return p, nil
+	return p, p.Start(opts.Executable)
 }
 
 // Probe implements driver.Provider. It checks the key with the service.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	fixed := driver.Limit{Why: "the service's snapshot decides", Fixed: true}
-	return p.Facts(ctx, &hosted.Description{
-		Version: "v1", Needs: keyEnv, What: "API key", Credential: keyEnv, Address: urlEnv,
+	return p.api.Facts(ctx, p.Core, &hosted.Description{
 		Limits: map[string]driver.Limit{
 			"cpus": fixed, "memory": fixed, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "Atoll, and the service at the end of the minute"},
 		},
-	}, p.opts.Key.Set(), func(ctx context.Context) error {
+	}, func(ctx context.Context) error {
 		_, err := p.api.page(ctx, url.Values{"limit": {"1"}})
 		return err
-	}, p.api.Base)
+	})
 }
 
 // CheckImage implements driver.ImageChecker.

@@ -1,7 +1,6 @@
 package e2b
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -11,14 +10,12 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // api is a client of the service's control plane.
 type api struct {
-	rest.Client
-	key        string
+	*hosted.Login
 	domain     string
 	sandboxURL *url.URL // nil: sandboxes are reached by name
 }
@@ -32,18 +29,6 @@ type box struct {
 	Started  time.Time         `json:"startedAt"`
 	Ends     time.Time         `json:"endAt"`
 	Metadata map[string]string `json:"metadata"`
-}
-
-func newAPI(opts *Options) (a *api, err error) {
-	a = &api{key: opts.APIKey, domain: cmp.Or(opts.Domain, "e2b.app")}
-	a.Client = rest.Client{
-		HTTP: rest.NewHTTP(opts.Transport), Words: words, Secrets: []string{a.key}, Sign: func(h http.Header) { h.Set("X-API-Key", a.key) },
-		Hint: "set E2B_API_KEY to a key of this service",
-	}
-	if a.Base, err = rest.ParseURL("e2b.open", "the address of the API", cmp.Or(opts.APIURL, "https://api."+a.domain)); err == nil && opts.SandboxURL != "" {
-		a.sandboxURL, err = rest.ParseURL("e2b.open", "the address of sandboxes", opts.SandboxURL)
-	}
-	return a, err
 }
 
 // words reads an error of the service, which repeats the status.
@@ -160,6 +145,3 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, boxID string) error {
 	}
 	return hosted.ErrNone
 }
-
-// Credential implements hosted.Service.
-func (a *api) Credential() hosted.Credential { return hosted.Credential{Name: a.key, Key: a.key} }

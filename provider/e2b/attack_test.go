@@ -13,16 +13,23 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/e2b"
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 const canary = "e2b_0123456789abcdefca9a7e"
 
+// at returns the options for a service at an address.
+func at(dir, key, url string) e2b.Options {
+	return e2b.Options{Connection: hosted.Connection{Dir: dir, Key: credential.New("E2B_API_KEY", key, "", ""), URL: url}, SandboxURL: url}
+}
+
 // hostile opens a provider for a service with invalid answers.
 func hostile(t *testing.T, answer http.HandlerFunc) *e2b.Provider {
 	t.Helper()
 	server := httptest.NewServer(answer)
-	p, err := e2b.New(e2b.Options{Dir: t.TempDir(), APIKey: canary, APIURL: server.URL, SandboxURL: server.URL})
+	p, err := e2b.New(at(t.TempDir(), canary, server.URL))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +181,7 @@ func TestEvilID(t *testing.T) {
 
 func TestBadAddresses(t *testing.T) {
 	for _, address := range []string{"ftp://x", "http://", "http://user:" + canary + "@x", "http://x?key=" + canary, "\x7f"} {
-		_, err := e2b.New(e2b.Options{Dir: t.TempDir(), APIURL: address})
+		_, err := e2b.New(at(t.TempDir(), "", address))
 		if sandbox.CodeOf(err) != sandbox.CodeInvalid || strings.Contains(err.Error(), canary) {
 			t.Errorf("%q: %v", address, err)
 		}
@@ -182,7 +189,7 @@ func TestBadAddresses(t *testing.T) {
 }
 
 func TestWithoutKey(t *testing.T) {
-	p, err := e2b.New(e2b.Options{Dir: t.TempDir()})
+	p, err := e2b.New(at(t.TempDir(), "", ""))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +252,7 @@ func TestLinks(t *testing.T) {
 	})
 	t.Run("wrong key", func(t *testing.T) {
 		opts := s.options(t.TempDir())
-		opts.APIKey = canary
+		opts.Key = credential.New("E2B_API_KEY", canary, "", "")
 		wrong, err := e2b.New(opts)
 		if err != nil {
 			t.Fatal(err)

@@ -38,7 +38,7 @@ func TestOtherAccount(t *testing.T) {
 	defer second.Close()
 	dir := t.TempDir()
 	open := func(key, url string) *e2b.Provider {
-		p, err := e2b.New(e2b.Options{Dir: dir, APIKey: key, APIURL: url, SandboxURL: url})
+		p, err := e2b.New(at(dir, key, url))
 		if err != nil {
 			t.Fatal(err)
 		}

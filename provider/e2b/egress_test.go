@@ -135,7 +135,9 @@ func TestEgressAsked(t *testing.T) {
 		},
 	} {
 		service := &asked{}
-		p, err := e2b.New(e2b.Options{Dir: t.TempDir(), APIKey: "k", APIURL: "http://127.0.0.1:1", Transport: service})
+		opts := at(t.TempDir(), "k", "http://127.0.0.1:1")
+		opts.Transport = service
+		p, err := e2b.New(opts)
 		if err != nil {
 			t.Fatal(err)
 		}

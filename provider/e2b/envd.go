@@ -52,7 +52,7 @@ func (p *Provider) enter(b hosted.Box) hosted.Inside {
 	default:
 		in.Base = &url.URL{Scheme: "https", Host: envdPort + "-" + in.id + "." + in.domain}
 	}
-	in.Sign, in.Hint, in.Secrets = in.sign, "", []string{p.api.key, in.token}
+	in.Sign, in.Fresh, in.Hint, in.Secrets = in.sign, nil, "", []string{in.token}
 	return in
 }
 

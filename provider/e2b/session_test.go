@@ -7,6 +7,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/e2b"
+	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 )
 
@@ -30,7 +31,7 @@ func TestHandover(t *testing.T) {
 		Name: e2b.Name, Unmarked: true, Open: func(dir string) (driver.Provider, error) { return e2b.New(s.options(dir)) },
 		Other: func(dir string) (driver.Provider, error) {
 			opts := s.options(dir)
-			opts.APIKey = "e2b_" + strings.Repeat("0", 40)
+			opts.Key = credential.New("E2B_API_KEY", "e2b_"+strings.Repeat("0", 40), "", "")
 			return e2b.New(opts)
 		},
 		Count: func() int {

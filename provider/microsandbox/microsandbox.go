@@ -13,12 +13,9 @@ import (
 	"cmp"
 	"context"
 	"net/http"
-	"strings"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -27,26 +24,16 @@ const Name = "microsandbox"
 
 // Options configure the connection to the service.
 type Options struct {
-	// Dir is a directory for this provider alone. It is created when it is first
-	// needed. Sandboxes belong to it: another directory must adopt them first.
-	Dir string
-	// Key is the source of the API key.
-	Key *credential.Source
-	// URL is the address of the API. Empty: the service's.
-	URL string
+	hosted.Connection
 	// Image is the OCI image of sandboxes that name none. Empty: DefaultImage.
-	Image string
-	// Executable is a static program that imports internal/guest/early. It is the
-	// guest if none is embedded. Empty: the running program.
-	Executable string
-	// Transport sends requests. Nil: a new one.
-	Transport http.RoundTripper
+	Image string `json:"image"`
+}
+
+var opening = hosted.Opening{
+	Name: Name, Version: "v1", Key: "MSB_API_KEY", URL: "MSB_API_URL", Public: "https://api.microsandbox.dev", Words: words,
 }
 
 const (
-	keyEnv    = "MSB_API_KEY"
-	urlEnv    = "MSB_API_URL"
-	publicURL = "https://api.microsandbox.dev"
 	// DefaultImage is the image of sandboxes if nothing names another.
 	DefaultImage = "debian:12"
 
@@ -57,9 +44,7 @@ const (
 // FromEnvironment returns the options from the environment variables of the
 // official SDK, and from further variables.
 func FromEnvironment(dir string, lookup func(string) string) Options {
-	return Options{
-		Dir: dir, Key: credential.FromEnvironment(keyEnv, lookup), URL: strings.TrimSpace(lookup(urlEnv)), Image: lookup("ATOLL_MICROSANDBOX_IMAGE"),
-	}
+	return Options{Connection: opening.Connection(dir, lookup), Image: lookup("ATOLL_MICROSANDBOX_IMAGE")}
 }
 
 // Provider makes sandboxes with the service. Its methods may be called
@@ -79,41 +64,29 @@ var (
 // New opens the provider. It makes no network call. It removes records of
 // sandboxes that ended long ago.
 func New(opts Options) (*Provider, error) {
-	if opts.Dir == "" {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "microsandbox.open", Message: "no directory given"}
-	}
-	base, err := rest.ParseURL("microsandbox.open", "API URL", cmp.Or(opts.URL, publicURL))
+	login, err := opening.Login(&opts.Connection)
 	if err != nil {
 		return nil, err
 	}
-	if opts.Key == nil {
-		opts.Key = credential.New(keyEnv, "", "", "")
-	}
-	a := newAPI(base, opts.Key, opts.Transport)
-	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
-		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true, Reboots: true, Marks: true,
-		Resting: []string{running, stopped, created}, Hint: "use its original " + keyEnv + " and " + urlEnv,
-	}}
+	a := &api{login}
+	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
+	p.Expires, p.Reboots, p.Marks, p.Resting = true, true, true, []string{running, stopped, created}
 	p.Enter = func(b hosted.Box) hosted.Inside { return &inside{p: p, box: b.ID, name: b.Sandbox} }
-	if err := p.Start(opts.Executable); err != nil {
-		return nil, err
-	}
-	return p, nil
+	return p, p.Start(opts.Executable)
 }
 
 // Probe implements driver.Provider. It checks the key with the service.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	vm := driver.Limit{Holds: true, By: "the micro-VM"}
-	return p.Facts(ctx, &hosted.Description{
-		Version: "v1", Needs: keyEnv, What: "API key", Credential: keyEnv, Address: urlEnv,
+	return p.api.Facts(ctx, p.Core, &hosted.Description{
 		Limits: map[string]driver.Limit{
 			"cpus": vm, "memory": vm, "disk": vm, "pids": {Why: "the service has no limit for processes", Fixed: true},
 			"lifetime": {Holds: true, By: "Atoll, and the service, which stops the sandbox"},
 		},
-	}, p.opts.Key.Set(), func(ctx context.Context) error {
+	}, func(ctx context.Context) error {
 		_, err := p.api.page(ctx, "", 1)
 		return err
-	}, p.api.Base)
+	})
 }
 
 // CheckImage implements driver.ImageChecker. The service fetches images.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"math"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/atoll-run/atoll/internal/modalapi"
 	"github.com/atoll-run/atoll/internal/plainproto"
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/provider/internal/rpc"
@@ -23,7 +21,7 @@ import (
 // api is a client of the control plane. It implements hosted.Service.
 type api struct {
 	rpc.Client
-	secret               *credential.Source
+	login                *hosted.Login
 	id, app, environment string // of the token, and names
 
 	fetching sync.Mutex // held while a token is fetched
@@ -34,12 +32,10 @@ type api struct {
 	builder string // version of the image builder, if known
 }
 
-func newAPI(base *url.URL, opts *Options) *api {
-	a := &api{secret: opts.Secret, id: opts.TokenID, app: opts.App, environment: opts.Environment}
-	a.Client = rpc.Client{RetryAfter: retryAfter, Client: &rest.Client{
-		HTTP: rest.NewHTTP(rpc.Transport(opts.Transport)), Base: base, Fresh: a.fresh, Words: rpc.Words,
-		Hidden: func() []string { return []string{a.secret.Current(), a.current()} }, Hint: "set " + idEnv + " and " + secretEnv + " to a token of this service",
-	}}
+func newAPI(login *hosted.Login, opts *Options) *api {
+	a := &api{login: login, id: opts.TokenID, app: opts.App, environment: opts.Environment}
+	a.Client = rpc.Client{RetryAfter: retryAfter, Client: &login.Client}
+	a.Fresh, a.Hidden = a.fresh, func() []string { return []string{login.Key.Current(), a.current()} }
 	return a
 }
 
@@ -67,7 +63,7 @@ func (a *api) account(h http.Header) {
 	h.Set("X-Modal-Libmodal-Version", "modal-go/0.11.1")
 	h.Set("X-Modal-Host", a.Base.Hostname())
 	h.Set("X-Modal-Token-Id", a.id)
-	h.Set("X-Modal-Token-Secret", a.secret.Current())
+	h.Set("X-Modal-Token-Secret", a.login.Key.Current())
 }
 
 func (a *api) sign(h http.Header) {
@@ -82,7 +78,7 @@ func (a *api) route(sign func(http.Header)) rpc.Route {
 
 // fresh ensures that there is a token, which is used until the service refuses it.
 func (a *api) fresh(ctx context.Context, refused bool) error {
-	if err := a.secret.Fresh(ctx, false); err != nil {
+	if err := a.login.Key.Fresh(ctx, false); err != nil {
 		return err
 	}
 	before := a.current()
@@ -96,7 +92,7 @@ func (a *api) fresh(ctx context.Context, refused bool) error {
 		return rpc.Call(ctx, &a.Client, a.route(a.account), "AuthTokenGet", &modalapi.Empty{}, &got)
 	}
 	err := get()
-	if rest.RefusalOf(err).Status == http.StatusUnauthorized && a.secret.Fresh(ctx, true) == nil {
+	if rest.RefusalOf(err).Status == http.StatusUnauthorized && a.login.Key.Fresh(ctx, true) == nil {
 		err = get()
 	}
 	if err == nil && got.Token == "" || rpc.Missing(err) { // that is about no sandbox
@@ -287,16 +283,8 @@ func (a *api) Claim(ctx context.Context, id sandbox.ID, box, scope string) error
 	return err
 }
 
-// Credential implements hosted.Service. A token may be for several environments
-// and apps.
-func (a *api) Credential() hosted.Credential {
-	place := "\n" + a.id + "\n" + a.environment + "\n" + a.app
-	c := hosted.Credential{Name: a.secret.Account() + place}
-	if key := a.secret.Value(); key != "" {
-		c.Key = key + place
-	}
-	return c
-}
+// Credential implements hosted.Service.
+func (a *api) Credential() hosted.Credential { return a.login.Credential() }
 
 // image returns the ID of an image, which the service builds if it does not have
 // it. A build may be shared, and stays.

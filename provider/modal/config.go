@@ -15,7 +15,7 @@ import (
 // complete adds what is set only in the configuration file. The token there
 // counts only if no part of one is given.
 func (o *Options) complete() error {
-	if o.Config == "" || o.TokenID != "" || o.Secret.Set() {
+	if o.Config == "" || o.TokenID != "" || o.Key != nil && o.Key.Set() {
 		return nil
 	}
 	text, err := os.ReadFile(o.Config)
@@ -26,7 +26,7 @@ func (o *Options) complete() error {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "modal.open", Subject: o.Config, Message: "cannot be read", Cause: err}
 	}
 	values := profile(string(text), o.Profile)
-	o.TokenID, o.Secret = values["token_id"], credential.New(secretEnv, values["token_secret"], "", "")
+	o.TokenID, o.Key = values["token_id"], credential.New(opening.Key, values["token_secret"], "", "")
 	o.Environment, o.URL = cmp.Or(o.Environment, values["environment"]), cmp.Or(o.URL, values["server_url"])
 	return nil
 }

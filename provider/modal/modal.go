@@ -21,50 +21,42 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/modalapi"
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/provider/internal/rpc"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Name is the name of this provider.
 const Name = "modal"
 
-// Options configure the connection to the service.
+// Options configure the connection to the service. The secret is the second part
+// of the token.
 type Options struct {
-	// Dir is a directory for this provider alone. It is created when it is first
-	// needed. Sandboxes belong to it: another directory must adopt them first.
-	Dir string
-	// TokenID and Secret are the two parts of the token.
-	TokenID string
-	Secret  *credential.Source
+	hosted.Connection
+	// TokenID is the first part of the token.
+	TokenID string `json:"-"`
 	// Config is the configuration file of the service's own clients. What is empty
 	// in the options is read from it. Empty: none.
-	Config string
+	Config string `json:"-"`
 	// Profile is the section of Config. Empty: the one that is active.
-	Profile string
+	Profile string `json:"-"`
 	// App is the name of the app that sandboxes belong to. It is created when it is
 	// first needed.
-	App string
+	App string `json:"app"`
 	// Environment is the environment of the app. Empty: the account's default.
-	Environment string
-	// URL is the address of the API. Empty: the service's.
-	URL string
+	Environment string `json:"environment"`
 	// Image is the OCI image of sandboxes that name none. Empty: DefaultImage.
-	Image string
-	// Executable is a static program that imports internal/guest/early. It is the
-	// guest if none is embedded. Empty: the running program.
-	Executable string
-	// Transport is the model of the one that sends requests. Nil: the default.
-	Transport *http.Transport
+	Image string `json:"image"`
+}
+
+var opening = hosted.Opening{
+	Name: Name, Version: "v2", Key: "MODAL_TOKEN_SECRET", What: "token secret", URL: "MODAL_SERVER_URL", Public: "https://api.modal.com", Words: rpc.Words,
 }
 
 const (
-	idEnv     = "MODAL_TOKEN_ID"
-	secretEnv = "MODAL_TOKEN_SECRET"
-	appEnv    = "MODAL_APP_NAME"
-	urlEnv    = "MODAL_SERVER_URL"
-	publicURL = "https://api.modal.com"
+	idEnv  = "MODAL_TOKEN_ID"
+	appEnv = "MODAL_APP_NAME"
+	envEnv = "MODAL_ENVIRONMENT"
 	// DefaultImage is the image of sandboxes if nothing names another.
 	DefaultImage = "debian:12"
 	// longest is how long a sandbox may live.
@@ -78,9 +70,8 @@ const (
 // official SDK, and from further variables.
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	opts := Options{
-		Dir: dir, TokenID: strings.TrimSpace(lookup(idEnv)), Secret: credential.FromEnvironment(secretEnv, lookup), Profile: lookup("MODAL_PROFILE"),
-		App: strings.TrimSpace(lookup(appEnv)), Environment: strings.TrimSpace(lookup("MODAL_ENVIRONMENT")), URL: strings.TrimSpace(lookup(urlEnv)),
-		Image: lookup("ATOLL_MODAL_IMAGE"), Config: lookup("MODAL_CONFIG_PATH"),
+		Connection: opening.Connection(dir, lookup), TokenID: strings.TrimSpace(lookup(idEnv)), Profile: lookup("MODAL_PROFILE"),
+		App: strings.TrimSpace(lookup(appEnv)), Environment: strings.TrimSpace(lookup(envEnv)), Image: lookup("ATOLL_MODAL_IMAGE"), Config: lookup("MODAL_CONFIG_PATH"),
 	}
 	if home, err := os.UserHomeDir(); opts.Config == "" && err == nil {
 		opts.Config = home + "/.modal.toml"
@@ -107,62 +98,43 @@ var (
 // New opens the provider. It makes no network call. It removes records of
 // sandboxes that ended long ago.
 func New(opts Options) (*Provider, error) {
-	if opts.Dir == "" {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "modal.open", Message: "no directory given"}
-	}
-	if opts.Secret == nil {
-		opts.Secret = credential.New(secretEnv, "", "", "")
-	}
 	if err := opts.complete(); err != nil {
 		return nil, err
 	}
-	base, err := rest.ParseURL("modal.open", "API URL", cmp.Or(opts.URL, publicURL))
+	like, _ := opts.Transport.(*http.Transport)
+	opts.Transport = rpc.Transport(like)
+	login, err := opening.Login(&opts.Connection, hosted.Place{Env: idEnv, What: "token id", Value: opts.TokenID},
+		hosted.Place{Env: envEnv, Value: opts.Environment, Optional: true}, hosted.Place{Env: appEnv, What: "app", Value: opts.App})
 	if err != nil {
 		return nil, err
 	}
-	a := newAPI(base, &opts)
-	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
-		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: a.Client.Client, Expires: true,
-		Resting: []string{running}, Hint: "use its original " + idEnv + ", " + secretEnv + ", " + appEnv + " and MODAL_ENVIRONMENT",
-		Extend: func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} },
-	}}
-	p.Enter = p.enter
+	a := newAPI(login, &opts)
+	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
+	p.Enter, p.Expires, p.Resting = p.enter, true, []string{running}
+	p.Extend = func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} }
 	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}, Records: true})
-	if err := p.Start(opts.Executable); err != nil {
-		return nil, err
-	}
-	return p, nil
+	return p, p.Start(opts.Executable)
 }
 
 // Probe implements driver.Provider. It checks the token with the service.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	service := driver.Limit{Holds: true, By: "the service"}
 	fixed := driver.Limit{Why: "the service decides", Fixed: true}
-	needs, what := secretEnv, "token secret"
-	switch {
-	case p.opts.TokenID == "":
-		needs, what = idEnv, "token id"
-	case p.opts.Secret.Set() && p.opts.App == "":
-		needs, what = appEnv, "app"
-	}
-	return p.Facts(ctx, &hosted.Description{
-		Version: "v2", Needs: needs, What: what, Credential: idEnv + " and " + secretEnv, Address: urlEnv,
+	return p.api.login.Facts(ctx, p.Core, &hosted.Description{
 		Limits: map[string]driver.Limit{
 			"cpus": service, "memory": service, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "Atoll and the service"},
 		},
-	}, p.opts.Secret.Set() && p.opts.TokenID != "" && p.opts.App != "", func(ctx context.Context) error {
+	}, func(ctx context.Context) error {
 		_, err := p.api.List(ctx, strings.Repeat("0", 16), "") // of nobody
 		return err
-	}, p.api.Base)
+	})
 }
 
 // CheckImage implements driver.ImageChecker. The service fetches images. It
 // cannot read images in files of this machine.
 func (p *Provider) CheckImage(image string) error {
-	for _, scheme := range []string{"dir:", "tar:", "oci:"} {
-		if strings.HasPrefix(image, scheme) {
-			return p.Unsupported(image, "the service cannot read images of this machine", "use an image from a registry")
-		}
+	if err := p.CheckFetched(image); err != nil {
+		return err
 	}
 	if strings.ContainsAny(image, " \t\r\n") || image == hosted.TemplateScheme {
 		return p.Unsupported(image, "it is not the name of an image", "use an image from a registry")

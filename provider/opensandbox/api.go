@@ -10,39 +10,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // api is a client of the server. It implements hosted.Service.
-type api struct {
-	rest.Client
-	key *credential.Source
-}
-
-func newAPI(base *url.URL, key *credential.Source, transport http.RoundTripper) *api {
-	a := &api{key: key}
-	a.Client = rest.Client{
-		HTTP: rest.NewHTTP(transport), Base: base, Words: words, Fresh: a.fresh,
-		Sign: func(h http.Header) {
-			if k := key.Current(); k != "" {
-				h.Set("Open-Sandbox-Api-Key", k)
-			}
-		},
-		Hidden: func() []string { return []string{key.Current()} }, Hint: "set " + keyEnv + " to a key of this server",
-	}
-	return a
-}
-
-// fresh ensures that there is an address, and a key if there is a source.
-func (a *api) fresh(ctx context.Context, refused bool) error {
-	if a.Base.Host == "" {
-		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "domain", Message: "no server address is set", Hint: "set " + domainEnv}
-	}
-	return a.key.Fresh(ctx, refused)
-}
+type api struct{ *hosted.Login }
 
 // words reads an error of the server or of execd.
 func words(_ int, body []byte) (code, message string, ok bool) {
@@ -224,11 +198,6 @@ func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) err
 		err = a.Strange("the server does not confirm whose the sandbox is")
 	}
 	return err
-}
-
-// Credential implements hosted.Service.
-func (a *api) Credential() hosted.Credential {
-	return hosted.Credential{Name: a.key.Account(), Key: a.key.Value()}
 }
 
 // policy is what a sandbox may reach.

@@ -22,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/internal/servicetest"
 	service "github.com/atoll-run/atoll/internal/servicetest/opensandbox"
 	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/opensandbox"
 	"github.com/atoll-run/atoll/sandbox"
@@ -132,10 +133,10 @@ func startLive(t *testing.T, mode string) *live {
 }
 
 func (l *live) open(dir string) (driver.Provider, error) {
-	return opensandbox.New(opensandbox.Options{
-		Dir: dir, Domain: l.addr, Key: credential.New("OPEN_SANDBOX_API_KEY", liveKey, "", ""), Image: image + ":latest", Executable: os.Getenv("ATOLL_BIN"),
+	return opensandbox.New(opensandbox.Options{Image: image + ":latest", Connection: hosted.Connection{
+		Dir: dir, URL: l.addr, Key: credential.New("OPEN_SANDBOX_API_KEY", liveKey, "", ""), Executable: os.Getenv("ATOLL_BIN"),
 		Transport: hostedtest.Transport(),
-	})
+	}})
 }
 
 // left returns the containers that are left.
@@ -181,7 +182,9 @@ func TestLive(t *testing.T) {
 	}
 	defer p.Close()
 	t.Run("wrong key", func(t *testing.T) {
-		other, err := opensandbox.New(opensandbox.Options{Dir: t.TempDir(), Domain: l.addr, Key: credential.New("OPEN_SANDBOX_API_KEY", "wrong", "", "")})
+		other, err := opensandbox.New(opensandbox.Options{Connection: hosted.Connection{
+			Dir: t.TempDir(), URL: l.addr, Key: credential.New("OPEN_SANDBOX_API_KEY", "wrong", "", ""),
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -233,7 +236,7 @@ func TestLive(t *testing.T) {
 		}
 	})
 	t.Run("taken over", func(t *testing.T) {
-		s := spec("sb-taken")
+		s := hostedtest.Spec("sb-taken")
 		s.Network = sandbox.Network{Egress: []string{"*"}, Plain: &sandbox.EgressRules{Open: true}} // without a sidecar
 		if _, err := p.Create(t.Context(), s); err != nil {
 			t.Fatal(err)
@@ -273,7 +276,7 @@ func TestLiveNamesOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if _, err := p.Create(t.Context(), spec("sb-filtered")); p.ErrorCode(err) != sandbox.CodeUnsupported {
+	if _, err := p.Create(t.Context(), hostedtest.Spec("sb-filtered")); p.ErrorCode(err) != sandbox.CodeUnsupported {
 		t.Errorf("Create: %v, want unsupported", err)
 	}
 	if left := l.left(t); left != "" {

@@ -11,13 +11,11 @@ import (
 	"cmp"
 	"context"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -26,28 +24,17 @@ import (
 // Name is the name of this provider.
 const Name = "opensandbox"
 
-// Options configure the connection to the server.
+// Options configure the connection to the server. Without a scheme, its address
+// is one of HTTP, as for the official SDK.
 type Options struct {
-	// Dir is a directory for this provider alone. It is created when it is first
-	// needed. Sandboxes belong to it: another directory must adopt them first.
-	Dir string
-	// Key is the source of the API key. Without one, requests have none.
-	Key *credential.Source
-	// Domain is the address of the server. Without a scheme it is HTTP, as for the
-	// official SDK.
-	Domain string
+	hosted.Connection
 	// Image is the OCI image of sandboxes that name none. Empty: DefaultImage.
-	Image string
-	// Executable is a static program that imports internal/guest/early. It is the
-	// guest if none is embedded. Empty: the running program.
-	Executable string
-	// Transport sends requests. Nil: a new one.
-	Transport http.RoundTripper
+	Image string `json:"image"`
 }
 
+var opening = hosted.Opening{Name: Name, Version: "v1", Key: "OPEN_SANDBOX_API_KEY", URL: "OPEN_SANDBOX_DOMAIN", Words: words}
+
 const (
-	keyEnv    = "OPEN_SANDBOX_API_KEY"
-	domainEnv = "OPEN_SANDBOX_DOMAIN"
 	// DefaultImage is the image of sandboxes if nothing names another.
 	DefaultImage = "debian:12"
 	// shortest is the shortest lifetime that the server accepts.
@@ -57,9 +44,7 @@ const (
 // FromEnvironment returns the options from the environment variables of the
 // official SDK, and from further variables.
 func FromEnvironment(dir string, lookup func(string) string) Options {
-	return Options{
-		Dir: dir, Key: credential.FromEnvironment(keyEnv, lookup), Domain: strings.TrimSpace(lookup(domainEnv)), Image: lookup("ATOLL_OPENSANDBOX_IMAGE"),
-	}
+	return Options{Connection: opening.Connection(dir, lookup), Image: lookup("ATOLL_OPENSANDBOX_IMAGE")}
 }
 
 // Provider makes sandboxes with the server. Its methods may be called
@@ -79,48 +64,37 @@ var (
 // New opens the provider. It makes no network call. It removes records of
 // sandboxes that ended long ago.
 func New(opts Options) (*Provider, error) {
-	if opts.Dir == "" {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "opensandbox.open", Message: "no directory given"}
+	if opts.URL != "" && !strings.Contains(opts.URL, "://") {
+		opts.URL = "http://" + opts.URL
 	}
-	base := &url.URL{}
-	if domain := opts.Domain; domain != "" {
-		if !strings.Contains(domain, "://") {
-			domain = "http://" + domain
-		}
-		var err error
-		if base, err = rest.ParseURL("opensandbox.open", "domain", domain); err != nil {
-			return nil, err
-		}
-	}
-	if opts.Key == nil {
-		opts.Key = credential.New(keyEnv, "", "", "")
-	}
-	a := newAPI(base, opts.Key, opts.Transport)
-	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
-		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true, Reboots: true,
-		Resting: []string{running, paused}, Hint: "use its original " + keyEnv + " and " + domainEnv,
-	}}
-	p.Enter = p.enter
-	if err := p.Start(opts.Executable); err != nil {
+	login, err := opening.Login(&opts.Connection)
+	if err != nil {
 		return nil, err
 	}
-	return p, nil
+	a := &api{login}
+	a.Sign = func(h http.Header) {
+		if key := a.Key.Current(); key != "" {
+			h.Set("Open-Sandbox-Api-Key", key)
+		}
+	}
+	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
+	p.Enter, p.Expires, p.Reboots, p.Resting = p.enter, true, true, []string{running, paused}
+	return p, p.Start(opts.Executable)
 }
 
 // Probe implements driver.Provider. It checks the key with the server.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	container := driver.Limit{Holds: true, By: "the server's container"}
 	other := driver.Limit{Why: "the server's configuration decides", Fixed: true}
-	return p.Facts(ctx, &hosted.Description{
-		Version: "v1", Needs: domainEnv, What: "domain", Credential: keyEnv, Address: domainEnv,
+	return p.api.Facts(ctx, p.Core, &hosted.Description{
 		Limits: map[string]driver.Limit{
 			"cpus": container, "memory": container, "disk": other, "pids": other, "lifetime": {Holds: true, By: "Atoll and the server"},
 		},
 		Tested: "tested with a fake server, and with the real one on Docker, whose images of execd and of the sidecar were replaced",
-	}, p.opts.Domain != "", func(ctx context.Context) error {
+	}, func(ctx context.Context) error {
 		_, err := p.api.page(ctx, 1, 1, nil)
 		return err
-	}, p.api.Base)
+	})
 }
 
 // CheckImage implements driver.ImageChecker. The server fetches images.

@@ -15,25 +15,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // api is a client of the service. It implements hosted.Service.
-type api struct {
-	rest.Client
-	key *credential.Source
-}
-
-func newAPI(base *url.URL, key *credential.Source, transport http.RoundTripper) *api {
-	return &api{key: key, Client: rest.Client{
-		HTTP: rest.NewHTTP(transport), Base: base, Words: words, Fresh: key.Fresh,
-		Sign:   func(h http.Header) { h.Set("Authorization", "Bearer "+key.Current()) },
-		Hidden: func() []string { return []string{key.Current()} }, Hint: "set " + keyEnv + " to a key of this service",
-	}}
-}
+type api struct{ *hosted.Login }
 
 // words reads an error of the service.
 func words(_ int, body []byte) (code, message string, ok bool) {
@@ -179,11 +167,6 @@ func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) err
 		err = a.Strange("the service does not confirm whose the sandbox is")
 	}
 	return err
-}
-
-// Credential implements hosted.Service.
-func (a *api) Credential() hosted.Credential {
-	return hosted.Credential{Name: a.key.Account(), Key: a.key.Value()}
 }
 
 // rules are what a sandbox may reach: a network policy of the service.

@@ -15,13 +15,10 @@ import (
 	"context"
 	"net/http"
 	"net/url"
-	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -30,37 +27,23 @@ const Name = "runloop"
 
 // Options configure the connection to the service.
 type Options struct {
-	// Dir is a directory for this provider alone. It is created when it is first
-	// needed. Sandboxes belong to it: another directory must adopt them first.
-	Dir string
-	// Key is the source of the API key.
-	Key *credential.Source
-	// URL is the address of the API. Empty: the service's.
-	URL string
+	hosted.Connection
 	// Blueprint is the name of the service's blueprint for sandboxes that name no
 	// image. Empty: the service's default.
-	Blueprint string
-	// Executable is a static program that imports internal/guest/early. It is the
-	// guest if none is embedded. Empty: the running program.
-	Executable string
-	// Transport sends requests. Nil: a new one.
-	Transport http.RoundTripper
+	Blueprint string `json:"blueprint"`
 }
 
-const (
-	keyEnv    = "RUNLOOP_API_KEY"
-	urlEnv    = "RUNLOOP_BASE_URL"
-	publicURL = "https://api.runloop.ai"
-	// longest is how long a sandbox may live.
-	longest = 48 * time.Hour
-)
+var opening = hosted.Opening{
+	Name: Name, Version: "v1", Key: "RUNLOOP_API_KEY", URL: "RUNLOOP_BASE_URL", Public: "https://api.runloop.ai", Words: words,
+}
+
+// longest is how long a sandbox may live.
+const longest = 48 * time.Hour
 
 // FromEnvironment returns the options from the environment variables of the
 // official SDK, and from further variables.
 func FromEnvironment(dir string, lookup func(string) string) Options {
-	return Options{
-		Dir: dir, Key: credential.FromEnvironment(keyEnv, lookup), URL: strings.TrimSpace(lookup(urlEnv)), Blueprint: lookup("ATOLL_RUNLOOP_BLUEPRINT"),
-	}
+	return Options{Connection: opening.Connection(dir, lookup), Blueprint: lookup("ATOLL_RUNLOOP_BLUEPRINT")}
 }
 
 // Provider makes sandboxes with the service. Its methods may be called
@@ -80,40 +63,27 @@ var (
 // New opens the provider. It makes no network call. It removes records of
 // sandboxes that ended long ago.
 func New(opts Options) (*Provider, error) {
-	if opts.Dir == "" {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "runloop.open", Message: "no directory given"}
-	}
-	base, err := rest.ParseURL("runloop.open", "API URL", cmp.Or(opts.URL, publicURL))
+	login, err := opening.Login(&opts.Connection)
 	if err != nil {
 		return nil, err
 	}
-	if opts.Key == nil {
-		opts.Key = credential.New(keyEnv, "", "", "")
-	}
-	a := newAPI(base, opts.Key, opts.Transport)
-	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
-		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true, Reboots: true,
-		Resting: []string{running, suspended}, Hint: "use its original " + keyEnv + " and " + urlEnv,
-	}}
-	p.Enter = p.enter
-	if err := p.Start(opts.Executable); err != nil {
-		return nil, err
-	}
-	return p, nil
+	a := &api{login}
+	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
+	p.Enter, p.Expires, p.Reboots, p.Resting = p.enter, true, true, []string{running, suspended}
+	return p, p.Start(opts.Executable)
 }
 
 // Probe implements driver.Provider. It checks the key with the service.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	fixed := driver.Limit{Why: "the blueprint decides", Fixed: true}
-	return p.Facts(ctx, &hosted.Description{
-		Version: "v1", Needs: keyEnv, What: "API key", Credential: keyEnv, Address: urlEnv,
+	return p.api.Facts(ctx, p.Core, &hosted.Description{
 		Limits: map[string]driver.Limit{
 			"cpus": fixed, "memory": fixed, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "Atoll and the service"},
 		},
-	}, p.opts.Key.Set(), func(ctx context.Context) error {
+	}, func(ctx context.Context) error {
 		_, err := p.api.page(ctx, url.Values{"limit": {"1"}})
 		return err
-	}, p.api.Base)
+	})
 }
 
 // CheckImage implements driver.ImageChecker.

@@ -4,14 +4,10 @@ package runloop_test
 
 import (
 	"testing"
-
-	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 )
 
 // TestSDK uses the fake with the official SDK for Python, so that the fake is
 // more than our reading of the protocol.
 func TestSDK(t *testing.T) {
-	w := serve(t)
-	hostedtest.SDK(t, environment(w.url)...)
-	w.Empty(t)
+	suite.Serve(t).SDK(t)
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -19,18 +18,8 @@ import (
 
 // api is a client of the service. It implements hosted.Service.
 type api struct {
-	rest.Client
-	token         *credential.Source
+	*hosted.Login
 	team, project string
-}
-
-func newAPI(base *url.URL, opts *Options) *api {
-	token := opts.Token
-	return &api{token: token, team: opts.Team, project: opts.Project, Client: rest.Client{
-		HTTP: rest.NewHTTP(opts.Transport), Base: base, Words: words, Fresh: token.Fresh,
-		Sign:   func(h http.Header) { h.Set("Authorization", "Bearer "+token.Current()) },
-		Hidden: func() []string { return []string{token.Current()} }, Hint: "set " + tokenEnv + " to an access token of this service",
-	}}
 }
 
 // words reads an error of the service.
@@ -283,13 +272,4 @@ func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) err
 		err = a.Strange("the service does not confirm whose the sandbox is")
 	}
 	return err
-}
-
-// Credential implements hosted.Service. A token may be for several projects.
-func (a *api) Credential() hosted.Credential {
-	c := hosted.Credential{Name: a.token.Account() + "\n" + a.team + "\n" + a.project}
-	if key := a.token.Value(); key != "" {
-		c.Key = key + "\n" + a.team + "\n" + a.project
-	}
-	return c
 }

@@ -19,9 +19,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -30,37 +28,28 @@ const Name = "vercel"
 
 // Options configure the connection to the service.
 type Options struct {
-	// Dir is a directory for this provider alone. It is created when it is first
-	// needed. Sandboxes belong to it: another directory must adopt them first.
-	Dir string
-	// Token is the source of the access token.
-	Token *credential.Source
+	hosted.Connection
 	// Team and Project are the IDs of the account and of the project that sandboxes
 	// belong to.
-	Team, Project string
-	// URL is the address of the API. Empty: the service's.
-	URL string
+	Team    string `json:"-"`
+	Project string `json:"-"`
 	// Region is the region of sandboxes. Empty: the service's default.
-	Region string
+	Region string `json:"region"`
 	// Image is the image of sandboxes that name none. Empty: the service's default.
-	Image string
+	Image string `json:"image"`
 	// Session is how long a session lasts. It is a duration such as "2h". Empty: 45
 	// minutes.
-	Session string
-	// Executable is a static program that imports internal/guest/early. It is the
-	// guest if none is embedded. Empty: the running program.
-	Executable string
-	// Transport sends requests. Nil: a new one.
-	Transport http.RoundTripper
+	Session string `json:"session"`
+}
+
+var opening = hosted.Opening{
+	Name: Name, Version: "v3", Key: "VERCEL_TOKEN", What: "access token", URL: "ATOLL_VERCEL_URL", Public: "https://vercel.com/api", Words: words,
 }
 
 const (
-	tokenEnv   = "VERCEL_TOKEN"
 	teamEnv    = "VERCEL_TEAM_ID"
 	projectEnv = "VERCEL_PROJECT_ID"
-	urlEnv     = "ATOLL_VERCEL_URL"
 	sessionEnv = "ATOLL_VERCEL_SESSION"
-	publicURL  = "https://vercel.com/api"
 	// usual is how long a session lasts. Every plan of the service permits that.
 	usual = 45 * time.Minute
 )
@@ -69,8 +58,8 @@ const (
 // official SDK, and from further variables.
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
-		Dir: dir, Token: credential.FromEnvironment(tokenEnv, lookup), Team: strings.TrimSpace(lookup(teamEnv)), Project: strings.TrimSpace(lookup(projectEnv)),
-		URL: strings.TrimSpace(lookup(urlEnv)), Region: lookup("VERCEL_REGION"), Image: lookup("ATOLL_VERCEL_IMAGE"), Session: lookup(sessionEnv),
+		Connection: opening.Connection(dir, lookup), Team: strings.TrimSpace(lookup(teamEnv)), Project: strings.TrimSpace(lookup(projectEnv)),
+		Region: lookup("VERCEL_REGION"), Image: lookup("ATOLL_VERCEL_IMAGE"), Session: lookup(sessionEnv),
 	}
 }
 
@@ -92,58 +81,35 @@ var (
 // New opens the provider. It makes no network call. It removes records of
 // sandboxes that ended long ago.
 func New(opts Options) (*Provider, error) {
-	invalid := func(subject, message string) error {
-		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "vercel.open", Subject: subject, Message: message}
-	}
-	if opts.Dir == "" {
-		return nil, invalid("", "no directory given")
-	}
 	session := usual
 	if opts.Session != "" {
 		var err error
 		if session, err = time.ParseDuration(opts.Session); err != nil || session < time.Second {
-			return nil, invalid(sessionEnv, "is not a duration of at least a second")
+			return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "vercel.open", Subject: sessionEnv, Message: "is not a duration of at least a second"}
 		}
 	}
-	base, err := rest.ParseURL("vercel.open", "API URL", cmp.Or(opts.URL, publicURL))
+	login, err := opening.Login(&opts.Connection,
+		hosted.Place{Env: teamEnv, What: "team", Value: opts.Team}, hosted.Place{Env: projectEnv, What: "project", Value: opts.Project})
 	if err != nil {
 		return nil, err
 	}
-	if opts.Token == nil {
-		opts.Token = credential.New(tokenEnv, "", "", "")
-	}
-	a := newAPI(base, &opts)
-	p := &Provider{opts: opts, session: session, api: a, Core: &hosted.Core{
-		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true, Reboots: true,
-		Resting: []string{running, stopped}, Hint: "use its original " + tokenEnv + ", " + teamEnv + " and " + projectEnv,
-	}}
-	p.Enter = p.enter
-	if err := p.Start(opts.Executable); err != nil {
-		return nil, err
-	}
-	return p, nil
+	a := &api{login, opts.Team, opts.Project}
+	p := &Provider{opts: opts, session: session, api: a, Core: login.Core(a)}
+	p.Enter, p.Expires, p.Reboots, p.Resting = p.enter, true, true, []string{running, stopped}
+	return p, p.Start(opts.Executable)
 }
 
 // Probe implements driver.Provider. It checks the token with the service.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	fixed := driver.Limit{Why: "the service decides", Fixed: true}
-	needs, what := tokenEnv, "access token"
-	switch {
-	case !p.opts.Token.Set():
-	case p.opts.Project == "":
-		needs, what = projectEnv, "project"
-	case p.opts.Team == "":
-		needs, what = teamEnv, "team"
-	}
-	return p.Facts(ctx, &hosted.Description{
-		Version: "v3", Needs: needs, What: what, Credential: tokenEnv, Address: urlEnv,
+	return p.api.Facts(ctx, p.Core, &hosted.Description{
 		Limits: map[string]driver.Limit{
 			"cpus": fixed, "memory": fixed, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "Atoll; the service stops the sandbox when its session ends"},
 		},
-	}, p.opts.Token.Set() && p.opts.Project != "" && p.opts.Team != "", func(ctx context.Context) error {
+	}, func(ctx context.Context) error {
 		_, err := p.api.page(ctx, p.api.query("project", "limit", "1"))
 		return err
-	}, p.api.Base)
+	})
 }
 
 // CheckImage implements driver.ImageChecker. The service finds images itself.

@@ -13,14 +13,24 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
+// Faults break requests to a service: see servicetest.Faults.
+type Faults interface {
+	Add(faults ...servicetest.Fault)
+	Clear()
+	Requests(method, pattern string) int
+}
+
 // Faulty is a fake service with injected faults, and a provider that uses it.
 type Faulty struct {
-	*servicetest.Faults
+	Faults
 	Provider driver.Provider
 	// Again is another provider with the same directory, as in another process.
 	Again driver.Provider
 	// Boxes and Box match the paths of all sandboxes and of one.
 	Boxes, Box string
+	// Ending is the path of the POST that removes a sandbox. Empty: that is a DELETE
+	// of Box.
+	Ending string
 	// NotFound, Invalid and Busy are the service's errors for an unknown sandbox,
 	// an invalid request, and a sandbox whose state is changing. Nothing is an
 	// empty list of sandboxes.
@@ -239,7 +249,11 @@ func (f *Faulty) False404(t *testing.T, path string, bodies ...string) {
 // Conflict makes the service refuse for a moment to remove a sandbox.
 func (f *Faulty) Conflict(t *testing.T) {
 	in := f.Make(t, f.Spec("sb-conflict"))
-	f.Add(servicetest.Fault{Method: http.MethodDelete, Path: f.Box, Times: 3, Status: 409, Body: f.Busy})
+	method, path := http.MethodDelete, f.Box
+	if f.Ending != "" {
+		method, path = http.MethodPost, f.Ending
+	}
+	f.Add(servicetest.Fault{Method: method, Path: path, Times: 3, Status: 409, Body: f.Busy})
 	if err := in.Destroy(t.Context()); err != nil {
 		t.Errorf("Destroy: %v", err)
 	}
