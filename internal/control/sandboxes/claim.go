@@ -78,7 +78,7 @@ func (s *reconciler) claimAll(ctx context.Context, daemon string) error {
 
 // takes refuses a new sandbox on a node that takes none. What this daemon
 // remembers of the node may be out of date.
-func (s *makers) takes(ctx context.Context, tx *store.Tx, provider string) error {
+func (s *creator) takes(ctx context.Context, tx *store.Tx, provider string) error {
 	if !s.Providers.OnNode(provider) {
 		return nil
 	}
