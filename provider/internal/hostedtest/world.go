@@ -45,21 +45,24 @@ const patience = 10 * time.Second
 // Empty checks that the service has nothing left.
 func (w *World[P]) Empty(t *testing.T) {
 	t.Helper()
-	if w.Left != nil {
-		if left := w.Left(); len(left) > 0 {
-			t.Errorf("%v are left", left)
-		}
-	}
-	if w.Busy == nil {
-		return
-	}
 	tick, late := time.NewTicker(20*time.Millisecond), time.After(patience)
 	defer tick.Stop()
-	for w.Busy() > 0 {
+	for {
+		var left []string
+		busy := 0
+		if w.Left != nil {
+			left = w.Left()
+		}
+		if w.Busy != nil {
+			busy = w.Busy()
+		}
+		if len(left) == 0 && busy == 0 {
+			return
+		}
 		select {
-		case <-tick.C:
+		case <-tick.C: // a daemon may still be removing one
 		case <-late:
-			t.Errorf("%d are still busy", w.Busy())
+			t.Errorf("%v are left, %d are still busy", left, busy)
 			return
 		}
 	}
