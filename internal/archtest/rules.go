@@ -123,7 +123,7 @@ var rules = []rule{
 	{
 		pkgs: "provider/e2b/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/...", "internal/envd", "internal/plainproto"},
-		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		deny: []string{kernel + "/...", "database/sql"},
 		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
@@ -451,7 +451,7 @@ var rules = []rule{
 		why: "it reads the secret of an account, for any provider",
 	},
 	{
-		pkgs: "provider/internal/hosted", only: []string{"sandbox", "internal/span", "driver", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."}, deny: []string{kernel + "/...", "os/exec"},
+		pkgs: "provider/internal/hosted", only: []string{"sandbox", "internal/span", "driver", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."}, deny: []string{kernel + "/..."},
 		why: "it is the common part of the providers of services",
 	},
 	{
