@@ -17,6 +17,8 @@ import (
 // Words are a service's words for the statuses of a sandbox.
 type Words struct {
 	Starting, Running, Stopping, Stopped, Failed, Deleted string
+	// Made is that of one that was never started, if the service has such.
+	Made string
 	// Those of a service that pauses: see Pause. Resuming: one without it says
 	// Starting.
 	Pausing, Paused, Resuming string
@@ -30,6 +32,8 @@ type Box struct {
 	Created         time.Time
 	Ends            time.Time // zero: never
 	Request         any       // what the client asked for
+	Mounts          []sandbox.Mount
+	Memory          int64 // zero: 1 GiB
 }
 
 // CloudBox is a sandbox of a Cloud.
@@ -58,6 +62,8 @@ type Cloud struct {
 	Work sync.WaitGroup
 	// Memory: snapshots have the memory, too.
 	Memory bool
+	// Waits: requests are answered only when the status has changed.
+	Waits bool
 
 	backing driver.Provider
 	words   Words
@@ -122,7 +128,7 @@ func (c *Cloud) slowly(b *CloudBox, f func() error) error {
 		time.Sleep(takes)
 		one.err = f()
 	})
-	if takes > 0 {
+	if takes > 0 && !c.Waits {
 		return nil
 	}
 	<-one.done
@@ -138,19 +144,108 @@ func (c *Cloud) Wait(b *CloudBox) error {
 	return one.err
 }
 
-// Create makes a sandbox, with the files of a snapshot if there is one.
-func (c *Cloud) Create(box Box, from *Snapshot) (*CloudBox, error) {
-	box.Created, box.Status = time.Now().UTC(), c.words.Starting
+// add adds a sandbox with a status.
+func (c *Cloud) add(box Box, status string) (*CloudBox, error) {
+	box.Created, box.Status = time.Now().UTC(), status
 	b := &CloudBox{box: box}
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	for _, other := range c.boxes {
 		if other.box.Owner == box.Owner && other.box.Name == box.Name && other.box.Status != c.words.Deleted {
-			c.mu.Unlock()
 			return nil, ErrTaken
 		}
 	}
 	c.boxes = append(c.boxes, b)
+	return b, nil
+}
+
+// Make makes a sandbox that is not started, or a stopped one with the files of
+// another that is stopped.
+func (c *Cloud) Make(box Box, from *CloudBox) (*CloudBox, error) {
+	if from == nil {
+		return c.add(box, c.words.Made)
+	}
+	copied, err := c.duplicate(from)
+	if err != nil {
+		return nil, err
+	}
+	b, err := c.add(box, c.words.Stopped)
+	if err != nil {
+		return nil, errors.Join(err, c.drop(copied.Ref))
+	}
+	c.mu.Lock()
+	b.frozen = &copied.Ref
 	c.mu.Unlock()
+	return b, nil
+}
+
+// duplicate copies the files of a stopped sandbox.
+func (c *Cloud) duplicate(b *CloudBox) (driver.Snapshot, error) {
+	c.mu.Lock()
+	frozen := b.frozen
+	if b.box.Status != c.words.Stopped {
+		frozen = nil
+	}
+	c.mu.Unlock()
+	if frozen == nil {
+		return driver.Snapshot{}, ErrConflict
+	}
+	return c.copy(*frozen)
+}
+
+func (c *Cloud) copy(ref driver.SnapshotRef) (driver.Snapshot, error) {
+	copier, ok := driver.As[driver.SnapshotCopier](c.backing)
+	if !ok {
+		return driver.Snapshot{}, errors.New("the fake cannot copy snapshots")
+	}
+	return copier.CopySnapshot(context.Background(), ref, "copied-"+NewID())
+}
+
+func (c *Cloud) drop(ref driver.SnapshotRef) error {
+	if keeper, ok := driver.As[driver.SnapshotKeeper](c.backing); ok {
+		return keeper.RemoveSnapshot(context.Background(), ref)
+	}
+	return nil
+}
+
+// Keep saves a stopped sandbox as a snapshot with a name.
+func (c *Cloud) Keep(b *CloudBox, id, name string) (*Snapshot, error) {
+	if _, err := c.Snapshot(b.box.Owner, name); err == nil {
+		return nil, ErrTaken
+	}
+	copied, err := c.duplicate(b)
+	if err != nil {
+		return nil, err
+	}
+	s := &Snapshot{ID: id, Name: name, Owner: b.box.Owner, Ready: true, Size: copied.Size, Created: time.Now().UTC(), ref: copied.Ref}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.saved = append(c.saved, s)
+	return s, nil
+}
+
+// Revert gives a stopped sandbox the files of a snapshot.
+func (c *Cloud) Revert(b *CloudBox, s *Snapshot) error {
+	if c.Show(b).Status != c.words.Stopped {
+		return ErrConflict
+	}
+	copied, err := c.copy(s.ref)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	was := b.frozen
+	b.frozen = &copied.Ref
+	c.mu.Unlock()
+	return c.drop(*was)
+}
+
+// Create makes a sandbox, with the files of a snapshot if there is one.
+func (c *Cloud) Create(box Box, from *Snapshot) (*CloudBox, error) {
+	b, err := c.add(box, c.words.Starting)
+	if err != nil {
+		return nil, err
+	}
 	if !box.Ends.IsZero() {
 		b.timer.Set(time.Until(box.Ends), func() { _ = c.Remove(context.Background(), b) })
 	}
@@ -173,7 +268,8 @@ func (c *Cloud) boot(ctx context.Context, b *CloudBox, from *driver.SnapshotRef)
 	c.serial++
 	id := sandbox.ID("box-" + strconv.Itoa(c.serial) + "-" + b.box.ID[:8])
 	c.mu.Unlock()
-	own := &sandbox.Spec{ID: id, Name: string(id), Image: "host", Resources: sandbox.Resources{Memory: 1 << 30, Disk: 1 << 30, PIDs: 1024}}
+	own := &sandbox.Spec{ID: id, Name: string(id), Image: "host", Mounts: b.box.Mounts}
+	own.Resources = sandbox.Resources{Memory: cmp.Or(b.box.Memory, 1<<30), Disk: 1 << 30, PIDs: 1024}
 	var in driver.Instance
 	if from == nil {
 		in, err = c.backing.Create(ctx, own)
@@ -273,13 +369,13 @@ func (c *Cloud) resume(b *CloudBox) error {
 	return err
 }
 
-// Start starts a stopped or paused sandbox again.
+// Start starts a stopped or paused sandbox again, or one that was never started.
 func (c *Cloud) Start(b *CloudBox) error {
-	if err := c.move(b, cmp.Or(c.words.Resuming, c.words.Starting), c.words.Stopped, c.words.Paused); err != nil {
+	if err := c.move(b, cmp.Or(c.words.Resuming, c.words.Starting), c.words.Stopped, c.words.Paused, c.words.Made); err != nil {
 		return err
 	}
 	return c.slowly(b, func() error {
-		if b.frozen == nil {
+		if b.in != nil && b.frozen == nil {
 			return c.resume(b)
 		}
 		if err := c.boot(context.Background(), b, b.frozen); err != nil {
@@ -318,8 +414,11 @@ func (c *Cloud) Remove(ctx context.Context, b *CloudBox) error {
 	in, sleep := b.in, b.sleep
 	c.mu.Unlock()
 	b.timer.Set(0, nil)
-	if !first || in == nil {
+	switch {
+	case !first:
 		return nil
+	case in == nil:
+		return c.thaw(ctx, b)
 	}
 	sleep()
 	return errors.Join(in.Destroy(ctx), c.thaw(ctx, b))
@@ -500,8 +599,5 @@ func (c *Cloud) Forget(s *Snapshot) error {
 	c.mu.Lock()
 	c.saved = slices.DeleteFunc(c.saved, func(o *Snapshot) bool { return o.ID == s.ID })
 	c.mu.Unlock()
-	if keeper, ok := driver.As[driver.SnapshotKeeper](c.backing); ok {
-		return keeper.RemoveSnapshot(context.Background(), s.ref)
-	}
-	return nil
+	return c.drop(s.ref)
 }

@@ -73,6 +73,13 @@ func (f *Face) RemoveKey(key string) {
 	delete(f.keys, key)
 }
 
+// RevokeKey ends a key.
+func (f *Face) RevokeKey(key string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.keys, key)
+}
+
 // ServeHTTP serves the API.
 func (f *Face) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.Faults.Wrap(&f.mux).ServeHTTP(w, r)

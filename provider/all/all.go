@@ -56,7 +56,8 @@ func Builtin() []registry.Entry {
 // openers has every provider of the catalog's list.
 var openers = map[string]func(registry.Host) (driver.Provider, error){
 	gvisor.Name: openGvisor, host.Name: openHost, microvm.Name: openMicrovm, docker.Name: openDocker,
-	superserve.Name: openSuperserve, boxlite.Name: openBoxlite, islo.Name: openIslo, cloudflare.Name: openCloudflare,
+	superserve.Name: openSuperserve, islo.Name: openIslo, cloudflare.Name: openCloudflare,
+	boxlite.Name:      open(boxlite.FromEnvironment, boxlite.New),
 	e2b.Name:          open(e2b.FromEnvironment, e2b.New),
 	daytona.Name:      open(daytona.FromEnvironment, daytona.New),
 	vercel.Name:       open(vercel.FromEnvironment, vercel.New),
@@ -165,19 +166,6 @@ func openSuperserve(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return superserve.New(opts)
-}
-
-func openBoxlite(h registry.Host) (driver.Provider, error) {
-	opts := boxlite.FromEnvironment(h.Dir, h.Env)
-	o := struct {
-		Image   *string            `json:"image"`
-		Volumes *map[string]string `json:"volumes"`
-		Tunnels *bool              `json:"tunnels"`
-	}{&opts.Image, &opts.Volumes, &opts.Tunnels}
-	if err := h.Decode(&o); err != nil {
-		return nil, err
-	}
-	return boxlite.New(opts)
 }
 
 func openIslo(h registry.Host) (driver.Provider, error) {

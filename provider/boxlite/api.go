@@ -12,21 +12,18 @@ import (
 	"sync"
 	"time"
 
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// api is a client of a server.
+// api is a client of a server. It implements hosted.Service.
 type api struct {
-	rest.Client
-	key *credential.Source
-
-	single chan struct{} // held while the account is requested
-	mu     sync.Mutex
-	known  *principal
+	*hosted.Login
 	prefix string // from the options, not from the server
+
+	mu    sync.Mutex
+	known *principal
 }
 
 // principal is the server's description of the caller.
@@ -35,48 +32,8 @@ type principal struct {
 	Prefix string `json:"path_prefix"`
 }
 
-// name distinguishes accounts.
-func (p *principal) name() string { return p.Prefix + "/" + p.Sub }
-
 // usablePrefix matches prefixes that are valid in a path.
 var usablePrefix = regexp.MustCompile(`^[A-Za-z0-9_~-][A-Za-z0-9._~-]*(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*$`)
-
-func newAPI(opts *Options, key *credential.Source) (*api, error) {
-	base := &url.URL{}
-	if opts.URL != "" {
-		var err error
-		if base, err = rest.ParseURL("boxlite.open", "URL", opts.URL); err != nil {
-			return nil, err
-		}
-	}
-	a := &api{key: key, prefix: strings.Trim(opts.Prefix, "/"), single: make(chan struct{}, 1)}
-	if a.prefix != "" && !usablePrefix.MatchString(a.prefix) {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "boxlite.open", Subject: "prefix", Message: "is not valid in a path"}
-	}
-	a.Client = rest.Client{
-		HTTP: rest.NewHTTP(opts.Transport), Base: base, Words: words, Fresh: a.fresh,
-		Hidden: func() []string { return []string{key.Current()} }, Hint: "set BOXLITE_API_KEY to a key of this server",
-		Sign: func(h http.Header) {
-			if k := key.Current(); k != "" {
-				h.Set("Authorization", "Bearer "+k)
-			}
-		},
-	}
-	return a, nil
-}
-
-// fresh ensures that there is a key. With a new key, it requests the account again.
-func (a *api) fresh(ctx context.Context, refused bool) error {
-	if a.Base.Host == "" {
-		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "URL", Message: "no server address is set", Hint: "set BOXLITE_REST_URL"}
-	}
-	if refused {
-		a.mu.Lock()
-		a.known = nil
-		a.mu.Unlock()
-	}
-	return a.key.Fresh(ctx, refused)
-}
 
 // words reads an error of the server.
 func words(_ int, body []byte) (code, message string, ok bool) {
@@ -93,35 +50,30 @@ func missing(err error) bool {
 	return r.Status == http.StatusNotFound && r.Code == "not_found"
 }
 
-// account returns the account, which it requests once. A server without
-// accounts does not support the request.
-func (a *api) account(ctx context.Context) (*principal, error) {
-	select {
-	case a.single <- struct{}{}:
-		defer func() { <-a.single }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	a.mu.Lock()
-	known := a.known
-	a.mu.Unlock()
-	if known != nil {
-		return known, nil
-	}
-	who := &principal{}
-	if err := a.Call(ctx, http.MethodGet, "/v1/me", nil, who); err != nil && rest.RefusalOf(err).Status != http.StatusNotFound {
-		return nil, err
-	}
-	who.Prefix = strings.Trim(who.Prefix, "/")
-	if a.prefix != "" {
-		who.Prefix = a.prefix
-	}
-	if who.Prefix != "" && !usablePrefix.MatchString(who.Prefix) {
-		return nil, a.Strange("the server names no usable prefix of paths")
-	}
+func (a *api) know(who *principal) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.known = who
+}
+
+// account returns the account. A server without accounts does not support the
+// request.
+func (a *api) account(ctx context.Context) (*principal, error) {
+	a.mu.Lock()
+	who := a.known
+	a.mu.Unlock()
+	if who != nil {
+		return who, nil
+	}
+	who = &principal{}
+	if err := a.Call(ctx, http.MethodGet, "/v1/me", nil, who); err != nil && rest.RefusalOf(err).Status != http.StatusNotFound {
+		return nil, err
+	}
+	who.Prefix = cmp.Or(a.prefix, strings.Trim(who.Prefix, "/"))
+	if who.Prefix != "" && !usablePrefix.MatchString(who.Prefix) {
+		return nil, a.Strange("the server names no usable prefix of paths")
+	}
+	a.know(who)
 	return who, nil
 }
 
@@ -131,10 +83,7 @@ func (a *api) path(ctx context.Context, below string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if who.Prefix != "" {
-		return "/v1/" + who.Prefix + below, nil
-	}
-	return "/v1" + below, nil
+	return strings.TrimSuffix("/v1/"+who.Prefix, "/") + below, nil
 }
 
 // call makes a request for a resource of the account.
@@ -160,17 +109,15 @@ type box struct {
 
 // The statuses of a box that Atoll acts on.
 const (
-	statusRunning  = "running"
-	statusStopping = "stopping"
-	statusStopped  = "stopped"
-	statusPaused   = "paused" // paused for a moment
+	running    = "running"
+	configured = "configured" // made, and not started yet
+	stopped    = "stopped"
 )
 
 // states translates statuses. A stopped box keeps its files and loses its
-// processes. "configured" means made, and not started yet.
+// processes.
 var states = hosted.States{
-	statusRunning: sandbox.Running, "configured": sandbox.Paused, statusStopping: sandbox.Paused, statusStopped: sandbox.Paused, statusPaused: sandbox.Paused,
-	"failed": sandbox.Failed,
+	running: sandbox.Running, configured: sandbox.Paused, "stopping": sandbox.Paused, stopped: sandbox.Paused, "paused": sandbox.Paused, "failed": sandbox.Failed,
 }
 
 // usableID matches ids and names that are valid in a path.
@@ -300,13 +247,13 @@ func (a *api) Account(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return who.name(), nil
+	return who.Prefix + "/" + who.Sub, nil
 }
 
 // Credential implements hosted.Service.
 func (a *api) Credential() hosted.Credential {
-	c := hosted.Credential{Name: a.prefix + "\n" + a.key.Account()}
-	if a.key.Value() != "" {
+	c := hosted.Credential{Name: a.prefix + "\n" + a.Key.Account()}
+	if a.Key.Value() != "" {
 		c.Key = c.Name
 	}
 	return c
@@ -314,7 +261,7 @@ func (a *api) Credential() hosted.Credential {
 
 // start starts a box, if it is stopped.
 func (p *Provider) start(ctx context.Context, id sandbox.ID, boxID string) error {
-	return p.move(ctx, id, boxID, "start", statusRunning, nil)
+	return p.move(ctx, id, boxID, "start", running, nil)
 }
 
 // move brings a box into a status.
@@ -330,7 +277,7 @@ func (p *Provider) move(ctx context.Context, id sandbox.ID, boxID, verb, want st
 
 // awake is the error for a stopped box.
 func awake(b hosted.Box) error {
-	if b.Status == statusRunning {
+	if b.Status == running {
 		return nil
 	}
 	return &sandbox.Error{Code: sandbox.CodeConflict, Subject: string(b.Sandbox), Message: "the service has stopped the sandbox", Hint: "resume it with: atoll resume"}

@@ -20,7 +20,6 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -28,44 +27,30 @@ import (
 // Name is the name of this provider.
 const Name = "boxlite"
 
-// Options configure the connection to the server.
+// Options configure the connection to the server. Its address has no version, and
+// your own server may need no key.
 type Options struct {
-	// Dir is a directory for this provider alone. It is created when it is first
-	// needed. Sandboxes belong to it: another directory must adopt them first.
-	Dir string
-	// URL is the server's address, without the version.
-	URL string
+	hosted.Connection
 	// Prefix is the part of paths that names a tenant. Empty: requested from the server.
-	Prefix string
-	// APIKey is the key of the account. APIKeyFile is a file that holds it, and
-	// APIKeyCommand a command for the shell that writes it. The first one that is
-	// set is used; your own server may need none. The key is sent only to URL and
-	// is never part of an error.
-	APIKey, APIKeyFile, APIKeyCommand string
+	Prefix string `json:"-"`
 	// Image is the OCI image of sandboxes that name none. Empty: the server's
 	// default.
-	Image string
+	Image string `json:"image"`
 	// Volumes are managed volumes for every sandbox. Keys are mount paths, values
 	// are names or ids of volumes.
-	Volumes map[string]string
+	Volumes map[string]string `json:"volumes"`
 	// Tunnels connects to ports of sandboxes with a network through the server's
 	// tunnels. Their addresses are public and need no credential: everyone who
 	// knows one can reach the port.
-	Tunnels bool
-	// Executable is a static program that imports internal/guest/early. It is the
-	// guest if none is embedded. Empty: the running program.
-	Executable string
-	// Transport sends requests. Nil: a new one.
-	Transport http.RoundTripper
+	Tunnels bool `json:"tunnels"`
 }
+
+var opening = hosted.Opening{Name: Name, Version: "v1", Key: "BOXLITE_API_KEY", URL: "BOXLITE_REST_URL", Words: words}
 
 // FromEnvironment returns the options from the environment variables of the
 // official SDK, and two more sources of the key.
 func FromEnvironment(dir string, lookup func(string) string) Options {
-	return Options{
-		Dir: dir, URL: strings.TrimSpace(lookup("BOXLITE_REST_URL")), Prefix: lookup("BOXLITE_REST_PATH_PREFIX"), Image: lookup("BOXLITE_IMAGE"),
-		APIKey: lookup("BOXLITE_API_KEY"), APIKeyFile: lookup("BOXLITE_API_KEY_FILE"), APIKeyCommand: lookup("BOXLITE_API_KEY_COMMAND"),
-	}
+	return Options{Connection: opening.Connection(dir, lookup), Prefix: lookup("BOXLITE_REST_PATH_PREFIX"), Image: lookup("BOXLITE_IMAGE")}
 }
 
 // Provider makes sandboxes with a server. Its methods may be called
@@ -95,35 +80,42 @@ var (
 // sandboxes that ended long ago, and begins to end sandboxes at their
 // deadlines.
 func New(opts Options) (*Provider, error) {
-	if opts.Dir == "" {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "boxlite.open", Message: "no directory given"}
-	}
-	a, err := newAPI(&opts, credential.New("BOXLITE_API_KEY", opts.APIKey, opts.APIKeyFile, opts.APIKeyCommand))
+	login, err := opening.Login(&opts.Connection)
 	if err != nil {
 		return nil, err
 	}
-	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
-		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true,
-		Hint: "use its original BOXLITE_REST_URL and BOXLITE_API_KEY",
-	}}
-	p.Marks, p.Reboots, p.Resting = true, true, []string{statusRunning, "configured", statusStopped}
+	a := &api{Login: login, prefix: strings.Trim(opts.Prefix, "/")}
+	if a.prefix != "" && !usablePrefix.MatchString(a.prefix) {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "boxlite.open", Subject: "prefix", Message: "is not valid in a path"}
+	}
+	known := a.Fresh
+	a.Fresh = func(ctx context.Context, refused bool) error {
+		if refused { // another key may be one of another account
+			a.know(nil)
+		}
+		return known(ctx, refused)
+	}
+	bearer := a.Sign
+	a.Sign = func(h http.Header) {
+		if a.Key.Current() != "" {
+			bearer(h)
+		}
+	}
+	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
+	p.Expires, p.Marks, p.Reboots, p.Resting = true, true, true, []string{running, configured, stopped}
 	p.Enter = func(b hosted.Box) hosted.Inside { return &inside{p: p, id: b.ID, name: b.Sandbox} }
 	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{hosted.Savable{Instance: in}, p} }
 	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}, AtRest: true, Records: true})
 	for _, path := range slices.Sorted(maps.Keys(opts.Volumes)) {
 		p.volumes = append(p.volumes, volume{Managed: opts.Volumes[path], Path: path})
 	}
-	if err := p.Start(opts.Executable); err != nil {
-		return nil, err
-	}
-	return p, nil
+	return p, p.Start(opts.Executable)
 }
 
 // Probe implements driver.Provider. It checks the key with the server.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	vm := driver.Limit{Holds: true, By: "the virtual machine"}
-	return p.Facts(ctx, &hosted.Description{
-		Version: "v1", Needs: "BOXLITE_REST_URL", What: "URL", Credential: "BOXLITE_API_KEY", Address: "BOXLITE_REST_URL",
+	return p.api.Facts(ctx, p.Core, &hosted.Description{
 		Limits: map[string]driver.Limit{
 			"cpus": vm, "memory": vm,
 			"disk": {Why: "the server does not say how large the disk of a box is"}, "pids": {Why: "the server has no limit for processes", Fixed: true},
@@ -131,8 +123,8 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		},
 		Notes:  []driver.Finding{{Severity: driver.Note, Subject: "snapshots", Message: "the server saves only stopped sandboxes, so a snapshot ends the sandbox"}},
 		Tested: "tested with a fake server, not with the real one",
-	}, p.opts.URL != "", func(ctx context.Context) error {
+	}, func(ctx context.Context) error {
 		_, err := p.api.page(ctx, "", 1)
 		return err
-	}, p.api.Base)
+	})
 }

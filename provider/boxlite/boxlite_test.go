@@ -1,13 +1,12 @@
 package boxlite_test
 
 import (
-	"context"
-	"net/http"
 	"os"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/drivertest"
 	service "github.com/atoll-run/atoll/internal/servicetest/boxlite"
 	"github.com/atoll-run/atoll/provider/boxlite"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
@@ -16,34 +15,68 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 
-// world is a fake server. Its boxes are gVisor sandboxes on this machine.
-type world struct {
-	*service.Server
-	backing driver.Provider
-	url     string
-}
+const (
+	boxesPath = "/v1/" + service.Prefix + "/boxes"
+	boxPath   = boxesPath + "/*"
+	invalid   = `{"error":{"code":"invalid_argument","type":"InvalidArgumentError","message":"no"}}`
+	busy      = `{"error":{"code":"invalid_state","type":"InvalidStateError","message":"box is stopping"}}`
+	refusal   = `{"error":{"code":"x","message":"TEXT"}}`
+)
 
-// serve starts a server that ends with the test.
-func serve(t *testing.T) *world {
-	t.Helper()
-	backing := hostedtest.Kernels(t)
-	w := &world{Server: service.New(backing, t.TempDir()), backing: backing}
-	w.url = hostedtest.Serve(t, backing, w.Server)
-	return w
-}
-
-func (w *world) options(dir string) boxlite.Options {
-	return boxlite.Options{Dir: dir, APIKey: service.Key, URL: w.url, Executable: os.Getenv("ATOLL_BIN"), Transport: hostedtest.Transport()}
-}
-
-// open opens a provider that is closed with the test.
-func (w *world) open(t *testing.T, change ...func(*boxlite.Options)) *boxlite.Provider {
-	t.Helper()
-	opts := w.options(t.TempDir())
-	for _, f := range change {
-		f(&opts)
+// volumes is a directory for the volumes of all fakes.
+var volumes = sync.OnceValue(func() string {
+	dir, err := os.MkdirTemp("", "volumes-")
+	if err != nil {
+		panic(err)
 	}
-	p, err := boxlite.New(opts)
+	return dir
+})
+
+var suite = hostedtest.Suite[*boxlite.Provider, *service.Server]{
+	Name: boxlite.Name, Saves: true, Rests: true, Keyless: true, Unrecorded: true, Restarts: true,
+	New: func(backing driver.Provider) *service.Server {
+		s := service.New(backing, volumes())
+		s.AddKey("blk_live_other", "other")
+		return s
+	},
+	Open: func(dir string, env func(string) string) (*boxlite.Provider, error) {
+		opts := boxlite.FromEnvironment(dir, env)
+		hostedtest.Connect(&opts.Connection)
+		return boxlite.New(opts)
+	},
+	Env: func(url string) map[string]string {
+		return map[string]string{"BOXLITE_API_KEY": service.Key, "BOXLITE_REST_URL": url}
+	},
+	Secret: service.Key, Other: map[string]string{"BOXLITE_API_KEY": "blk_live_other"},
+	Bounded: func(s *sandbox.Spec) { s.Resources.Memory, s.Lifetime.Timeout = 256<<20, time.Hour },
+	Boxes:   boxesPath, Box: boxPath, Inside: boxPath + "/exec", Absent: boxPath, Looks: 1,
+	NotFound: `{"error":{"code":"not_found","type":"NotFoundError","message":"box not found"}}`, Invalid: invalid, Changing: busy, Nothing: `{"boxes":[]}`,
+	Renamed: [2]string{`"box_id":"`, `"box_id":"0`}, Refusal: refusal,
+	Statuses: map[string]sandbox.State{
+		"running": sandbox.Running, "configured": sandbox.Paused, "stopping": sandbox.Paused, "stopped": sandbox.Paused, "paused": sandbox.Paused,
+		"failed": sandbox.Failed,
+	},
+	Refused: map[string]func(*sandbox.Spec){
+		"processors": func(s *sandbox.Spec) { s.Resources.CPUs = 0.5 },
+		"memory":     func(s *sandbox.Spec) { s.Resources.Memory = 64 << 20 },
+	},
+}
+
+type world = hostedtest.Served[*boxlite.Provider, *service.Server]
+
+// connect opens a provider with other options.
+func connect(w *world, dir string, change func(*boxlite.Options)) (*boxlite.Provider, error) {
+	env := suite.Env(w.URL)
+	opts := boxlite.FromEnvironment(dir, func(name string) string { return env[name] })
+	hostedtest.Connect(&opts.Connection)
+	change(&opts)
+	return boxlite.New(opts)
+}
+
+// open opens a provider with other options, which is closed with the test.
+func open(t *testing.T, w *world, change func(*boxlite.Options)) *boxlite.Provider {
+	t.Helper()
+	p, err := connect(w, t.TempDir(), change)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,31 +88,8 @@ func (w *world) open(t *testing.T, change ...func(*boxlite.Options)) *boxlite.Pr
 	return p
 }
 
-func TestConformance(t *testing.T) {
-	w, dir := serve(t), t.TempDir()
-	hostedtest.WarmUp(t, w.backing)
-	h := drivertest.Harness{
-		New:      func(context.Context) (driver.Provider, error) { return boxlite.New(w.options(dir)) },
-		Spec:     func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-		Parallel: true,
-	}
-	if testing.Short() { // the guest is the same for every provider
-		h.Only = []string{
-			"capabilities", "lifecycle", "reattach", "snapshot", "restore", "errors", "leaks", "images", "network", "pause", "deadline",
-		}
-	}
-	drivertest.Run(t, h)
-	t.Logf("%d boxes were asked for", w.Faults.Requests(http.MethodPost, "/v1/*/boxes"))
-	if n := len(w.IDs()); n > 0 {
-		t.Errorf("%d boxes are left", n)
-	}
-}
+func TestConformance(t *testing.T) { suite.Conformance(t, "reattach", "leaks") }
 
-func TestCheck(t *testing.T) {
-	w := serve(t)
-	lacks := []string{"deadline", "images", "memory", "mounts", "network", "pause", "previews", "resize"}
-	hostedtest.Check(t, boxlite.Name, service.Key, lacks, "BOXLITE_REST_URL="+w.url, "BOXLITE_API_KEY="+service.Key)
-	if n := len(w.IDs()); n > 0 {
-		t.Errorf("%d boxes are left", n)
-	}
-}
+func TestCheck(t *testing.T) { suite.Check(t) }
+
+func TestShared(t *testing.T) { suite.Shared(t) }

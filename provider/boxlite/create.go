@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"net/http"
-	"strings"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
@@ -82,16 +81,7 @@ func (p *Provider) network(rules *sandbox.EgressRules) network {
 
 // CheckImage implements driver.ImageChecker. The server fetches images. It
 // cannot read images in files of this machine.
-func (p *Provider) CheckImage(image string) error {
-	for _, scheme := range []string{"dir:", "tar:", "oci:"} {
-		if strings.HasPrefix(image, scheme) {
-			return &sandbox.Error{
-				Code: sandbox.CodeUnsupported, Op: "boxlite.create", Subject: image, Message: "the server cannot read images of this machine", Hint: "use an image from a registry",
-			}
-		}
-	}
-	return nil
-}
+func (p *Provider) CheckImage(image string) error { return p.CheckFetched(image) }
 
 const (
 	mib       = 1 << 20

@@ -2,7 +2,6 @@ package boxlite_test
 
 import (
 	"bytes"
-	"context"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -14,59 +13,21 @@ import (
 	"github.com/atoll-run/atoll/internal/servicetest"
 	service "github.com/atoll-run/atoll/internal/servicetest/boxlite"
 	"github.com/atoll-run/atoll/provider/boxlite"
+	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func spec(id sandbox.ID) *sandbox.Spec { return &sandbox.Spec{ID: id, Name: string(id), Image: "host"} }
-
-// make makes a sandbox that is destroyed with the test.
-func (w *world) make(t *testing.T, p *boxlite.Provider, s *sandbox.Spec) driver.Instance {
+// stop stops all boxes, as another client of the server.
+func stop(t *testing.T, w *world) {
 	t.Helper()
-	return w.faulty(p, nil).Make(t, s)
-}
-
-// faulty is the server for the tests shared by all services.
-func (w *world) faulty(p, again *boxlite.Provider) *hostedtest.Faulty {
-	return &hostedtest.Faulty{
-		Faults: &w.Faults, Provider: p, Again: again, Boxes: boxesPath, Box: boxPath, Key: service.Key, Looks: 1,
-		NotFound: `{"error":{"code":"not_found","type":"NotFoundError","message":"box not found"}}`, Invalid: invalid, Busy: busy, Nothing: `{"boxes":[]}`,
-		Other: hostedtest.Replace(`"box_id":"`, `"box_id":"0`), Spec: spec,
-		Count: func() (int, int) { return len(w.IDs()), 0 },
-		Force: func(status string) {
-			for _, id := range w.IDs() {
-				w.Force(id, status)
-			}
-		},
-	}
-}
-
-// stopped stops a box as another client of the server.
-func (w *world) stopped(t *testing.T, id string) {
-	t.Helper()
-	if err := w.Stop(context.WithoutCancel(t.Context()), id); err != nil {
+	if err := w.Fake.StopAll(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func resume(t *testing.T, in driver.Instance) error {
-	t.Helper()
-	r, ok := driver.As[driver.Resumer](in)
-	if !ok {
-		t.Fatal("no driver.Resumer")
-	}
-	return r.Resume(t.Context())
-}
-
-const (
-	boxesPath = "/v1/" + service.Prefix + "/boxes"
-	boxPath   = boxesPath + "/*"
-	invalid   = `{"error":{"code":"invalid_argument","type":"InvalidArgumentError","message":"no"}}`
-	busy      = `{"error":{"code":"invalid_state","type":"InvalidStateError","message":"box is stopping"}}`
-)
-
 func TestCreateFaults(t *testing.T) {
-	w := serve(t)
+	w := suite.Serve(t)
 	post := func(path string, f servicetest.Fault) servicetest.Fault {
 		return hostedtest.At(http.MethodPost, path, f)
 	}
@@ -75,12 +36,7 @@ func TestCreateFaults(t *testing.T) {
 	get := func(from, to string) servicetest.Fault {
 		return hostedtest.At(http.MethodGet, boxPath, servicetest.Fault{Skip: 1, Rewrite: hostedtest.Replace(from, to)})
 	}
-	f := w.faulty(w.open(t), nil)
-	f.Spec = func(id sandbox.ID) *sandbox.Spec {
-		s := spec(id)
-		s.Resources.Memory, s.Lifetime.Timeout = 256<<20, time.Hour
-		return s
-	}
+	f := w.Faulty(w.Open(t, t.TempDir()), nil)
 	f.Create(t, map[string]hostedtest.CreateFault{
 		"lost answer":        {Fault: post(boxesPath, servicetest.Fault{Lose: true}), Posts: 2}, // net/http repeats requests with an idempotency key
 		"another name":       {Fault: post(boxesPath, servicetest.Fault{Rewrite: hostedtest.Replace(`"name":"`, `"name":"0`)}), Posts: 1},
@@ -93,57 +49,42 @@ func TestCreateFaults(t *testing.T) {
 		"no size":            {Fault: get(`"memory_mib":256`, `"memory_mib":512`), Want: sandbox.CodeUnavailable, Posts: 1},
 		"no lifetime":        {Fault: get(`"auto_stop":3600`, `"auto_stop":900`), Want: sandbox.CodeUnavailable, Posts: 1},
 	})
-	s := spec("sb-image")
+	s := hostedtest.Spec("sb-image")
 	s.Image = "no/such:image"
-	if _, err := f.Provider.Create(t.Context(), s); f.Provider.ErrorCode(err) != sandbox.CodeInvalid || len(w.IDs()) > 0 {
+	if _, err := f.Provider.Create(t.Context(), s); f.Provider.ErrorCode(err) != sandbox.CodeInvalid || len(w.Fake.Names()) > 0 {
 		t.Errorf("an image that is none: %v, want invalid", err)
 	}
 }
 
-func TestCreateGivenUp(t *testing.T) {
-	w := serve(t)
-	w.faulty(w.open(t), nil).GivenUp(t, boxesPath, boxPath+"/start", boxPath+"/exec")
-}
-
-func TestLate(t *testing.T) {
-	w, dir := serve(t), t.TempDir()
-	same := func(o *boxlite.Options) { o.Dir = dir }
-	w.faulty(w.open(t, same), w.open(t, same)).Late(t)
-}
-
-func TestFalse404(t *testing.T) {
-	w := serve(t)
-	w.faulty(w.open(t), nil).False404(t, boxPath)
-}
-
-func TestTemporaryConflict(t *testing.T) {
-	w := serve(t)
-	w.faulty(w.open(t), nil).Conflict(t)
+// A caller gives up while the box starts, and nothing is left.
+func TestGivenUp(t *testing.T) {
+	w := suite.Serve(t)
+	w.Faulty(w.Open(t, t.TempDir()), nil).GivenUp(t, boxPath+"/start")
 }
 
 // An expired key is read again from its source at any time, and the sandboxes
 // stay ours.
 func TestExpiredKey(t *testing.T) {
 	const next = "blk_live_next"
-	w := serve(t)
+	w := suite.Serve(t)
 	file := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(file, []byte(service.Key), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*boxlite.Options){
-		"file":    func(o *boxlite.Options) { o.APIKey, o.APIKeyFile = "", file },
-		"command": func(o *boxlite.Options) { o.APIKey, o.APIKeyCommand = "", "cat "+file },
+		"file":    func(o *boxlite.Options) { o.Key = credential.New("BOXLITE_API_KEY", "", file, "") },
+		"command": func(o *boxlite.Options) { o.Key = credential.New("BOXLITE_API_KEY", "", "", "cat "+file) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w.AddKey(service.Key, service.Prefix)
+			w.Fake.AddKey(service.Key, service.Prefix)
 			if err := os.WriteFile(file, []byte(service.Key), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			p := w.open(t, change)
-			in := w.make(t, p, spec("sb-key"))
+			p := open(t, w, change)
+			in := w.Faulty(p, nil).Make(t, hostedtest.Spec("sb-key"))
 			before, _ := p.Binding(t.Context())
-			w.AddKey(next, service.Prefix)
-			w.RevokeKey(service.Key)
+			w.Fake.AddKey(next, service.Prefix)
+			w.Fake.RevokeKey(service.Key)
 			if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != sandbox.CodeUnauthorized || strings.Contains(err.Error(), service.Key) {
 				t.Errorf("Attach with a key that expired: %v, want unauthorized", err)
 			}
@@ -158,8 +99,8 @@ func TestExpiredKey(t *testing.T) {
 				t.Errorf("the binding was %q and is %q", before, after)
 			}
 			// A key of another account does not show that the sandbox is gone.
-			w.AddKey("blk_live_other", "other")
-			w.RevokeKey(next)
+			w.Fake.AddKey("blk_live_other", "other")
+			w.Fake.RevokeKey(next)
 			if err := os.WriteFile(file, []byte("blk_live_other"), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -169,8 +110,8 @@ func TestExpiredKey(t *testing.T) {
 			if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != sandbox.CodeUnauthorized {
 				t.Errorf("Attach with a key of another account: %v, want unauthorized", err)
 			}
-			w.RevokeKey("blk_live_other") // now it is ours again
-			w.AddKey(next, service.Prefix)
+			w.Fake.RevokeKey("blk_live_other") // now it is ours again
+			w.Fake.AddKey(next, service.Prefix)
 			if err := os.WriteFile(file, []byte(next), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -187,16 +128,16 @@ func TestExpiredKey(t *testing.T) {
 // its files, commands have their environment, and there is no other box. The
 // same is true after Attach.
 func TestResume(t *testing.T) {
-	w := serve(t)
-	w.Transitions(100 * time.Millisecond)
-	p := w.open(t)
-	s := spec("sb-resume")
+	w := suite.Serve(t)
+	w.Fake.Transitions(100 * time.Millisecond)
+	p := w.Open(t, t.TempDir())
+	s := hostedtest.Spec("sb-resume")
 	s.Env = map[string]string{"GREETING": "hello"}
-	in := w.make(t, p, s)
-	id := w.IDs()[0]
+	in := w.Faulty(p, nil).Make(t, s)
+	id := w.Fake.Names()[0]
 	const script = `echo $GREETING; cat /root/kept`
 	hostedtest.Says(t, in, "echo kept >/root/kept; sleep 1000 >/dev/null 2>&1 &")
-	w.stopped(t, id)
+	stop(t, w)
 	if got, err := p.State(t.Context(), in.ID()); err != nil || got != sandbox.Paused {
 		t.Errorf("a stopped box is %q, %v", got, err)
 	}
@@ -207,12 +148,16 @@ func TestResume(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := w.Faults.Requests(http.MethodPost, boxPath+"/start"); n != 1 {
+	if n := w.Fake.Requests(http.MethodPost, boxPath+"/start"); n != 1 {
 		t.Errorf("it was started %d times before it was resumed, want 1", n)
 	}
 	done := make(chan error, 2)
 	for _, one := range []driver.Instance{in, other} {
-		go func() { done <- resume(t, one) }()
+		r, ok := driver.As[driver.Resumer](one)
+		if !ok {
+			t.Fatal("no driver.Resumer")
+		}
+		go func() { done <- r.Resume(t.Context()) }()
 	}
 	for range 2 {
 		if err := <-done; err != nil {
@@ -225,42 +170,27 @@ func TestResume(t *testing.T) {
 		}
 	}
 	// Another client stops and starts the box. The environment is kept.
-	w.stopped(t, id)
-	w.Faults.Add(servicetest.Fault{Method: http.MethodPost, Path: boxPath + "/start", Times: 1, Lose: true})
-	if err := resume(t, in); err != nil {
-		t.Errorf("Resume with a lost answer: %v", err)
-	}
+	stop(t, w)
+	w.Fake.Add(servicetest.Fault{Method: http.MethodPost, Path: boxPath + "/start", Times: 1, Lose: true})
+	w.Resume(t, in)
 	if got := hostedtest.Says(t, in, script); got != "hello\nkept\n" {
 		t.Errorf("after it was resumed again it says %q", got)
 	}
-	if ids := w.IDs(); len(ids) != 1 || ids[0] != id {
+	if ids := w.Fake.Names(); len(ids) != 1 || ids[0] != id {
 		t.Errorf("there are the boxes %v, want %s alone", ids, id)
 	}
-}
-
-func TestStatuses(t *testing.T) {
-	w := serve(t)
-	w.faulty(w.open(t), nil).Statuses(t, map[string]hostedtest.Meaning{
-		service.Running:    {State: sandbox.Running},
-		service.Configured: {State: sandbox.Paused},
-		service.Stopping:   {State: sandbox.Paused},
-		service.Stopped:    {State: sandbox.Paused},
-		service.Paused:     {State: sandbox.Paused},
-		service.Failed:     {State: sandbox.Failed, Resume: sandbox.CodeConflict},
-		service.Unknown:    {Code: sandbox.CodeUnavailable, Resume: sandbox.CodeUnavailable},
-	}, "")
 }
 
 // No rule for paths blocks our archives: neither mounts over the guest's path
 // nor rules for the workspace.
 func TestOwnArchives(t *testing.T) {
-	w := serve(t)
-	if _, err := http.DefaultClient.Do(w.request(t, http.MethodPost, "/v1/acme/volumes", `{"name":"state"}`)); err != nil {
+	w := suite.Serve(t)
+	if _, err := http.DefaultClient.Do(request(t, w, http.MethodPost, "/v1/acme/volumes", `{"name":"state"}`)); err != nil {
 		t.Fatal(err)
 	}
 	// The volume is mounted at the guest's path.
-	p := w.open(t, func(o *boxlite.Options) { o.Volumes = map[string]string{"/var/lib/atoll": "state"} })
-	in := w.make(t, p, spec("sb-archives"))
+	p := open(t, w, func(o *boxlite.Options) { o.Volumes = map[string]string{"/var/lib/atoll": "state"} })
+	in := w.Faulty(p, nil).Make(t, hostedtest.Spec("sb-archives"))
 	a, ok := driver.As[driver.Archiver](in)
 	if !ok {
 		t.Fatal("no driver.Archiver")
@@ -278,15 +208,15 @@ func TestOwnArchives(t *testing.T) {
 	if got := hostedtest.Says(t, in, "cat /srv/a-copy/a/file /var/lib/atoll/b-copy/b/file"); got != "one\ntwo\n" {
 		t.Errorf("the copies say %q", got)
 	}
-	if n := w.Faults.Requests(http.MethodPut, boxPath+"/files"); n != 1 {
+	if n := w.Fake.Requests(http.MethodPut, boxPath+"/files"); n != 1 {
 		t.Errorf("%d archives were tried, want 1", n)
 	}
 }
 
 // request makes a request without the provider.
-func (w *world) request(t *testing.T, method, path, body string) *http.Request {
+func request(t *testing.T, w *world, method, path, body string) *http.Request {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, w.url+path, strings.NewReader(body))
+	r, err := http.NewRequestWithContext(t.Context(), method, w.URL+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,17 +225,18 @@ func (w *world) request(t *testing.T, method, path, body string) *http.Request {
 	return r
 }
 
+// The server refuses all requests, also that for the account.
 func TestRefusals(t *testing.T) {
-	w := serve(t)
-	body := func(text string) string { return `{"error":{"code":"x","message":"` + text + `"}}` }
-	w.faulty(w.open(t), nil).Refusals(t, "", body, true)
+	w := suite.Serve(t)
+	body := func(text string) string { return strings.Replace(refusal, "TEXT", text, 1) }
+	w.Faulty(w.Open(t, t.TempDir()), nil).Refusals(t, "", body, true)
 }
 
 // A snapshot is one box or none. If it fails, the sandbox continues. A running
 // sandbox is only stopped on request.
 func TestSnapshotFaults(t *testing.T) {
-	w := serve(t)
-	p := w.open(t)
+	w := suite.Serve(t)
+	p := w.Open(t, t.TempDir())
 	const clone, stop, size = boxPath + "/clone", boxPath + "/stop", boxPath + "/snapshots"
 	once := func(path string, f servicetest.Fault) servicetest.Fault {
 		f.Method, f.Path, f.Times = http.MethodPost, path, 1
@@ -327,18 +258,18 @@ func TestSnapshotFaults(t *testing.T) {
 		"size: lost answer":   {once(size, servicetest.Fault{Lose: true}), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w.Faults.Clear()
-			s := spec("sb-saved")
+			w.Fake.Clear()
+			s := hostedtest.Spec("sb-saved")
 			s.Env = map[string]string{"GREETING": "hello"}
-			in := w.make(t, p, s)
+			in := w.Faulty(p, nil).Make(t, s)
 			hostedtest.Says(t, in, "echo kept >/root/kept")
-			w.Faults.Add(tt.fault)
+			w.Fake.Add(tt.fault)
 			shot, _ := driver.As[driver.Snapshotter](in)
 			saved, err := shot.Snapshot(t.Context(), driver.SnapshotOptions{ID: "sn-saved", Stop: true})
 			if p.ErrorCode(err) != tt.want {
 				t.Errorf("Snapshot: %v, want code %q", err, tt.want)
 			}
-			if n := len(w.IDs()); n != 1 {
+			if n := len(w.Fake.Names()); n != 1 {
 				t.Errorf("there are %d boxes, want 1", n)
 			}
 			if err != nil {
@@ -347,8 +278,8 @@ func TestSnapshotFaults(t *testing.T) {
 				}
 				return
 			}
-			if err := p.RemoveSnapshot(t.Context(), saved.Ref); err != nil || len(w.IDs()) > 0 {
-				t.Errorf("RemoveSnapshot: %v, %d boxes are left", err, len(w.IDs()))
+			if err := p.RemoveSnapshot(t.Context(), saved.Ref); err != nil || len(w.Fake.Names()) > 0 {
+				t.Errorf("RemoveSnapshot: %v, %d boxes are left", err, len(w.Fake.Names()))
 			}
 		})
 	}
@@ -357,11 +288,11 @@ func TestSnapshotFaults(t *testing.T) {
 // A box that another client stopped is saved as it is. A copy has the network
 // of its source, or is refused.
 func TestSnapshotOfStopped(t *testing.T) {
-	w := serve(t)
-	p := w.open(t)
-	in := w.make(t, p, spec("sb-stopped"))
+	w := suite.Serve(t)
+	p := w.Open(t, t.TempDir())
+	in := w.Faulty(p, nil).Make(t, hostedtest.Spec("sb-stopped"))
 	hostedtest.Says(t, in, "echo kept >/root/kept")
-	w.stopped(t, w.IDs()[0])
+	stop(t, w)
 	shot, _ := driver.As[driver.Snapshotter](in)
 	saved, err := shot.Snapshot(t.Context(), driver.SnapshotOptions{ID: "sn-stopped"})
 	if err != nil {
@@ -370,26 +301,26 @@ func TestSnapshotOfStopped(t *testing.T) {
 	if got, err := p.State(t.Context(), in.ID()); got != sandbox.Paused {
 		t.Errorf("after its snapshot a stopped box is %q, %v", got, err)
 	}
-	open := spec("sb-open")
+	open := hostedtest.Spec("sb-open")
 	open.Network = sandbox.Network{Egress: []string{"*"}, Plain: &sandbox.EgressRules{Open: true}}
 	if _, _, err := p.Restore(t.Context(), open, saved.Ref); p.ErrorCode(err) != sandbox.CodeUnsupported {
 		t.Errorf("a copy with another network: %v, want unsupported", err)
 	}
-	w.Faults.Add(servicetest.Fault{Method: http.MethodPost, Path: boxPath + "/clone", Times: 1, Lose: true})
-	twin, _, err := p.Restore(t.Context(), spec("sb-twin"), saved.Ref)
+	w.Fake.Add(servicetest.Fault{Method: http.MethodPost, Path: boxPath + "/clone", Times: 1, Lose: true})
+	twin, _, err := p.Restore(t.Context(), hostedtest.Spec("sb-twin"), saved.Ref)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := hostedtest.Says(t, twin, "cat /root/kept"); got != "kept\n" {
 		t.Errorf("the copy says %q", got)
 	}
-	if n := len(w.IDs()); n != 3 {
+	if n := len(w.Fake.Names()); n != 3 {
 		t.Errorf("there are %d boxes, want 3", n)
 	}
 	if err := twin.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := p.RemoveSnapshot(t.Context(), saved.Ref); err != nil || len(w.IDs()) != 1 {
-		t.Errorf("RemoveSnapshot: %v, %d boxes are left", err, len(w.IDs()))
+	if err := p.RemoveSnapshot(t.Context(), saved.Ref); err != nil || len(w.Fake.Names()) != 1 {
+		t.Errorf("RemoveSnapshot: %v, %d boxes are left", err, len(w.Fake.Names()))
 	}
 }

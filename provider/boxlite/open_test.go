@@ -9,6 +9,9 @@ import (
 
 	service "github.com/atoll-run/atoll/internal/servicetest/boxlite"
 	"github.com/atoll-run/atoll/provider/boxlite"
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -28,7 +31,7 @@ func TestOptions(t *testing.T) {
 		"no address": {func(o *boxlite.Options) { o.URL = "ftp://x" }, false},
 		"a password": {func(o *boxlite.Options) { o.URL = "https://u:" + service.Key + "@x" }, false},
 	} {
-		opts := boxlite.Options{Dir: t.TempDir(), APIKey: service.Key}
+		opts := boxlite.Options{Connection: hosted.Connection{Dir: t.TempDir(), Key: credential.New("BOXLITE_API_KEY", service.Key, "", "")}}
 		tt.change(&opts)
 		p, err := boxlite.New(opts)
 		if !tt.good {
@@ -53,8 +56,8 @@ func TestOptions(t *testing.T) {
 
 // TestAsked checks the requests for a sandbox.
 func TestAsked(t *testing.T) {
-	w := serve(t)
-	p := w.open(t, func(o *boxlite.Options) { o.Image = "debian:12" })
+	w := suite.Serve(t)
+	p := open(t, w, func(o *boxlite.Options) { o.Image = "debian:12" })
 	const private = `"inbound":{"mode":"disabled"}`
 	for name, tt := range map[string]struct {
 		network sandbox.Network
@@ -71,7 +74,7 @@ func TestAsked(t *testing.T) {
 			"host", `{"outbound":{"mode":"enabled","allow_net":["a.test","*.b.test","192.0.2.0/24"]},` + private + `}`,
 		},
 	} {
-		s := spec("sb-asked")
+		s := hostedtest.Spec("sb-asked")
 		s.Image, s.Network, s.Lifetime.Timeout, s.Env = tt.image, tt.network, 90*time.Minute, map[string]string{"TOKEN": "secret"}
 		s.Resources = sandbox.Resources{CPUs: 2, Memory: 512 << 20, Disk: 3<<30 + 1}
 		in, err := p.Create(t.Context(), s)
@@ -79,33 +82,20 @@ func TestAsked(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		id := w.IDs()[0]
-		if got := w.Flows(id); got != tt.want {
+		id := w.Fake.Names()[0]
+		if got := w.Fake.Flows(id); got != tt.want {
 			t.Errorf("%s: asked for %s, want %s", name, got, tt.want)
 		}
 		image := tt.image
 		if image == "" || image == "host" {
 			image = "debian:12"
 		}
-		asked := w.Asked(id)
+		asked := w.Fake.Asked(id)
 		if asked.Image != image || asked.CPUs != 2 || asked.Memory != 512 || asked.Disk != 4 || *asked.AutoStop != 5400 || asked.AutoDelete != 0 || *asked.AutoResume || len(asked.Env) > 0 {
 			t.Errorf("%s: asked for %+v", name, asked)
 		}
 		if err := in.Destroy(t.Context()); err != nil {
 			t.Error(err)
-		}
-	}
-	for what, change := range map[string]func(*sandbox.Spec){
-		"mounts":     func(s *sandbox.Spec) { s.Mounts = []sandbox.Mount{{Source: "/", Target: "/x"}} },
-		"image":      func(s *sandbox.Spec) { s.Image = "tar:/tmp/x.tar" },
-		"processors": func(s *sandbox.Spec) { s.Resources.CPUs = 0.5 },
-		"memory":     func(s *sandbox.Spec) { s.Resources.Memory = 64 << 20 },
-		"rules":      func(s *sandbox.Spec) { s.Network = sandbox.Network{Egress: []string{"a.test"}} },
-	} {
-		refused := spec("sb-refused")
-		change(refused)
-		if _, err := p.Create(t.Context(), refused); p.ErrorCode(err) != sandbox.CodeUnsupported || len(w.IDs()) > 0 {
-			t.Errorf("%s: %v, want unsupported", what, err)
 		}
 	}
 }

@@ -35,7 +35,7 @@ func (*Instance) AtRest() {}
 
 // Still implements hosted.Stiller.
 func (k saver) Still(ctx context.Context, in *hosted.Instance, _ bool) error {
-	return k.p.move(ctx, in.ID(), in.Box, "stop", statusStopped, map[string]int{"timeout_seconds": stopSeconds})
+	return k.p.move(ctx, in.ID(), in.Box, "stop", stopped, map[string]int{"timeout_seconds": stopSeconds})
 }
 
 // Save implements hosted.Saver.

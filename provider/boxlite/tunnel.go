@@ -30,13 +30,13 @@ func (in *Instance) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return in.Instance.Dial(ctx, port)
 }
 
-// opening limits how long opening a tunnel may take before the guest is used.
-const opening = 10 * time.Second
+// patience limits how long opening a tunnel may take before the guest is used.
+const patience = 10 * time.Second
 
 // tunnel connects to a port through the server, which returns an address of a
 // proxy for the port. The address is public and needs no credential.
 func (in *Instance) tunnel(ctx context.Context, port uint16) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, opening)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var said struct {
 		URI string `json:"uri"`

@@ -16,9 +16,9 @@ import (
 
 const tunnelPath = boxPath + "/network/tunnel"
 
-// open is the spec of a sandbox with a network.
-func open(id sandbox.ID) *sandbox.Spec {
-	s := spec(id)
+// reaching is the spec of a sandbox with a network.
+func reaching(id sandbox.ID) *sandbox.Spec {
+	s := hostedtest.Spec(id)
 	s.Network = sandbox.Network{Egress: []string{"*"}, Plain: &sandbox.EgressRules{Open: true}}
 	return s
 }
@@ -33,20 +33,21 @@ func TestTunnels(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			need.Program(t, "python3")
-			w := serve(t)
-			hostedtest.WarmUp(t, w.backing)
-			w.Faults.Add(fault)
-			opts := w.options(t.TempDir())
-			opts.Tunnels = true
+			w := suite.Serve(t)
+			hostedtest.WarmUp(t, w.Backing)
+			w.Fake.Add(fault)
+			dir := t.TempDir()
 			drivertest.Run(t, drivertest.Harness{
-				New:  func(context.Context) (driver.Provider, error) { return boxlite.New(opts) },
-				Spec: func() sandbox.Spec { return *open("") },
+				New: func(context.Context) (driver.Provider, error) {
+					return connect(w, dir, func(o *boxlite.Options) { o.Tunnels = true })
+				},
+				Spec: func() sandbox.Spec { return *reaching("") },
 				Only: []string{"ports"},
 			})
-			if n := w.Faults.Requests(http.MethodPost, tunnelPath); n == 0 {
+			if n := w.Fake.Requests(http.MethodPost, tunnelPath); n == 0 {
 				t.Error("no tunnel was requested")
 			}
-			if n := w.Connected(); (n > 0) != (name == "offered") {
+			if n := w.Fake.Connected(); (n > 0) != (name == "offered") {
 				t.Errorf("%d connections went through tunnels", n)
 			}
 		})
@@ -60,14 +61,14 @@ func TestNoTunnels(t *testing.T) {
 		spec    *sandbox.Spec
 		want    string
 	}{
-		"not wanted": {false, open("sb-closed"), `{"outbound":{"mode":"enabled"},"inbound":{"mode":"disabled"}}`},
-		"no network": {true, spec("sb-closed"), `{"outbound":{"mode":"disabled"},"inbound":{"mode":"disabled"}}`},
-		"wanted":     {true, open("sb-open"), `{"outbound":{"mode":"enabled"},"inbound":{"mode":"enabled"}}`},
+		"not wanted": {false, reaching("sb-closed"), `{"outbound":{"mode":"enabled"},"inbound":{"mode":"disabled"}}`},
+		"no network": {true, hostedtest.Spec("sb-closed"), `{"outbound":{"mode":"disabled"},"inbound":{"mode":"disabled"}}`},
+		"wanted":     {true, reaching("sb-open"), `{"outbound":{"mode":"enabled"},"inbound":{"mode":"enabled"}}`},
 	} {
-		w := serve(t)
-		p := w.open(t, func(o *boxlite.Options) { o.Tunnels = tt.tunnels })
-		in := w.make(t, p, tt.spec)
-		if got := w.Flows(w.IDs()[0]); got != tt.want {
+		w := suite.Serve(t)
+		p := open(t, w, func(o *boxlite.Options) { o.Tunnels = tt.tunnels })
+		in := w.Faulty(p, nil).Make(t, tt.spec)
+		if got := w.Fake.Flows(w.Fake.Names()[0]); got != tt.want {
 			t.Errorf("%s: asked for %s, want %s", name, got, tt.want)
 		}
 		d, _ := driver.As[driver.Dialer](in)
@@ -78,7 +79,7 @@ func TestNoTunnels(t *testing.T) {
 		if name == "wanted" {
 			want = 1
 		}
-		if n := w.Faults.Requests(http.MethodPost, tunnelPath); n != want {
+		if n := w.Fake.Requests(http.MethodPost, tunnelPath); n != want {
 			t.Errorf("%s: %d tunnels were requested, want %d", name, n, want)
 		}
 	}
