@@ -29,6 +29,9 @@ type Snapshot struct {
 	Children   int64             `json:"children" doc:"sandboxes that were made from it and are not gone"`
 }
 
+// ProblemKept is the Problem of a snapshot that only its provider can keep.
+const ProblemKept = "only the provider has it: its snapshots cannot be stored elsewhere"
+
 // LabelTemplate is the label of a snapshot that holds the memory of a template;
 // its value is the template's name.
 const LabelTemplate = "template"

@@ -134,6 +134,8 @@ func stored(s *sandbox.Snapshot) string {
 	switch {
 	case s.Saved:
 		return units.BytesSize(float64(s.Stored))
+	case s.Problem == sandbox.ProblemKept:
+		return "(at the provider)"
 	case s.Problem != "":
 		return "(failed)"
 	case s.Ready:

@@ -227,6 +227,9 @@ func (svc *Service) blame(ctx context.Context, s *store.Snapshot, why error) {
 	if errors.As(why, &known) {
 		problem += ", " + known.Message
 	}
+	if errors.Is(why, errKept) {
+		problem = sandbox.ProblemKept
+	}
 	if s.Problem == problem {
 		return
 	}

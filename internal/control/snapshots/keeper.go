@@ -110,11 +110,14 @@ func copySnapshot(ctx context.Context, keeper driver.SnapshotKeeper, ref driver.
 	return e.ImportSnapshot(ctx, id, r)
 }
 
+// errKept means that a provider does not give its snapshots away.
+var errKept = &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot export snapshots"}
+
 func exporter(keeper driver.SnapshotKeeper) (driver.SnapshotExporter, error) {
 	if e, ok := driver.As[driver.SnapshotExporter](keeper); ok {
 		return e, nil
 	}
-	return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot export snapshots"}
+	return nil, errKept
 }
 
 // Drop removes the data of a snapshot that is no longer needed. If that fails,

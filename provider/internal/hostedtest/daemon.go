@@ -121,6 +121,33 @@ func Saved(t *testing.T, name string, open func(dir string) (driver.Provider, er
 	finish(t, c, s)
 }
 
+// Kept takes a snapshot, which only the provider has. That is no failure.
+func Kept(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
+	c := Daemon(t, name, true, open)
+	box, err := c.Create(t.Context(), sandbox.Spec{Name: "kept"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	snap, err := box.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "kept"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); snap.Problem == "" && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if snap, err = c.GetSnapshot(t.Context(), "kept"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if snap.Problem != sandbox.ProblemKept || snap.Saved {
+		t.Errorf("the snapshot is %+v", snap)
+	}
+	if err := c.RemoveSnapshot(t.Context(), "kept"); err != nil {
+		t.Error(err)
+	}
+	if err := box.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func takesSnapshots(t *testing.T, c *atoll.Client, name string) bool {
 	t.Helper()
 	all, err := c.Providers(t.Context())

@@ -54,8 +54,8 @@ type Suite[P Provider, F Fake] struct {
 	// moment later. Nil: nothing.
 	Left func(F) []string
 	Busy func(F) int
-	// Saves: the service has snapshots.
-	Saves bool
+	// Saves: the service has snapshots. Rests: only of sandboxes that are stopped.
+	Saves, Rests bool
 	// Unrecorded: the service does not store the owner of a sandbox.
 	Unrecorded bool
 	// Keyless: the service may work without a key.
@@ -252,6 +252,13 @@ func (s *Suite[P, F]) Shared(t *testing.T) {
 		}
 		f.Statuses(t, meanings, s.Deleted)
 	})
+	if s.Saves && !s.Rests {
+		t.Run("kept", func(t *testing.T) {
+			w := s.Serve(t)
+			Kept(t, s.Name, w.Opener)
+			w.Empty(t)
+		})
+	}
 	if s.Restarts {
 		t.Run("stopped", s.stopped)
 	}
