@@ -60,7 +60,7 @@ func (s *Service) Permit(ctx context.Context, a audit.Action, spec *sandbox.Spec
 // Refused records the refusal of a policy to let a plan be carried out, and returns
 // it. Other errors are returned as they are.
 func (s *Service) Refused(ctx context.Context, a audit.Action, err error) error {
-	if denied, ok := err.(plan.Denied); ok { //nolint:errorlint // Draft returns it as it is
+	if denied, ok := errors.AsType[plan.Denied](err); ok {
 		return s.refused(ctx, a, denied.Unwrap())
 	}
 	return err
