@@ -19,9 +19,6 @@ type Words struct {
 	Starting, Running, Stopping, Stopped, Failed, Deleted string
 	// Made is that of one that was never started, if the service has such.
 	Made string
-	// Those of a service that pauses: see Pause. Resuming: one without it says
-	// Starting.
-	Pausing, Paused, Resuming string
 }
 
 // Box is a sandbox as a service shows it.
@@ -58,12 +55,14 @@ type transition struct {
 // Create it with NewCloud. Its methods may be called concurrently.
 type Cloud struct {
 	Faults
-	// Work is what continues after a request was answered.
-	Work sync.WaitGroup
+	// Pauses are the words of a service that pauses: see Pause.
+	Pauses PauseWords
 	// Memory: snapshots have the memory, too.
 	Memory bool
 	// Waits: requests are answered only when the status has changed.
 	Waits bool
+	// Work is what continues after a request was answered.
+	Work sync.WaitGroup
 
 	backing driver.Provider
 	words   Words
@@ -329,55 +328,12 @@ func (c *Cloud) Stop(b *CloudBox) error {
 	})
 }
 
-// Pause keeps a sandbox with what runs in it.
-func (c *Cloud) Pause(b *CloudBox) error {
-	if err := c.move(b, c.words.Pausing, c.words.Running); err != nil {
-		return err
-	}
-	return c.slowly(b, func() error {
-		b.sleep()
-		pauser, ok := driver.As[driver.Pauser](b.in)
-		if !ok {
-			return errors.New("the fake cannot pause sandboxes")
-		}
-		err := pauser.Pause(context.Background())
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		switch {
-		case b.box.Status == c.words.Deleted: // meanwhile
-		case err != nil:
-			b.box.Status = c.words.Failed
-		default:
-			b.box.Status = c.words.Paused
-		}
-		return err
-	})
-}
-
-// resume continues a paused sandbox.
-func (c *Cloud) resume(b *CloudBox) error {
-	pauser, ok := driver.As[driver.Pauser](b.in)
-	if !ok {
-		return errors.New("the fake cannot pause sandboxes")
-	}
-	err := pauser.Resume(context.Background())
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if b.box.Status != c.words.Deleted { // meanwhile
-		c.run(b)
-	}
-	return err
-}
-
-// Start starts a stopped or paused sandbox again, or one that was never started.
+// Start starts a stopped sandbox again, or one that was never started.
 func (c *Cloud) Start(b *CloudBox) error {
-	if err := c.move(b, cmp.Or(c.words.Resuming, c.words.Starting), c.words.Stopped, c.words.Paused, c.words.Made); err != nil {
+	if err := c.move(b, c.words.Starting, c.words.Stopped, c.words.Made); err != nil {
 		return err
 	}
 	return c.slowly(b, func() error {
-		if b.in != nil && b.frozen == nil {
-			return c.resume(b)
-		}
 		if err := c.boot(context.Background(), b, b.frozen); err != nil {
 			return err
 		}
@@ -400,7 +356,7 @@ func (c *Cloud) thaw(ctx context.Context, b *CloudBox) error {
 // Delete is the request of a client to remove a sandbox. It is a conflict while
 // the status changes.
 func (c *Cloud) Delete(b *CloudBox) error {
-	if slices.Contains([]string{c.words.Starting, c.words.Stopping, c.words.Pausing, c.words.Resuming}, c.Show(b).Status) {
+	if slices.Contains([]string{c.words.Starting, c.words.Stopping, c.Pauses.Pausing, c.Pauses.Resuming}, c.Show(b).Status) {
 		return ErrConflict
 	}
 	return c.Remove(context.Background(), b)
@@ -540,7 +496,7 @@ func (c *Cloud) StopAll() (err error) {
 // Save saves a sandbox that runs as a snapshot with a name. With Memory it may
 // also be paused.
 func (c *Cloud) Save(b *CloudBox, id, name string) (*Snapshot, error) {
-	if now := c.Show(b).Status; now != c.words.Running && (!c.Memory || now != c.words.Paused) {
+	if now := c.Show(b).Status; now != c.words.Running && (!c.Memory || now != c.Pauses.Paused) {
 		return nil, ErrConflict
 	}
 	s := &Snapshot{ID: id, Name: name, Owner: b.box.Owner, Box: b.box.ID, Created: time.Now().UTC()}

@@ -59,20 +59,6 @@ func (f *Face) AddKey(key, account string) {
 	f.keys[key] = account
 }
 
-// Account returns the account of a key, or nothing.
-func (f *Face) Account(key string) string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.keys[key]
-}
-
-// RemoveKey revokes a key.
-func (f *Face) RemoveKey(key string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.keys, key)
-}
-
 // RevokeKey ends a key.
 func (f *Face) RevokeKey(key string) {
 	f.mu.Lock()
@@ -97,6 +83,13 @@ func (f *Face) Owner(r *http.Request) (string, error) {
 		return "", &denied
 	}
 	return account, nil
+}
+
+// Account returns the account of a key, or nothing.
+func (f *Face) Account(key string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.keys[key]
 }
 
 // Reply is an answer with another status than 200. It may have no Body.

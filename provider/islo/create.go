@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"math"
 	"net/http"
-	"regexp"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -25,16 +24,8 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	return p.make(ctx, spec, creation{Image: image}, nil)
 }
 
-// reference is an image of a registry.
-var reference = regexp.MustCompile(`^[a-z0-9][A-Za-z0-9._-]*(:[0-9]+)?(/[a-z0-9][A-Za-z0-9._-]*)*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?$`)
-
 // CheckImage implements driver.ImageChecker: the service fetches images.
-func (p *Provider) CheckImage(image string) error {
-	if image == "" || reference.MatchString(image) {
-		return nil
-	}
-	return p.Unsupported(image, "the service makes sandboxes only from registry images", "use a reference such as docker.io/library/python:3.12-slim, or leave the image out")
-}
+func (p *Provider) CheckImage(image string) error { return p.CheckFetched(image) }
 
 // complete fills in the request for a spec, and refuses what the service does
 // not support.

@@ -242,7 +242,7 @@ func TestKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.AddKey("ak_second", "tenant-3")
-	w.RemoveKey("ak_first")
+	w.RevokeKey("ak_first")
 	write("ak_second")
 	if got := hostedtest.Says(t, renewed, "echo alive"); got != "alive\n" {
 		t.Errorf("it says %q", got)

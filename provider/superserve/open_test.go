@@ -181,7 +181,7 @@ func TestKeySources(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.AddKey(second, "team-3")
-			w.RemoveKey(first)
+			w.RevokeKey(first)
 			if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != sandbox.CodeUnauthorized || strings.Contains(err.Error(), first) {
 				t.Errorf("Attach with a rejected key: %v, want unauthorized", err)
 			}

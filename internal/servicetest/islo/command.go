@@ -57,7 +57,7 @@ func (s *Server) inside(pattern string, f func(w http.ResponseWriter, r *http.Re
 			m := &machine{id: now.ID}
 			m.asked, _ = now.Request.(creation)
 			if now.Status == Paused && m.asked.Lifecycle.AutoResume == "on_activity" {
-				if err = s.Start(b); err == nil {
+				if err = s.Resume(b); err == nil {
 					err = s.Wait(b)
 				}
 			}

@@ -128,10 +128,8 @@ func (p *profile) full() facts {
 // apply changes a profile as a request says.
 func (p *profile) apply(r *http.Request) error {
 	in, err := given(r, "name description default_action internet_enabled is_default cloud_role integration_policy")
-	if role, ok := in["cloud_role"]; ok {
-		if in["cloud_role"] = nil; role != "" {
-			in["cloud_role"] = facts{"id": role, "name": "role", "provider": "aws", "role_arn": "arn:aws:iam::0:role/role"}
-		}
+	if role := in["cloud_role"]; role != nil {
+		in["cloud_role"] = facts{"id": role, "name": "role", "provider": "aws", "role_arn": "arn:aws:iam::0:role/role"}
 	}
 	maps.Copy(p.facts, in)
 	p.name, _ = p.facts["name"].(string)
@@ -159,9 +157,8 @@ func (f facts) apply(r *http.Request) error {
 
 // rule returns what decides in a rule.
 func (f facts) rule() (rule Rule) {
-	if text, err := json.Marshal(f); err == nil {
-		_ = json.Unmarshal(text, &rule) // what is invalid stays empty, and is refused
-	}
+	text, _ := json.Marshal(f)
+	_ = json.Unmarshal(text, &rule) // what is invalid stays empty, and is refused
 	return rule
 }
 

@@ -65,11 +65,11 @@ func New(backing driver.Provider) *Server {
 	s := &Server{life: 10 * time.Minute, tokens: map[string]token{}, execs: map[string]*execution{}}
 	s.Face = &servicetest.Face{
 		Cloud: servicetest.NewCloud(backing, servicetest.Words{
-			Starting: Starting, Running: Running, Pausing: Pausing, Paused: Paused, Stopping: Stopping, Stopped: Stopped, Resuming: Resuming, Failed: Failed,
-			Deleted: Deleted,
+			Starting: Starting, Running: Running, Stopping: Stopping, Stopped: Stopped, Failed: Failed, Deleted: Deleted,
 		}),
 		Format: failure, Denied: servicetest.Failure{Status: http.StatusUnauthorized, Message: "invalid or expired token"}, Key: s.key,
 	}
+	s.Pauses = servicetest.PauseWords{Pausing: Pausing, Paused: Paused, Resuming: Resuming}
 	s.AddKey(Key, Tenant)
 	s.HandleFunc("POST /auth/token", s.exchange)
 	s.Handle("POST /sandboxes", s.create)
@@ -79,7 +79,7 @@ func New(backing driver.Provider) *Server {
 	s.Handle("GET /sandboxes/{name}", show)
 	s.Handle("POST /sandboxes/{name}/pause", s.change(s.Pause))
 	s.Handle("POST /sandboxes/{name}/stop", s.change(s.Stop))
-	s.Handle("POST /sandboxes/{name}/resume", s.change(s.Start))
+	s.Handle("POST /sandboxes/{name}/resume", s.change(s.resume))
 	s.Handle("DELETE /sandboxes/{name}", s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
 		return servicetest.Reply{Status: http.StatusAccepted}, s.Delete(b)
 	}))
@@ -94,8 +94,7 @@ func New(backing driver.Provider) *Server {
 	return s
 }
 
-// codes are the service's codes for errors that have none of their own. A missing
-// file is none of those that the service reports.
+// codes are the service's codes for errors that have none of their own.
 var codes = map[string]string{
 	"bad_request": "VALIDATION_ERROR", "unauthorized": "AUTH_TOKEN_INVALID", "conflict": "SANDBOX_INVALID_STATE", "not_found": "FILE_NOT_FOUND",
 	"internal_server_error": "INTERNAL_ERROR",
@@ -192,6 +191,14 @@ func (s *Server) change(f func(b *servicetest.CloudBox) error) func(*http.Reques
 	})
 }
 
+// resume makes a paused sandbox run on, or starts a stopped one.
+func (s *Server) resume(b *servicetest.CloudBox) error {
+	if s.Show(b).Status == Stopped {
+		return s.Start(b)
+	}
+	return s.Resume(b)
+}
+
 type lifecycle struct {
 	AutoResume  string `json:"auto_resume,omitempty"`
 	DeleteAfter *int64 `json:"delete_after,omitempty"`
@@ -225,8 +232,6 @@ func (c *creation) check() error {
 		return invalid("delete_after")
 	case !slices.Contains([]string{"", "never", "on_activity"}, c.Lifecycle.AutoResume):
 		return invalid("auto_resume")
-	case min(c.CPUs, c.Memory, c.Disk) < 0:
-		return invalid("the size")
 	}
 	return nil
 }
@@ -285,7 +290,6 @@ func (s *Server) list(r *http.Request, tenant string) (any, error) {
 	return page(r, found), nil
 }
 
-// page is the part of a list that a request asks for.
 func page[T any](r *http.Request, all []T) map[string]any {
 	items := servicetest.Page(r, 50, all)
 	return map[string]any{"items": items, "limit": len(items), "offset": 0, "total": len(all)}

@@ -72,14 +72,14 @@ func New(backing driver.Provider) *Server {
 	s := &Server{
 		Face: &servicetest.Face{
 			Cloud: servicetest.NewCloud(backing, servicetest.Words{
-				Starting: Starting, Running: Active, Pausing: Pausing, Paused: Paused, Resuming: Resuming, Failed: Failed, Deleted: Deleted,
+				Starting: Starting, Running: Active, Failed: Failed, Deleted: Deleted,
 			}),
 			Format: failure, Denied: servicetest.Failure{Status: http.StatusUnauthorized, Message: "invalid API key"},
 			Key: func(r *http.Request) string { return r.Header.Get("X-API-Key") },
 		},
 		boxes: map[string]*box{}, captures: map[string]capture{}, templates: []string{"", "superserve/base"}, secrets: map[string]string{},
 	}
-	s.Memory = true
+	s.Pauses, s.Memory = servicetest.PauseWords{Pausing: Pausing, Paused: Paused, Resuming: Resuming}, true
 	s.AddKey(Key, Team)
 	s.Handle("POST /sandboxes", s.create)
 	s.Handle("GET /sandboxes", s.list)
@@ -348,7 +348,7 @@ func (s *Server) pause(r *http.Request, b *box) (any, error) {
 
 // resume continues a paused sandbox, and refuses any other.
 func (s *Server) resume(_ *http.Request, b *box) (any, error) {
-	err := s.Start(b.CloudBox)
+	err := s.Resume(b.CloudBox)
 	if err == nil {
 		err = s.Wait(b.CloudBox)
 	}
