@@ -219,11 +219,11 @@ func mutateOp(w *world, op lease.Op) lease.Op {
 		}
 	case lease.Arrive:
 		if w.opts.Mutant == "late movers arrive" && w.lease.State == lease.Warm && w.lease.Epoch == o.Epoch {
-			o.Attempt, w.lease.Moving = w.lease.Attempt, w.now.Add(time.Second)
+			o.Attempt, w.lease.Moving = w.lease.Attempt, w.now.Add(time.Minute)
 			return o
 		}
 		if w.opts.Mutant == "moves do not expire" && !w.lease.Moving.IsZero() {
-			w.lease.Moving = w.now.Add(time.Second)
+			w.lease.Moving = w.now.Add(time.Minute)
 		}
 	case lease.Persist:
 		if w.opts.Mutant == "old captures count" {
