@@ -84,6 +84,8 @@ test("a sandbox is made, and its terminal answers", async () => {
   await form.getByLabel("Name").fill("demo");
   await form.getByLabel("Memory").fill("512m");
   await form.getByLabel("Network").selectOption("hosts");
+  await button("Why this provider?").click();
+  await form.getByText("What holds in gvisor").waitFor();
   await shot("create");
   await form.getByRole("button", { name: "Create" }).click();
   await page.getByRole("heading", { name: "demo" }).waitFor();

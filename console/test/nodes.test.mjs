@@ -108,6 +108,7 @@ test("a node is drained, and its session goes on", async () => {
     await page.evaluate((t) => {
       document.documentElement.dataset.theme = t;
     }, theme);
+    await dialog().getByText(`moved to ${to}`).waitFor();
     found.push(...(await look(page, `nodes-drained-${name}`)));
   }
   await page.setViewportSize(looks[0][1]);

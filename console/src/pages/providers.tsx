@@ -9,17 +9,17 @@ type Provider = Schemas["Provider"];
 export function Held({ of }: { of: Provider["limits"] }) {
   const all = Object.entries(of ?? {}).sort();
   if (all.length === 0) return <span class="dim">not known</span>;
+  const hold = all.filter(([, l]) => l.enforced).map(([name]) => name);
+  const loose = new Map<string, string[]>(); // by reason
+  for (const [name, l] of all)
+    if (!l.enforced)
+      loose.set(l.why ?? "", [...(loose.get(l.why ?? "") ?? []), name]);
   return (
     <>
-      {all.map(([name, l]) => (
-        <div key={name}>
-          {l.enforced ? (
-            <span class="yes">{name} holds</span>
-          ) : (
-            <>
-              {name} does not hold <span class="dim">{l.why}</span>
-            </>
-          )}
+      {hold.length > 0 && <div>{hold.join(", ")}: enforced</div>}
+      {[...loose].map(([why, names]) => (
+        <div key={why}>
+          {names.join(", ")}: not enforced <span class="dim">{why}</span>
         </div>
       ))}
     </>

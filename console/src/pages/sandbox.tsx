@@ -1,3 +1,4 @@
+import { Fragment } from "preact";
 import { useState } from "preact/hooks";
 import { lazy } from "../lazy";
 import { call, get, run } from "../api";
@@ -598,21 +599,28 @@ function Limits({ sandbox: s }: { sandbox: Sandbox }) {
           Save
         </Button>
         <h3 style="margin-top:16px">What holds</h3>
-        {limits.map(([name, what, value]) => {
-          const loose = s.limits?.[name];
-          return (
-            <div key={name}>
-              <State state={!value ? "none" : loose ? "warning" : "ok"} />{" "}
-              {what}
-              {value ? `: ${value}` : ""}{" "}
-              <span class="dim">
-                {value
-                  ? loose && `not enforced: ${loose.why ?? "see the provider"}`
-                  : "no limit"}
-              </span>
-            </div>
-          );
-        })}
+        <dl>
+          {limits.map(([name, what, value]) => {
+            const loose = s.limits?.[name];
+            return (
+              <Fragment key={name}>
+                <dt>{what}</dt>
+                <dd>
+                  {!value ? (
+                    <span class="dim">no limit</span>
+                  ) : loose ? (
+                    <>
+                      <State state="warning" /> {value} is not enforced{" "}
+                      <span class="dim">{loose.why}</span>
+                    </>
+                  ) : (
+                    value
+                  )}
+                </dd>
+              </Fragment>
+            );
+          })}
+        </dl>
       </Card>
       <Card title="Sandbox">
         <dl>

@@ -241,9 +241,7 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
     [],
   );
   const wanted = f.provider || why?.choice;
-  const chosen = providers.data?.providers.find((p) =>
-    wanted ? p.name === wanted : p.default,
-  );
+  const chosen = providers.data?.providers.find((p) => p.name === wanted);
   const field = (name: keyof typeof f) => ({
     value: f[name],
     onInput: (e: { currentTarget: { value: string } }) =>
