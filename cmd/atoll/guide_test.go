@@ -1,13 +1,16 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -76,13 +79,28 @@ var guidePorts = []string{"13000", "17070", "17081", "17082", "17171", "17443", 
 func (g *guideRunner) usePorts(t *testing.T) {
 	t.Helper()
 	for _, port := range guidePorts {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
+		g.replace = append(g.replace, port, g.freePort(t))
+	}
+}
+
+// freePort returns a port that nothing listens on, and that no connection gets by
+// chance.
+func (g *guideRunner) freePort(t *testing.T) string {
+	t.Helper()
+	for {
+		port := strconv.Itoa(20000 + rand.IntN(12000))
+		l, err := net.Listen("tcp", "127.0.0.1:"+port)
+		switch {
+		case errors.Is(err, syscall.EADDRINUSE), err == nil && slices.Contains(g.replace, port):
+			if err == nil {
+				l.Close()
+			}
+			continue
+		case err != nil:
 			t.Fatal(err)
 		}
-		_, free, _ := net.SplitHostPort(l.Addr().String())
-		defer l.Close()
-		g.replace = append(g.replace, port, free)
+		l.Close()
+		return port
 	}
 }
 
