@@ -45,6 +45,8 @@ export class Daemon {
 
   /** Ends the daemon, by default as a crash does. */
   async end(signal = "SIGKILL") {
+    const { exitCode, signalCode } = this.process;
+    if (exitCode !== null || signalCode !== null) return; // it has ended
     const ended = new Promise((done) => this.process.once("exit", done));
     this.process.kill(signal);
     await ended;
