@@ -54,13 +54,9 @@ func (a *App) noteOpen(all []sandbox.PublishedPort) {
 	}
 }
 
-// noteChosen says which ports the daemon chose, and why the sandbox is not what
-// was to be expected, such as that of another provider.
+// noteChosen says which ports the daemon chose.
 func (a *App) noteChosen(asked []sandbox.PublishedPort, made box) {
 	r, ok := made.(remoteBox)
-	if ok && r.Info().Reason != "" {
-		a.say("note", r.Info().Reason)
-	}
 	if !ok || !slices.ContainsFunc(asked, func(p sandbox.PublishedPort) bool { return p.HostPort == 0 }) {
 		return
 	}

@@ -87,7 +87,7 @@ func TestControlsTakeOver(t *testing.T) {
 	runShell(t, s, "mkdir -p /workspace; echo kept > /workspace/note")
 	create(t, c1, sandbox.Spec{Name: "alone", Provider: "node-b"})
 	_, err := inSession(t.Context(), c2, "work", "true")
-	if wantCode(t, err, sandbox.CodeUnavailable); !strings.Contains(err.Error(), "the sandbox is on the node") {
+	if wantCode(t, err, sandbox.CodeUnavailable); !strings.Contains(err.Error(), "another daemon has the sandbox") {
 		t.Errorf("while its daemon lives: %v", err)
 	}
 

@@ -12,7 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// What the provider claims to enforce holds against root in the container.
+// Root in the container cannot get past a limit that the provider claims to
+// enforce.
 func TestAttackClaims(t *testing.T) {
 	p := open(t, options(t.TempDir()))
 	facts, err := p.Probe(t.Context())

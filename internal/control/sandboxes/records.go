@@ -90,8 +90,8 @@ func (s *records) here(ctx context.Context, b *store.Sandbox) error {
 		return err
 	}
 	return &sandbox.Error{
-		Code: sandbox.CodeUnavailable, Op: "sandbox.find", Subject: b.Name, Message: "the sandbox is on the node " + b.Node,
-		Hint: "send the request to the daemon of that node",
+		Code: sandbox.CodeUnavailable, Op: "sandbox.find", Subject: b.Name, Message: "another daemon has the sandbox: " + b.Node,
+		Hint: "send the request to that daemon",
 	}
 }
 
