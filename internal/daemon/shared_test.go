@@ -68,7 +68,7 @@ func TestSharedStore(t *testing.T) {
 	}
 	_, err = far.Run(t.Context(), sandbox.Command{Shell: "true"}, atoll.RunOptions{})
 	wantCode(t, err, sandbox.CodeUnavailable)
-	if !strings.Contains(err.Error(), "on the node") {
+	if !strings.Contains(err.Error(), one.Info().Node) {
 		t.Errorf("where? %v", err)
 	}
 	wantCode(t, far.Destroy(t.Context()), sandbox.CodeUnavailable)
