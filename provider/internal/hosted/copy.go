@@ -25,7 +25,8 @@ while [ -n "$next" ]; do
 	for p in $next; do more="$more $(children)"; done
 	next=$(echo $more)
 done
-[ -z "$all" ] || kill -KILL $all 2>/dev/null
+[ -n "$all" ] || exit 0
+kill -KILL $all 2>/dev/null
 n=0 # the next guest must not meet this one
 while [ $n -lt 200 ] && for p in $all; do [ -e "/proc/$p/exe" ] && break; done; do n=$((n + 1)); sleep 0.05; done
 :`
