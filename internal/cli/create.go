@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// creator returns where a sandbox is made that is to be looked after: by the
-// daemon, unless the user wants none.
+// creator returns the target of `atoll create`: the daemon, or this process with
+// --no-daemon.
 func (a runCommands) creator(ctx context.Context, req *control.RunRequest) (target, error) {
 	if a.noDaemon() {
 		return a.runnerFor(ctx, req, true)

@@ -107,7 +107,7 @@ func (i *Issuer) Publish(url string) {
 	i.url = url
 }
 
-// URL is the one that Publish has set.
+// URL returns the issuer URL set by Publish, or "".
 func (i *Issuer) URL() string {
 	i.mu.Lock()
 	defer i.mu.Unlock()

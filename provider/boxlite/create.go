@@ -207,7 +207,7 @@ const interfaces = `while read -r name rest; do case $name in lo:*|Inter-*|face*
 func (p *Provider) isolated(ctx context.Context, in hosted.Inside) error {
 	out, err := in.Run(ctx, interfaces)
 	if err == nil && out != "" {
-		err = p.Strange("the server gave the box a network that it was to have none of")
+		err = p.Strange("the server attached a network although none was requested")
 	}
 	return err
 }

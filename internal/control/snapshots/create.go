@@ -113,10 +113,10 @@ func (svc *Service) copyKept(ctx context.Context, l *Locked, id string, memory b
 		return snap, err
 	}
 	if kept.Memory != memory {
-		what := map[bool]string{true: "memory too: say so", false: "files only"}[kept.Memory]
+		what := map[bool]string{true: "with memory", false: "without memory"}[kept.Memory]
 		return snap, &sandbox.Error{
-			Code: sandbox.CodeConflict, Subject: l.Sandbox.Name, Message: "what is on disk of the sandbox is " + what,
-			Hint: "bring it back first, or ask for what there is",
+			Code: sandbox.CodeConflict, Subject: l.Sandbox.Name, Message: "the sandbox's saved state is " + what,
+			Hint: "resume or start the sandbox first, or make a snapshot " + what,
 		}
 	}
 	be, keeper, err := svc.KeeperOf(ctx, &l.Sandbox)

@@ -207,7 +207,7 @@ func Search[B any](ctx context.Context, api *rest.Client, err error, look func()
 	}
 	var none B
 	if err == nil {
-		err = api.Strange("the service does not show what it made")
+		err = api.Strange("the service accepted the request, but does not list the sandbox")
 	}
 	return none, unanswered{err}
 }

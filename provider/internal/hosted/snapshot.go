@@ -281,7 +281,7 @@ func (k *Keeper) Await(ctx context.Context, asked error, look func() (Saved, err
 		case errors.Is(err, ErrNone) && asked != nil:
 			return s, asked
 		case errors.Is(err, ErrNone):
-			return s, k.core.Strange("the service does not show what it made")
+			return s, k.core.Strange("the service accepted the request, but does not list the snapshot")
 		case err != nil || s.Ready:
 			return s, err
 		case !s.Coming:
