@@ -1,11 +1,10 @@
 package kubernetes
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -24,10 +23,11 @@ type api struct {
 	token     *credential.Source
 	namespace string
 	boxes     hosted.Boxes
+	policed   bool // each sandbox has a NetworkPolicy
 }
 
-func newAPI(c cluster, transport http.RoundTripper, boxes hosted.Boxes) *api {
-	a := &api{token: c.token, namespace: c.namespace, boxes: boxes}
+func newAPI(c cluster, transport http.RoundTripper, boxes hosted.Boxes, policed bool) *api {
+	a := &api{token: c.token, namespace: c.namespace, boxes: boxes, policed: policed}
 	if transport == nil {
 		t := http.DefaultTransport.(*http.Transport).Clone()
 		t.IdleConnTimeout, t.MaxIdleConnsPerHost, t.TLSClientConfig = idle, 16, c.tls
@@ -95,18 +95,25 @@ func missing(err error, kind, name string) bool {
 // explain gives errors of admission their own codes.
 func explain(err error, what string) error {
 	r := rest.RefusalOf(err)
-	e := &sandbox.Error{Op: "kubernetes.create", Subject: what, Cause: err}
+	if !r.Ours || r.Status != http.StatusForbidden {
+		return err
+	}
+	return cmp.Or(admission(r.Text, what), err)
+}
+
+// admission returns the error for a text with which a namespace refuses a pod, or
+// nil if it is about something else.
+func admission(text, what string) error {
+	e := &sandbox.Error{Op: "kubernetes.create", Subject: what}
 	switch {
-	case !r.Ours || r.Status != http.StatusForbidden:
-		return err
-	case strings.Contains(r.Text, "exceeded quota"):
-		e.Code, e.Message, e.Hint = sandbox.CodeExhausted, "the namespace's quota is used up: "+r.Text, "remove sandboxes, or ask for less"
-	case strings.Contains(r.Text, "violates PodSecurity"):
-		e.Code, e.Message, e.Hint = sandbox.CodeDenied, "the namespace refuses the pod: "+r.Text, "sandboxes need the level baseline of Pod Security"
-	case strings.Contains(r.Text, "maximum") || strings.Contains(r.Text, "minimum"):
-		e.Code, e.Message = sandbox.CodeInvalid, "the namespace's limits refuse the pod: "+r.Text
+	case strings.Contains(text, "exceeded quota"):
+		e.Code, e.Message, e.Hint = sandbox.CodeExhausted, "the namespace's quota is used up: "+text, "remove sandboxes, or ask for less"
+	case strings.Contains(text, "violates PodSecurity"):
+		e.Code, e.Message, e.Hint = sandbox.CodeDenied, "the namespace refuses the pod: "+text, "sandboxes need the level baseline of Pod Security"
+	case strings.Contains(text, "maximum") || strings.Contains(text, "minimum"):
+		e.Code, e.Message = sandbox.CodeInvalid, "the namespace's limits refuse the pod: "+text
 	default:
-		return err
+		return nil
 	}
 	return e
 }
@@ -119,6 +126,15 @@ type meta struct {
 	Annotations     map[string]string `json:"annotations,omitempty"`
 	Created         time.Time         `json:"creationTimestamp,omitzero"`
 	Deleted         *time.Time        `json:"deletionTimestamp,omitempty"`
+	Owners          []owner           `json:"ownerReferences,omitempty"`
+}
+
+type owner struct {
+	API        string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Name       string `json:"name"`
+	UID        string `json:"uid"`
+	Controller bool   `json:"controller"`
 }
 
 // The labels and annotations of a pod.
@@ -136,12 +152,20 @@ const (
 // It is the same for each attempt.
 func podName(scope string, id sandbox.ID) string { return "atoll-" + scope + "-" + string(id) }
 
-// boxID identifies a pod. Another pod with the same name has another UID.
-func (m meta) boxID() string { return m.Name + "/" + m.UID }
+// boxID identifies a pod, and the object that controls it, if any. Another pod
+// with the same name has another UID.
+func (m meta) boxID() string {
+	box := m.Name + "/" + m.UID
+	if object := m.controller(); object != "" {
+		box += "/" + object
+	}
+	return box
+}
 
-func split(box string) (name, uid string) {
-	name, uid, _ = strings.Cut(box, "/")
-	return name, uid
+func split(box string) (name, uid, object string) {
+	name, rest, _ := strings.Cut(box, "/")
+	uid, object, _ = strings.Cut(rest, "/")
+	return name, uid, object
 }
 
 // path returns the path of a resource of the namespace. An empty group is the
@@ -173,7 +197,7 @@ func (a *api) pod(ctx context.Context, name string) (p pod, err error) {
 
 // get returns the pod with a name and a UID.
 func (a *api) get(ctx context.Context, box string) (pod, error) {
-	name, uid := split(box)
+	name, uid, _ := split(box)
 	p, err := a.pod(ctx, name)
 	if err == nil && p.Meta.UID != uid {
 		err = hosted.ErrNone
@@ -181,9 +205,13 @@ func (a *api) get(ctx context.Context, box string) (pod, error) {
 	return p, err
 }
 
-// Get implements hosted.Service.
+// Get implements hosted.Service. If the pod is gone, it removes the object that
+// controlled it, because that makes another pod.
 func (a *api) Get(ctx context.Context, id sandbox.ID, box string) (hosted.Box, error) {
 	p, err := a.get(ctx, box)
+	if name, _, object := split(box); err == hosted.ErrNone && object != "" {
+		err = cmp.Or(a.discard(ctx, name, object), err)
+	}
 	b := p.describe()
 	b.Sandbox = id
 	return b, err
@@ -201,6 +229,15 @@ func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box
 	}
 	b.Scope = scope
 	return b, err
+}
+
+// replaces reports whether a controller made a pod in place of that of a sandbox,
+// which is gone.
+func (a *api) replaces(b hosted.Box) bool {
+	r, _ := a.boxes.Get(string(b.Sandbox))
+	name, uid, object := split(r.Box)
+	otherName, otherUID, otherObject := split(b.ID)
+	return object != "" && name == otherName && object == otherObject && uid != otherUID
 }
 
 // maxPages limits a list.
@@ -231,7 +268,9 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hos
 			return nil, a.Strange("the API server's list is invalid")
 		}
 		for i := range page.Items {
-			ours = append(ours, page.Items[i].describe())
+			if b := page.Items[i].describe(); !a.replaces(b) {
+				ours = append(ours, b)
+			}
 		}
 		if page.Meta.Continue == "" {
 			return ours, nil
@@ -242,19 +281,27 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hos
 }
 
 // End implements hosted.Service. It waits until the API server has no such pod,
-// which is when the node has ended it.
+// which is when the node has ended it. The object that controls the pod goes
+// first: it would make another pod, or has done so.
 func (a *api) End(ctx context.Context, _ sandbox.ID, box string) error {
-	name, uid := split(box)
-	if _, err := a.get(ctx, box); err != nil {
-		return err
+	name, uid, object := split(box)
+	_, known := a.get(ctx, box)
+	if known != nil && (known != hosted.ErrNone || object == "") {
+		return known
+	}
+	if object != "" {
+		if err := a.discard(ctx, name, object); err != nil {
+			return err
+		}
 	}
 	var last pod
-	return hosted.Poll(ctx, func() (done bool, err error) {
-		if last, err = a.get(ctx, box); err == hosted.ErrNone {
+	err := hosted.Poll(ctx, func() (done bool, err error) {
+		last, err = a.pod(ctx, name)
+		if err == hosted.ErrNone || err == nil && last.Meta.UID != uid && (object == "" || last.Meta.controller() != object) {
 			return true, nil
 		}
 		if err == nil && last.Meta.Deleted == nil {
-			err = a.Call(ctx, http.MethodDelete, a.pods(name), map[string]any{"preconditions": map[string]string{"uid": uid}}, nil)
+			err = a.Call(ctx, http.MethodDelete, a.pods(name), map[string]any{"preconditions": map[string]string{"uid": last.Meta.UID}}, nil)
 		}
 		if missing(err, "pods", name) || sandbox.CodeOf(err) == sandbox.CodeConflict { // the next look says what is there
 			err = nil
@@ -266,24 +313,19 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, box string) error {
 			Hint: "if the node is lost for good: kubectl delete pod --force --namespace " + a.namespace + " " + name,
 		}
 	})
+	return cmp.Or(err, known)
 }
 
 // Claim implements hosted.Claimer. The UID is a precondition.
 func (a *api) Claim(ctx context.Context, _ sandbox.ID, box, scope string) error {
-	name, uid := split(box)
-	text, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid, "labels": map[string]string{labelScope: scope}}})
-	if err != nil {
-		return err
-	}
-	var p pod
-	err = a.Signed(ctx, func() error {
-		res, err := a.Send(ctx, http.MethodPatch, a.pods(name), http.Header{"Content-Type": {"application/merge-patch+json"}}, bytes.NewReader(text))
-		if err != nil {
+	name, uid, object := split(box)
+	if object != "" {
+		if err := a.claimObject(ctx, name, object, scope); err != nil {
 			return err
 		}
-		defer res.Body.Close()
-		return json.NewDecoder(io.LimitReader(res.Body, maxConfig)).Decode(&p)
-	})
+	}
+	var p pod
+	err := a.merge(ctx, a.pods(name), map[string]any{"metadata": map[string]any{"uid": uid, "labels": map[string]string{labelScope: scope}}}, &p)
 	if err == nil && (p.Meta.boxID() != box || p.Meta.Labels[labelScope] != scope) {
 		err = a.Strange("the API server does not confirm whose the pod is")
 	}
@@ -318,7 +360,7 @@ func (a *api) Credential() hosted.Credential {
 // that it would get.
 func (a *api) nameOf(id sandbox.ID) (string, error) {
 	if r, _ := a.boxes.Get(string(id)); r.Box != "" {
-		name, _ := split(r.Box)
+		name, _, _ := split(r.Box)
 		return name, nil
 	}
 	scope, err := a.boxes.Scope()

@@ -47,6 +47,10 @@ type Options struct {
 	// NetworkPolicy is Enforced if the cluster's network plugin enforces policies.
 	// Most do, some do not, and the API server cannot tell.
 	NetworkPolicy string
+	// Kind is the kind of the objects that sandboxes are: "Pod", or "Sandbox" of
+	// agent-sandbox. Empty: Sandbox, if the cluster has it and the credential may
+	// use it.
+	Kind string
 	// Insecure accepts clusters that do not prove who they are.
 	Insecure bool
 	// Host and Port are the API server's address for pods, and Account is the
@@ -66,6 +70,7 @@ const (
 	imageEnv     = "ATOLL_KUBERNETES_IMAGE"
 	classEnv     = "ATOLL_KUBERNETES_RUNTIME_CLASS"
 	policyEnv    = "ATOLL_KUBERNETES_NETWORK_POLICY"
+	kindEnv      = "ATOLL_KUBERNETES_KIND"
 	insecureEnv  = "ATOLL_KUBERNETES_INSECURE"
 
 	// DefaultImage is the image of sandboxes if nothing names another.
@@ -75,13 +80,14 @@ const (
 
 	gvisorClass = "gvisor"
 	noClass     = "none"
+	podKind     = "Pod"
 )
 
 // FromEnvironment returns the options from environment variables.
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
 		Dir: dir, Kubeconfig: lookup(configEnv), Context: lookup(contextEnv), Namespace: lookup(namespaceEnv), Image: lookup(imageEnv),
-		RuntimeClass: lookup(classEnv), NetworkPolicy: lookup(policyEnv), Insecure: lookup(insecureEnv) == "1",
+		RuntimeClass: lookup(classEnv), NetworkPolicy: lookup(policyEnv), Kind: lookup(kindEnv), Insecure: lookup(insecureEnv) == "1",
 		Host: lookup("KUBERNETES_SERVICE_HOST"), Port: lookup("KUBERNETES_SERVICE_PORT"),
 	}
 }
@@ -108,6 +114,8 @@ func New(opts Options) (*Provider, error) {
 		return nil, invalid("", "no directory given", nil)
 	case opts.NetworkPolicy != "" && opts.NetworkPolicy != Enforced:
 		return nil, invalid(policyEnv, fmt.Sprintf("%q is not %q", opts.NetworkPolicy, Enforced), nil)
+	case opts.Kind != "" && opts.Kind != podKind && opts.Kind != objectKind:
+		return nil, invalid(kindEnv, fmt.Sprintf("%q is not %q or %q", opts.Kind, podKind, objectKind), nil)
 	}
 	at, err := opts.find()
 	if err != nil {
@@ -117,7 +125,7 @@ func New(opts Options) (*Provider, error) {
 		return nil, invalid("namespace", fmt.Sprintf("%q is not the name of a namespace", at.namespace), nil)
 	}
 	boxes := hosted.Open(opts.Dir)
-	a := newAPI(at, opts.Transport, boxes)
+	a := newAPI(at, opts.Transport, boxes, opts.NetworkPolicy == Enforced)
 	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
 		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true, Resting: []string{"Running"}, Hint: "use its original cluster and namespace",
 	}}
@@ -145,7 +153,7 @@ func (r right) String() string {
 
 // rights returns what the provider does in its namespace. The manifest
 // deploy/kubernetes/provider-rbac.yaml grants the same.
-func (p *Provider) rights() (all []right) {
+func (p *Provider) rights(controlled bool) (all []right) {
 	for _, verb := range []string{"create", "get", "list", "delete", "patch"} {
 		all = append(all, right{Resource: "pods", Verb: verb})
 	}
@@ -157,6 +165,11 @@ func (p *Provider) rights() (all []right) {
 			all = append(all, right{Group: "networking.k8s.io", Resource: policies, Verb: verb})
 		}
 	}
+	if controlled {
+		for _, verb := range []string{"create", "get", "list", "delete", "patch"} {
+			all = append(all, right{Group: agentsGroup, Resource: objects, Verb: verb})
+		}
+	}
 	for i := range all {
 		all[i].Namespace = p.api.namespace
 	}
@@ -164,8 +177,8 @@ func (p *Provider) rights() (all []right) {
 }
 
 // review asks the API server which of the rights the credential lacks.
-func (p *Provider) review(ctx context.Context) (lacks []string, err error) {
-	all := p.rights()
+func (p *Provider) review(ctx context.Context, controlled bool) (lacks []string, err error) {
+	all := p.rights(controlled)
 	allowed, errs := make([]bool, len(all)), make([]error, len(all))
 	var asking sync.WaitGroup
 	for i, r := range all {
@@ -197,6 +210,7 @@ func (p *Provider) review(ctx context.Context) (lacks []string, err error) {
 // Probe implements driver.Provider. It checks the credential, and its rights.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	var lacks []string
+	var controlled bool
 	set := p.api.Base.Host != ""
 	facts, err := p.Facts(ctx, &hosted.Description{
 		Version: "v1", Needs: configEnv, What: "cluster", Credential: configEnv, Address: configEnv,
@@ -208,7 +222,9 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		},
 		Tested: "tested with a real node of Kubernetes 1.34",
 	}, set, func(ctx context.Context) (err error) {
-		lacks, err = p.review(ctx)
+		if controlled, err = p.controlled(ctx); err == nil {
+			lacks, err = p.review(ctx, controlled)
+		}
 		return err
 	}, p.api.Base)
 	if err != nil || !facts.Available {
@@ -232,6 +248,9 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		add(driver.OK, "isolation", "pods have the RuntimeClass "+class, "")
 	}
 	facts.Isolation = isolation
+	if controlled {
+		add(driver.OK, "objects", "each sandbox is a Sandbox of agent-sandbox, which makes its pod", "")
+	}
 	if !p.enforced() {
 		add(driver.Warning, "network", "whether the cluster enforces NetworkPolicy is not known, so only sandboxes that may reach everything are made",
 			"if its network plugin enforces it, set "+policyEnv+"="+Enforced)
@@ -332,37 +351,55 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if image == "" || image == "host" {
 		image = cmp.Or(p.opts.Image, DefaultImage)
 	}
+	controlled, err := p.controlled(ctx)
+	if err != nil {
+		return nil, err
+	}
 	want := newPod(scope, hosted.NewKey(), image, class, spec)
 	var made pod
 	m := &hosted.Making{
-		Spec: spec, Life: spec.Lifetime.HardTimeout(),
+		Spec: spec, Life: spec.Lifetime.HardTimeout(), More: controlled || p.enforced(),
 		Ask: func(ctx context.Context) (hosted.Box, error) {
-			made, err = p.request(ctx, want)
+			made, err = p.request(ctx, want, controlled)
 			return made.describe(), err
 		},
 		Confirm: func() error { return made.confirm(want) },
 	}
 	if p.enforced() {
-		m.More, m.Prepare = true, func(ctx context.Context) error { return p.api.limit(ctx, newPolicy(want, spec.Network.Plain)) }
+		m.Prepare = func(ctx context.Context) error { return p.api.limit(ctx, newPolicy(want, spec.Network.Plain)) }
 	}
 	return p.Make(ctx, m)
 }
 
-// request makes a pod and waits until it runs. Its name is the same in each
-// attempt, so none makes a second one.
-func (p *Provider) request(ctx context.Context, want *pod) (made pod, err error) {
-	name, try := want.Meta.Name, want.Meta.Labels[labelTry]
-	asked := time.Now()
-	err = p.api.Call(ctx, http.MethodPost, p.api.pods(""), want, &made)
+// place makes a pod. Its name is the same in each attempt, so none makes a second
+// one.
+func (a *api) place(ctx context.Context, want *pod) (made pod, err error) {
+	name := want.Meta.Name
+	err = a.Call(ctx, http.MethodPost, a.pods(""), want, &made)
 	if conflict := sandbox.CodeOf(err) == sandbox.CodeConflict; hosted.Refused(err) && !conflict {
 		return pod{}, explain(err, name)
 	}
-	made, err = hosted.Search(ctx, &p.api.Client, err, func() (pod, error) { return p.api.pod(ctx, name) })
+	made, err = hosted.Search(ctx, &a.Client, err, func() (pod, error) { return a.pod(ctx, name) })
+	if err == nil && made.Meta.Labels[labelTry] != want.Meta.Labels[labelTry] {
+		err = taken(name)
+	}
 	if err != nil {
 		return pod{}, err
 	}
-	if made.Meta.Labels[labelTry] != try {
-		return pod{}, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "kubernetes.create", Subject: name, Message: "another pod has this name", Hint: "see kubectl describe pod " + name}
+	return made, nil
+}
+
+// request makes a pod, or an object whose controller does, and waits until the
+// pod runs.
+func (p *Provider) request(ctx context.Context, want *pod, controlled bool) (made pod, err error) {
+	asked := time.Now()
+	if controlled {
+		made, err = p.api.order(ctx, want)
+	} else {
+		made, err = p.api.place(ctx, want)
+	}
+	if err != nil {
+		return pod{}, err
 	}
 	box := made.Meta.boxID()
 	err = hosted.Poll(ctx, func() (bool, error) {

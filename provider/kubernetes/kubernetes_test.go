@@ -30,8 +30,11 @@ const secretToken = "token-0123456789"
 // server answers as an API server does, from a table. The conformance suite needs
 // a real one: see live_test.go.
 type server struct {
-	mu   sync.Mutex
-	pods map[string]*pod // by name
+	mu      sync.Mutex
+	pods    map[string]*pod    // by name
+	objects map[string]*object // by name; nil: the cluster has no agent-sandbox
+	stuck   string             // why the controller makes no pods
+	lazy    bool               // pods do not end with their objects yet
 	// before, if set, answers a request in place of the server.
 	before func(w http.ResponseWriter, r *http.Request) bool
 	asked  []string // method and path of the requests
@@ -55,6 +58,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer s.mu.Unlock()
 	s.asked = append(s.asked, r.Method+" "+r.URL.Path)
 	if s.before != nil && s.before(w, r) {
+		return
+	}
+	if rest, ok := strings.CutPrefix(r.URL.Path, "/apis/agents.x-k8s.io/v1beta1/namespaces/agents/sandboxes"); ok {
+		s.object(w, r, strings.TrimPrefix(rest, "/"))
 		return
 	}
 	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, root+"/pods"), "/")
@@ -101,6 +108,74 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply(w, s.pods[name])
 	default:
 		reply(w, s.pods[name])
+	}
+}
+
+// object answers a request about objects, as the API server and the controller of
+// agent-sandbox do together.
+func (s *server) object(w http.ResponseWriter, r *http.Request, name string) {
+	switch {
+	case s.objects == nil:
+		refuse(w, 404, "NotFound", "the server could not find the requested resource")
+	case r.Method == http.MethodPost:
+		o := &object{}
+		_ = json.NewDecoder(r.Body).Decode(o)
+		if s.objects[o.Meta.Name] != nil {
+			refuse(w, 409, "AlreadyExists", fmt.Sprintf("sandboxes.agents.x-k8s.io %q already exists", o.Meta.Name))
+			return
+		}
+		s.uid++
+		o.Meta.UID = fmt.Sprintf("object-%d", s.uid)
+		s.objects[o.Meta.Name] = o
+		s.reconcile()
+		reply(w, o)
+	case name == "":
+		reply(w, map[string]any{"kind": "SandboxList", "items": []any{}})
+	case s.objects[name] == nil:
+		refuse(w, 404, "NotFound", fmt.Sprintf("sandboxes.agents.x-k8s.io %q not found", name))
+	case r.Method == http.MethodDelete:
+		var asked struct {
+			Preconditions struct{ UID string }
+		}
+		_ = json.NewDecoder(r.Body).Decode(&asked)
+		if asked.Preconditions.UID != s.objects[name].Meta.UID {
+			refuse(w, 409, "Conflict", "the UID in the precondition is another")
+			return
+		}
+		if p := s.pods[name]; p != nil && !s.lazy && p.Meta.controller() == s.objects[name].Meta.UID {
+			delete(s.pods, name)
+		}
+		delete(s.objects, name)
+		reply(w, map[string]string{"kind": "Status", "status": "Success"})
+	case r.Method == http.MethodPatch:
+		var change object
+		_ = json.NewDecoder(r.Body).Decode(&change)
+		o := s.objects[name]
+		maps.Copy(o.Meta.Labels, change.Meta.Labels)
+		maps.Copy(o.Spec.Template.Meta.Labels, change.Spec.Template.Meta.Labels)
+		s.reconcile()
+		reply(w, o)
+	default:
+		reply(w, s.objects[name])
+	}
+}
+
+// reconcile does what the controller of agent-sandbox does.
+func (s *server) reconcile() {
+	for name, o := range s.objects {
+		if s.stuck != "" {
+			o.Status.Conditions = []condition{{Type: "Ready", Status: "False", Reason: "ReconcilerError", Message: s.stuck}}
+			continue
+		}
+		if p := s.pods[name]; p != nil {
+			if p.Meta.controller() == o.Meta.UID {
+				maps.Copy(p.Meta.Labels, o.Spec.Template.Meta.Labels)
+			}
+			continue
+		}
+		p := &pod{Meta: meta{Name: name, Labels: maps.Clone(o.Spec.Template.Meta.Labels), Annotations: o.Spec.Template.Meta.Annotations}, Spec: o.Spec.Template.Spec}
+		p.Meta.Owners = []owner{{API: agents, Kind: objectKind, Name: name, UID: o.Meta.UID, Controller: true}}
+		s.put(p)
 	}
 }
 
@@ -439,12 +514,12 @@ func TestLostAnswer(t *testing.T) {
 		return true
 	}
 	want := newPod("s", "mine", "i", "", &sandbox.Spec{ID: "sb"})
-	made, err := p.request(t.Context(), want)
+	made, err := p.request(t.Context(), want, false)
 	if err != nil || made.Meta.UID != "uid-1" || posts != 1 {
 		t.Errorf("%+v, %v after %d requests", made.Meta, err, posts)
 	}
 	s.before = nil
-	if made, err = p.request(t.Context(), want); err != nil || made.Meta.UID != "uid-1" {
+	if made, err = p.request(t.Context(), want, false); err != nil || made.Meta.UID != "uid-1" {
 		t.Errorf("asked again: %+v, %v; want the same pod", made.Meta, err)
 	}
 }

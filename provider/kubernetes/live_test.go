@@ -28,6 +28,7 @@ type live struct {
 	config, restricted, namespace string
 	kubectlPath                   string
 	image                         string
+	kind                          string   // of the objects that sandboxes are
 	echo                          []string // nil: the image has Python
 }
 
@@ -73,9 +74,10 @@ func (l *live) own(t *testing.T, dir string) {
 	}
 }
 
-func start(t *testing.T) *live {
+func start(t *testing.T, kind string) *live {
 	t.Helper()
 	l := &live{
+		kind:   kind,
 		config: os.Getenv("ATOLL_KUBECONFIG"), image: os.Getenv("ATOLL_KUBERNETES_IMAGE"), kubectlPath: "kubectl", namespace: "atoll-test-" + time.Now().UTC().Format("150405"),
 	}
 	if l.config == "" {
@@ -114,7 +116,7 @@ func (l *live) as(t *testing.T, token string) string {
 
 func (l *live) options(dir string) kubernetes.Options {
 	return kubernetes.Options{
-		Dir: dir, Kubeconfig: l.restricted, Namespace: l.namespace, Image: l.image, NetworkPolicy: kubernetes.Enforced, RuntimeClass: os.Getenv("ATOLL_KUBERNETES_RUNTIME_CLASS"), Executable: os.Getenv("ATOLL_BIN"),
+		Dir: dir, Kubeconfig: l.restricted, Namespace: l.namespace, Image: l.image, NetworkPolicy: kubernetes.Enforced, Kind: l.kind, RuntimeClass: os.Getenv("ATOLL_KUBERNETES_RUNTIME_CLASS"), Executable: os.Getenv("ATOLL_BIN"),
 	}
 }
 
@@ -123,11 +125,25 @@ func (l *live) open(dir string) (driver.Provider, error) { return kubernetes.New
 // left returns what is left of sandboxes.
 func (l *live) left(t *testing.T) string {
 	t.Helper()
-	return l.must(t, "get", "pods,networkpolicies", "--output", "name")
+	what := "pods,networkpolicies"
+	if l.kind == "Sandbox" {
+		what += ",sandboxes.agents.x-k8s.io"
+	}
+	return l.must(t, "get", what, "--output", "name")
 }
 
-func TestLive(t *testing.T) {
-	l := start(t)
+func TestLive(t *testing.T) { start(t, "Pod").run(t) }
+
+// Sandboxes are objects of agent-sandbox, whose own controller makes their pods.
+func TestLiveObjects(t *testing.T) {
+	l := start(t, "Sandbox")
+	if out, err := l.kubectl(t, "get", "sandboxes.agents.x-k8s.io"); err != nil && os.Getenv("ATOLL_KUBECONFIG") != "" {
+		need.Thing(t, "agent-sandbox", "the cluster has none: "+out)
+	}
+	l.run(t)
+}
+
+func (l *live) run(t *testing.T) {
 	dir := t.TempDir()
 	t.Run("conformance", func(t *testing.T) {
 		h := drivertest.Harness{

@@ -67,15 +67,10 @@ type security struct {
 }
 
 type podStatus struct {
-	Phase      string `json:"phase"`
-	Reason     string `json:"reason"`
-	Message    string `json:"message"`
-	Conditions []struct {
-		Type    string `json:"type"`
-		Status  string `json:"status"`
-		Reason  string `json:"reason"`
-		Message string `json:"message"`
-	} `json:"conditions"`
+	Phase      string      `json:"phase"`
+	Reason     string      `json:"reason"`
+	Message    string      `json:"message"`
+	Conditions []condition `json:"conditions"`
 	Containers []struct {
 		Name  string `json:"name"`
 		State struct {
@@ -83,6 +78,13 @@ type podStatus struct {
 			Terminated *cause `json:"terminated"`
 		} `json:"state"`
 	} `json:"containerStatuses"`
+}
+
+type condition struct {
+	Type    string `json:"type"`
+	Status  string `json:"status"`
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
 }
 
 type cause struct {
@@ -442,7 +444,7 @@ func (a *api) unlimit(ctx context.Context, name, id string) error {
 }
 
 // Clear implements hosted.Clearer: it removes the policy of a sandbox that has
-// ended.
+// ended, and the object of one that got no pod.
 func (a *api) Clear(ctx context.Context, id sandbox.ID, _ bool) error {
 	name, err := a.nameOf(id)
 	if err != nil {
@@ -452,7 +454,10 @@ func (a *api) Clear(ctx context.Context, id sandbox.ID, _ bool) error {
 	if err == nil && p.Meta.Labels[labelID] == string(id) {
 		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: string(id), Message: "its pod still exists"}
 	}
-	if err != nil && err != hosted.ErrNone {
+	if err == nil || err == hosted.ErrNone {
+		err = a.leftover(ctx, name, id)
+	}
+	if err != nil || !a.policed {
 		return err
 	}
 	err = a.unlimit(ctx, name, string(id))

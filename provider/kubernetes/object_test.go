@@ -1,0 +1,326 @@
+package kubernetes
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// withAgents is a cluster with agent-sandbox.
+func withAgents(t *testing.T) *server {
+	t.Helper()
+	s := serve(t)
+	s.objects = map[string]*object{}
+	return s
+}
+
+func TestKind(t *testing.T) {
+	forbidden := func(s *server) {
+		s.before = func(w http.ResponseWriter, r *http.Request) bool {
+			if strings.Contains(r.URL.Path, "/sandboxes") {
+				refuse(w, 403, "Forbidden", "sandboxes.agents.x-k8s.io is forbidden")
+				return true
+			}
+			return false
+		}
+	}
+	for name, tt := range map[string]struct {
+		kind       string
+		installed  bool
+		change     func(*server)
+		controlled bool
+		code       sandbox.Code
+	}{
+		"not installed":                 {},
+		"installed":                     {installed: true, controlled: true},
+		"installed, for others":         {installed: true, change: forbidden},
+		"pods":                          {kind: "Pod", installed: true},
+		"objects":                       {kind: "Sandbox", installed: true, controlled: true},
+		"objects, but not installed":    {kind: "Sandbox", code: sandbox.CodeNotFound},
+		"objects, but only for others":  {kind: "Sandbox", installed: true, change: forbidden, code: sandbox.CodeDenied},
+		"a server that does not answer": {installed: true, change: func(s *server) { s.before = broken }, code: sandbox.CodeUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t)
+			if tt.installed {
+				s.objects = map[string]*object{}
+			}
+			if tt.change != nil {
+				tt.change(s)
+			}
+			p := s.open(t, t.TempDir(), func(o *Options) { o.Kind = tt.kind })
+			if got, err := p.controlled(t.Context()); got != tt.controlled || p.ErrorCode(err) != tt.code {
+				t.Errorf("controlled: %v, %v; want %v, %q", got, err, tt.controlled, tt.code)
+			}
+		})
+	}
+	if _, err := New(Options{Dir: t.TempDir(), Kubeconfig: "none", Kind: "pod"}); sandbox.CodeOf(err) != sandbox.CodeInvalid || !strings.Contains(err.Error(), kindEnv) {
+		t.Errorf("the kind pod: %v", err)
+	}
+}
+
+func broken(w http.ResponseWriter, _ *http.Request) bool {
+	w.WriteHeader(http.StatusServiceUnavailable)
+	return true
+}
+
+// An object has the pod as its template, and ends with it.
+func TestObject(t *testing.T) {
+	p := newPod("s", "try", "image", "gvisor", &sandbox.Spec{ID: "sb", Lifetime: sandbox.Lifetime{Timeout: time.Hour}})
+	o := newObject(p)
+	if o.Meta.Name != p.Meta.Name || o.Spec.Template.Spec.Runtime != "gvisor" || !maps.Equal(o.Spec.Template.Meta.Labels, p.Meta.Labels) || *o.Spec.Service {
+		t.Errorf("%+v", o)
+	}
+	if o.Spec.Ends == nil || time.Until(*o.Spec.Ends) < 59*time.Minute || time.Until(*o.Spec.Ends) > 62*time.Minute || o.Spec.Policy != "Delete" {
+		t.Errorf("it ends at %v, %q", o.Spec.Ends, o.Spec.Policy)
+	}
+	if o := newObject(newPod("s", "try", "image", "", &sandbox.Spec{ID: "sb"})); o.Spec.Ends != nil || o.Spec.Policy != "" {
+		t.Errorf("without a lifetime it ends at %v", o.Spec.Ends)
+	}
+}
+
+// Only a controller of agent-sandbox with the pod's name counts.
+func TestController(t *testing.T) {
+	right := owner{API: "agents.x-k8s.io/v1", Kind: "Sandbox", Name: "n", UID: "u", Controller: true}
+	other := func(change func(*owner)) owner { o := right; change(&o); return o }
+	for name, tt := range map[string]struct {
+		owner owner
+		uid   string
+	}{
+		"it":             {right, "u"},
+		"another group":  {other(func(o *owner) { o.API = "agents.example.com/v1" }), ""},
+		"another kind":   {other(func(o *owner) { o.Kind = "Job" }), ""},
+		"another name":   {other(func(o *owner) { o.Name = "m" }), ""},
+		"only an owner":  {other(func(o *owner) { o.Controller = false }), ""},
+		"the core group": {other(func(o *owner) { o.API = "v1" }), ""},
+	} {
+		if got := (meta{Name: "n", Owners: []owner{tt.owner}}).controller(); got != tt.uid {
+			t.Errorf("%s: %q, want %q", name, got, tt.uid)
+		}
+	}
+}
+
+// ordered makes an object and its pod, and records them as Create does.
+func (s *server) ordered(t *testing.T, p *Provider, id sandbox.ID) *pod {
+	t.Helper()
+	scope, err := p.Scope()
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := p.request(t.Context(), newPod(scope, "try", "image", "", &sandbox.Spec{ID: id}), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := p.Lock(t.Context(), string(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Unlock()
+	binding, err := p.Binding(t.Context())
+	if err == nil {
+		err = l.Write(hosted.Record{Box: made.Meta.boxID(), Binding: binding, Account: "ns-1", More: true})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &made
+}
+
+func (s *server) left() (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names = slices.Collect(maps.Keys(s.pods))
+	for name := range s.objects {
+		names = append(names, "object "+name)
+	}
+	return names
+}
+
+func TestOrder(t *testing.T) {
+	s := withAgents(t)
+	p := s.open(t, t.TempDir(), nil)
+	made := s.ordered(t, p, "sb-1")
+	if name, uid, object := split(made.Meta.boxID()); name != made.Meta.Name || uid != made.Meta.UID || object != s.objects[name].Meta.UID {
+		t.Errorf("its box is %q", made.Meta.boxID())
+	}
+	in, err := p.Attach(t.Context(), "sb-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := in.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if left := s.left(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// The answer to the only request is lost: the object is found by its name.
+func TestOrderLostAnswer(t *testing.T) {
+	s := withAgents(t)
+	p := s.open(t, t.TempDir(), nil)
+	posts := 0
+	s.before = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPost || posts > 0 {
+			return false
+		}
+		posts++
+		s.object(&nowhere{}, r, "")
+		w.WriteHeader(http.StatusGatewayTimeout)
+		return true
+	}
+	if made := s.ordered(t, p, "sb-1"); made.Meta.controller() == "" || len(s.objects) != 1 {
+		t.Errorf("%+v", made.Meta)
+	}
+}
+
+type nowhere struct{ header http.Header }
+
+func (n *nowhere) Header() http.Header {
+	if n.header == nil {
+		n.header = http.Header{}
+	}
+	return n.header
+}
+func (*nowhere) Write(b []byte) (int, error) { return len(b), nil }
+func (*nowhere) WriteHeader(int)             {}
+
+// A pod that somebody removed is made again by the controller. It is not the
+// sandbox, and goes with it.
+func TestOrderReplaced(t *testing.T) {
+	s := withAgents(t)
+	p := s.open(t, t.TempDir(), nil)
+	made := s.ordered(t, p, "sb-1")
+	in, err := p.Attach(t.Context(), "sb-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	delete(s.pods, made.Meta.Name)
+	s.reconcile()
+	s.mu.Unlock()
+	if _, err := in.Exec(t.Context(), &sandbox.Command{Shell: "true"}); p.ErrorCode(err) != sandbox.CodeGone {
+		t.Errorf("Exec: %v, want gone", err)
+	}
+	if err := in.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if left := s.left(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	if _, err := p.Attach(t.Context(), "sb-1"); p.ErrorCode(err) != sandbox.CodeGone {
+		t.Errorf("Attach: %v, want gone", err)
+	}
+}
+
+// The pod that the controller makes in place of a sandbox's is not the sandbox,
+// as long as it exists.
+func TestOrderReplacement(t *testing.T) {
+	s := withAgents(t)
+	p := s.open(t, t.TempDir(), nil)
+	made := s.ordered(t, p, "sb-1")
+	s.mu.Lock()
+	s.lazy = true
+	delete(s.pods, made.Meta.Name)
+	s.reconcile()
+	s.mu.Unlock()
+	for range 2 {
+		if _, err := p.Attach(t.Context(), "sb-1"); p.ErrorCode(err) != sandbox.CodeGone {
+			t.Errorf("Attach: %v, want gone", err)
+		}
+		for found, err := range p.List(t.Context()) {
+			t.Errorf("List: %+v, %v", found, err)
+		}
+	}
+	s.mu.Lock()
+	left := len(s.objects)
+	clear(s.pods)
+	s.mu.Unlock()
+	for found, err := range p.List(t.Context()) {
+		t.Errorf("List: %+v, %v", found, err)
+	}
+	if r, ok := p.Get("sb-1"); left != 0 || ok && r.More {
+		t.Errorf("%d objects are left, and the record %+v", left, r)
+	}
+}
+
+// An object that the namespace's quota keeps from getting a pod is refused as a
+// pod is, and removed.
+func TestOrderRefused(t *testing.T) {
+	for name, tt := range map[string]struct {
+		message string
+		code    sandbox.Code
+	}{
+		"quota":    {`pod create failed: pods "x" is forbidden: exceeded quota: none, requested: pods=1`, sandbox.CodeExhausted},
+		"security": {`pod create failed: pods "x" is forbidden: violates PodSecurity "restricted:latest"`, sandbox.CodeDenied},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := withAgents(t)
+			s.stuck = tt.message
+			p := s.open(t, t.TempDir(), nil)
+			if _, err := p.Create(t.Context(), &sandbox.Spec{ID: "sb-1"}); p.ErrorCode(err) != tt.code {
+				t.Errorf("Create: %v, want %s", err, tt.code)
+			}
+			if left := s.left(); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+// Objects and pods of others with the name are neither used nor removed.
+func TestOrderForeign(t *testing.T) {
+	for _, what := range []string{"pod", "object"} {
+		t.Run(what, func(t *testing.T) {
+			s := withAgents(t)
+			p := s.open(t, t.TempDir(), nil)
+			scope, err := p.Scope()
+			if err != nil {
+				t.Fatal(err)
+			}
+			theirs := meta{Name: podName(scope, "sb-new"), UID: "theirs", Labels: map[string]string{"owner": "them"}}
+			if what == "pod" {
+				s.pods[theirs.Name] = &pod{Meta: theirs, Status: podStatus{Phase: "Running"}}
+			} else {
+				s.objects[theirs.Name] = &object{Meta: theirs}
+			}
+			if _, err := p.Create(t.Context(), &sandbox.Spec{ID: "sb-new"}); p.ErrorCode(err) != sandbox.CodeAlreadyExists {
+				t.Errorf("Create: %v, want already exists", err)
+			}
+			if s.pods[theirs.Name] == nil && s.objects[theirs.Name] == nil {
+				t.Error("theirs is gone")
+			}
+			if len(s.left()) != 1 {
+				t.Errorf("left: %v", s.left())
+			}
+		})
+	}
+}
+
+// Whoever takes a sandbox over writes that into the object, from which the
+// controller copies labels.
+func TestOrderAdopt(t *testing.T) {
+	s := withAgents(t)
+	p := s.open(t, t.TempDir(), nil)
+	made := s.ordered(t, p, "sb-1")
+	other := s.open(t, t.TempDir(), nil)
+	if err := other.Adopt(t.Context(), &sandbox.Spec{ID: "sb-1"}); err != nil {
+		t.Fatal(err)
+	}
+	scope, err := other.Scope()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reconcile()
+	if got := s.pods[made.Meta.Name].Meta.Labels[labelScope]; got != scope {
+		t.Errorf("the pod is of %q, want %q", got, scope)
+	}
+}
