@@ -238,7 +238,10 @@ func (l *live) run(t *testing.T) {
 			t.Fatal(err)
 		}
 		name := pod("sb-twin")
-		l.must(t, "delete", "pod", name)
+		if l.kind == "Sandbox" {
+			l.must(t, "delete", "sandboxes.agents.x-k8s.io", name)
+		}
+		l.must(t, "delete", "pod", name, "--ignore-not-found")
 		l.must(t, "run", name, "--image", l.image, "--image-pull-policy", "IfNotPresent", "--restart", "Never", "--command", "--", "sleep", "600")
 		l.must(t, "wait", "--for=condition=Ready", "pod/"+name)
 		gone(t, "sb-twin")
