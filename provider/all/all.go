@@ -197,8 +197,9 @@ func openKubernetes(h registry.Host) (driver.Provider, error) {
 		Image         *string `json:"image"`
 		RuntimeClass  *string `json:"runtimeClass"`
 		NetworkPolicy *string `json:"networkPolicy"`
+		Kind          *string `json:"kind"`
 		Insecure      *bool   `json:"insecure"`
-	}{&opts.Kubeconfig, &opts.Context, &opts.Namespace, &opts.Image, &opts.RuntimeClass, &opts.NetworkPolicy, &opts.Insecure}
+	}{&opts.Kubeconfig, &opts.Context, &opts.Namespace, &opts.Image, &opts.RuntimeClass, &opts.NetworkPolicy, &opts.Kind, &opts.Insecure}
 	if err := h.Decode(&o); err != nil {
 		return nil, err
 	}

@@ -111,74 +111,6 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// object answers a request about objects, as the API server and the controller of
-// agent-sandbox do together.
-func (s *server) object(w http.ResponseWriter, r *http.Request, name string) {
-	switch {
-	case s.objects == nil:
-		refuse(w, 404, "NotFound", "the server could not find the requested resource")
-	case r.Method == http.MethodPost:
-		o := &object{}
-		_ = json.NewDecoder(r.Body).Decode(o)
-		if s.objects[o.Meta.Name] != nil {
-			refuse(w, 409, "AlreadyExists", fmt.Sprintf("sandboxes.agents.x-k8s.io %q already exists", o.Meta.Name))
-			return
-		}
-		s.uid++
-		o.Meta.UID = fmt.Sprintf("object-%d", s.uid)
-		s.objects[o.Meta.Name] = o
-		s.reconcile()
-		reply(w, o)
-	case name == "":
-		reply(w, map[string]any{"kind": "SandboxList", "items": []any{}})
-	case s.objects[name] == nil:
-		refuse(w, 404, "NotFound", fmt.Sprintf("sandboxes.agents.x-k8s.io %q not found", name))
-	case r.Method == http.MethodDelete:
-		var asked struct {
-			Preconditions struct{ UID string }
-		}
-		_ = json.NewDecoder(r.Body).Decode(&asked)
-		if asked.Preconditions.UID != s.objects[name].Meta.UID {
-			refuse(w, 409, "Conflict", "the UID in the precondition is another")
-			return
-		}
-		if p := s.pods[name]; p != nil && !s.lazy && p.Meta.controller() == s.objects[name].Meta.UID {
-			delete(s.pods, name)
-		}
-		delete(s.objects, name)
-		reply(w, map[string]string{"kind": "Status", "status": "Success"})
-	case r.Method == http.MethodPatch:
-		var change object
-		_ = json.NewDecoder(r.Body).Decode(&change)
-		o := s.objects[name]
-		maps.Copy(o.Meta.Labels, change.Meta.Labels)
-		maps.Copy(o.Spec.Template.Meta.Labels, change.Spec.Template.Meta.Labels)
-		s.reconcile()
-		reply(w, o)
-	default:
-		reply(w, s.objects[name])
-	}
-}
-
-// reconcile does what the controller of agent-sandbox does.
-func (s *server) reconcile() {
-	for name, o := range s.objects {
-		if s.stuck != "" {
-			o.Status.Conditions = []condition{{Type: "Ready", Status: "False", Reason: "ReconcilerError", Message: s.stuck}}
-			continue
-		}
-		if p := s.pods[name]; p != nil {
-			if p.Meta.controller() == o.Meta.UID {
-				maps.Copy(p.Meta.Labels, o.Spec.Template.Meta.Labels)
-			}
-			continue
-		}
-		p := &pod{Meta: meta{Name: name, Labels: maps.Clone(o.Spec.Template.Meta.Labels), Annotations: o.Spec.Template.Meta.Annotations}, Spec: o.Spec.Template.Spec}
-		p.Meta.Owners = []owner{{API: agents, Kind: objectKind, Name: name, UID: o.Meta.UID, Controller: true}}
-		s.put(p)
-	}
-}
-
 func matches(labels map[string]string, selector string) bool {
 	for part := range strings.SplitSeq(selector, ",") {
 		name, value, exact := strings.Cut(part, "=")
@@ -238,19 +170,25 @@ func (s *server) made(t *testing.T, p *Provider, id sandbox.ID) *pod {
 	}
 	made := newPod(scope, "try", "image", "", &sandbox.Spec{ID: id, Labels: map[string]string{"k": "v"}})
 	s.put(made)
+	s.record(t, p, id, hosted.Record{Box: made.Meta.boxID()})
+	return made
+}
+
+// record stores what Create stores of a sandbox.
+func (s *server) record(t *testing.T, p *Provider, id sandbox.ID, r hosted.Record) {
+	t.Helper()
 	l, err := p.Lock(t.Context(), string(id))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Unlock()
-	binding, err := p.Binding(t.Context())
-	if err == nil {
-		err = l.Write(hosted.Record{Box: made.Meta.boxID(), Binding: binding, Account: "ns-1"})
+	if r.Binding, err = p.Binding(t.Context()); err == nil {
+		r.Account = "ns-1"
+		err = l.Write(r)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	return made
 }
 
 func TestLabels(t *testing.T) {

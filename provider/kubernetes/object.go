@@ -94,6 +94,11 @@ func (p *Provider) controlled(ctx context.Context) (bool, error) {
 		return false, &sandbox.Error{
 			Code: sandbox.CodeNotFound, Op: "kubernetes.create", Subject: agents, Message: "the cluster has no agent-sandbox", Hint: "install it, or unset " + kindEnv,
 		}
+	case r.Ours && r.Status == http.StatusForbidden && p.opts.Kind == objectKind:
+		return false, &sandbox.Error{
+			Code: sandbox.CodeDenied, Op: "kubernetes.create", Subject: agents, Message: "the credential may not list objects of agent-sandbox in namespace " + p.api.namespace,
+			Hint: "grant deploy/kubernetes/provider-rbac.yaml, or unset " + kindEnv, Cause: err,
+		}
 	case r.Ours && (r.Status == http.StatusNotFound || r.Status == http.StatusForbidden) && p.opts.Kind == "":
 		return false, nil
 	}
@@ -198,7 +203,8 @@ func (a *api) leftover(ctx context.Context, name string, id sandbox.ID) error {
 	return err
 }
 
-// claim sets the scope of an object. Its controller copies labels to the pod.
+// claimObject sets the scope of an object. Its controller copies labels to the
+// pod.
 func (a *api) claimObject(ctx context.Context, name, uid, scope string) error {
 	labels := map[string]string{labelScope: scope}
 	return a.merge(ctx, a.objects(name), map[string]any{

@@ -1,6 +1,8 @@
 package kubernetes
 
 import (
+	"encoding/json"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -18,6 +20,74 @@ func withAgents(t *testing.T) *server {
 	s := serve(t)
 	s.objects = map[string]*object{}
 	return s
+}
+
+// object answers a request about objects, as the API server and the controller of
+// agent-sandbox do together.
+func (s *server) object(w http.ResponseWriter, r *http.Request, name string) {
+	switch {
+	case s.objects == nil:
+		refuse(w, 404, "NotFound", "the server could not find the requested resource")
+	case r.Method == http.MethodPost:
+		o := &object{}
+		_ = json.NewDecoder(r.Body).Decode(o)
+		if s.objects[o.Meta.Name] != nil {
+			refuse(w, 409, "AlreadyExists", fmt.Sprintf("sandboxes.agents.x-k8s.io %q already exists", o.Meta.Name))
+			return
+		}
+		s.uid++
+		o.Meta.UID = fmt.Sprintf("object-%d", s.uid)
+		s.objects[o.Meta.Name] = o
+		s.reconcile()
+		reply(w, o)
+	case name == "":
+		reply(w, map[string]any{"kind": "SandboxList", "items": []any{}})
+	case s.objects[name] == nil:
+		refuse(w, 404, "NotFound", fmt.Sprintf("sandboxes.agents.x-k8s.io %q not found", name))
+	case r.Method == http.MethodDelete:
+		var asked struct {
+			Preconditions struct{ UID string }
+		}
+		_ = json.NewDecoder(r.Body).Decode(&asked)
+		if asked.Preconditions.UID != s.objects[name].Meta.UID {
+			refuse(w, 409, "Conflict", "the UID in the precondition is another")
+			return
+		}
+		if p := s.pods[name]; p != nil && !s.lazy && p.Meta.controller() == s.objects[name].Meta.UID {
+			delete(s.pods, name)
+		}
+		delete(s.objects, name)
+		reply(w, map[string]string{"kind": "Status", "status": "Success"})
+	case r.Method == http.MethodPatch:
+		var change object
+		_ = json.NewDecoder(r.Body).Decode(&change)
+		o := s.objects[name]
+		maps.Copy(o.Meta.Labels, change.Meta.Labels)
+		maps.Copy(o.Spec.Template.Meta.Labels, change.Spec.Template.Meta.Labels)
+		s.reconcile()
+		reply(w, o)
+	default:
+		reply(w, s.objects[name])
+	}
+}
+
+// reconcile does what the controller of agent-sandbox does.
+func (s *server) reconcile() {
+	for name, o := range s.objects {
+		if s.stuck != "" {
+			o.Status.Conditions = []condition{{Type: "Ready", Status: "False", Reason: "ReconcilerError", Message: s.stuck}}
+			continue
+		}
+		if p := s.pods[name]; p != nil {
+			if p.Meta.controller() == o.Meta.UID {
+				maps.Copy(p.Meta.Labels, o.Spec.Template.Meta.Labels)
+			}
+			continue
+		}
+		p := &pod{Meta: meta{Name: name, Labels: maps.Clone(o.Spec.Template.Meta.Labels), Annotations: o.Spec.Template.Meta.Annotations}, Spec: o.Spec.Template.Spec}
+		p.Meta.Owners = []owner{{API: agents, Kind: objectKind, Name: name, UID: o.Meta.UID, Controller: true}}
+		s.put(p)
+	}
 }
 
 func TestKind(t *testing.T) {
@@ -117,18 +187,7 @@ func (s *server) ordered(t *testing.T, p *Provider, id sandbox.ID) *pod {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := p.Lock(t.Context(), string(id))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Unlock()
-	binding, err := p.Binding(t.Context())
-	if err == nil {
-		err = l.Write(hosted.Record{Box: made.Meta.boxID(), Binding: binding, Account: "ns-1", More: true})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	s.record(t, p, id, hosted.Record{Box: made.Meta.boxID(), More: true})
 	return &made
 }
 
@@ -274,6 +333,27 @@ func TestOrderRefused(t *testing.T) {
 	}
 }
 
+// The process died after it had made the object and before there was a pod: the
+// next list removes the object, and the record with it.
+func TestOrderDied(t *testing.T) {
+	s := withAgents(t)
+	p := s.open(t, t.TempDir(), nil)
+	scope, err := p.Scope()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := newObject(newPod(scope, "try", "image", "", &sandbox.Spec{ID: "sb-1"}))
+	o.Meta.UID = "object-1"
+	s.objects[o.Meta.Name] = o
+	s.record(t, p, "sb-1", hosted.Record{Asked: time.Now(), More: true})
+	for found, err := range p.List(t.Context()) {
+		t.Errorf("List: %+v, %v", found, err)
+	}
+	if r, _ := p.Get("sb-1"); len(s.left()) > 0 || r.More {
+		t.Errorf("left: %v, and the record %+v", s.left(), r)
+	}
+}
+
 // Objects and pods of others with the name are neither used nor removed.
 func TestOrderForeign(t *testing.T) {
 	for _, what := range []string{"pod", "object"} {
@@ -303,8 +383,8 @@ func TestOrderForeign(t *testing.T) {
 	}
 }
 
-// Whoever takes a sandbox over writes that into the object, from which the
-// controller copies labels.
+// An installation that takes a sandbox over changes the label of the object, too:
+// the controller copies it to the pod.
 func TestOrderAdopt(t *testing.T) {
 	s := withAgents(t)
 	p := s.open(t, t.TempDir(), nil)
