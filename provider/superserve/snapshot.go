@@ -138,6 +138,9 @@ func (k saver) search(ctx context.Context, id string, r hosted.SavedRecord) (sav
 	if r.Snapshot != "" {
 		return k.get(ctx, r.Snapshot)
 	}
+	if r.Box == "" { // its record was removed meanwhile
+		return saved{}, hosted.ErrNone
+	}
 	var all []saved
 	if err := known(k.p.api.Call(ctx, http.MethodGet, "/sandboxes/"+r.Box+"/snapshots", nil, &all)); err != nil {
 		return saved{}, err
