@@ -214,11 +214,16 @@ func (in *Instance) Explain(ctx context.Context, err error) error {
 	case ended:
 		return Gone(in.id)
 	case asked == nil && s.State == sandbox.Paused:
-		return &sandbox.Error{
-			Code: sandbox.CodeConflict, Subject: string(in.id), Message: "the service has paused the sandbox", Hint: "resume it with: atoll resume", Cause: err,
-		}
+		return in.asleep(err)
 	}
 	return err
+}
+
+// asleep is the error of calls on a sandbox that its service has paused.
+func (in *Instance) asleep(cause error) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeConflict, Subject: string(in.id), Message: "the service has paused the sandbox", Hint: "resume it with: atoll resume", Cause: cause,
+	}
 }
 
 // Ask asks the service about the sandbox, and notes if it has ended.
@@ -275,17 +280,24 @@ const (
 // sandbox does not run on. The processes of one that ends are gone before the
 // service says so.
 func (in *Instance) fate(ctx context.Context) (sandbox.Exit, bool) {
-	return in.await(context.WithoutCancel(ctx))
+	if _, ended := in.await(context.WithoutCancel(ctx)); !ended {
+		return sandbox.Exit{}, false
+	}
+	return in.Ended()
 }
 
-func (in *Instance) await(ctx context.Context) (sandbox.Exit, bool) {
+// await is like fate. It returns the last state that the service reported.
+func (in *Instance) await(ctx context.Context) (last sandbox.State, ended bool) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	signs := 0 // of life
 	for wait := 10 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, time.Second) {
 		s, ended, err := in.Ask(ctx)
 		if ended {
-			return in.Ended()
+			return sandbox.Gone, true
+		}
+		if err == nil {
+			last = s.State
 		}
 		in.mu.Lock()
 		doomed := in.dying || !in.ends.IsZero() && time.Until(in.ends) < Slack
@@ -294,7 +306,7 @@ func (in *Instance) await(ctx context.Context) (sandbox.Exit, bool) {
 			signs++
 		}
 		if signs >= enough && !doomed {
-			return sandbox.Exit{}, false
+			return last, false
 		}
 		select {
 		case <-in.ended:
@@ -302,13 +314,18 @@ func (in *Instance) await(ctx context.Context) (sandbox.Exit, bool) {
 		case <-time.After(wait):
 		}
 	}
-	return in.Ended()
+	_, ended = in.Ended()
+	return last, ended
 }
 
-// lost is the error of calls whose connection was lost.
+// lost is the error of calls whose connection was lost because the sandbox ended
+// or was paused, or nil.
 func (in *Instance) lost() error {
-	if _, ended := in.fate(context.Background()); ended {
+	switch last, ended := in.await(context.Background()); {
+	case ended:
 		return Gone(in.id)
+	case last == sandbox.Paused:
+		return in.asleep(nil)
 	}
 	return nil
 }

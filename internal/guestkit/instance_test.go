@@ -136,6 +136,25 @@ func TestInstance(t *testing.T) {
 	}
 }
 
+// A call whose connection is lost says why, if the service does.
+func TestLost(t *testing.T) {
+	for state, want := range map[sandbox.State]sandbox.Code{sandbox.Running: "", sandbox.Paused: sandbox.CodeConflict, sandbox.Gone: sandbox.CodeGone} {
+		t.Run(string(state), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				in := (&Kit{}).Instance("sb-kit", &ends{status: func() (Status, error) {
+					if state == sandbox.Gone {
+						return Status{}, Gone("sb-kit")
+					}
+					return Status{State: state}, nil
+				}}, time.Time{})
+				if err := in.lost(); sandbox.CodeOf(err) != want || want == "" && err != nil {
+					t.Errorf("%v, want code %q", err, want)
+				}
+			})
+		})
+	}
+}
+
 func second[T any](_ T, err error) error { return err }
 
 // Wait finds out how a sandbox ended.
