@@ -92,9 +92,12 @@ func startGuest(t testing.TB, args []string, attr *syscall.SysProcAttr) (net.Con
 		if args[len(args)-1] == guest.Argv0 {
 			cmd.Process.Kill() // a guest that is process 1 never exits
 		}
-		timer := time.AfterFunc(patience, func() { cmd.Process.Kill() })
-		defer timer.Stop()
+		timer := time.AfterFunc(patience, func() {
+			t.Error("the guest does not end")
+			cmd.Process.Kill()
+		})
 		cmd.Wait()
+		timer.Stop()
 	})
 	return conn, cmd
 }

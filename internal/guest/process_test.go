@@ -125,7 +125,7 @@ func TestSetsidNeedsNoProcess(t *testing.T) {
 func TestForkBombTimesOut(t *testing.T) {
 	c := newClient(t, "/")
 	// The number of processes is limited to protect the machine.
-	cmd := sh(`ulimit -u 4000 2>/dev/null; n=0; while [ $n -lt 300 ]; do (while :; do sh -c : ; done) & n=$((n+1)); done; wait`)
+	cmd := sh(`ulimit -u 4000 2>/dev/null; n=0; while [ $n -lt 100 ]; do (while :; do sh -c : ; done) & n=$((n+1)); done; wait`)
 	cmd.Timeout = 500 * time.Millisecond
 	got := run(t, c, cmd, "")
 	if got.exit.Reason != sandbox.ReasonTimeout {

@@ -75,6 +75,8 @@ func (r *reaper) start(path string, argv []string, attr *spawn.Attr, ended func(
 		} else {
 			r.wait()
 		}
+	} else {
+		r.wait() // who reaped a process meanwhile could not know whether a child is left
 	}
 	r.forget()
 	return pid, err
@@ -151,10 +153,14 @@ func (r *reaper) run() {
 }
 
 // rest blocks until wait is called, unless it was called since calls was read.
+// No child was left when births was read. A process that has started since may
+// have been collected already, so only who reaped it knows whether one is left.
 func (r *reaper) rest(births, calls int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.none = r.births == births
+	if r.births == births {
+		r.none = true
+	}
 	for r.calls == calls {
 		r.called.Wait()
 	}

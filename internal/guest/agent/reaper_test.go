@@ -4,6 +4,9 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/guest/spawn"
 )
 
 // TestEarlyEnds keeps the end of a process until every start that was in
@@ -54,4 +57,40 @@ func TestCredential(t *testing.T) {
 			t.Errorf("%s: %+v", name, cred)
 		}
 	}
+}
+
+// A process that starts after "no child is left" was read, and is collected
+// before that is noted, does not make it seem that there is a child for ever.
+func TestChildlessAfterCollect(t *testing.T) {
+	r := newReaper()
+	births := r.births
+	r.births++    // started
+	r.none = true // collected: no child is left
+	r.calls++
+	r.rest(births, 0)
+	if !r.childless() {
+		t.Error("a child seems to be left")
+	}
+}
+
+// The same holds if a start fails while another process is collected.
+func TestChildlessAfterFailedStart(t *testing.T) {
+	r := newReaper()
+	go r.run()
+	rests := func() {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); !r.childless(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("a child seems to be left")
+			}
+		}
+	}
+	rests()
+	r.mu.Lock()
+	r.none = false // collected during the start
+	r.mu.Unlock()
+	if _, err := r.start("/does/not/exist", []string{"x"}, &spawn.Attr{}, func(ending) {}); err == nil {
+		t.Fatal("it started")
+	}
+	rests()
 }
