@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -51,9 +52,11 @@ func TestMachineInItsOwnNetwork(t *testing.T) {
 	s := soakerOf(t, built.atoll, filepath.Join(t.TempDir(), "state"), "--machines-file", filepath.Join(broker.dir, "machines.json"))
 	m := n.join(t, s, broker)
 
+	ctx, fail := context.WithCancel(t.Context())
+	defer fail()
 	var busy sync.WaitGroup
 	sessions := map[string]*atoll.Session{}
-	half := make(chan string, 4) // who has transferred a half
+	at := &middle{over: ctx.Done(), fail: fail, reached: make(chan string), release: make(chan struct{}), went: make(chan string)}
 	for _, name := range []string{"one", "two"} {
 		spec := small
 		spec.Provider = m.provider(t, s)
@@ -62,18 +65,21 @@ func TestMachineInItsOwnNetwork(t *testing.T) {
 			t.Fatal(err)
 		}
 		sessions[name] = x
-		busy.Go(func() { throughACommand(t, x, half) })
-		busy.Go(func() { upload(t, x, half) })
+		busy.Go(func() { throughACommand(t, x, at) })
+		busy.Go(func() { upload(t, x, at) })
 	}
-	for i := range 4 {
-		t.Logf("%s has transferred a half", <-half)
+	for i := range cuts {
+		if !at.gather(t, 2*len(sessions)) {
+			break
+		}
 		if i%2 == 0 {
 			n.cable(t, "down")
-			time.Sleep(time.Second) // of a cut, in which all of them continue
+			at.goOn(t, 2*len(sessions))
+			m.await(t, s, "reconnecting")
 			n.cable(t, "up")
 		} else {
 			broker.kill()
-			time.Sleep(time.Second)
+			at.goOn(t, 2*len(sessions))
 			broker.start(t)
 		}
 	}
@@ -143,31 +149,152 @@ func wantFiles(t *testing.T, x *atoll.Session, why sandbox.UnavailableReason) {
 	}
 }
 
-const transfer = 6 << 20 // bytes
+// A transfer has transfer bytes. After each of its first parts, it waits for a cut.
+const (
+	transfer = 6 << 20
+	cuts     = 4
+	part     = 512 << 10 // all of them fit into what may be under way
+)
+
+// middle is where all transfers wait until the connection is cut, to go on while
+// it is. It is over when one of them has failed.
+type middle struct {
+	over    <-chan struct{}
+	fail    func()
+	reached chan string // who waits for a cut
+	release chan struct{}
+	went    chan string // who has handed on more during the cut
+}
+
+// gather waits until all of n transfers wait for a cut.
+func (m *middle) gather(t *testing.T, n int) bool {
+	for range n {
+		select {
+		case who := <-m.reached:
+			t.Logf("%s waits for a cut", who)
+		case <-m.over:
+			return false
+		}
+	}
+	return true
+}
+
+// goOn lets all of n transfers go on, and waits until they have.
+func (m *middle) goOn(t *testing.T, n int) {
+	for _, step := range []func() bool{
+		func() bool {
+			select {
+			case m.release <- struct{}{}:
+			case <-m.over:
+				return false
+			}
+			return true
+		},
+		func() bool {
+			select {
+			case who := <-m.went:
+				t.Logf("%s went on", who)
+			case <-m.over:
+				return false
+			}
+			return true
+		},
+	} {
+		for range n {
+			if !step() {
+				return
+			}
+		}
+	}
+}
+
+// held reads what is transferred. At the end of a part it waits for a cut, and
+// the next Read says that what came after it was handed on.
+type held struct {
+	*bytes.Reader
+	who  string
+	at   *middle
+	back <-chan struct{} // has something when a part has come back; nil: it does not come back
+	done int             // parts
+	cut  bool
+}
+
+func (h *held) Read(p []byte) (int, error) {
+	if h.cut {
+		h.cut = false
+		select {
+		case h.at.went <- h.who:
+		case <-h.at.over:
+		}
+	}
+	most := 64 << 10
+	if h.done < cuts {
+		left := (h.done+1)*part - (transfer - h.Len())
+		if left == 0 {
+			if err := h.wait(); err != nil {
+				return 0, err
+			}
+			h.done, h.cut, left = h.done+1, true, part
+		}
+		most = min(most, left)
+	}
+	return h.Reader.Read(p[:min(len(p), most)])
+}
+
+// wait waits until the connection is cut.
+func (h *held) wait() error {
+	if h.back != nil {
+		select {
+		case <-h.back:
+		case <-h.at.over:
+			return errors.New("another transfer has failed")
+		}
+	}
+	select {
+	case h.at.reached <- h.who:
+	case <-h.at.over:
+		return errors.New("another transfer has failed")
+	}
+	select {
+	case <-h.at.release:
+		return nil
+	case <-h.at.over:
+		return errors.New("another transfer has failed")
+	}
+}
 
 // throughACommand sends bytes through a command of a session and compares what
 // comes back.
-func throughACommand(t *testing.T, x *atoll.Session, half chan<- string) {
+func throughACommand(t *testing.T, x *atoll.Session, at *middle) {
 	p, err := x.Exec(t.Context(), sandbox.Command{Shell: "echo ran >>/root/count; cat; exit 7", Stdin: true, Hold: time.Minute})
 	if err != nil {
 		t.Error(err)
-		half <- "a command that failed"
+		at.fail()
 		return
 	}
 	defer p.Close()
-	data := seeded(transfer)
+	data, back := seeded(transfer), make(chan struct{}, cuts)
 	var writing sync.WaitGroup
 	writing.Go(func() {
-		if _, err := p.Stdin().Write(data); err != nil {
+		in := &held{Reader: bytes.NewReader(data), who: "the command of " + x.Name(), at: at, back: back}
+		if _, err := io.Copy(p.Stdin(), struct{ io.Reader }{in}); err != nil {
 			t.Errorf("session %s: writing: %v", x.Name(), err)
+			at.fail()
 		}
 		_ = p.Stdin().Close()
 	})
 	got := sha256.New()
-	_, err = io.CopyN(got, p.Stdout(), transfer/2)
-	half <- "the command of " + x.Name()
+	for range cuts {
+		if _, err = io.CopyN(got, p.Stdout(), part); err != nil {
+			break
+		}
+		back <- struct{}{}
+	}
 	if err == nil {
 		_, err = io.Copy(got, p.Stdout())
+	}
+	if err != nil {
+		at.fail()
 	}
 	writing.Wait()
 	if want := sha256.Sum256(data); err != nil || !bytes.Equal(got.Sum(nil), want[:]) {
@@ -179,31 +306,18 @@ func throughACommand(t *testing.T, x *atoll.Session, half chan<- string) {
 }
 
 // upload writes a file of a session, and reads it again.
-func upload(t *testing.T, x *atoll.Session, half chan<- string) {
+func upload(t *testing.T, x *atoll.Session, at *middle) {
 	data := seeded(transfer)
-	at := &middle{Reader: bytes.NewReader(data), reached: sync.OnceFunc(func() { half <- "the upload of " + x.Name() })}
-	defer at.reached()
-	if _, err := x.Files().Write(t.Context(), "/root/big", at, atoll.WriteOptions{}); err != nil {
+	in := &held{Reader: bytes.NewReader(data), who: "the upload of " + x.Name(), at: at}
+	if _, err := x.Files().Write(t.Context(), "/root/big", struct{ io.Reader }{in}, atoll.WriteOptions{}); err != nil {
 		t.Errorf("session %s: upload: %v", x.Name(), err)
+		at.fail()
 		return
 	}
 	res, err := x.Run(t.Context(), sandbox.Command{Shell: "sha256sum </root/big"})
 	if want := fmt.Sprintf("%x", sha256.Sum256(data)); err != nil || !strings.HasPrefix(string(res.Stdout), want) {
 		t.Errorf("session %s: the uploaded file: %q, %v; want %s", x.Name(), res.Stdout, err, want)
 	}
-}
-
-// middle says when a half was read.
-type middle struct {
-	*bytes.Reader
-	reached func()
-}
-
-func (m *middle) Read(p []byte) (int, error) {
-	if m.Len() < transfer/2 {
-		m.reached()
-	}
-	return m.Reader.Read(p[:min(len(p), 64<<10)])
 }
 
 // network is a network namespace with a cable to this machine's.
@@ -431,11 +545,18 @@ func (m *joined) kill() {
 // provider returns the machine's provider once the machine is online.
 func (m *joined) provider(t *testing.T, s *soaker) string {
 	t.Helper()
+	return m.await(t, s, "online")
+}
+
+// await waits until the daemon says how the machine lives, and returns its
+// provider.
+func (m *joined) await(t *testing.T, s *soaker, liveness string) string {
+	t.Helper()
 	var name string
 	err := eventually(func() error {
 		all, err := s.client.Admin().Machines(t.Context())
-		if err == nil && (len(all) != 1 || all[0].Liveness != "online") {
-			err = fmt.Errorf("%+v is not one machine that is online", all)
+		if err == nil && (len(all) != 1 || all[0].Liveness != liveness) {
+			err = fmt.Errorf("%+v is not one machine that is %s", all, liveness)
 		}
 		if err == nil {
 			name = all[0].Provider

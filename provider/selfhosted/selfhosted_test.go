@@ -136,7 +136,7 @@ func TestRB110CutInTheMiddle(t *testing.T) {
 		if _, err := io.WriteString(p.Stdin(), "go\n"); err != nil {
 			t.Fatal(err)
 		}
-		time.AfterFunc(500*time.Millisecond, func() { w.proxy.cut(false) })
+		w.proxy.cut(false)
 		go func() {
 			data := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
 			for len(data) > 0 {

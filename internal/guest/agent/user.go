@@ -240,7 +240,7 @@ func parseID(s string) (uint32, bool) {
 // quote makes a name safe in a message.
 func quote(s string) string {
 	if len(s) > 80 {
-		s = s[:80] + "…"
+		s = s[:30] + "..." + s[len(s)-50:] // the last part of a path says most
 	}
 	return strconv.Quote(s)
 }
