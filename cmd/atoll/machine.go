@@ -5,8 +5,10 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -30,7 +32,11 @@ func (m machineProgram) serve(dir string, verbose bool) (agent.Config, *slog.Log
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	return agent.Config{Dir: dir, Version: atollVersion(), Logger: log, Serve: func(ctx context.Context, e agent.Enrolled) (agent.Local, error) {
+	again := []string{"--state-dir", filepath.Dir(dir), "machine", "join"}
+	if verbose {
+		again = append(again, "--verbose")
+	}
+	return agent.Config{Dir: dir, Version: atollVersion(), Again: again, Logger: log, Serve: func(ctx context.Context, e agent.Enrolled) (agent.Local, error) {
 		return local.Start(ctx, e, local.Options{Dir: dir, Sandboxes: m.sandboxes, Version: atollVersion(), Logger: log})
 	}}, log
 }
@@ -58,6 +64,7 @@ func statusOf(s agent.Status, err error) (cli.MachineStatus, error) {
 	return cli.MachineStatus{
 		Machine: s.Machine, Name: s.Name, Tenant: s.Tenant, URL: s.URL, Mode: s.Mode, Directory: s.Directory, Consent: s.Consent.Text,
 		Consented: s.Consent.At, Paused: s.Paused, Running: s.Running, Connected: s.Connected, Streams: s.Streams,
+		Updates: s.Updates, Version: s.Version,
 	}, err
 }
 
@@ -67,6 +74,13 @@ func (machineProgram) Pause(dir string) (cli.MachineStatus, error) { return stat
 
 func (machineProgram) Resume(dir string) (cli.MachineStatus, error) {
 	return statusOf(agent.Resume(dir))
+}
+
+func (machineProgram) Updates(dir, agreed string) (cli.MachineStatus, error) {
+	if agreed == "" {
+		return statusOf(agent.SetUpdates(dir, nil))
+	}
+	return statusOf(agent.SetUpdates(dir, &agent.Consent{Text: agreed, At: time.Now().UTC()}))
 }
 
 func (m machineProgram) Leave(ctx context.Context, dir string) error {
@@ -98,7 +112,10 @@ func machines(path string) (*hub.Config, error) {
 	if err := json.Unmarshal(text, &file); err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "daemon.start", Subject: path, Message: err.Error()}
 	}
-	return &hub.Config{URL: file.URL, Account: file.Account, Issuer: []byte(file.Issuer), Options: []nats.Option{nats.UserInfo(file.User, file.Password)}}, nil
+	// Machines whose owners want it get this program. The file may have been
+	// replaced since it was started.
+	own := &hub.Program{Version: atollVersion(), Open: func() (io.ReadCloser, error) { return os.Open("/proc/self/exe") }}
+	return &hub.Config{Program: own, URL: file.URL, Account: file.Account, Issuer: []byte(file.Issuer), Options: []nats.Option{nats.UserInfo(file.User, file.Password)}}, nil
 }
 
 // others returns how the daemon reaches machines and nodes.

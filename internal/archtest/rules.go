@@ -104,8 +104,8 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/machine/agent",
-		only: []string{"sandbox", "internal/machine"},
-		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		only: []string{"sandbox", "internal/machine", "internal/machine/update"},
+		deny: []string{kernel + "/...", "database/sql"},
 		why:  "it depends on no part of the daemon that it serves",
 	},
 	{

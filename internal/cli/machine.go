@@ -26,6 +26,8 @@ type MachineProgram interface {
 	Status(dir string) (MachineStatus, error)
 	Pause(dir string) (MachineStatus, error)
 	Resume(dir string) (MachineStatus, error)
+	// Updates turns updates of the program on, with what the owner agrees to, or off.
+	Updates(dir, agreed string) (MachineStatus, error)
 	Leave(ctx context.Context, dir string) error
 }
 
@@ -51,6 +53,8 @@ type MachineStatus struct {
 	Running   bool      `json:"running"`
 	Connected bool      `json:"connected"`
 	Streams   int       `json:"streams"`
+	Updates   bool      `json:"updates"`
+	Version   string    `json:"version,omitempty"`
 }
 
 // machineCommands are atoll machine.
@@ -60,7 +64,7 @@ func (a machineCommands) machineCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "machine", Short: "Use your own machine from a daemon elsewhere", GroupID: groupDaemon,
 		Example: `  atoll machine ls`,
-	}, a.joinCmd(), a.statusCmd(), a.pauseCmd(), a.resumeCmd(), a.leaveCmd(), a.serviceCmd(),
+	}, a.joinCmd(), a.statusCmd(), a.pauseCmd(), a.resumeCmd(), a.leaveCmd(), a.updatesCmd(), a.serviceCmd(),
 		a.listCmd(), a.inspectCmd(), a.approveCmd(), a.inviteCmd(), a.revokeCmd())
 }
 
@@ -166,13 +170,8 @@ func (a machineCommands) enrol(ctx context.Context, p MachineProgram, e MachineE
 		e.Token = strings.TrimSpace(string(text))
 	}
 	e.Consent = consentText(e.URL, e.Whole)
-	a.notef("%s\n", e.Consent)
-	if !yes {
-		a.notef("Do you agree? Write yes: ")
-		line, _ := bufio.NewReader(a.Stdin).ReadString('\n')
-		if strings.TrimSpace(line) != "yes" {
-			return &sandbox.Error{Code: sandbox.CodeDenied, Op: "machine.join", Message: "you did not agree", Hint: "to agree without a question: --yes"}
-		}
+	if err := a.agree("machine.join", e.Consent, yes); err != nil {
+		return err
 	}
 	return p.Enrol(ctx, e, func(code string, life time.Duration) {
 		flag := ""
@@ -209,7 +208,11 @@ func (a machineCommands) own(cmd *cobra.Command, act func(p MachineProgram) (Mac
 		case s.Running:
 			state = "connecting"
 		}
-		return a.table("NAME MODE DIRECTORY DAEMON STATE", [][]string{{s.Name, s.Mode, s.Directory, s.URL, state}})
+		updates := "off"
+		if s.Updates {
+			updates = "on"
+		}
+		return a.table("NAME MODE DIRECTORY DAEMON UPDATES STATE", [][]string{{s.Name, s.Mode, s.Directory, s.URL, updates, state}})
 	})
 	return cmd
 }
@@ -247,6 +250,55 @@ func (a machineCommands) leaveCmd() *cobra.Command {
 		return p.Leave(ctx, a.dir())
 	})
 	return cmd
+}
+
+// updatesText is what the owner of a machine agrees to.
+func updatesText(url string) string {
+	return "The daemon at " + url + ` may replace the program that serves it by newer ones,
+which it signs. Whoever has the key of that daemon can then run any program as you.`
+}
+
+func (a machineCommands) updatesCmd() *cobra.Command {
+	var yes bool
+	on := a.own(&cobra.Command{
+		Use: "on", Short: "Let the daemon's newer programs serve this machine", Example: `  atoll machine updates on`,
+		Long: `On lets newer programs of the daemon serve this machine. They are signed by the
+daemon that it joined, and never older than what ran here. A program begins when
+the machine has no sandbox; if it does not come up, the former one goes on.
+
+What you agree to is shown first and stored.`,
+	}, func(p MachineProgram) (MachineStatus, error) {
+		s, err := p.Status(a.dir())
+		if err != nil {
+			return s, err
+		}
+		text := updatesText(s.URL)
+		if err := a.agree("machine.updates", text, yes); err != nil {
+			return s, err
+		}
+		return p.Updates(a.dir(), text)
+	})
+	on.Flags().BoolVarP(&yes, "yes", "y", false, "agree without a question")
+	off := a.own(&cobra.Command{
+		Use: "off", Short: "Take no more programs of the daemon", Example: `  atoll machine updates off`,
+		Long: `Off takes no more programs of the daemon. The installed program serves this
+machine after its next start. It is off until you turn it on.`,
+	}, func(p MachineProgram) (MachineStatus, error) { return p.Updates(a.dir(), "") })
+	return parent(&cobra.Command{Use: "updates", Short: "Let the daemon update the program of this machine, or not", Example: `  atoll machine updates on`}, on, off)
+}
+
+// agree shows what the owner of the machine agrees to, and asks.
+func (a machineCommands) agree(op, text string, yes bool) error {
+	a.notef("%s\n", text)
+	if yes {
+		return nil
+	}
+	a.notef("Do you agree? Write yes: ")
+	line, _ := bufio.NewReader(a.Stdin).ReadString('\n')
+	if strings.TrimSpace(line) != "yes" {
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "you did not agree", Hint: "to agree without a question: --yes"}
+	}
+	return nil
 }
 
 func (a machineCommands) serviceCmd() *cobra.Command {

@@ -116,6 +116,9 @@ type Options struct {
 	Bridge Bridge
 	// Machines is the NATS server of self-hosted machines. Nil: there is none.
 	Machines *hub.Config
+	// Fence refuses requests for an earlier epoch of another daemon's session than
+	// was seen. Nil: none are.
+	Fence func(session string, epoch int64) error
 	// Fleet lists the daemons on which this one makes sandboxes. Its Dir, Scope,
 	// Store, Logger and Cleared are set by Start. Nil: there are none.
 	Fleet *fleet.Config

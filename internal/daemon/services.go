@@ -206,7 +206,7 @@ func (d *Daemon) openServer(context.Context) error {
 	d.server = server.New(server.Config{
 		Ports:        proxy,
 		Console:      console.New(&d.console),
-		Handler:      d.observed(api.New(d.apiServices(), api.Options{RetryAfter: retryAfter, Logger: d.opts.Logger})),
+		Handler:      d.observed(api.New(d.apiServices(), api.Options{RetryAfter: retryAfter, Fence: d.opts.Fence, Logger: d.opts.Logger})),
 		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Ready: d.recovered, Logger: d.opts.Logger,
 	})
 	d.onClose(func() error {

@@ -40,7 +40,8 @@ const (
 	Alive   = "events"  // up: Greeting, every Beat
 	Leaving = "leaving" // up: the process ends
 	End     = "end"     // down: the process must not go on; Farewell
-	Ops     = "op"      // down: op.DAEMON.STREAM; up: op.DAEMON.STREAM
+	Offer   = "offer"   // down: update.Signed, for a Greeting that asks for updates
+	Ops     = "op"      // down: op.DAEMON.STREAM; up: op.DAEMON.STREAM. A stream of the machine is a program of the daemon
 )
 
 // All matches the subjects of all machines to daemons.
@@ -72,6 +73,10 @@ type Greeting struct {
 	Key string `json:"key,omitempty"`
 	// Provider is the provider of the machine's own daemon.
 	Provider string `json:"provider,omitempty"`
+	// Updates asks for newer programs for this system.
+	Updates bool   `json:"updates,omitempty"`
+	OS      string `json:"os,omitempty"`
+	Arch    string `json:"arch,omitempty"`
 }
 
 // Farewell says why a process must not go on.
@@ -110,5 +115,6 @@ type Answer struct {
 	Every   time.Duration `json:"every,omitempty"`
 	Machine string        `json:"machine,omitempty"` // its id, when authorized
 	Tenant  string        `json:"tenant,omitempty"`
+	Signer  string        `json:"signer,omitempty"` // public key of the daemon's account, which signs programs
 	Error   string        `json:"error,omitempty"`
 }

@@ -17,6 +17,7 @@ type Mux struct {
 	mu      sync.Mutex
 	streams map[string]*Stream
 	past    map[string]time.Time // ids of streams that ended
+	taken   int                  // streams of the other side
 	closed  bool
 }
 
@@ -29,7 +30,8 @@ type MuxConfig struct {
 	// Accept takes a new stream of the other side. It must not block. Nil: streams
 	// of the other side are refused.
 	Accept func(*Stream)
-	// Max is how many streams there may be; more are refused with CodeDraining.
+	// Max is how many streams of the other side there may be; more are refused with
+	// CodeDraining.
 	Max int
 }
 
@@ -90,6 +92,9 @@ func (m *Mux) remove(s *Stream) {
 	defer m.mu.Unlock()
 	if m.streams[s.id] == s {
 		delete(m.streams, s.id)
+		if s.taken {
+			m.taken--
+		}
 		m.past[s.id] = time.Now()
 	}
 }
@@ -142,11 +147,12 @@ func (m *Mux) Receive(id, reply string, data []byte) {
 	m.mu.Lock()
 	s, past := m.streams[id], m.past[id]
 	fresh := s == nil && err == nil && f.kind == kindOpen && past.IsZero() && !m.closed && m.cfg.Accept != nil
-	full := fresh && len(m.streams) >= m.cfg.Max
+	full := fresh && m.taken >= m.cfg.Max
 	if fresh && !full {
 		s = newStream(m, id, reply)
-		s.accepted = true
+		s.accepted, s.taken = true, true
 		m.streams[id] = s
+		m.taken++
 	}
 	m.mu.Unlock()
 	switch {

@@ -42,6 +42,7 @@ type Stream struct {
 	mux     *Mux
 	id      string
 	subject string // of the frames to the other side
+	taken   bool   // the other side has opened it
 
 	mu   sync.Mutex
 	cond *sync.Cond

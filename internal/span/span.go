@@ -124,3 +124,30 @@ func IDs(ctx context.Context) (id, trace string) {
 	}
 	return "", ""
 }
+
+type epochKey struct{}
+
+type epochOf struct {
+	session string
+	epoch   int64
+}
+
+// WithEpoch returns the context of a request for a session, by its id, that its
+// sandbox of this epoch serves.
+func WithEpoch(ctx context.Context, session string, epoch int64) context.Context {
+	return context.WithValue(ctx, epochKey{}, epochOf{session, epoch})
+}
+
+// Epoch returns the session and the epoch of a request. Without a session, the
+// epoch is 0.
+func Epoch(ctx context.Context) (session string, epoch int64) {
+	e, _ := ctx.Value(epochKey{}).(epochOf)
+	return e.session, e.epoch
+}
+
+// Headers of requests to a self-hosted machine: the id of the session that a
+// request is for, and its epoch.
+const (
+	SessionHeader = "Atoll-Session"
+	EpochHeader   = "Atoll-Epoch"
+)

@@ -2,6 +2,7 @@ package selfhosted_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -32,8 +33,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The test binary is the program of a machine, too.
-const machineEnv = "ATOLL_TEST_MACHINE"
+// The test binary is the program of a machine, too, of any version.
+const (
+	machineEnv = "ATOLL_TEST_MACHINE"
+	versionEnv = "ATOLL_TEST_VERSION"
+	installed  = "v1.0.0"
+)
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(machineEnv); dir != "" {
@@ -48,7 +53,9 @@ func serve(dir string) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	err := agent.Run(ctx, agent.Config{Dir: dir, Version: "test", Logger: log, Serve: serveLocal(dir, log)})
+	err := agent.Run(ctx, agent.Config{
+		Dir: dir, Version: cmp.Or(os.Getenv(versionEnv), installed), Again: []string{}, Logger: log, Serve: serveLocal(dir, log),
+	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -57,7 +64,10 @@ func serve(dir string) {
 }
 
 func serveLocal(dir string, log *slog.Logger) func(context.Context, agent.Enrolled) (agent.Local, error) {
-	entry := registry.Entry{Name: host.Name, Open: func(h registry.Host) (driver.Provider, error) { return host.New(host.Options{Dir: h.Dir}) }}
+	// Commands of other users need a way to the files, which is not through the
+	// directory of the machine.
+	boxes := filepath.Join(filepath.Dir(dir), "boxes")
+	entry := registry.Entry{Name: host.Name, Open: func(registry.Host) (driver.Provider, error) { return host.New(host.Options{Dir: boxes}) }}
 	if strings.HasSuffix(dir, "memory") {
 		entry = registry.Entry{Name: "fake", Open: func(h registry.Host) (driver.Provider, error) {
 			return fake.New(fake.Options{World: new(fake.World), SnapshotDir: h.Snapshots}), nil
@@ -75,6 +85,8 @@ type world struct {
 	broker *broker.Server
 	hub    *hub.Hub
 	proxy  *proxy
+
+	program *hub.Program // of the hub that is opened next
 }
 
 func newWorld(t *testing.T) *world {
@@ -96,7 +108,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) openHub(t *testing.T) {
 	t.Helper()
-	config := hub.Config{Store: w.store, Logger: slog.New(slog.DiscardHandler)}
+	config := hub.Config{Store: w.store, Program: w.program, Logger: slog.New(slog.DiscardHandler)}
 	w.broker.Configure(&config)
 	h, err := hub.Open(config)
 	if err != nil {

@@ -9,9 +9,11 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -66,7 +68,8 @@ func New(o Options) (*Provider, error) {
 	return &Provider{p, o}, err
 }
 
-// signer adds the key of the machine's present process to requests.
+// signer adds the key of the machine's present process to requests, and the epoch
+// of the session that they are for.
 type signer struct {
 	o    Options
 	next *http.Transport
@@ -111,6 +114,10 @@ func (s signer) RoundTrip(r *http.Request) (*http.Response, error) {
 func (s signer) send(r *http.Request, key string) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Header.Set("Authorization", "Bearer "+key)
+	if session, epoch := span.Epoch(r.Context()); epoch > 0 {
+		r.Header.Set(span.SessionHeader, session)
+		r.Header.Set(span.EpochHeader, strconv.FormatInt(epoch, 10))
+	}
 	return s.next.RoundTrip(r)
 }
 

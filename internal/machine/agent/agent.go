@@ -13,6 +13,7 @@ import (
 	mathrand "math/rand/v2"
 	"net"
 	"net/url"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/atoll-run/atoll/internal/machine"
+	"github.com/atoll-run/atoll/internal/machine/update"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -33,6 +35,8 @@ type Local interface {
 	// Halt stops all commands in its sandboxes, and Continue ends that.
 	Halt(ctx context.Context) error
 	Continue(ctx context.Context) error
+	// Sandboxes returns how many sandboxes there are.
+	Sandboxes(ctx context.Context) (int, error)
 	// Clear removes all sandboxes.
 	Clear(ctx context.Context) error
 	Close() error
@@ -45,6 +49,11 @@ type Config struct {
 	// Serve starts the machine's own daemon. The agent closes it.
 	Serve  func(ctx context.Context, e Enrolled) (Local, error)
 	Logger *slog.Logger
+	// Again are the arguments with which a newer program serves the machine. Nil:
+	// the program is not updated, whatever the machine's owner wants.
+	Again []string
+	// Trial is how long a newer program may take to come up. Zero: two minutes.
+	Trial time.Duration
 }
 
 // Agent serves a daemon with a machine. It is safe for concurrent use.
@@ -56,22 +65,27 @@ type Agent struct {
 	enrolled Enrolled
 	link     *link // nil: paused
 	ended    chan error
+	staged   chan update.Offer // what is to serve the machine instead
+	up       func()            // called when the machine is connected
+
+	orders sync.Mutex // one order, or change of the program, at a time
 }
 
-// Run serves until ctx ends or the enrolment does.
-func Run(ctx context.Context, cfg Config) error {
+// run serves until ctx or the enrolment ends, or a newer program is to serve the
+// machine.
+func run(ctx context.Context, cfg Config, up func()) (*update.Offer, error) {
 	e, err := Load(cfg.Dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	a := &Agent{cfg: cfg, enrolled: e, ended: make(chan error, 1)}
+	a := &Agent{cfg: cfg, enrolled: e, ended: make(chan error, 1), staged: make(chan update.Offer, 1), up: sync.OnceFunc(up)}
 	control, err := a.listen()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer control.Close()
 	if a.local, err = cfg.Serve(ctx, e); err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = a.local.Close() }()
 	if e.Paused {
@@ -80,16 +94,22 @@ func Run(ctx context.Context, cfg Config) error {
 		err = errors.Join(a.local.Continue(ctx), a.connect())
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	go a.control(control)
-	select {
-	case <-ctx.Done():
-		err = nil
-	case err = <-a.ended:
+	defer a.disconnect()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, nil
+		case err = <-a.ended:
+			return nil, err
+		case next := <-a.staged:
+			if a.idle(ctx) {
+				return &next, nil
+			}
+		}
 	}
-	a.disconnect()
-	return err
 }
 
 // connect opens the connection to the daemon.
@@ -132,6 +152,8 @@ type link struct {
 	life     context.Context
 	stop     context.CancelFunc
 	work     sync.WaitGroup
+	offers   chan update.Signed
+	staged   string // SHA-256 of the program that waits; of update alone
 }
 
 // Delays between attempts to connect: fast at first, and up to a minute later.
@@ -151,7 +173,7 @@ func backoff(tries int) time.Duration {
 
 func newLink(a *Agent) (*link, error) {
 	e := a.enrolled
-	l := &link{a: a, subjects: machine.Subjects{Tenant: e.Tenant, Machine: e.Machine, Instance: rand.Text()}, started: time.Now()}
+	l := &link{a: a, subjects: machine.Subjects{Tenant: e.Tenant, Machine: e.Machine, Instance: rand.Text()}, started: time.Now(), offers: make(chan update.Signed, 1)}
 	options, _, err := e.options(l.subjects.Instance)
 	if err != nil {
 		return nil, err
@@ -160,7 +182,7 @@ func newLink(a *Agent) (*link, error) {
 	ready := make(chan struct{})
 	options = append(options, nats.MaxReconnects(-1), nats.ReconnectBufSize(-1), nats.IgnoreAuthErrorAbort(), nats.RetryOnFailedConnect(true),
 		nats.CustomReconnectDelay(backoff), nats.PingInterval(20*time.Second), nats.MaxPingsOutstanding(2),
-		nats.ConnectHandler(func(*nats.Conn) { <-ready; l.greet() }), // of a first attempt that failed, too
+		nats.ConnectHandler(func(*nats.Conn) { <-ready; l.greet(); a.up() }), // of a first attempt that failed, too
 		nats.ReconnectHandler(func(*nats.Conn) {
 			<-ready
 			l.greet()
@@ -182,6 +204,9 @@ func newLink(a *Agent) (*link, error) {
 	}
 	close(ready)
 	l.work.Go(l.beat)
+	if a.cfg.Again != nil {
+		l.work.Go(l.update)
+	}
 	return l, nil
 }
 
@@ -200,7 +225,8 @@ func (l *link) publish(what string, v any) {
 }
 
 func (l *link) greeting() machine.Greeting {
-	g := machine.Greeting{Started: l.started, Version: l.a.cfg.Version, Mode: l.a.enrolled.Mode}
+	g := machine.Greeting{Started: l.started, Version: l.a.cfg.Version, Mode: l.a.enrolled.Mode, OS: runtime.GOOS, Arch: runtime.GOARCH}
+	g.Updates, _ = l.a.wanted()
 	g.Key, g.Provider = l.a.local.Credentials()
 	return g
 }
@@ -234,6 +260,15 @@ func (l *link) receive(msg *nats.Msg) {
 		daemon, id, ok := strings.Cut(more, ".")
 		if ok {
 			l.mux.Receive(id, l.subjects.Up()+machine.Ops+"."+daemon+"."+id, msg.Data)
+		}
+	case machine.Offer:
+		var s update.Signed
+		if json.Unmarshal(msg.Data, &s) != nil {
+			return
+		}
+		select {
+		case l.offers <- s:
+		default: // one is looked at; the daemon repeats it
 		}
 	case machine.End:
 		var f machine.Farewell

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -21,6 +22,8 @@ type Status struct {
 	Mode      string  `json:"mode"`
 	Directory string  `json:"directory,omitempty"`
 	Consent   Consent `json:"consent"`
+	Updates   bool    `json:"updates"`
+	Version   string  `json:"version,omitempty"` // of the program that serves
 	Paused    bool    `json:"paused"`
 	Running   bool    `json:"running"`
 	Connected bool    `json:"connected"`
@@ -33,6 +36,9 @@ const (
 	orderPause  = "pause"
 	orderResume = "resume"
 	orderLeave  = "leave"
+
+	orderNoUpdates = "no updates"
+	orderUpdates   = "updates: " // and what the owner agrees to
 )
 
 type reply struct {
@@ -92,9 +98,19 @@ const haltTime = time.Minute
 // obey carries out an order. Pausing ends the connection first, so that nothing
 // new begins.
 func (a *Agent) obey(order string) error {
+	if order == orderStatus {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), haltTime)
 	defer cancel()
+	a.orders.Lock()
+	defer a.orders.Unlock()
+	if text, ok := strings.CutPrefix(order, orderUpdates); ok {
+		return a.setUpdates(&Consent{text, time.Now().UTC()})
+	}
 	switch order {
+	case orderNoUpdates:
+		return a.setUpdates(nil)
 	case orderPause:
 		a.disconnect()
 		return errors.Join(a.setPaused(true), a.local.Halt(ctx))
@@ -123,11 +139,18 @@ func (a *Agent) setPaused(paused bool) error {
 	return a.enrolled.save(a.cfg.Dir)
 }
 
+func (a *Agent) setUpdates(agreed *Consent) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.enrolled.Updates = agreed
+	return a.enrolled.save(a.cfg.Dir)
+}
+
 func (a *Agent) status() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := statusOf(&a.enrolled)
-	s.Running = true
+	s.Running, s.Version = true, a.cfg.Version
 	if a.link != nil {
 		s.Connected, s.Streams = a.link.conn.IsConnected(), a.link.mux.Len()
 	}
@@ -137,10 +160,14 @@ func (a *Agent) status() Status {
 func statusOf(e *Enrolled) Status {
 	return Status{
 		Machine: e.Machine, Name: e.Name, Tenant: e.Tenant, URL: e.URL, Mode: e.Mode, Directory: e.Directory, Consent: e.Consent, Paused: e.Paused,
+		Updates: e.Updates != nil,
 	}
 }
 
-func forget(dir string) error { return os.Remove(filepath.Join(dir, enrolmentFile)) }
+// forget removes the enrolment, and the programs of the daemon.
+func forget(dir string) error {
+	return errors.Join(programs(dir).Clear(), os.Remove(filepath.Join(dir, enrolmentFile)))
+}
 
 // order sends an order to the program that serves a directory. running is false
 // if there is none.

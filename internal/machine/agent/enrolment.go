@@ -33,7 +33,12 @@ type Enrolled struct {
 	Directory string `json:"directory,omitempty"`
 	// Consent is what the owner agreed to, as it was shown, and when.
 	Consent Consent `json:"consent"`
-	Paused  bool    `json:"paused,omitempty"`
+	// Signer is the public key of the daemon's account, from the enrolment.
+	Signer string `json:"signer,omitempty"`
+	// Updates is what the owner agreed to, so that the daemon's newer programs serve
+	// the machine. Nil: they do not.
+	Updates *Consent `json:"updates,omitempty"`
+	Paused  bool     `json:"paused,omitempty"`
 }
 
 // Consent is what the owner of a machine agreed to.
@@ -60,26 +65,10 @@ func Load(dir string) (e Enrolled, err error) {
 
 // save writes the enrolment in one step.
 func (e *Enrolled) save(dir string) error {
-	text, err := json.MarshalIndent(e, "", "  ")
-	if err != nil {
-		return err
-	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(dir, enrolmentFile+".") // with mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(text, '\n'))
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, enrolmentFile))
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
+	return machine.WriteFile(filepath.Join(dir, enrolmentFile), e)
 }
 
 // Request describes an enrolment.
@@ -143,7 +132,7 @@ func Enrol(ctx context.Context, r Request, show func(code string, life time.Dura
 		}
 		switch a.State {
 		case machine.Authorized:
-			e.Machine, e.Tenant = a.Machine, a.Tenant
+			e.Machine, e.Tenant, e.Signer = a.Machine, a.Tenant, a.Signer
 			return e, e.save(r.Dir)
 		case machine.Pending:
 			if a.Code != "" {

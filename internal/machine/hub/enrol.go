@@ -30,6 +30,9 @@ func (h *Hub) enrol(msg *nats.Msg) {
 	ctx, cancel := context.WithTimeout(h.life, authTimeout)
 	defer cancel()
 	a, err := h.enrolment(ctx, key, msg.Data)
+	if err == nil && a.State == machine.Authorized {
+		a.Signer, err = h.issuer.PublicKey()
+	}
 	if err != nil {
 		a = machine.Answer{State: machine.Denied, Error: err.Error()}
 	}

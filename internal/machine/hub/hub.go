@@ -35,9 +35,11 @@ type Config struct {
 	Account string
 	// Kick closes a connection of the server. Nil: connections that must end are
 	// told so, and have to prove themselves again within the hour.
-	Kick   func(server string, client uint64) error
-	Store  *store.Store
-	Logger *slog.Logger
+	Kick func(server string, client uint64) error
+	// Program is offered to machines whose owners want updates. Nil: nothing is.
+	Program *Program
+	Store   *store.Store
+	Logger  *slog.Logger
 }
 
 // Hub connects a daemon to machines. It is safe for concurrent use. The caller
@@ -51,6 +53,7 @@ type Hub struct {
 	life   context.Context
 	stop   context.CancelFunc
 	began  time.Time
+	offers offers
 
 	mu    sync.Mutex
 	peers map[string]*peer // by machine
@@ -90,7 +93,7 @@ func Open(cfg Config) (_ *Hub, err error) {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "machines.open", Subject: "NATS", Message: err.Error(), Cause: err}
 	}
 	h.mux = machine.NewMux(machine.MuxConfig{
-		Send: h.conn.Publish, Payload: h.conn.MaxPayload,
+		Send: h.conn.Publish, Payload: h.conn.MaxPayload, Accept: h.accept(), Max: maxDownloads,
 	})
 	const group = "atoll"
 	_, err = h.conn.QueueSubscribe("$SYS.REQ.USER.AUTH", group, func(m *nats.Msg) { go h.authorize(m) })
@@ -157,6 +160,7 @@ func (h *Hub) receive(msg *nats.Msg) {
 		var g machine.Greeting
 		if json.Unmarshal(msg.Data, &g) == nil {
 			h.greet(from, g)
+			h.offer(from, g)
 		}
 	case machine.Leaving:
 		h.mu.Lock()

@@ -33,6 +33,7 @@ type Daemon struct {
 	opts    Options
 	entry   registry.Entry
 	whole   bool
+	epochs  *epochs
 	running *running // nil: the commands of a whole machine are stopped
 }
 
@@ -48,6 +49,10 @@ const keyName = "machine"
 // Start starts the daemon of a machine.
 func Start(ctx context.Context, e agent.Enrolled, o Options) (*Daemon, error) {
 	d := &Daemon{opts: o, entry: o.Sandboxes, whole: e.Mode == sandbox.ModeWholeMachine}
+	var err error
+	if d.epochs, err = openEpochs(filepath.Join(o.Dir, "epochs.json")); err != nil {
+		return nil, err
+	}
 	if d.whole {
 		d.entry = registry.Entry{Name: host.Name, Open: func(h registry.Host) (driver.Provider, error) {
 			return host.New(host.Options{Dir: h.Dir, Workdir: e.Directory})
@@ -61,7 +66,7 @@ func (d *Daemon) start(ctx context.Context) (err error) {
 	// Every connection needs a key, also those of the machine's other users.
 	r.daemon, err = daemon.Start(ctx, daemon.Options{
 		StateDir: filepath.Join(d.opts.Dir, "state"), Provider: d.entry.Name, Providers: []registry.Entry{d.entry}, Listen: "127.0.0.1:0", Plain: true,
-		Pool: d.opts.Pool, Version: d.opts.Version, Logger: d.opts.Logger,
+		Pool: d.opts.Pool, Fence: d.epochs.check, Version: d.opts.Version, Logger: d.opts.Logger,
 	})
 	if err != nil {
 		return err
@@ -167,6 +172,15 @@ func (d *Daemon) Continue(ctx context.Context) error {
 		_, err := s.Resume(ctx)
 		return err
 	})
+}
+
+// Sandboxes implements agent.Local.
+func (d *Daemon) Sandboxes(ctx context.Context) (n int, err error) {
+	if d.running == nil {
+		return 0, nil
+	}
+	err = d.each(ctx, func(*atoll.Sandbox) error { n++; return nil })
+	return n, err
 }
 
 // Clear implements agent.Local.

@@ -33,6 +33,9 @@ type Options struct {
 	// RetryAfter returns how long a caller should wait before it repeats a refused
 	// request. Nil: no Retry-After header is sent.
 	RetryAfter func(error) (time.Duration, bool)
+	// Fence refuses requests for an earlier epoch of a session than was seen. Nil:
+	// none are.
+	Fence func(session string, epoch int64) error
 	// Logger gets internal errors, which callers do not see. Nil: slog.Default.
 	Logger *slog.Logger
 }
@@ -112,7 +115,21 @@ func (a *API) nowhere(w http.ResponseWriter, r *http.Request) {
 }
 
 // ServeHTTP implements http.Handler.
-func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if a.opts.Fence != nil {
+		if session := r.Header.Get(span.SessionHeader); session != "" {
+			epoch, err := requestEpoch(r)
+			if err == nil {
+				err = a.opts.Fence(session, epoch)
+			}
+			if err != nil {
+				a.fail(w, r, err)
+				return
+			}
+		}
+	}
+	a.mux.ServeHTTP(w, r)
+}
 
 // OpenAPI returns the document that describes the API, in JSON.
 func (a *API) OpenAPI() ([]byte, error) { return a.huma.OpenAPI().MarshalJSON() }

@@ -12,12 +12,13 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // EpochHeader is the epoch that the caller expects. If another sandbox serves
 // the session now, the request fails with the code stale and has no effect.
-const EpochHeader = "Atoll-Epoch"
+const EpochHeader = span.EpochHeader
 
 // FollowHeader, with the value "true", accepts an earlier epoch if the session
 // moved to its present sandbox with its files.

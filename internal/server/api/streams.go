@@ -11,6 +11,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -167,5 +168,6 @@ func receiveToken(w http.ResponseWriter, r *http.Request) (ws *websocket.Conn, t
 
 // withRoute records the session of a routed request, given by its id.
 func withRoute(r *http.Request, session string, epoch int64) *http.Request {
-	return r.WithContext(context.WithValue(r.Context(), routedKey{}, sandbox.StreamSession{Ref: session, Epoch: epoch}))
+	ctx := span.WithEpoch(r.Context(), session, epoch)
+	return r.WithContext(context.WithValue(ctx, routedKey{}, sandbox.StreamSession{Ref: session, Epoch: epoch}))
 }

@@ -1,0 +1,24 @@
+package cli
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+)
+
+// The program of a machine needs Linux. Elsewhere this is said, and nothing is
+// written, such as a unit of a service.
+func TestMachinesNeedLinux(t *testing.T) {
+	t.Parallel()
+	for _, args := range []string{
+		"join tls://atoll.example.com:4222", "status", "pause", "resume", "leave", "updates on --yes", "updates off", "service install",
+	} {
+		var said bytes.Buffer
+		a := &App{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: &said, LookupEnv: func(string) (string, bool) { return "", false }}
+		code := a.Main(t.Context(), append([]string{"--state-dir", t.TempDir(), "machine"}, strings.Fields(args)...))
+		if code == 0 || !strings.Contains(said.String(), "this machine cannot be used by a daemon") {
+			t.Errorf("machine %s: code %d, %q", args, code, said.String())
+		}
+	}
+}
