@@ -94,13 +94,13 @@ func Trial(ctx context.Context, version string) (_ context.Context, up func(), t
 	if os.Getenv(trialVariable) == "" {
 		return ctx, func() {}, false
 	}
-	_ = os.Unsetenv(trialVariable)
+	_ = os.Unsetenv(trialVariable) //nolint:forbidigo // commands on the machine must not inherit it
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
-	return ctx, func() { fmt.Println(upLine(version)) }, true
+	return ctx, func() { fmt.Println(upLine(version)) }, true //nolint:forbidigo // standard output is the line to the program that tries this one
 }
 
 func upLine(version string) string { return up + version }
