@@ -170,7 +170,7 @@ func (m *Machine) Close() error {
 	if m.stop == nil {
 		return nil
 	}
-	_, err := agent.Leave(context.Background(), m.opts.Dir, nil)
+	_, err := agent.Leave(context.Background(), agent.Config{Dir: m.opts.Dir})
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound { // it has left
 		err = nil
 	}

@@ -26,19 +26,21 @@ import (
 // machineProgram implements cli.MachineProgram.
 type machineProgram struct{ sandboxes registry.Entry }
 
-func (m machineProgram) serve(dir string, verbose bool) (agent.Config, *slog.Logger) {
+// config is how the command atoll machine with these arguments uses a machine.
+func (m machineProgram) config(dir string, verbose bool, command ...string) agent.Config {
 	level := slog.LevelWarn
 	if verbose {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	again := []string{"--state-dir", filepath.Dir(dir), "machine", "join"}
-	if verbose {
-		again = append(again, "--verbose")
+	again := append([]string{"--state-dir", filepath.Dir(dir), "machine"}, command...)
+	return agent.Config{
+		Dir: dir, Version: atollVersion(), Again: again, Logger: log,
+		Restore: func(ctx context.Context, backup string) error { return local.Restore(ctx, dir, backup) },
+		Serve: func(ctx context.Context, e agent.Enrolled) (agent.Local, error) {
+			return local.Start(ctx, e, local.Options{Dir: dir, Sandboxes: m.sandboxes, Version: atollVersion(), Logger: log})
+		},
 	}
-	return agent.Config{Dir: dir, Version: atollVersion(), Again: again, Logger: log, Serve: func(ctx context.Context, e agent.Enrolled) (agent.Local, error) {
-		return local.Start(ctx, e, local.Options{Dir: dir, Sandboxes: m.sandboxes, Version: atollVersion(), Logger: log})
-	}}, log
 }
 
 func (machineProgram) Enrol(ctx context.Context, e cli.MachineEnrolment, show func(string, time.Duration)) error {
@@ -56,8 +58,11 @@ func (m machineProgram) Serve(ctx context.Context, dir string, verbose bool) err
 	if err := leaveNoCore(); err != nil {
 		return err
 	}
-	config, _ := m.serve(dir, verbose)
-	return agent.Run(ctx, config)
+	command := []string{"join"}
+	if verbose {
+		command = append(command, "--verbose")
+	}
+	return agent.Run(ctx, m.config(dir, verbose, command...))
 }
 
 func statusOf(s agent.Status, err error) (cli.MachineStatus, error) {
@@ -84,8 +89,7 @@ func (machineProgram) Updates(dir, agreed string) (cli.MachineStatus, error) {
 }
 
 func (m machineProgram) Leave(ctx context.Context, dir string) error {
-	config, _ := m.serve(dir, false)
-	_, err := agent.Leave(ctx, dir, config.Serve)
+	_, err := agent.Leave(ctx, m.config(dir, false, "leave"))
 	return err
 }
 

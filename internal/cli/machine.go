@@ -212,7 +212,7 @@ func (a machineCommands) own(cmd *cobra.Command, act func(p MachineProgram) (Mac
 		if s.Updates {
 			updates = "on"
 		}
-		return a.table("NAME MODE DIRECTORY DAEMON UPDATES STATE", [][]string{{s.Name, s.Mode, s.Directory, s.URL, updates, state}})
+		return a.table("NAME MODE DIRECTORY DAEMON VERSION UPDATES STATE", [][]string{{s.Name, s.Mode, s.Directory, s.URL, s.Version, updates, state}})
 	})
 	return cmd
 }
@@ -281,8 +281,8 @@ What you agree to is shown first and stored.`,
 	on.Flags().BoolVarP(&yes, "yes", "y", false, "agree without a question")
 	off := a.own(&cobra.Command{
 		Use: "off", Short: "Take no more programs of the daemon", Example: `  atoll machine updates off`,
-		Long: `Off takes no more programs of the daemon. The installed program serves this
-machine after its next start. It is off until you turn it on.`,
+		Long: `Off takes no more programs of the daemon. The one that serves this machine stays,
+until you install a newer one, or leave the daemon.`,
 	}, func(p MachineProgram) (MachineStatus, error) { return p.Updates(a.dir(), "") })
 	return parent(&cobra.Command{Use: "updates", Short: "Let the daemon update the program of this machine, or not", Example: `  atoll machine updates on`}, on, off)
 }

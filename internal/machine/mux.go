@@ -46,6 +46,12 @@ func (m *Mux) send(subject string, data []byte) error { return m.cfg.Send(subjec
 
 func (m *Mux) chunk() int { return min(maxChunk, int(m.cfg.Payload())-overhead) }
 
+// Limits on what the other side makes this one remember.
+const (
+	maxPast = 1 << 16 // streams that ended
+	maxID   = 64      // bytes
+)
+
 // every is how often the streams are looked at.
 const every = 250 * time.Millisecond
 
@@ -147,7 +153,7 @@ func (m *Mux) Receive(id, reply string, data []byte) {
 	m.mu.Lock()
 	s, past := m.streams[id], m.past[id]
 	fresh := s == nil && err == nil && f.kind == kindOpen && past.IsZero() && !m.closed && m.cfg.Accept != nil
-	full := fresh && m.taken >= m.cfg.Max
+	full := fresh && (m.taken >= m.cfg.Max || len(m.past) >= maxPast || len(id) > maxID)
 	if fresh && !full {
 		s = newStream(m, id, reply)
 		s.accepted, s.taken = true, true

@@ -55,6 +55,7 @@ func serve(dir string) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	err := agent.Run(ctx, agent.Config{
 		Dir: dir, Version: cmp.Or(os.Getenv(versionEnv), installed), Again: []string{}, Logger: log, Serve: serveLocal(dir, log),
+		Restore: func(ctx context.Context, backup string) error { return local.Restore(ctx, dir, backup) },
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -100,7 +100,9 @@ func TestRB115Updates(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	w.offers(t, "v1.2.0", []byte("#!/bin/sh\nexit 3\n"))
+	// It changes the database in a way that the former program does not know.
+	database := filepath.Join(dir, "state", "atoll.db")
+	w.offers(t, "v1.2.0", fmt.Appendf(nil, "#!/bin/sh\necho new >'%s'\nexit 3\n", database))
 	m.says(t, "version v1.2.0 does not come up: exit status 3")
 	runs(t, dir, "v1.1.0")
 	m.says(t, "version v1.2.0 did not come up")
@@ -118,8 +120,15 @@ func TestRB115Updates(t *testing.T) {
 	}
 	m.stop(syscall.SIGTERM)
 	m = start(t, dir)
-	runs(t, dir, installed)
-	if _, err := agent.Leave(t.Context(), dir, nil); err != nil {
+	runs(t, dir, "v1.1.0") // the installed one may not know its database
+	w.offers(t, "v1.4.0", release("v1.4.0"))
+	w.await(t, id, "online")
+	in = create(t, w.open(t, id, false)) // comes after the offer
+	if err := in.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	runs(t, dir, "v1.1.0")
+	if _, err := agent.Leave(t.Context(), agent.Config{Dir: dir}); err != nil {
 		t.Fatal(err)
 	}
 	m.stop(syscall.SIGTERM)
@@ -171,8 +180,8 @@ func (w *world) attack(t *testing.T) *attacker {
 		case heard <- from:
 		default:
 		}
-		if id, ok := strings.CutPrefix(rest, machine.Ops+".attacker."); ok {
-			a.mux.Receive(id, from.Down()+machine.Ops+".attacker."+id, msg.Data)
+		if id, ok := strings.CutPrefix(rest, machine.Ops+".ATTACKER."); ok {
+			a.mux.Receive(id, from.Down()+machine.Ops+".ATTACKER."+id, msg.Data)
 		}
 	})
 	if err != nil {
@@ -190,7 +199,7 @@ func (a *attacker) offer(t *testing.T, key nkeys.KeyPair, o update.Offer, served
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Daemon = "attacker"
+	s.Daemon = "ATTACKER"
 	text, err := json.Marshal(s)
 	if err == nil {
 		err = a.conn.Publish(a.at.Down()+machine.Offer, text)

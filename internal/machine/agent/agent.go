@@ -37,6 +37,8 @@ type Local interface {
 	Continue(ctx context.Context) error
 	// Sandboxes returns how many sandboxes there are.
 	Sandboxes(ctx context.Context) (int, error)
+	// Backup returns a copy of its database.
+	Backup(ctx context.Context) (io.ReadCloser, error)
 	// Clear removes all sandboxes.
 	Clear(ctx context.Context) error
 	Close() error
@@ -49,9 +51,12 @@ type Config struct {
 	// Serve starts the machine's own daemon. The agent closes it.
 	Serve  func(ctx context.Context, e Enrolled) (Local, error)
 	Logger *slog.Logger
-	// Again are the arguments with which a newer program serves the machine. Nil:
-	// the program is not updated, whatever the machine's owner wants.
+	// Again are the arguments with which a newer program does the same. Nil: the
+	// program is not updated, whatever the machine's owner wants.
 	Again []string
+	// Restore replaces the database of the machine's own daemon, which does not run,
+	// with a backup. It is needed with Again.
+	Restore func(ctx context.Context, backup string) error
 	// Trial is how long a newer program may take to come up. Zero: two minutes.
 	Trial time.Duration
 }

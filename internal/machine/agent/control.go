@@ -37,7 +37,7 @@ const (
 	orderResume = "resume"
 	orderLeave  = "leave"
 
-	orderNoUpdates = "no updates"
+	orderNoUpdates = "no_updates"
 	orderUpdates   = "updates: " // and what the owner agrees to
 )
 
@@ -186,7 +186,8 @@ func order(dir, what string) (s Status, running bool, err error) {
 		return s, true, err
 	}
 	if r.Error != "" {
-		err = &sandbox.Error{Code: sandbox.CodeInternal, Op: "machine." + what, Message: r.Error}
+		name, _, _ := strings.Cut(what, ":")
+		err = &sandbox.Error{Code: sandbox.CodeInternal, Op: "machine." + name, Message: r.Error}
 	}
 	return r.Status, true, err
 }
@@ -228,13 +229,17 @@ func Resume(dir string) (Status, error) {
 }
 
 // Leave removes all sandboxes and the enrolment. A program that serves the
-// machine ends. Without one, the sandboxes are removed by serve.
-func Leave(ctx context.Context, dir string, serve func(context.Context, Enrolled) (Local, error)) (Status, error) {
-	return change(dir, orderLeave, func(e *Enrolled) error {
-		l, err := serve(ctx, *e)
+// machine ends. Without one, the newest program that the machine has removes the
+// sandboxes.
+func Leave(ctx context.Context, cfg Config) (Status, error) {
+	return change(cfg.Dir, orderLeave, func(e *Enrolled) error {
+		if err := newest(cfg); err != nil {
+			return err
+		}
+		l, err := cfg.Serve(ctx, *e)
 		if err != nil {
 			return err
 		}
-		return errors.Join(l.Clear(ctx), l.Close(), forget(dir))
+		return errors.Join(l.Clear(ctx), l.Close(), forget(cfg.Dir))
 	})
 }

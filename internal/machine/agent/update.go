@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -25,17 +26,33 @@ func programs(dir string) update.Programs {
 	return update.Programs{Dir: filepath.Join(dir, "program")}
 }
 
-// Run serves until ctx ends or the enrolment does. If the machine's owner wants
-// updates, this process continues in the newest program that the machine has.
+// newest continues this process in the newest program that the machine has, if
+// that is another one. It also runs if updates were turned off since: an older
+// program may not know the schema of the database.
+func newest(cfg Config) error {
+	path, ok := programs(cfg.Dir).Current(cfg.Version)
+	if !ok || cfg.Again == nil {
+		return nil
+	}
+	return update.Exec(path, cfg.Again)
+}
+
+// Run serves until ctx ends or the enrolment does. This process continues in the
+// newest program that the machine has.
 func Run(ctx context.Context, cfg Config) error {
 	ctx, up, tried := update.Trial(ctx, cfg.Version)
 	if tried {
 		cfg.Again = nil
 	}
 	all := programs(cfg.Dir)
-	if e, err := Load(cfg.Dir); err == nil && e.Updates != nil && cfg.Again != nil {
-		if path, ok := all.Current(cfg.Version); ok {
-			err := update.Exec(path, cfg.Again)
+	restore := func() error {
+		return all.Restore(func(backup string) error { return cfg.Restore(context.WithoutCancel(ctx), backup) })
+	}
+	if cfg.Again != nil {
+		if err := restore(); err != nil {
+			return err
+		}
+		if err := newest(cfg); err != nil {
 			cfg.Logger.Error("the updated program cannot be started; going on with the installed one", "error", err)
 		}
 	}
@@ -46,13 +63,16 @@ func Run(ctx context.Context, cfg Config) error {
 		}
 		cfg.Logger.Warn("trying a newer program", "version", next.Version)
 		err = all.Try(ctx, *next, cfg.Again, cmp.Or(cfg.Trial, trialTime))
+		if failed := restore(); failed != nil {
+			return errors.Join(err, failed)
+		}
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err == nil {
-			if path, ok := all.Current(cfg.Version); ok {
-				err = update.Exec(path, cfg.Again)
-			}
+			err = newest(cfg)
+		} else if e, missing := Load(cfg.Dir); missing == nil && e.Paused {
+			err = errors.Join(err, all.Forgive()) // it must not connect
 		}
 		cfg.Logger.Error("going on with the former program", "error", err)
 	}
@@ -125,7 +145,7 @@ func (l *link) take(s update.Signed) error {
 
 // stage gets a program of a daemon.
 func (l *link) stage(o update.Offer, daemon string) error {
-	if daemon == "" || strings.ContainsAny(daemon, ".*> ") {
+	if daemon == "" || strings.Trim(daemon, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") != "" { // as of rand.Text
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "machine.update", Message: "the offer names no daemon"}
 	}
 	ctx, cancel := context.WithTimeout(l.life, openTime)
@@ -140,8 +160,8 @@ func (l *link) stage(o update.Offer, daemon string) error {
 	return programs(l.a.cfg.Dir).Stage(o, s)
 }
 
-// idle ends the connection to the daemon if the machine has no sandbox, and
-// reports whether it did.
+// idle ends the connection to the daemon and saves the database if the machine
+// has no sandbox, and reports whether it did.
 func (a *Agent) idle(ctx context.Context) bool {
 	a.orders.Lock()
 	defer a.orders.Unlock()
@@ -154,8 +174,15 @@ func (a *Agent) idle(ctx context.Context) bool {
 	a.disconnect()
 	ctx, cancel := context.WithTimeout(ctx, countTime)
 	defer cancel()
-	if n, err := a.local.Sandboxes(ctx); err == nil && n == 0 {
+	n, err := a.local.Sandboxes(ctx)
+	if err == nil && n == 0 {
+		err = a.save(ctx)
+	}
+	if err == nil && n == 0 {
 		return true
+	}
+	if err != nil {
+		a.cfg.Logger.Error("an update is not made now", "error", err)
 	}
 	if err := a.connect(); err != nil {
 		a.end(err)
@@ -163,8 +190,17 @@ func (a *Agent) idle(ctx context.Context) bool {
 	return false
 }
 
+func (a *Agent) save(ctx context.Context) error {
+	backup, err := a.local.Backup(ctx)
+	if err != nil {
+		return err
+	}
+	defer backup.Close()
+	return programs(a.cfg.Dir).Save(backup)
+}
+
 // SetUpdates sets what the owner agrees to, so that the program is updated. Nil:
-// it is not, and the installed program serves the machine after its next start.
+// it is not, and the program that serves the machine stays.
 func SetUpdates(dir string, agreed *Consent) (Status, error) {
 	e, err := Load(dir)
 	if err == nil && agreed != nil && e.Signer == "" {

@@ -21,7 +21,8 @@ type Program struct {
 }
 
 const (
-	// maxDownloads is how many programs are sent at a time. More machines wait.
+	// maxDownloads is how many programs are sent at a time, one to each machine. More
+	// machines wait.
 	maxDownloads = 16
 	// downloadTime limits how long a machine may take for a program.
 	downloadTime = time.Hour
@@ -31,7 +32,27 @@ const (
 type offers struct {
 	begin sync.Once
 	mu    sync.Mutex
-	text  []byte // nil: it is not known yet
+	text  []byte          // nil: it is not known yet
+	sends map[string]bool // machines that get the program now
+}
+
+// take reports whether a machine may get the program now. Then done has to be
+// called.
+func (o *offers) take(id string) (done func(), ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.sends[id] {
+		return nil, false
+	}
+	if o.sends == nil {
+		o.sends = map[string]bool{}
+	}
+	o.sends[id] = true
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.sends, id)
+	}, true
 }
 
 // offer offers the program of this daemon to a machine that wants it. A machine
@@ -88,6 +109,12 @@ func (h *Hub) accept() func(*machine.Stream) {
 	return func(s *machine.Stream) {
 		go func() {
 			defer s.Close()
+			to, _, _ := machine.Parse(s.RemoteAddr().String())
+			done, ok := h.offers.take(to.Machine)
+			if !ok {
+				return
+			}
+			defer done()
 			_ = s.SetDeadline(time.Now().Add(downloadTime))
 			f, err := h.cfg.Program.Open()
 			if err != nil {

@@ -67,7 +67,8 @@ func (e *epochs) check(session string, epoch int64) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	seen := e.marks[session].Epoch
+	former := e.marks[session]
+	seen := former.Epoch
 	switch {
 	case epoch == seen:
 		return nil
@@ -82,7 +83,11 @@ func (e *epochs) check(session string, epoch int64) error {
 	if len(e.marks) > maxEpochs {
 		e.forget()
 	}
-	return machine.WriteFile(e.path, e.marks)
+	err := machine.WriteFile(e.path, e.marks)
+	if err != nil {
+		e.marks[session] = former
+	}
+	return err
 }
 
 // forget forgets the session that was raised least recently.

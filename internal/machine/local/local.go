@@ -5,8 +5,10 @@ package local
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 
 	"github.com/atoll-run/atoll"
@@ -46,6 +48,18 @@ type running struct {
 // keyName is the name of the key that connections of the machine use.
 const keyName = "machine"
 
+func stateDir(dir string) string { return filepath.Join(dir, "state") }
+
+// Restore replaces the database of the daemon of a machine with files in dir,
+// which does not run, with a backup.
+func Restore(ctx context.Context, dir, backup string) error {
+	replaced, err := daemon.Restore(ctx, stateDir(dir), backup)
+	if err != nil {
+		return err
+	}
+	return os.RemoveAll(replaced)
+}
+
 // Start starts the daemon of a machine.
 func Start(ctx context.Context, e agent.Enrolled, o Options) (*Daemon, error) {
 	d := &Daemon{opts: o, entry: o.Sandboxes, whole: e.Mode == sandbox.ModeWholeMachine}
@@ -65,7 +79,7 @@ func (d *Daemon) start(ctx context.Context) (err error) {
 	r := &running{}
 	// Every connection needs a key, also those of the machine's other users.
 	r.daemon, err = daemon.Start(ctx, daemon.Options{
-		StateDir: filepath.Join(d.opts.Dir, "state"), Provider: d.entry.Name, Providers: []registry.Entry{d.entry}, Listen: "127.0.0.1:0", Plain: true,
+		StateDir: stateDir(d.opts.Dir), Provider: d.entry.Name, Providers: []registry.Entry{d.entry}, Listen: "127.0.0.1:0", Plain: true,
 		Pool: d.opts.Pool, Fence: d.epochs.check, Version: d.opts.Version, Logger: d.opts.Logger,
 	})
 	if err != nil {
@@ -181,6 +195,14 @@ func (d *Daemon) Sandboxes(ctx context.Context) (n int, err error) {
 	}
 	err = d.each(ctx, func(*atoll.Sandbox) error { n++; return nil })
 	return n, err
+}
+
+// Backup implements agent.Local.
+func (d *Daemon) Backup(ctx context.Context) (io.ReadCloser, error) {
+	if d.running == nil {
+		return nil, net.ErrClosed
+	}
+	return d.running.client.Admin().Backup(ctx)
 }
 
 // Clear implements agent.Local.

@@ -3,6 +3,7 @@ package update
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -27,7 +28,8 @@ const lastWord = 30 * time.Second
 
 // Try starts a program that was staged, with arguments, and ends it when it is
 // up. A program that does not come up in time is not tried again. Before, the
-// caller lets go of everything that the program needs.
+// caller saves the database and lets go of everything that the program needs; after
+// an error, it restores the database.
 func (p Programs) Try(ctx context.Context, o Offer, args []string, within time.Duration) error {
 	s, err := p.state()
 	if err != nil {
@@ -36,22 +38,19 @@ func (p Programs) Try(ctx context.Context, o Offer, args []string, within time.D
 	if !p.Staged(o) {
 		return refused(sandbox.CodeConflict, "the program of version %s has changed", o.Version)
 	}
-	s.Tried = &tried{o.Version, o.SHA256, true}
+	s.Tried, s.Trying = &tried{o.Version, o.SHA256, true}, true
 	if err := machine.WriteFile(p.stateFile(), s); err != nil {
 		return err
 	}
 	failed := comesUp(ctx, p.path(o.SHA256), o.Version, args, within)
-	if failed != nil && ctx.Err() == nil {
+	if failed != nil {
+		if ctx.Err() != nil {
+			failed = errors.Join(failed, p.Forgive()) // it was interrupted
+		}
 		return failed
 	}
-	s.Tried.Failed = false
-	if failed == nil {
-		s.Current = s.Tried
-	}
-	if err := machine.WriteFile(p.stateFile(), s); err != nil {
-		return err
-	}
-	return failed
+	s.Tried.Failed, s.Trying, s.Current = false, false, s.Tried
+	return errors.Join(machine.WriteFile(p.stateFile(), s), p.unsave())
 }
 
 func comesUp(ctx context.Context, path, version string, args []string, within time.Duration) error {

@@ -100,6 +100,9 @@ type state struct {
 	Tried *tried `json:"tried,omitempty"`
 	// Current is the program that serves the machine. Nil: the installed one.
 	Current *tried `json:"current,omitempty"`
+	// Trying is set from the begin of a trial until it succeeded, or the database was
+	// restored.
+	Trying bool `json:"trying,omitempty"`
 }
 
 type tried struct {
@@ -184,7 +187,11 @@ func (p Programs) Stage(o Offer, r io.Reader) error {
 	if err := download(filepath.Join(dir, "atoll"), o, r); err != nil {
 		return err
 	}
-	return os.Rename(dir, filepath.Dir(p.path(o.SHA256)))
+	to := filepath.Dir(p.path(o.SHA256))
+	if err := os.RemoveAll(to); err != nil { // one that was damaged
+		return err
+	}
+	return os.Rename(dir, to)
 }
 
 func download(path string, o Offer, r io.Reader) error {

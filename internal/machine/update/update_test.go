@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"os"
 	"runtime"
 	"strings"
@@ -143,12 +144,63 @@ func TestTrials(t *testing.T) {
 		t.Errorf("%s would serve instead of a newer one", path)
 	}
 	// Somebody has changed the file.
-	path, _ := p.Current("1.0.0")
-	if err := os.WriteFile(path, []byte(works("1.1.1")), 0o700); err != nil { //nolint:gosec // a program
+	if err := stage(t, p, "1.0.0", "1.6.0", works("1.6.0")); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := p.Current("1.0.0"); ok {
-		t.Error("a program that was changed would serve")
+	path, _ := p.Current("1.0.0")
+	if err := os.WriteFile(path, []byte(works("1.6.1")), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	current("")
+	if err := stage(t, p, "1.0.0", "1.6.0", works("1.6.0")); err != nil {
+		t.Errorf("staging a program that was changed again: %v", err)
+	}
+	current(works("1.6.0"))
+}
+
+// A trial that does not succeed ends with the database as it was, also if it ends
+// with the process.
+func TestTrialsRestoreTheDatabase(t *testing.T) {
+	p := Programs{Dir: t.TempDir()}
+	restored := func() (got string) {
+		t.Helper()
+		err := p.Restore(func(backup string) error {
+			text, err := os.ReadFile(backup)
+			got = string(text)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	try := func(version, program string) error {
+		t.Helper()
+		if err := p.Save(strings.NewReader("before " + version)); err != nil {
+			t.Fatal(err)
+		}
+		return stage(t, p, "1.0.0", version, program)
+	}
+	if err := try("1.1.0", works("1.1.0")); err != nil {
+		t.Fatal(err)
+	}
+	if got := restored(); got != "" {
+		t.Errorf("after a trial that succeeded, %q is restored", got)
+	}
+	if err := try("1.2.0", "#!/bin/sh\nexit 9\n"); err == nil {
+		t.Fatal("a program that fails comes up")
+	}
+	unable := errors.New("unable")
+	if err := p.Restore(func(string) error { return unable }); !errors.Is(err, unable) {
+		t.Errorf("the database is not restored, and the error is %v", err)
+	}
+	if err := p.Forgive(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"before 1.2.0", ""} {
+		if got := restored(); got != want {
+			t.Errorf("%q is restored, want %q", got, want)
+		}
 	}
 }
 
