@@ -23,6 +23,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/machines"
 	"github.com/atoll-run/atoll/internal/machine"
 	"github.com/atoll-run/atoll/internal/machine/agent"
+	"github.com/atoll-run/atoll/internal/machine/hub"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/provider/selfhosted"
@@ -433,5 +434,60 @@ func TestRB102Enrolment(t *testing.T) {
 	e, err := agent.Load(dir)
 	if err != nil || e.Consent.Text != "agreed" || e.Tenant != "acme" {
 		t.Errorf("%+v, %v", e.Consent, err)
+	}
+}
+
+// Heartbeats do not wait for work: a machine whose commands hang
+// still says that it lives, and does more.
+func TestRB112HeartbeatsBesideWork(t *testing.T) {
+	w, dir := newWorld(t), dir(t, "host")
+	id := w.invite(t, "acme", dir, sandbox.ModeSandboxes, "")
+	start(t, dir)
+	w.await(t, id, "online")
+	in := create(t, w.open(t, id, false))
+	var hang []driver.Process
+	for range 16 {
+		p, err := in.Exec(t.Context(), &sandbox.Command{Stdin: true, Args: []string{"/bin/sh", "-c", "echo begin; read x; echo $x"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		if _, err := io.ReadFull(p.Stdout(), make([]byte, len("begin\n"))); err != nil {
+			t.Fatal(err)
+		}
+		hang = append(hang, p)
+	}
+	var config hub.Config
+	w.broker.Configure(&config)
+	conn, err := nats.Connect(config.URL, config.Options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	beats := make(chan struct{}, 1)
+	_, err = conn.Subscribe(machine.All, func(msg *nats.Msg) {
+		if from, rest, _ := machine.Parse(msg.Subject); from.Machine == id && rest == machine.Alive {
+			select {
+			case beats <- struct{}{}:
+			default: // enough
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		<-beats
+	}
+	if out, err := output(in, "echo more"); out != "more\n" || err != nil {
+		t.Errorf("another command beside those that hang: %q, %v", out, err)
+	}
+	for _, p := range hang {
+		if _, err := io.WriteString(p.Stdin(), "end\n"); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := io.ReadAll(p.Stdout()); string(out) != "end\n" || err != nil {
+			t.Errorf("a command that hung: %q, %v", out, err)
+		}
 	}
 }
