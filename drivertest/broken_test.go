@@ -54,7 +54,7 @@ func TestSabotage(t *testing.T) {
 				h := s.harness(t, nil)
 				if broken {
 					h = s.harness(t, s.wrap)
-					h.patience = 3 * time.Second // Some sabotages make a case hang.
+					h.Patience = 3 * time.Second // Some sabotages make a case hang.
 				}
 				h.Only, h.beside = s.cases, beside
 				found := map[string]bool{}

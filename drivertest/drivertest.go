@@ -89,6 +89,9 @@ type Harness struct {
 	// crosses a network: sizes and counts are smaller, and timeouts longer.
 	Slow bool
 
+	// Patience is how long a case may take. Zero: a minute, or five if Slow.
+	Patience time.Duration
+
 	// Only restricts the suite to cases whose name starts with one of these
 	// prefixes. Empty: all.
 	Only []string
@@ -100,8 +103,7 @@ type Harness struct {
 	// Observe, if not nil, is called after every case, never concurrently.
 	Observe func(Result)
 
-	patience time.Duration // for the suite's own tests; 0 means the default
-	beside   bool          // another suite runs in this process: leave its loggers and environment alone
+	beside bool // another suite runs in this process: leave its loggers and environment alone
 }
 
 // Status is the outcome of one case.

@@ -225,7 +225,7 @@ func TestHang(t *testing.T) {
 			}}
 		}}
 	})
-	h.patience = 200 * time.Millisecond
+	h.Patience = 200 * time.Millisecond
 	h.Only = []string{"exec/exit-codes", "probe/facts", "lifecycle/destroy-twice"}
 	status := map[string]Status{}
 	for _, r := range Check(t.Context(), h).Results {

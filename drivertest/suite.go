@@ -215,8 +215,8 @@ func (s *suite) grouped() []*caseGroup {
 
 // patience is the timeout of a case or a cleanup.
 func (s *suite) patience() time.Duration {
-	if s.h.patience > 0 {
-		return s.h.patience
+	if s.h.Patience > 0 {
+		return s.h.Patience
 	}
 	if s.h.Slow {
 		return 5 * time.Minute
