@@ -320,9 +320,10 @@ func hostedHeadless() []sandbox.Descriptor {
 
 	opensandbox := base("opensandbox", "an OpenSandbox server", sandbox.TierHeadless)
 	pty(&opensandbox)
-	opensandbox.RunAs, opensandbox.Persistable, opensandbox.Egress = true, false, sandbox.EgressHost
+	opensandbox.RunAs, opensandbox.Egress = true, sandbox.EgressHost
+	opensandbox.Snapshot, opensandbox.Fork = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}, true
 	opensandbox.Find, opensandbox.Price = sandbox.FindByLabel, sandbox.PriceUse
-	opensandbox.Ports, opensandbox.Verified = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}, sandbox.VerifiedFake
+	opensandbox.Ports, opensandbox.Verified = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}, sandbox.VerifiedLive
 	opensandbox.Units = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}}
 	opensandbox.Credentials = []sandbox.Credential{
 		setting("domain", "OPEN_SANDBOX_DOMAIN", true),

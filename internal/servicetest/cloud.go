@@ -145,10 +145,11 @@ func (c *Cloud) Wait(b *CloudBox) error {
 
 // add adds a sandbox with a status.
 func (c *Cloud) add(box Box, status string) (*CloudBox, error) {
-	box.Created, box.Status = time.Now().UTC(), status
+	box.Status = status
 	b := &CloudBox{box: box}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	b.box.Created = time.Now().UTC() // in the order of the list
 	for _, other := range c.boxes {
 		if other.box.Owner == box.Owner && other.box.Name == box.Name && other.box.Status != c.words.Deleted {
 			return nil, ErrTaken

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -188,6 +189,22 @@ func NewID() string {
 func UUID() string {
 	id := NewID() + NewID()
 	return id[:8] + "-" + id[8:12] + "-" + id[12:16] + "-" + id[16:20] + "-" + id[20:32]
+}
+
+// After returns at most size of the sandboxes after a cursor, and the cursor of the
+// next page, or nil. A cursor is a time, so sandboxes that are removed meanwhile
+// hide no others.
+func After(all []Box, cursor string, size int) (page []Box, next any) {
+	for _, b := range all {
+		switch at := strconv.FormatInt(b.Created.UnixNano(), 10); {
+		case at <= cursor:
+		case len(page) == size:
+			return page, next
+		default:
+			page, next = append(page, b), at
+		}
+	}
+	return page, nil
 }
 
 // Page returns the part of a list that a request asks for with limit, or else at

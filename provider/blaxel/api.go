@@ -162,30 +162,20 @@ func (a *api) page(ctx context.Context, cursor string, size int) (p pages, err e
 	return p, err
 }
 
-// maxPages limits a list.
-const maxPages = 10_000
-
 // List implements hosted.Service. The service filters by no labels.
-func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) (ours []hosted.Box, err error) {
-	cursor := ""
-	for range maxPages {
+func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) ([]hosted.Box, error) {
+	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Box, next string, err error) {
 		p, err := a.page(ctx, cursor, 200)
-		if err != nil {
-			return nil, err
-		}
 		for _, b := range p.Data {
-			if b.Metadata.Labels[hosted.MetaScope] != "" {
-				ours = append(ours, b.describe())
-			}
+			found = append(found, b.describe())
 		}
-		if !p.Meta.More {
-			return ours, nil
+		if p.Meta.More && p.Meta.Next == "" {
+			err = a.Strange("the service's list is invalid")
+		} else if p.Meta.More {
+			next = p.Meta.Next
 		}
-		if cursor = p.Meta.Next; cursor == "" {
-			break
-		}
-	}
-	return nil, a.Strange("the service's list has no end")
+		return found, next, err
+	})
 }
 
 // End implements hosted.Service. It waits until the service ends the sandbox.
@@ -203,33 +193,19 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, name string) error {
 }
 
 // Claim implements hosted.Claimer. The service takes whole descriptions only.
-func (a *api) Claim(ctx context.Context, id sandbox.ID, name, scope string) error {
-	b, err := a.get(ctx, name)
-	if err == nil && b.Metadata.Labels[hosted.MetaID] != string(id) {
-		err = a.Strange("the service answers for another sandbox")
-	}
+func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
 	var all struct {
 		Metadata map[string]any `json:"metadata"`
 		Spec     any            `json:"spec"`
 	}
-	if err == nil {
-		err = a.Call(ctx, http.MethodGet, path(name, ""), nil, &all)
+	if err := a.Call(ctx, http.MethodGet, path(b.ID, ""), nil, &all); err != nil {
+		return err
 	}
-	if err == nil {
-		labels, _ := all.Metadata["labels"].(map[string]any)
-		if labels == nil {
-			return a.Strange("the service does not show whose the sandbox is")
-		}
-		labels[hosted.MetaScope] = scope
-		err = a.Call(ctx, http.MethodPut, path(name, ""), all, nil)
+	if all.Metadata == nil {
+		return a.Strange("the service does not show whose the sandbox is")
 	}
-	if err == nil {
-		b, err = a.get(ctx, name)
-	}
-	if err == nil && b.Metadata.Labels[hosted.MetaScope] != scope {
-		err = a.Strange("the service does not confirm whose the sandbox is")
-	}
-	return err
+	all.Metadata["labels"] = metadata
+	return a.Call(ctx, http.MethodPut, path(b.ID, ""), all, nil)
 }
 
 // network is what a sandbox may reach: names, through the service's proxy. The

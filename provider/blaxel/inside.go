@@ -205,28 +205,19 @@ const maxEvent = 16 << 20
 // Stream implements hosted.Commander. The service runs a command to its end
 // unless it is killed.
 func (in *inside) Stream(ctx context.Context, argv []string, env map[string]string) (hosted.Events, error) {
-	command := newProcess(argv, env)
-	text, err := json.Marshal(command)
-	if err != nil {
-		return nil, err
-	}
-	e := &events{in: in}
-	err = in.reach(ctx, func() error {
-		return in.Patient(ctx, func() error {
-			header := http.Header{"Content-Type": {"application/json"}, "Accept": {"text/event-stream"}}
-			res, err := in.Send(ctx, http.MethodPost, "/process", header, bytes.NewReader(text)) //nolint:bodyclose // events closes it
-			if err == nil {
-				e.body = res.Body
-			}
-			return err
-		})
+	command, e := newProcess(argv, env), &events{in: in}
+	err := in.reach(ctx, func() (err error) {
+		e.body, err = in.Listen(ctx, http.MethodPost, "/process", command, rest.Events)
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	e.lines = bufio.NewScanner(e.body)
 	e.lines.Buffer(nil, maxEvent)
-	in.p.Conns.Go(func() { e.sweep(ctx, command.Name) })
+	in.p.Reap(ctx, &e.over, func(ctx context.Context) {
+		_ = in.Call(ctx, http.MethodDelete, "/process/"+url.PathEscape(command.Name)+"/kill", nil, nil) // it ends with the sandbox
+	})
 	return e, nil
 }
 
@@ -236,17 +227,6 @@ type events struct {
 	body  io.ReadCloser
 	lines *bufio.Scanner
 	over  atomic.Bool // the command has ended
-}
-
-// sweep ends the command when nobody listens any more.
-func (e *events) sweep(ctx context.Context, name string) {
-	<-ctx.Done()
-	if e.over.Load() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-	defer cancel()
-	_ = e.in.Call(ctx, http.MethodDelete, "/process/"+url.PathEscape(name)+"/kill", nil, nil) // it ends with the sandbox
 }
 
 // Next implements hosted.Events.

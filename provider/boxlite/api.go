@@ -163,21 +163,16 @@ func (a *api) page(ctx context.Context, token string, size int) (all page, err e
 }
 
 // list returns the boxes of the account with our name prefix.
-func (a *api) list(ctx context.Context, prefix string) (all []box, err error) {
-	for token := ""; ; {
-		p, err := a.page(ctx, token, pageSize)
-		if err != nil {
-			return nil, err
-		}
+func (a *api) list(ctx context.Context, prefix string) ([]box, error) {
+	return hosted.Chained(&a.Client, func(cursor string) (ours []box, next string, err error) {
+		p, err := a.page(ctx, cursor, pageSize)
 		for _, b := range p.Boxes {
 			if strings.HasPrefix(b.Name, prefix) && usableID.MatchString(b.ID) {
-				all = append(all, b)
+				ours = append(ours, b)
 			}
 		}
-		if token = p.Next; token == "" {
-			return all, nil
-		}
-	}
+		return ours, p.Next, err
+	})
 }
 
 // named returns the box with a name. It returns hosted.ErrNone if the server

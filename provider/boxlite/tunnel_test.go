@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/drivertest"
@@ -42,7 +43,7 @@ func TestTunnels(t *testing.T) {
 					return connect(w, dir, func(o *boxlite.Options) { o.Tunnels = true })
 				},
 				Spec: func() sandbox.Spec { return *reaching("") },
-				Only: []string{"ports"},
+				Only: []string{"ports"}, Patience: 5 * time.Minute,
 			})
 			if n := w.Fake.Requests(http.MethodPost, tunnelPath); n == 0 {
 				t.Error("no tunnel was requested")

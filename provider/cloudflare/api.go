@@ -1,7 +1,6 @@
 package cloudflare
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -17,10 +16,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -30,6 +31,8 @@ type api struct {
 	rest.Client
 	key   *credential.Source
 	boxes hosted.Boxes
+	// work and conns are those of the core.
+	work, conns *sync.WaitGroup
 
 	mu    sync.Mutex
 	gates map[string]*gate // by mark
@@ -157,8 +160,20 @@ func (a *api) runs(ctx context.Context, id sandbox.ID) (bool, error) {
 
 // look finds a sandbox by its name. It returns hosted.ErrNone if the bridge says
 // that it does not run, or if it has no mark: then the bridge has made a new one
-// for this request or an earlier one, which look removes.
-func (a *api) look(ctx context.Context, id sandbox.ID) (b hosted.Box, err error) {
+// for this request or an earlier one, which look removes, also when its caller
+// gives up.
+func (a *api) look(ctx context.Context, id sandbox.ID) (hosted.Box, error) {
+	if err := ctx.Err(); err != nil {
+		return hosted.Box{}, err
+	}
+	return records.Finish(ctx, a.work, func() (hosted.Box, error) {
+		late, cancel := outlive(ctx, new(atomic.Bool))
+		defer cancel()
+		return a.find(late, id)
+	})
+}
+
+func (a *api) find(ctx context.Context, id sandbox.ID) (b hosted.Box, err error) {
 	if runs, err := a.runs(ctx, id); err != nil || !runs {
 		return b, cmp.Or(err, hosted.ErrNone)
 	}
@@ -303,8 +318,41 @@ func (a *api) tidy(in *inside) {
 	_, _ = a.look(ctx, in.ID) // later requests try again
 }
 
+// starting limits how long a request continues after its caller gave up.
+const starting = time.Minute
+
+// outlive returns a context that ends a while after ctx, or with it if known is
+// true by then. The bridge completes what a request has begun although its caller
+// gave up: it may make a new sandbox, which must be noticed.
+func outlive(ctx context.Context, known *atomic.Bool) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		if !known.Load() {
+			_ = rest.Sleep(late, starting)
+		}
+		cancel()
+	})
+	return late, func() {
+		stop()
+		cancel()
+	}
+}
+
+// pass calls f, unless the sandbox has been removed. It is not removed meanwhile.
+func (in *inside) pass(f func() error) error {
+	if in.one != "" {
+		g := in.api.gate(in.one)
+		g.RLock()
+		defer g.RUnlock()
+		if g.closed {
+			return in.Broken("the sandbox has been removed")
+		}
+	}
+	return f()
+}
+
 // Stream implements hosted.Commander. The bridge has no variables.
-func (in *inside) Stream(ctx context.Context, argv []string, env map[string]string) (out hosted.Events, err error) {
+func (in *inside) Stream(ctx context.Context, argv []string, env map[string]string) (hosted.Events, error) {
 	args := []string{"/bin/sh", "-c", guard, "atoll", guard, in.one}
 	if len(env) > 0 {
 		args = append(args, "env")
@@ -312,51 +360,134 @@ func (in *inside) Stream(ctx context.Context, argv []string, env map[string]stri
 	for k, v := range env {
 		args = append(args, k+"="+v)
 	}
-	text, err := json.Marshal(map[string][]string{"argv": append(args, argv...)})
+	e := &events{in: in, said: make(chan said), started: make(chan error, 1)}
+	e.known.Store(in.one == "") // whoever asks that way looks at what was made
+	e.ctx, e.cancel = context.WithCancel(ctx)
+	in.api.conns.Go(func() { e.run(append(args, argv...)) })
+	var err error
+	select {
+	case err = <-e.started:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
 	if err != nil {
+		e.cancel()
 		return nil, err
 	}
-	if in.one != "" {
-		g := in.api.gate(in.one)
-		g.RLock()
-		defer g.RUnlock()
-		if g.closed {
-			return nil, in.Broken("the sandbox has been removed")
-		}
-	}
-	err = in.api.Patient(ctx, func() error {
-		header := http.Header{"Content-Type": {"application/json"}, "Accept": {"text/event-stream"}}
-		res, err := in.api.Send(ctx, http.MethodPost, path(in.ID, "/exec"), header, bytes.NewReader(text)) //nolint:bodyclose // events closes it
-		if err == nil {
-			out = &events{Stream: rest.NewStream(res.Body), in: in}
-		}
+	return e, nil
+}
+
+// start asks the bridge to run a command, and returns its events.
+func (in *inside) start(ctx context.Context, argv []string) (body io.ReadCloser, err error) {
+	err = in.pass(func() (err error) {
+		body, err = in.api.Listen(ctx, http.MethodPost, path(in.ID, "/exec"), map[string][]string{"argv": argv}, rest.Events)
 		return err
 	})
-	return out, err
+	return body, err
 }
 
 // Put implements hosted.Commander.
 func (in *inside) Put(ctx context.Context, file string, open func() (io.ReadCloser, error)) error {
-	return in.api.Patient(ctx, func() error {
-		body, err := open()
-		if err != nil {
-			return err
+	done := make(chan error, 1)
+	in.api.conns.Go(func() {
+		late, cancel := outlive(ctx, new(atomic.Bool))
+		defer cancel()
+		err := in.pass(func() error {
+			return in.api.Patient(late, func() error {
+				body, err := open()
+				if err != nil {
+					return err
+				}
+				defer body.Close()
+				return in.api.Upload(late, http.MethodPut, path(in.ID, "/file"+file), "application/octet-stream", body)
+			})
+		})
+		if ctx.Err() != nil { // nobody uses the sandbox, which would show that it is a new one
+			in.api.tidy(in)
 		}
-		defer body.Close()
-		return in.api.Upload(ctx, http.MethodPut, path(in.ID, "/file"+file), "application/octet-stream", body)
+		done <- err
 	})
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
-// events are the events of a command.
+// said is an event, or the error of what ended the events.
+type said struct {
+	hosted.Event
+	err error
+}
+
+// events are the events of a command. They are read until it is known in which
+// sandbox it runs, also when nobody wants them any more.
 type events struct {
-	*rest.Stream
-	in *inside
+	in      *inside
+	ctx     context.Context // of who wants them
+	cancel  context.CancelFunc
+	started chan error
+	said    chan said
+	known   atomic.Bool // it does not run in a new sandbox
 }
 
-// Next implements hosted.Events. Output is base64.
-func (e *events) Next() (ev hosted.Event, err error) {
+// run runs the command.
+func (e *events) run(argv []string) {
+	late, cancel := outlive(e.ctx, &e.known)
+	defer cancel()
+	body, err := e.in.start(late, argv)
+	if err != nil {
+		if e.ctx.Err() != nil && !e.known.Load() {
+			e.in.api.tidy(e.in)
+		}
+		e.started <- err
+		return
+	}
+	defer close(e.said)
+	defer body.Close()
+	e.started <- nil
+	for stream := rest.NewStream(body); ; {
+		now := said{}
+		now.Event, now.err = e.read(stream)
+		other := now.Exit != nil && *now.Exit == another
+		if !e.known.Load() && (other || now.err != nil) {
+			e.in.api.tidy(e.in)
+		}
+		e.known.Store(e.known.Load() || !other)
+		select {
+		case e.said <- now:
+		case <-e.ctx.Done():
+		}
+		if now.err != nil || now.Exit != nil || e.ctx.Err() != nil && e.known.Load() {
+			return
+		}
+	}
+}
+
+// Next implements hosted.Events.
+func (e *events) Next() (hosted.Event, error) {
+	select {
+	case now, more := <-e.said:
+		if !more {
+			now.err = e.in.Lost(io.ErrUnexpectedEOF)
+		}
+		return now.Event, now.err
+	case <-e.ctx.Done():
+		return hosted.Event{}, e.in.Lost(e.ctx.Err())
+	}
+}
+
+// Close implements hosted.Events.
+func (e *events) Close() error {
+	e.cancel()
+	return nil
+}
+
+// read reads an event. Output is base64.
+func (e *events) read(stream *rest.Stream) (ev hosted.Event, err error) {
 	for {
-		name, data, err := e.Stream.Next()
+		name, data, err := stream.Next()
 		if err != nil {
 			return ev, e.in.Lost(err)
 		}
@@ -379,9 +510,6 @@ func (e *events) Next() (ev hosted.Event, err error) {
 			}
 			if json.Unmarshal([]byte(data), &exit) != nil || exit.Code == nil {
 				return ev, e.in.Broken("the bridge's events are invalid")
-			}
-			if *exit.Code == another && e.in.one != "" {
-				e.in.api.tidy(e.in)
 			}
 			return hosted.Event{Exit: exit.Code}, nil
 		}

@@ -91,6 +91,7 @@ func New(opts Options) (*Provider, error) {
 		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true, Marks: true, Resting: []string{running},
 		Hint: "use its original " + urlEnv + " and " + keyEnv,
 	}}
+	a.work, a.conns = &p.Work, &p.Conns
 	p.Enter = func(b hosted.Box) hosted.Inside { return a.enter(p.Open, b.Sandbox, b.ID) }
 	if err := p.Start(opts.Executable); err != nil {
 		return nil, err

@@ -36,6 +36,18 @@ type world struct {
 	// eager makes the proxy answer as Cloudflare's bridge does: every request
 	// makes the sandbox that it names, also the question whether it runs.
 	eager atomic.Bool
+	held  atomic.Pointer[held]
+}
+
+// held are requests that the proxy holds back. It passes them on even if the
+// client gives up.
+type held struct {
+	method, path     string
+	came, pass, done chan struct{}
+}
+
+func hold(method, path string) *held {
+	return &held{method, path, make(chan struct{}, 100), make(chan struct{}), make(chan struct{}, 100)}
 }
 
 var serving = regexp.MustCompile(`serving clients of Cloudflare's sandbox bridge on (\S+)`)
@@ -81,6 +93,12 @@ func serve(t *testing.T) *world {
 	proxy.FlushInterval, proxy.Transport = -1, hostedtest.Transport()
 	proxy.ErrorHandler = func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) }
 	server := httptest.NewServer(w.Wrap(http.HandlerFunc(func(res http.ResponseWriter, r *http.Request) {
+		if h := w.held.Load(); h != nil && r.Method == h.method && strings.Contains(r.URL.Path, h.path) {
+			h.came <- struct{}{}
+			<-h.pass
+			defer func() { h.done <- struct{}{} }()
+			r = r.WithContext(context.WithoutCancel(r.Context())) // the bridge goes on although the client has gone
+		}
 		if path, ok := strings.CutSuffix(r.URL.Path, "/running"); ok && w.eager.Load() {
 			w.touch(r.Context(), upstream.String()+path)
 		}
@@ -209,6 +227,60 @@ func TestLost(t *testing.T) {
 				t.Errorf("it says %q", got)
 			}
 			if err := again.Destroy(t.Context()); err != nil {
+				t.Error(err)
+			}
+			w.Empty(t)
+		})
+	}
+}
+
+// A command whose caller gives up does not leave the new sandbox that the bridge
+// makes for it after that.
+func TestGivenUp(t *testing.T) {
+	w := serve(t)
+	p := w.Open(t, t.TempDir())
+	for what, tt := range map[string]struct {
+		method, path string
+		use          func(ctx context.Context, in driver.Instance) error
+	}{
+		"command": {http.MethodPost, "/exec", func(ctx context.Context, in driver.Instance) error {
+			_, err := in.Exec(ctx, &sandbox.Command{Args: []string{"true"}})
+			return err
+		}},
+		"search": {http.MethodPost, "/exec", func(ctx context.Context, in driver.Instance) error {
+			_, err := p.Attach(ctx, in.ID())
+			return err
+		}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			in, err := p.Create(t.Context(), spec("sb-given-up"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			hostedtest.Says(t, in, "true")
+			h := hold(tt.method, tt.path)
+			w.held.Store(h)
+			ctx, cancel := context.WithCancel(t.Context())
+			used := make(chan error)
+			go func() { used <- tt.use(ctx, in) }()
+			<-h.came
+			w.run(t, append([]string{"rm", "-f"}, w.boxes(t)...)...)
+			cancel()
+			if what == "command" { // a search waits a moment for its request
+				if err := <-used; err == nil {
+					t.Error("a command of a lost sandbox succeeds")
+				}
+			}
+			w.held.Store(nil)
+			close(h.pass)
+			<-h.done
+			if what == "search" {
+				if err := <-used; err == nil {
+					t.Error("a lost sandbox is found")
+				}
+			}
+			w.Empty(t)
+			if err := in.Destroy(t.Context()); err != nil {
 				t.Error(err)
 			}
 			w.Empty(t)

@@ -3,7 +3,6 @@ package daytona
 import (
 	"context"
 	"encoding/json"
-	"maps"
 	"net/http"
 	"net/url"
 	"time"
@@ -127,8 +126,8 @@ func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, err
 
 // pages is one page of a list.
 type pages struct {
-	Items []box   `json:"items"`
-	Next  *string `json:"nextCursor"`
+	Items []box  `json:"items"`
+	Next  string `json:"nextCursor"`
 }
 
 func (a *api) page(ctx context.Context, q url.Values) (p pages, err error) {
@@ -139,30 +138,23 @@ func (a *api) page(ctx context.Context, q url.Values) (p pages, err error) {
 	return p, err
 }
 
-// maxPages limits a list.
-const maxPages = 10_000
-
 // List implements hosted.Service.
-func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) ([]hosted.Box, error) {
 	labels, err := json.Marshal(hosted.Wanted(scope, id))
 	if err != nil {
 		return nil, err
 	}
 	q := url.Values{"labels": {string(labels)}, "limit": {"100"}}
-	for range maxPages {
+	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Box, next string, err error) {
+		if cursor != "" {
+			q.Set("cursor", cursor)
+		}
 		p, err := a.page(ctx, q)
-		if err != nil {
-			return nil, err
-		}
 		for _, b := range p.Items {
-			ours = append(ours, b.describe())
+			found = append(found, b.describe())
 		}
-		if p.Next == nil || *p.Next == "" {
-			return ours, nil
-		}
-		q.Set("cursor", *p.Next)
-	}
-	return nil, a.Strange("the service's list has no end")
+		return found, p.Next, err
+	})
 }
 
 // End implements hosted.Service. It waits until the sandbox has ended, because
@@ -183,21 +175,6 @@ func (a *api) End(ctx context.Context, id sandbox.ID, boxID string) error {
 }
 
 // Claim implements hosted.Claimer.
-func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) error {
-	b, err := a.get(ctx, boxID)
-	if err == nil && b.Labels[hosted.MetaID] != string(id) {
-		err = a.Strange("the service answers for another sandbox")
-	}
-	if err != nil {
-		return err
-	}
-	labels := maps.Clone(b.Labels)
-	labels[hosted.MetaScope] = scope
-	if err := a.Call(ctx, http.MethodPut, "/sandbox/"+url.PathEscape(boxID)+"/labels", map[string]any{"labels": labels}, nil); err != nil {
-		return err
-	}
-	if b, err = a.get(ctx, boxID); err == nil && b.Labels[hosted.MetaScope] != scope {
-		err = a.Strange("the service does not confirm whose the sandbox is")
-	}
-	return err
+func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+	return a.Call(ctx, http.MethodPut, "/sandbox/"+url.PathEscape(b.ID)+"/labels", map[string]any{"labels": metadata}, nil)
 }

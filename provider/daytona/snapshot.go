@@ -36,11 +36,7 @@ func (s saved) describe() hosted.Saved {
 }
 
 // Owns implements hosted.Saver: it refuses a name of another directory.
-func (k saver) Owns(data string) bool {
-	own, err := k.p.Scope()
-	scope, id, ours := names.Parse(data)
-	return err == nil && ours && scope == own && sandbox.ValidateName(string(id)) == nil
-}
+func (k saver) Owns(data string) bool { return k.p.Named(names, data) }
 
 func (k saver) get(ctx context.Context, name string) (s saved, err error) {
 	err = k.p.api.Call(ctx, http.MethodGet, "/snapshots/"+name, nil, &s)
@@ -101,25 +97,21 @@ func (k saver) Saved(ctx context.Context, id string) (found []hosted.Saved, err 
 		s, err := k.Referred(ctx, name)
 		return []hosted.Saved{s}, err
 	}
-	for n := 1; n <= maxPages; n++ {
+	all, err := hosted.Counted(&k.p.api.Client, func(n, _ int) ([]saved, int64, error) {
 		var p struct {
 			Items []saved `json:"items"`
-			Pages int     `json:"totalPages"`
+			Total int64   `json:"total"`
 		}
 		q := url.Values{"name": {name}, "limit": {"100"}, "page": {strconv.Itoa(n)}}
-		if err := k.p.api.Call(ctx, http.MethodGet, "/snapshots?"+q.Encode(), nil, &p); err != nil {
-			return nil, err
-		}
-		for _, s := range p.Items {
-			if strings.HasPrefix(s.Name, name) && s.State != "removing" {
-				found = append(found, s.describe())
-			}
-		}
-		if n >= p.Pages {
-			return found, nil
+		err := k.p.api.Call(ctx, http.MethodGet, "/snapshots?"+q.Encode(), nil, &p)
+		return p.Items, p.Total, err
+	})
+	for _, s := range all {
+		if strings.HasPrefix(s.Name, name) && s.State != "removing" {
+			found = append(found, s.describe())
 		}
 	}
-	return nil, k.p.Strange("the service's list has no end")
+	return found, err
 }
 
 // Copy implements hosted.Saver.

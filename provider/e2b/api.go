@@ -103,20 +103,15 @@ func timeout(life time.Duration) map[string]int64 {
 const pageSize = 100
 
 // all returns a whole list.
-func all[T any](ctx context.Context, a *api, path string, q url.Values) (items []T, err error) {
-	for q.Set("limit", strconv.Itoa(pageSize)); ; {
-		var page []T
+func all[T any](ctx context.Context, a *api, path string, q url.Values) ([]T, error) {
+	q.Set("limit", strconv.Itoa(pageSize))
+	return hosted.Chained(&a.Client, func(cursor string) (page []T, next string, err error) {
+		if cursor != "" {
+			q.Set("nextToken", cursor)
+		}
 		header, err := a.Ask(ctx, http.MethodGet, path+"?"+q.Encode(), nil, &page)
-		if err != nil {
-			return nil, err
-		}
-		items = append(items, page...)
-		next := header.Get("X-Next-Token")
-		if next == "" {
-			return items, nil
-		}
-		q.Set("nextToken", next)
-	}
+		return page, header.Get("X-Next-Token"), err
+	})
 }
 
 // Get implements hosted.Service.

@@ -117,6 +117,6 @@ func TestConformance(t *testing.T) {
 		New:  func(context.Context) (driver.Provider, error) { return e2b.New(s.options(dir)) },
 		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
 
-		Parallel: true,
+		Parallel: true, Patience: 5 * time.Minute,
 	})
 }

@@ -175,19 +175,14 @@ type pages[T any] struct {
 }
 
 // all returns a whole list.
-func all[T any](ctx context.Context, a *api, path string, q url.Values) (items []T, err error) {
-	for {
+func all[T any](ctx context.Context, a *api, path string, q url.Values) ([]T, error) {
+	return hosted.Counted(&a.Client, func(_, have int) (items []T, total int64, err error) {
 		var p pages[T]
 		q.Set("limit", "100")
-		q.Set("offset", strconv.Itoa(len(items)))
-		if err := a.Call(ctx, http.MethodGet, path+"?"+q.Encode(), nil, &p); err != nil {
-			return nil, err
-		}
-		items = append(items, p.Items...)
-		if len(p.Items) == 0 || int64(len(items)) >= p.Total {
-			return items, nil
-		}
-	}
+		q.Set("offset", strconv.Itoa(have))
+		err = a.Call(ctx, http.MethodGet, path+"?"+q.Encode(), nil, &p)
+		return p.Items, p.Total, err
+	})
 }
 
 // names are the names of sandboxes and snapshots. The service has no other way

@@ -39,11 +39,7 @@ func (s saved) describe() hosted.Saved {
 }
 
 // Owns implements hosted.Saver: it refuses a name of another directory.
-func (k saver) Owns(data string) bool {
-	own, err := k.p.Scope()
-	scope, id, ours := names.Parse(data)
-	return err == nil && ours && scope == own && sandbox.ValidateName(string(id)) == nil
-}
+func (k saver) Owns(data string) bool { return k.p.Named(names, data) }
 
 // Referred implements hosted.Saver.
 func (k saver) Referred(ctx context.Context, data string) (hosted.Saved, error) {

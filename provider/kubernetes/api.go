@@ -317,19 +317,15 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, box string) error {
 }
 
 // Claim implements hosted.Claimer. The UID is a precondition.
-func (a *api) Claim(ctx context.Context, _ sandbox.ID, box, scope string) error {
-	name, uid, object := split(box)
+func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+	name, uid, object := split(b.ID)
+	scope := metadata[hosted.MetaScope]
 	if object != "" {
 		if err := a.claimObject(ctx, name, object, scope); err != nil {
 			return err
 		}
 	}
-	var p pod
-	err := a.merge(ctx, a.pods(name), map[string]any{"metadata": map[string]any{"uid": uid, "labels": map[string]string{labelScope: scope}}}, &p)
-	if err == nil && (p.Meta.boxID() != box || p.Meta.Labels[labelScope] != scope) {
-		err = a.Strange("the API server does not confirm whose the pod is")
-	}
-	return err
+	return a.merge(ctx, a.pods(name), map[string]any{"metadata": map[string]any{"uid": uid, "labels": map[string]string{labelScope: scope}}}, new(pod))
 }
 
 // Account implements hosted.Accounter. The UID of the namespace distinguishes it

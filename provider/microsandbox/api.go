@@ -130,27 +130,15 @@ func (a *api) page(ctx context.Context, cursor string, size int) (p pages, err e
 	return p, err
 }
 
-// maxPages limits a list.
-const maxPages = 10_000
-
 // List implements hosted.Service. The service filters by no part of a name.
-func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) (ours []hosted.Box, err error) {
-	cursor := ""
-	for range maxPages {
+func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) ([]hosted.Box, error) {
+	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Box, next string, err error) {
 		p, err := a.page(ctx, cursor, 50)
-		if err != nil {
-			return nil, err
-		}
 		for _, b := range p.Data {
-			if d := b.describe(); d.Scope != "" {
-				ours = append(ours, d)
-			}
+			found = append(found, b.describe())
 		}
-		if cursor = p.Next; cursor == "" {
-			return ours, nil
-		}
-	}
-	return nil, a.Strange("the service's list has no end")
+		return found, p.Next, err
+	})
 }
 
 // End implements hosted.Service. It stops a sandbox that the service does not

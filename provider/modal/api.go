@@ -266,21 +266,9 @@ func (a *api) End(ctx context.Context, id sandbox.ID, box string) error {
 }
 
 // Claim implements hosted.Claimer.
-func (a *api) Claim(ctx context.Context, id sandbox.ID, box, scope string) error {
-	b, err := a.Get(ctx, id, box)
-	if err == nil && b.Sandbox != id {
-		err = a.Strange("the service answers for another sandbox")
-	}
-	if err == nil {
-		err = call(ctx, a, "SandboxTagsSetV2", &modalapi.TagsSet{Environment: a.environment, ID: box, Tags: tags(scope, id)}, &modalapi.Empty{})
-	}
-	if err != nil {
-		return err
-	}
-	if b, err = a.Get(ctx, id, box); err == nil && b.Scope != scope {
-		err = a.Strange("the service does not confirm whose the sandbox is")
-	}
-	return err
+func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+	all := tags(metadata[hosted.MetaScope], sandbox.ID(metadata[hosted.MetaID]))
+	return call(ctx, a, "SandboxTagsSetV2", &modalapi.TagsSet{Environment: a.environment, ID: b.ID, Tags: all}, &modalapi.Empty{})
 }
 
 // Credential implements hosted.Service.

@@ -32,11 +32,7 @@ func (k saver) describe(name string, created float64) hosted.Saved {
 }
 
 // Owns implements hosted.Saver: it refuses a name of another directory.
-func (k saver) Owns(data string) bool {
-	own, err := k.p.Scope()
-	scope, id, ours := names.Parse(data)
-	return err == nil && ours && scope == own && sandbox.ValidateName(string(id)) == nil
-}
+func (k saver) Owns(data string) bool { return k.p.Named(names, data) }
 
 // tag is the name of an image with its environment.
 func (k saver) tag(name string) string {
@@ -76,21 +72,17 @@ func (k saver) Saved(ctx context.Context, id string) (found []hosted.Saved, err 
 		return []hosted.Saved{s}, err
 	}
 	req := modalapi.TagsRequest{Environment: k.p.api.environment, Prefix: names.Of(scope, ""), Max: 100}
-	for range maxPages {
+	return hosted.Chained(k.p.API, func(cursor string) (found []hosted.Saved, next string, err error) {
 		var page modalapi.Tags
-		if err := call(ctx, k.p.api, "ImageListTags", &req, &page); err != nil {
-			return nil, err
-		}
+		req.Page = cursor
+		err = call(ctx, k.p.api, "ImageListTags", &req, &page)
 		for _, item := range page.Items {
 			if k.Owns(item.Tag) {
 				found = append(found, k.describe(item.Tag, item.Created))
 			}
 		}
-		if req.Page = page.Next; page.Next == "" {
-			return found, nil
-		}
-	}
-	return nil, k.p.Strange("the service's list has no end")
+		return found, page.Next, err
+	})
 }
 
 // Save implements hosted.Saver. Both requests can be repeated.

@@ -32,9 +32,10 @@ func missing(err error) bool {
 	return r.Ours && r.Status == http.StatusNotFound && strings.HasSuffix(r.Code, "::SANDBOX_NOT_FOUND")
 }
 
-// creation is the request for a new sandbox.
+// creation is the request for a new sandbox, of an image or a snapshot.
 type creation struct {
-	Image      image             `json:"image"`
+	Image      *image            `json:"image,omitempty"`
+	Snapshot   string            `json:"snapshotId,omitempty"`
 	Entrypoint []string          `json:"entrypoint"`
 	Timeout    *int64            `json:"timeout,omitempty"` // seconds
 	Limits     map[string]string `json:"resourceLimits"`
@@ -126,7 +127,7 @@ func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, err
 type pages struct {
 	Items []box `json:"items"`
 	Pages struct {
-		More bool `json:"hasNextPage"`
+		Total int64 `json:"totalItems"`
 	} `json:"pagination"`
 }
 
@@ -145,26 +146,16 @@ func (a *api) page(ctx context.Context, n, size int, metadata map[string]string)
 	return p, err
 }
 
-// maxPages limits a list.
-const maxPages = 10_000
-
 // List implements hosted.Service.
 func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
-	for n := 1; n <= maxPages; n++ {
+	all, err := hosted.Counted(&a.Client, func(n, _ int) ([]box, int64, error) {
 		p, err := a.page(ctx, n, 200, hosted.Wanted(scope, id))
-		if err != nil {
-			return nil, err
-		}
-		for _, b := range p.Items {
-			if d := b.describe(); d.State != sandbox.Gone && d.Scope != "" && (scope == "" || d.Scope == scope) && (id == "" || d.Sandbox == id) {
-				ours = append(ours, d)
-			}
-		}
-		if !p.Pages.More {
-			return ours, nil
-		}
+		return p.Items, p.Pages.Total, err
+	})
+	for _, b := range all {
+		ours = append(ours, b.describe())
 	}
-	return nil, a.Strange("the server's list has no end")
+	return ours, err
 }
 
 // End implements hosted.Service. It waits until the server has removed the
@@ -183,21 +174,8 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 }
 
 // Claim implements hosted.Claimer.
-func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) error {
-	b, err := a.get(ctx, boxID)
-	if err == nil && b.Metadata[hosted.MetaID] != string(id) {
-		err = a.Strange("the server answers for another sandbox")
-	}
-	if err == nil {
-		err = a.Call(ctx, http.MethodPatch, path(boxID, "/metadata"), map[string]string{hosted.MetaScope: scope}, nil)
-	}
-	if err != nil {
-		return err
-	}
-	if b, err = a.get(ctx, boxID); err == nil && b.Metadata[hosted.MetaScope] != scope {
-		err = a.Strange("the server does not confirm whose the sandbox is")
-	}
-	return err
+func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+	return a.Call(ctx, http.MethodPatch, path(b.ID, "/metadata"), metadata, nil)
 }
 
 // policy is what a sandbox may reach.

@@ -12,9 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -99,23 +99,12 @@ const maxEvent = 16 << 20
 // Stream implements hosted.Commander. The daemon ends a command whose connection
 // ends.
 func (in *inside) Stream(ctx context.Context, argv []string, env map[string]string) (hosted.Events, error) {
-	text, err := json.Marshal(map[string]string{"command": hosted.Quote(hosted.Rooted(argv, env))})
+	command := map[string]string{"command": hosted.Quote(hosted.Rooted(argv, env))}
+	body, err := in.p.api.Listen(ctx, http.MethodPost, execd(in.box, "/command"), command, rest.Events)
 	if err != nil {
 		return nil, err
 	}
-	e := &events{in: in}
-	err = in.p.api.Patient(ctx, func() error {
-		header := http.Header{"Content-Type": {"application/json"}, "Accept": {"text/event-stream"}}
-		res, err := in.p.api.Send(ctx, http.MethodPost, execd(in.box, "/command"), header, bytes.NewReader(text)) //nolint:bodyclose // events closes it
-		if err == nil {
-			e.body = res.Body
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	e.lines = bufio.NewScanner(e.body)
+	e := &events{in: in, body: body, lines: bufio.NewScanner(body)}
 	e.lines.Buffer(nil, maxEvent)
 	first, err := e.event()
 	if err == nil && (first.Type != "init" || first.Text == "") {
@@ -125,7 +114,9 @@ func (in *inside) Stream(ctx context.Context, argv []string, env map[string]stri
 		_ = e.Close()
 		return nil, err
 	}
-	in.p.Conns.Go(func() { e.sweep(ctx, first.Text) })
+	in.p.Reap(ctx, &e.over, func(ctx context.Context) {
+		_ = in.p.api.Call(ctx, http.MethodDelete, execd(in.box, "/command?"+url.Values{"id": {first.Text}}.Encode()), nil, nil) // it ends with the sandbox
+	})
 	return e, nil
 }
 
@@ -135,17 +126,6 @@ type events struct {
 	body  io.ReadCloser
 	lines *bufio.Scanner
 	over  atomic.Bool // the command has ended
-}
-
-// sweep ends the command when nobody listens any more.
-func (e *events) sweep(ctx context.Context, command string) {
-	<-ctx.Done()
-	if e.over.Load() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-	defer cancel()
-	_ = e.in.p.api.Call(ctx, http.MethodDelete, execd(e.in.box, "/command?"+url.Values{"id": {command}}.Encode()), nil, nil) // it ends with the sandbox
 }
 
 // event is one event of a command.

@@ -169,10 +169,10 @@ func TestLive(t *testing.T) {
 		h := drivertest.Harness{
 			New:  func(context.Context) (driver.Provider, error) { return l.open(dir) },
 			Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-			Echo: []string{"/bin/helper"},
+			Echo: []string{"/bin/helper"}, Patience: 5 * time.Minute,
 		}
 		if testing.Short() {
-			h.Only = []string{"capabilities", "lifecycle", "errors", "exec", "output", "signals", "files"}
+			h.Only = []string{"capabilities", "lifecycle", "errors", "exec", "output", "signals", "files", "snapshot", "restore"}
 		}
 		drivertest.Run(t, h)
 	})
@@ -197,7 +197,8 @@ func TestLive(t *testing.T) {
 		}
 	})
 	t.Run("paused", func(t *testing.T) {
-		s := bounded("sb-paused") // it may reach one name
+		s := hostedtest.Spec("sb-paused")
+		suite.Bounded(s) // it may reach one name
 		s.Resources.Memory = 256 << 20
 		in, err := p.Create(t.Context(), s)
 		if err != nil {

@@ -51,6 +51,7 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 // concurrently.
 type Provider struct {
 	*hosted.Core
+	*hosted.Keeper
 	opts Options
 	api  *api
 }
@@ -59,6 +60,7 @@ var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
+	_ driver.SnapshotPauser = (*Provider)(nil)
 )
 
 // New opens the provider. It makes no network call. It removes records of
@@ -79,6 +81,8 @@ func New(opts Options) (*Provider, error) {
 	}
 	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
 	p.Enter, p.Expires, p.Reboots, p.Resting = p.enter, true, true, []string{running, paused}
+	p.Extend = func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} }
+	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}, Records: true})
 	return p, p.Start(opts.Executable)
 }
 
@@ -106,12 +110,21 @@ func (*Provider) EgressAbility() sandbox.EgressAbility {
 	return sandbox.EgressAbility{Kind: sandbox.EgressHost, Wildcards: true}
 }
 
-// Create implements driver.Provider. Names are not unique, so a sandbox whose
-// answer is lost is found by its metadata.
+// Create implements driver.Provider.
 func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
 	if err := p.CheckImage(spec.Image); err != nil {
 		return nil, err
 	}
+	c := creation{Image: &image{URI: spec.Image}}
+	if spec.Image == "" || spec.Image == "host" {
+		c.Image.URI = cmp.Or(p.opts.Image, DefaultImage)
+	}
+	return p.make(ctx, spec, c, nil)
+}
+
+// make makes a sandbox of an image or a snapshot. Names are not unique, so one
+// whose answer is lost is found by its metadata.
+func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, begin func(context.Context, hosted.Inside) error) (driver.Instance, error) {
 	if err := p.Check(spec); err != nil {
 		return nil, err
 	}
@@ -119,10 +132,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if err != nil {
 		return nil, err
 	}
-	c := creation{Entrypoint: []string{"tail", "-f", "/dev/null"}, Limits: map[string]string{}, Metadata: hosted.Wanted(scope, spec.ID)}
-	if c.Image.URI = spec.Image; spec.Image == "" || spec.Image == "host" {
-		c.Image.URI = cmp.Or(p.opts.Image, DefaultImage)
-	}
+	c.Entrypoint, c.Limits, c.Metadata = []string{"tail", "-f", "/dev/null"}, map[string]string{}, hosted.Wanted(scope, spec.ID)
 	if n := spec.Resources.CPUs; n > 0 {
 		c.Limits["cpu"] = strconv.FormatInt(max(1, int64(n*1000)), 10) + "m"
 	}
@@ -138,7 +148,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	var b box
 	var enforced policy
 	return p.Make(ctx, &hosted.Making{
-		Spec: spec, Life: life,
+		Spec: spec, Life: life, Begin: begin,
 		Ask: func(ctx context.Context) (hosted.Box, error) {
 			if b, err = p.request(ctx, scope, spec.ID, &c); err == nil && c.Network != nil {
 				enforced, err = p.api.enforced(ctx, b.ID)
@@ -160,7 +170,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 // request requests a sandbox and waits until it runs.
 func (p *Provider) request(ctx context.Context, scope string, id sandbox.ID, c *creation) (b box, err error) {
 	err = p.api.Call(ctx, http.MethodPost, "/v1/sandboxes", c, nil)
-	if r := rest.RefusalOf(err); r.Ours && strings.HasSuffix(r.Code, "IMAGE_PULL_FAILED") {
+	if r := rest.RefusalOf(err); r.Ours && c.Image != nil && strings.HasSuffix(r.Code, "IMAGE_PULL_FAILED") {
 		return b, &sandbox.Error{
 			Code: sandbox.CodeNotFound, Op: "opensandbox.create", Subject: c.Image.URI, Message: "the server cannot fetch the image: " + p.api.Clip(r.Text),
 			Hint: "check its name, and that the server reaches its registry", Cause: err,

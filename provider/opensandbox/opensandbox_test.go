@@ -24,7 +24,13 @@ const (
 )
 
 var suite = hostedtest.Suite[*opensandbox.Provider, *service.Server]{
-	Name: opensandbox.Name, Busy: (*service.Server).Commands, Keyless: true, Restarts: true,
+	Name: opensandbox.Name, Busy: (*service.Server).Commands, Keyless: true, Restarts: true, Saves: true,
+	Left: func(s *service.Server) (names []string) {
+		for _, kept := range s.Snapshots("") {
+			names = append(names, kept.Name)
+		}
+		return names
+	},
 	New: func(backing driver.Provider) *service.Server {
 		s := service.New(backing)
 		s.AddKey("osb-other", "team-2")

@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -111,32 +110,26 @@ func (a *api) page(ctx context.Context, q url.Values) (p pages, err error) {
 	return p, err
 }
 
-// maxPages limits a list.
-const maxPages = 10_000
-
 // List implements hosted.Service. The service filters by no metadata, and lists
 // sandboxes that have ended, too.
-func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) (ours []hosted.Box, err error) {
+func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) ([]hosted.Box, error) {
 	q := url.Values{"limit": {"1000"}, "include_total_count": {"false"}}
-	for range maxPages {
+	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Box, next string, err error) {
+		if cursor != "" {
+			q.Set("starting_after", cursor)
+		}
 		p, err := a.page(ctx, q)
-		if err != nil {
-			return nil, err
-		}
 		for _, b := range p.Items {
-			if b.Metadata[hosted.MetaScope] != "" {
-				ours = append(ours, b.describe())
-			}
+			found, next = append(found, b.describe()), b.ID
 		}
-		if !p.More {
-			return ours, nil
+		switch {
+		case !p.More:
+			next = ""
+		case next == "":
+			err = a.Strange("the service's list is invalid")
 		}
-		if len(p.Items) == 0 {
-			break
-		}
-		q.Set("starting_after", p.Items[len(p.Items)-1].ID)
-	}
-	return nil, a.Strange("the service's list has no end")
+		return found, next, err
+	})
 }
 
 // End implements hosted.Service. It waits until the sandbox has ended.
@@ -150,23 +143,8 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 }
 
 // Claim implements hosted.Claimer.
-func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) error {
-	b, err := a.get(ctx, boxID)
-	if err == nil && b.Metadata[hosted.MetaID] != string(id) {
-		err = a.Strange("the service answers for another sandbox")
-	}
-	if err != nil {
-		return err
-	}
-	metadata := maps.Clone(b.Metadata)
-	metadata[hosted.MetaScope] = scope
-	if err := a.Call(ctx, http.MethodPost, path(boxID, ""), map[string]any{"metadata": metadata}, nil); err != nil {
-		return err
-	}
-	if b, err = a.get(ctx, boxID); err == nil && b.Metadata[hosted.MetaScope] != scope {
-		err = a.Strange("the service does not confirm whose the sandbox is")
-	}
-	return err
+func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+	return a.Call(ctx, http.MethodPost, path(b.ID, ""), map[string]any{"metadata": metadata}, nil)
 }
 
 // rules are what a sandbox may reach: a network policy of the service.

@@ -111,7 +111,10 @@ func (in *inside) Stream(ctx context.Context, argv []string, env map[string]stri
 	if err != nil {
 		return nil, err
 	}
-	in.p.Conns.Go(e.sweep)
+	id := e.command.ID
+	in.p.Reap(ctx, &e.over, func(ctx context.Context) {
+		_ = in.p.api.Call(ctx, http.MethodPost, in.at(id, "/kill"), map[string]bool{"kill_process_group": true}, nil) // it ends with the sandbox
+	})
 	if err := e.connect(); err != nil {
 		return nil, err
 	}
@@ -133,25 +136,12 @@ type events struct {
 // connect listens to the output that is not received yet.
 func (e *events) connect() error {
 	e.some = false
-	return e.in.p.api.Patient(e.ctx, func() error {
-		at := e.in.at(e.command.ID, "/stream_stdout_updates?offset="+strconv.Itoa(e.offset))
-		res, err := e.in.p.api.Send(e.ctx, http.MethodGet, at, http.Header{"Accept": {"text/event-stream"}}, http.NoBody) //nolint:bodyclose // Close closes it
-		if err == nil {
-			e.lines = rest.NewStream(res.Body)
-		}
-		return err
-	})
-}
-
-// sweep ends the command when nobody listens any more.
-func (e *events) sweep() {
-	<-e.ctx.Done()
-	if e.over.Load() {
-		return
+	at := e.in.at(e.command.ID, "/stream_stdout_updates?offset="+strconv.Itoa(e.offset))
+	body, err := e.in.p.api.Listen(e.ctx, http.MethodGet, at, nil, rest.Events)
+	if err == nil {
+		e.lines = rest.NewStream(body)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), 10*time.Second)
-	defer cancel()
-	_ = e.in.p.api.Call(ctx, http.MethodPost, e.in.at(e.command.ID, "/kill"), map[string]bool{"kill_process_group": true}, nil) // it ends with the sandbox
+	return err
 }
 
 // Next implements hosted.Events. The output is complete when the command has

@@ -3,7 +3,6 @@ package superserve
 import (
 	"context"
 	"encoding/json"
-	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -160,23 +159,8 @@ func (a *api) Credential() hosted.Credential {
 }
 
 // Claim implements hosted.Claimer.
-func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) error {
-	b, err := a.get(ctx, boxID)
-	if err == nil && b.Metadata[hosted.MetaID] != string(id) {
-		err = a.Strange("the service answers for another sandbox")
-	}
-	if err != nil {
-		return err
-	}
-	metadata := maps.Clone(b.Metadata)
-	metadata[hosted.MetaScope] = scope
-	if err := a.patch(ctx, boxID, map[string]any{"metadata": metadata}); err != nil {
-		return err
-	}
-	if b, err = a.get(ctx, boxID); err == nil && b.Metadata[hosted.MetaScope] != scope {
-		err = a.Strange("the service does not confirm whose the sandbox is")
-	}
-	return err
+func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+	return a.patch(ctx, b.ID, map[string]any{"metadata": metadata})
 }
 
 // describe converts the service's description of a sandbox.

@@ -180,7 +180,7 @@ func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, err
 type pages struct {
 	Items []box `json:"sandboxes"`
 	Pages struct {
-		Next *string `json:"next"`
+		Next string `json:"next"`
 	} `json:"pagination"`
 }
 
@@ -192,11 +192,8 @@ func (a *api) page(ctx context.Context, q url.Values) (p pages, err error) {
 	return p, err
 }
 
-// maxPages limits a list.
-const maxPages = 10_000
-
 // List implements hosted.Service. The service filters by one tag.
-func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) ([]hosted.Box, error) {
 	q := a.query("project", "limit", "50", "sortBy", "createdAt", "sortOrder", "asc")
 	switch {
 	case id != "":
@@ -204,20 +201,16 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hos
 	case scope != "":
 		q.Set("tags", hosted.MetaScope+":"+scope)
 	}
-	for range maxPages {
+	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Box, next string, err error) {
+		if cursor != "" {
+			q.Set("cursor", cursor)
+		}
 		p, err := a.page(ctx, q)
-		if err != nil {
-			return nil, err
-		}
 		for _, b := range p.Items {
-			ours = append(ours, b.describe())
+			found = append(found, b.describe())
 		}
-		if p.Pages.Next == nil || *p.Pages.Next == "" {
-			return ours, nil
-		}
-		q.Set("cursor", *p.Pages.Next)
-	}
-	return nil, a.Strange("the service's list has no end")
+		return found, p.Pages.Next, err
+	})
 }
 
 // End implements hosted.Service. It also removes what the service saved of the
@@ -255,21 +248,6 @@ func changing(err error) bool {
 }
 
 // Claim implements hosted.Claimer.
-func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) error {
-	b, err := a.get(ctx, boxID)
-	if err == nil && b.Tags[hosted.MetaID] != string(id) {
-		err = a.Strange("the service answers for another sandbox")
-	}
-	if err != nil {
-		return err
-	}
-	tags := maps.Clone(b.Tags)
-	tags[hosted.MetaScope] = scope
-	if err := a.Call(ctx, http.MethodPatch, a.path(b.Name), map[string]any{"tags": tags}, nil); err != nil {
-		return err
-	}
-	if b, err = a.get(ctx, boxID); err == nil && b.Tags[hosted.MetaScope] != scope {
-		err = a.Strange("the service does not confirm whose the sandbox is")
-	}
-	return err
+func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+	return a.Call(ctx, http.MethodPatch, a.path(nameOf(b.ID)), map[string]any{"tags": metadata}, nil)
 }

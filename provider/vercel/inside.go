@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
@@ -160,23 +159,12 @@ const maxRecord = 16 << 20
 // unless it is killed.
 func (in *inside) Stream(ctx context.Context, argv []string, env map[string]string) (hosted.Events, error) {
 	args := hosted.Rooted(argv, env)
-	text, err := json.Marshal(map[string]any{"command": args[0], "args": args[1:], "cwd": "/", "sudo": true, "wait": true, "logs": true})
-	if err != nil {
-		return nil, err
-	}
-	e := &events{in: in}
-	err = in.at(ctx, func(path string) error {
-		return in.p.api.Patient(ctx, func() error {
-			header := http.Header{"Content-Type": {"application/json"}}
-			query := in.p.api.query("")
-			query.Set("wait", "true")
-			query.Set("logs", "true")
-			res, err := in.p.api.Send(ctx, http.MethodPost, path+"/cmd?"+query.Encode(), header, bytes.NewReader(text)) //nolint:bodyclose // events closes it
-			if err == nil {
-				e.body, e.path = res.Body, path
-			}
-			return err
-		})
+	command := map[string]any{"command": args[0], "args": args[1:], "cwd": "/", "sudo": true, "wait": true, "logs": true}
+	e, query := &events{in: in}, in.p.api.query("", "wait", "true", "logs", "true")
+	err := in.at(ctx, func(path string) (err error) {
+		e.path = path
+		e.body, err = in.p.api.Listen(ctx, http.MethodPost, path+"/cmd?"+query.Encode(), command, rest.Records)
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -189,7 +177,9 @@ func (in *inside) Stream(ctx context.Context, argv []string, env map[string]stri
 	} else {
 		e.path += "/cmd/" + url.PathEscape(first.Command.ID)
 	}
-	in.p.Conns.Go(func() { e.sweep(ctx) })
+	in.p.Reap(ctx, &e.over, func(ctx context.Context) {
+		_ = in.p.api.Call(ctx, http.MethodPost, e.path+"/kill?"+in.p.api.query("").Encode(), map[string]int{"signal": 9}, nil) // it ends with the session
+	})
 	return e, nil
 }
 
@@ -200,18 +190,6 @@ type events struct {
 	body  io.ReadCloser
 	lines *bufio.Scanner
 	over  atomic.Bool // the command has ended
-}
-
-// sweep ends the command when nobody listens any more.
-func (e *events) sweep(ctx context.Context) {
-	<-ctx.Done()
-	if e.over.Load() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-	defer cancel()
-	api := e.in.p.api
-	_ = api.Call(ctx, http.MethodPost, e.path+"/kill?"+api.query("").Encode(), map[string]int{"signal": 9}, nil) // it ends with the session
 }
 
 // record is one record of a command: itself, or output.

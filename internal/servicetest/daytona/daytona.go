@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -152,18 +151,11 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 			return nil, servicetest.Fail(http.StatusBadRequest, "invalid labels")
 		}
 	}
-	from, limit := 0, 3
-	_, _ = fmt.Sscan(q.Get("cursor"), &from)
-	_, _ = fmt.Sscan(q.Get("limit"), &limit)
-	limit = min(limit, 3) // a client must follow the cursor
-	all, items := s.List(owner, labels), []any{}
-	all = slices.DeleteFunc(all, func(b servicetest.Box) bool { return !strings.HasPrefix(b.Name, q.Get("name")) })
-	for _, b := range all[min(from, len(all)):min(from+limit, len(all))] {
+	all := slices.DeleteFunc(s.List(owner, labels), func(b servicetest.Box) bool { return !strings.HasPrefix(b.Name, q.Get("name")) })
+	page, next := servicetest.After(all, q.Get("cursor"), 3) // a client must follow the cursor
+	items := []any{}
+	for _, b := range page {
 		items = append(items, s.shown(r, b))
-	}
-	next := any(nil)
-	if from+limit < len(all) {
-		next = strconv.Itoa(from + limit)
 	}
 	return map[string]any{"items": items, "nextCursor": next}, nil
 }

@@ -4,6 +4,7 @@
 package opensandbox
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -65,6 +66,10 @@ func New(backing driver.Provider) *Server {
 	s.handle("POST "+box+"/renew-expiration", http.StatusOK, s.withBox(s.renew))
 	s.handle("GET "+box+"/networkpolicy", http.StatusOK, s.withBox(s.policy))
 	s.handle("GET "+box+"/endpoints/{port}", http.StatusOK, s.withBox(s.endpoint))
+	s.handle("POST "+box+"/snapshots", http.StatusAccepted, s.withBox(s.save))
+	s.handle("GET /v1/snapshots", http.StatusOK, s.snapshots)
+	s.handle("GET /v1/snapshots/{snapshot}", http.StatusOK, s.withSnapshot(func(kept *servicetest.Snapshot) (any, error) { return shownSnapshot(*kept), nil }))
+	s.handle("DELETE /v1/snapshots/{snapshot}", http.StatusNoContent, s.withSnapshot(s.forget))
 	s.handle("POST /v1/metrics/events", http.StatusNoContent, func(*http.Request, string) (any, error) { return nil, nil })
 	s.HandleFunc(box+"/proxy/{port}/", s.proxy)
 	return s
@@ -125,6 +130,7 @@ func (s *Server) find(owner, id string) (*servicetest.CloudBox, error) {
 // creation is the request for a new sandbox.
 type creation struct {
 	Image      *struct{ URI string } `json:"image"`
+	Snapshot   string                `json:"snapshotId"`
 	Entrypoint []string              `json:"entrypoint"`
 	Timeout    *int64                `json:"timeout"`
 	Env        map[string]string     `json:"env"`
@@ -148,9 +154,20 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 	if err := servicetest.Read(r, &c); err != nil {
 		return nil, err
 	}
+	var from *servicetest.Snapshot
+	if c.Snapshot != "" && c.Image == nil {
+		var err error
+		if from, err = s.snapshot(owner, c.Snapshot); err != nil {
+			return nil, err
+		}
+		if !from.Ready {
+			return nil, servicetest.FailAs(http.StatusConflict, "SNAPSHOT::NOT_READY", "Snapshot %s is not ready for restore.", from.ID)
+		}
+		c.Image = &struct{ URI string }{"opensandbox-snapshots:" + from.ID}
+	}
 	switch {
 	case c.Image == nil || c.Image.URI == "" || len(c.Entrypoint) == 0 || c.Limits == nil:
-		return nil, servicetest.FailAs(http.StatusUnprocessableEntity, "SANDBOX::INVALID_PARAMETER", "image, entrypoint and resourceLimits are required")
+		return nil, servicetest.FailAs(http.StatusUnprocessableEntity, "SANDBOX::INVALID_PARAMETER", "an image or a snapshot, entrypoint and resourceLimits are required")
 	case strings.HasPrefix(c.Image.URI, "missing"):
 		return nil, servicetest.FailAs(http.StatusInternalServerError, "DOCKER::SANDBOX_IMAGE_PULL_FAILED", "Failed to pull image %s", c.Image.URI)
 	case c.Timeout != nil && *c.Timeout < shortest:
@@ -164,7 +181,7 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 	if c.Timeout != nil {
 		box.Ends = time.Now().Add(time.Duration(*c.Timeout) * time.Second)
 	}
-	b, err := s.Create(box, nil)
+	b, err := s.Create(box, from)
 	if err != nil {
 		return nil, err
 	}
@@ -215,11 +232,7 @@ func shown(b servicetest.Box) map[string]any {
 
 // list lists sandboxes, a few per page, the newest first.
 func (s *Server) list(r *http.Request, owner string) (any, error) {
-	q, page, size := r.URL.Query(), 1, 20
-	_, _ = fmt.Sscan(q.Get("page"), &page)
-	_, _ = fmt.Sscan(q.Get("pageSize"), &size)
-	size = min(size, 3) // a client must ask for more
-	wanted, err := url.ParseQuery(q.Get("metadata"))
+	wanted, err := url.ParseQuery(r.URL.Query().Get("metadata"))
 	if err != nil {
 		return nil, servicetest.FailAs(http.StatusBadRequest, "INVALID_METADATA_FORMAT", "%v", err)
 	}
@@ -227,18 +240,99 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 	for k := range wanted {
 		labels[k] = wanted.Get(k)
 	}
-	all := s.List(owner, labels)
+	all := []any{}
+	for _, b := range s.List(owner, labels) {
+		all = append(all, shown(b))
+	}
+	return paged(r, all), nil
+}
+
+// paged is a page of a list, the newest first.
+func paged(r *http.Request, all []any) any {
+	q, page, size := r.URL.Query(), 1, 20
+	_, _ = fmt.Sscan(q.Get("page"), &page)
+	_, _ = fmt.Sscan(q.Get("pageSize"), &size)
+	size = min(size, 3) // a client must ask for more
 	slices.Reverse(all)
-	items := []any{}
-	for i, b := range all {
+	items, total := []any{}, (len(all)+size-1)/size
+	for i, one := range all {
 		if i >= (page-1)*size && i < page*size {
-			items = append(items, shown(b))
+			items = append(items, one)
 		}
 	}
-	total := (len(all) + size - 1) / size
 	return map[string]any{"items": items, "pagination": map[string]any{
 		"page": page, "pageSize": size, "totalItems": len(all), "totalPages": total, "hasNextPage": page < total,
-	}}, nil
+	}}
+}
+
+// save takes a snapshot of a sandbox that runs. Names are not unique.
+func (s *Server) save(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	var in struct{ Name string }
+	if r.ContentLength != 0 {
+		if err := servicetest.Read(r, &in); err != nil {
+			return nil, err
+		}
+	}
+	kept, err := s.Save(b, servicetest.UUID(), in.Name)
+	switch {
+	case errors.Is(err, servicetest.ErrConflict):
+		return nil, servicetest.FailAs(http.StatusConflict, "SNAPSHOT::INVALID_STATE", "Sandbox is not running")
+	case err != nil:
+		return nil, err
+	}
+	return shownSnapshot(*kept), nil
+}
+
+// shownSnapshot is a snapshot as the server shows it.
+func shownSnapshot(kept servicetest.Snapshot) map[string]any {
+	state := "Creating"
+	if kept.Ready {
+		state = "Ready"
+	}
+	m := map[string]any{"id": kept.ID, "sandboxId": kept.Box, "status": map[string]string{"state": state}, "createdAt": kept.Created}
+	if kept.Name != "" {
+		m["name"] = kept.Name
+	}
+	return m
+}
+
+// snapshots lists snapshots, all or those with a name.
+func (s *Server) snapshots(r *http.Request, owner string) (any, error) {
+	name, all := r.URL.Query().Get("name"), []any{}
+	for _, kept := range s.Snapshots(owner) {
+		if name == "" || kept.Name == name {
+			all = append(all, shownSnapshot(kept))
+		}
+	}
+	return paged(r, all), nil
+}
+
+func (s *Server) snapshot(owner, id string) (*servicetest.Snapshot, error) {
+	kept, err := s.Snapshot(owner, id)
+	if err != nil || kept.ID != id {
+		return nil, servicetest.FailAs(http.StatusNotFound, "SNAPSHOT::NOT_FOUND", "Snapshot %s not found", id)
+	}
+	return kept, nil
+}
+
+// withSnapshot is a call about one snapshot.
+func (s *Server) withSnapshot(f func(*servicetest.Snapshot) (any, error)) func(*http.Request, string) (any, error) {
+	return func(r *http.Request, owner string) (any, error) {
+		kept, err := s.snapshot(owner, r.PathValue("snapshot"))
+		if err != nil {
+			return nil, err
+		}
+		return f(kept)
+	}
+}
+
+func (s *Server) forget(kept *servicetest.Snapshot) (any, error) {
+	if err := s.Forget(kept); errors.Is(err, servicetest.ErrConflict) {
+		return nil, servicetest.FailAs(http.StatusConflict, "SNAPSHOT::INVALID_STATE", "Snapshot %s is still being created and cannot be deleted", kept.ID)
+	} else if err != nil {
+		return nil, err
+	}
+	return nil, nil
 }
 
 func (s *Server) change(r *http.Request, b *servicetest.CloudBox) (any, error) {

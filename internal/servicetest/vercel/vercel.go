@@ -5,10 +5,8 @@ package vercel
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -281,20 +279,13 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 	if key, value, ok := strings.Cut(q.Get("tags"), ":"); ok {
 		labels[key] = value
 	}
-	from, limit := 0, 3
-	_, _ = fmt.Sscan(q.Get("cursor"), &from)
-	_, _ = fmt.Sscan(q.Get("limit"), &limit)
-	limit = min(limit, 3) // a client must follow the cursor
-	all, items := s.List(owner, labels), []any{}
-	all = slices.DeleteFunc(all, func(b servicetest.Box) bool { return !strings.HasPrefix(b.Name, q.Get("namePrefix")) })
-	for _, b := range all[min(from, len(all)):min(from+limit, len(all))] {
+	all := slices.DeleteFunc(s.List(owner, labels), func(b servicetest.Box) bool { return !strings.HasPrefix(b.Name, q.Get("namePrefix")) })
+	page, next := servicetest.After(all, q.Get("cursor"), 3) // a client must follow the cursor
+	items := []any{}
+	for _, b := range page {
 		if one, err := s.Find(owner, b.ID); err == nil {
 			items = append(items, s.summary(one))
 		}
-	}
-	next := any(nil)
-	if from+limit < len(all) {
-		next = strconv.Itoa(from + limit)
 	}
 	return map[string]any{"sandboxes": items, "pagination": map[string]any{"count": len(items), "next": next, "prev": nil}}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/sandbox"
@@ -40,7 +41,7 @@ func (c *Core) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 		r.Scope = ""
 		var own string
 		if own, err = c.Scope(); err == nil {
-			err = claimer.Claim(ctx, id, b.ID, own)
+			err = c.claim(ctx, claimer, id, b.ID, own)
 		}
 	}
 	if err == nil {
@@ -56,6 +57,30 @@ func (c *Core) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 		c.expiry.Watch(id, r.Ends)
 	}
 	return nil
+}
+
+// claim stores the owner of a sandbox with the service, which has to confirm it.
+func (c *Core) claim(ctx context.Context, claimer Claimer, id sandbox.ID, box, scope string) error {
+	b, err := c.Service.Get(ctx, id, box)
+	if err == nil && b.Sandbox != id {
+		err = c.Strange("the service answers for another sandbox")
+	}
+	if err == nil {
+		metadata := map[string]string{}
+		maps.Copy(metadata, b.Metadata)
+		metadata[MetaScope] = scope
+		err = claimer.Claim(ctx, b, metadata)
+	}
+	if err == nil {
+		b, err = c.Service.Get(ctx, id, box)
+	}
+	switch {
+	case errors.Is(err, ErrNone):
+		err = guestkit.Gone(id)
+	case err == nil && b.Scope != scope:
+		err = c.Strange("the service does not confirm whose the sandbox is")
+	}
+	return err
 }
 
 // returned marks a sandbox that this directory has a record of as its own. One

@@ -30,6 +30,9 @@ type Box struct {
 	Created time.Time
 	Ends    time.Time         // the end of its lifetime, if the service reports it
 	Labels  map[string]string // nil: the service keeps none
+	// Metadata is what the service keeps for a sandbox, if it is marked by that: see
+	// Marked.
+	Metadata map[string]string
 	// Scope names the directory that created the sandbox, or that owns it if the
 	// service is a Claimer. Empty: it is not ours.
 	Scope string
@@ -87,10 +90,10 @@ type Credential struct {
 }
 
 // Claimer is implemented by a Service that stores the owner of a sandbox. Its
-// boxes have a Scope.
+// boxes have a Scope and Metadata.
 type Claimer interface {
-	// Claim sets the scope of a sandbox.
-	Claim(ctx context.Context, id sandbox.ID, box, scope string) error
+	// Claim replaces the metadata of a sandbox. Only the scope is another one.
+	Claim(ctx context.Context, b Box, metadata map[string]string) error
 }
 
 // Core is the common part of the providers of hosted services. Its methods may

@@ -49,7 +49,7 @@ func Wanted(scope string, id sandbox.ID) map[string]string {
 
 // Marked adds to a sandbox what its metadata says.
 func Marked(b Box, metadata map[string]string) Box {
-	b.Scope, b.Sandbox, b.Labels = metadata[MetaScope], sandbox.ID(metadata[MetaID]), map[string]string{}
+	b.Scope, b.Sandbox, b.Labels, b.Metadata = metadata[MetaScope], sandbox.ID(metadata[MetaID]), map[string]string{}, metadata
 	for k, v := range metadata {
 		if name, ok := strings.CutPrefix(k, metaLabel); ok {
 			b.Labels[name] = v
@@ -81,4 +81,11 @@ func (n Names) Parse(name string) (scope string, id sandbox.ID, ours bool) {
 		return "", "", false
 	}
 	return scope, sandbox.ID(text), true
+}
+
+// Named reports whether a name is one of this directory's.
+func (b Boxes) Named(n Names, name string) bool {
+	own, err := b.Scope()
+	scope, id, ours := n.Parse(name)
+	return err == nil && ours && scope == own && sandbox.ValidateName(string(id)) == nil
 }

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/guest/program"
@@ -138,7 +140,10 @@ func (t *Text) put(ctx context.Context, open func() (io.ReadCloser, error)) (fil
 			io.Closer
 		}{io.TeeReader(body, digest), body}, err
 	})
-	return file, hex.EncodeToString(digest.Sum(nil)), err
+	if err != nil { // the content may still be read
+		return "", "", err
+	}
+	return file, hex.EncodeToString(digest.Sum(nil)), nil
 }
 
 // Upload implements guestkit.Runner. A command as root checks the file's hash
@@ -301,6 +306,22 @@ func (t *talk) Close() error {
 		}
 	})
 	return nil
+}
+
+// parted is how long it may take to end a command that nobody listens to.
+const parted = 10 * time.Second
+
+// Reap ends a command with kill when the context ends, unless it is over.
+func (c *Core) Reap(ctx context.Context, over *atomic.Bool, kill func(context.Context)) {
+	c.Conns.Go(func() {
+		<-ctx.Done()
+		if over.Load() {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), parted)
+		defer cancel()
+		kill(ctx)
+	})
 }
 
 // AsRoot is a script that runs its arguments as root in the directory /, after

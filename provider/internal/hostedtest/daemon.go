@@ -102,7 +102,7 @@ func Saved(t *testing.T, name string, open func(dir string) (driver.Provider, er
 	if err := s.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		now, err := c.Sessions().Get(t.Context(), "elsewhere")
 		if err != nil {
 			t.Fatal(err)
@@ -132,7 +132,7 @@ func Kept(t *testing.T, name string, open func(dir string) (driver.Provider, err
 	if err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); snap.Problem == "" && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); snap.Problem == "" && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if snap, err = c.GetSnapshot(t.Context(), "kept"); err != nil {
 			t.Fatal(err)
 		}
@@ -192,12 +192,12 @@ func Context(t *testing.T, name string, open func(dir string) (driver.Provider, 
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	res, err := box.Exec(t.Context(), "printf", []string{"%s\n", "one argument with spaces"}, time.Minute)
+	res, err := box.Exec(t.Context(), "printf", []string{"%s\n", "one argument with spaces"}, patience)
 	if err != nil {
 		t.Fatal(err)
 	}
 	fmt.Fprintf(&out, "%d %s", res.ExitCode, res.Output())
-	if res, err = box.Shell(t.Context(), "echo to a log; exit 3", time.Minute); err != nil {
+	if res, err = box.Shell(t.Context(), "echo to a log; exit 3", patience); err != nil {
 		t.Fatal(err)
 	}
 	fmt.Fprintf(&out, "%d %s", res.ExitCode, res.Output())

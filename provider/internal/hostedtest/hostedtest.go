@@ -80,7 +80,7 @@ func Serve(t *testing.T, backing driver.Provider, s Service) string {
 	server.Config.Protocols.SetUnencryptedHTTP2(true) // for gRPC
 	server.Start()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := s.Close(ctx); err != nil {
 			t.Errorf("closing the service: %v", err)

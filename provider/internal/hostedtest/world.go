@@ -39,8 +39,9 @@ func (w *World[P]) Open(t *testing.T, dir string) P {
 	return p
 }
 
-// patience is how long Empty waits for what ends a moment later.
-const patience = 10 * time.Second
+// patience is how long a test waits for what takes a moment. Each sandbox of a fake
+// is one of this machine, which may be busy.
+const patience = 5 * time.Minute
 
 // Empty checks that the service has nothing left.
 func (w *World[P]) Empty(t *testing.T) {
@@ -75,7 +76,7 @@ func (w *World[P]) Conformance(t *testing.T, more ...string) {
 	h := drivertest.Harness{
 		New:      func(context.Context) (driver.Provider, error) { return w.Opener(dir) },
 		Spec:     func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-		Parallel: true,
+		Parallel: true, Patience: patience,
 	}
 	if testing.Short() {
 		h.Only = append([]string{"capabilities", "lifecycle", "errors", "images", "network", "pause", "deadline"}, more...)

@@ -251,6 +251,33 @@ func (c *Client) Send(ctx context.Context, method, path string, header http.Head
 	return c.Do(req)
 }
 
+// Listen makes a request whose answer is read while it arrives. It repeats it only
+// while it is rate-limited. in is sent as JSON, unless it is nil, and accept is the
+// kind of the answer. The caller closes it.
+func (c *Client) Listen(ctx context.Context, method, path string, in any, accept string) (answer io.ReadCloser, err error) {
+	header, text := http.Header{"Accept": {accept}}, []byte{}
+	if in != nil {
+		header.Set("Content-Type", "application/json")
+		if text, err = json.Marshal(in); err != nil {
+			return nil, err
+		}
+	}
+	err = c.Patient(ctx, func() error {
+		res, err := c.Send(ctx, method, path, header, bytes.NewReader(text)) //nolint:bodyclose // the caller closes it
+		if err == nil {
+			answer = res.Body
+		}
+		return err
+	})
+	return answer, err
+}
+
+// Events and Records are kinds of answers that are read while they arrive.
+const (
+	Events  = "text/event-stream"
+	Records = "application/x-ndjson"
+)
+
 // Upload makes one request with a body and ignores the answer's content.
 func (c *Client) Upload(ctx context.Context, method, path, kind string, body io.Reader) error {
 	res, err := c.Send(ctx, method, path, http.Header{"Content-Type": {kind}}, body)

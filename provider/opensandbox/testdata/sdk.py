@@ -7,7 +7,7 @@ from datetime import timedelta
 from opensandbox import SandboxManagerSync, SandboxSync
 from opensandbox.config.connection_sync import ConnectionConfigSync
 from opensandbox.exceptions import SandboxApiException
-from opensandbox.models.sandboxes import NetworkPolicy, NetworkRule, SandboxFilter
+from opensandbox.models.sandboxes import NetworkPolicy, NetworkRule, SandboxFilter, SnapshotFilter
 
 
 def equal(what, got, want):
@@ -68,6 +68,16 @@ equal("metadata", box.patch_metadata({"run": "9", "more": "x"}).metadata, {"run"
 equal("metadata without", box.patch_metadata({"more": None}).metadata, {"run": "9"})
 box.renew(timedelta(minutes=20))
 equal("renewed", box.get_info().expires_at - info.created_at > timedelta(minutes=19), True)
+kept = manager.create_snapshot(box.id, "kept")
+while kept.status.state != "Ready":
+    kept = manager.get_snapshot(kept.id)
+equal("snapshots", [s.name for s in manager.list_snapshots(SnapshotFilter(name="kept")).snapshot_infos], ["kept"])
+copy = SandboxSync.create(snapshot_id=kept.id, connection_config=config)
+equal("copy", copy.files.read_bytes("/tmp/data"), data)
+copy.kill()
+manager.delete_snapshot(kept.id)
+raises("a snapshot that was removed", 404, lambda: manager.get_snapshot(kept.id))
+
 box.pause()
 equal("paused", box.get_info().status.state, "Paused")
 again = SandboxSync.resume(box.id, connection_config=config)
