@@ -2,6 +2,7 @@ package opensandbox
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -16,6 +17,10 @@ import (
 // SnapshotPauses implements driver.SnapshotPauser: Docker pauses a container
 // while it takes a snapshot.
 func (p *Provider) SnapshotPauses() bool { return true }
+
+// DropsAttributes implements driver.AttributeDropper: Docker does not save
+// extended attributes.
+func (p *Provider) DropsAttributes() {}
 
 // saver saves the files of running sandboxes as images of the server. Snapshots
 // are found by name. The server reports no sizes: the records have what was used
@@ -32,6 +37,10 @@ type saved struct {
 	Status  struct{ State string } `json:"status"`
 	Created time.Time              `json:"createdAt"`
 }
+
+// deleting is the state of a snapshot that was removed while a sandbox uses its
+// image. The server keeps it until it is removed once more.
+const deleting = "Deleting"
 
 func (k saver) describe(s saved) hosted.Saved {
 	_, id, _ := names.Parse(s.Name)
@@ -65,11 +74,12 @@ func (k saver) list(ctx context.Context, name string) ([]saved, error) {
 	})
 }
 
-// find returns the snapshot with a name, or hosted.ErrNone.
+// find returns the snapshot with a name, or hosted.ErrNone. One that was removed
+// does not count.
 func (k saver) find(ctx context.Context, name string) (saved, error) {
 	all, err := k.list(ctx, name)
 	for _, s := range all {
-		if s.Name == name && s.ID != "" {
+		if s.Name == name && s.ID != "" && s.Status.State != deleting {
 			return s, nil
 		}
 	}
@@ -97,7 +107,11 @@ func (k saver) Saved(ctx context.Context, id string) (found []hosted.Saved, err 
 	}
 	all, err := k.list(ctx, name)
 	for _, s := range all {
-		if k.Owns(s.Name) {
+		switch {
+		case !k.Owns(s.Name):
+		case s.Status.State == deleting:
+			_ = k.remove(ctx, s) // if no sandbox uses it any more
+		default:
 			found = append(found, k.describe(s))
 		}
 	}
@@ -125,7 +139,7 @@ func (k saver) Save(ctx context.Context, in *hosted.Instance, id string, _ *host
 	return out, err
 }
 
-// Forget implements hosted.Saver. The server keeps an image that a sandbox uses.
+// Forget implements hosted.Saver.
 func (k saver) Forget(ctx context.Context, data string) error {
 	return hosted.Ended(ctx, func() error {
 		_, err := k.find(ctx, data)
@@ -133,19 +147,22 @@ func (k saver) Forget(ctx context.Context, data string) error {
 	}, func() error {
 		s, err := k.find(ctx, data)
 		if err == nil {
-			err = k.p.api.Call(ctx, http.MethodDelete, "/v1/snapshots/"+url.PathEscape(s.ID), nil, nil)
+			err = k.remove(ctx, s)
 		}
-		switch r := rest.RefusalOf(err); {
-		case err == hosted.ErrNone || r.Ours && r.Code == "SNAPSHOT::NOT_FOUND":
+		if errors.Is(err, hosted.ErrNone) {
 			return nil
-		case r.Ours && r.Code == "SNAPSHOT::DELETE_CONFLICT":
-			return &sandbox.Error{
-				Code: sandbox.CodeInvalid, Subject: data, Message: "the server does not remove the snapshot while a sandbox uses it",
-				Hint: "remove the sandboxes that were made from it first", Cause: err,
-			}
 		}
 		return err
 	}, func() error { return k.p.Strange("the server does not remove the snapshot") })
+}
+
+// remove removes a snapshot, or marks it: see deleting.
+func (k saver) remove(ctx context.Context, s saved) error {
+	err := k.p.api.Call(ctx, http.MethodDelete, "/v1/snapshots/"+url.PathEscape(s.ID), nil, nil)
+	if r := rest.RefusalOf(err); r.Ours && (r.Code == "SNAPSHOT::NOT_FOUND" || r.Code == "SNAPSHOT::DELETE_CONFLICT") {
+		return nil
+	}
+	return err
 }
 
 // Copy implements hosted.Saver.

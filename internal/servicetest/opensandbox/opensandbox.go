@@ -25,6 +25,8 @@ const (
 	// execdPort and egressPort are where execd and the egress sidecar listen.
 	execdPort  = "44772"
 	egressPort = "18080"
+	// snapshotImages begins the names of the images of snapshots.
+	snapshotImages = "opensandbox-snapshots:"
 	// shortest is the shortest lifetime, in seconds.
 	shortest = 60
 	// Strict is the mode in which the sidecar checks addresses, too.
@@ -38,12 +40,14 @@ type Server struct {
 	mu     sync.Mutex
 	mode   string
 	execds map[*servicetest.CloudBox]*Execd
+	// deleting has the snapshots that were removed while a sandbox used them.
+	deleting map[string]bool
 }
 
 // New returns a server. Its sandboxes are sandboxes of a provider.
 func New(backing driver.Provider) *Server {
 	s := &Server{
-		mode: Strict, execds: map[*servicetest.CloudBox]*Execd{},
+		mode: Strict, execds: map[*servicetest.CloudBox]*Execd{}, deleting: map[string]bool{},
 		Face: &servicetest.Face{
 			Cloud: servicetest.NewCloud(backing, servicetest.Words{
 				Starting: "Pending", Running: "Running", Stopping: "Pausing", Stopped: "Paused", Failed: "Failed", Deleted: "Stopping",
@@ -68,7 +72,7 @@ func New(backing driver.Provider) *Server {
 	s.handle("GET "+box+"/endpoints/{port}", http.StatusOK, s.withBox(s.endpoint))
 	s.handle("POST "+box+"/snapshots", http.StatusAccepted, s.withBox(s.save))
 	s.handle("GET /v1/snapshots", http.StatusOK, s.snapshots)
-	s.handle("GET /v1/snapshots/{snapshot}", http.StatusOK, s.withSnapshot(func(kept *servicetest.Snapshot) (any, error) { return shownSnapshot(*kept), nil }))
+	s.handle("GET /v1/snapshots/{snapshot}", http.StatusOK, s.withSnapshot(func(kept *servicetest.Snapshot) (any, error) { return s.shownSnapshot(*kept), nil }))
 	s.handle("DELETE /v1/snapshots/{snapshot}", http.StatusNoContent, s.withSnapshot(s.forget))
 	s.handle("POST /v1/metrics/events", http.StatusNoContent, func(*http.Request, string) (any, error) { return nil, nil })
 	s.HandleFunc(box+"/proxy/{port}/", s.proxy)
@@ -163,7 +167,7 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 		if !from.Ready {
 			return nil, servicetest.FailAs(http.StatusConflict, "SNAPSHOT::NOT_READY", "Snapshot %s is not ready for restore.", from.ID)
 		}
-		c.Image = &struct{ URI string }{"opensandbox-snapshots:" + from.ID}
+		c.Image = &struct{ URI string }{snapshotImages + from.ID}
 	}
 	switch {
 	case c.Image == nil || c.Image.URI == "" || len(c.Entrypoint) == 0 || c.Limits == nil:
@@ -280,13 +284,18 @@ func (s *Server) save(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	case err != nil:
 		return nil, err
 	}
-	return shownSnapshot(*kept), nil
+	return s.shownSnapshot(*kept), nil
 }
 
 // shownSnapshot is a snapshot as the server shows it.
-func shownSnapshot(kept servicetest.Snapshot) map[string]any {
+func (s *Server) shownSnapshot(kept servicetest.Snapshot) map[string]any {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	state := "Creating"
-	if kept.Ready {
+	switch {
+	case s.deleting[kept.ID]:
+		state = "Deleting"
+	case kept.Ready:
 		state = "Ready"
 	}
 	m := map[string]any{"id": kept.ID, "sandboxId": kept.Box, "status": map[string]string{"state": state}, "createdAt": kept.Created}
@@ -301,7 +310,7 @@ func (s *Server) snapshots(r *http.Request, owner string) (any, error) {
 	name, all := r.URL.Query().Get("name"), []any{}
 	for _, kept := range s.Snapshots(owner) {
 		if name == "" || kept.Name == name {
-			all = append(all, shownSnapshot(kept))
+			all = append(all, s.shownSnapshot(kept))
 		}
 	}
 	return paged(r, all), nil
@@ -326,7 +335,20 @@ func (s *Server) withSnapshot(f func(*servicetest.Snapshot) (any, error)) func(*
 	}
 }
 
+// forget removes a snapshot. One whose image a sandbox uses is only marked.
 func (s *Server) forget(kept *servicetest.Snapshot) (any, error) {
+	for _, name := range s.Names() {
+		b, err := s.Find(kept.Owner, name)
+		if err != nil {
+			continue
+		}
+		if c, _ := s.Show(b).Request.(creation); c.Image != nil && c.Image.URI == snapshotImages+kept.ID {
+			s.mu.Lock()
+			s.deleting[kept.ID] = true
+			s.mu.Unlock()
+			return nil, servicetest.FailAs(http.StatusConflict, "SNAPSHOT::DELETE_CONFLICT", "snapshot image cannot be deleted due to a conflict")
+		}
+	}
 	if err := s.Forget(kept); errors.Is(err, servicetest.ErrConflict) {
 		return nil, servicetest.FailAs(http.StatusConflict, "SNAPSHOT::INVALID_STATE", "Snapshot %s is still being created and cannot be deleted", kept.ID)
 	} else if err != nil {
