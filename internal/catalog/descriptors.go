@@ -95,6 +95,7 @@ func localProviders() []sandbox.Descriptor {
 	gvisor.Ports = sandbox.PortSupport{Kind: sandbox.PortLocal, OnDemand: true}
 	gvisor.Lifetime = sandbox.LifetimeSupport{Suspend: true, LockFreeResume: true}
 	gvisor.Find, gvisor.Verified = sandbox.FindByLabel, sandbox.VerifiedLive
+	gvisor.Credentials = []sandbox.Credential{setting("platform", "ATOLL_GVISOR_PLATFORM", false)}
 
 	host := base("host", "a process tree of this machine, without isolation", sandbox.TierDev)
 	pty(&host)

@@ -85,7 +85,11 @@ func open[O any, P driver.Provider](environment func(dir string, lookup func(str
 }
 
 func openGvisor(h registry.Host) (driver.Provider, error) {
-	if err := h.Decode(&struct{}{}); err != nil {
+	opts := gvisor.FromEnvironment(h.Env)
+	o := struct {
+		Platform *string `json:"platform"`
+	}{&opts.Platform}
+	if err := h.Decode(&o); err != nil {
 		return nil, err
 	}
 	images, err := h.Images()
@@ -95,7 +99,7 @@ func openGvisor(h registry.Host) (driver.Provider, error) {
 	if kernel.Layered() != nil {
 		images.KeepFlat()
 	}
-	opts := gvisor.Options{StateDir: h.Dir, SnapshotDir: h.Snapshots, Images: images, Attached: h.Attached, Pool: h.Pool}
+	opts.StateDir, opts.SnapshotDir, opts.Images, opts.Attached, opts.Pool = h.Dir, h.Snapshots, images, h.Attached, h.Pool
 	if h.Network != nil {
 		opts.Network = network{h.Network}
 	}

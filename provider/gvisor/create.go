@@ -94,10 +94,13 @@ type maker struct {
 	door  *os.File     // through which a restored guest is woken
 	in    *Instance
 	link  *Link // nil: no network
+
+	kernel   string // its executable
+	platform string // of its kernel; empty: the one that the provider has chosen
 }
 
 func (p *Provider) newMaker(spec *sandbox.Spec, img *image.Image) *maker {
-	return &maker{p: p, spec: spec, img: img, res: withDefaults(spec.Resources)}
+	return &maker{p: p, spec: spec, img: img, res: withDefaults(spec.Resources), kernel: p.opts.Kernel}
 }
 
 // make creates the sandbox, or completes a prewarmed one, and returns it.
@@ -222,7 +225,10 @@ func (m *maker) prepare() error {
 		Inside:   string(m.spec.ID),
 		Spec:     sandboxDescription{Image: m.spec.Image, Digest: m.img.Digest, Resources: m.spec.Resources},
 	}
-	m.rec.Engine = engine
+	if m.platform == "" {
+		m.platform = m.p.chosen().platform
+	}
+	m.rec.Engine = engineOn(m.platform)
 	cg := m.p.groups().group(m.p.groupName(m.spec.ID))
 	if cg != nil {
 		m.rec.Version, m.rec.Cgroup = cg.version, cg.dirs
@@ -372,10 +378,10 @@ func (m *maker) launchArgs() (_ *launchArgs, err error) {
 	m.rec.Mounts = bun.targets
 	m.decideMemory()
 	a := &launchArgs{
-		id: string(m.spec.ID), dir: m.box.dir, kernel: m.p.opts.Kernel, spec: bun.spec, mounts: bun.mounts, binds: bun.binds,
+		id: string(m.spec.ID), dir: m.box.dir, kernel: m.kernel, spec: bun.spec, mounts: bun.mounts, binds: bun.binds,
 		cpus: cpuCount(m.res.CPUs), cpuQuota: int64(m.res.CPUs * 100_000), total: total, memory: memory,
 		cgroup: m.rec.cgroup(), attached: m.p.opts.Attached, identity: len(mounts) > 0,
-		upper: m.files[0], reaper: &m.p.reaper,
+		upper: m.files[0], reaper: &m.p.reaper, platform: m.platform,
 	}
 	open := func(dst **os.File, f *os.File, err2 error) {
 		if err2 != nil {
@@ -398,6 +404,10 @@ func (m *maker) launchArgs() (_ *launchArgs, err error) {
 	if m.p.opts.DebugDir != "" {
 		f, err2 = os.OpenFile(filepath.Join(m.p.opts.DebugDir, a.id+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 		open(&a.debugLog, f, err2)
+	}
+	if a.platform == PlatformKVM {
+		f, err2 = os.OpenFile(kvmDevice, os.O_RDWR, 0)
+		open(&a.device, f, err2)
 	}
 	f, f2, err2 := os.Pipe()
 	open(&a.door[0], f, err2)

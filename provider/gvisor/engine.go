@@ -22,19 +22,36 @@ const EngineVersion = kernel.Version
 // features.
 var engine = EngineVersion + "+" + kernel.StateFormat
 
+// engineOn is the engine of kernels on a platform. The registers of programs are
+// saved as the platform has them.
+func engineOn(platform string) string {
+	if platform == PlatformKVM {
+		return engine + "+" + platform
+	}
+	return engine
+}
+
+// restorable reports whether this build restores the memory of an engine, if it
+// uses the same platform.
+func restorable(of string) bool { return of == engine || of == engineOn(PlatformKVM) }
+
 // memoryLost returns why a snapshot of the sandbox's memory could not be
 // restored, or nil. If it is not nil, Snapshot refuses to save memory.
 func (in *Instance) memoryLost() error {
-	if in.rec.Engine == engine {
+	own := engineOn(in.p.chosen().platform)
+	if in.rec.Engine == own {
 		return nil
 	}
 	what := "another version of Atoll started the sandbox, and this one cannot restore its memory"
+	if restorable(in.rec.Engine) {
+		what = "the sandbox was started with another platform of gVisor, and this one cannot restore its memory"
+	}
 	if in.rec.Engine != "" {
-		what += fmt.Sprintf(" (its engine is %s, and this is %s)", in.rec.Engine, engine)
+		what += fmt.Sprintf(" (its engine is %s, and this is %s)", in.rec.Engine, own)
 	}
 	return &sandbox.Error{
 		Code: sandbox.CodeUnsupported, Subject: string(in.rec.ID), Message: what,
-		Hint: "save its files only, or keep it running; if it is stopped and started, it has its files, and this version's engine",
+		Hint: "save its files only, or keep it running; if it is stopped and started, it has its files, and the engine of this Atoll",
 	}
 }
 

@@ -78,7 +78,7 @@ func Bundle() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return string(b.spec) + b.mounts + strings.Join(kernelFlags(), " "), nil
+	return string(b.spec) + b.mounts + strings.Join(kernelFlags(PlatformSystrap), " "), nil
 }
 
 // FileServer returns the host process of the sandbox's file server.

@@ -52,7 +52,9 @@ type launchArgs struct {
 	memory   uint64
 	total    uint64
 	cgroup   *cgroup
-	attached bool // die with this process
+	platform string
+	device   *os.File // of the platform; nil: it has none
+	attached bool     // die with this process
 	panicLog *os.File
 	debugLog *os.File // nil for none
 
@@ -68,7 +70,7 @@ type launchArgs struct {
 
 // flags returns the first arguments of either process.
 func (a *launchArgs) flags(argv0 string, fs *fileSet) []string {
-	args := append([]string{argv0}, kernelFlags()...)
+	args := append([]string{argv0}, kernelFlags(a.platform)...)
 	args = append(args, "--panic-log-fd="+fs.add(a.panicLog))
 	if a.debugLog != nil {
 		args = append(args, "--debug", "--debug-log-fd="+fs.add(a.debugLog))
@@ -161,6 +163,9 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 	if mounts != nil {
 		args = append(args, "--mounts-fd="+fs.add(mounts))
 	}
+	if a.device != nil {
+		args = append(args, "--device-fd="+fs.add(a.device))
+	}
 	if a.cpuQuota > 0 {
 		args = append(args, "--cpu-quota="+strconv.FormatInt(a.cpuQuota, 10), "--cpu-period=100000")
 	}
@@ -199,11 +204,16 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 // data about files and processes counts towards the sandbox's memory. A
 // collector that waits until the heap has doubled would exceed the limit with
 // half as many files.
-func (a *launchArgs) environment() []string {
-	if a.memory >= a.total {
-		return nil
+//
+// With KVM, Go must not interrupt a kernel to preempt it, as gVisor itself says.
+func (a *launchArgs) environment() (env []string) {
+	if a.platform == PlatformKVM {
+		env = append(env, "GODEBUG=asyncpreemptoff=1")
 	}
-	return []string{"GOMEMLIMIT=" + strconv.FormatUint(a.memory/2, 10)}
+	if a.memory < a.total {
+		env = append(env, "GOMEMLIMIT="+strconv.FormatUint(a.memory/2, 10))
+	}
+	return env
 }
 
 func launchGofer(a *launchArgs) (*child, []*os.File, *os.File, error) {

@@ -225,7 +225,7 @@ func (s *saved) parse(js []byte) error {
 			return damaged("part %d is not %s", i+1, want[i])
 		}
 	}
-	if s.Memory == nil || s.Memory.Engine != engine {
+	if s.Memory == nil || !restorable(s.Memory.Engine) {
 		return nil
 	}
 	if p := s.Memory.Image; p == nil || p.Name != snapGuest || p.Size < 0 || s.Memory.Guest == "" {
@@ -236,7 +236,7 @@ func (s *saved) parse(js []byte) error {
 
 // all returns the parts of a snapshot.
 func (m *manifest) all() []part {
-	if m.Memory == nil || m.Memory.Engine != engine {
+	if m.Memory == nil || !restorable(m.Memory.Engine) {
 		return m.Parts // only its files can be used
 	}
 	return append(slices.Clone(m.Parts), *m.Memory.Image)

@@ -21,10 +21,11 @@ import (
 // Probe reports whether sandboxes can be created here, by starting a process in
 // the way their kernels are started, and which of their limits are enforced.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
+	chosen := p.chosen()
 	f := driver.Facts{
 		Provider:  Name,
-		Version:   EngineVersion,
-		Engine:    engine,
+		Version:   EngineVersion + chosen.suffix(),
+		Engine:    engineOn(chosen.platform),
 		Isolates:  true,
 		Isolation: sandbox.IsolationKernel,
 		Capabilities: driver.Capabilities{
@@ -43,7 +44,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		func() driver.Finding { return probeGroups(groups) },
 		func() driver.Finding { return probeState(p.opts.StateDir) },
 		probePrivilege,
-		probeKVM,
+		chosen.finding,
 	}
 	f.Available = true
 	for _, check := range checks {
@@ -206,12 +207,4 @@ func probePrivilege() driver.Finding {
 		Severity: driver.Note, Subject: "user",
 		Message: "not root: sandboxes run as this user in a user namespace; files shared from the host show other owners as nobody",
 	}
-}
-
-func probeKVM() driver.Finding {
-	f := driver.Finding{Severity: driver.Note, Subject: "speed", Message: "system calls are intercepted without KVM: programs that start many processes run several times slower than outside"}
-	if unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) == nil {
-		f.Message += "; /dev/kvm exists and is not used"
-	}
-	return f
 }

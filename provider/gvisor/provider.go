@@ -56,6 +56,9 @@ type Options struct {
 	// Attached makes sandboxes end with this process, even if it is killed.
 	// Otherwise they live until Destroy, or until their lifetime ends.
 	Attached bool
+	// Platform is PlatformSystrap or PlatformKVM. Empty: PlatformSystrap. If no
+	// kernel starts with PlatformKVM, PlatformSystrap is used, and Probe says so.
+	Platform string
 	// Kernel is the executable that kernels run from. Empty: $ATOLL_KERNEL, else
 	// this program. It must be static.
 	Kernel string
@@ -86,12 +89,15 @@ type Provider struct {
 	groups  func() cgroupRoot
 	static  func() driver.Finding    // whether the kernel's executable is usable
 	program func() (*program, error) // the guest of new sandboxes
+	chosen  func() choice            // the platform of new kernels
 	opened  atomic.Pointer[program]  // the same, if it is open
 	reaper  reaper
 	swept   sync.Once
 	pool    *pool
 
 	snapshots *snapshotstore.Snapshots
+
+	trialKernel string // executable for try, in tests
 
 	mu        sync.Mutex
 	instances map[sandbox.ID]*Instance
@@ -144,6 +150,9 @@ func New(opts Options) (*Provider, error) {
 	if opts.Kernel == "" {
 		opts.Kernel = argvSelf
 	}
+	if err := opts.choosePlatform(); err != nil {
+		return nil, err
+	}
 	if opts.Fault == nil {
 		opts.Fault = func(string) error { return nil }
 	}
@@ -164,6 +173,7 @@ func New(opts Options) (*Provider, error) {
 		instances: map[sandbox.ID]*Instance{},
 		quit:      make(chan struct{}),
 	}
+	p.chosen = sync.OnceValue(p.choose)
 	p.program = sync.OnceValues(func() (*program, error) {
 		found, err := findProgram(opts.Kernel, opts.StateDir)
 		p.opened.Store(found)

@@ -92,8 +92,8 @@ func (m *maker) decideMemory() {
 	}
 	mem := m.from.Memory
 	switch lacking := mem.lacks(cpuFeatures()); {
-	case mem.Engine != engine:
-		m.why = fmt.Sprintf("its memory was written by engine %s, and this is %s", plain(mem.Engine), engine)
+	case mem.Engine != m.rec.Engine:
+		m.why = fmt.Sprintf("its memory was written by engine %s, and this is %s", plain(mem.Engine), m.rec.Engine)
 	case len(lacking) > 0:
 		m.why = "its processes may use features that this processor lacks: " + plain(strings.Join(lacking, " "))
 	case !slices.Equal(mem.Mounts, m.rec.Mounts):

@@ -109,9 +109,9 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 }
 
 // kernelFlags returns gVisor's flags for the kernel and its file server.
-func kernelFlags() []string {
+func kernelFlags(platform string) []string {
 	return []string{
-		"--platform=systrap",
+		"--platform=" + platform,
 		"--systrap-disable-syscall-patching", // see docs/design/gvisor-internals.md
 		"--directfs=false",                   // the kernel process may not open host files itself
 		"--network=none",                     // loopback only, until a link is handed over
