@@ -254,6 +254,7 @@ kubernetes: build ## run the tests of provider/kubernetes on the node of make cl
 .PHONY: microvm
 microvm: build ## run the tests of provider/microvm with emulated virtual machines (needs qemu-system-x86, busybox-static and a kernel: /boot, or ATOLL_MICROVM_KERNEL; half an hour)
 	@$(STATIC) ATOLL_MICROVM_ACCEL="$${ATOLL_MICROVM_ACCEL:-tcg}" $(call gotest,-tags=microvm -parallel=$(PARALLEL),./provider/microvm)
+	@$(STATIC) ATOLL_MICROVM_ACCEL="$${ATOLL_MICROVM_ACCEL:-tcg}" $(call gotest,-tags=microvm -run=TestConformanceMicrovm,./internal/gateway)
 
 # The state of the cluster. Its programs are in ATOLL_CLUSTER_CACHE.
 CLUSTER = /var/tmp/atoll-cluster
