@@ -27,6 +27,8 @@ type SessionOptions struct {
 	Labels map[string]string // of the session, its sandboxes and its usage
 	// PauseOnExit pauses the sandbox, instead of ending it, when no holder is left.
 	PauseOnExit bool
+	// Record says which recordings of the desktop are made without a request.
+	Record sandbox.RecordMode
 	// AttachIfExists returns the session of that name if there is one. The spec and
 	// the other options are then ignored.
 	AttachIfExists bool
@@ -77,7 +79,7 @@ func (s Sessions) Create(ctx context.Context, spec sandbox.Spec, opts SessionOpt
 		return nil, err
 	}
 	holder := opts.holder()
-	n := sandbox.NewSession{Name: opts.Name, Group: opts.Group, Spec: spec, Labels: opts.Labels, PauseOnExit: opts.PauseOnExit, Holder: &holder}
+	n := sandbox.NewSession{Name: opts.Name, Group: opts.Group, Spec: spec, Labels: opts.Labels, PauseOnExit: opts.PauseOnExit, Record: opts.Record, Holder: &holder}
 	if opts.AttachIfExists {
 		n.IfExists = sandbox.IfExistsAttach
 	}

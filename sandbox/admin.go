@@ -14,6 +14,7 @@ type Key struct {
 	Created time.Time `json:"created"`
 	Expires time.Time `json:"expires,omitzero" doc:"never if it is left out"`
 	Revoked time.Time `json:"revoked,omitzero"`
+	Page    bool      `json:"page,omitempty" doc:"of a page of the console that a link of the owner of the machine signed in"`
 	Token   string    `json:"token,omitempty" doc:"the key itself; only in the response that creates it"`
 }
 

@@ -25,6 +25,8 @@ type Caller struct {
 	Verbs  []string `json:"verbs" doc:"permissions: read, exec, write, admin"`
 	Owner  bool     `json:"owner" doc:"whether this is the owner of the machine"`
 	Nodes  bool     `json:"nodes" doc:"whether the caller may manage the nodes of this daemon"`
+	// Tenants is set for the owner of the machine and pages of the owner.
+	Tenants bool `json:"tenants" doc:"whether the caller may list the tenants of this daemon"`
 	// Machines is set by the server; it is about the daemon, not the caller.
 	Machines bool `json:"machines" doc:"whether self-hosted machines can connect to this daemon"`
 }

@@ -30,6 +30,15 @@ type NewRecording struct {
 	Max int64 `json:"maxSeconds,omitempty" minimum:"0" maximum:"604800" doc:"seconds after which it ends; if it is left out, a day, and of a desktop ten minutes"`
 }
 
+// RecordMode says when the desktop of a session is recorded without a request.
+type RecordMode string
+
+// When the desktop of a session is recorded. Empty: RecordManual.
+const (
+	RecordManual RecordMode = "manual"  // never
+	RecordOnTurn RecordMode = "on-turn" // in turns that use it, until the turn is released
+)
+
 // RecordingState is the state of a recording. The list is append-only.
 type RecordingState string
 

@@ -395,6 +395,7 @@ const (
 	ReasonTimeLimit    Reason = "time-limit"    // it had its longest duration
 	ReasonSizeLimit    Reason = "size-limit"    // it had its largest size
 	ReasonDiskFull     Reason = "disk-full"     // the daemon could not write more of it
+	ReasonTurnOver     Reason = "turn-over"     // the turn that it was made for was released
 	ReasonTakenOver    Reason = "taken-over"    // another connection took over the command
 	ReasonUploadFailed Reason = "upload-failed" // it could not be stored; that is tried again
 	ReasonBoxDeath     Reason = "box-death"     // what was recorded is lost

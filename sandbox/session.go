@@ -168,6 +168,8 @@ type Session struct {
 	// PauseOnExit pauses the sandbox, instead of ending it, when no holder is left,
 	// if the provider can do that.
 	PauseOnExit bool `json:"pauseOnExit,omitempty"`
+	// Record says which recordings of the desktop are made without a request.
+	Record RecordMode `json:"record,omitempty" enum:"manual,on-turn"`
 
 	Receipt *Receipt   `json:"receipt,omitempty"` // of the last acquisition
 	Lease   *LeaseInfo `json:"lease,omitempty"`
@@ -216,6 +218,7 @@ type NewSession struct {
 	Spec        Spec              `json:"spec,omitzero"`
 	Labels      map[string]string `json:"labels,omitempty" doc:"added to the labels of the spec; they apply to the sandboxes and the usage of the session"`
 	PauseOnExit bool              `json:"pauseOnExit,omitempty" doc:"pause the sandbox, instead of ending it, when no holder is left, if the provider can do that"`
+	Record      RecordMode        `json:"record,omitempty" enum:"manual,on-turn" doc:"on-turn records the desktop during every turn that uses it; manual if it is left out"`
 	IfExists    IfExists          `json:"ifExists,omitempty" enum:"fail,attach" doc:"what to do when there is a session of that name; fail if it is left out"`
 	// Holder, if set, acquires the sandbox too. Nil: the sandbox is made when it is
 	// first used.
@@ -227,6 +230,7 @@ type NewSession struct {
 type SessionChange struct {
 	Labels      map[string]*string `json:"labels,omitempty" doc:"labels to set; null removes one. The present sandbox keeps its labels"`
 	PauseOnExit *bool              `json:"pauseOnExit,omitempty"`
+	Record      *RecordMode        `json:"record,omitempty" enum:"manual,on-turn" doc:"it applies to turns that begin, or send a heartbeat, from now on"`
 }
 
 // ResumeRequest asks for the session of an envelope.

@@ -51,7 +51,11 @@ const pages = [
   { id: "nodes", name: "Nodes", show: (p: string[]) => <Nodes at={p[0]} /> },
   { id: "usage", name: "Usage", show: () => <Usage /> },
   { id: "activity", name: "Activity", show: () => <Activity /> },
-  { id: "access", name: "Keys and audit", show: () => <Access /> },
+  {
+    id: "access",
+    name: "Keys and audit",
+    show: (_: string[], who: Schemas["Caller"]) => <Access who={who} />,
+  },
 ] as const;
 
 function Sandboxish(p: string[]) {
@@ -300,7 +304,7 @@ function Shell({ caller }: { caller: Schemas["Caller"] }) {
         </div>
       )}
       <main id="main" tabIndex={-1}>
-        {page.show(route.slice(1))}
+        {page.show(route.slice(1), caller)}
       </main>
       {palette && <Palette pages={listed} close={() => setPalette(false)} />}
     </div>

@@ -491,6 +491,15 @@ export function Tabs<T extends string>(props: {
   );
 }
 
+/** Gives a file to the browser. */
+export function save(content: Blob, name: string) {
+  const a = document.createElement("a");
+  a.href = URL.createObjectURL(content);
+  a.download = name;
+  a.click();
+  setTimeout(() => URL.revokeObjectURL(a.href), 60_000);
+}
+
 export const go = (to: string) => {
   location.hash = "#" + to;
 };

@@ -1,19 +1,25 @@
 // The console against the real daemon, in a real browser.
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { readFileSync, writeFileSync } from "node:fs";
 import { createServer, request } from "node:http";
+import { networkInterfaces } from "node:os";
 import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
 import { browser, Daemon, freePort, look, looks, shots } from "./daemon.mjs";
 
 const daemon = new Daemon();
+/** An address of this machine at which sandboxes may be allowed to reach it. */
+const served = Object.values(networkInterfaces())
+  .flat()
+  .find((a) => a.family === "IPv4" && !a.internal)?.address;
+assert.ok(served, "this machine has only the address 127.0.0.1");
 let chrome;
 let page;
 const faults = []; // of the page, which would be defects
 
 before(async () => {
   daemon.address = `127.0.0.1:${await freePort()}`;
-  await daemon.start();
+  await daemon.start("--egress-allow", served + "/32");
   chrome = await browser();
   const context = await chrome.newContext({
     viewport: { width: 1280, height: 800 },
@@ -439,6 +445,88 @@ test("a refused host is shown and can be allowed", async () => {
     JSON.stringify(JSON.parse(await api("v1/sandboxes/demo/network"))),
     /refused\.example/,
   );
+});
+
+test("a request that was refused succeeds when its host is allowed, also in a profile", async (t) => {
+  const server = createServer((_, w) => w.end("reached"));
+  await new Promise((done) => server.listen(0, served, done));
+  t.after(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  const asks = (name) =>
+    daemon.run(
+      ...["exec", name, "--", "sh", "-c"],
+      `curl -s -m 20 http://${served}:${server.address().port}/ || true`,
+    );
+  const narrow = join(daemon.dir, "narrow.yaml");
+  writeFileSync(narrow, "default: deny\n");
+  daemon.run("profile", "create", "narrow", "-f", narrow);
+  daemon.run("create", "--name", "in-profile", "--profile", "narrow");
+  for (const name of ["demo", "in-profile"]) {
+    assert.doesNotMatch(asks(name), /^reached/);
+    await show(`/sandboxes/${name}/network`);
+    await button(`Allow this host: ${served}`).click();
+    const allowed = name === "demo" ? `${served} is allowed` : "The profile";
+    await page.getByRole("status").getByText(allowed).waitFor();
+    assert.match(asks(name), /^reached/);
+  }
+  await show("/egress/narrow");
+  const tried = page.getByRole("textbox", { name: "URL" });
+  await tried.fill(`http://${served}/`);
+  await button("Test").click();
+  await page.getByText("It passes").waitFor();
+  await tried.fill("https://elsewhere.example/");
+  await button("Test").click();
+  await page.getByText("It is refused").waitFor();
+  await shot("egress-test");
+  daemon.run("rm", "--force", "in-profile");
+  await show("/sandboxes/demo");
+});
+
+test("a template is built, and its log stays", async () => {
+  await show("/templates");
+  await button("Build a template").click();
+  const form = page.getByRole("dialog");
+  await form.getByLabel("Name").fill("tools");
+  const file = form.getByLabel("Dockerfile");
+  await file.fill("FROM host\nRUN exit 3\n");
+  await form.getByRole("button", { name: "Build", exact: true }).click();
+  await form.getByRole("status").getByText("failed").waitFor();
+  await shot("template-failed");
+  await file.fill("FROM host\nRUN echo built-$((40+2)) && touch /made\n");
+  await form.getByRole("button", { name: "Build again" }).click();
+  await form.getByRole("status").getByText("is built").waitFor();
+  await form.getByRole("log").getByText("built-42").waitFor();
+  await shot("template-built");
+  await form.getByRole("button", { name: "Done" }).click();
+  await page.getByText("template:tools:latest").waitFor();
+  await show("/sandboxes/demo");
+});
+
+test("keys of pages are marked; tenants and the audit log are shown", async () => {
+  daemon.run("tenant", "create", "neighbours");
+  daemon.run("key", "create", "--allow", "read", "looker");
+  await show("/access");
+  const keys = page.getByRole("table", { name: "API keys" });
+  await keys.getByText("console page").first().waitFor();
+  assert.equal(await keys.getByText(/\bpage\b.*,|, page/).count(), 0);
+  await page
+    .getByRole("table", { name: "Tenants" })
+    .getByText("neighbours")
+    .waitFor();
+  const log = page.getByRole("table", { name: "Audit log" });
+  await page.getByLabel("Search the audit log").fill("key.create");
+  await log.getByText("key.create").first().waitFor();
+  const saved = page.waitForEvent("download");
+  await button("Download").click();
+  const text = readFileSync(await (await saved).path(), "utf8");
+  assert.match(text, /key\.create/);
+  await button("Verify").click();
+  await page.getByText("complete and unchanged").waitFor();
+  assert.match(daemon.run("key", "ls"), /admin \(console page\)/);
+  await shot("access-all");
+  await show("/sandboxes/demo");
 });
 
 /** Calls the API as the signed-in page does. */

@@ -220,7 +220,7 @@ func recordingCell(d sandbox.Descriptor, q Query) sandbox.RecordingCell {
 		c.Reason = sandbox.NotProvisioned
 	default:
 		c.Available = true
-		c.Modes, c.Codecs = []string{"manual"}, []string{sandbox.FormatVideo}
+		c.Modes, c.Codecs = []string{string(sandbox.RecordManual), string(sandbox.RecordOnTurn)}, []string{sandbox.FormatVideo}
 	}
 	return c
 }

@@ -275,7 +275,7 @@ func TestRB21RecordingAndComputerUse(t *testing.T) {
 	}
 	for _, tt := range tests {
 		doc := negotiate(t, tt.provider, tt.q)
-		if r, c := doc.Recording, doc.ComputerUse; r.Reason != tt.recording || r.Available != (r.Reason == "") || (len(r.Modes) == 1) != r.Available || (len(r.Codecs) == 1) != r.Available ||
+		if r, c := doc.Recording, doc.ComputerUse; r.Reason != tt.recording || r.Available != (r.Reason == "") || (len(r.Modes) == 2) != r.Available || (len(r.Codecs) == 1) != r.Available ||
 			c.Reason != tt.computer || c.Available != (c.Reason == "") {
 			t.Errorf("%s: %+v, %+v", tt.name, r, c)
 		}

@@ -89,11 +89,21 @@ func (a keyCommands) keyListCmd() *cobra.Command {
 		}
 		rows := make([][]string, 0, len(all))
 		for _, k := range all {
-			rows = append(rows, []string{k.ID, k.Name, strings.Join(k.Verbs, ","), keyState(k), ago(k.Created)})
+			rows = append(rows, []string{k.ID, k.Name, keyAllows(k), keyState(k), ago(k.Created)})
 		}
 		return a.table("ID NAME ALLOWS STATE CREATED", rows)
 	})
 	return cmd
+}
+
+// keyAllows names the permissions of a key. Pages that a link signed in may also
+// manage nodes.
+func keyAllows(k sandbox.Key) string {
+	text := strings.Join(k.Verbs, ",")
+	if k.Page {
+		text += " (console page)"
+	}
+	return text
 }
 
 func keyState(k sandbox.Key) string {

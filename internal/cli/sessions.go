@@ -75,6 +75,7 @@ func (a sessionCommands) createCmd() *cobra.Command {
 	var boxed boxFlags
 	var how commandFlags
 	var opts atoll.SessionOptions
+	var record string
 	cmd := &cobra.Command{
 		Use: "create [flags] [NAME]", Short: "Make a session and its sandbox", Args: cobra.MaximumNArgs(1),
 		Long: `Create makes a session with a sandbox and prints its name. The flags say what its
@@ -90,6 +91,8 @@ that name is used instead.`,
 	flags.StringVarP(&how.user, "user", "u", "", "user that commands run as: NAME, UID, NAME:GROUP or UID:GID")
 	flags.StringVar(&opts.Group, "group", "", "sessions of the same group share one sandbox (default: a group of its own)")
 	flags.BoolVar(&opts.PauseOnExit, "pause-on-exit", false, "pause the sandbox instead of removing it when the session has no holder, if the provider can")
+	flags.StringVar(&record, "record", "", "on-turn: record the desktop in every turn that uses it, until the turn is released (default: manual)")
+	_ = cmd.RegisterFlagCompletionFunc("record", cobra.FixedCompletions([]string{string(sandbox.RecordManual), string(sandbox.RecordOnTurn)}, cobra.ShellCompDirectiveNoFileComp))
 	flags.BoolVar(&opts.AttachIfExists, "attach", false, "use the session of that name if there is one; the other flags are then ignored")
 	boxed.register(cmd)
 	unused := []string{"rm", "keep", "entrypoint", "name", "pull", "platform"}
@@ -101,6 +104,11 @@ that name is used instead.`,
 			if cmd.Flags().Changed(name) {
 				return out, badFlag(name, "does not apply to a session")
 			}
+		}
+		switch opts.Record = sandbox.RecordMode(record); opts.Record {
+		case "", sandbox.RecordManual, sandbox.RecordOnTurn:
+		default:
+			return out, badFlag("record", "%q is not manual or on-turn", record)
 		}
 		how.detach = true
 		req, err := a.request(cmd, &boxed, &how, nil)

@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +27,9 @@ type load struct {
 	Disk        *int64     `json:"disk"` // bytes
 
 	Limits map[string]sandbox.Enforcement `json:"limits,omitempty"` // those that are not enforced
+
+	box     sandbox.Sandbox
+	running []sandbox.ProcessInfo // with --details
 }
 
 // orders are what top can sort by, the largest first but for names.
@@ -50,8 +54,9 @@ func descending[T int64 | float64](a, b *T) int {
 }
 
 func (a listCommands) topCmd() *cobra.Command {
-	var once, asJSON, allTenants bool
+	var once, asJSON, allTenants, details bool
 	var sortBy string
+	var wanted, filter []string
 	every := durationFlag(2 * time.Second)
 	cmd := &cobra.Command{
 		Use:     "top [SANDBOX...]",
@@ -59,30 +64,43 @@ func (a listCommands) topCmd() *cobra.Command {
 		Short:   "Show what sandboxes consume, live",
 		Long: `Top shows the processor time, memory, processes and disk usage of running sandboxes
 until it is interrupted. 100% is one processor; "-" stands for an unknown value, or
-for a limit that is not enforced.
+for a limit that is not enforced. With --details it also shows what each sandbox is,
+which commands run in it, and why a limit is not enforced.
 Watching a sandbox does not count as use: idle policies apply all the same.`,
 		Example: `  atoll top --no-stream
-  atoll top --no-stream --sort memory --json`,
+  atoll top --no-stream --sort memory --json
+  atoll top --no-stream --details --label team=red`,
 		GroupID:           groupBox,
 		ValidArgsFunction: a.completeSandboxes,
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&once, "no-stream", false, "show one sample and end")
 	flags.BoolVar(&asJSON, "json", false, "write JSON, a line for each sample")
+	flags.BoolVarP(&details, "details", "d", false, "show each sandbox with its commands, limits and labels")
+	flags.StringArrayVarP(&wanted, "label", "l", nil, "only those with this label: KEY or KEY=VALUE")
+	flags.StringArrayVarP(&filter, "filter", "f", nil, "only those with this KEY=VALUE: name (a part of it), id (how it begins), image, label")
 	flags.StringVar(&sortBy, "sort", "cpu", "by name, cpu, memory, disk or pids")
 	flags.Var(&every, "interval", "time between two samples")
 	allTenantsFlag(flags, &allTenants)
+	cmd.MarkFlagsMutuallyExclusive("json", "details")
 	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"name", "cpu", "memory", "disk", "pids"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		order := orders[sortBy]
 		if order == nil {
 			return badFlag("sort", "%q is not one of name, cpu, memory, disk and pids", sortBy)
 		}
+		match, err := parseFilters(filter)
+		if err != nil {
+			return err
+		}
+		if _, given := match["state"]; given {
+			return badFlag("filter", "only running sandboxes consume something; for the others use: atoll ls --filter state=STATE")
+		}
 		target, err := a.targetOf(ctx, allTenants)
 		if err != nil {
 			return err
 		}
-		m := &meter{target: target, only: args, boxes: map[sandbox.ID]usager{}, before: map[sandbox.ID]sandbox.Usage{}}
+		m := &meter{target: target, only: args, labels: wanted, filters: match, details: details, boxes: map[sandbox.ID]usager{}, before: map[sandbox.ID]sandbox.Usage{}}
 		return a.top(ctx, m, order, time.Duration(every), once, asJSON)
 	})
 	return cmd
@@ -114,6 +132,9 @@ func (a listCommands) top(ctx context.Context, m *meter, order func(a, b load) i
 			err := writeJSON(&b, append([]load{}, all...), "")
 			return b.String(), err
 		}
+		if m.details {
+			return loadDetails(all), nil
+		}
 		return loadTable(all), nil
 	}
 	if !once {
@@ -129,20 +150,57 @@ func (a listCommands) top(ctx context.Context, m *meter, order func(a, b load) i
 func loadTable(all []load) string {
 	rows := make([][]string, 0, len(all))
 	for _, l := range all {
-		memory := sizeOf(l.Memory) + " / -"
-		if _, loose := l.Limits["memory"]; l.MemoryLimit > 0 && !loose {
-			memory = sizeOf(l.Memory) + " / " + units.BytesSize(float64(l.MemoryLimit))
-		}
-		share, pids := "-", "-"
-		if l.CPU != nil {
-			share = strconv.FormatFloat(*l.CPU, 'f', 1, 64)
-		}
-		if l.PIDs != nil {
-			pids = strconv.FormatInt(*l.PIDs, 10)
-		}
-		rows = append(rows, []string{l.Name, share, memory, pids, sizeOf(l.Disk)})
+		rows = append(rows, []string{l.Name, l.share(), l.memory(), l.pids(), sizeOf(l.Disk)})
 	}
 	return columns([]string{"NAME", "CPU %", "MEMORY / LIMIT", "PIDS", "DISK"}, rows, 63)
+}
+
+func (l *load) share() string {
+	if l.CPU == nil {
+		return "-"
+	}
+	return strconv.FormatFloat(*l.CPU, 'f', 1, 64)
+}
+
+func (l *load) memory() string {
+	if _, loose := l.Limits["memory"]; l.MemoryLimit > 0 && !loose {
+		return sizeOf(l.Memory) + " / " + units.BytesSize(float64(l.MemoryLimit))
+	}
+	return sizeOf(l.Memory) + " / -"
+}
+
+func (l *load) pids() string {
+	if l.PIDs == nil {
+		return "-"
+	}
+	return strconv.FormatInt(*l.PIDs, 10)
+}
+
+// loadDetails shows each sandbox in some lines.
+func loadDetails(all []load) string {
+	parts := make([]string, 0, len(all))
+	for i := range all {
+		l := &all[i]
+		rows := [][]string{
+			{"cpu", l.share() + " %"},
+			{"memory", l.memory()},
+			{"processes", l.pids()},
+			{"disk", sizeOf(l.Disk)},
+			{"image", l.box.Image},
+			{"provider", orDash(l.box.Provider)},
+			{"created", ago(l.box.Created)},
+			{"ends", ends(&l.box)},
+			{"labels", orDash(labelText(l.box.Labels))},
+		}
+		for _, name := range slices.Sorted(maps.Keys(l.Limits)) {
+			rows = append(rows, []string{"limit", name + " is not enforced: " + l.Limits[name].Why})
+		}
+		for _, p := range l.running {
+			rows = append(rows, []string{"runs", commandText(p.Args) + ", " + ago(p.Started)})
+		}
+		parts = append(parts, columns([]string{l.Name, string(l.ID)}, rows, 100))
+	}
+	return strings.Join(parts, "\n")
 }
 
 func sizeOf(n *int64) string {
@@ -159,10 +217,13 @@ type usager interface {
 
 // meter measures sandboxes repeatedly.
 type meter struct {
-	target target
-	only   []string // names or ids; none: all
-	boxes  map[sandbox.ID]usager
-	before map[sandbox.ID]sandbox.Usage
+	target  target
+	only    []string // names or ids; none: all
+	labels  []string
+	filters filters
+	details bool
+	boxes   map[sandbox.ID]usager
+	before  map[sandbox.ID]sandbox.Usage
 }
 
 const (
@@ -197,12 +258,14 @@ func (m *meter) sample(ctx context.Context) ([]load, error) {
 		return nil, err
 	}
 	all = slices.DeleteFunc(all, func(s sandbox.Sandbox) bool {
-		return s.State != sandbox.Running || len(m.only) > 0 && !slices.Contains(m.only, s.Name) && !slices.Contains(m.only, string(s.ID))
+		return s.State != sandbox.Running || len(m.only) > 0 && !slices.Contains(m.only, s.Name) && !slices.Contains(m.only, string(s.ID)) ||
+			!hasLabels(s.Labels, m.labels) || !m.filters.match(s)
 	})
 	if err := m.open(ctx, all); err != nil {
 		return nil, err
 	}
 	now := make([]sandbox.Usage, len(all))
+	running := make([][]sandbox.ProcessInfo, len(all))
 	failed := make([]error, len(all))
 	slots := make(chan struct{}, atOnce)
 	var asked sync.WaitGroup
@@ -218,13 +281,19 @@ func (m *meter) sample(ctx context.Context) ([]load, error) {
 			short, cancel := context.WithTimeout(ctx, askTime)
 			defer cancel()
 			now[i], failed[i] = box.Usage(short)
+			if b, ok := box.(interface {
+				Processes(ctx context.Context) ([]sandbox.ProcessInfo, error)
+			}); ok && m.details && failed[i] == nil {
+				list, _ := b.Processes(short) // one that cannot be asked shows none
+				running[i] = slices.DeleteFunc(list, func(p sandbox.ProcessInfo) bool { return !p.Running })
+			}
 		})
 	}
 	asked.Wait()
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return m.loads(all, now, failed)
+	return m.loads(all, now, failed, running)
 }
 
 // open finds the sandboxes that are new, and forgets those that are gone.
@@ -251,7 +320,7 @@ func (m *meter) open(ctx context.Context, all []sandbox.Sandbox) error {
 }
 
 // loads makes rates of two samples.
-func (m *meter) loads(all []sandbox.Sandbox, now []sandbox.Usage, failed []error) ([]load, error) {
+func (m *meter) loads(all []sandbox.Sandbox, now []sandbox.Usage, failed []error, running [][]sandbox.ProcessInfo) ([]load, error) {
 	before := m.before
 	m.before = make(map[sandbox.ID]sandbox.Usage, len(all))
 	var out []load
@@ -268,6 +337,7 @@ func (m *meter) loads(all []sandbox.Sandbox, now []sandbox.Usage, failed []error
 		l := load{
 			ID: s.ID, Name: s.Name, MemoryLimit: max(s.Resources.Memory, 0), Limits: s.Limits,
 			Memory: known(u.Memory), PIDs: known(u.PIDs), Disk: known(u.Disk),
+			box: s, running: running[i],
 		}
 		if b, measured := before[s.ID]; measured && b.CPU >= 0 && u.CPU >= b.CPU && u.Sampled.After(b.Sampled) {
 			share := 100 * float64(u.CPU-b.CPU) / float64(u.Sampled.Sub(b.Sampled))

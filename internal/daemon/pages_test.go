@@ -58,8 +58,8 @@ func (p *signedIn) send(t *testing.T, method, path, body string, out any) int {
 	return r.StatusCode
 }
 
-// A page that a link of the owner signed in manages nodes, and nothing else that
-// is only for the owner. No key does.
+// A page that a link of the owner signed in manages nodes and lists tenants, and
+// nothing else that is only for the owner. No key does.
 func TestAttackPagesAndNodes(t *testing.T) {
 	s := newIsle(t)
 	link, err := s.Admin().OpenConsole(t.Context(), sandbox.ConsoleSettings{Listen: "127.0.0.1:0"})
@@ -75,12 +75,22 @@ func TestAttackPagesAndNodes(t *testing.T) {
 	keys := signIn(t, base, map[string]string{"key": k.Token})
 
 	var who sandbox.Caller
-	if status := owners.send(t, "GET", "/v1/caller", "", &who); status != http.StatusOK || !who.Nodes || who.Owner || strings.Join(who.Verbs, " ") != "admin" {
+	if status := owners.send(t, "GET", "/v1/caller", "", &who); status != http.StatusOK || !who.Nodes || !who.Tenants || who.Owner || strings.Join(who.Verbs, " ") != "admin" {
 		t.Errorf("the page of a link is %+v, %d", who, status)
 	}
 	who = sandbox.Caller{}
-	if status := keys.send(t, "GET", "/v1/caller", "", &who); status != http.StatusOK || who.Nodes || who.Owner {
+	if status := keys.send(t, "GET", "/v1/caller", "", &who); status != http.StatusOK || who.Nodes || who.Tenants || who.Owner {
 		t.Errorf("the page of a key is %+v, %d", who, status)
+	}
+	// The key of the page is listed with its permissions, and marked.
+	all, err := s.Admin().Keys(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range all {
+		if one.Page == (one.ID == k.ID) || strings.Join(one.Verbs, " ") != "admin" {
+			t.Errorf("the key is listed as %+v", one)
+		}
 	}
 	var made struct {
 		Token string `json:"token"`
@@ -101,6 +111,7 @@ func TestAttackPagesAndNodes(t *testing.T) {
 		{"POST", "/v1/nodes/a/drain", `{}`},
 		{"DELETE", "/v1/nodes/a", ""},
 		{"PATCH", "/v1/nodes/a", `{"cordoned":false}`},
+		{"GET", "/v1/tenants", ""},
 	} {
 		what := one.method + " " + one.path
 		if status := keys.send(t, one.method, one.path, one.body, nil); status != http.StatusForbidden {
@@ -114,7 +125,9 @@ func TestAttackPagesAndNodes(t *testing.T) {
 		}
 	}
 	for _, one := range []struct{ method, path, body string }{
-		{"GET", "/v1/tenants", ""},
+		{"GET", "/v1/tenants/default", ""},
+		{"POST", "/v1/tenants", `{"id":"another"}`},
+		{"PATCH", "/v1/tenants/default", `{"disabled":true}`},
 		{"POST", "/v1/audit/prune", `{"before":"2020-01-01T00:00:00Z"}`},
 		{"PUT", "/v1/console", `{}`},
 		{"GET", "/v1/doctor", ""},

@@ -70,7 +70,7 @@ one permission each, and compare.
 
 A key has some of the permissions ` + "`read`, `exec`, `write` and `admin`" + `; ` + "`admin`" + ` includes the others. A request needs all
 permissions in its row, and those in the last column only sometimes: if it asks for more than the least. *Owner* means the owner of the
-machine, whom no key can replace, except that a page signed in by a link of ` + "`atoll console`" + ` may use the requests for nodes. *Any key* needs no permission, *open* not even a key. *Token* means that the request has a token or a
+machine, whom no key can replace, except that a page signed in by a link of ` + "`atoll console`" + ` may use the requests for nodes and list tenants. *Any key* needs no permission, *open* not even a key. *Token* means that the request has a token or a
 secret address, for which its maker needed these permissions.
 `
 

@@ -51,7 +51,7 @@ func (d *Daemon) openSessions(ctx context.Context) error {
 	d.sessions = sessions.New(d.services.Core, sessions.Config{
 		Sandboxes: sessionSandboxes{d.services.Sandboxes, d.services.Exec}, Snapshots: d.services.Snapshots, Providers: d.services.Providers, Workspaces: d.services.Workspaces, Environments: environments, Machines: d.services.Machines,
 		Archive: d.archive, Plain: d.opts.PlainSnapshots, Scratch: scratch,
-		Binding: installation(first.Created), Lease: durations, Observer: d.leases,
+		Binding: installation(first.Created), Lease: durations, Observer: d.leases, Turns: &d.recordings,
 	})
 	if d.fleet != nil {
 		d.services.Nodes.Connect(d.fleet, d.sessions.Movers)

@@ -43,6 +43,7 @@ func (d *Daemon) openView() error {
 	d.desk = desk.New(desk.Config{
 		Guard: s.Guard, Find: sandboxes.Public{Service: s.Sandboxes}.Get,
 		Open: func(ctx context.Context, ref string) (desk.Commands, error) { return s.Exec.Open(ctx, ref) },
+		Used: d.recordings.Used,
 	})
 	d.code = interpreter.New(interpreter.Config{
 		Guard: s.Guard, Find: sandboxes.Public{Service: s.Sandboxes}.Get, Dial: s.Exec.DialPort,
@@ -104,6 +105,24 @@ func (d *Daemon) openView() error {
 // recordings are the recordings of the daemon. They are opened after what
 // flushes them.
 type recordings struct{ *record.Service }
+
+func (r *recordings) TurnHolds(s store.Session, turn string, id sandbox.ID, epoch int64) {
+	if r.Service != nil {
+		r.Service.TurnHolds(s, turn, id, epoch)
+	}
+}
+
+func (r *recordings) TurnOver(s store.Session, turn string) {
+	if r.Service != nil {
+		r.Service.TurnOver(s, turn)
+	}
+}
+
+func (r *recordings) Used(ctx context.Context, id sandbox.ID) {
+	if r.Service != nil {
+		r.Service.Used(ctx, id)
+	}
+}
 
 func (r *recordings) Flush(ctx context.Context, id sandbox.ID) {
 	if r.Service != nil {

@@ -48,6 +48,9 @@ type Config struct {
 	Find func(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	// Open opens a running sandbox for commands, until ctx ends.
 	Open func(ctx context.Context, ref string) (Commands, error)
+	// Used is called before actions of callers who may use the desktop. It may be
+	// nil.
+	Used func(ctx context.Context, id sandbox.ID)
 }
 
 // Service uses desktops. It is safe for concurrent use.
@@ -75,7 +78,10 @@ func (s *Service) Act(ctx context.Context, ref string, req sandbox.ComputerReque
 	if req.ReadOnly && does == ops.ComputerAct {
 		return out, &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the request is read-only, and has an action that is more than looking"}
 	}
-	err = s.use(ctx, ref, does, func(ctx context.Context, box Commands, may bool) error {
+	err = s.use(ctx, ref, does, func(ctx context.Context, id sandbox.ID, box Commands, may bool) error {
+		if may && s.cfg.Used != nil {
+			s.cfg.Used(ctx, id)
+		}
 		d := desktop{box: box, may: may}
 		for i := range steps {
 			if err := d.do(ctx, &steps[i], &out); err != nil {
@@ -96,7 +102,7 @@ func (s *Service) Start(ctx context.Context, ref string, want sandbox.Screen, vn
 	if (want.Width == 0) != (want.Height == 0) {
 		return out, invalid("width", "give both width and height, or none")
 	}
-	err = s.use(ctx, ref, ops.ComputerAct, func(ctx context.Context, box Commands, _ bool) error {
+	err = s.use(ctx, ref, ops.ComputerAct, func(ctx context.Context, _ sandbox.ID, box Commands, _ bool) error {
 		out, err = Ensure(ctx, box, want, vnc)
 		return err
 	})
@@ -106,7 +112,7 @@ func (s *Service) Start(ctx context.Context, ref string, want sandbox.Screen, vn
 // use opens a sandbox for an operation. Looking runs commands too; it has been
 // authorized then, and what runs is not the caller's choice. may says whether the
 // caller could run commands.
-func (s *Service) use(ctx context.Context, ref string, does ops.Op, do func(ctx context.Context, box Commands, may bool) error) error {
+func (s *Service) use(ctx context.Context, ref string, does ops.Op, do func(ctx context.Context, id sandbox.ID, box Commands, may bool) error) error {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
@@ -128,7 +134,7 @@ func (s *Service) use(ctx context.Context, ref string, does ops.Op, do func(ctx 
 		if err != nil {
 			return err
 		}
-		return do(ctx, running, may)
+		return do(ctx, box.ID, running, may)
 	})
 }
 

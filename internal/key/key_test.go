@@ -156,7 +156,9 @@ func TestAllow(t *testing.T) {
 		{[]key.Verb{key.Admin, "owner"}, "tenant.list", false}, // no key is the owner of the machine
 		{[]key.Verb{key.Admin}, ops.NodeDrain, false},
 		{[]key.Verb{key.Admin, ops.Page}, ops.NodeDrain, true},
-		{[]key.Verb{key.Admin, ops.Page}, "tenant.list", false},
+		{[]key.Verb{key.Admin, ops.Page}, "tenant.list", true},
+		{[]key.Verb{key.Admin, ops.Page}, ops.TenantCreate, false},
+		{[]key.Verb{key.Admin, ops.Page}, ops.TenantGet, false},
 		{[]key.Verb{key.Admin, ops.Page}, ops.StateBackup, false},
 		{[]key.Verb{key.Admin, ops.Page}, ops.DaemonConsole, false},
 		{[]key.Verb{key.Admin, ops.Page}, ops.PortPublish, false},

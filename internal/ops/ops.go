@@ -460,7 +460,7 @@ func (o Op) Class() Class { return table[o].class }
 // the machine.
 func (o Op) OfPages() bool {
 	area, _, _ := strings.Cut(string(o), ".")
-	return area == "node"
+	return area == "node" || o == TenantList
 }
 
 // frees are the operations that free space or revoke access.

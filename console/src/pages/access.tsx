@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
-import { call, get } from "../api";
-import type { Schemas } from "../api";
+import { call, get, request } from "../api";
+import type { Event, Schemas } from "../api";
 import { useLoad } from "../live";
 import {
   bytes,
@@ -11,6 +11,7 @@ import {
   Field,
   may,
   Problem,
+  save,
   say,
   State,
   Table,
@@ -19,9 +20,11 @@ import {
   why,
 } from "../ui";
 
+import { describe, isBad } from "./events";
+
 type Key = Schemas["Key"];
 
-export function Access() {
+export function Access({ who }: { who: Schemas["Caller"] }) {
   const [creating, setCreating] = useState(false);
   const [report, setReport] = useState<Schemas["AuditReport"]>();
   const admin = may("admin");
@@ -67,7 +70,22 @@ export function Access() {
                   </>
                 ),
               },
-              { head: "Allows", cell: (k) => (k.verbs ?? []).join(", ") },
+              {
+                head: "Allows",
+                cell: (k) => (
+                  <>
+                    {(k.verbs ?? []).join(", ")}{" "}
+                    {k.page && (
+                      <span
+                        class="chip"
+                        title="A link of the owner of the machine signed this page in. It may also see tenants and manage nodes."
+                      >
+                        console page
+                      </span>
+                    )}
+                  </>
+                ),
+              },
               {
                 head: "Created",
                 cell: (k) => <Time at={k.created} />,
@@ -126,7 +144,7 @@ export function Access() {
           )}
         </Card>
         <Card
-          title="Audit log"
+          title="Is the audit log complete?"
           tools={
             <Button
               verb="admin"
@@ -152,6 +170,8 @@ export function Access() {
           )}
         </Card>
       </div>
+      {who.tenants && <Tenants />}
+      {admin && <Audit />}
       {creating && (
         <New
           close={() => {
@@ -162,6 +182,177 @@ export function Access() {
       )}
       {confirm.dialog}
     </>
+  );
+}
+
+/** All tenants of the daemon, for its owner. */
+function Tenants() {
+  const list = useLoad(
+    () => get<{ tenants: Schemas["Tenant"][] }>("v1/tenants"),
+    [],
+    /^tenant\.|^sandbox\./,
+  );
+  const rows = list.data?.tenants ?? [];
+  return (
+    <Card title="Tenants">
+      <Problem error={list.error} />
+      <Table
+        label="Tenants"
+        rows={rows}
+        id={(t) => t.id}
+        columns={[
+          {
+            head: "Tenant",
+            cell: (t) => (
+              <>
+                <b>{t.id}</b>{" "}
+                {t.disabled && (
+                  <>
+                    <State state="stopped" reason="its keys are refused" />{" "}
+                    <Time at={t.disabled} />
+                  </>
+                )}
+              </>
+            ),
+          },
+          {
+            head: "Sandboxes",
+            cell: (t) => of(t.usage.boxes, t.limits.boxes),
+          },
+          {
+            head: "Processors",
+            cell: (t) => of(t.usage.cpus, t.limits.cpus),
+            wide: true,
+          },
+          {
+            head: "Memory",
+            cell: (t) => of(t.usage.memory, t.limits.memory, bytes),
+          },
+          {
+            head: "Snapshots",
+            cell: (t) =>
+              of(t.usage.snapshotBytes, t.limits.snapshotBytes, bytes),
+            wide: true,
+          },
+          { head: "Since", cell: (t) => <Time at={t.created} />, wide: true },
+        ]}
+      />
+      <p class="dim">
+        Tenants are made, limited and disabled with <code>atoll tenant</code>.
+      </p>
+    </Card>
+  );
+}
+
+const spans = { "the last hour": 1, "the last day": 24, "7 days": 168 };
+
+/** Who did what. */
+function Audit() {
+  const [hours, setHours] = useState(1);
+  const [search, setSearch] = useState("");
+  const since = () => new Date(Date.now() - hours * 3600_000).toISOString();
+  const list = useLoad(async () => {
+    const all: Event[] = [];
+    const from = since();
+    for (let after = 0; all.length < 20_000;) {
+      const { events } = await get<{ events: Event[] }>("v1/events", {
+        since: from,
+        after,
+        limit: 1000,
+      });
+      all.push(...events);
+      if (events.length < 1000) break;
+      after = events.at(-1)!.seq;
+    }
+    return all.filter((e) => e.type !== "attempted").reverse();
+  }, [hours]);
+  const wanted = search.toLowerCase();
+  const found = (list.data ?? []).filter((e) =>
+    `${e.type} ${e.op} ${e.key} ${e.name} ${describe(e)}`
+      .toLowerCase()
+      .includes(wanted),
+  );
+  return (
+    <Card
+      title="Who did what"
+      tools={
+        <>
+          <input
+            type="search"
+            aria-label="Search the audit log"
+            placeholder="Search  ( / )"
+            value={search}
+            onInput={(e) => setSearch(e.currentTarget.value)}
+          />
+          <select
+            aria-label="Time"
+            value={hours}
+            onChange={(e) => setHours(Number(e.currentTarget.value))}
+          >
+            {Object.entries(spans).map(([name, h]) => (
+              <option key={h} value={h}>
+                {name}
+              </option>
+            ))}
+          </select>
+          <Button act={list.reload}>Load again</Button>
+          <Button
+            verb="admin"
+            act={async () => {
+              const r = await request("GET", "v1/audit/export", {
+                query: { since: since() },
+              });
+              save(await r.blob(), "audit.jsonl");
+            }}
+          >
+            Download
+          </Button>
+        </>
+      }
+    >
+      {found.length === 0 ? (
+        <Empty title="Nothing matches" error={list.error} />
+      ) : (
+        <>
+          <Table
+            label="Audit log"
+            rows={found.slice(0, 200)}
+            id={(e) => String(e.seq)}
+            columns={[
+              { head: "When", cell: (e) => <Time at={e.time} /> },
+              {
+                head: "Key",
+                cell: (e) =>
+                  e.key ? (
+                    <code>{e.key}</code>
+                  ) : (
+                    <span class="dim">the machine</span>
+                  ),
+                wide: true,
+              },
+              {
+                head: "What",
+                cell: (e) => <span class="mono">{e.op || e.type}</span>,
+              },
+              {
+                head: "Of",
+                cell: (e) => [e.name, describe(e)].filter(Boolean).join(" · "),
+                wide: true,
+              },
+              {
+                head: "Outcome",
+                cell: (e) => <State state={isBad(e) ? "failed" : "ok"} />,
+              },
+            ]}
+          />
+          {found.length > 200 && (
+            <p class="dim">
+              The newest 200 of {found.length}. Search, or download all.
+            </p>
+          )}
+        </>
+      )}
+    </Card>
   );
 }
 

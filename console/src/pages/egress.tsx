@@ -126,6 +126,7 @@ function One({ name }: { name: string }) {
   const [text, setText] = useState<string>();
   const [url, setUrl] = useState("");
   const [method, setMethod] = useState("GET");
+  const [wrong, setWrong] = useState<unknown>();
   const [answer, setAnswer] = useState<Schemas["Explanation"]>();
   const p = one.data;
   if (!p) return <Problem error={one.error} />;
@@ -169,10 +170,16 @@ function One({ name }: { name: string }) {
               "POST",
               `v1/profiles/${encodeURIComponent(name)}/test`,
               { json: { method, url } },
-            ).then(setAnswer, (x: unknown) => {
-              setAnswer(undefined);
-              say(x instanceof Error ? x.message : String(x));
-            });
+            ).then(
+              (a) => {
+                setAnswer(a);
+                setWrong(undefined);
+              },
+              (x: unknown) => {
+                setAnswer(undefined);
+                setWrong(x);
+              },
+            );
           }}
         >
           <div class="row">
@@ -196,6 +203,7 @@ function One({ name }: { name: string }) {
             <button class="btn primary">Test</button>
           </div>
         </form>
+        <Problem error={wrong} />
         {answer && (
           <div style="margin-top:12px">
             <p>

@@ -9,6 +9,7 @@ import {
   Empty,
   go,
   may,
+  save,
   say,
   State,
   Table,
@@ -42,11 +43,8 @@ function length(r: Recording): string {
 
 async function download(r: Recording) {
   const answer = await request("GET", `v1/recordings/${r.id}/content`);
-  const a = document.createElement("a");
-  a.href = URL.createObjectURL(await answer.blob());
-  a.download = `${r.name}-${r.id}.${r.kind === "desktop" ? "mp4" : "cast"}`;
-  a.click();
-  setTimeout(() => URL.revokeObjectURL(a.href), 60_000);
+  const suffix = r.kind === "desktop" ? "mp4" : "cast";
+  save(await answer.blob(), `${r.name}-${r.id}.${suffix}`);
 }
 
 /** All pages of the list. */

@@ -412,6 +412,7 @@ function Network({ sandbox: s }: { sandbox: Sandbox }) {
   const events = useRecent(
     (e) => e.sandbox === s.id && e.type.startsWith("egress."),
   );
+  const [allowed, setAllowed] = useState<string[]>([]); // in the profile
   const n = rules.data;
   const hosts = n?.egress ?? [];
   const own = n !== undefined && n.egress !== undefined;
@@ -427,12 +428,37 @@ function Network({ sandbox: s }: { sandbox: Sandbox }) {
         .filter((e) => e.type === "egress.denied")
         .map((e) => [hostOf(e), e]),
     ),
-  ].filter(([host]) => host && !hosts.includes(host));
+  ].filter(
+    ([host]) => host && !hosts.includes(host) && !allowed.includes(host),
+  );
   const off = own
     ? undefined
     : n?.profile
-      ? `It uses the profile ${n.profile}: change that.`
+      ? !may("admin") && `It uses the profile ${n.profile}. ${why("admin")}`
       : "It was made without rules of its own.";
+  const allow = async (host: string) => {
+    if (own) {
+      await set([...hosts, host]);
+      return say(`${host} is allowed`, () => void set(hosts));
+    }
+    const name = n?.profile ?? "";
+    const path = `v1/profiles/${encodeURIComponent(name)}`;
+    const put = (rules: Schemas["Rule"][], of: Schemas["StoredProfile"]) =>
+      call<Schemas["StoredProfile"]>("PUT", path, {
+        json: { ...of.profile, name: undefined, rules },
+        query: { ifVersion: of.version },
+      });
+    const old = await get<Schemas["StoredProfile"]>(path);
+    const rules = old.profile.rules ?? [];
+    const now = await put([{ action: "allow", hosts: [host] }, ...rules], old);
+    setAllowed([...allowed, host]);
+    say(`The profile ${name} allows ${host}, for all that use it`, () => {
+      put(rules, now).then(
+        () => setAllowed(allowed.filter((h) => h !== host)),
+        complain,
+      );
+    });
+  };
   return (
     <div class="grid">
       <Card title="What it may reach">
@@ -482,10 +508,7 @@ function Network({ sandbox: s }: { sandbox: Sandbox }) {
                 verb="write"
                 off={off}
                 label={`Allow this host: ${host}`}
-                act={async () => {
-                  await set([...hosts, host]);
-                  say(`${host} is allowed`, () => void set(hosts));
-                }}
+                act={() => allow(host)}
               >
                 Allow this host
               </Button>

@@ -227,6 +227,7 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
     env: "",
   });
   const [error, setError] = useState<unknown>();
+  const [making, setMaking] = useState<AbortController>();
   const [why, setWhy] = useState<Schemas["Choice"]>();
   const profiles = useLoad(
     () => get<{ profiles: Schemas["StoredProfile"][] }>("v1/profiles"),
@@ -273,16 +274,22 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
       ...(f.network === "hosts" && { network: { egress: lines(f.hosts) } }),
       ...(f.network === "profile" && { network: { profile: f.profile } }),
     };
+    const abort = new AbortController();
+    setMaking(abort);
+    setError(undefined);
     try {
       const s = await call<Sandbox>("POST", "v1/sandboxes", {
         json: body,
+        signal: abort.signal,
         headers: { "Idempotency-Key": crypto.randomUUID() },
       });
       props.close();
       say(`${s.name} runs`);
       go(`/sandboxes/${s.id}`);
     } catch (e) {
-      setError(e);
+      if (!abort.signal.aborted) setError(e);
+    } finally {
+      setMaking(undefined);
     }
   };
   const explain = async () => {
@@ -305,7 +312,7 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
       <form
         onSubmit={(e) => {
           e.preventDefault();
-          void create();
+          if (!making) void create();
         }}
       >
         <Problem error={error} />
@@ -410,9 +417,22 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
           </div>
         )}
         <footer>
+          {making && (
+            <span class="dim" role="status">
+              It is being made. An image that is not here yet is downloaded
+              first.
+            </span>
+          )}
           <Button act={explain}>Why this provider?</Button>
-          <Button act={props.close}>Cancel</Button>
-          <button class="btn primary" type="submit">
+          <Button act={making ? () => making.abort() : props.close}>
+            Cancel
+          </Button>
+          <button
+            class="btn primary"
+            type="submit"
+            aria-busy={making ? "true" : "false"}
+          >
+            {making && <span class="spin" aria-hidden="true" />}
             Create
           </button>
         </footer>

@@ -162,6 +162,12 @@ function One({ id }: { id: string }) {
           <dd>{s.lease?.epoch ?? 0}</dd>
           <dt>Image</dt>
           <dd>{s.spec.image ?? "the default"}</dd>
+          {s.record === "on-turn" && (
+            <>
+              <dt>Recordings</dt>
+              <dd>of each turn that uses the desktop</dd>
+            </>
+          )}
           <dt>Holders</dt>
           <dd>
             {s.lease?.holders?.map((h) => (
@@ -234,6 +240,7 @@ function One({ id }: { id: string }) {
 function NewSession({ close }: { close: () => void }) {
   const [name, setName] = useState("");
   const [image, setImage] = useState("");
+  const [record, setRecord] = useState(false);
   return (
     <Dialog title="New session" close={close}>
       <Field label="Name">
@@ -246,13 +253,25 @@ function NewSession({ close }: { close: () => void }) {
       <Field label="Image" hint="Left out: the default of the provider">
         <input value={image} onInput={(e) => setImage(e.currentTarget.value)} />
       </Field>
+      <label class="check">
+        <input
+          type="checkbox"
+          checked={record}
+          onChange={(e) => setRecord(e.currentTarget.checked)}
+        />{" "}
+        Record the desktop in every turn that uses it
+      </label>
       <footer>
         <Button act={close}>Cancel</Button>
         <Button
           kind="primary"
           act={async () => {
             await call("POST", "v1/sessions", {
-              json: { name, ...(image && { spec: { image } }) },
+              json: {
+                name,
+                ...(image && { spec: { image } }),
+                ...(record && { record: "on-turn" }),
+              },
             });
             close();
           }}

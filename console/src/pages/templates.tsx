@@ -10,9 +10,11 @@ import {
   Empty,
   Field,
   say,
+  State,
   Table,
   Time,
   useConfirm,
+  words,
 } from "../ui";
 import { tarOf } from "../tar";
 
@@ -78,6 +80,7 @@ export function Templates() {
                             "DELETE",
                             `v1/templates/${encodeURIComponent(t.name + ":" + t.tag)}`,
                           );
+                          say(`${t.name}:${t.tag} is removed`);
                           list.reload();
                         },
                       })
@@ -109,10 +112,12 @@ function Build({ close }: { close: () => void }) {
   const [text, setText] = useState("FROM host\nRUN echo hello > /etc/hello\n");
   const [log, setLog] = useState("");
   const [stop, setStop] = useState<AbortController>();
+  const [end, setEnd] = useState<{ ok: boolean; text: string }>();
   const build = async () => {
     const abort = new AbortController();
     setStop(abort);
     setLog("");
+    setEnd(undefined);
     try {
       const r = await request("POST", "v1/templates", {
         query: { name },
@@ -129,11 +134,22 @@ function Build({ close }: { close: () => void }) {
           throw new Error(
             [l.problem.detail, l.problem.hint].filter(Boolean).join(". "),
           );
-        if (l.template) say(`${l.template.name} is built`);
+        if (l.template)
+          setEnd({
+            ok: true,
+            text: `template:${l.template.name}:${l.template.tag} is built, with ${bytes(l.template.size)}.`,
+          });
         if (l.event)
           setLog((old) => old + Object.values(l.event!).join(" ") + "\n");
       }
-      close();
+    } catch (e) {
+      const { text, hint } = words(e);
+      setEnd({
+        ok: false,
+        text: abort.signal.aborted
+          ? "The build was cancelled."
+          : [text, hint].filter(Boolean).join(". "),
+      });
     } finally {
       setStop(undefined);
     }
@@ -153,16 +169,31 @@ function Build({ close }: { close: () => void }) {
           onInput={(e) => setText(e.currentTarget.value)}
         />
       </Field>
-      {log && <pre class="card">{log}</pre>}
+      {log && (
+        <pre class="card log" role="log" aria-label="Log of the build">
+          {log}
+        </pre>
+      )}
+      {end && (
+        <p role="status">
+          <State state={end.ok ? "ok" : "failed"} /> {end.text}
+        </p>
+      )}
       <footer>
         {stop && (
           <Button kind="danger" act={() => stop.abort()}>
             Cancel the build
           </Button>
         )}
-        <Button kind="primary" off={!name && "Give it a name."} act={build}>
-          Build
-        </Button>
+        {end?.ok ? (
+          <Button kind="primary" act={close}>
+            Done
+          </Button>
+        ) : (
+          <Button kind="primary" off={!name && "Give it a name."} act={build}>
+            {end ? "Build again" : "Build"}
+          </Button>
+        )}
       </footer>
     </Dialog>
   );

@@ -1,8 +1,10 @@
 import { useState } from "preact/hooks";
 import { get } from "../api";
-import type { Schemas } from "../api";
+import type { Schemas, Session } from "../api";
 import { useLoad } from "../live";
 import { Card, Empty, Field, Table } from "../ui";
+
+const hours = (ms: number) => (ms / 3600_000).toFixed(2);
 
 export function Usage() {
   const [by, setBy] = useState("label:team");
@@ -16,7 +18,15 @@ export function Usage() {
       to: new Date(to).toISOString(),
     });
   }, [by, days]);
-  const rows = list.data?.usage ?? [];
+  const known = useLoad(async () => {
+    const { sessions } = await get<{ sessions: Session[] }>("v1/sessions");
+    const labels = sessions.flatMap((s) => Object.keys(s.labels ?? {}));
+    return [...new Set(labels)].sort();
+  }, []);
+  const rows = [...(list.data?.usage ?? [])].sort(
+    (a, b) => b.warmMs - a.warmMs,
+  );
+  const total = rows.reduce((sum, r) => sum + r.warmMs, 0);
   const most = Math.max(...rows.map((r) => r.warmMs), 1);
   return (
     <>
@@ -25,8 +35,21 @@ export function Usage() {
       </div>
       <Card>
         <div class="two">
-          <Field label="By" hint="label:NAME, for example label:team">
-            <input value={by} onChange={(e) => setBy(e.currentTarget.value)} />
+          <Field label="By" hint="label:NAME, group or provider">
+            <>
+              <input
+                value={by}
+                list="usage-by"
+                onChange={(e) => setBy(e.currentTarget.value)}
+              />
+              <datalist id="usage-by">
+                {(known.data ?? []).map((l) => (
+                  <option key={l} value={"label:" + l} />
+                ))}
+                <option value="group" />
+                <option value="provider" />
+              </datalist>
+            </>
           </Field>
           <Field label="Of the last">
             <select
@@ -54,7 +77,7 @@ export function Usage() {
                 head: "Hours with a sandbox",
                 cell: (r) => (
                   <>
-                    {(r.warmMs / 3600_000).toFixed(2)}{" "}
+                    {hours(r.warmMs)}{" "}
                     <meter value={r.warmMs} max={most} aria-hidden="true" />
                   </>
                 ),
@@ -62,6 +85,7 @@ export function Usage() {
             ]}
           />
         )}
+        {rows.length > 1 && <p class="dim">In total {hours(total)} hours</p>}
       </Card>
     </>
   );

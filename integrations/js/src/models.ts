@@ -98,6 +98,8 @@ export interface components {
             /** @description whether this is the owner of the machine */
             owner: boolean;
             tenant: string;
+            /** @description whether the caller may list the tenants of this daemon */
+            tenants: boolean;
             /** @description permissions: read, exec, write, admin */
             verbs: string[] | null;
         };
@@ -961,6 +963,8 @@ export interface components {
             /** @description its public part */
             id: string;
             name?: string;
+            /** @description of a page of the console that a link of the owner of the machine signed in */
+            page?: boolean;
             /** Format: date-time */
             revoked?: string;
             /** @description the key itself; only in the response that creates it */
@@ -1381,6 +1385,11 @@ export interface components {
             name?: string;
             /** @description pause the sandbox, instead of ending it, when no holder is left, if the provider can do that */
             pauseOnExit?: boolean;
+            /**
+             * @description on-turn records the desktop during every turn that uses it; manual if it is left out
+             * @enum {string}
+             */
+            record?: "manual" | "on-turn";
             spec?: components["schemas"]["Spec"];
         };
         NewStream: {
@@ -2212,6 +2221,8 @@ export interface components {
             pauseOnExit?: boolean;
             provider?: string;
             receipt?: components["schemas"]["Receipt"];
+            /** @enum {string} */
+            record?: "manual" | "on-turn";
             spec: components["schemas"]["Spec"];
             /** Format: date-time */
             updated: string;
@@ -2222,6 +2233,11 @@ export interface components {
                 [key: string]: string | null;
             };
             pauseOnExit?: boolean;
+            /**
+             * @description it applies to turns that begin, or send a heartbeat, from now on
+             * @enum {string}
+             */
+            record?: "manual" | "on-turn";
         };
         SessionTarget: {
             /**

@@ -17,6 +17,8 @@ export interface SessionOptions {
   labels?: Record<string, string>
   /** Pause the sandbox, instead of ending it, when no holder is left. */
   pauseOnExit?: boolean
+  /** `on-turn` records the desktop in every turn that uses it, until the turn is released. */
+  record?: 'manual' | 'on-turn'
   /** Return the session of that name if there is one. */
   attachIfExists?: boolean
   /** Keep holding the sandbox even if this program ends without a release. */
@@ -178,7 +180,7 @@ export class Sessions {
 
   async create(spec: m.Spec = {}, o: SessionOptions = {}): Promise<Session> {
     const holder = newHolder(o.turn)
-    const json: m.NewSession = { spec, name: o.name, group: o.group, labels: o.labels, pauseOnExit: o.pauseOnExit, holder }
+    const json: m.NewSession = { spec, name: o.name, group: o.group, labels: o.labels, pauseOnExit: o.pauseOnExit, record: o.record, holder }
     if (o.attachIfExists) json.ifExists = 'attach'
     return this.#opened(await this.#conn.call('POST', '/v1/sessions', { json }), holder)
   }

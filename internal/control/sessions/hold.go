@@ -24,6 +24,18 @@ type Holders struct {
 	providers Providers
 	patience  time.Duration // how long to wait for another caller that makes the sandbox
 	observer  Observer
+	turns     Turns
+}
+
+// turnHolds reports a turn whose desktop is recorded, or is not any more.
+func (s *Holders) turnHolds(row store.Session, kind lease.Kind, id string, box sandbox.ID, epoch int64) {
+	switch {
+	case kind != lease.Turn:
+	case row.Record == sandbox.RecordOnTurn:
+		s.turns.TurnHolds(row, id, box, epoch)
+	default:
+		s.turns.TurnOver(row, id)
+	}
 }
 
 // Acquire makes the caller a holder of a session's sandbox. If necessary, the
@@ -85,6 +97,7 @@ func (s *Holders) acquire(ctx context.Context, row store.Session, h sandbox.Hold
 		})
 		s.Report(ctx, err) // the sandbox exists anyway
 	}
+	s.turnHolds(row, op.Kind, op.ID, held.Box.ID, held.Epoch)
 	return held, nil
 }
 
@@ -104,6 +117,7 @@ func (s *Holders) Heartbeat(ctx context.Context, ref string, h sandbox.HolderRef
 		case !effect.Done:
 			return stale(row.Name, fmt.Sprintf("the holder is not one of epoch %d any more: the session is %s, at epoch %d", h.Epoch, l.State, l.Epoch))
 		case kind == lease.Turn: // the reaper counts the time of the others
+			s.turnHolds(row, kind, h.ID, l.Sandbox, l.Epoch)
 			_, _, err = all.Apply(ctx, row.Group, lease.Meter{Epoch: l.Epoch})
 		}
 		return err
@@ -115,6 +129,9 @@ func (s *Holders) Release(ctx context.Context, ref string, h sandbox.HolderRef) 
 	return s.onSession(ctx, ops.SessionRelease, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		op := lease.Release{Kind: lease.Kind(cmp.Or(h.Kind, string(lease.Operator))), ID: h.ID}
 		_, _, err := s.leases.of(row.Tenant).Apply(ctx, row.Group, op)
+		if err == nil && op.Kind == lease.Turn {
+			s.turns.TurnOver(row, op.ID)
+		}
 		return err
 	})
 }

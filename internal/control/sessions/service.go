@@ -116,6 +116,18 @@ type Config struct {
 	Lease lease.Config
 	// Observer observes leases. It may be nil.
 	Observer Observer
+	// Turns is told of turns. It may be nil.
+	Turns Turns
+}
+
+// Turns is told when turns hold the sandboxes of sessions whose desktop is
+// recorded on turns. Its methods may be called concurrently.
+type Turns interface {
+	// TurnHolds reports that a turn holds a sandbox at an epoch. It is called again
+	// with each heartbeat.
+	TurnHolds(s store.Session, turn string, id sandbox.ID, epoch int64)
+	// TurnOver reports that a turn was released, or is not recorded any more.
+	TurnOver(s store.Session, turn string)
 }
 
 // Machines knows the self-hosted machines.
@@ -137,10 +149,12 @@ type Observer interface {
 
 type nobody struct{}
 
-func (nobody) Acquired(string, time.Duration) {}
-func (nobody) Rotated()                       {}
-func (nobody) Evicted()                       {}
-func (nobody) OrphanEnded()                   {}
+func (nobody) Acquired(string, time.Duration)                     {}
+func (nobody) Rotated()                                           {}
+func (nobody) Evicted()                                           {}
+func (nobody) OrphanEnded()                                       {}
+func (nobody) TurnHolds(store.Session, string, sandbox.ID, int64) {}
+func (nobody) TurnOver(store.Session, string)                     {}
 
 // Services contains the services for sessions. Their methods may be called
 // concurrently.
@@ -159,6 +173,9 @@ func New(c *core.Core, cfg Config) *Services {
 	if cfg.Observer == nil {
 		cfg.Observer = nobody{}
 	}
+	if cfg.Turns == nil {
+		cfg.Turns = nobody{}
+	}
 	own := installation(cfg.Binding)
 	records := &records{Core: c, environments: cfg.Environments, grace: cfg.Lease.Grace}
 	leases := &leases{Core: c, cfg: cfg.Lease, observer: cfg.Observer}
@@ -170,7 +187,7 @@ func New(c *core.Core, cfg Config) *Services {
 	}
 	holders := &Holders{
 		records: records, leases: leases, provision: provision, present: &presences{leases: leases}, providers: cfg.Providers,
-		patience: cfg.Lease.Warming, observer: cfg.Observer,
+		patience: cfg.Lease.Warming, observer: cfg.Observer, turns: cfg.Turns,
 	}
 	service := &Service{records: records, holders: holders, provision: provision, archives: archives, providers: cfg.Providers, machines: cfg.Machines}
 	return &Services{

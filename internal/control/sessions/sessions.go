@@ -65,7 +65,7 @@ func newSession(tenant string, n sandbox.NewSession) (row store.Session, env map
 	maps.Copy(labels, n.Labels)
 	spec.Labels = nil
 	row = store.Session{Tenant: tenant, Session: sandbox.Session{
-		ID: id, Name: cmp.Or(n.Name, id), Group: cmp.Or(n.Group, id), Provider: spec.Provider, Spec: spec, Labels: labels, PauseOnExit: n.PauseOnExit,
+		ID: id, Name: cmp.Or(n.Name, id), Group: cmp.Or(n.Group, id), Provider: spec.Provider, Spec: spec, Labels: labels, PauseOnExit: n.PauseOnExit, Record: n.Record,
 	}}
 	return row, spec.Env, check(&row)
 }
@@ -217,7 +217,7 @@ func matches(labels, wanted map[string]string) bool {
 	return true
 }
 
-// Update changes the labels and the idle policy of a session.
+// Update changes the labels, the idle policy and the recordings of a session.
 func (s *Service) Update(ctx context.Context, ref string, c sandbox.SessionChange) (out sandbox.Session, err error) {
 	err = s.onSession(ctx, ops.SessionUpdate, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		_, err := s.change(ctx, row, func(row *store.Session) error {
@@ -230,6 +230,9 @@ func (s *Service) Update(ctx context.Context, ref string, c sandbox.SessionChang
 			}
 			if c.PauseOnExit != nil {
 				row.PauseOnExit = *c.PauseOnExit
+			}
+			if c.Record != nil {
+				row.Record = *c.Record
 			}
 			return check(row)
 		})

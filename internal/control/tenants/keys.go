@@ -2,6 +2,7 @@ package tenants
 
 import (
 	"context"
+	"slices"
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
@@ -69,7 +70,7 @@ func (s *Service) Caller(ctx context.Context) (sandbox.Caller, error) {
 	if err != nil {
 		return sandbox.Caller{}, err
 	}
-	c := sandbox.Caller{Tenant: who.Tenant, Key: who.Key, Owner: who.UID != nil, Nodes: who.Allow(ops.NodeList) == nil}
+	c := sandbox.Caller{Tenant: who.Tenant, Key: who.Key, Owner: who.UID != nil, Nodes: who.Allow(ops.NodeList) == nil, Tenants: who.Allow(ops.TenantList) == nil}
 	for _, v := range who.Verbs {
 		if v != ops.Page {
 			c.Verbs = append(c.Verbs, string(v))
@@ -89,6 +90,8 @@ func (s *Service) Keys(ctx context.Context) ([]sandbox.Key, error) {
 	keys := make([]sandbox.Key, len(stored))
 	for i := range stored {
 		keys[i] = stored[i].Key
+		keys[i].Verbs = slices.DeleteFunc(keys[i].Verbs, func(v string) bool { return v == string(ops.Page) })
+		keys[i].Page = len(keys[i].Verbs) < len(stored[i].Verbs)
 	}
 	return keys, core.Named(op, err)
 }

@@ -115,7 +115,15 @@ func TestFiles(t *testing.T) {
 
 // The pages make no request to another origin and have no scripts of their own.
 func TestFilesAreOurs(t *testing.T) {
+	total := int64(0)
 	err := fs.WalkDir(dist, "dist", func(name string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			info, err := e.Info()
+			if err != nil {
+				return err
+			}
+			total += info.Size()
+		}
 		if err != nil || e.IsDir() || !strings.HasSuffix(name, ".html.gz") {
 			return err
 		}
@@ -136,6 +144,9 @@ func TestFilesAreOurs(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if total > 1500<<10 {
+		t.Errorf("all files have %d bytes, want at most 1.5 MB", total)
 	}
 }
 

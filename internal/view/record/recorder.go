@@ -16,6 +16,7 @@ import (
 var (
 	errStopped = errors.New("stopped")
 	errTime    = errors.New("time limit")
+	errTurn    = errors.New("the turn is over")
 	errClosing = errors.New("the daemon ends")
 )
 
@@ -79,6 +80,8 @@ func ended(ctx context.Context) sandbox.Reason {
 		return sandbox.ReasonAdmin
 	case errors.Is(cause, errTime):
 		return sandbox.ReasonTimeLimit
+	case errors.Is(cause, errTurn):
+		return sandbox.ReasonTurnOver
 	case sandbox.CodeOf(cause) == sandbox.CodeUnauthorized:
 		return sandbox.ReasonGrantRevoked
 	}

@@ -93,13 +93,14 @@ type Service struct {
 
 	mu      sync.Mutex
 	running map[string]*recorder // by id
+	turns   map[turnKey]*turn
 	closed  bool
 }
 
 // New returns a Service.
 func New(cfg Config) (*Service, error) {
 	cfg.SizeLimit = cmp.Or(cfg.SizeLimit, maxSize)
-	return &Service{cfg: cfg, running: map[string]*recorder{}}, os.MkdirAll(cfg.Dir, 0o700)
+	return &Service{cfg: cfg, running: map[string]*recorder{}, turns: map[turnKey]*turn{}}, os.MkdirAll(cfg.Dir, 0o700)
 }
 
 // Start starts a recording of a terminal or of the desktop of a sandbox.
@@ -466,6 +467,7 @@ func (s *Service) Watch(ctx context.Context) {
 }
 
 func (s *Service) sweep(ctx context.Context) {
+	s.sweepTurns(ctx)
 	all, err := store.Read(ctx, s.cfg.Store, func(tx *store.Tx) ([]store.Recording, error) {
 		return tx.Operator().UnfinishedRecordings(ctx, s.cfg.Node)
 	})

@@ -104,6 +104,10 @@ class Caller(Model):
     whether this is the owner of the machine
     """
     tenant: str
+    tenants: bool
+    """
+    whether the caller may list the tenants of this daemon
+    """
     verbs: list[str] | None
     """
     permissions: read, exec, write, admin
@@ -672,6 +676,10 @@ class Key(Model):
     its public part
     """
     name: str | None = None
+    page: bool | None = None
+    """
+    of a page of the console that a link of the owner of the machine signed in
+    """
     revoked: AwareDatetime | None = None
     token: str | None = None
     """
@@ -1648,6 +1656,10 @@ class SessionChange(Model):
     labels to set; null removes one. The present sandbox keeps its labels
     """
     pause_on_exit: bool | None = None
+    record: Literal["manual", "on-turn"] | None = None
+    """
+    it applies to turns that begin, or send a heartbeat, from now on
+    """
 
 
 class SessionTarget(Model):
@@ -3263,6 +3275,10 @@ class NewSession(Model):
     """
     pause the sandbox, instead of ending it, when no holder is left, if the provider can do that
     """
+    record: Literal["manual", "on-turn"] | None = None
+    """
+    on-turn records the desktop during every turn that uses it; manual if it is left out
+    """
     spec: Spec | None = None
 
 
@@ -3357,6 +3373,7 @@ class Session(Model):
     pause_on_exit: bool | None = None
     provider: str | None = None
     receipt: Receipt | None = None
+    record: Literal["manual", "on-turn"] | None = None
     spec: Spec
     updated: AwareDatetime
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from atoll import errors
@@ -163,6 +163,7 @@ class Sessions:
         group: str | None = None,
         labels: dict[str, str] | None = None,
         pause_on_exit: bool = False,
+        record: Literal["manual", "on-turn"] | None = None,
         attach_if_exists: bool = False,
         turn: bool = False,
     ) -> Session:
@@ -173,6 +174,7 @@ class Sessions:
             group=group,
             labels=labels,
             pause_on_exit=pause_on_exit or None,
+            record=record,
             if_exists="attach" if attach_if_exists else None,
             holder=holder,
         )
