@@ -236,6 +236,8 @@ export function Dialog(props: {
   close: () => void;
   children: ComponentChildren;
   wide?: boolean;
+  /** A click beside the dialog does not close it. */
+  busy?: boolean;
 }) {
   const ref = useRef<HTMLDialogElement>(null);
   useEffect(() => {
@@ -247,7 +249,7 @@ export function Dialog(props: {
       class={props.wide ? "wide" : ""}
       aria-label={props.title}
       onClose={props.close}
-      onClick={(e) => e.target === ref.current && props.close()}
+      onClick={(e) => e.target === ref.current && !props.busy && props.close()}
     >
       <header>
         <h2>{props.title}</h2>
@@ -473,8 +475,14 @@ export function Tabs<T extends string>(props: {
   at: T;
   go: (id: T) => void;
 }) {
+  const list = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    list.current
+      ?.querySelector("[aria-selected=true]")
+      ?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }, [props.at]);
   return (
-    <div class="tabs" role="tablist">
+    <div class="tabs" role="tablist" ref={list}>
       {props.tabs.map((t) => (
         <button
           key={t.id}

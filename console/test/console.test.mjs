@@ -2,24 +2,21 @@
 import assert from "node:assert/strict";
 import { readFileSync, writeFileSync } from "node:fs";
 import { createServer, request } from "node:http";
-import { networkInterfaces } from "node:os";
+import { createServer as createListener } from "node:net";
 import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
 import { browser, Daemon, freePort, look, looks, shots } from "./daemon.mjs";
 
 const daemon = new Daemon();
-/** An address of this machine at which sandboxes may be allowed to reach it. */
-const served = Object.values(networkInterfaces())
-  .flat()
-  .find((a) => a.family === "IPv4" && !a.internal)?.address;
-assert.ok(served, "this machine has only the address 127.0.0.1");
 let chrome;
 let page;
 const faults = []; // of the page, which would be defects
 
 before(async () => {
   daemon.address = `127.0.0.1:${await freePort()}`;
-  await daemon.start("--egress-allow", served + "/32");
+  const hosts = join(daemon.dir, "hosts"); // names of servers of these tests
+  writeFileSync(hosts, "127.0.0.1 served.test\n");
+  await daemon.start("--egress-allow", "127.0.0.1", "--egress-hosts", hosts);
   chrome = await browser();
   const context = await chrome.newContext({
     viewport: { width: 1280, height: 800 },
@@ -449,38 +446,90 @@ test("a refused host is shown and can be allowed", async () => {
 
 test("a request that was refused succeeds when its host is allowed, also in a profile", async (t) => {
   const server = createServer((_, w) => w.end("reached"));
-  await new Promise((done) => server.listen(0, served, done));
+  await new Promise((done) => server.listen(0, "127.0.0.1", done));
   t.after(() => {
     server.closeAllConnections();
     server.close();
   });
+  const address = `served.test:${server.address().port}`;
   const asks = (name) =>
-    daemon.run(
+    daemon.beside(
       ...["exec", name, "--", "sh", "-c"],
-      `curl -s -m 20 http://${served}:${server.address().port}/ || true`,
+      `curl -s -m 20 http://${address}/ || true`,
     );
   const narrow = join(daemon.dir, "narrow.yaml");
   writeFileSync(narrow, "default: deny\n");
   daemon.run("profile", "create", "narrow", "-f", narrow);
   daemon.run("create", "--name", "in-profile", "--profile", "narrow");
   for (const name of ["demo", "in-profile"]) {
-    assert.doesNotMatch(asks(name), /^reached/);
-    await show(`/sandboxes/${name}/network`);
-    await button(`Allow this host: ${served}`).click();
-    const allowed = name === "demo" ? `${served} is allowed` : "The profile";
-    await page.getByRole("status").getByText(allowed).waitFor();
-    assert.match(asks(name), /^reached/);
+    // First the name is refused, then its port, because a rule without one is
+    // about 80 and 443.
+    for (const host of ["served.test", address]) {
+      assert.doesNotMatch(await asks(name), /^reached/);
+      await show(`/sandboxes/${name}/network`);
+      await button(`Allow this host: ${host}`).click();
+      const allowed =
+        name === "demo"
+          ? `${host} is allowed`
+          : `The profile narrow allows ${host}, for all that use it`;
+      await page
+        .getByRole("status")
+        .getByText(allowed, { exact: true })
+        .waitFor();
+      await button(`Allow this host: ${host}`).waitFor({ state: "detached" });
+    }
+    assert.match(await asks(name), /^reached/);
   }
   await show("/egress/narrow");
   const tried = page.getByRole("textbox", { name: "URL" });
-  await tried.fill(`http://${served}/`);
+  await tried.fill(`http://${address}/`);
   await button("Test").click();
   await page.getByText("It passes").waitFor();
   await tried.fill("https://elsewhere.example/");
   await button("Test").click();
   await page.getByText("It is refused").waitFor();
+  await tried.fill("ftp://elsewhere.example/");
+  await button("Test").click();
+  await page.getByRole("alert").waitFor();
   await shot("egress-test");
   daemon.run("rm", "--force", "in-profile");
+  await show("/sandboxes/demo");
+});
+
+test("making a sandbox can be cancelled", async (t) => {
+  const connections = [];
+  const registry = createListener((c) => {
+    c.on("error", () => {});
+    connections.push(c);
+  }); // never answers
+  await new Promise((done) => registry.listen(0, "127.0.0.1", done));
+  t.after(() => {
+    for (const c of connections) c.destroy();
+    registry.close();
+  });
+  await show("/sandboxes");
+  await button("New sandbox").click();
+  const form = page.getByRole("dialog");
+  await form.getByLabel("Name").fill("never");
+  await form
+    .getByLabel("Image")
+    .fill(`127.0.0.1:${registry.address().port}/slow:1`);
+  await form.getByRole("button", { name: "Create" }).click();
+  await form.getByRole("status").getByText("It is being made").waitFor();
+  await shot("create-making");
+  await form.getByRole("button", { name: "Cancel" }).click();
+  await form.getByRole("status").getByText("It was cancelled").waitFor();
+  assert.equal(await form.getByLabel("Name").inputValue(), "never");
+  const failed = () =>
+    /"type":"failed","op":"sandbox.create".*"never".*"canceled"/.test(
+      daemon.run("events", "--json"),
+    );
+  for (let i = 0; i < 100 && !failed(); i++)
+    await new Promise((done) => setTimeout(done, 100));
+  assert.ok(failed(), "the daemon goes on making it");
+  assert.doesNotMatch(daemon.run("ls", "--all"), /never/);
+  await form.getByRole("button", { name: "Cancel" }).click();
+  await form.waitFor({ state: "detached" });
   await show("/sandboxes/demo");
 });
 

@@ -1,10 +1,11 @@
 // A real daemon and a real browser for the tests.
-import { spawn, spawnSync } from "node:child_process";
+import { execFile, spawn, spawnSync } from "node:child_process";
 import { mkdirSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createServer } from "node:net";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { promisify } from "node:util";
 import { chromium } from "playwright-core";
 
 /** The program under test, a copy that the user nobody can read. */
@@ -57,6 +58,14 @@ export class Daemon {
     const r = spawnSync(atoll, args, { env: this.env, encoding: "utf8" });
     if (r.status !== 0) throw new Error(`atoll ${args.join(" ")}: ${r.stderr}`);
     return r.stdout.trim();
+  }
+
+  /** Like run, for a command that needs a server of the test meanwhile. */
+  async beside(...args) {
+    const { stdout } = await promisify(execFile)(atoll, args, {
+      env: this.env,
+    });
+    return stdout.trim();
   }
 
   /** A link that signs in. */

@@ -97,7 +97,7 @@ func (a keyCommands) keyListCmd() *cobra.Command {
 }
 
 // keyAllows names the permissions of a key. Pages that a link signed in may also
-// manage nodes.
+// manage nodes and list tenants.
 func keyAllows(k sandbox.Key) string {
 	text := strings.Join(k.Verbs, ",")
 	if k.Page {

@@ -176,7 +176,7 @@ func (l *load) pids() string {
 	return strconv.FormatInt(*l.PIDs, 10)
 }
 
-// loadDetails shows each sandbox in some lines.
+// loadDetails shows each sandbox in several lines.
 func loadDetails(all []load) string {
 	parts := make([]string, 0, len(all))
 	for i := range all {

@@ -20,7 +20,7 @@ import {
   why,
 } from "../ui";
 
-import { describe, isBad } from "./events";
+import { describe, isBad, isLook } from "./events";
 
 type Key = Schemas["Key"];
 
@@ -254,23 +254,27 @@ function Audit() {
   const list = useLoad(async () => {
     const all: Event[] = [];
     const from = since();
-    for (let after = 0; all.length < 20_000;) {
+    let more = true;
+    for (let after = 0; more && all.length < 20_000;) {
       const { events } = await get<{ events: Event[] }>("v1/events", {
         since: from,
         after,
         limit: 1000,
       });
       all.push(...events);
-      if (events.length < 1000) break;
-      after = events.at(-1)!.seq;
+      more = events.length === 1000;
+      after = events.at(-1)?.seq ?? after;
     }
-    return all.filter((e) => e.type !== "attempted").reverse();
+    const shown = all.filter((e) => e.type !== "attempted").reverse();
+    return { shown, more };
   }, [hours]);
   const wanted = search.toLowerCase();
-  const found = (list.data ?? []).filter((e) =>
-    `${e.type} ${e.op} ${e.key} ${e.name} ${describe(e)}`
-      .toLowerCase()
-      .includes(wanted),
+  const found = (list.data?.shown ?? []).filter((e) =>
+    wanted
+      ? `${e.type} ${e.op} ${e.key} ${e.name} ${describe(e)}`
+          .toLowerCase()
+          .includes(wanted)
+      : !isLook(e),
   );
   return (
     <Card
@@ -310,8 +314,16 @@ function Audit() {
         </>
       }
     >
+      {list.data?.more && (
+        <p role="alert">
+          Only the first events of this time are here. Choose a shorter time, or
+          download all.
+        </p>
+      )}
       {found.length === 0 ? (
-        <Empty title="Nothing matches" error={list.error} />
+        list.data || list.error ? (
+          <Empty title="Nothing matches" error={list.error} />
+        ) : null
       ) : (
         <>
           <Table
@@ -336,20 +348,33 @@ function Audit() {
               },
               {
                 head: "Of",
-                cell: (e) => [e.name, describe(e)].filter(Boolean).join(" · "),
+                cell: (e) =>
+                  [...new Set([e.name, describe(e)])]
+                    .filter(Boolean)
+                    .join(" · "),
                 wide: true,
               },
               {
                 head: "Outcome",
-                cell: (e) => <State state={isBad(e) ? "failed" : "ok"} />,
+                cell: (e) => (
+                  <State
+                    state={
+                      e.type.endsWith("denied")
+                        ? "denied"
+                        : isBad(e)
+                          ? "failed"
+                          : "ok"
+                    }
+                  />
+                ),
               },
             ]}
           />
-          {found.length > 200 && (
-            <p class="dim">
-              The newest 200 of {found.length}. Search, or download all.
-            </p>
-          )}
+          <p class="dim">
+            {found.length > 200 &&
+              `The newest 200 of ${found.length}. Search, or download all. `}
+            {!wanted && "What only looked is found by a search."}
+          </p>
         </>
       )}
     </Card>
@@ -360,7 +385,7 @@ const of = (
   used: number,
   limit: number | undefined,
   show: (n: number) => string = String,
-) => `${show(used)} of ${limit ? show(limit) : "no limit"}`;
+) => (limit ? `${show(used)} of ${show(limit)}` : `${show(used)}, no limit`);
 
 function New({ close }: { close: () => void }) {
   const [name, setName] = useState("");

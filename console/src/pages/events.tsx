@@ -36,7 +36,7 @@ export function EventList(props: { events: Event[]; named?: boolean }) {
             {props.named && e.name && (
               <a href={`#/sandboxes/${e.sandbox ?? ""}`}>{e.name}</a>
             )}{" "}
-            {describe(e)}
+            {(!props.named || describe(e) !== e.name) && describe(e)}
           </span>
         </div>
       ))}

@@ -392,15 +392,18 @@ function Ports({ sandbox: s }: { sandbox: Sandbox }) {
   );
 }
 
-/** The host of an event about the network, whose subject is the protocol or
- * method, the address, and why. */
+/** The host of an event about the network, as a rule has it: without a port it
+ * stands for 80 and 443. The subject is the protocol, the method of a request,
+ * the address, and why. */
 function hostOf(e: Event): string {
-  const address = (e.subject ?? "").split(/\s+/)[1] ?? "";
-  return address
-    .replace(/^\w+:\/\//, "")
-    .replace(/[/?].*$/, "")
-    .replace(/:\d+$/, "")
-    .replace(/\.$/, "");
+  const [, host = "", port = ""] =
+    /^(?:http [A-Z]+|\w+) (\[[^\]]+\]|[^\s/:]+)(?::(\d+))?/.exec(
+      e.subject ?? "",
+    ) ?? [];
+  const name = host.replace(/\.$/, "");
+  return ["", "80", "443"].includes(port)
+    ? name.replace(/[[\]]/g, "")
+    : `${name}:${port}`;
 }
 
 function Network({ sandbox: s }: { sandbox: Sandbox }) {
@@ -586,13 +589,17 @@ function Limits({ sandbox: s }: { sandbox: Sandbox }) {
           label="Memory"
           values={samples.map((x) => x.u.memory)}
           max={r.memory}
-          text={`${bytes(last?.memory)} of ${r.memory ? bytes(r.memory) : "no limit"}`}
+          text={
+            r.memory
+              ? `${bytes(last?.memory)} of ${bytes(r.memory)}`
+              : `${bytes(last?.memory)}, no limit`
+          }
         />
         <Spark
           label="Processors"
           values={cpu}
           max={r.cpus ?? 1}
-          text={`${(cpu.at(-1) ?? 0).toFixed(2)} of ${r.cpus ?? "no limit"}`}
+          text={`${(cpu.at(-1) ?? 0).toFixed(2)}${r.cpus ? ` of ${r.cpus}` : ", no limit"}`}
         />
         <dl>
           <dt>Disk</dt>

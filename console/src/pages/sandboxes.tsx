@@ -228,6 +228,7 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
   });
   const [error, setError] = useState<unknown>();
   const [making, setMaking] = useState<AbortController>();
+  const [cancelled, setCancelled] = useState(false);
   const [why, setWhy] = useState<Schemas["Choice"]>();
   const profiles = useLoad(
     () => get<{ profiles: Schemas["StoredProfile"][] }>("v1/profiles"),
@@ -277,6 +278,7 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
     const abort = new AbortController();
     setMaking(abort);
     setError(undefined);
+    setCancelled(false);
     try {
       const s = await call<Sandbox>("POST", "v1/sandboxes", {
         json: body,
@@ -287,10 +289,18 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
       say(`${s.name} runs`);
       go(`/sandboxes/${s.id}`);
     } catch (e) {
-      if (!abort.signal.aborted) setError(e);
+      if (abort.signal.aborted) setCancelled(true);
+      else setError(e);
     } finally {
       setMaking(undefined);
     }
+  };
+  const leave = () => {
+    if (making) {
+      making.abort();
+      say("Making the sandbox was cancelled");
+    }
+    props.close();
   };
   const explain = async () => {
     setWhy(
@@ -307,7 +317,8 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
   return (
     <Dialog
       title={props.snapshot ? `New from ${props.snapshot}` : "New sandbox"}
-      close={props.close}
+      close={leave}
+      busy={!!making}
     >
       <form
         onSubmit={(e) => {
@@ -416,17 +427,14 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
             ))}
           </div>
         )}
+        <p class="dim" role="status">
+          {making
+            ? "It is being made. An image that is not here yet is downloaded first."
+            : cancelled && "It was cancelled."}
+        </p>
         <footer>
-          {making && (
-            <span class="dim" role="status">
-              It is being made. An image that is not here yet is downloaded
-              first.
-            </span>
-          )}
           <Button act={explain}>Why this provider?</Button>
-          <Button act={making ? () => making.abort() : props.close}>
-            Cancel
-          </Button>
+          <Button act={making ? () => making.abort() : leave}>Cancel</Button>
           <button
             class="btn primary"
             type="submit"

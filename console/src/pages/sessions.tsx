@@ -253,7 +253,7 @@ function NewSession({ close }: { close: () => void }) {
       <Field label="Image" hint="Left out: the default of the provider">
         <input value={image} onInput={(e) => setImage(e.currentTarget.value)} />
       </Field>
-      <label class="check">
+      <label>
         <input
           type="checkbox"
           checked={record}

@@ -126,7 +126,13 @@ function Build({ close }: { close: () => void }) {
         signal: abort.signal,
       });
       for await (const l of lines<{
-        event?: Record<string, unknown>;
+        event?: Partial<{
+          step: number;
+          steps: number;
+          text: string;
+          output: boolean;
+          cached: boolean;
+        }>;
         template?: Template;
         problem?: { detail?: string; hint?: string };
       }>(r)) {
@@ -139,8 +145,15 @@ function Build({ close }: { close: () => void }) {
             ok: true,
             text: `template:${l.template.name}:${l.template.tag} is built, with ${bytes(l.template.size)}.`,
           });
-        if (l.event)
-          setLog((old) => old + Object.values(l.event!).join(" ") + "\n");
+        const e = l.event;
+        if (e?.output) setLog((old) => old + e.text);
+        else if (e)
+          setLog(
+            (old) =>
+              `${old && !old.endsWith("\n") ? old + "\n" : old}${
+                e.step ? `[${e.step}/${e.steps}] ` : ""
+              }${e.text}${e.cached ? " (as before)" : ""}\n`,
+          );
       }
     } catch (e) {
       const { text, hint } = words(e);
@@ -148,14 +161,21 @@ function Build({ close }: { close: () => void }) {
         ok: false,
         text: abort.signal.aborted
           ? "The build was cancelled."
-          : [text, hint].filter(Boolean).join(". "),
+          : [text, hint].filter(Boolean).join("; "),
       });
     } finally {
       setStop(undefined);
     }
   };
+  const leave = () => {
+    if (stop) {
+      stop.abort();
+      say("The build was cancelled");
+    }
+    close();
+  };
   return (
-    <Dialog title="Build a template" close={close} wide>
+    <Dialog title="Build a template" close={leave} busy={!!stop} wide>
       <Field label="Name">
         <input
           value={name}

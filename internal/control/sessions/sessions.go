@@ -92,6 +92,11 @@ func check(row *store.Session) error {
 			Hint: "store a profile with the proxy, and name it in the session",
 		}
 	}
+	switch row.Record {
+	case "", sandbox.RecordManual, sandbox.RecordOnTurn:
+	default:
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "record", Message: fmt.Sprintf("%.80q is not manual or on-turn", row.Record)}
+	}
 	for k := range row.Labels {
 		if strings.HasPrefix(k, control.ReservedPrefix) {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "labels", Message: fmt.Sprintf("%.80q begins with %q, which Atoll keeps for itself", k, control.ReservedPrefix)}

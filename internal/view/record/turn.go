@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"sync"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
@@ -81,15 +82,20 @@ func (s *Service) Used(ctx context.Context, id sandbox.ID) {
 	}
 }
 
+// firstWait is how long the first action of a turn waits for its recording.
+const firstWait = 30 * time.Second
+
 // beginTurn records for whoever uses the desktop. The session asks for it, which
-// a key for one sandbox may not look at.
+// a key for one sandbox may not look at. A caller who goes away does not stop it,
+// because it is tried once.
 func (s *Service) beginTurn(ctx context.Context, k turnKey, t *turn) error {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
 	}
 	who.Verbs, who.Sandbox = []key.Verb{key.Read, key.Exec}, ""
-	ctx = guard.WithPrincipal(ctx, who)
+	ctx, cancel := context.WithTimeout(guard.WithPrincipal(context.WithoutCancel(ctx), who), firstWait)
+	defer cancel()
 	r, err := s.Start(ctx, string(t.sandbox), sandbox.StreamSession{Ref: k.session, Epoch: t.epoch}, sandbox.NewRecording{Kind: sandbox.RecordDesktop, Title: "turn " + k.id})
 	if err != nil {
 		return err
