@@ -182,6 +182,22 @@ func leftovers(state string, id sandbox.ID) []string {
 	return left
 }
 
+// endsWhole waits for the file server of a sandbox, which exits by itself after
+// its kernel, and checks that nothing with the sandbox's name is left.
+func endsWhole(t *testing.T, what, state string, id sandbox.ID) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		left := slices.DeleteFunc(leftovers(state, id), func(s string) bool { return !strings.Contains(s, string(id)) })
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("%s: left behind %q", what, left)
+			return
+		}
+	}
+}
+
 // nothingLeft waits for exiting processes, lets a new provider sweep,
 // and checks that nothing is left.
 func nothingLeft(t *testing.T, state string, id sandbox.ID) {

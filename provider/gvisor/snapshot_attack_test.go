@@ -239,9 +239,7 @@ func TestAttackForgedSnapshot(t *testing.T) {
 		if p.ErrorCode(err) != sandbox.CodeInvalid {
 			t.Errorf("%s: %v", what, err)
 		}
-		if left := leftovers(state, "forged"); slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "forged") }) {
-			t.Errorf("%s: left behind %q", what, left)
-		}
+		endsWhole(t, what, state, "forged")
 	}
 	// If the memory cannot be used, the files are restored and the reason is
 	// reported.
