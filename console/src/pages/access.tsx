@@ -338,7 +338,7 @@ function Audit() {
                   e.key ? (
                     <code>{e.key}</code>
                   ) : (
-                    <span class="dim">the machine</span>
+                    <span class="dim short">the machine</span>
                   ),
                 wide: true,
               },

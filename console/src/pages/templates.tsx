@@ -190,7 +190,15 @@ function Build({ close }: { close: () => void }) {
         />
       </Field>
       {log && (
-        <pre class="card log" role="log" aria-label="Log of the build">
+        <pre
+          class="card log"
+          role="log"
+          aria-label="Log of the build"
+          tabIndex={0}
+          ref={(e) => {
+            if (e) e.scrollTop = e.scrollHeight;
+          }}
+        >
           {log}
         </pre>
       )}
