@@ -62,7 +62,7 @@ func runs(t *testing.T, dir, version string) {
 	var s agent.Status
 	for range 1200 {
 		var err error
-		if s, err = agent.Look(dir); err == nil && s.Version == version && s.Connected {
+		if s, err = agent.Look(dir); err == nil && s.Version == version && s.Connected && !s.Trial {
 			return
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -283,7 +283,7 @@ func TestRB115HostileUpdates(t *testing.T) {
 	defer cancel()
 	for next := release("v9.0.0"); ctx.Err() == nil; {
 		a.offer(t, a.own, offerOf("v9.0.0", next), next)
-		if s, err := agent.Look(dir); err == nil && s.Version == "v9.0.0" {
+		if s, err := agent.Look(dir); err == nil && s.Version == "v9.0.0" && !s.Trial {
 			return
 		}
 		select {

@@ -57,6 +57,8 @@ type Config struct {
 	// Restore replaces the database of the machine's own daemon, which does not run,
 	// with a backup. It is needed with Again.
 	Restore func(ctx context.Context, backup string) error
+
+	trial bool // this process only shows that it comes up
 	// Trial is how long a newer program may take to come up. Zero: two minutes.
 	Trial time.Duration
 }

@@ -24,6 +24,7 @@ type Status struct {
 	Consent   Consent `json:"consent"`
 	Updates   bool    `json:"updates"`
 	Version   string  `json:"version,omitempty"` // of the program that serves
+	Trial     bool    `json:"trial,omitempty"`   // another process serves after it
 	Paused    bool    `json:"paused"`
 	Running   bool    `json:"running"`
 	Connected bool    `json:"connected"`
@@ -150,7 +151,7 @@ func (a *Agent) status() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := statusOf(&a.enrolled)
-	s.Running, s.Version = true, a.cfg.Version
+	s.Running, s.Version, s.Trial = true, a.cfg.Version, a.cfg.trial
 	if a.link != nil {
 		s.Connected, s.Streams = a.link.conn.IsConnected(), a.link.mux.Len()
 	}

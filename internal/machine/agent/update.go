@@ -42,7 +42,7 @@ func newest(cfg Config) error {
 func Run(ctx context.Context, cfg Config) error {
 	ctx, up, tried := update.Trial(ctx, cfg.Version)
 	if tried {
-		cfg.Again = nil
+		cfg.Again, cfg.trial = nil, true
 	}
 	all := programs(cfg.Dir)
 	restore := func() error {
