@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/provider/internal/hosted"
@@ -16,7 +17,10 @@ import (
 )
 
 // api is a client of the server. It implements hosted.Service.
-type api struct{ *hosted.Login }
+type api struct {
+	*hosted.Login
+	kept sync.Map // IDs of snapshots that were removed while a sandbox used them
+}
 
 // words reads an error of the server or of execd.
 func words(_ int, body []byte) (code, message string, ok bool) {
@@ -161,7 +165,7 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hos
 // End implements hosted.Service. It waits until the server has removed the
 // sandbox.
 func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
-	return hosted.Ended(ctx, func() error {
+	err := hosted.Ended(ctx, func() error {
 		_, err := a.show(ctx, id)
 		return err
 	}, func() error {
@@ -171,6 +175,24 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 		}
 		return err
 	}, func() error { return a.Strange("the server does not end the sandbox") })
+	a.kept.Range(func(snapshot, _ any) bool { return a.forget(ctx, snapshot.(string)) == nil })
+	return err
+}
+
+// forget removes a snapshot. While a sandbox uses it, the server only marks it as
+// deleting. Then it is removed when a sandbox ends, or when snapshots are listed.
+func (a *api) forget(ctx context.Context, snapshot string) error {
+	err := a.Call(ctx, http.MethodDelete, "/v1/snapshots/"+url.PathEscape(snapshot), nil, nil)
+	r := rest.RefusalOf(err)
+	if r.Ours && r.Code == "SNAPSHOT::DELETE_CONFLICT" {
+		a.kept.Store(snapshot, nil)
+		return nil
+	}
+	if err != nil && !(r.Ours && r.Code == "SNAPSHOT::NOT_FOUND") {
+		return err
+	}
+	a.kept.Delete(snapshot)
+	return nil
 }
 
 // Claim implements hosted.Claimer.

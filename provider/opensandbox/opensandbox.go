@@ -73,7 +73,7 @@ func New(opts Options) (*Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &api{login}
+	a := &api{Login: login}
 	a.Sign = func(h http.Header) {
 		if key := a.Key.Current(); key != "" {
 			h.Set("Open-Sandbox-Api-Key", key)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -110,7 +109,7 @@ func (k saver) Saved(ctx context.Context, id string) (found []hosted.Saved, err 
 		switch {
 		case !k.Owns(s.Name):
 		case s.Status.State == deleting:
-			_ = k.remove(ctx, s) // if no sandbox uses it any more
+			_ = k.p.api.forget(ctx, s.ID) // if no sandbox uses it any more
 		default:
 			found = append(found, k.describe(s))
 		}
@@ -147,22 +146,13 @@ func (k saver) Forget(ctx context.Context, data string) error {
 	}, func() error {
 		s, err := k.find(ctx, data)
 		if err == nil {
-			err = k.remove(ctx, s)
+			err = k.p.api.forget(ctx, s.ID)
 		}
 		if errors.Is(err, hosted.ErrNone) {
 			return nil
 		}
 		return err
 	}, func() error { return k.p.Strange("the server does not remove the snapshot") })
-}
-
-// remove removes a snapshot, or marks it: see deleting.
-func (k saver) remove(ctx context.Context, s saved) error {
-	err := k.p.api.Call(ctx, http.MethodDelete, "/v1/snapshots/"+url.PathEscape(s.ID), nil, nil)
-	if r := rest.RefusalOf(err); r.Ours && (r.Code == "SNAPSHOT::NOT_FOUND" || r.Code == "SNAPSHOT::DELETE_CONFLICT") {
-		return nil
-	}
-	return err
 }
 
 // Copy implements hosted.Saver.
