@@ -420,7 +420,7 @@ export function NewSandbox(props: { close: () => void; snapshot?: string }) {
               <div key={c.provider}>
                 <State state={c.fits ? "ok" : "stopped"} /> {c.provider}{" "}
                 <span class="dim">
-                  {c.provider === why.choice ? "is chosen" : ""}{" "}
+                  {c.provider === why.choice ? "is chosen:" : ""}{" "}
                   {c.reasons?.join("; ")}
                 </span>
               </div>

@@ -58,7 +58,15 @@ export function Templates() {
                   </code>
                 ),
               },
-              { head: "Base", cell: (t) => t.base, wide: true },
+              {
+                head: "Base",
+                cell: (t) => (
+                  <span title={t.base}>
+                    {t.base.replace(/^(sha256:\w{12})\w+$/, "$1…")}
+                  </span>
+                ),
+                wide: true,
+              },
               { head: "Steps", cell: (t) => t.steps, wide: true },
               { head: "Size", cell: (t) => bytes(t.size) },
               { head: "Built", cell: (t) => <Time at={t.created} /> },
