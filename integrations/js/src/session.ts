@@ -180,7 +180,15 @@ export class Sessions {
 
   async create(spec: m.Spec = {}, o: SessionOptions = {}): Promise<Session> {
     const holder = newHolder(o.turn)
-    const json: m.NewSession = { spec, name: o.name, group: o.group, labels: o.labels, pauseOnExit: o.pauseOnExit, record: o.record, holder }
+    const json: m.NewSession = {
+      spec,
+      name: o.name,
+      group: o.group,
+      labels: o.labels,
+      pauseOnExit: o.pauseOnExit,
+      record: o.record,
+      holder,
+    }
     if (o.attachIfExists) json.ifExists = 'attach'
     return this.#opened(await this.#conn.call('POST', '/v1/sessions', { json }), holder)
   }
