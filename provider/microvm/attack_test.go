@@ -56,7 +56,7 @@ func create(t *testing.T, opts microvm.Options, s sandbox.Spec) driver.Instance 
 }
 
 // sh runs a script as root and returns its output.
-func sh(t *testing.T, in driver.Instance, script string) string {
+func sh(t testing.TB, in driver.Instance, script string) string {
 	t.Helper()
 	p, err := in.Exec(t.Context(), &sandbox.Command{Args: []string{"/bin/sh", "-c", script}, Timeout: 2 * time.Minute})
 	if err != nil {

@@ -97,7 +97,7 @@ func makeRoot(dir string) error {
 }
 
 // options returns the options of a provider.
-func options(t *testing.T) microvm.Options {
+func options(t testing.TB) microvm.Options {
 	t.Helper()
 	store, err := image.Open(filepath.Join(state, "images"), image.Options{})
 	if err != nil {
