@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -160,16 +161,6 @@ func TestWrite(t *testing.T) {
 			t.Errorf("the document lacks %q:\n%s", want, text)
 		}
 	}
-	below := "\n## By hand\n\n| this | stays |\n"
-	if err := os.WriteFile(doc, append(text, below...), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := write(doc, results, time.Unix(0, 0), "* a machine\n", rows); err != nil {
-		t.Fatal(err)
-	}
-	if again, err := os.ReadFile(doc); err != nil || string(again) != string(text)+below {
-		t.Errorf("the second time the document is %q (%v), want the first one and %q", again, err, below)
-	}
 	raw, err := os.ReadFile(filepath.Join(results, "1970-01-01T0000.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -180,6 +171,62 @@ func TestWrite(t *testing.T) {
 	}
 	if err := json.Unmarshal(raw, &got); err != nil || len(got) != 1 || got[0].What != "exec" || len(got[0].Atoll) != 3 {
 		t.Errorf("the samples are %s (%v), want three of exec", raw, err)
+	}
+}
+
+// TestEcho checks that a screen counts only when it has shown the whole word, in
+// however many pieces, and that an ended screen is an error.
+func TestEcho(t *testing.T) {
+	in, typed := io.Pipe()
+	screens := make([]*io.PipeWriter, 2)
+	readers := make([]io.Reader, len(screens))
+	for i := range screens {
+		readers[i], screens[i] = io.Pipe()
+	}
+	type result struct {
+		t   timing
+		err error
+	}
+	done := make(chan result, 1)
+	press := echo(typed, readers...)
+	start := func() string {
+		go func() {
+			took, err := press(t.Context())
+			done <- result{took, err}
+		}()
+		word := make([]byte, len("<1>"))
+		if _, err := io.ReadFull(in, word); err != nil {
+			t.Fatal(err)
+		}
+		return string(word)
+	}
+	write := func(i int, text string) {
+		if _, err := io.WriteString(screens[i], text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	word := start()
+	write(0, "prompt "+word)
+	write(1, word[:1])
+	select {
+	case r := <-done:
+		t.Fatalf("it ended before the second screen had shown the word: %+v", r)
+	default:
+	}
+	write(1, word[1:])
+	if r := <-done; r.err != nil || r.t.whole <= 0 {
+		t.Errorf("the first word: %+v", r)
+	}
+	next := start()
+	if next == word {
+		t.Errorf("the word %s came twice", word)
+	}
+	write(0, next)
+	if err := screens[1].Close(); err != nil {
+		t.Fatal(err)
+	}
+	if r := <-done; !errors.Is(r.err, io.EOF) {
+		t.Errorf("a screen that ended: %v, want %v", r.err, io.EOF)
 	}
 }
 

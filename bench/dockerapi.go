@@ -184,3 +184,15 @@ func (a *dockerAPI) exec(container string, argv []string) func(context.Context) 
 		return t, nil
 	}
 }
+
+// terminal starts a command on a terminal of a running container. The caller
+// closes the connection, which is its input.
+func (a *dockerAPI) terminal(ctx context.Context, container string, argv []string) (io.Reader, net.Conn, error) {
+	var made dockerID
+	path := "/containers/" + url.PathEscape(container) + "/exec"
+	in := map[string]any{"Cmd": argv, "AttachStdin": true, "AttachStdout": true, "Tty": true}
+	if err := a.call(ctx, "POST", path, in, &made); err != nil {
+		return nil, nil, err
+	}
+	return a.stream(ctx, "/exec/"+made.ID+"/start", map[string]any{"Tty": true})
+}

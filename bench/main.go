@@ -71,6 +71,11 @@ func run(ctx context.Context, c config) (err error) {
 		{"command line", b.help},
 		{"inside", b.inside},
 		{"files", b.files},
+		{"fork", b.fork},
+		{"egress", b.egress},
+		{"streams", b.streams},
+		{"sessions", b.sessions},
+		{"cycles", b.cycles},
 		{"memory", b.memory},
 		{"density", b.density},
 	} {
@@ -105,8 +110,12 @@ func prepare(ctx context.Context, c config) (*bench, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{config: c, dir: dir, state: filepath.Join(dir, "state")}
+	b := &bench{config: c, dir: dir, state: filepath.Join(dir, "state"), addr: outside()}
 	b.cli = program{args: []string{c.atoll, "--state-dir", b.state}}
+	if b.addr != nil {
+		// Without this, the gateway refuses an address of the machine's own network.
+		b.cli.env = []string{"ATOLL_EGRESS_ALLOW=" + b.addr.String() + "/32"}
+	}
 	rootfs := filepath.Join(dir, "rootfs")
 	if err := os.Mkdir(rootfs, 0o755); err != nil {
 		return b, err

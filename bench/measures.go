@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -32,6 +33,7 @@ type bench struct {
 	dir      string  // contains all files
 	state    string  // Atoll's state directory
 	cli      program // atoll
+	addr     net.IP  // of this machine, for what programs inside reach
 	lib      *library
 	docker   *docker
 	runc     *runc

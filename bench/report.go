@@ -128,32 +128,14 @@ func table(rows []row) string {
 const intro = `# Benchmarks
 
 ` + "`make bench` writes this file and the samples behind it, `bench/results/DATE.json`." + ` It measures Atoll and what it is compared with in turns, in one run
-on one machine. Ratios travel between machines, milliseconds do not. What follows the table was measured by hand and is kept.
+on one machine. Ratios travel between machines, milliseconds do not.
 
 `
-
-// kept returns the hand-written part of a document: everything from its first
-// second-level heading on.
-func kept(doc string) (string, error) {
-	text, err := os.ReadFile(doc)
-	if err != nil && !os.IsNotExist(err) {
-		return "", err
-	}
-	_, rest, found := strings.Cut(string(text), "\n## ")
-	if !found {
-		return "", nil
-	}
-	return "\n## " + rest, nil
-}
 
 // write writes the document and, in the directory results, the file with the
 // samples.
 func write(doc, results string, at time.Time, heading string, rows []row) error {
-	below, err := kept(doc)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(doc, []byte(intro+heading+"\n"+table(rows)+below), 0o644); err != nil {
+	if err := os.WriteFile(doc, []byte(intro+heading+"\n"+table(rows)), 0o644); err != nil {
 		return err
 	}
 	raw, err := samples(rows)
