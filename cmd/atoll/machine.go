@@ -69,7 +69,7 @@ func statusOf(s agent.Status, err error) (cli.MachineStatus, error) {
 	return cli.MachineStatus{
 		Machine: s.Machine, Name: s.Name, Tenant: s.Tenant, URL: s.URL, Mode: s.Mode, Directory: s.Directory, Consent: s.Consent.Text,
 		Consented: s.Consent.At, Paused: s.Paused, Running: s.Running, Connected: s.Connected, Streams: s.Streams,
-		Updates: s.Updates, Version: s.Version,
+		Updates: s.Updates, Screen: s.Screen, Version: s.Version,
 	}, err
 }
 
@@ -82,10 +82,19 @@ func (machineProgram) Resume(dir string) (cli.MachineStatus, error) {
 }
 
 func (machineProgram) Updates(dir, agreed string) (cli.MachineStatus, error) {
-	if agreed == "" {
-		return statusOf(agent.SetUpdates(dir, nil))
+	return statusOf(agent.SetUpdates(dir, consented(agreed)))
+}
+
+func (machineProgram) Screen(dir, agreed string) (cli.MachineStatus, error) {
+	return statusOf(agent.SetScreen(dir, consented(agreed)))
+}
+
+// consented is what the owner agreed to, nil without a text.
+func consented(text string) *agent.Consent {
+	if text == "" {
+		return nil
 	}
-	return statusOf(agent.SetUpdates(dir, &agent.Consent{Text: agreed, At: time.Now().UTC()}))
+	return &agent.Consent{Text: text, At: time.Now().UTC()}
 }
 
 func (m machineProgram) Leave(ctx context.Context, dir string) error {

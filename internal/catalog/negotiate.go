@@ -66,6 +66,7 @@ const (
 // Machine describes a self-hosted machine.
 type Machine struct {
 	Liveness  Liveness
+	Own       bool // its screen is the owner's, and not one of a sandbox
 	Display   bool // it has a screen
 	Consented bool // its owner allows control of the screen
 }
@@ -254,6 +255,12 @@ func overlay(doc *sandbox.CapabilityDocument, d sandbox.Descriptor, m Machine) {
 		if doc.ComputerUse.Available {
 			doc.ComputerUse.Available, doc.ComputerUse.Reason = false, sandbox.ConsentRequired
 		}
+	}
+	if m.Own && doc.Desktop.Reason == "" {
+		// A VNC server there would be open to all users of the machine.
+		use := doc.ComputerUse
+		refuseScreen(doc, sandbox.DisplayUnavailable, false)
+		doc.ComputerUse = use
 	}
 }
 

@@ -376,6 +376,9 @@ func TestRB28MachineOverlay(t *testing.T) {
 		{"a policy wins over no display", Machine{Liveness: MachineOnline}, true, "", sandbox.DisabledByPolicy, sandbox.DisabledByPolicy},
 		{"no consent", Machine{Liveness: MachineOnline, Display: true}, false, "", "", sandbox.ConsentRequired},
 		{"all", Machine{Liveness: MachineOnline, Display: true, Consented: true}, false, "", "", ""},
+		{"a person's screen", Machine{Liveness: MachineOnline, Own: true, Display: true}, false, "", sandbox.DisplayUnavailable, sandbox.ConsentRequired},
+		{"a person's screen, shared", Machine{Liveness: MachineOnline, Own: true, Display: true, Consented: true}, false, "", sandbox.DisplayUnavailable, ""},
+		{"a person's screen, offline", Machine{Liveness: MachineOffline, Own: true, Display: true, Consented: true}, false, sandbox.AgentOffline, sandbox.AgentOffline, sandbox.AgentOffline},
 	}
 	for _, tt := range tests {
 		doc := negotiate(t, "selfhosted", Query{Liveness: "warm", Machine: &tt.m, DesktopOff: tt.off})

@@ -28,6 +28,8 @@ type MachineProgram interface {
 	Resume(dir string) (MachineStatus, error)
 	// Updates turns updates of the program on, with what the owner agrees to, or off.
 	Updates(dir, agreed string) (MachineStatus, error)
+	// Screen shares the machine's screen, with what the owner agrees to, or not.
+	Screen(dir, agreed string) (MachineStatus, error)
 	Leave(ctx context.Context, dir string) error
 }
 
@@ -54,6 +56,7 @@ type MachineStatus struct {
 	Connected bool      `json:"connected"`
 	Streams   int       `json:"streams"`
 	Updates   bool      `json:"updates"`
+	Screen    bool      `json:"screen"`
 	Version   string    `json:"version,omitempty"`
 }
 
@@ -64,7 +67,7 @@ func (a machineCommands) machineCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "machine", Short: "Use your own machine from a daemon elsewhere", GroupID: groupDaemon,
 		Example: `  atoll machine ls`,
-	}, a.joinCmd(), a.statusCmd(), a.pauseCmd(), a.resumeCmd(), a.leaveCmd(), a.updatesCmd(), a.serviceCmd(),
+	}, a.joinCmd(), a.statusCmd(), a.pauseCmd(), a.resumeCmd(), a.leaveCmd(), a.updatesCmd(), a.screenCmd(), a.serviceCmd(),
 		a.listCmd(), a.inspectCmd(), a.approveCmd(), a.inviteCmd(), a.revokeCmd())
 }
 
@@ -208,11 +211,8 @@ func (a machineCommands) own(cmd *cobra.Command, act func(p MachineProgram) (Mac
 		case s.Running:
 			state = "connecting"
 		}
-		updates := "off"
-		if s.Updates {
-			updates = "on"
-		}
-		return a.table("NAME MODE DIRECTORY DAEMON VERSION UPDATES STATE", [][]string{{s.Name, s.Mode, s.Directory, s.URL, s.Version, updates, state}})
+		word := map[bool]string{true: "on", false: "off"}
+		return a.table("NAME MODE DIRECTORY DAEMON VERSION UPDATES SCREEN STATE", [][]string{{s.Name, s.Mode, s.Directory, s.URL, s.Version, word[s.Updates], word[s.Screen], state}})
 	})
 	return cmd
 }
@@ -255,36 +255,76 @@ func (a machineCommands) leaveCmd() *cobra.Command {
 // updatesText is what the owner of a machine agrees to.
 func updatesText(url string) string {
 	return "The daemon at " + url + ` may replace the program that serves it by newer ones,
-which it signs. Whoever has the key of that daemon can then run any program as you.`
+which it signs. The key of that daemon is then enough to run any program as you.`
 }
 
 func (a machineCommands) updatesCmd() *cobra.Command {
-	var yes bool
-	on := a.own(&cobra.Command{
-		Use: "on", Short: "Let the daemon's newer programs serve this machine", Example: `  atoll machine updates on`,
-		Long: `On lets newer programs of the daemon serve this machine. They are signed by the
+	return a.consentCmd(consent{
+		&cobra.Command{Use: "updates", Short: "Let the daemon update the program of this machine, or not", Example: `  atoll machine updates on`},
+		&cobra.Command{
+			Use: "on", Short: "Let the daemon's newer programs serve this machine", Example: `  atoll machine updates on`,
+			Long: `On lets newer programs of the daemon serve this machine. They are signed by the
 daemon that it joined, and never older than what ran here. A program begins when
 the machine has no sandbox; if it does not come up, the former one goes on.
 
 What you agree to is shown first and stored.`,
-	}, func(p MachineProgram) (MachineStatus, error) {
+		},
+		&cobra.Command{
+			Use: "off", Short: "Take no more programs of the daemon", Example: `  atoll machine updates off`,
+			Long: `Off takes no more programs of the daemon. The one that serves this machine stays,
+until you install a newer one, or leave the daemon.`,
+		},
+		updatesText, MachineProgram.Updates,
+	})
+}
+
+// screenText is what the owner of a machine agrees to.
+func screenText(url string) string {
+	return "The daemon at " + url + ` may SEE AND USE THE SCREEN of this machine: take pictures
+of it, move the pointer, click and type, and read and write the clipboard.`
+}
+
+func (a machineCommands) screenCmd() *cobra.Command {
+	return a.consentCmd(consent{
+		&cobra.Command{Use: "screen", Short: "Let the daemon see and use the screen of this machine, or not", Example: `  atoll machine screen on`},
+		&cobra.Command{
+			Use: "on", Short: "Share the screen of this machine", Example: `  atoll machine screen on`,
+			Long: `On shares the screen of a machine that is offered as a whole: callers who may use
+computers see it, move the pointer, click and type. It is the screen on which
+atoll machine join was started. Commands that run on the machine end.
+
+What you agree to is shown first and stored.`,
+		},
+		&cobra.Command{
+			Use: "off", Short: "Share the screen no longer", Example: `  atoll machine screen off`,
+			Long: `Off ends what "on" began, at once. Commands that run on the machine end.`,
+		},
+		screenText, MachineProgram.Screen,
+	})
+}
+
+// consent is something that the owner of a machine agrees to by itself.
+type consent struct {
+	noun, on, off *cobra.Command
+	text          func(url string) string
+	set           func(p MachineProgram, dir, agreed string) (MachineStatus, error)
+}
+
+func (a machineCommands) consentCmd(c consent) *cobra.Command {
+	var yes bool
+	on := a.own(c.on, func(p MachineProgram) (MachineStatus, error) {
 		s, err := p.Status(a.dir())
 		if err != nil {
 			return s, err
 		}
-		text := updatesText(s.URL)
-		if err := a.agree("machine.updates", text, yes); err != nil {
+		text := c.text(s.URL)
+		if err := a.agree("machine."+c.noun.Name(), text, yes); err != nil {
 			return s, err
 		}
-		return p.Updates(a.dir(), text)
+		return c.set(p, a.dir(), text)
 	})
 	on.Flags().BoolVarP(&yes, "yes", "y", false, "agree without a question")
-	off := a.own(&cobra.Command{
-		Use: "off", Short: "Take no more programs of the daemon", Example: `  atoll machine updates off`,
-		Long: `Off takes no more programs of the daemon. The one that serves this machine stays,
-until you install a newer one, or leave the daemon.`,
-	}, func(p MachineProgram) (MachineStatus, error) { return p.Updates(a.dir(), "") })
-	return parent(&cobra.Command{Use: "updates", Short: "Let the daemon update the program of this machine, or not", Example: `  atoll machine updates on`}, on, off)
+	return parent(c.noun, on, a.own(c.off, func(p MachineProgram) (MachineStatus, error) { return c.set(p, a.dir(), "") }))
 }
 
 // agree shows what the owner of the machine agrees to, and asks.

@@ -334,7 +334,7 @@ func TestRB68DesktopsStartOnce(t *testing.T) {
 	}
 }
 
-// What did not start is named, with its exit code and what it said.
+// The error names what did not start, its exit code and its output.
 func TestRB69FailedStages(t *testing.T) {
 	programs := starting()
 	programs["sleep"] = "exec /bin/sleep 0.03" // 50 attempts take less time

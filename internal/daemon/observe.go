@@ -42,6 +42,9 @@ func (d *Daemon) stats(ctx context.Context) (c metrics.Stats, err error) {
 	c.DiskFull = d.diskFull()
 	c.Making, c.Waiting = d.gate.Stats()
 	c.GatewaySilent = d.gatewaySilent(ctx)
+	if d.hub != nil {
+		c.Machines, c.MachineStreams = d.hub.Stats()
+	}
 	if facts, err := d.provider.Probe(ctx); err == nil {
 		for _, f := range facts.Findings {
 			if f.Severity == driver.Warning || f.Severity == driver.Blocker {

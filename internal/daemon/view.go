@@ -6,8 +6,10 @@ import (
 	"path/filepath"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/code"
 	"github.com/atoll-run/atoll/internal/control/exec"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/desk"
 	"github.com/atoll-run/atoll/internal/interpreter"
@@ -43,7 +45,7 @@ func (d *Daemon) openView() error {
 	d.desk = desk.New(desk.Config{
 		Guard: s.Guard, Find: sandboxes.Public{Service: s.Sandboxes}.Get,
 		Open: func(ctx context.Context, ref string) (desk.Commands, error) { return s.Exec.Open(ctx, ref) },
-		Used: d.recordings.Used,
+		Used: d.recordings.Used, Own: d.ownScreen,
 	})
 	d.code = interpreter.New(interpreter.Config{
 		Guard: s.Guard, Find: sandboxes.Public{Service: s.Sandboxes}.Get, Dial: s.Exec.DialPort,
@@ -68,6 +70,13 @@ func (d *Daemon) openView() error {
 		Open: func(ctx context.Context, ref string) (view.Commands, error) { return s.Exec.Open(ctx, ref) },
 		Desktop: func(ctx context.Context, ref string) error {
 			_, err := d.desk.Start(ctx, ref, sandbox.Screen{}, true)
+			return err
+		},
+		Streamed: func(ctx context.Context, box sandbox.Sandbox) error {
+			own, err := d.ownScreen(ctx, box)
+			if err == nil && own {
+				err = desk.NotStreamed(box.Name)
+			}
 			return err
 		},
 		Epoch: epoch, Serving: d.sessions.Holders.Serving,
@@ -100,6 +109,27 @@ func (d *Daemon) openView() error {
 		d.onClose(d.recordings.Close)
 	}
 	return err
+}
+
+// ownScreen reports whether the screen of a sandbox is that of a self-hosted
+// machine itself. An error: the owner does not share it. A machine that is offline
+// is asked when it is used.
+func (d *Daemon) ownScreen(ctx context.Context, box sandbox.Sandbox) (bool, error) {
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return false, err
+	}
+	m, err := d.services.Machines.State(ctx, who.Tenant, box.Provider)
+	if err != nil || m == nil || !m.Own {
+		return false, err
+	}
+	if m.Liveness == catalog.MachineOnline && !m.Consented {
+		return true, &sandbox.Error{
+			Code: sandbox.CodeDenied, Subject: box.Name, Message: "the owner of the machine does not share its screen (" + string(sandbox.ConsentRequired) + ")",
+			Hint: "the owner shares it there with: atoll machine screen on",
+		}
+	}
+	return true, nil
 }
 
 // recordings are the recordings of the daemon. They are opened after what

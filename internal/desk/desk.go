@@ -48,6 +48,9 @@ type Config struct {
 	Find func(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	// Open opens a running sandbox for commands, until ctx ends.
 	Open func(ctx context.Context, ref string) (Commands, error)
+	// Own reports whether the screen of a sandbox is that of a person's machine,
+	// which is used as it is. An error: its owner does not share it. It may be nil.
+	Own func(ctx context.Context, box sandbox.Sandbox) (bool, error)
 	// Used is called before actions of callers who may use the desktop. It may be
 	// nil.
 	Used func(ctx context.Context, id sandbox.ID)
@@ -78,11 +81,10 @@ func (s *Service) Act(ctx context.Context, ref string, req sandbox.ComputerReque
 	if req.ReadOnly && does == ops.ComputerAct {
 		return out, &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the request is read-only, and has an action that is more than looking"}
 	}
-	err = s.use(ctx, ref, does, func(ctx context.Context, id sandbox.ID, box Commands, may bool) error {
-		if may && s.cfg.Used != nil {
+	err = s.use(ctx, ref, does, func(ctx context.Context, id sandbox.ID, d *desktop) error {
+		if d.may && s.cfg.Used != nil {
 			s.cfg.Used(ctx, id)
 		}
-		d := desktop{box: box, may: may}
 		for i := range steps {
 			if err := d.do(ctx, &steps[i], &out); err != nil {
 				return err
@@ -102,17 +104,28 @@ func (s *Service) Start(ctx context.Context, ref string, want sandbox.Screen, vn
 	if (want.Width == 0) != (want.Height == 0) {
 		return out, invalid("width", "give both width and height, or none")
 	}
-	err = s.use(ctx, ref, ops.ComputerAct, func(ctx context.Context, _ sandbox.ID, box Commands, _ bool) error {
-		out, err = Ensure(ctx, box, want, vnc)
+	err = s.use(ctx, ref, ops.ComputerAct, func(ctx context.Context, _ sandbox.ID, d *desktop) error {
+		if d.own {
+			return NotStreamed(ref)
+		}
+		out, err = Ensure(ctx, d.box, want, vnc)
 		return err
 	})
 	return out, err
 }
 
+// NotStreamed is the error for the screen of a person's machine: a VNC server there
+// would be open to all users of the machine.
+func NotStreamed(ref string) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeConflict, Op: op, Subject: ref, Message: "the screen of a person's machine is used as it is, and not streamed or recorded",
+		Hint: "look at it with: atoll computer screenshot " + ref,
+	}
+}
+
 // use opens a sandbox for an operation. Looking runs commands too; it has been
-// authorized then, and what runs is not the caller's choice. may says whether the
-// caller could run commands.
-func (s *Service) use(ctx context.Context, ref string, does ops.Op, do func(ctx context.Context, id sandbox.ID, box Commands, may bool) error) error {
+// authorized then, and what runs is not the caller's choice.
+func (s *Service) use(ctx context.Context, ref string, does ops.Op, do func(ctx context.Context, id sandbox.ID, d *desktop) error) error {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
@@ -122,26 +135,31 @@ func (s *Service) use(ctx context.Context, ref string, does ops.Op, do func(ctx 
 		return err
 	}
 	return s.cfg.Guard.Do(ctx, does, guard.Subject{Sandbox: box.ID, Name: box.Name}, func(ctx context.Context) error {
-		may := who.AllowIn(box.ID, ops.ComputerAct) == nil
-		if !may {
+		d := &desktop{may: who.AllowIn(box.ID, ops.ComputerAct) == nil}
+		if s.cfg.Own != nil {
+			if d.own, err = s.cfg.Own(ctx, box); err != nil {
+				return err
+			}
+		}
+		if !d.may {
 			looking := who
 			looking.Verbs = []key.Verb{key.Read, key.Exec}
 			ctx = guard.WithPrincipal(ctx, looking)
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		running, err := s.cfg.Open(ctx, string(box.ID))
-		if err != nil {
+		if d.box, err = s.cfg.Open(ctx, string(box.ID)); err != nil {
 			return err
 		}
-		return do(ctx, box.ID, running, may)
+		return do(ctx, box.ID, d)
 	})
 }
 
 // desktop is the desktop of an open sandbox.
 type desktop struct {
 	box Commands
-	may bool // start it
+	may bool // the caller could run commands, and so start it
+	own bool // a person's, which is not started
 }
 
 func (d *desktop) do(ctx context.Context, s *step, out *sandbox.ComputerResult) error {
@@ -226,6 +244,12 @@ func (d *desktop) run(ctx context.Context, s *step, most int64) ([]byte, error) 
 	args := append([]string{"/bin/sh", "-c", `export DISPLAY="${DISPLAY:-:0}"; exec "$@"`, "computer"}, s.args...)
 	r, err := execute(ctx, d.box, args, s.stdin, budget+s.extra, most)
 	if err == nil && r.noDisplay() {
+		if d.own {
+			return nil, &sandbox.Error{
+				Code: sandbox.CodeConflict, Op: op, Message: "the machine's program has no display",
+				Hint: "on that machine, in its graphical session: atoll machine join",
+			}
+		}
 		if !d.may {
 			return nil, &sandbox.Error{Code: sandbox.CodeConflict, Op: op, Message: "no desktop runs in the sandbox", Hint: "start it with: atoll computer start SANDBOX"}
 		}

@@ -218,6 +218,11 @@ func TestDesktopsAreStartedWhenUsed(t *testing.T) {
 	if err := d.do(t.Context(), &click, &sandbox.ComputerResult{}); sandbox.CodeOf(err) != sandbox.CodeConflict || slices.ContainsFunc(s.ran, func(c string) bool { return strings.Contains(c, "Xvfb") }) {
 		t.Errorf("without the right to: %v, ran %q", err, s.ran)
 	}
+	s = &script{ends: []ending{none}}
+	d = desktop{box: s, may: true, own: true}
+	if err := d.do(t.Context(), &click, &sandbox.ComputerResult{}); sandbox.CodeOf(err) != sandbox.CodeConflict || len(s.ran) != 1 {
+		t.Errorf("a person's screen that is not there: %v, ran %q", err, s.ran)
+	}
 	s = &script{ends: []ending{{stderr: "(symbol) No such key name 'x'. Ignoring it."}}}
 	d = desktop{box: s, may: true}
 	if err := d.do(t.Context(), &click, &sandbox.ComputerResult{}); sandbox.CodeOf(err) != sandbox.CodeInvalid {

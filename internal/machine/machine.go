@@ -73,6 +73,8 @@ type Greeting struct {
 	Key string `json:"key,omitempty"`
 	// Provider is the provider of the machine's own daemon.
 	Provider string `json:"provider,omitempty"`
+	// Screen says that the owner shares the machine's own screen.
+	Screen bool `json:"screen,omitempty"`
 	// Updates asks for newer programs for this system.
 	Updates bool   `json:"updates,omitempty"`
 	OS      string `json:"os,omitempty"`

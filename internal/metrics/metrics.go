@@ -29,6 +29,10 @@ type Stats struct {
 	// GatewaySilent means that the gateway process is running but does not
 	// respond.
 	GatewaySilent bool
+	// Machines counts the self-hosted machines that this daemon has heard, by
+	// liveness, and MachineStreams the connections to their daemons.
+	Machines       map[string]int
+	MachineStreams int
 	// Warnings is the number of warnings about the default provider, including
 	// those about stopped sandboxes.
 	Warnings int
@@ -110,6 +114,8 @@ var (
 	diskFull    = prometheus.NewDesc("atoll_disk_full", "Whether the disk is too full to create sandboxes.", nil, nil)
 	making      = prometheus.NewDesc("atoll_sandboxes_in_progress", "Creations of sandboxes that are in progress or waiting.", []string{"phase"}, nil)
 	gateway     = prometheus.NewDesc("atoll_gateway_silent", "Whether the gateway process is running but does not respond.", nil, nil)
+	machines    = prometheus.NewDesc("atoll_machines", "Self-hosted machines that this daemon has heard, by liveness.", []string{"liveness"}, nil)
+	streams     = prometheus.NewDesc("atoll_machine_streams", "Connections of this daemon to self-hosted machines.", nil, nil)
 	warnings    = prometheus.NewDesc("atoll_provider_warnings", "Number of warnings of atoll doctor about the default provider, including those about stopped sandboxes.", nil, nil)
 	storeUp     = prometheus.NewDesc("atoll_store_up", "Whether the database responds.", nil, nil)
 )
@@ -131,6 +137,8 @@ func (p *population) Describe(to chan<- *prometheus.Desc) {
 	to <- making
 	to <- gateway
 	to <- warnings
+	to <- machines
+	to <- streams
 }
 
 func (p *population) Collect(to chan<- prometheus.Metric) {
@@ -148,6 +156,10 @@ func (p *population) Collect(to chan<- prometheus.Metric) {
 	to <- prometheus.MustNewConstMetric(making, prometheus.GaugeValue, float64(c.Waiting), "waiting")
 	to <- prometheus.MustNewConstMetric(diskFull, prometheus.GaugeValue, number(c.DiskFull))
 	to <- prometheus.MustNewConstMetric(unsettled, prometheus.GaugeValue, float64(c.Unsettled))
+	to <- prometheus.MustNewConstMetric(streams, prometheus.GaugeValue, float64(c.MachineStreams))
+	for liveness, n := range c.Machines {
+		to <- prometheus.MustNewConstMetric(machines, prometheus.GaugeValue, float64(n), liveness)
+	}
 	for state, n := range c.Sandboxes {
 		to <- prometheus.MustNewConstMetric(sandboxes, prometheus.GaugeValue, float64(n), string(state))
 	}

@@ -61,6 +61,9 @@ type Config struct {
 	// Desktop starts the desktop of a sandbox with its VNC server, if they do not
 	// run. Its errors say why it could not.
 	Desktop func(ctx context.Context, ref string) error
+	// Streamed refuses the desktop of a sandbox whose screen is not streamed. It may
+	// be nil.
+	Streamed func(ctx context.Context, box sandbox.Sandbox) error
 	// Epoch returns CodeStale if another sandbox than that of the epoch serves a
 	// session now.
 	Epoch func(ctx context.Context, session string, epoch int64) error
@@ -148,7 +151,10 @@ func (s *Service) Create(ctx context.Context, ref string, by sandbox.StreamSessi
 	o := s.open(&opened{session: by.Ref, who: who, name: box.Name, ensured: ensured, Stream: sandbox.Stream{
 		ID: id, Sandbox: box.ID, Kind: n.Kind, Mode: n.Mode, Port: n.Port, Process: n.Process, LeaseEpoch: by.Epoch, Expires: s.expiry(n.TTL),
 	}})
-	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(context.Context) error {
+	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(ctx context.Context) error {
+		if err := s.streamed(ctx, o, box); err != nil {
+			return err
+		}
 		if err := s.add(o); err != nil {
 			return err
 		}
@@ -209,7 +215,10 @@ func (s *Service) Renew(ctx context.Context, ref string, by sandbox.StreamSessio
 	if err != nil {
 		return out, err
 	}
-	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(context.Context) error {
+	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(ctx context.Context) error {
+		if err := s.streamed(ctx, o, box); err != nil {
+			return err
+		}
 		o, now, err := s.rotate(o, box, by.Epoch, process, s.expiry(ttl))
 		if err == nil {
 			out, err = s.access(now, o)
@@ -220,6 +229,14 @@ func (s *Service) Renew(ctx context.Context, ref string, by sandbox.StreamSessio
 		return sandbox.StreamAccess{}, err
 	}
 	return out, nil
+}
+
+// streamed refuses a desktop that a sandbox does not stream.
+func (s *Service) streamed(ctx context.Context, o *opened, box sandbox.Sandbox) error {
+	if o.Kind != desktop || s.cfg.Streamed == nil {
+		return nil
+	}
+	return s.cfg.Streamed(ctx, box)
 }
 
 // prepare starts in another sandbox what a stream shows there, as far as who may,

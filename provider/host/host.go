@@ -42,6 +42,9 @@ type Options struct {
 	// Close ends their commands, and Attach starts them again. Empty: every sandbox
 	// has a directory of its own.
 	Workdir string
+	// Screen gives commands the display of this process. Without it, they have to
+	// look for one.
+	Screen bool
 	// Executable is a program that imports internal/guest/early. Empty: the
 	// running program.
 	Executable string
@@ -50,6 +53,7 @@ type Options struct {
 // Provider runs plain processes. See the warning in the package comment.
 type Provider struct {
 	dir, workdir, executable string
+	screen                   bool
 
 	starting sync.Mutex // held while a sandbox is started again
 	mu       sync.Mutex
@@ -94,7 +98,7 @@ func New(opts Options) (*Provider, error) {
 			return nil, err
 		}
 	}
-	p := &Provider{dir: dir, executable: opts.Executable, live: map[sandbox.ID]*Instance{}}
+	p := &Provider{screen: opts.Screen, dir: dir, executable: opts.Executable, live: map[sandbox.ID]*Instance{}}
 	if opts.Workdir != "" {
 		if p.workdir, err = filepath.EvalSymlinks(opts.Workdir); err != nil {
 			return nil, err

@@ -159,7 +159,11 @@ func (in *Instance) defaults(spec *sandbox.Spec) guest.Defaults {
 		"TMPDIR":  filepath.Join(in.dir, tempDir),
 		markerEnv: string(in.id),
 	}
-	for _, name := range []string{"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ"} {
+	names := []string{"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ"}
+	if in.provider.screen {
+		names = append(names, "DISPLAY", "XAUTHORITY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR")
+	}
+	for _, name := range names {
 		if v := os.Getenv(name); v != "" {
 			env[name] = v
 		}

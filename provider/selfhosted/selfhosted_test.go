@@ -85,7 +85,7 @@ func TestConformanceMemory(t *testing.T) {
 	run(t, append(gaps, "pause/deadline", "signal/trap", "signal/ignored"), drivertest.Harness{
 		New:  func(context.Context) (driver.Provider, error) { return selfhosted.New(w.options(state, id, false)) },
 		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-		Echo: []string{"echod"},
+		Echo: []string{"echod"}, Parallel: true,
 	})
 }
 
@@ -98,8 +98,9 @@ func TestConformance(t *testing.T) {
 	w.await(t, id, "online")
 	state := t.TempDir()
 	run(t, gaps, drivertest.Harness{
-		New:  func(context.Context) (driver.Provider, error) { return selfhosted.New(w.options(state, id, false)) },
-		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
+		New:      func(context.Context) (driver.Provider, error) { return selfhosted.New(w.options(state, id, false)) },
+		Spec:     func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
+		Parallel: true,
 		Dir: func(in driver.Instance) string {
 			out, _ := output(in, "pwd")
 			return strings.TrimSpace(out)
@@ -115,6 +116,18 @@ func output(in driver.Instance, script string) (string, error) {
 	defer p.Close()
 	out, err := io.ReadAll(p.Stdout())
 	return string(out), err
+}
+
+// A machine that offers sandboxes has no screen to share.
+func TestScreensOfSandboxes(t *testing.T) {
+	w, dir := newWorld(t), dir(t, "memory")
+	w.invite(t, "acme", dir, sandbox.ModeSandboxes, "")
+	if _, err := agent.SetScreen(dir, &agent.Consent{Text: "yes"}); sandbox.CodeOf(err) != sandbox.CodeConflict {
+		t.Errorf("sharing the screen: %v, want %s", err, sandbox.CodeConflict)
+	}
+	if e, err := agent.Load(dir); err != nil || e.Screen != nil {
+		t.Errorf("afterwards the enrolment is %+v, %v", e, err)
+	}
 }
 
 // The connection of the machine is cut again and again during a command and an

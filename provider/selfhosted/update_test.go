@@ -217,7 +217,7 @@ func offerOf(version string, program []byte) update.Offer {
 	return update.Offer{Version: version, OS: runtime.GOOS, Arch: runtime.GOARCH, Size: int64(len(program)), SHA256: hex.EncodeToString(sum[:])}
 }
 
-// Whoever took over the daemon, with its key, runs no program on a machine whose
+// A daemon that was taken over, with its key, runs no program on a machine whose
 // owner did not turn updates on. Without the key, or with an old or damaged
 // program, it runs none on the others.
 func TestRB115HostileUpdates(t *testing.T) {

@@ -21,6 +21,8 @@ import (
 type Link interface {
 	// Liveness returns whether a machine answers, and when it was heard of last.
 	Liveness(m *store.Machine) (liveness string, seen time.Time)
+	// Screen reports whether the owner of a machine shares its own screen.
+	Screen(id string) bool
 	// Revoked closes the connection of a machine that was revoked.
 	Revoked(id string)
 }
@@ -122,9 +124,9 @@ func (s *Service) State(ctx context.Context, tenant, provider string) (*catalog.
 	if err != nil {
 		return nil, err
 	}
-	// A screen is one of a sandbox. The machine's own is not offered.
+	// Sandboxes have screens of their own.
 	own := m.Mode == sandbox.ModeWholeMachine
-	state := &catalog.Machine{Liveness: catalog.MachineOffline, Display: !own, Consented: !own}
+	state := &catalog.Machine{Liveness: catalog.MachineOffline, Own: own, Display: true, Consented: !own || s.link.Screen(m.ID)}
 	if m.State == sandbox.MachineActive {
 		liveness, _ := s.link.Liveness(&m)
 		state.Liveness = catalog.Liveness(liveness)

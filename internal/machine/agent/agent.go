@@ -32,6 +32,9 @@ type Local interface {
 	// Credentials returns such a key, which allows what the owner offers, and the
 	// name of its provider.
 	Credentials() (key, provider string)
+	// Share says whether commands that start from now on may use the machine's own
+	// screen.
+	Share(screen bool)
 	// Halt stops all commands in its sandboxes, and Continue ends that.
 	Halt(ctx context.Context) error
 	Continue(ctx context.Context) error
@@ -234,6 +237,7 @@ func (l *link) publish(what string, v any) {
 func (l *link) greeting() machine.Greeting {
 	g := machine.Greeting{Started: l.started, Version: l.a.cfg.Version, Mode: l.a.enrolled.Mode, OS: runtime.GOOS, Arch: runtime.GOARCH}
 	g.Updates, _ = l.a.wanted()
+	g.Screen = l.a.shares()
 	g.Key, g.Provider = l.a.local.Credentials()
 	return g
 }

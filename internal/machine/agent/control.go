@@ -23,6 +23,7 @@ type Status struct {
 	Directory string  `json:"directory,omitempty"`
 	Consent   Consent `json:"consent"`
 	Updates   bool    `json:"updates"`
+	Screen    bool    `json:"screen"`
 	Version   string  `json:"version,omitempty"` // of the program that serves
 	Trial     bool    `json:"trial,omitempty"`   // another process serves after it
 	Paused    bool    `json:"paused"`
@@ -40,6 +41,8 @@ const (
 
 	orderNoUpdates = "no_updates"
 	orderUpdates   = "updates: " // and what the owner agrees to
+	orderNoScreen  = "no_screen"
+	orderScreen    = "screen: " // likewise
 )
 
 type reply struct {
@@ -109,7 +112,12 @@ func (a *Agent) obey(order string) error {
 	if text, ok := strings.CutPrefix(order, orderUpdates); ok {
 		return a.setUpdates(&Consent{text, time.Now().UTC()})
 	}
+	if text, ok := strings.CutPrefix(order, orderScreen); ok {
+		return a.setScreen(ctx, &Consent{text, time.Now().UTC()})
+	}
 	switch order {
+	case orderNoScreen:
+		return a.setScreen(ctx, nil)
 	case orderNoUpdates:
 		return a.setUpdates(nil)
 	case orderPause:
@@ -147,6 +155,31 @@ func (a *Agent) setUpdates(agreed *Consent) error {
 	return a.enrolled.save(a.cfg.Dir)
 }
 
+// setScreen stores whether the screen is shared. Commands that run end, because
+// they have what they started with.
+func (a *Agent) setScreen(ctx context.Context, agreed *Consent) error {
+	a.mu.Lock()
+	a.enrolled.Screen = agreed
+	paused, err := a.enrolled.Paused, a.enrolled.save(a.cfg.Dir)
+	a.mu.Unlock()
+	a.local.Share(agreed != nil)
+	if err != nil || paused {
+		return err
+	}
+	a.disconnect()
+	if err := errors.Join(a.local.Halt(ctx), a.local.Continue(ctx)); err != nil {
+		return err
+	}
+	return a.connect()
+}
+
+// shares reports whether the owner shares the screen.
+func (a *Agent) shares() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.enrolled.Screen != nil
+}
+
 func (a *Agent) status() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -161,7 +194,7 @@ func (a *Agent) status() Status {
 func statusOf(e *Enrolled) Status {
 	return Status{
 		Machine: e.Machine, Name: e.Name, Tenant: e.Tenant, URL: e.URL, Mode: e.Mode, Directory: e.Directory, Consent: e.Consent, Paused: e.Paused,
-		Updates: e.Updates != nil,
+		Updates: e.Updates != nil, Screen: e.Screen != nil,
 	}
 }
 
@@ -242,5 +275,28 @@ func Leave(ctx context.Context, cfg Config) (Status, error) {
 			return err
 		}
 		return errors.Join(l.Clear(ctx), l.Close(), forget(cfg.Dir))
+	})
+}
+
+// SetScreen sets what the owner agrees to, so that callers see and use the
+// screen of a whole machine. Nil: they do not. What runs there ends.
+func SetScreen(dir string, agreed *Consent) (Status, error) {
+	e, err := Load(dir)
+	if err == nil && agreed != nil && e.Mode != sandbox.ModeWholeMachine {
+		err = &sandbox.Error{
+			Code: sandbox.CodeConflict, Op: "machine.screen", Subject: dir, Message: "the machine offers sandboxes, which have screens of their own",
+			Hint: "to offer the machine itself: atoll machine leave, and atoll machine join --whole-machine DIR URL",
+		}
+	}
+	if err != nil {
+		return Status{}, err
+	}
+	what := orderNoScreen
+	if agreed != nil {
+		what = orderScreen + agreed.Text
+	}
+	return change(dir, what, func(e *Enrolled) error {
+		e.Screen = agreed
+		return e.save(dir)
 	})
 }

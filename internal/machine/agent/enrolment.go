@@ -38,7 +38,10 @@ type Enrolled struct {
 	// Updates is what the owner agreed to, so that the daemon's newer programs serve
 	// the machine. Nil: they do not.
 	Updates *Consent `json:"updates,omitempty"`
-	Paused  bool     `json:"paused,omitempty"`
+	// Screen is what the owner agreed to, so that callers see and use the machine's
+	// own screen. Nil: they do not.
+	Screen *Consent `json:"screen,omitempty"`
+	Paused bool     `json:"paused,omitempty"`
 }
 
 // Consent is what the owner of a machine agreed to.

@@ -9,8 +9,10 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	mathrand "math/rand/v2"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -210,6 +212,29 @@ func (h *Hub) dismiss(s machine.Subjects, why machine.Farewell) {
 	if err == nil {
 		_ = h.conn.Publish(s.Down()+machine.End, text)
 	}
+}
+
+// Stats counts the machines that were heard, by liveness, and the streams to
+// them.
+func (h *Hub) Stats() (byLiveness map[string]int, streams int) {
+	h.mu.Lock()
+	ids := slices.Collect(maps.Keys(h.peers))
+	h.mu.Unlock()
+	byLiveness = map[string]int{string(catalog.MachineOnline): 0, string(catalog.MachineReconnecting): 0, string(catalog.MachineOffline): 0}
+	for _, id := range ids {
+		l, _ := h.liveness(id, true)
+		byLiveness[string(l)]++
+	}
+	return byLiveness, h.mux.Len()
+}
+
+// Screen reports whether the owner of a machine shares its own screen, by its
+// last message.
+func (h *Hub) Screen(id string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p := h.peers[id]
+	return p != nil && p.greeting.Screen
 }
 
 // Liveness returns whether a machine answers, and when it was heard of last.

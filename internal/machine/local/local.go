@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
@@ -35,6 +36,7 @@ type Daemon struct {
 	opts    Options
 	entry   registry.Entry
 	whole   bool
+	screen  atomic.Bool // commands of a whole machine may use its screen
 	epochs  *epochs
 	running *running // nil: the commands of a whole machine are stopped
 }
@@ -67,9 +69,10 @@ func Start(ctx context.Context, e agent.Enrolled, o Options) (*Daemon, error) {
 	if d.epochs, err = openEpochs(filepath.Join(o.Dir, "epochs.json")); err != nil {
 		return nil, err
 	}
+	d.Share(e.Screen != nil)
 	if d.whole {
 		d.entry = registry.Entry{Name: host.Name, Open: func(h registry.Host) (driver.Provider, error) {
-			return host.New(host.Options{Dir: h.Dir, Workdir: e.Directory})
+			return host.New(host.Options{Dir: h.Dir, Workdir: e.Directory, Screen: d.screen.Load()})
 		}}
 	}
 	return d, d.start(ctx)
@@ -153,6 +156,9 @@ func (d *Daemon) each(ctx context.Context, act func(s *atoll.Sandbox) error) (fa
 	}
 	return failed
 }
+
+// Share implements agent.Local.
+func (d *Daemon) Share(screen bool) { d.screen.Store(screen) }
 
 // Halt implements agent.Local. The commands of a whole machine end; sandboxes
 // are paused, so that nothing in them runs.
