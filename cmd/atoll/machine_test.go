@@ -751,14 +751,14 @@ func TestWholeMachine(t *testing.T) {
 			_, err := box.UseComputer(t.Context(), look)
 			denied := sandbox.CodeOf(err) == sandbox.CodeDenied && strings.Contains(err.Error(), string(sandbox.ConsentRequired))
 			if denied == shared || sandbox.CodeOf(err) == sandbox.CodeUnavailable {
-				return fmt.Errorf("a screenshot says %v", err)
+				return fmt.Errorf("a screenshot says %w", err)
 			}
 			want := ","
 			if shared {
 				want = ":77.0,/nowhere"
 			}
 			if got, err := display(); got != want || err != nil {
-				return fmt.Errorf("commands see the screen %q, %v, want %q", got, err, want)
+				return fmt.Errorf("commands see the screen %q, %w, want %q", got, err, want)
 			}
 			return nil
 		})
