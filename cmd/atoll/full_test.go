@@ -9,9 +9,12 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -233,4 +236,119 @@ func (s *soaker) fetch(t *testing.T, path string) (status int, text string) {
 		t.Fatal(err)
 	}
 	return resp.StatusCode, string(page)
+}
+
+// brokenDisk mounts a file system, and returns what makes an error of its disk
+// known to the host, after which it is read-only.
+func brokenDisk(t *testing.T) (dir string, fail func()) {
+	t.Helper()
+	need.Root(t, "it mounts a file system")
+	need.Program(t, "mkfs.ext4")
+	dir = filepath.Join(t.TempDir(), "disk")
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	run := func(program string, args ...string) string {
+		t.Helper()
+		out, err := exec.Command(program, args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v: %s", program, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	file := filepath.Join(t.TempDir(), "image")
+	run("truncate", "--size=1G", file)
+	run("mkfs.ext4", "-q", "-F", "-e", "remount-ro", file)
+	if out, err := exec.Command("mount", "-o", "loop", file, dir).CombinedOutput(); err != nil {
+		need.Thing(t, "a loop device", string(out))
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil { // copies of the mount may be in namespaces of other tests
+			t.Error(err)
+		}
+	})
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	device := filepath.Base(run("findmnt", "--noheadings", "--output", "SOURCE", dir))
+	return dir, func() {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join("/sys/fs/ext4", device, "trigger_fs_error"), []byte("1"), 0o200); err != nil {
+			need.Thing(t, "ext4 errors on request", err.Error())
+		}
+	}
+}
+
+// A file system that turns read-only makes the daemon refuse what it cannot
+// record, say why, and start no more, and nothing is half done.
+func TestDiskTurnsReadOnly(t *testing.T) {
+	disk, fail := brokenDisk(t)
+	s := &soaker{
+		bin: built.atoll, state: filepath.Join(disk, "state"), alive: map[string]sandbox.ID{}, dead: map[string]sandbox.ID{},
+		files: map[sandbox.ID]string{}, snaps: map[string]string{},
+	}
+	s.env = append(os.Environ(), "ATOLL_STATE_DIR="+s.state, "ATOLL_KERNEL="+s.bin)
+	client, err := atoll.New(atoll.Options{Host: "unix://" + filepath.Join(s.state, atoll.SocketName)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.client = client
+	defer client.Close()
+	s.start(t)
+	ended := false
+	defer func() {
+		if !ended {
+			s.kill()
+		}
+	}()
+	b := s.box(t, "runs")
+	watching := &soak{soaker: s}
+	kernel, gofer := watching.processes(b.ID())
+	defer func() { // its state cannot be changed any more, so nothing else ends it
+		for _, pid := range []int{kernel, gofer} {
+			if pid > 1 {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+	}()
+	s.wantReady(t, http.StatusOK)
+	fail()
+	for what, try := range map[string]func() error{
+		"create": func() error {
+			_, err := s.client.Create(t.Context(), sandbox.Spec{Name: "new"})
+			return err
+		},
+		"exec": func() error {
+			_, err := b.Run(t.Context(), sandbox.Command{Shell: "true"})
+			return err
+		},
+		"remove": func() error { return b.Destroy(t.Context()) },
+	} {
+		if err := try(); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+			t.Errorf("%s: %v, want %s", what, err, sandbox.CodeUnavailable)
+		}
+	}
+	var names []string
+	for info, err := range s.client.List(t.Context(), atoll.ListOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, info.Name)
+	}
+	if !slices.Equal(names, []string{"runs"}) {
+		t.Errorf("the list is %q, want the sandbox that was there", names)
+	}
+	s.wantReady(t, http.StatusServiceUnavailable)
+	doctor := exec.Command(s.bin, "doctor")
+	doctor.Env = s.env
+	if out, err := doctor.CombinedOutput(); err == nil || !strings.Contains(string(out), "the file system is read-only where the state is kept") {
+		t.Errorf("doctor: %v, %s", err, out)
+	}
+	s.kill()
+	ended = true
+	again := exec.Command(s.bin, "up")
+	again.Env = s.env
+	if out, err := again.CombinedOutput(); err == nil || !strings.Contains(string(out), "read-only file system") {
+		t.Errorf("a daemon that starts there says %v, %s", err, out)
+	}
 }

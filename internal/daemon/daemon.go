@@ -494,6 +494,12 @@ func (d *Daemon) ready(p driver.Provider) func(context.Context) error {
 		if err := d.store.Ping(ctx); err != nil {
 			return err
 		}
+		if readOnly(d.node.Dir()) {
+			return &sandbox.Error{
+				Code: sandbox.CodeUnavailable, Op: "daemon.ready", Message: "no sandbox can be created, because the file system of the state has become read-only",
+				Hint: readOnlyFix,
+			}
+		}
 		if d.diskFull() {
 			return &sandbox.Error{
 				Code: sandbox.CodeUnavailable, Op: "daemon.ready", Message: "no sandbox can be created, because the disk of the machine is full",
@@ -541,6 +547,19 @@ func (d *Daemon) diskFull() bool {
 	err := unix.Statfs(d.node.Dir(), &fs)
 	return d.store.Full() || err == nil && int64(fs.Bavail)*fs.Bsize < minSpace
 }
+
+// readOnly reports whether a directory's file system cannot be written to. Linux
+// makes one read-only after an error of its disk, and the flags of the mount need
+// not say so.
+func readOnly(dir string) bool {
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return errors.Is(err, unix.EROFS)
+}
+
+const readOnlyFix = "see dmesg for the cause, repair the file system, mount it again, and start the daemon again"
 
 // Memory returns the in-memory listener.
 func (d *Daemon) Memory() *server.Memory { return d.memory }

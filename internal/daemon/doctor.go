@@ -292,6 +292,8 @@ func (doc *doctor) disks(context.Context) (out []driver.Finding) {
 		what := fmt.Sprintf("%s free where the %s is kept", units.BytesSize(float64(free)), cmp.Or(name, "state"))
 		const fix = "remove what is not needed: atoll image prune, atoll snapshot prune, atoll template prune, atoll audit prune"
 		switch {
+		case readOnly(path):
+			out = append(out, unwell(driver.Blocker, "disk", "the file system is read-only where the "+cmp.Or(name, "state")+" is kept", readOnlyFix)...)
 		case free < noSpace:
 			out = append(out, unwell(driver.Blocker, "disk", what, fix)...)
 		case free < lowSpace:

@@ -27,6 +27,7 @@ var Packages = map[string]string{
 	"ip":         "iproute2",
 	"java":       "default-jdk-headless",
 	"make":       "make",
+	"mkfs.ext4":  "e2fsprogs",
 	"node":       "nodejs",
 	"nsenter":    "util-linux",
 	"npm":        "npm",
