@@ -212,16 +212,46 @@ func (e *Events) HangUp() {
 	e.gone = true
 }
 
-// Forward answers with what a port of a sandbox answers.
+// Forward answers with what a port of a sandbox answers. A request to connect gets
+// a connection to the port.
 func Forward(w http.ResponseWriter, r *http.Request, in driver.Instance, port uint16) error {
 	dialer, ok := driver.As[driver.Dialer](in)
 	if !ok {
 		return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "the sandboxes of the fake have no ports"}
+	}
+	if r.Method == http.MethodConnect {
+		inner, err := dialer.Dial(r.Context(), port)
+		if err != nil {
+			return Fail(http.StatusBadGateway, "%v", err)
+		}
+		return relay(w, inner)
 	}
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return dialer.Dial(ctx, port) }
 	proxy := &httputil.ReverseProxy{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}, Rewrite: func(r *httputil.ProxyRequest) {
 		r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "sandbox", r.In.Host
 	}}
 	proxy.ServeHTTP(w, r)
+	return nil
+}
+
+// relay connects the client of a request with a connection until both have ended.
+func relay(w http.ResponseWriter, inner net.Conn) error {
+	defer inner.Close()
+	outer, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return err
+	}
+	defer outer.Close()
+	_, _ = io.WriteString(outer, "HTTP/1.1 200 OK\r\n\r\n") // the client may have gone
+	var both sync.WaitGroup
+	pass := func(to, from net.Conn) {
+		_, _ = io.Copy(to, from)
+		if half, ok := to.(interface{ CloseWrite() error }); ok {
+			_ = half.CloseWrite()
+		}
+	}
+	both.Go(func() { pass(inner, outer) })
+	both.Go(func() { pass(outer, inner) })
+	both.Wait()
 	return nil
 }
