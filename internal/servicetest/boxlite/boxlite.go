@@ -8,19 +8,19 @@
 package boxlite
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"path"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -49,16 +49,17 @@ type Server struct {
 	*servicetest.Face
 	dir string // for volumes
 
-	mu        sync.Mutex
-	asked     map[string]asked // by idempotency key
-	volumes   map[string]*volume
-	connected int // connections through tunnels
+	connected atomic.Int64 // through tunnels
+
+	mu      sync.Mutex
+	asked   map[string]asked // by idempotency key
+	volumes map[string]*volume
 }
 
 // asked is what was made for an idempotency key.
 type asked struct {
-	body string
-	box  *servicetest.CloudBox
+	Creation
+	box *servicetest.CloudBox
 }
 
 // box is what the server has of a box beside its machine. The server's mutex
@@ -125,7 +126,7 @@ func New(backing driver.Provider, dir string) *Server {
 	s.snapshotRoutes()
 	s.execRoutes()
 	s.ofBox("PUT", "/files", s.upload)
-	s.HandleFunc("GET /v1/{tenant}/boxes/{box}/files", s.download)
+	s.ofBoxRaw("GET", "/files", s.download)
 	s.ofBox("PUT", "/network/{way}", s.setFlow)
 	s.ofBox("POST", "/network/tunnel", s.tunnel)
 	s.ofBox("DELETE", "/network/tunnel", s.untunnel)
@@ -133,11 +134,19 @@ func New(backing driver.Provider, dir string) *Server {
 	return s
 }
 
-// route sets a route below the path of a tenant, which must be that of the key.
+// ofTenant checks that the path of a request is that of the key's tenant.
+func ofTenant(r *http.Request, owner string) error {
+	if r.PathValue("tenant") != owner {
+		return servicetest.Fail(http.StatusForbidden, "not a path of this credential")
+	}
+	return nil
+}
+
+// route sets a route below the path of a tenant.
 func (s *Server) route(method, below string, call func(r *http.Request, owner string) (any, error)) {
 	s.Handle(method+" /v1/{tenant}"+below, func(r *http.Request, owner string) (any, error) {
-		if r.PathValue("tenant") != owner {
-			return nil, servicetest.Fail(http.StatusForbidden, "not a path of this credential")
+		if err := ofTenant(r, owner); err != nil {
+			return nil, err
 		}
 		return call(r, owner)
 	})
@@ -145,12 +154,26 @@ func (s *Server) route(method, below string, call func(r *http.Request, owner st
 
 // ofBox sets a route about one box.
 func (s *Server) ofBox(method, below string, call func(r *http.Request, b *servicetest.CloudBox) (any, error)) {
-	s.route(method, "/boxes/{box}"+below, func(r *http.Request, owner string) (any, error) {
+	s.ofBoxRaw(method, below, func(w http.ResponseWriter, r *http.Request, b *servicetest.CloudBox) error {
+		body, err := call(r, b)
+		if err == nil {
+			servicetest.Answer(w, http.StatusOK, body)
+		}
+		return err
+	})
+}
+
+// ofBoxRaw sets a route about one box whose call writes the answer.
+func (s *Server) ofBoxRaw(method, below string, call func(w http.ResponseWriter, r *http.Request, b *servicetest.CloudBox) error) {
+	s.HandleRaw(method+" /v1/{tenant}/boxes/{box}"+below, func(w http.ResponseWriter, r *http.Request, owner string) error {
+		if err := ofTenant(r, owner); err != nil {
+			return err
+		}
 		b, err := s.find(r, owner)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		return call(r, b)
+		return call(w, r, b)
 	})
 }
 
@@ -171,17 +194,6 @@ func notFound(what, id string) error {
 
 func invalid(format string, args ...any) error {
 	return servicetest.Fail(http.StatusBadRequest, format, args...)
-}
-
-// read decodes the body of a request. The server takes no fields that it does not
-// know.
-func read(r *http.Request, into any) error {
-	dec := json.NewDecoder(r.Body)
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(into); err != nil && !errors.Is(err, io.EOF) {
-		return invalid("invalid body: %v", err)
-	}
-	return nil
 }
 
 // Creation is the request for a box.
@@ -272,13 +284,8 @@ func (c *Creation) normal() Network {
 // create makes a box without starting it. The same idempotency key returns the
 // same box.
 func (s *Server) create(r *http.Request, owner string) (any, error) {
-	text, err := io.ReadAll(r.Body)
-	if err != nil {
-		return nil, invalid("%v", err)
-	}
-	r.Body = io.NopCloser(bytes.NewReader(text))
 	var c Creation
-	if err := read(r, &c); err != nil {
+	if err := servicetest.ReadStrictly(r, &c); err != nil {
 		return nil, err
 	}
 	if err := c.check(); err != nil {
@@ -290,7 +297,7 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 	s.mu.Unlock()
 	switch {
 	case !again || key == "":
-	case was.body != string(text):
+	case !reflect.DeepEqual(was.Creation, c):
 		return nil, servicetest.FailAs(http.StatusUnprocessableEntity, "invalid_argument", "the key was used for another request")
 	case s.Show(was.box).Status != deleted:
 		return s.shown(was.box), nil
@@ -306,6 +313,7 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 		}
 		mounts = append(mounts, sandbox.Mount{Source: v.dir, Target: m.Path})
 	}
+	wanted := c
 	c.Image, c.CPUs, c.Memory = cmp.Or(c.Image, images[1]), cmp.Or(c.CPUs, 1), cmp.Or(c.Memory, 1024)
 	b, err := s.add(owner, c, mounts, nil)
 	if err != nil {
@@ -313,7 +321,7 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.asked[key] = asked{string(text), b}
+	s.asked[key] = asked{wanted, b}
 	return s.shown(b), nil
 }
 
@@ -335,8 +343,9 @@ func (s *Server) add(owner string, c Creation, mounts []sandbox.Mount, from *ser
 const defaultAutoStop = 900
 
 // shown is a box as the server shows it.
-func (s *Server) shown(b *servicetest.CloudBox) map[string]any {
-	now := s.Show(b)
+func (s *Server) shown(b *servicetest.CloudBox) map[string]any { return shown(s.Show(b)) }
+
+func shown(now servicetest.Box) map[string]any {
 	c, pid := now.Request.(*box), any(nil)
 	switch now.Status {
 	case running:
@@ -384,22 +393,13 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 	if err != nil || size < 1 || size > 1000 {
 		return nil, invalid("pageSize must be between 1 and 1000")
 	}
-	all := s.List(owner, nil)
-	slices.SortFunc(all, func(a, b servicetest.Box) int { return strings.Compare(a.ID, b.ID) })
-	page, items := map[string]any{"next_page_token": nil}, []any{}
-	for _, now := range all {
-		b, err := s.Find(owner, now.ID)
-		if err != nil || now.ID <= q.Get("pageToken") || q.Get("status") != "" && q.Get("status") != now.Status {
-			continue
-		}
-		if len(items) == size {
-			page["next_page_token"] = items[size-1].(map[string]any)["box_id"]
-			break
-		}
-		items = append(items, s.shown(b))
+	all := slices.DeleteFunc(s.List(owner, nil), func(b servicetest.Box) bool { return q.Get("status") != "" && q.Get("status") != b.Status })
+	page, next := servicetest.After(all, q.Get("pageToken"), size)
+	items := []any{}
+	for _, now := range page {
+		items = append(items, shown(now))
 	}
-	page["boxes"] = items
-	return page, nil
+	return map[string]any{"boxes": items, "next_page_token": next}, nil
 }
 
 // start starts a box, unless it runs. Requests wait for each other.
@@ -459,7 +459,7 @@ func (s *Server) snapshotRoutes() {
 	}
 	s.ofBox("POST", "/snapshots", func(r *http.Request, b *servicetest.CloudBox) (any, error) {
 		in := body
-		if err := read(r, &in); err != nil {
+		if err := servicetest.ReadStrictly(r, &in); err != nil {
 			return nil, err
 		}
 		if in.Name == nil || !nameForm.MatchString(*in.Name) {
@@ -498,7 +498,7 @@ func (s *Server) snapshotRoutes() {
 	of("POST", "/restore", func(b *servicetest.CloudBox, kept *servicetest.Snapshot) (any, error) { return nil, s.Revert(b, kept) })
 	s.ofBox("POST", "/clone", func(r *http.Request, b *servicetest.CloudBox) (any, error) {
 		in, now := body, s.Show(b)
-		if err := read(r, &in); err != nil {
+		if err := servicetest.ReadStrictly(r, &in); err != nil {
 			return nil, err
 		}
 		c := s.of(b).Creation

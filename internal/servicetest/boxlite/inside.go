@@ -1,15 +1,13 @@
 package boxlite
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httputil"
 	"os"
 	"path"
 	"path/filepath"
@@ -17,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/coder/websocket"
@@ -39,11 +38,9 @@ type execution struct {
 	started time.Time
 	frames  chan []byte // output, each with its channel; closed at the end
 	exited  chan struct{}
-
-	mu       sync.Mutex
-	attached bool
-	exit     sandbox.Exit
-	killed   bool
+	exit    sandbox.Exit // once exited is closed
+	killed  atomic.Bool
+	client  sync.Mutex // held by the one that is attached
 }
 
 // signals are those that may be sent.
@@ -63,12 +60,12 @@ func (s *Server) execRoutes() {
 	}))
 	s.ofBox("POST", one+"/resize", s.withExecution(func(r *http.Request, e *execution) (any, error) {
 		var size sandbox.WindowSize
-		if err := read(r, &size); err != nil {
+		if err := servicetest.ReadStrictly(r, &size); err != nil {
 			return nil, err
 		}
 		return nil, e.p.Resize(r.Context(), size)
 	}))
-	s.HandleFunc("GET /v1/{tenant}/boxes/{box}"+one+"/attach", s.attach)
+	s.ofBoxRaw("GET", one+"/attach", s.attach)
 }
 
 // exec starts a command, and the box if it is stopped. The environment of the
@@ -83,7 +80,7 @@ func (s *Server) exec(r *http.Request, b *servicetest.CloudBox) (any, error) {
 		User    string            `json:"user"`
 		TTY     bool              `json:"tty"`
 	}
-	if err := read(r, &c); err != nil {
+	if err := servicetest.ReadStrictly(r, &c); err != nil {
 		return nil, err
 	}
 	if c.Command == "" {
@@ -131,14 +128,11 @@ func (e *execution) run() {
 	var readers sync.WaitGroup
 	readers.Go(func() { servicetest.Pump(e.p.Stdout(), put(1)) })
 	readers.Go(func() { servicetest.Pump(e.p.Stderr(), put(2)) })
-	exit, err := e.p.Wait(e.awake)
-	if err != nil {
+	var err error
+	if e.exit, err = e.p.Wait(e.awake); err != nil {
 		_ = e.p.Close()
 	}
 	readers.Wait()
-	e.mu.Lock()
-	e.exit = exit
-	e.mu.Unlock()
 	close(e.exited)
 	if err == nil {
 		close(e.frames)
@@ -165,11 +159,9 @@ func (e *execution) shown() any {
 	default:
 		return info
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	info["status"], info["exit_code"] = "completed", e.exit.Code
 	switch {
-	case e.killed:
+	case e.killed.Load():
 		info["status"] = "killed"
 	case e.exit.Reason == sandbox.ReasonTimeout:
 		info["status"] = "timed_out"
@@ -180,20 +172,11 @@ func (e *execution) shown() any {
 // kill ends a command and its process group, but not processes that have left
 // the group.
 func (s *Server) kill(r *http.Request, e *execution) (any, error) {
-	e.mu.Lock()
-	e.killed = true
-	e.mu.Unlock()
+	e.killed.Store(true)
 	select {
 	case <-e.exited:
 	default:
-		in, err := s.machine(e.box)
-		if err != nil {
-			return nil, err
-		}
-		pid := strconv.Itoa(e.p.Info().PID)
-		if _, err := servicetest.Run(r.Context(), in, sandbox.Command{Shell: "kill -KILL -" + pid + " || kill -KILL " + pid}, 1<<10); err != nil {
-			return nil, err
-		}
+		_ = e.p.Signal(r.Context(), int(unix.SIGKILL)) // it may have ended
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,31 +192,16 @@ func (e *execution) send(ctx context.Context, sig int) error {
 }
 
 // attach connects a client with a command: one at a time.
-func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
-	owner, err := s.Owner(r)
-	var b *servicetest.CloudBox
-	if err == nil {
-		b, err = s.find(r, owner)
-	}
-	if err == nil {
-		_, err = s.withExecution(func(r *http.Request, e *execution) (any, error) {
-			e.mu.Lock()
-			taken := e.attached
-			e.attached = true
-			e.mu.Unlock()
-			if taken {
-				return nil, servicetest.Fail(http.StatusConflict, "another client is attached")
-			}
-			s.serve(w, r, e)
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			e.attached = false
-			return nil, nil
-		})(r, b)
-	}
-	if err != nil {
-		s.Refuse(w, r, err)
-	}
+func (s *Server) attach(w http.ResponseWriter, r *http.Request, b *servicetest.CloudBox) error {
+	_, err := s.withExecution(func(r *http.Request, e *execution) (any, error) {
+		if !e.client.TryLock() {
+			return nil, servicetest.Fail(http.StatusConflict, "another client is attached")
+		}
+		defer e.client.Unlock()
+		s.serve(w, r, e)
+		return nil, nil
+	})(r, b)
+	return err
 }
 
 // serve hands output to a client until the command ends or the client leaves.
@@ -252,10 +220,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, e *execution) {
 		select {
 		case frame, more := <-e.frames:
 			if !more {
-				e.mu.Lock()
-				code := e.exit.Code
-				e.mu.Unlock()
-				_ = text(ctx, ws, map[string]any{"type": "exit", "exit_code": code})
+				_ = text(ctx, ws, map[string]any{"type": "exit", "exit_code": e.exit.Code})
 				_ = ws.Close(websocket.StatusNormalClosure, "")
 				return
 			}
@@ -325,88 +290,60 @@ func (s *Server) outOfReach(b *servicetest.CloudBox, name string) bool {
 	return slices.ContainsFunc(mounts, func(m string) bool { return name == m || strings.HasPrefix(name, m+"/") })
 }
 
-// upload unpacks an archive in a box.
-func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
-	q := r.URL.Query()
-	to := path.Clean(q.Get("path"))
-	switch {
-	case !path.IsAbs(to):
-		return nil, invalid("path must be absolute")
-	case s.outOfReach(b, to):
-		return nil, invalid("path is at or under a mount")
-	case r.Header.Get("Content-Type") != "application/x-tar":
-		return nil, invalid("an archive is expected")
+// files returns how to pack and unpack files of a box that runs, and the path in a
+// request.
+func (s *Server) files(r *http.Request, b *servicetest.CloudBox) (string, driver.Instance, driver.Archiver, error) {
+	name := path.Clean(r.URL.Query().Get("path"))
+	if !path.IsAbs(name) || s.outOfReach(b, name) {
+		return "", nil, nil, invalid("path is at or under a mount, or not absolute")
 	}
 	in, err := s.machine(b)
 	if err != nil {
-		return nil, err
+		return "", nil, nil, err
 	}
-	script := `mkdir -p "$1" && tar -xf - -C "$1"`
-	if q.Get("overwrite") == "false" {
-		script += " -k"
+	a, ok := driver.As[driver.Archiver](in)
+	if !ok {
+		err = errors.New("the fake has no archives")
 	}
-	if q.Get("source_is_dir") == "false" { // a single file, for that path or below that directory
-		script = `d=$(mktemp -d) && tar -xf - -C "$d" && if [ -d "$1" ]; then cp -a "$d"/. "$1"; else mkdir -p "$(dirname "$1")" && cp -a "$d"/* "$1"; fi; e=$?; rm -r "$d"; exit $e`
+	return name, in, a, err
+}
+
+// upload unpacks an archive in a box: a tree, or a single file for that path or
+// below that directory.
+func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	if r.Header.Get("Content-Type") != "application/x-tar" {
+		return nil, invalid("an archive is expected")
 	}
-	p, err := in.Exec(r.Context(), &sandbox.Command{Args: []string{"/bin/sh", "-c", script, "sh", to}, User: s.of(b).User, Stdin: true})
+	to, in, a, err := s.files(r, b)
 	if err != nil {
 		return nil, err
 	}
-	defer p.Close()
-	var said bytes.Buffer
-	var readers sync.WaitGroup
-	readers.Go(func() { _, _ = io.Copy(io.Discard, p.Stdout()) })
-	readers.Go(func() { _, _ = io.Copy(&said, p.Stderr()) })
-	if _, err := io.Copy(p.Stdin(), r.Body); err != nil {
-		return nil, invalid("the archive is cut off: %v", err)
+	single, into := r.URL.Query().Get("source_is_dir") == "false", to
+	if single {
+		into = "/tmp/upload-" + servicetest.NewID()
 	}
-	_ = p.Stdin().Close()
-	exit, err := p.Wait(r.Context())
-	readers.Wait()
-	if err == nil && exit.Code != 0 {
-		err = invalid("the archive cannot be unpacked: %s", said.String())
+	err = a.Import(r.Context(), into, r.Body, driver.ImportOptions{Owner: s.of(b).User})
+	if err == nil && single {
+		const script = `if [ -d "$2" ]; then cp -a "$1"/. "$2"; else mkdir -p "$(dirname "$2")" && cp -a "$1"/* "$2"; fi; e=$?; rm -r "$1"; exit $e`
+		_, err = servicetest.Run(r.Context(), in, sandbox.Command{Args: []string{"/bin/sh", "-c", script, "sh", into, to}}, 1<<10)
 	}
 	return nil, err
 }
 
 // download packs the files at a path of a box.
-func (s *Server) download(w http.ResponseWriter, r *http.Request) {
-	owner, err := s.Owner(r)
-	var b *servicetest.CloudBox
-	var in driver.Instance
-	if err == nil {
-		b, err = s.find(r, owner)
-	}
-	if err == nil {
-		in, err = s.machine(b)
-	}
-	q := r.URL.Query()
-	from := path.Clean(q.Get("path"))
-	if err == nil && (!path.IsAbs(from) || s.outOfReach(b, from)) {
-		err = invalid("path is at or under a mount, or not absolute")
-	}
-	var out servicetest.Output
-	if err == nil {
-		args := []string{"tar", "-cf", "-", "-C", path.Dir(from), cmp.Or(strings.TrimPrefix(path.Base(from), "/"), ".")}
-		if q.Get("follow_symlinks") == "true" {
-			args = slices.Insert(args, 1, "-h")
-		}
-		if out, err = servicetest.Run(r.Context(), in, sandbox.Command{Args: args}, 64<<20); err == nil && out.Exit.Code != 0 {
-			err = notFound("file", from)
-		}
-	}
+func (s *Server) download(w http.ResponseWriter, r *http.Request, b *servicetest.CloudBox) error {
+	from, _, a, err := s.files(r, b)
 	if err != nil {
-		s.Refuse(w, r, err)
-		return
+		return err
 	}
 	w.Header().Set("Content-Type", "application/x-tar")
-	_, _ = w.Write(out.Stdout)
+	return a.Export(r.Context(), from, w, driver.ExportOptions{})
 }
 
 // setFlow replaces what may pass in a direction.
 func (s *Server) setFlow(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	var f Flow
-	if err := read(r, &f); err != nil {
+	if err := servicetest.ReadStrictly(r, &f); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
@@ -436,13 +373,19 @@ func (s *Server) tunnel(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.of(b)
-	dialer, ok := driver.As[driver.Dialer](in)
-	if !ok || c.normal().Inbound.Mode != "enabled" {
+	if c.normal().Inbound.Mode != "enabled" {
 		return nil, servicetest.Fail(http.StatusConflict, "inbound traffic of the box is disabled")
 	}
 	t := c.tunnels[int(port)]
 	if t == nil {
-		t = httptest.NewServer(s.through(func(ctx context.Context) (net.Conn, error) { return dialer.Dial(ctx, uint16(port)) }))
+		t = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodConnect {
+				s.connected.Add(1)
+			}
+			if err := servicetest.Forward(w, r, in, uint16(port)); err != nil {
+				s.Refuse(w, r, err)
+			}
+		}))
 		c.tunnels[int(port)] = t
 	}
 	return map[string]string{"uri": t.URL}, nil
@@ -461,55 +404,9 @@ func (s *Server) untunnel(r *http.Request, b *servicetest.CloudBox) (any, error)
 	return nil, nil
 }
 
-// Connected returns how many connections went through tunnels, but for HTTP.
-func (s *Server) Connected() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.connected
-}
-
-// through is the proxy of a tunnel.
-func (s *Server) through(dial func(context.Context) (net.Conn, error)) http.HandlerFunc {
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
-	proxy := &httputil.ReverseProxy{Transport: transport, Rewrite: func(r *httputil.ProxyRequest) {
-		r.Out.URL.Scheme, r.Out.URL.Host = "http", "box"
-	}, ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-		http.Error(w, err.Error(), http.StatusBadGateway)
-	}}
-	return func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodConnect {
-			proxy.ServeHTTP(w, r)
-			return
-		}
-		inner, err := dial(r.Context())
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadGateway)
-			return
-		}
-		defer inner.Close()
-		outer, _, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			return
-		}
-		defer outer.Close()
-		if _, err := io.WriteString(outer, "HTTP/1.1 200 OK\r\n\r\n"); err != nil {
-			return
-		}
-		s.mu.Lock()
-		s.connected++
-		s.mu.Unlock()
-		var both sync.WaitGroup
-		pass := func(to, from net.Conn) {
-			_, _ = io.Copy(to, from)
-			if half, ok := to.(interface{ CloseWrite() error }); ok {
-				_ = half.CloseWrite()
-			}
-		}
-		both.Go(func() { pass(inner, outer) })
-		both.Go(func() { pass(outer, inner) })
-		both.Wait()
-	}
-}
+// Connected returns how many connections through tunnels were asked for, but for
+// HTTP.
+func (s *Server) Connected() int { return int(s.connected.Load()) }
 
 // volume finds a volume by its ID or its name.
 func (s *Server) volume(id, owner string) *volume {
@@ -528,7 +425,7 @@ func (s *Server) volumeRoutes() {
 		var in struct {
 			Name string `json:"name"`
 		}
-		if err := read(r, &in); err != nil {
+		if err := servicetest.ReadStrictly(r, &in); err != nil {
 			return nil, err
 		}
 		id := "vol_" + servicetest.NewID()
@@ -552,17 +449,11 @@ func (s *Server) volumeRoutes() {
 		}
 		return map[string]any{"volumes": all}, nil
 	})
-	of := func(method string, call func(*volume) (any, error)) {
-		s.route(method, "/volumes/{volume}", func(r *http.Request, owner string) (any, error) {
-			v := s.volume(r.PathValue("volume"), owner)
-			if v == nil {
-				return nil, notFound("volume", r.PathValue("volume"))
-			}
-			return call(v)
-		})
-	}
-	of("GET", func(v *volume) (any, error) { return v, nil })
-	of("DELETE", func(v *volume) (any, error) {
+	s.route("DELETE", "/volumes/{volume}", func(r *http.Request, owner string) (any, error) {
+		v := s.volume(r.PathValue("volume"), owner)
+		if v == nil {
+			return nil, notFound("volume", r.PathValue("volume"))
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.volumes, v.ID)
