@@ -311,7 +311,8 @@ func hostedHeadless() []sandbox.Descriptor {
 
 	microsandbox := hosted("microsandbox", "the cloud of microsandbox", sandbox.TierHeadless)
 	pty(&microsandbox)
-	microsandbox.RunAs, microsandbox.Persistable, microsandbox.Egress, microsandbox.Verified = true, false, sandbox.EgressHost, sandbox.VerifiedFake
+	microsandbox.RunAs, microsandbox.Egress, microsandbox.Verified = true, sandbox.EgressHost, sandbox.VerifiedFake
+	microsandbox.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
 	microsandbox.Ports, microsandbox.Find = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}, sandbox.FindByName
 	microsandbox.Units = []sandbox.Unit{{Of: "maximum duration", Unit: "seconds"}}
 	microsandbox.Credentials = []sandbox.Credential{

@@ -52,8 +52,10 @@ type box struct {
 	Created   time.Time `json:"created_at"`
 	// Spec is what was asked for, as far as the service shows it.
 	Spec *struct {
-		Network   *network   `json:"network"`
-		Lifecycle *lifecycle `json:"lifecycle"`
+		Network   *network          `json:"network"`
+		Lifecycle *lifecycle        `json:"lifecycle"`
+		Resources *resources        `json:"resources"`
+		Labels    map[string]string `json:"labels"`
 	} `json:"spec"`
 }
 
@@ -77,7 +79,10 @@ func (b box) describe() hosted.Box {
 	return d
 }
 
-func at(id, rest string) string { return "/v1/sandboxes/" + url.PathEscape(id) + rest }
+// sandboxes is the path of all sandboxes.
+const sandboxes = "/v1/sandboxes"
+
+func at(id, rest string) string { return sandboxes + "/" + url.PathEscape(id) + rest }
 
 // get returns the sandbox at a path. right reports whether it is the one that was
 // asked for.
@@ -113,32 +118,38 @@ func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box
 }
 
 // pages is one page of a list.
-type pages struct {
-	Data []box  `json:"data"`
+type pages[T any] struct {
+	Data []T    `json:"data"`
 	Next string `json:"next_cursor"`
 }
 
-func (a *api) page(ctx context.Context, cursor string, size int) (p pages, err error) {
+func page[T any](ctx context.Context, a *api, where, cursor string, size int) (p pages[T], err error) {
 	q := url.Values{"limit": {strconv.Itoa(size)}}
 	if cursor != "" {
 		q.Set("cursor", cursor)
 	}
-	err = a.Call(ctx, http.MethodGet, "/v1/sandboxes?"+q.Encode(), nil, &p)
+	err = a.Call(ctx, http.MethodGet, where+"?"+q.Encode(), nil, &p)
 	if err == nil && p.Data == nil {
 		err = a.Strange("the service's list is invalid")
 	}
 	return p, err
 }
 
-// List implements hosted.Service. The service filters by no part of a name.
-func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) ([]hosted.Box, error) {
-	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Box, next string, err error) {
-		p, err := a.page(ctx, cursor, 50)
-		for _, b := range p.Data {
-			found = append(found, b.describe())
-		}
-		return found, p.Next, err
+// listed returns a whole list.
+func listed[T any](ctx context.Context, a *api, where string) ([]T, error) {
+	return hosted.Chained(&a.Client, func(cursor string) ([]T, string, error) {
+		p, err := page[T](ctx, a, where, cursor, 50)
+		return p.Data, p.Next, err
 	})
+}
+
+// List implements hosted.Service. The service filters by no part of a name.
+func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) (found []hosted.Box, err error) {
+	all, err := listed[box](ctx, a, sandboxes)
+	for _, b := range all {
+		found = append(found, b.describe())
+	}
+	return found, err
 }
 
 // End implements hosted.Service. It stops a sandbox that the service does not

@@ -51,6 +51,7 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 // concurrently.
 type Provider struct {
 	*hosted.Core
+	*hosted.Keeper
 	opts Options
 	api  *api
 }
@@ -72,6 +73,8 @@ func New(opts Options) (*Provider, error) {
 	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
 	p.Expires, p.Reboots, p.Marks, p.Resting = true, true, true, []string{running, stopped, created}
 	p.Enter = func(b hosted.Box) hosted.Inside { return &inside{p: p, box: b.ID, name: b.Sandbox} }
+	p.Extend = func(in *hosted.Instance) hosted.Made { return Instance{hosted.Savable{Instance: in}} }
+	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}, AtRest: true})
 	return p, p.Start(opts.Executable)
 }
 
@@ -83,8 +86,9 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 			"cpus": vm, "memory": vm, "disk": vm, "pids": {Why: "the service has no limit for processes", Fixed: true},
 			"lifetime": {Holds: true, By: "Atoll, and the service, which stops the sandbox"},
 		},
+		Notes: []driver.Finding{{Severity: driver.Note, Subject: "snapshots", Message: "the service saves only stopped sandboxes, so a snapshot ends the sandbox"}},
 	}, func(ctx context.Context) error {
-		_, err := p.api.page(ctx, "", 1)
+		_, err := page[box](ctx, p.api, sandboxes, "", 1)
 		return err
 	})
 }
@@ -100,12 +104,14 @@ func (*Provider) EgressAbility() sandbox.EgressAbility {
 
 // creation is the request for a new sandbox.
 type creation struct {
-	Source    string    `json:"source"`
-	Name      string    `json:"name"`
-	Image     string    `json:"reference"`
-	Resources resources `json:"resources"`
-	Network   network   `json:"network"`
-	Lifecycle lifecycle `json:"lifecycle"`
+	Source    string            `json:"source"`
+	Name      string            `json:"name"`
+	Image     string            `json:"reference,omitempty"`
+	Snapshot  *location         `json:"disk_snapshot_ref,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	Resources resources         `json:"resources"`
+	Network   network           `json:"network"`
+	Lifecycle lifecycle         `json:"lifecycle"`
 }
 
 type resources struct {
@@ -125,6 +131,11 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if err := p.CheckImage(spec.Image); err != nil {
 		return nil, err
 	}
+	return p.make(ctx, spec, func(*creation) error { return nil })
+}
+
+// make makes a sandbox. adapt changes the request.
+func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, adapt func(*creation) error) (driver.Instance, error) {
 	if err := p.Check(spec); err != nil {
 		return nil, err
 	}
@@ -145,6 +156,9 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if life > 0 {
 		c.Lifecycle.Seconds = hosted.Seconds(life)
 	}
+	if err := adapt(&c); err != nil {
+		return nil, err
+	}
 	var b box
 	return p.Make(ctx, &hosted.Making{
 		Spec: spec, Life: life,
@@ -158,7 +172,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 
 // request requests a sandbox and waits until it runs.
 func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b box, err error) {
-	err = p.api.Call(ctx, http.MethodPost, "/v1/sandboxes?start=true", c, nil)
+	err = p.api.Call(ctx, http.MethodPost, sandboxes+"?start=true", c, nil)
 	if hosted.Refused(err) {
 		return b, err
 	}

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import microsandbox as sdk
-from microsandbox import Destination, Network, NetworkPolicy, Rule, Sandbox
+from microsandbox import Destination, Network, NetworkPolicy, Rule, Sandbox, Snapshot
 
 
 def equal(what, got, want):
@@ -56,6 +56,17 @@ async def main():
 
     await box.stop()
     equal("stopped", str((await Sandbox.get("sdk")).status), "stopped")
+    saved = await Snapshot.create("ready", from_sandbox="sdk", labels={"run": "7"})
+    await raises("a snapshot whose name is taken", sdk.MicrosandboxError, Snapshot.create("ready", from_sandbox="sdk"))
+    await raises("unknown snapshot", FileNotFoundError, Snapshot.get("unknown"))
+    equal("snapshot", (saved.reference_kind, saved.labels, saved.source_sandbox, saved.size_bytes > 0), ("id", {"run": "7"}, "sdk", True))
+    equal("snapshots", [(s.name, s.reference) for s in await Snapshot.list()], [("ready", saved.reference)])
+    copy = await Sandbox.restore(saved, name="copy", disable_network=True)
+    run = await copy.exec("/bin/sh", ["-c", "wc -c </tmp/data"])
+    equal("restored", run.stdout_text.strip(), str(len(data)))
+    await Sandbox.remove("copy")
+    await Snapshot.remove("ready")
+    equal("no snapshots", await Snapshot.list(), [])
     box = await Sandbox.start("sdk")
     run = await box.exec("/bin/sh", ["-c", "wc -c </tmp/data"])
     equal("kept", run.stdout_text.strip(), str(len(data)))
