@@ -100,14 +100,18 @@ func (f Files) List(ctx context.Context, path string, depth int) iter.Seq2[sandb
 // stream sends a GET request and returns the body of the response. The caller
 // closes it.
 func (f Files) stream(ctx context.Context, rest string, query url.Values, header http.Header) (io.ReadCloser, error) {
-	r, err := f.s.client.conn.Request(ctx, http.MethodGet, f.s.path("/files"+rest), query, nil)
+	return f.s.stream(ctx, "/files"+rest, query, header)
+}
+
+func (s *Sandbox) stream(ctx context.Context, rest string, query url.Values, header http.Header) (io.ReadCloser, error) {
+	r, err := s.client.conn.Request(ctx, http.MethodGet, s.path(rest), query, nil)
 	if err != nil {
 		return nil, err
 	}
 	for k, v := range header {
 		r.Header[k] = v
 	}
-	resp, err := f.s.client.conn.Do(r)
+	resp, err := s.client.conn.Do(r)
 	if err != nil {
 		return nil, err
 	}
@@ -294,15 +298,20 @@ func (f Files) Import(ctx context.Context, path string, r io.Reader, owner strin
 func (f Files) Watch(ctx context.Context, path string, recursive bool) (iter.Seq2[sandbox.FileEvent, error], error) {
 	query := at(path)
 	query.Set("recursive", strconv.FormatBool(recursive))
-	body, err := f.stream(ctx, "/watch", query, nil)
+	return watching[sandbox.FileEvent](ctx, f.s, "/files/watch", query)
+}
+
+// watching yields the server-sent events of a sandbox.
+func watching[T any](ctx context.Context, s *Sandbox, rest string, query url.Values) (iter.Seq2[T, error], error) {
+	body, err := s.stream(ctx, rest, query, nil)
 	if err != nil {
 		return nil, err
 	}
-	return func(yield func(sandbox.FileEvent, error) bool) {
+	return func(yield func(T, error) bool) {
 		defer body.Close()
 		for data, err := range client.ServerSent(ctx, body) {
-			var e sandbox.FileEvent
-			if err == nil && json.Unmarshal(data, &e) != nil {
+			var e T
+			if errors.Is(err, io.EOF) || err == nil && json.Unmarshal(data, &e) != nil {
 				continue
 			}
 			if !yield(e, err) {

@@ -2,6 +2,7 @@ package atoll
 
 import (
 	"context"
+	"iter"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -105,4 +106,15 @@ func (g Git) File(ctx context.Context, rev, name string, maxBytes int64) (sandbo
 func (g Git) Blame(ctx context.Context, rev, name string, first, last int) (out sandbox.GitBlame, err error) {
 	q := query(map[string]string{"rev": rev, "file": name}, map[string]int64{"first": int64(first), "last": int64(last)})
 	return out, g.get(ctx, "blame", q, &out)
+}
+
+// Watch yields the state of the repository and then, until ctx ends, each state
+// that differs from the one before. If the watch breaks off, the last pair has an
+// error. The sandbox is in use while it is watched.
+func (g Git) Watch(ctx context.Context) (iter.Seq2[sandbox.GitEvent, error], error) {
+	query := url.Values{}
+	if g.dir != "" {
+		query.Set("path", g.dir)
+	}
+	return watching[sandbox.GitEvent](ctx, g.s, "/git/watch", query)
 }

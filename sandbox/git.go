@@ -25,6 +25,36 @@ type GitStatus struct {
 	Truncated bool `json:"truncated,omitempty"`
 }
 
+// GitEvent is the state of a watched repository, without its files.
+type GitEvent struct {
+	// IsRepo is false outside of a repository. The state is empty then.
+	IsRepo   bool   `json:"isRepo"`
+	Head     string `json:"head,omitempty" doc:"the current branch; empty if HEAD is detached"`
+	Commit   string `json:"commit,omitempty" doc:"the current commit; empty before the first one"`
+	Detached bool   `json:"detached,omitempty"`
+	Upstream string `json:"upstream,omitempty"`
+	Ahead    int    `json:"ahead" doc:"commits that the upstream lacks"`
+	Behind   int    `json:"behind" doc:"commits of the upstream that are missing here"`
+	Dirty    bool   `json:"dirty" doc:"some file differs from the current commit"`
+	// Files is the number of files that GitStatus would list.
+	Files  int       `json:"changedFileCount"`
+	Reason GitReason `json:"reason" enum:"start,watch,poll"`
+	// Revision grows by one with each state of a watched directory. It is the same
+	// for all that watch it now; after nobody did, it continues at a higher number.
+	Revision   int64 `json:"revision"`
+	LeaseEpoch int64 `json:"leaseEpoch,omitempty" doc:"which sandbox of the session, if a session is watched"`
+}
+
+// GitReason is why the state of a watched repository was read.
+type GitReason string
+
+// The reasons.
+const (
+	GitStart GitReason = "start" // the watch began
+	GitWatch GitReason = "watch" // files changed
+	GitPoll  GitReason = "poll"  // it was time to look, as not every change of files is reported
+)
+
 // GitChange is how a file changed.
 type GitChange string
 

@@ -475,6 +475,9 @@ type FileEvent struct {
 	Op   FileOp `json:"op"`
 	Path string `json:"path"` // relative to the watched path; "." for itself
 	Dir  bool   `json:"dir,omitempty"`
+	// Revision grows with each event; 0 from a daemon that does not count them.
+	Revision   int64 `json:"revision,omitempty"`
+	LeaseEpoch int64 `json:"leaseEpoch,omitempty"` // which sandbox of the session, if a session is watched
 }
 
 // LogChunk is a piece of one stream of a command's log.

@@ -96,7 +96,7 @@ func TestExamples(t *testing.T) {
 				}
 				if strings.Contains(line, "--detach") && path[0] == "up" {
 					line += " && atoll down"
-				} else if path[0] == "up" || strings.Contains(line, "port forward") && !strings.Contains(line, " -d ") || strings.Contains(line, "mcp --listen") { // it runs until it is interrupted
+				} else if path[0] == "up" || strings.Contains(line, "port forward") && !strings.Contains(line, " -d ") || strings.Contains(line, "mcp --listen") || strings.Contains(line, "git watch") { // it runs until it is interrupted
 					line = "timeout -s TERM 2 " + line + "; test $? = 124"
 				}
 				if path[0] == "doctor" || len(path) > 1 && path[1] == "check" {

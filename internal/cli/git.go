@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -28,7 +29,7 @@ can change them is git itself, with atoll exec. A place is SANDBOX or SANDBOX:DI
 		Example: `  atoll git status demo:/workspace
   atoll git diff demo:/workspace
   atoll git log --max 5 demo:/workspace`,
-	}, a.statusCmd(), a.diffCmd(), a.logCmd(), a.showCmd(), a.blameCmd())
+	}, a.statusCmd(), a.watchCmd(), a.diffCmd(), a.logCmd(), a.showCmd(), a.blameCmd())
 }
 
 // place returns the sandbox and the path of SANDBOX or SANDBOX:PATH.
@@ -80,6 +81,70 @@ The first letter is about the index, the second about the working tree, as in gi
 status --short.`,
 		Example: "  atoll git status demo:/workspace",
 	}, func(ctx context.Context, g atoll.Git, _ []string) (sandbox.GitStatus, error) { return g.Status(ctx) }, showStatus)
+}
+
+func (a gitCommands) watchCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "watch PLACE", Short: "Follow the branch, the commits and what changed", Args: cobra.ExactArgs(1),
+		Long: `Watch prints a line for the state of the repository and, until it is interrupted, one
+for each state that differs from the one before: another branch or commit, or other
+files that atoll git status lists. The sandbox is in use while it is watched.`,
+		Example: `  atoll git watch demo:/workspace
+  atoll git watch --json demo:/workspace`,
+		ValidArgsFunction: a.completePlace,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write a line of JSON for each state")
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		box, dir, err := a.place(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		states, err := box.Git(dir).Watch(ctx)
+		if err != nil {
+			return err
+		}
+		for e, err := range states {
+			switch {
+			case ctx.Err() != nil:
+				return exitCode(130)
+			case err != nil:
+				return err
+			case asJSON:
+				err = json.NewEncoder(a.Stdout).Encode(e)
+			default:
+				err = a.printf("%s", painted(gitLine(e)))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if ctx.Err() != nil {
+			return exitCode(130)
+		}
+		return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "git.read", Message: "the watch ended", Hint: "start it again"}
+	})
+	return cmd
+}
+
+// gitLine describes the state of a repository in a line.
+func gitLine(e sandbox.GitEvent) string {
+	now := time.Now().Format(time.TimeOnly)
+	if !e.IsRepo {
+		return now + " not in a git repository\n"
+	}
+	head, commit := e.Head, fmt.Sprintf("%.8s", e.Commit)
+	switch {
+	case e.Detached:
+		head = "detached"
+	case commit == "":
+		commit = "no commits"
+	}
+	text := fmt.Sprintf("%s %s %s, %d changed", now, line(head), line(commit), e.Files)
+	if e.Upstream != "" {
+		text += fmt.Sprintf(", %s: ahead %d, behind %d", line(e.Upstream), e.Ahead, e.Behind)
+	}
+	return text + "\n"
 }
 
 // letters are those of git status --short.

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/keyed"
+	"github.com/atoll-run/atoll/internal/serial"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -44,6 +45,8 @@ type Config struct {
 type Service struct {
 	cfg      Config
 	patching keyed.Locks[sandbox.ID] // held while the files of a sandbox are patched
+	watched  numbered
+	numbers  serial.Numbers
 }
 
 // New returns a Service.

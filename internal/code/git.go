@@ -24,6 +24,8 @@ const (
 	maxBlame         = 16 << 20
 )
 
+var statusArgs = []string{"status", "--porcelain=v2", "--branch", "-z", "--untracked-files=all", "--find-renames", "--ignore-submodules=dirty"}
+
 // Status returns the state of the repository that a directory is in. An empty
 // directory is the working directory of the sandbox.
 func (s *Service) Status(ctx context.Context, ref, dir string) (out sandbox.GitStatus, err error) {
@@ -41,7 +43,7 @@ func (s *Service) Status(ctx context.Context, ref, dir string) (out sandbox.GitS
 		err = r.git(ctx, func(in io.Reader) (err error) {
 			got, err = parseStatus(in)
 			return err
-		}, "status", "--porcelain=v2", "--branch", "-z", "--untracked-files=all", "--find-renames", "--ignore-submodules=dirty")
+		}, statusArgs...)
 		if err == nil {
 			out = *got
 			out.Root = strings.TrimSuffix(root, "\n")

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -30,12 +31,20 @@ var settings = []string{
 // repo is a directory of an open sandbox in which git is used.
 type repo struct {
 	box Box
+	id  sandbox.ID
 	dir string // empty: the working directory of the sandbox
 }
 
-// git opens a sandbox to read a repository. Reading runs git, which is not the
-// caller's choice, so a key that may only read is enough.
+// git opens a sandbox to read a repository, until do returns.
 func (s *Service) git(ctx context.Context, ref, dir string, do func(ctx context.Context, r *repo) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	return s.open(ctx, ref, dir, do)
+}
+
+// open opens a sandbox to read a repository, until ctx ends. Reading runs git,
+// which is not the caller's choice, so a key that may only read is enough.
+func (s *Service) open(ctx context.Context, ref, dir string, do func(ctx context.Context, r *repo) error) error {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
@@ -55,13 +64,11 @@ func (s *Service) git(ctx context.Context, ref, dir string, do func(ctx context.
 			reading.Verbs = []key.Verb{key.Read, key.Exec}
 			ctx = guard.WithPrincipal(ctx, reading)
 		}
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
 		running, err := s.cfg.Open(ctx, string(box.ID))
 		if err != nil {
 			return err
 		}
-		return do(ctx, &repo{box: running, dir: dir})
+		return do(ctx, &repo{box: running, id: box.ID, dir: dir})
 	})
 }
 
@@ -98,22 +105,31 @@ func (r *repo) git(ctx context.Context, read func(io.Reader) error, args ...stri
 	return r.run(ctx, program(args...), "", read)
 }
 
-func (r *repo) run(ctx context.Context, args []string, stdin string, read func(io.Reader) error) error {
-	p, err := r.box.Exec(ctx, sandbox.Command{
-		Args: args, Dir: r.dir, Stdin: stdin != "", Timeout: gitTimeout,
+// start starts a command. The caller closes it.
+func (r *repo) start(ctx context.Context, args []string, stdin bool, most time.Duration) (driver.Process, error) {
+	return r.box.Exec(ctx, sandbox.Command{
+		Args: args, Dir: r.dir, Stdin: stdin, Timeout: most,
 		Env: map[string]string{"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"},
 	})
+}
+
+// complaint reads what a command says on standard error.
+func complaint(p driver.Process) []byte {
+	text, _ := io.ReadAll(io.LimitReader(p.Stderr(), maxComplaint))
+	_, _ = io.Copy(io.Discard, p.Stderr())
+	return text
+}
+
+func (r *repo) run(ctx context.Context, args []string, stdin string, read func(io.Reader) error) error {
+	p, err := r.start(ctx, args, stdin != "", gitTimeout)
 	if err != nil {
 		return err
 	}
 	defer p.Close()
 	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
-	var complaint []byte
+	var said []byte
 	var both sync.WaitGroup
-	both.Go(func() {
-		complaint, _ = io.ReadAll(io.LimitReader(p.Stderr(), maxComplaint))
-		_, _ = io.Copy(io.Discard, p.Stderr())
-	})
+	both.Go(func() { said = complaint(p) })
 	if stdin != "" {
 		both.Go(func() { // a command that ended early says why
 			in := p.Stdin()
@@ -129,20 +145,37 @@ func (r *repo) run(ctx context.Context, args []string, stdin string, read func(i
 	}
 	_, rest := io.Copy(io.Discard, p.Stdout()) // git may have failed, and says why
 	both.Wait()
-	exit, waiting := p.Wait(ctx)
-	switch text := strings.TrimSpace(strings.ToValidUTF8(string(complaint), "\uFFFD")); {
-	case waiting != nil:
-		return waiting
-	case exit.Reason == sandbox.ReasonTimeout:
-		return &sandbox.Error{Code: sandbox.CodeTimeout, Op: gitOp, Message: "git did not end in time"}
-	case exit.Reason != sandbox.ReasonExited:
-		return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: gitOp, Message: "git was killed"}
-	case exit.Code == 127:
-		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: gitOp, Message: "the image has no git", Hint: "install git in the sandbox, or use an image that has it"}
-	case exit.Code != 0:
-		return classify(&failed{exit.Code, text}, r.dir)
+	if bad := r.outcome(ctx, p, said); bad != nil {
+		return bad
 	}
 	return errors.Join(err, rest)
+}
+
+// outcome waits for the end of a command, and returns why it failed.
+func (r *repo) outcome(ctx context.Context, p driver.Process, said []byte) error {
+	exit, err := p.Wait(ctx)
+	switch {
+	case err != nil:
+		return err
+	case exit.Reason == sandbox.ReasonTimeout:
+		return errLate
+	case exit.Reason != sandbox.ReasonExited:
+		return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: gitOp, Message: "git was killed"}
+	}
+	return r.failure(exit.Code, string(said))
+}
+
+var errLate = &sandbox.Error{Code: sandbox.CodeTimeout, Op: gitOp, Message: "git did not end in time"}
+
+// failure returns the error for an exit code of git, and what it said.
+func (r *repo) failure(code int, said string) error {
+	switch code {
+	case 0:
+		return nil
+	case 127:
+		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: gitOp, Message: "the image has no git", Hint: "install git in the sandbox, or use an image that has it"}
+	}
+	return classify(&failed{code, strings.TrimSpace(strings.ToValidUTF8(said, "\uFFFD"))}, r.dir)
 }
 
 // classify turns what git says into an error with a code. What only some

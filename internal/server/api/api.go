@@ -13,6 +13,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/serial"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -46,6 +47,8 @@ type API struct {
 	opts     Options
 	mux      *http.ServeMux
 	huma     huma.API
+
+	revisions serial.Numbers // of events of files
 }
 
 // New returns a handler that calls services.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"net/http"
 	"strconv"
 	"time"
@@ -204,16 +205,25 @@ func (a *API) followEvents(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	relay(a, ctx, cancel, newEvents(w), log, func(out *events, e sandbox.Event) bool {
+		return out.send(strconv.FormatInt(e.Seq, 10), "event", e)
+	})
+	return nil
+}
+
+// relay sends what a sequence yields, until the sequence, ctx or the client ends.
+// The sequence ends soon after cancel, which ends ctx.
+func relay[T any](a *API, ctx context.Context, cancel func(), out *events, all iter.Seq2[T, error], send func(*events, T) bool) {
 	type item struct {
-		event sandbox.Event
-		err   error
+		of  T
+		err error
 	}
 	next := make(chan item)
 	go func() {
 		defer close(next)
-		for e, err := range log {
+		for v, err := range all {
 			select {
-			case next <- item{e, err}:
+			case next <- item{v, err}:
 			case <-ctx.Done():
 				return
 			}
@@ -224,7 +234,6 @@ func (a *API) followEvents(w http.ResponseWriter, r *http.Request) error {
 		for range next { // the iteration ends
 		}
 	}()
-	out := newEvents(w)
 	for {
 		select {
 		case it, more := <-next:
@@ -235,16 +244,16 @@ func (a *API) followEvents(w http.ResponseWriter, r *http.Request) error {
 				} else {
 					out.send("", "end", struct{}{})
 				}
-				return nil
+				return
 			case it.err != nil:
 				out.send("", "error", a.problem(ctx, it.err))
-				return nil
-			case !out.send(strconv.FormatInt(it.event.Seq, 10), "event", it.event):
-				return nil
+				return
+			case !send(out, it.of):
+				return
 			}
 		case <-out.beat():
 			if !out.alive() {
-				return nil
+				return
 			}
 		}
 	}

@@ -358,11 +358,11 @@ func (a *API) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out := newEvents(w)
+	out, epoch := newEvents(w), routedBy(r.Context()).Epoch
 	for {
 		select {
 		case c, more := <-changes:
-			if !more || !out.send("", "change", c) {
+			if c.Revision, c.LeaseEpoch = a.revisions.Next(), epoch; !more || !out.send("", "change", c) {
 				return nil
 			}
 		case <-out.beat():

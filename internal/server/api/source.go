@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"io"
+	"iter"
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -27,6 +28,9 @@ type Source interface {
 	// many bytes of that file.
 	Show(ctx context.Context, ref, dir, rev, file string, maxBytes int64) (sandbox.GitShow, error)
 	Blame(ctx context.Context, ref, dir, rev, file string, first, last int) (sandbox.GitBlame, error)
+	// Watch yields the state of a repository and then, until ctx ends, each state
+	// that differs from the one before.
+	Watch(ctx context.Context, ref, dir string) (iter.Seq2[sandbox.GitEvent, error], error)
 }
 
 type searchInput struct {
@@ -129,4 +133,22 @@ func (a *API) source() {
 			out, err := a.services.Source.Blame(ctx, in.Ref, in.Path, in.Rev, in.File, in.First, in.Last)
 			return &gitBlameOutput{out}, a.problem(ctx, err)
 		})
+	a.raw(sometimes(operation("watchGit", http.MethodGet, git+"/watch", "Git", "Follow the state of a git repository, as server-sent events", ops.SandboxFind, ops.GitRead), ops.FilesWatch),
+		map[string]string{"path": "absolute path of a directory in the repository; the working directory of the sandbox if it is left out"}, "", "text/event-stream", a.watchGit)
+}
+
+// watchGit reports the state of a repository until the client disconnects.
+func (a *API) watchGit(w http.ResponseWriter, r *http.Request) error {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	states, err := a.services.Source.Watch(ctx, r.PathValue("ref"), r.URL.Query().Get("path"))
+	if err != nil {
+		return err
+	}
+	epoch := routedBy(ctx).Epoch
+	relay(a, ctx, cancel, newEvents(w), states, func(out *events, e sandbox.GitEvent) bool {
+		e.LeaseEpoch = epoch
+		return out.send("", "git.changed", e)
+	})
+	return nil
 }

@@ -1,0 +1,106 @@
+package daemon_test
+
+import (
+	"context"
+	"iter"
+	"testing"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/internal/need"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// hostSession opens a session of the provider host, with a repository, which is in
+// dir.
+func hostSession(t *testing.T) (d *daemon.Daemon, s *atoll.Session, dir string) {
+	t.Helper()
+	need.Program(t, "git")
+	m := daemontest.New(t)
+	m.Host = true
+	d = m.Start(t, nil)
+	s = openSession(t, daemontest.Client(t, d), sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+	t.Cleanup(func() {
+		if err := s.Destroy(context.WithoutCancel(t.Context())); err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
+			t.Error(err)
+		}
+	})
+	return d, s, runShell(t, s, "mkdir project && cd project && git init -q -b main . && pwd")
+}
+
+// follow returns what waits for the next state of a repository.
+func follow(t *testing.T, g atoll.Git) (next func() (sandbox.GitEvent, error)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	states, err := g.Watch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pull, stop := iter.Pull2(states)
+	t.Cleanup(func() {
+		cancel()
+		stop()
+	})
+	return func() (sandbox.GitEvent, error) {
+		e, err, more := pull()
+		if !more {
+			t.Fatal("the states ended without a reason")
+		}
+		return e, err
+	}
+}
+
+// RB-87: what happens in a repository of a session is seen at once by a caller who
+// may only read, and ends with the caller's key.
+func TestRB87GitOfSessionsIsWatched(t *testing.T) {
+	d, s, dir := hostSession(t)
+	c := daemontest.Client(t, d)
+	k, err := c.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read"}})
+	ok(t, err)
+	mine := follow(t, s.Git(dir))
+	first, err := mine()
+	if err != nil || !first.IsRepo || first.Head != "main" || first.Dirty || first.Reason != sandbox.GitStart || first.LeaseEpoch != 1 || first.Revision == 0 {
+		t.Fatalf("the first state: %+v, %v", first, err)
+	}
+	reading := follow(t, atoll.Handle(daemontest.Bearer(t, d, k.Token), s.Receipt().Sandbox).Git(dir))
+	if e, err := reading(); err != nil || e.LeaseEpoch != 0 || e.Revision != first.Revision {
+		t.Errorf("the first state of another caller: %+v, %v", e, err)
+	}
+	runShell(t, s, "cd project && touch new")
+	for _, next := range []func() (sandbox.GitEvent, error){mine, reading} {
+		if e, err := next(); err != nil || e.Files != 1 || !e.Dirty || e.Reason != sandbox.GitWatch || e.Revision != first.Revision+1 {
+			t.Errorf("a new file: %+v, %v", e, err)
+		}
+	}
+	ok(t, c.Admin().RevokeKey(t.Context(), k.ID))
+	if e, err := reading(); sandbox.CodeOf(err) != sandbox.CodeUnauthorized {
+		t.Errorf("the key ended: %+v, %v", e, err)
+	}
+	ok(t, s.Destroy(t.Context()))
+	if e, err := mine(); err == nil {
+		t.Errorf("the session ended: %+v", e)
+	}
+}
+
+// RB-87: events of files are numbered, also from one stream to the next.
+func TestRB87EventsOfFilesAreNumbered(t *testing.T) {
+	_, s, dir := hostSession(t)
+	last := int64(0)
+	for range 2 {
+		ctx, cancel := context.WithCancel(t.Context())
+		changes, err := s.Files().Watch(ctx, dir, false)
+		ok(t, err)
+		runShell(t, s, "cd project && touch a && rm a")
+		for e, err := range changes {
+			ok(t, err)
+			if e.Revision <= last || e.LeaseEpoch != 1 {
+				t.Errorf("%+v after %d", e, last)
+			}
+			if last = e.Revision; e.Op == sandbox.OpRemove {
+				break
+			}
+		}
+		cancel()
+	}
+}
