@@ -8,6 +8,10 @@ export interface FileEvent {
   op: 'create' | 'write' | 'remove' | 'chmod' | 'overflow'
   path: string
   dir?: boolean
+  /** Grows with each event. */
+  revision?: number
+  /** Which sandbox of the session, if a session is watched. */
+  leaseEpoch?: number
 }
 
 export interface WriteOptions {

@@ -2,6 +2,26 @@
 import type { Conn } from './conn.js'
 import type * as m from './models.js'
 
+/** The state of a watched git repository. Outside of one, isRepo is false. */
+export interface GitEvent {
+  isRepo: boolean
+  /** The current branch; not set if HEAD is detached. */
+  head?: string
+  /** Not set before the first one. */
+  commit?: string
+  detached?: boolean
+  upstream?: string
+  ahead: number
+  behind: number
+  dirty: boolean
+  changedFileCount: number
+  reason: 'start' | 'watch' | 'poll'
+  /** Grows by one with each state. */
+  revision: number
+  /** Which sandbox of the session, if a session is watched. */
+  leaseEpoch?: number
+}
+
 export interface DiffOptions {
   /** Compare the index with the last commit. */
   staged?: boolean
@@ -41,6 +61,11 @@ export class Git {
   /** The branch and the files that differ from the last commit. Outside of a repository, isRepo is false. */
   status(): Promise<m.GitStatus> {
     return this.#conn.call('GET', `${this.#base}/status`, { query: { path: this.#path } })
+  }
+
+  /** The state of the repository, and then each state that differs from the one before. */
+  watch(o: { signal?: AbortSignal } = {}): AsyncGenerator<GitEvent> {
+    return this.#conn.events(`${this.#base}/watch`, { query: { path: this.#path }, signal: o.signal })
   }
 
   /** What changed; by default in the working tree with its untracked files, compared with the index. */

@@ -23,7 +23,7 @@ export {
   UnsupportedError,
 } from './errors.js'
 export { type FileEvent, Files, type SearchOptions, type WriteOptions } from './files.js'
-export { type DiffOptions, Git, type LogOptions } from './git.js'
+export { type DiffOptions, Git, type GitEvent, type LogOptions } from './git.js'
 export type * as models from './models.js'
 export { type CommandOptions, type ExecOptions, type Output, Process, type Result, type RunOptions } from './process.js'
 export { Sandbox } from './sandbox.js'

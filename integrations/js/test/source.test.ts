@@ -38,6 +38,11 @@ test('files are searched and patched, and repositories are read', async () => {
     (await git.log({ max: 5 })).commits?.map((c) => c.subject),
     ['first'],
   )
+  for await (const state of git.watch()) {
+    assert.deepEqual([state.isRepo, state.head, state.commit, state.dirty, state.reason], [true, 'main', status.commit, true, 'start'])
+    assert.equal(state.changedFileCount, status.files?.length)
+    break
+  }
   assert.equal((await git.show()).commit.author.name, 'Ada')
   assert.equal((await git.read('a.txt')).toString(), 'one\n')
   assert.deepEqual(

@@ -20,10 +20,10 @@ from atoll._sync.session import Session, Sessions
 from atoll._sync.terminal import Terminal
 from atoll.errors import AtollError
 from atoll.models import CreateRequest, Lifetime, Network, Resources, SecretRef, Spec, WorkspaceMount
-from atoll.types import Execution, FileEvent, Output, Result, command
+from atoll.types import Execution, FileEvent, GitEvent, Output, Result, command
 
 __all__ = [
     "AsyncClient", "AsyncFiles", "AsyncGit", "AsyncProcess", "AsyncSandbox", "AsyncSession", "AsyncSessions", "AsyncTerminal", "AsyncTunnel", "AtollError", "Client",
-    "CreateRequest", "Execution", "FileEvent", "Files", "Git", "Lifetime", "Network", "Output", "Process", "Resources", "Result", "Sandbox", "SecretRef",
+    "CreateRequest", "Execution", "FileEvent", "Files", "Git", "GitEvent", "Lifetime", "Network", "Output", "Process", "Resources", "Result", "Sandbox", "SecretRef",
     "Session", "Sessions", "Spec", "Terminal", "Tunnel", "WorkspaceMount", "command", "computer", "connect", "connect_async", "ctxsandbox", "errors", "models",
 ]  # fmt: skip

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from atoll import models as m
 
@@ -69,6 +69,51 @@ class FileEvent:
     op: str
     path: str
     dir: bool = False
+    revision: int = 0
+    """Grows with each event."""
+    lease_epoch: int = 0
+    """Which sandbox of the session, if a session is watched."""
+
+
+@dataclass(frozen=True)
+class GitEvent:
+    """The state of a watched git repository. Outside of one, is_repo is False."""
+
+    is_repo: bool
+    head: str
+    """The current branch; empty if HEAD is detached."""
+    commit: str
+    """Empty before the first one."""
+    detached: bool
+    upstream: str
+    ahead: int
+    behind: int
+    dirty: bool
+    changed_file_count: int
+    reason: str
+    """start, watch or poll."""
+    revision: int
+    """Grows by one with each state."""
+    lease_epoch: int
+    """Which sandbox of the session, if a session is watched."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> GitEvent:
+        """Read an event of the HTTP API."""
+        return cls(
+            is_repo=data["isRepo"],
+            head=data.get("head", ""),
+            commit=data.get("commit", ""),
+            detached=data.get("detached", False),
+            upstream=data.get("upstream", ""),
+            ahead=data["ahead"],
+            behind=data["behind"],
+            dirty=data["dirty"],
+            changed_file_count=data["changedFileCount"],
+            reason=data["reason"],
+            revision=data["revision"],
+            lease_epoch=data.get("leaseEpoch", 0),
+        )
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,10 @@ async def test_source_code() -> None:
         diff = await git.diff(["a.txt"])
         assert [(f.additions, f.deletions) for f in diff.files or []] == [(1, 1)]
         assert [c.subject for c in (await git.log()).commits or []] == ["first"]
+        async for state in git.watch():
+            assert (state.is_repo, state.head, state.commit, state.reason) == (True, "main", status.commit, "start") and state.dirty
+            assert state.changed_file_count == len(status.files or []) and state.revision > 0
+            break
         assert (await git.show()).commit.author.name == "Ada"
         assert await git.read("a.txt") == b"one\n"
         assert [line.text for line in (await git.blame("a.txt")).lines or []] == ["two"]
@@ -365,7 +369,7 @@ async def test_watch() -> None:
     async with box(Spec()) as sandbox:
         async with await sandbox.exec("while :; do date > /tmp/changing; sleep 0.05; done"):
             async for event in sandbox.files.watch("/tmp"):
-                assert event.path == "changing"
+                assert event.path == "changing" and event.revision > 0
                 break
 
 

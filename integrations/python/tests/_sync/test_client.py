@@ -173,6 +173,10 @@ def test_source_code() -> None:
         diff = git.diff(["a.txt"])
         assert [(f.additions, f.deletions) for f in diff.files or []] == [(1, 1)]
         assert [c.subject for c in (git.log()).commits or []] == ["first"]
+        for state in git.watch():
+            assert (state.is_repo, state.head, state.commit, state.reason) == (True, "main", status.commit, "start") and state.dirty
+            assert state.changed_file_count == len(status.files or []) and state.revision > 0
+            break
         assert (git.show()).commit.author.name == "Ada"
         assert git.read("a.txt") == b"one\n"
         assert [line.text for line in (git.blame("a.txt")).lines or []] == ["two"]
@@ -362,7 +366,7 @@ def test_watch() -> None:
     with box(Spec()) as sandbox:
         with sandbox.exec("while :; do date > /tmp/changing; sleep 0.05; done"):
             for event in sandbox.files.watch("/tmp"):
-                assert event.path == "changing"
+                assert event.path == "changing" and event.revision > 0
                 break
 
 

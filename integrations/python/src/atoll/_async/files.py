@@ -113,4 +113,4 @@ class AsyncFiles:
     async def watch(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileEvent]:
         """Changes as they happen."""
         async for data in self._conn.events(f"{self._base}/watch", clean(path=path, recursive=recursive)):
-            yield FileEvent(data["op"], data["path"], data.get("dir", False))
+            yield FileEvent(data["op"], data["path"], data.get("dir", False), data.get("revision", 0), data.get("leaseEpoch", 0))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from atoll import models as m
 from atoll._async._conn import AsyncConn, clean
+from atoll.types import GitEvent
 
 
 class AsyncGit:
@@ -18,6 +19,11 @@ class AsyncGit:
     async def status(self) -> m.GitStatus:
         """The branch and the files that differ from the last commit. Outside of a repository, is_repo is False."""
         return await self._conn.get(m.GitStatus, "GET", f"{self._base}/status", query=clean(path=self._path))
+
+    async def watch(self) -> AsyncIterator[GitEvent]:
+        """The state of the repository, and then each state that differs from the one before."""
+        async for data in self._conn.events(f"{self._base}/watch", clean(path=self._path)):
+            yield GitEvent.of(data)
 
     async def diff(
         self,

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from atoll import models as m
 from atoll._sync._conn import Conn, clean
+from atoll.types import GitEvent
 
 
 class Git:
@@ -19,6 +20,11 @@ class Git:
     def status(self) -> m.GitStatus:
         """The branch and the files that differ from the last commit. Outside of a repository, is_repo is False."""
         return self._conn.get(m.GitStatus, "GET", f"{self._base}/status", query=clean(path=self._path))
+
+    def watch(self) -> Iterator[GitEvent]:
+        """The state of the repository, and then each state that differs from the one before."""
+        for data in self._conn.events(f"{self._base}/watch", clean(path=self._path)):
+            yield GitEvent.of(data)
 
     def diff(
         self,
