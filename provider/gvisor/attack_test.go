@@ -75,10 +75,21 @@ func recovers(tb testing.TB, in driver.Instance) {
 	tb.Helper()
 	deadline := time.Now().Add(time.Minute)
 	for err := answers(tb.Context(), in); err != nil; err = answers(tb.Context(), in) {
+		if exit, ended := hasEnded(tb.Context(), in); ended {
+			tb.Fatalf("the sandbox has ended: %+v", exit)
+		}
 		if time.Now().After(deadline) {
 			tb.Fatalf("the sandbox does not recover: %v", err)
 		}
 	}
+}
+
+// hasEnded returns how a sandbox has ended, if it has.
+func hasEnded(ctx context.Context, in driver.Instance) (sandbox.Exit, bool) {
+	ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
+	defer cancel()
+	exit, err := in.Wait(ctx)
+	return exit, err == nil
 }
 
 // answers runs a trivial command.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 )
 
 const (
@@ -75,7 +76,7 @@ func TestUnifiedSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]string{
-		"cpu.max": "150000 100000", "memory.max": "67108864", "memory.swap.max": "0", "pids.max": "100",
+		"cpu.max": "150000 100000", "memory.high": "62914560", "memory.max": "67108864", "memory.swap.max": "0", "pids.max": "100",
 	}
 	for name := range want {
 		if err := os.WriteFile(filepath.Join(parent, "box", name), nil, 0o600); err != nil {
@@ -90,6 +91,40 @@ func TestUnifiedSettings(t *testing.T) {
 		if err != nil || string(b) != value {
 			t.Errorf("%s = %q, %v; want %q", name, b, err, value)
 		}
+	}
+}
+
+// TestUnifiedLimit checks when a group of version 2 is at its limit: the cache of
+// files does not count, and each change of the counters is an event.
+func TestUnifiedLimit(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, content string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("memory.max", "100\n")
+	write("memory.high", "94\n")
+	write("memory.events", "low 0\nhigh 0\n")
+	write("memory.current", "99\n")
+	write("memory.stat", "anon 10\nactive_file 10\ninactive_file 20\n")
+	g := &cgroup{version: 2, dirs: map[string]string{ctlMemory: dir}}
+	if g.held() != 69 || g.atLimit() {
+		t.Errorf("a group with 69 bytes and a cache of 30 holds %d bytes and is at its limit: %v", g.held(), g.atLimit())
+	}
+	events, err := g.limitEvents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Close()
+	write("memory.stat", "anon 98\nactive_file 0\ninactive_file 1\n")
+	write("memory.events", "low 0\nhigh 1\n")
+	if err := events.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := events.Read(make([]byte, 4096)); err != nil || !g.atLimit() {
+		t.Errorf("no event of the limit: %v; at the limit: %v", err, g.atLimit())
 	}
 }
 

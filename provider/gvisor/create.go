@@ -196,6 +196,7 @@ func (m *maker) publish() error {
 		return errors.New("the provider is closed")
 	}
 	m.p.remember(m.in)
+	m.in.memory.watchLimit()
 	return nil
 }
 

@@ -31,7 +31,20 @@ func (p *Provider) Ready() (all, restored int) {
 func (p *Provider) SetLowMemory(lowMemory func() bool) { p.pool.lowMemory = lowMemory }
 
 // MakeRoom frees memory in a sandbox that makes no progress.
-func (in *Instance) MakeRoom() { in.memory.makeRoom() }
+func (in *Instance) MakeRoom() {
+	if !in.memory.makeRoom(map[int]bool{}) {
+		in.memory.endStarved()
+	}
+}
+
+// LimitVersion returns the version of the machine's control groups.
+func (p *Provider) LimitVersion() int { return p.groups().version }
+
+// Full reports whether the sandbox waits for a higher memory limit.
+func (in *Instance) Full() bool { return in.memory.full.Load() }
+
+// AtLimit reports whether the sandbox waits at its memory limit now.
+func (in *Instance) AtLimit() bool { return in.rec.cgroup().atLimit() }
 
 // Stub is the host process of an address space inside.
 type Stub struct {

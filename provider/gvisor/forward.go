@@ -131,10 +131,16 @@ type process struct {
 // Wait waits for the command. See driver.Process.
 func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	exit, err := p.in.awaitUnlessStopped(ctx, p.Process.Wait)
-	if err == nil && exit.Reason == sandbox.ReasonSignaled && exit.Signal == int(unix.SIGKILL) && p.in.memory.killed() > p.kills {
+	if err == nil && exit.Reason == sandbox.ReasonSignaled && starves(exit.Signal) && p.in.memory.killed() > p.kills {
 		exit.Reason, exit.Detail = sandbox.ReasonMemory, "the sandbox reached its memory limit"
 	}
 	return exit, err
+}
+
+// starves reports whether a signal can be due to lack of memory. If the kernel
+// cannot map a page, it sends one of the others.
+func starves(signal int) bool {
+	return signal == int(unix.SIGKILL) || signal == int(unix.SIGSEGV) || signal == int(unix.SIGBUS)
 }
 
 // Unwrap returns the guest's process.

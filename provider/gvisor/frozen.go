@@ -32,9 +32,14 @@ func (in *Instance) frozen() error {
 	how := "its guest is stopped or its kernel hangs"
 	if what := in.rec.stopped(); what != "" {
 		how = "its " + what + " is stopped by a signal"
+	} else if in.memory.full.Load() {
+		how = "its memory is full of data that no program holds, such as extended attributes; it goes on when it has more: atoll update --memory SIZE"
 	}
 	return &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached: %s", in.rec.ID, how), errSilent}
 }
+
+// stuck reports whether the sandbox is known not to answer.
+func (in *Instance) stuck() bool { return in.memory.full.Load() || in.rec.stopped() != "" }
 
 // stopped names the process of the sandbox that is stopped by a signal. Without
 // its file server, a kernel blocks forever on shared files.
@@ -65,7 +70,7 @@ func (in *Instance) awaitUnlessStopped(ctx context.Context, wait func(context.Co
 		switch {
 		case ctx.Err() != nil:
 			return
-		case in.rec.stopped() == "":
+		case !in.stuck():
 			since = time.Time{}
 		case since.IsZero():
 			since = time.Now()
@@ -111,7 +116,7 @@ func (in *Instance) doubt(ctx context.Context, cancel context.CancelCauseFunc, a
 		rest, err := in.box.rest()
 		switch {
 		case ctx.Err() != nil:
-		case in.rec.stopped() != "", ask && err == nil && rest == awake && in.silent(ctx):
+		case in.stuck(), ask && err == nil && rest == awake && in.silent(ctx):
 			cancel(in.frozen())
 		default:
 			t.Reset(doubtAfter)
@@ -149,7 +154,7 @@ func answer(ctx context.Context, err error) error {
 // watched calls f, which makes calls to the kernel, and gives up when the
 // kernel is stopped.
 func (in *Instance) watched(ctx context.Context, f func(context.Context) error) error {
-	if in.rec.stopped() != "" {
+	if in.stuck() {
 		return in.frozen()
 	}
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -56,7 +56,7 @@ func newInstance(p *Provider, b box, r *record) *Instance {
 		p: p, box: b, rec: r, ended: make(chan struct{}), released: make(chan struct{}),
 		waking: make(chan struct{}, 1), resting: make(chan struct{}, 1),
 	}
-	in.memory = &memoryGuard{rec: r, end: in.end}
+	in.memory = &memoryGuard{rec: r, box: b, end: in.end, ended: in.ended, released: in.released}
 	in.Use = in.use
 	return in
 }
@@ -97,6 +97,7 @@ func (in *Instance) reattach(ctx context.Context) error {
 	if err := in.watchKernel(); err != nil {
 		return err
 	}
+	in.memory.watchLimit()
 	in.expireAt(in.rec.Expires)
 	in.contact(ctx)
 	return nil
@@ -447,6 +448,7 @@ func (in *Instance) release() {
 		if client != nil {
 			client.Close()
 		}
+		in.memory.stopWatching()
 	})
 }
 
@@ -463,7 +465,7 @@ func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
 		killed.Reason, killed.Detail = sandbox.ReasonCrashed, "the machine was restarted"
 	case why == sandbox.ReasonKilled:
 		killed.Reason, killed.Detail = why, "it was destroyed"
-	case why == sandbox.ReasonMemory, r.cgroup().memoryKills() > 0:
+	case why == sandbox.ReasonMemory, r.cgroup().memoryKills()+b.starved() > 0:
 		killed.Reason, killed.Detail = sandbox.ReasonMemory, "it reached its memory limit"
 	case why == sandbox.ReasonLifetime, !r.Expires.IsZero() && time.Now().After(r.Expires):
 		killed.Reason, killed.Detail = sandbox.ReasonLifetime, "its lifetime is over"

@@ -38,6 +38,7 @@ type victimPlan struct {
 	State, Images, Point string
 	Attached             bool
 	ID                   sandbox.ID
+	Memory               int64
 
 	Snapshots string
 
@@ -92,7 +93,7 @@ func victim() int {
 }
 
 func (plan victimPlan) carryOut(p *gvisor.Provider) (driver.Instance, error) {
-	ctx, spec := context.Background(), &sandbox.Spec{ID: plan.ID, Image: "host"}
+	ctx, spec := context.Background(), &sandbox.Spec{ID: plan.ID, Image: "host", Resources: sandbox.Resources{Memory: plan.Memory}}
 	switch {
 	case plan.Pause:
 		in, err := p.Attach(ctx, plan.ID)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -40,9 +41,16 @@ type stub struct {
 
 // memoryGuard ends programs of a sandbox that has run out of memory.
 type memoryGuard struct {
-	rec     *record
-	end     func(sandbox.Reason) // ends the sandbox
-	starved atomic.Int64         // programs that makeRoom killed
+	rec   *record
+	box   box
+	end   func(sandbox.Reason) // ends the sandbox
+	ended <-chan struct{}      // closed when it has ended
+
+	released <-chan struct{} // closed when this process releases it
+
+	mu   sync.Mutex
+	idle chan struct{} // closed when watchLimit no longer watches; nil: it never did
+	full atomic.Bool   // it waits for a higher limit
 }
 
 // stubs lists the sandbox's stubs, the oldest first. All others are forked from
@@ -135,13 +143,16 @@ func (p *Provider) watchMemory() {
 
 // look checks a sandbox and acts if it makes no progress.
 func (m *memoryGuard) look(before sight) sight {
+	m.watchLimit()
 	now := m.rec.cgroup().look(before)
 	now.kills = m.killed()
 	switch {
 	case now.kills > before.kills && m.barren():
-		m.end(sandbox.ReasonMemory)
+		m.endStarved()
 	case now.times == looks:
-		m.makeRoom()
+		if !m.makeRoom(map[int]bool{}) {
+			m.endStarved()
+		}
 		now.times = 0
 	}
 	return now
@@ -181,24 +192,42 @@ func (g *cgroup) memoryLimit() int64 {
 	return g.figure(ctlMemory, "memory.limit_in_bytes")
 }
 
-// makeRoom kills the largest program. Without programs the kernel itself uses
-// the memory, and makeRoom ends the sandbox.
-func (m *memoryGuard) makeRoom() {
+// makeRoom kills the largest program that it has not killed yet. Without one the
+// kernel itself uses the memory, and makeRoom returns false.
+func (m *memoryGuard) makeRoom(killed map[int]bool) bool {
 	largest := stub{resident: leastProgram}
-	for _, s := range m.stubs() {
-		if s.score == scoreProgram && s.resident > largest.resident {
+	for i, s := range m.stubs() {
+		if i > 0 && s.score == scoreProgram && !killed[s.pid] && s.resident > largest.resident { // the first has no program
 			largest = s
 		}
 	}
 	if largest.pid == 0 {
-		m.end(sandbox.ReasonMemory)
-		return
+		return false
 	}
-	m.starved.Add(1)
+	m.awaitUntraced()
+	killed[largest.pid] = true
+	m.box.addStarved()
 	_ = unix.Kill(largest.pid, unix.SIGKILL)
+	return true
+}
+
+// awaitUntraced waits until gVisor's kernel sets up no stub: it ends itself if
+// one that it traces is killed.
+func (m *memoryGuard) awaitUntraced() {
+	for range 200 {
+		if !slices.ContainsFunc(m.rec.cgroup().processes(), traced) {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func traced(pid int) bool {
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	return err == nil && !strings.Contains(string(status), "TracerPid:\t0\n")
 }
 
 // killed counts the programs that were killed for lack of memory.
 func (m *memoryGuard) killed() int {
-	return m.rec.cgroup().memoryKills() + int(m.starved.Load())
+	return m.rec.cgroup().memoryKills() + m.box.starved()
 }

@@ -320,7 +320,7 @@ func (m *maker) become(spec *sandbox.Spec) error {
 	}
 	m.box, m.spec = named, spec
 	if m.in != nil {
-		m.in.box = named
+		m.in.box, m.in.memory.box = named, named
 	}
 	m.rec.ID, m.rec.Labels, m.rec.Created = spec.ID, spec.Labels, time.Now().UTC()
 	m.rec.Spec.Resources = spec.Resources

@@ -250,16 +250,23 @@ func (l *pool) forget(s shape) {
 
 // lowMemory reports whether the machine has too little memory left for a pool.
 func lowMemory() bool {
+	figures := memoryFigures()
+	return figures["MemAvailable"]*100 < figures["MemTotal"]*poolUnused
+}
+
+// memoryFigures returns the machine's memory in KiB, by name. See
+// proc_meminfo(5).
+func memoryFigures() map[string]int64 {
+	figures := map[string]int64{}
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {
-		return false
+		return figures
 	}
 	defer f.Close()
-	figures := map[string]int64{}
 	for sc := bufio.NewScanner(f); sc.Scan(); {
 		name, rest, _ := strings.Cut(sc.Text(), ":")
 		kb, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
 		figures[name], _ = strconv.ParseInt(kb, 10, 64)
 	}
-	return figures["MemAvailable"]*100 < figures["MemTotal"]*poolUnused
+	return figures
 }

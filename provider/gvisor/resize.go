@@ -19,12 +19,15 @@ func (in *Instance) Resize(ctx context.Context, want sandbox.Resources) error {
 	if err := in.alive(ctx); err != nil {
 		return err
 	}
-	return in.update(func(r *record) error {
-		cg := r.cgroup()
+	cg := in.rec.cgroup()
+	err := in.update(func(r *record) error {
 		if err := resizable(cg, want); err != nil {
 			return err
 		}
 		undo, err := cg.change(limits{cpus: want.CPUs, memory: want.Memory, pids: hostPIDs(want.PIDs)})
+		if want.Memory != 0 {
+			in.memory.full.Store(false)
+		}
 		if err == nil {
 			err = in.call(ctx, func(conn *urpc.Client) error { return boundInside(conn, r.group(), want) })
 		}
@@ -38,6 +41,11 @@ func (in *Instance) Resize(ctx context.Context, want sandbox.Resources) error {
 		r.Spec.Resources = merge(r.Spec.Resources, want)
 		return nil
 	})
+	if err == nil && want.Memory != 0 {
+		_, err = cg.change(limits{memory: want.Memory}) // see settle
+		in.memory.watchLimit()
+	}
+	return err
 }
 
 // hostPIDs is hostThreads for a change, where zero means unchanged.

@@ -27,6 +27,7 @@ import (
 //	guest.erofs  the image that its guest runs from
 //	rest         present while it is paused; see Pause
 //	lock         locked while that changes
+//	starved      grows when it is at its memory limit
 //
 // The kernel process inherits an open file description of upper that carries a
 // shared lock. So the lock, and not a pid file, shows whether a sandbox is
@@ -40,6 +41,7 @@ const (
 	fileGuest   = "guest.erofs"
 	fileRest    = "rest"
 	fileLock    = "lock"
+	fileStarved = "starved"
 
 	halfMade = ".new-" // prefix of directories of sandboxes being created
 )
