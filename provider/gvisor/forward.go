@@ -79,13 +79,13 @@ func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Proc
 // Reconnect connects to a command. See driver.ProcessManager.
 func (in *Instance) Reconnect(ctx context.Context, id string) (driver.Process, error) {
 	p, err := in.Calls.Reconnect(ctx, id)
-	return in.explainKill(p, 0), err
+	return in.explainKill(p, unknownKills), err
 }
 
 // Rejoin connects to a command again. See driver.Rejoiner.
 func (in *Instance) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
 	p, at, err := in.Calls.Rejoin(ctx, id, from, skip)
-	return in.explainKill(p, 0), at, err
+	return in.explainKill(p, unknownKills), at, err
 }
 
 // endedFor tells the guest's client how the sandbox ended. The connection is
@@ -121,6 +121,8 @@ func (in *Instance) explainKill(p driver.Process, kills int) driver.Process {
 	return &process{Process: p, in: in, kills: kills}
 }
 
+const unknownKills = -1
+
 // process is a command whose errors describe the state of its sandbox.
 type process struct {
 	driver.Process
@@ -131,7 +133,7 @@ type process struct {
 // Wait waits for the command. See driver.Process.
 func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	exit, err := p.in.awaitUnlessStopped(ctx, p.Process.Wait)
-	if err == nil && exit.Reason == sandbox.ReasonSignaled && starves(exit.Signal) && p.in.memory.killed() > p.kills {
+	if err == nil && exit.Reason == sandbox.ReasonSignaled && p.starves(exit.Signal) && p.in.memory.killed() > max(p.kills, 0) {
 		exit.Reason, exit.Detail = sandbox.ReasonMemory, "the sandbox reached its memory limit"
 	}
 	return exit, err
@@ -139,8 +141,9 @@ func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 
 // starves reports whether a signal can be due to lack of memory. If the kernel
 // cannot map a page, it sends one of the others.
-func starves(signal int) bool {
-	return signal == int(unix.SIGKILL) || signal == int(unix.SIGSEGV) || signal == int(unix.SIGBUS)
+func (p *process) starves(signal int) bool {
+	others := signal == int(unix.SIGSEGV) || signal == int(unix.SIGBUS)
+	return signal == int(unix.SIGKILL) || others && p.kills != unknownKills
 }
 
 // Unwrap returns the guest's process.
