@@ -182,7 +182,7 @@ func (r *repo) failure(code int, said string) error {
 // callers understand stays a failed.
 func classify(f *failed, dir string) error {
 	switch {
-	case f.says("No such file or directory") && f.code == 126, f.says("cannot change to"):
+	case f.code == 126 && strings.Contains(strings.ToLower(f.complaint), "no such file or directory"), f.says("cannot change to"):
 		return &sandbox.Error{Code: sandbox.CodeNotFound, Op: gitOp, Subject: dir, Message: "there is no such directory"}
 	case f.says("not a git repository"), f.says("not in a git directory"), f.says("does not have any commits yet"), f.says("ambiguous argument 'HEAD'"), f.says("bad revision 'HEAD'"), f.says("bad default revision 'HEAD'"):
 		return f
