@@ -531,7 +531,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/code",
-		only: []string{"sandbox", "driver", "internal/keyed", "internal/span", "internal/ops", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/control/guard"},
+		only: []string{"sandbox", "driver", "internal/keyed", "internal/serial", "internal/span", "internal/ops", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/control/guard"},
 		deny: []string{kernel + "/..."},
 		why:  "it sees sandboxes through the interfaces that it declares",
 	},
@@ -559,7 +559,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/server/...",
-		only: []string{"sandbox", "internal/span", "internal/ops", "driver", "internal/stream", "internal/offline", "internal/envd", "internal/plainproto", "internal/keyed", "internal/template", "internal/server/..."},
+		only: []string{"sandbox", "internal/span", "internal/ops", "driver", "internal/stream", "internal/offline", "internal/envd", "internal/plainproto", "internal/keyed", "internal/serial", "internal/template", "internal/server/..."},
 		deny: []string{kernel + "/...", "database/sql", "os/exec"},
 		why:  "a protocol declares the interfaces it needs of control, and does not import it",
 	},
@@ -598,6 +598,10 @@ var rules = []rule{
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
 		why:  "clients are light: no engine, no store, no daemon",
+	},
+	{
+		pkgs: "internal/serial", std: true, only: []string{}, deny: []string{"os/exec", "net", "net/http"},
+		why: "services and protocols number with it",
 	},
 	{
 		pkgs: "internal/keyed", std: true, only: []string{}, deny: []string{"os/exec", "net", "net/http"},
