@@ -36,6 +36,10 @@ type Event struct {
 
 	Epoch   int64 `json:"epoch,omitempty" doc:"which sandbox of a session, counted from 1"`
 	Viewers int   `json:"viewers,omitempty" doc:"of a stream, afterwards"`
+
+	Cols uint16 `json:"cols,omitempty" doc:"of a terminal, when it began"`
+	Rows uint16 `json:"rows,omitempty"`
+	Dir  string `json:"cwd,omitempty" doc:"where the command of a terminal began, if that was asked for"`
 }
 
 // MarshalJSON writes the duration in milliseconds.

@@ -383,6 +383,9 @@ const (
 	ReasonCrashed  Reason = "crashed"  // the sandbox's kernel failed or was killed
 	ReasonLost     Reason = "lost"     // the sandbox could not be reached
 
+	// Of terminals, besides those of commands.
+	ReasonOwnerGone Reason = "owner_gone" // the connection that it was made for ended
+
 	// Of streams.
 	ReasonDisconnected Reason = "client-disconnect" // the viewer went away, or the server inside
 	ReasonReaped       Reason = "reaped"            // the sandbox or the daemon ended

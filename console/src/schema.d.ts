@@ -2654,6 +2654,13 @@ export interface components {
             /** @description of a failure */
             code?: string;
             /**
+             * Format: int32
+             * @description of a terminal, when it began
+             */
+            cols?: number;
+            /** @description where the command of a terminal began, if that was asked for */
+            cwd?: string;
+            /**
              * Format: int64
              * @description how long a command ran, in milliseconds
              */
@@ -2691,6 +2698,8 @@ export interface components {
             ref?: number;
             /** @description id of the request */
             request?: string;
+            /** Format: int32 */
+            rows?: number;
             sandbox?: string;
             /**
              * Format: int64

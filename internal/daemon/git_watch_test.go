@@ -3,7 +3,10 @@ package daemon_test
 import (
 	"context"
 	"iter"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon"
@@ -103,4 +106,51 @@ func TestRB87EventsOfFilesAreNumbered(t *testing.T) {
 		}
 		cancel()
 	}
+}
+
+// RB-87: commands on terminals have events of their own.
+func TestRB87EventsOfTerminals(t *testing.T) {
+	d, s, dir := hostSession(t)
+	c := daemontest.Client(t, d)
+	size := &sandbox.WindowSize{Cols: 100, Rows: 40}
+	ended, err := s.Exec(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", "exit 3"}, TTY: size, Dir: dir})
+	ok(t, err)
+	_, err = ended.Wait(t.Context())
+	ok(t, err)
+	ok(t, ended.Close())
+	left, err := s.Exec(t.Context(), sandbox.Command{Args: []string{"sleep", "600"}, TTY: size})
+	ok(t, err)
+	ok(t, left.Close())
+	_, err = s.Run(t.Context(), sandbox.Command{Args: []string{"true"}}, atoll.RunOptions{}) // has no terminal
+	ok(t, err)
+
+	type event struct {
+		typ, id, program string
+		cols, rows       uint16
+		dir              string
+		reason           sandbox.Reason
+	}
+	want := []event{
+		{sandbox.EventTerminalExited, ended.Info().ID, "sh", 0, 0, "", sandbox.ReasonExited},
+		{sandbox.EventTerminalExited, left.Info().ID, "sleep", 0, 0, "", sandbox.ReasonOwnerGone},
+		{sandbox.EventTerminalStarted, ended.Info().ID, "sh", 100, 40, dir, ""},
+		{sandbox.EventTerminalStarted, left.Info().ID, "sleep", 100, 40, "", ""},
+	}
+	var got []event
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		all, err := logged(t, c, sandbox.EventTerminalStarted, sandbox.EventTerminalExited)
+		ok(t, err)
+		got = nil
+		for _, e := range all {
+			got = append(got, event{e.Type, e.Subject, e.Program, e.Cols, e.Rows, e.Dir, e.Reason})
+			if e.Reason == sandbox.ReasonExited && (e.Exit == nil || *e.Exit != 3) {
+				t.Errorf("the exit code is missing: %+v", e)
+			}
+		}
+		slices.SortFunc(got, func(a, b event) int { return strings.Compare(a.typ+a.program, b.typ+b.program) })
+		if slices.Equal(got, want) {
+			return
+		}
+	}
+	t.Errorf("the log has %+v, want %+v", got, want)
 }

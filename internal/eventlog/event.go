@@ -62,18 +62,20 @@ const (
 	PoliciesKept       Type = sandbox.EventPoliciesKept   // the policy files are invalid, so the old policies stay in force: see Subject
 	SecretUsed         Type = sandbox.EventSecretUsed     // the gateway sent a secret: see Subject and Policy
 	SessionCreated     Type = sandbox.EventSessionCreated
-	LeaseWarming       Type = sandbox.EventLeaseWarming  // the sandbox of a session is being created or resumed
-	LeaseWarm          Type = sandbox.EventLeaseWarm     // the sandbox serves the session: see Epoch
-	LeaseDraining      Type = sandbox.EventLeaseDraining // the session no longer needs its sandbox, which ends after a grace period
-	LeaseCold          Type = sandbox.EventLeaseCold     // the session has no sandbox
-	LeaseWaiting       Type = sandbox.EventLeaseWaiting  // a caller waits for a sandbox that another one makes or ends
-	LeaseAtRisk        Type = sandbox.EventLeaseAtRisk   // the sandbox could not be saved, and its lifetime ends soon
-	FenceRefused       Type = sandbox.EventFenceRefused  // a request was addressed to an earlier sandbox of the session: see Epoch
-	RouteSwapped       Type = sandbox.EventRouteSwapped  // another sandbox, with the session's files, now serves the session: see Sandbox and Epoch
-	StreamOpened       Type = sandbox.EventStreamOpened  // a viewer of a stream connected: see Viewers
-	StreamClosed       Type = sandbox.EventStreamClosed  // a viewer of a stream is gone: see Reason
-	StreamRevoked      Type = sandbox.EventStreamRevoked // see Reason
-	StreamRotated      Type = sandbox.EventStreamRotated // the stream shows another sandbox of its session: see Epoch
+	LeaseWarming       Type = sandbox.EventLeaseWarming    // the sandbox of a session is being created or resumed
+	LeaseWarm          Type = sandbox.EventLeaseWarm       // the sandbox serves the session: see Epoch
+	LeaseDraining      Type = sandbox.EventLeaseDraining   // the session no longer needs its sandbox, which ends after a grace period
+	LeaseCold          Type = sandbox.EventLeaseCold       // the session has no sandbox
+	LeaseWaiting       Type = sandbox.EventLeaseWaiting    // a caller waits for a sandbox that another one makes or ends
+	LeaseAtRisk        Type = sandbox.EventLeaseAtRisk     // the sandbox could not be saved, and its lifetime ends soon
+	FenceRefused       Type = sandbox.EventFenceRefused    // a request was addressed to an earlier sandbox of the session: see Epoch
+	RouteSwapped       Type = sandbox.EventRouteSwapped    // another sandbox, with the session's files, now serves the session: see Sandbox and Epoch
+	StreamOpened       Type = sandbox.EventStreamOpened    // a viewer of a stream connected: see Viewers
+	StreamClosed       Type = sandbox.EventStreamClosed    // a viewer of a stream is gone: see Reason
+	StreamRevoked      Type = sandbox.EventStreamRevoked   // see Reason
+	StreamRotated      Type = sandbox.EventStreamRotated   // the stream shows another sandbox of its session: see Epoch
+	TerminalStarted    Type = sandbox.EventTerminalStarted // a command runs on a terminal: see Subject
+	TerminalExited     Type = sandbox.EventTerminalExited
 	RecordingStarted   Type = sandbox.EventRecordingStarted
 	RecordingAvailable Type = sandbox.EventRecordingAvailable // a recording is stored completely: see Reason
 	RecordingFailed    Type = sandbox.EventRecordingFailed    // see Reason
@@ -96,6 +98,7 @@ func Types() []Type {
 		ProfileApplied, ProfileRemoved, SecretCreated, SecretRotated, SecretRemoved, EgressAllowed, EgressDenied, EgressLimited,
 		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, SessionCreated, LeaseWarming, LeaseWarm, LeaseDraining, LeaseCold, LeaseWaiting, LeaseAtRisk, FenceRefused, RouteSwapped, StreamOpened, StreamClosed, StreamRevoked, StreamRotated,
 		RecordingStarted, RecordingAvailable, RecordingFailed, MachineApproved, MachineRevoked, NodePlaced, NodeChanged, NodeDrained, NodeRemoved, NodeCleared, AuditPruned,
+		TerminalStarted, TerminalExited,
 	}
 }
 

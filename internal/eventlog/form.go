@@ -46,6 +46,10 @@ type form struct {
 
 	Epoch   int64 `json:"epoch,omitempty"`   // of the sandbox of a session
 	Viewers int   `json:"viewers,omitempty"` // of a stream
+
+	Cols uint16 `json:"cols,omitempty"` // of a terminal
+	Rows uint16 `json:"rows,omitempty"`
+	Dir  string `json:"cwd,omitempty"` // where its command began
 }
 
 // encode returns the canonical form: JSON without white space and without HTML
@@ -60,6 +64,7 @@ func encode(e *Event) ([]byte, error) {
 		Labels: e.Labels, Subject: e.Subject, Policy: e.Policy,
 		Ref: e.Ref, Code: e.Code, Program: e.Program, Argc: e.Argc, Args: e.Args,
 		Exit: e.Exit, Reason: e.Reason, Bytes: e.Bytes, Request: e.Request, Trace: e.Trace, Epoch: e.Epoch, Viewers: e.Viewers,
+		Cols: e.Cols, Rows: e.Rows, Dir: e.Dir,
 	})
 	if err != nil {
 		return nil, err
@@ -78,5 +83,6 @@ func decode(r *store.EventRow) (Event, error) {
 		Labels: f.Labels, Subject: f.Subject, Policy: f.Policy,
 		Ref: f.Ref, Code: f.Code, Program: f.Program, Argc: f.Argc, Args: f.Args,
 		Exit: f.Exit, Reason: f.Reason, Bytes: f.Bytes, Request: f.Request, Trace: f.Trace, Epoch: f.Epoch, Viewers: f.Viewers,
+		Cols: f.Cols, Rows: f.Rows, Dir: f.Dir,
 	}}, nil
 }

@@ -168,6 +168,11 @@ func (s *Service) watch(ctx context.Context, h *Handle, inner driver.Process, cm
 	c := h.command(inner, h.limits, driver.Cursor{})
 	fact := guard.Action(h.who, ops.ProcessExec, guard.Subject{Sandbox: h.ID(), Name: h.Name(), Subject: inner.Info().ID, Command: cmd})
 	fact.Request, fact.Trace = span.IDs(ctx)
+	if cmd.TTY != nil {
+		s.Report(s.Life, s.Audit.FactLater(fact, eventlog.TerminalStarted, func(e *eventlog.Event) {
+			e.Cols, e.Rows, e.Dir = cmd.TTY.Cols, cmd.TTY.Rows, cmd.Dir
+		}))
+	}
 	if cmd.Background {
 		s.Go(func() { s.awaitBackground(h.inner, c, fact) })
 		return c
@@ -191,13 +196,15 @@ func (s *Service) recordLetGo(box *control.Sandbox, c *command, fact audit.Actio
 		exit, err := c.Process.Wait(s.Life)
 		took := time.Since(began)
 		switch {
+		case err == nil && exit.Reason == sandbox.ReasonSignaled: // closing it ended it
+			s.recordEnds(fact, took, c.bytes.Load(), &exit.Code, exit.Reason, sandbox.ReasonOwnerGone)
 		case err == nil:
 			s.recordEnd(fact, took, c.bytes.Load(), &exit.Code, exit.Reason)
 		case s.Life.Err() != nil:
 		case held && c.cut.Load(): // it waits for its caller and ends later
 			s.awaitAgain(box, fact)
 		default: // its caller closed it
-			s.recordEnd(fact, took, c.bytes.Load(), nil, sandbox.ReasonKilled)
+			s.recordEnds(fact, took, c.bytes.Load(), nil, sandbox.ReasonKilled, sandbox.ReasonOwnerGone)
 		}
 	})
 }
@@ -239,10 +246,19 @@ func (s *Service) endedAlone(fact audit.Action, began time.Time, exit sandbox.Ex
 	s.cfg.Sandboxes.MainEnded(fact.Tenant, fact.Sandbox, fact.Subject, began, exit)
 }
 
+// recordEnd records the end of a command, and of its terminal.
 func (s *Service) recordEnd(fact audit.Action, took time.Duration, bytes int64, exit *int, reason sandbox.Reason) {
+	s.recordEnds(fact, took, bytes, exit, reason, reason)
+}
+
+// recordEnds is recordEnd if the terminal ended for another reason.
+func (s *Service) recordEnds(fact audit.Action, took time.Duration, bytes int64, exit *int, reason, ofTerminal sandbox.Reason) {
 	s.Report(s.Life, s.Audit.FactLater(fact, eventlog.ExecEnded, func(e *eventlog.Event) {
 		e.Bytes, e.Duration, e.Exit, e.Reason = bytes, took, exit, reason
 	}))
+	if fact.Command != nil && fact.Command.TTY != nil {
+		s.Report(s.Life, s.Audit.FactLater(fact, eventlog.TerminalExited, func(e *eventlog.Event) { e.Exit, e.Reason = exit, ofTerminal }))
+	}
 }
 
 // WatchBackground records the ends of commands that an earlier daemon started
@@ -257,6 +273,9 @@ func (s *Service) WatchBackground(tenant string, box *control.Sandbox) {
 			fact := audit.Action{
 				Tenant: tenant, Op: ops.ProcessExec, Sandbox: box.ID(), Name: box.Name(), Subject: info.ID,
 				Command: &sandbox.Command{Args: info.Args},
+			}
+			if info.TTY {
+				fact.Command.TTY = &sandbox.WindowSize{}
 			}
 			s.Go(func() { s.awaitAgain(box, fact) })
 		} else if info.Exit != nil { // its end may not have been recorded

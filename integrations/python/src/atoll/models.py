@@ -306,6 +306,14 @@ class Event(Model):
     """
     of a failure
     """
+    cols: int | None = None
+    """
+    of a terminal, when it began
+    """
+    cwd: str | None = None
+    """
+    where the command of a terminal began, if that was asked for
+    """
     duration_ms: int | None = None
     """
     how long a command ran, in milliseconds
@@ -349,6 +357,7 @@ class Event(Model):
     """
     id of the request
     """
+    rows: int | None = None
     sandbox: str | None = None
     seq: int
     """
