@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/drivertest"
 	"github.com/atoll-run/atoll/internal/scratch"
 	"github.com/atoll-run/atoll/provider/e2b"
+	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -119,4 +120,17 @@ func TestConformance(t *testing.T) {
 
 		Parallel: true, Patience: 5 * time.Minute,
 	})
+}
+
+func TestCheck(t *testing.T) {
+	s := serve(t)
+	var env []string
+	for name, value := range s.env {
+		env = append(env, name+"="+value)
+	}
+	lacks := []string{"images", "mounts", "network", "pause", "previews", "resize"}
+	hostedtest.Check(t, e2b.Name, s.env["E2B_API_KEY"], lacks, env...)
+	if out, err := s.command("ls", "-q").Output(); err != nil || len(out) > 0 {
+		t.Errorf("atoll ls: %v; there are: %s", err, out)
+	}
 }
