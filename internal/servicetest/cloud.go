@@ -77,6 +77,7 @@ type Cloud struct {
 // Snapshot is a saved sandbox.
 type Snapshot struct {
 	ID, Name, Owner string // the name is unique among the snapshots of an owner
+	Request         any    // what the client asked for
 	Box             string // ID of the sandbox
 	Ready           bool
 	Size            int64
@@ -388,12 +389,13 @@ func (c *Cloud) all() []*CloudBox {
 	return slices.DeleteFunc(slices.Clone(c.boxes), func(b *CloudBox) bool { return b.box.Status == c.words.Deleted })
 }
 
-// Find finds a sandbox by its ID, also a deleted one, or by its name.
+// Find finds a sandbox by its ID, also a deleted one, or by its name. Without an
+// owner, it is one of any.
 func (c *Cloud) Find(owner, name string) (*CloudBox, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, b := range slices.Backward(c.boxes) {
-		if b.box.Owner == owner && (b.box.ID == name || b.box.Name == name && b.box.Status != c.words.Deleted) {
+		if (owner == "" || b.box.Owner == owner) && (b.box.ID == name || b.box.Name == name && b.box.Status != c.words.Deleted) {
 			return b, nil
 		}
 	}
@@ -494,16 +496,17 @@ func (c *Cloud) StopAll() (err error) {
 	return err
 }
 
-// Save saves a sandbox that runs as a snapshot with a name. With Memory it may
-// also be paused.
-func (c *Cloud) Save(b *CloudBox, id, name string) (*Snapshot, error) {
+// Save saves a sandbox that runs as a snapshot, which has an ID and a name. With
+// Memory it may also be paused.
+func (c *Cloud) Save(b *CloudBox, as Snapshot) (*Snapshot, error) {
 	if now := c.Show(b).Status; now != c.words.Running && (!c.Memory || now != c.Pauses.Paused) {
 		return nil, ErrConflict
 	}
-	s := &Snapshot{ID: id, Name: name, Owner: b.box.Owner, Box: b.box.ID, Created: time.Now().UTC()}
+	s := &as
+	s.Owner, s.Box, s.Created = b.box.Owner, b.box.ID, time.Now().UTC()
 	c.mu.Lock()
 	in := b.in
-	taken := slices.ContainsFunc(c.saved, func(o *Snapshot) bool { return o.Owner == s.Owner && o.Name == name })
+	taken := slices.ContainsFunc(c.saved, func(o *Snapshot) bool { return o.Owner == s.Owner && o.Name == s.Name })
 	if !taken {
 		c.saved = append(c.saved, s)
 	}
@@ -516,7 +519,7 @@ func (c *Cloud) Save(b *CloudBox, id, name string) (*Snapshot, error) {
 		if !ok {
 			return errors.New("the fake cannot save sandboxes")
 		}
-		saved, err := saver.Snapshot(context.Background(), driver.SnapshotOptions{ID: "saved-" + id, Memory: c.Memory})
+		saved, err := saver.Snapshot(context.Background(), driver.SnapshotOptions{ID: "saved-" + s.ID, Memory: c.Memory})
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if s.Ready, s.ref, s.Size = true, saved.Ref, saved.Size; err != nil {

@@ -56,8 +56,9 @@ func Builtin() []registry.Entry {
 // openers has every provider of the catalog's list.
 var openers = map[string]func(registry.Host) (driver.Provider, error){
 	gvisor.Name: openGvisor, host.Name: openHost, microvm.Name: openMicrovm, docker.Name: openDocker,
-	superserve.Name: openSuperserve, islo.Name: openIslo, cloudflare.Name: openCloudflare,
+	islo.Name: openIslo, cloudflare.Name: openCloudflare,
 	boxlite.Name:      open(boxlite.FromEnvironment, boxlite.New),
+	superserve.Name:   open(superserve.FromEnvironment, superserve.New),
 	e2b.Name:          open(e2b.FromEnvironment, e2b.New),
 	daytona.Name:      open(daytona.FromEnvironment, daytona.New),
 	vercel.Name:       open(vercel.FromEnvironment, vercel.New),
@@ -158,18 +159,6 @@ func openHost(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return host.New(host.Options{Dir: h.Dir})
-}
-
-func openSuperserve(h registry.Host) (driver.Provider, error) {
-	opts := superserve.FromEnvironment(h.Dir, h.Env)
-	o := struct {
-		Template *string            `json:"template"`
-		Secrets  *map[string]string `json:"secrets"`
-	}{&opts.Template, &opts.Secrets}
-	if err := h.Decode(&o); err != nil {
-		return nil, err
-	}
-	return superserve.New(opts)
 }
 
 func openIslo(h registry.Host) (driver.Provider, error) {

@@ -8,36 +8,16 @@ import (
 	"strings"
 	"time"
 
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// api is a client of the control plane.
+// api is a client of the control plane. It also has the address of the data
+// plane.
 type api struct {
-	rest.Client
+	*hosted.Login
 	data *url.URL
-	key  *credential.Source
-}
-
-func newAPI(control, data *url.URL, opts *Options) *api {
-	key, own := opts.Key, opts.ControlURL != ""
-	return &api{data: data, key: key, Client: rest.Client{
-		HTTP: rest.NewHTTP(opts.Transport), Base: control, Words: words, Hint: "set " + keyEnv + " to a key of this service",
-		Sign:   func(h http.Header) { h.Set("X-API-Key", key.Current()) },
-		Hidden: func() []string { return []string{key.Current()} },
-		// A key from a file or a command may be of another region, and is then refused.
-		Fresh: func(ctx context.Context, refused bool) error {
-			err := key.Fresh(ctx, refused)
-			if region := regionOf(key.Current()); err == nil && !own && regions[region].control != control.String() {
-				err = &sandbox.Error{
-					Code: sandbox.CodeInvalid, Subject: "region", Message: "the key is of the region " + region + ", and not of " + control.Host, Hint: "set SUPERSERVE_BASE_URL",
-				}
-			}
-			return err
-		},
-	}}
 }
 
 // words reads an error of either API: {"error": {"code", "message"}} or
@@ -151,11 +131,6 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (found []ho
 // End implements hosted.Service.
 func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 	return known(a.Remove(ctx, "/sandboxes/"+id))
-}
-
-// Credential implements hosted.Service.
-func (a *api) Credential() hosted.Credential {
-	return hosted.Credential{Name: a.key.Account(), Key: a.key.Value()}
 }
 
 // Claim implements hosted.Claimer.

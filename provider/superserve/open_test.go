@@ -14,6 +14,7 @@ import (
 
 	service "github.com/atoll-run/atoll/internal/servicetest/superserve"
 	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/superserve"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -37,22 +38,18 @@ func (m *remembering) RoundTrip(r *http.Request) (*http.Response, error) {
 // Credentials only go to configured hosts.
 func TestAddresses(t *testing.T) {
 	const tail = "0123456789abcdefghijABCDEFGHIJ_-"
-	for name, tt := range map[string]struct {
-		opts superserve.Options
-		want string // the control host; empty: refused
-	}{
-		"old key":              {superserve.Options{Key: key("ss_live_" + tail)}, "api.superserve.ai"},
-		"region":               {superserve.Options{Key: key("ss_live_usw_" + tail)}, "api-usw.superserve.ai"},
-		"unknown region":       {superserve.Options{Key: key("ss_live_mars_" + tail)}, ""},
-		"private without data": {superserve.Options{Key: key(service.Key), ControlURL: "https://superserve.example.com"}, ""},
-		"private":              {superserve.Options{Key: key(service.Key), ControlURL: "https://c.example.com", DataURL: "https://boxd-{id}.d.example.com"}, "c.example.com"},
-		"the service's own":    {superserve.Options{Key: key(service.Key), ControlURL: "https://api-staging.superserve.ai/"}, "api-staging.superserve.ai"},
-		"no address":           {superserve.Options{Key: key(service.Key), ControlURL: "ftp://x", DataURL: "https://x"}, ""},
-		"a password":           {superserve.Options{Key: key(service.Key), ControlURL: "https://u:" + tail + "@x", DataURL: "https://x"}, ""},
+	for name, tt := range map[string]struct{ key, control, data, want string }{ // want is the control host; empty: refused
+		"old key":              {key: "ss_live_" + tail, want: "api.superserve.ai"},
+		"region":               {key: "ss_live_usw_" + tail, want: "api-usw.superserve.ai"},
+		"unknown region":       {key: "ss_live_mars_" + tail},
+		"private without data": {key: service.Key, control: "https://superserve.example.com"},
+		"private":              {key: service.Key, control: "https://c.example.com", data: "https://boxd-{id}.d.example.com", want: "c.example.com"},
+		"the service's own":    {key: service.Key, control: "https://api-staging.superserve.ai/", want: "api-staging.superserve.ai"},
+		"no address":           {key: service.Key, control: "ftp://x", data: "https://x"},
+		"a password":           {key: service.Key, control: "https://u:" + tail + "@x", data: "https://x"},
 	} {
 		asked := &remembering{}
-		tt.opts.Dir, tt.opts.Transport = t.TempDir(), asked
-		p, err := superserve.New(tt.opts)
+		p, err := superserve.New(superserve.Options{Connection: hosted.Connection{Dir: t.TempDir(), Key: key(tt.key), URL: tt.control, Transport: asked}, DataURL: tt.data})
 		if tt.want == "" {
 			if sandbox.CodeOf(err) != sandbox.CodeInvalid || strings.Contains(err.Error(), tail) {
 				t.Errorf("%s: %v, want invalid", name, err)
@@ -88,8 +85,8 @@ func TestAsked(t *testing.T) {
 	} {
 		asked := &remembering{}
 		p, err := superserve.New(superserve.Options{
-			Dir: t.TempDir(), Key: key(service.Key), ControlURL: "http://127.0.0.1:1", DataURL: "http://127.0.0.1:1", Template: "mine", Transport: asked,
-			Secrets: map[string]string{"OPENAI_API_KEY": "openai-prod"},
+			Connection: hosted.Connection{Dir: t.TempDir(), Key: key(service.Key), URL: "http://127.0.0.1:1", Transport: asked},
+			DataURL:    "http://127.0.0.1:1", Template: "mine", Secrets: map[string]string{"OPENAI_API_KEY": "openai-prod"},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -196,7 +193,7 @@ func TestKeySources(t *testing.T) {
 	}
 	write("ss_live_usw_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")
 	asked := &remembering{}
-	p, err := superserve.New(superserve.Options{Dir: t.TempDir(), Key: credential.New("SUPERSERVE_API_KEY", "", file, ""), Transport: asked})
+	p, err := superserve.New(superserve.Options{Connection: hosted.Connection{Dir: t.TempDir(), Key: credential.New("SUPERSERVE_API_KEY", "", file, ""), Transport: asked}})
 	if err != nil {
 		t.Fatal(err)
 	}

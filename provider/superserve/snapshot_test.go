@@ -19,7 +19,9 @@ func (s silent) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // A snapshot whose record is removed while the records are listed is none.
 func TestRemovedRecord(t *testing.T) {
-	p, err := New(Options{Dir: t.TempDir(), Key: credential.New("SUPERSERVE_API_KEY", "key", "", ""), ControlURL: "http://127.0.0.1:1", DataURL: "http://127.0.0.1:1", Transport: silent{t}})
+	p, err := New(Options{DataURL: "http://127.0.0.1:1", Connection: hosted.Connection{
+		Dir: t.TempDir(), Key: credential.New("SUPERSERVE_API_KEY", "key", "", ""), URL: "http://127.0.0.1:1", Transport: silent{t},
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}

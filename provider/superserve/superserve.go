@@ -22,7 +22,6 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -31,52 +30,42 @@ import (
 // Name is the name of this provider.
 const Name = "superserve"
 
-// Options configure the connection to the service.
+// Options configure the connection to the service. Without URL, the address of
+// the control API is that of the region in a constant key, or of the service's
+// first region.
 type Options struct {
-	// Dir is a directory for this provider alone. It is created when it is first
-	// needed. Sandboxes belong to it: another directory must adopt them first.
-	Dir string
-	// Key is the source of the API key. The key is sent only to the control URL and
-	// is never part of an error.
-	Key *credential.Source
-	// ControlURL is the address of the control API. Empty: the address of the
-	// region in a constant key, or of the service's first region.
-	ControlURL string
+	hosted.Connection
 	// DataURL is the address of the data API. "{id}" in it is replaced by the id
 	// of a sandbox; without it, the id is sent in a header. Empty: the address
 	// that belongs to the control URL, if that is the service's own.
-	DataURL string
+	DataURL string `json:"-"`
 	// Template is the service's template for sandboxes with the image "host".
 	// Empty: the service's default.
-	Template string
+	Template string `json:"template"`
 	// Secrets are secrets of the account for every sandbox. Keys are names of
 	// variables, values are names of secrets. Sandboxes see placeholders, which
 	// the service replaces in outgoing requests.
-	Secrets map[string]string
-	// Executable is a static program that imports internal/guest/early. It is the
-	// guest if none is embedded. Empty: the running program.
-	Executable string
-	// Transport sends requests. Nil: a new one.
-	Transport http.RoundTripper
+	Secrets map[string]string `json:"secrets"`
 }
 
-const keyEnv = "SUPERSERVE_API_KEY"
+var opening = hosted.Opening{Name: Name, Version: "v1", Key: "SUPERSERVE_API_KEY", URL: "SUPERSERVE_BASE_URL", Words: words, Public: regions[firstRegion].control}
 
 // FromEnvironment returns the options from the environment variables of the
 // official SDK, and from further variables: two more sources of the key, the
 // data URL and the template.
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
-		Dir: dir, Key: credential.FromEnvironment(keyEnv, lookup), ControlURL: strings.TrimSpace(lookup("SUPERSERVE_BASE_URL")),
-		DataURL: strings.TrimSpace(lookup("SUPERSERVE_DATA_URL")), Template: lookup("SUPERSERVE_TEMPLATE"),
+		Connection: opening.Connection(dir, lookup), DataURL: strings.TrimSpace(lookup("SUPERSERVE_DATA_URL")), Template: lookup("SUPERSERVE_TEMPLATE"),
 	}
 }
 
+const firstRegion = "use"
+
 // regions are the service's own addresses.
 var regions = map[string]struct{ control, data string }{
-	"use":     {"https://api.superserve.ai", "https://sandbox.superserve.ai"},
-	"usw":     {"https://api-usw.superserve.ai", "https://usw-sandbox.superserve.ai"},
-	"staging": {"https://api-staging.superserve.ai", "https://staging-sandbox.superserve.ai"},
+	firstRegion: {"https://api.superserve.ai", "https://sandbox.superserve.ai"},
+	"usw":       {"https://api-usw.superserve.ai", "https://usw-sandbox.superserve.ai"},
+	"staging":   {"https://api-staging.superserve.ai", "https://staging-sandbox.superserve.ai"},
 }
 
 // regionKey matches a key that names its region.
@@ -87,33 +76,33 @@ func regionOf(key string) string {
 	if m := regionKey.FindStringSubmatch(key); m != nil {
 		return m[1]
 	}
-	return "use"
+	return firstRegion
 }
 
-// addresses returns the control and the data URL. A token must only go to hosts
-// that are configured, so an unknown control URL needs a data URL.
-func addresses(opts *Options) (control, data *url.URL, err error) {
+// addresses adds the control URL to the options, and returns the data URL. A
+// token must only go to hosts that are configured, so an unknown control URL
+// needs a data URL.
+func addresses(opts *Options) (*url.URL, error) {
 	refuse := func(subject, message, hint string) error {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "superserve.open", Subject: subject, Message: message, Hint: hint}
 	}
-	c, d := cmp.Or(opts.ControlURL, regions[regionOf(opts.Key.Value())].control), opts.DataURL
-	if c == "" {
-		return nil, nil, refuse("region", "the key is of a region that this Atoll does not know", "set SUPERSERVE_BASE_URL and SUPERSERVE_DATA_URL")
-	}
-	for _, r := range regions {
-		if d == "" && strings.TrimSuffix(c, "/") == r.control {
-			d = r.data
+	data := opts.DataURL
+	if opts.URL == "" && opts.Key != nil {
+		opts.URL = regions[regionOf(opts.Key.Value())].control
+		if opts.URL == "" {
+			return nil, refuse("region", "the key is of a region that this Atoll does not know", "set SUPERSERVE_BASE_URL and SUPERSERVE_DATA_URL")
 		}
 	}
-	if d == "" {
-		return nil, nil, refuse("data URL", "is needed with a control URL that is not the service's own", "set SUPERSERVE_DATA_URL")
+	for _, r := range regions {
+		if data == "" && strings.TrimSuffix(cmp.Or(opts.URL, opening.Public), "/") == r.control {
+			data = r.data
+		}
 	}
-	if control, err = rest.ParseURL("superserve.open", "control URL", c); err != nil {
-		return nil, nil, err
+	if data == "" {
+		return nil, refuse("data URL", "is needed with a control URL that is not the service's own", "set SUPERSERVE_DATA_URL")
 	}
 	// A host with braces is not valid.
-	data, err = rest.ParseURL("superserve.open", "data URL", strings.ReplaceAll(d, "{id}", placeholder))
-	return control, data, err
+	return rest.ParseURL("superserve.open", "data URL", strings.ReplaceAll(data, "{id}", placeholder))
 }
 
 // placeholder stands for the id of a sandbox in a parsed address.
@@ -144,39 +133,45 @@ var (
 // New opens the provider. It makes no network call. It removes records of
 // sandboxes that ended long ago.
 func New(opts Options) (*Provider, error) {
-	if opts.Dir == "" {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "superserve.open", Message: "no directory given"}
-	}
-	if opts.Key == nil {
-		opts.Key = credential.New(keyEnv, "", "", "")
-	}
-	control, data, err := addresses(&opts)
+	chosen := opts.URL != ""
+	data, err := addresses(&opts)
 	if err != nil {
 		return nil, err
 	}
-	a := newAPI(control, data, &opts)
-	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
-		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client,
-		Resting: []string{statusActive, statusPaused}, Hint: "use its original " + keyEnv + " and SUPERSERVE_BASE_URL",
-	}}
+	login, err := opening.Login(&opts.Connection)
+	if err != nil {
+		return nil, err
+	}
+	a := &api{login, data}
+	a.Sign = func(h http.Header) { h.Set("X-API-Key", a.Key.Current()) }
+	known := a.Fresh
+	// A key from a file or a command may be of another region, and is then refused.
+	a.Fresh = func(ctx context.Context, refused bool) error {
+		err := known(ctx, refused)
+		if region := regionOf(a.Key.Current()); err == nil && !chosen && regions[region].control != a.Base.String() {
+			err = &sandbox.Error{
+				Code: sandbox.CodeInvalid, Subject: "region", Message: "the key is of the region " + region + ", and not of " + a.Base.Host, Hint: "set SUPERSERVE_BASE_URL",
+			}
+		}
+		return err
+	}
+	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
+	p.Resting = []string{statusActive, statusPaused}
 	p.Enter = p.enter
 	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{hosted.Savable{Instance: in}, p} }
 	p.MemoryKeeper = hosted.MemoryKeeper{Keeper: p.Keep(&hosted.Keeper{Saver: saver{p}, Memory: true, Records: true})}
-	if err := p.Start(opts.Executable); err != nil {
-		return nil, err
-	}
-	return p, nil
+	return p, p.Start(opts.Executable)
 }
 
 // Probe implements driver.Provider. It checks the key with the service.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	fixed := driver.Limit{Why: "the service's template decides", Fixed: true}
-	return p.Facts(ctx, &hosted.Description{
-		Version: "v1", Needs: keyEnv, What: "API key", Credential: keyEnv, Address: "SUPERSERVE_BASE_URL", Previews: true,
-		Limits: map[string]driver.Limit{"cpus": fixed, "memory": fixed, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "the service"}},
-	}, p.opts.Key.Set(), func(ctx context.Context) error {
+	return p.api.Facts(ctx, p.Core, &hosted.Description{
+		Previews: true,
+		Limits:   map[string]driver.Limit{"cpus": fixed, "memory": fixed, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "the service"}},
+	}, func(ctx context.Context) error {
 		return p.api.Call(ctx, http.MethodGet, "/sandboxes?limit=1", nil, &[]box{})
-	}, p.api.Base, p.api.data)
+	}, p.api.data)
 }
 
 // The longest lifetime that the service enforces.

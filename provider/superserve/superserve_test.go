@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	service "github.com/atoll-run/atoll/internal/servicetest/superserve"
 	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/superserve"
 )
@@ -52,8 +53,8 @@ func key(value string) *credential.Source {
 // options returns the options of a provider that uses the service.
 func (w *world) options(dir string) superserve.Options {
 	return superserve.Options{
-		Dir: dir, Key: key(service.Key), ControlURL: w.url, DataURL: w.named(), Executable: os.Getenv("ATOLL_BIN"),
-		Transport: hostedtest.Transport(),
+		Connection: hosted.Connection{Dir: dir, Key: key(service.Key), URL: w.url, Executable: os.Getenv("ATOLL_BIN"), Transport: hostedtest.Transport()},
+		DataURL:    w.named(),
 	}
 }
 

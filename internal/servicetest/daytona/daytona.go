@@ -180,7 +180,7 @@ func (s *Server) save(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	if in.Name == "" || in.Memory {
 		return nil, servicetest.Fail(http.StatusBadRequest, "containers save no memory, and the name is required")
 	}
-	_, err := s.Save(b, newID(), in.Name)
+	_, err := s.Save(b, servicetest.Snapshot{ID: newID(), Name: in.Name})
 	return s.shown(r, s.Show(b)), err
 }
 

@@ -308,7 +308,7 @@ func (s *Server) save(r *http.Request, tenant string) (any, error) {
 	r.SetPathValue("name", in.Box)
 	return s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
 		id := servicetest.UUID()
-		m, err := s.Save(b, id, cmp.Or(in.Name, "snapshot-"+id[:8]))
+		m, err := s.Save(b, servicetest.Snapshot{ID: id, Name: cmp.Or(in.Name, "snapshot-"+id[:8])})
 		if err == nil && !strings.Contains(r.Header.Get("Prefer"), "respond-async") {
 			err = s.Wait(b)
 		}

@@ -126,7 +126,7 @@ func (s *Server) imageRoutes() {
 			if again {
 				return &modalapi.Snapshot{Image: image}, nil
 			}
-			_, err := s.Save(b, image, image)
+			_, err := s.Save(b, servicetest.Snapshot{ID: image, Name: image})
 			return &modalapi.Snapshot{Image: image}, err
 		})
 }

@@ -277,7 +277,7 @@ func (s *Server) save(r *http.Request, b *servicetest.CloudBox) (any, error) {
 			return nil, err
 		}
 	}
-	kept, err := s.Save(b, servicetest.UUID(), in.Name)
+	kept, err := s.Save(b, servicetest.Snapshot{ID: servicetest.UUID(), Name: in.Name})
 	switch {
 	case errors.Is(err, servicetest.ErrConflict):
 		return nil, servicetest.FailAs(http.StatusConflict, "SNAPSHOT::INVALID_STATE", "Sandbox is not running")

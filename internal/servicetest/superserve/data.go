@@ -68,7 +68,7 @@ func (s *Server) inside(f func(http.ResponseWriter, *http.Request, *machine) err
 			return
 		}
 		s.mu.Lock()
-		good, m := token != "" && token == b.token, &machine{in, maps.Clone(b.env)}
+		good, m := token == b.token, &machine{in, maps.Clone(b.Env)}
 		s.mu.Unlock()
 		if !good {
 			s.Refuse(w, r, servicetest.Fail(http.StatusUnauthorized, "invalid access token"))

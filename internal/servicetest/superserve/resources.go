@@ -15,11 +15,11 @@ import (
 func (s *Server) resourceRoutes() {
 	s.Handle("GET /sandboxes/{id}/preview-ports", s.withBox(s.listPorts))
 	s.Handle("POST /sandboxes/{id}/preview-ports", s.withBox(s.publish))
-	s.Handle("DELETE /sandboxes/{id}/preview-ports/{port}", s.withBox(s.unpublish))
-	s.Handle("POST /sandboxes/{id}/preview-ports/{port}/token", s.withBox(s.portToken))
+	s.Handle("DELETE /sandboxes/{id}/preview-ports/{port}", s.withPort(unpublish))
+	s.Handle("POST /sandboxes/{id}/preview-ports/{port}/token", s.withPort(portToken))
 	s.Handle("POST /sandboxes/{id}/snapshot", s.withBox(s.capture))
 	s.Handle("GET /sandboxes/{id}/snapshots", s.snapshotsOf)
-	s.Handle("GET /snapshots/{id}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) { return s.shownSnapshot(m), nil }))
+	s.Handle("GET /snapshots/{id}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) { return shownSnapshot(m), nil }))
 	s.Handle("DELETE /snapshots/{id}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) {
 		return servicetest.Reply{Status: http.StatusNoContent}, s.Forget(m)
 	}))
@@ -30,16 +30,19 @@ func (s *Server) resourceRoutes() {
 	s.Handle("POST /secrets", s.createSecret)
 }
 
-// capture is what the service has of a snapshot besides the cloud, which has its
-// ID as a name, too.
-type capture struct{ box, key, name string }
+// capture is the request for a snapshot, and its sandbox. The cloud has its key as
+// a name: the same key is the same snapshot.
+type capture struct {
+	Kind string `json:"kind"`
+	Key  string `json:"idempotency_key"`
+	Name string `json:"name"`
+	box  string
+}
 
-func (s *Server) shownSnapshot(m *servicetest.Snapshot) map[string]any {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := s.captures[m.ID]
+func shownSnapshot(m *servicetest.Snapshot) map[string]any {
+	c, _ := m.Request.(capture)
 	shown := map[string]any{
-		"id": m.ID, "sandbox_id": c.box, "kind": "mem+fs", "status": "creating", "name": c.name, "size_bytes": m.Size, "created_at": m.Created,
+		"id": m.ID, "sandbox_id": c.box, "kind": c.Kind, "status": "creating", "name": c.Name, "size_bytes": m.Size, "created_at": m.Created,
 	}
 	if m.Ready {
 		shown["status"], shown["ready_at"] = "ready", m.Created
@@ -47,13 +50,8 @@ func (s *Server) shownSnapshot(m *servicetest.Snapshot) map[string]any {
 	return shown
 }
 
-// capture takes a snapshot. The same key is the same snapshot.
 func (s *Server) capture(r *http.Request, b *box) (any, error) {
-	var c struct {
-		Kind string `json:"kind"`
-		Key  string `json:"idempotency_key"`
-		Name string `json:"name"`
-	}
+	var c capture
 	if err := servicetest.ReadStrictly(r, &c); err != nil {
 		return nil, err
 	}
@@ -61,32 +59,23 @@ func (s *Server) capture(r *http.Request, b *box) (any, error) {
 		return nil, servicetest.Fail(http.StatusBadRequest, "kind and idempotency_key are required")
 	}
 	now := s.Show(b.CloudBox)
-	for _, m := range s.Snapshots(now.Owner) {
-		s.mu.Lock()
-		known := s.captures[m.ID].key == c.Key
-		s.mu.Unlock()
-		if known {
-			return s.shownSnapshot(&m), nil
+	c.box = now.Name
+	m, err := s.Snapshot(now.Owner, c.Key)
+	if err != nil {
+		if _, err = s.Save(b.CloudBox, servicetest.Snapshot{ID: servicetest.UUID(), Name: c.Key, Request: c}); err == nil {
+			m, err = s.Snapshot(now.Owner, c.Key)
 		}
 	}
-	id := servicetest.UUID()
-	s.mu.Lock()
-	s.captures[id] = capture{now.Name, c.Key, c.Name}
-	s.mu.Unlock()
-	if _, err := s.Save(b.CloudBox, id, id); err != nil {
-		return nil, err
-	}
-	m, err := s.Snapshot(now.Owner, id)
 	if err != nil {
 		return nil, err
 	}
-	return servicetest.Reply{Status: http.StatusAccepted, Body: s.shownSnapshot(m)}, nil
+	return servicetest.Reply{Status: http.StatusAccepted, Body: shownSnapshot(m)}, nil
 }
 
 func (s *Server) snapshotsOf(r *http.Request, team string) (any, error) {
 	all := []map[string]any{}
 	for _, m := range slices.Backward(s.Snapshots(team)) {
-		if one := s.shownSnapshot(&m); one["sandbox_id"] == r.PathValue("id") {
+		if one := shownSnapshot(&m); one["sandbox_id"] == r.PathValue("id") {
 			all = append(all, one)
 		}
 	}
@@ -112,14 +101,13 @@ type published struct {
 }
 
 func (s *Server) listPorts(_ *http.Request, b *box) (any, error) {
-	access := s.shown(b).Preview
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ports := []published{}
 	for _, p := range b.ports {
 		ports = append(ports, *p)
 	}
-	return map[string]any{"preview_access": access, "ports": ports}, nil
+	return map[string]any{"preview_access": b.Preview, "ports": ports}, nil
 }
 
 func (s *Server) publish(r *http.Request, b *box) (any, error) {
@@ -130,38 +118,35 @@ func (s *Server) publish(r *http.Request, b *box) (any, error) {
 	if c.Port < 1024 || c.Port > 65535 || c.Port == 49983 {
 		return nil, invalid("port")
 	}
-	access := strings.TrimPrefix(s.shown(b).Preview, "legacy_")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b.ports[c.Port] == nil {
-		b.ports[c.Port] = &published{Port: c.Port, Version: 1, Access: access, tokens: map[string]time.Time{}}
+		b.ports[c.Port] = &published{Port: c.Port, Version: 1, Access: strings.TrimPrefix(b.Preview, "legacy_"), tokens: map[string]time.Time{}}
 	}
 	p := b.ports[c.Port]
 	p.Access = cmp.Or(c.Access, p.Access)
 	return *p, nil
 }
 
-// port finds a published port. The mutex is held.
-func (s *Server) port(r *http.Request, b *box) (*published, error) {
-	n, _ := strconv.Atoi(r.PathValue("port"))
-	if p := b.ports[n]; p != nil {
-		return p, nil
-	}
-	return nil, notFound("port", r.PathValue("port"))
+// withPort is a call about a published port, with the mutex held.
+func (s *Server) withPort(f func(r *http.Request, b *box, p *published) (any, error)) func(*http.Request, string) (any, error) {
+	return s.withBox(func(r *http.Request, b *box) (any, error) {
+		n, _ := strconv.Atoi(r.PathValue("port"))
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if p := b.ports[n]; p != nil {
+			return f(r, b, p)
+		}
+		return nil, notFound("port", r.PathValue("port"))
+	})
 }
 
-func (s *Server) unpublish(r *http.Request, b *box) (any, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p, err := s.port(r, b)
-	if err != nil {
-		return nil, err
-	}
+func unpublish(_ *http.Request, b *box, p *published) (any, error) {
 	delete(b.ports, p.Port)
 	return servicetest.Reply{Status: http.StatusNoContent}, nil
 }
 
-func (s *Server) portToken(r *http.Request, b *box) (any, error) {
+func portToken(r *http.Request, b *box, p *published) (any, error) {
 	c := struct {
 		Life int64 `json:"expires_in_seconds"`
 	}{7 * day}
@@ -173,18 +158,11 @@ func (s *Server) portToken(r *http.Request, b *box) (any, error) {
 	if c.Life < 1 || c.Life > 7*day {
 		return nil, invalid("expires_in_seconds")
 	}
-	access := s.shown(b).Preview
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p, err := s.port(r, b)
-	if err != nil {
-		return nil, err
-	}
 	token, ends := "pv_"+rand.Text(), time.Now().Add(time.Duration(c.Life)*time.Second)
 	p.tokens[token] = ends
 	return map[string]any{
 		"token": token, "port": p.Port, "header": "X-Superserve-Preview-Token", "query_param": "superserve_token", "token_version": p.Version,
-		"access": p.Access, "preview_access": access, "expires_at": ends,
+		"access": p.Access, "preview_access": b.Preview, "expires_at": ends,
 	}, nil
 }
 

@@ -14,7 +14,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -51,20 +50,18 @@ type Server struct {
 	*servicetest.Face
 
 	mu        sync.Mutex
-	boxes     map[string]*box
-	captures  map[string]capture // by the IDs of snapshots
-	templates []string           // their names, which are their IDs
-	secrets   map[string]string  // their teams by name
+	templates []string          // their names, which are their IDs
+	secrets   map[string]string // their teams by name
 }
 
 // box is what the service has of a sandbox besides the cloud, which has its ID
 // as a name. The fields are the server's, under its mutex.
 type box struct {
-	*servicetest.CloudBox // nil: it is being made
-	token, hint           string
-	env                   map[string]string
-	ports                 map[int]*published
-	timer                 servicetest.Timer
+	*servicetest.CloudBox
+	creation
+	token string // empty: it is being made
+	ports map[int]*published
+	timer servicetest.Timer
 }
 
 // New returns a service. Its sandboxes are sandboxes of a provider.
@@ -77,7 +74,7 @@ func New(backing driver.Provider) *Server {
 			Format: failure, Denied: servicetest.Failure{Status: http.StatusUnauthorized, Message: "invalid API key"},
 			Key: func(r *http.Request) string { return r.Header.Get("X-API-Key") },
 		},
-		boxes: map[string]*box{}, captures: map[string]capture{}, templates: []string{"", "superserve/base"}, secrets: map[string]string{},
+		templates: []string{"", "superserve/base"}, secrets: map[string]string{},
 	}
 	s.Pauses, s.Memory = servicetest.PauseWords{Pausing: Pausing, Paused: Paused, Resuming: Resuming}, true
 	s.AddKey(Key, Team)
@@ -136,26 +133,17 @@ func (s *Server) withBox(f func(r *http.Request, b *box) (any, error)) func(*htt
 
 // box finds a sandbox of any team, or nil.
 func (s *Server) box(id string) *box {
+	found, err := s.Find("", id)
+	if err != nil {
+		return nil
+	}
+	b, _ := s.Show(found).Request.(*box)
 	s.mu.Lock()
-	b := s.boxes[id]
-	made := b != nil && b.CloudBox != nil
-	s.mu.Unlock()
-	if made {
-		if _, err := s.Find(s.Show(b.CloudBox).Owner, id); err == nil {
-			return b
-		}
+	defer s.mu.Unlock()
+	if b.token == "" {
+		return nil
 	}
-	return nil
-}
-
-// asked returns what a client asked for, and what is shown of it.
-func (s *Server) asked(b *box) (creation, servicetest.Box) {
-	now := s.Show(b.CloudBox)
-	c, _ := now.Request.(creation)
-	if c.Metadata = now.Labels; c.Metadata == nil {
-		c.Metadata = map[string]string{}
-	}
-	return c, now
+	return b
 }
 
 type network struct {
@@ -244,38 +232,40 @@ func (s *Server) create(r *http.Request, team string) (any, error) {
 		}
 	}
 	c.Preview = cmp.Or(c.Preview, "legacy_public")
-	id, b := servicetest.UUID(), &box{env: map[string]string{}, ports: map[int]*published{}}
-	maps.Copy(b.env, c.Env)
+	b := &box{creation: c, ports: map[int]*published{}}
+	if b.Metadata == nil {
+		b.Metadata = map[string]string{}
+	}
+	if b.Env == nil {
+		b.Env = map[string]string{}
+	}
 	s.mu.Lock()
 	for env, name := range c.Secrets {
 		if s.secrets[name] != team {
 			err = notFound("secret", name)
 		}
-		b.env[env] = "sspx_" + rand.Text() // sandboxes see a stand-in
+		b.Env[env] = "sspx_" + rand.Text() // sandboxes see a stand-in
 	}
-	s.boxes[id] = b
 	s.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	made, err := s.Create(servicetest.Box{ID: servicetest.NewID(), Name: id, Owner: team, Labels: c.Metadata, Request: c}, from)
-	if err == nil {
-		err = s.Wait(made)
+	if b.CloudBox, err = s.Create(servicetest.Box{ID: servicetest.NewID(), Name: servicetest.UUID(), Owner: team, Labels: b.Metadata, Request: b}, from); err == nil {
+		err = s.Wait(b.CloudBox)
 	}
 	if err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	b.CloudBox = made
-	s.mu.Unlock()
 	s.limit(b)
 	return servicetest.Reply{Status: http.StatusCreated, Body: s.withToken(b)}, nil
 }
 
 func (s *Server) shown(b *box) facts {
-	c, now := s.asked(b)
-	f := facts{ID: now.Name, Status: now.Status, VCPUs: 1, Memory: 1024, Created: now.Created, settings: c.settings, Source: c.Snapshot}
-	for env, name := range c.Secrets {
+	now := s.Show(b.CloudBox)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := facts{ID: now.Name, Status: now.Status, VCPUs: 1, Memory: 1024, Created: now.Created, settings: b.settings, Source: b.Snapshot}
+	for env, name := range b.Secrets {
 		f.Secrets = append(f.Secrets, binding{env, name})
 	}
 	return f
@@ -285,10 +275,10 @@ func (s *Server) shown(b *box) facts {
 func (s *Server) withToken(b *box) facts {
 	f := s.shown(b)
 	payload, _ := json.Marshal(map[string]any{"e": time.Now().Add(time.Hour).Unix(), "n": rand.Text()})
+	f.Token, f.Hint = "tok_"+rand.Text(), "v1."+base64.RawURLEncoding.EncodeToString(payload)+".c2ln"
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b.token, b.hint = "tok_"+rand.Text(), "v1."+base64.RawURLEncoding.EncodeToString(payload)+".c2ln"
-	f.Token, f.Hint = b.token, b.hint
+	b.token = f.Token
 	return f
 }
 
@@ -301,10 +291,9 @@ func (s *Server) Rotate(id string) {
 
 // limit makes an active sandbox pause when its time is over.
 func (s *Server) limit(b *box) {
-	c, _ := s.asked(b)
 	b.timer.Set(0, nil)
-	if c.Timeout != nil {
-		b.timer.Set(time.Duration(*c.Timeout)*time.Second, func() {
+	if timeout := s.shown(b).Timeout; timeout != nil {
+		b.timer.Set(time.Duration(*timeout)*time.Second, func() {
 			if s.Pause(b.CloudBox) == nil {
 				_ = s.paused(b)
 			}
@@ -315,14 +304,14 @@ func (s *Server) limit(b *box) {
 // paused waits until a sandbox is paused. If it was to be deleted then, it is.
 func (s *Server) paused(b *box) error {
 	err := s.Wait(b.CloudBox)
-	c, _ := s.asked(b)
-	if b.timer.Set(0, nil); err != nil || c.AutoDelete == nil {
+	after := s.shown(b).AutoDelete
+	if b.timer.Set(0, nil); err != nil || after == nil {
 		return err
 	}
-	if *c.AutoDelete == 0 {
+	if *after == 0 {
 		return s.Remove(context.Background(), b.CloudBox)
 	}
-	b.timer.Set(time.Duration(*c.AutoDelete)*time.Second, func() { _ = s.Remove(context.Background(), b.CloudBox) })
+	b.timer.Set(time.Duration(*after)*time.Second, func() { _ = s.Remove(context.Background(), b.CloudBox) })
 	return nil
 }
 
@@ -397,8 +386,7 @@ func (s *Server) list(r *http.Request, team string) (any, error) {
 
 // patch changes the given settings. Null removes a deadline.
 func (s *Server) patch(r *http.Request, b *box) (any, error) {
-	c, now := s.asked(b)
-	given, copied := map[string]json.RawMessage{}, settings{}
+	given, now, copied := map[string]json.RawMessage{}, s.shown(b), settings{}
 	if err := servicetest.Read(r, &given); err != nil {
 		return nil, err
 	}
@@ -406,15 +394,17 @@ func (s *Server) patch(r *http.Request, b *box) (any, error) {
 		return nil, servicetest.Fail(http.StatusConflict, "sandbox is not active")
 	}
 	if given["metadata"] != nil {
-		c.Metadata = nil // it is replaced
+		now.Metadata = nil // it is replaced
 	}
-	before, err1 := json.Marshal(c.settings)
+	before, err1 := json.Marshal(now.settings)
 	changes, err2 := json.Marshal(given)
 	if err := errors.Join(err1, err2, json.Unmarshal(before, &copied), json.Unmarshal(changes, &copied), copied.check()); err != nil {
 		return nil, servicetest.Fail(http.StatusBadRequest, "%v", err)
 	}
-	c.settings = copied
-	s.Change(b.CloudBox, func(to *servicetest.Box) { to.Labels, to.Request = c.Metadata, c })
+	s.mu.Lock()
+	b.settings = copied
+	s.mu.Unlock()
+	s.Change(b.CloudBox, func(to *servicetest.Box) { to.Labels = copied.Metadata })
 	if given["timeout_seconds"] != nil && now.Status == Active {
 		s.limit(b)
 	}

@@ -149,10 +149,11 @@ func (l *Login) Credential() Credential {
 	return c
 }
 
-// Facts implements driver.Provider.Probe: see Core.Facts.
-func (l *Login) Facts(ctx context.Context, c *Core, d *Description, ask func(context.Context) error) (driver.Facts, error) {
+// Facts implements driver.Provider.Probe: see Core.Facts. More addresses are those
+// where credentials go, too.
+func (l *Login) Facts(ctx context.Context, c *Core, d *Description, ask func(context.Context) error, more ...*url.URL) (driver.Facts, error) {
 	missing, unset := l.unset()
 	d.Version, d.Needs, d.What = l.opening.Version, missing.Env, missing.What
 	d.Credential, d.Address = l.credential(), cmp.Or(d.Address, l.opening.URL)
-	return c.Facts(ctx, d, !unset, ask, l.Base)
+	return c.Facts(ctx, d, !unset, ask, append([]*url.URL{l.Base}, more...)...)
 }
