@@ -56,9 +56,10 @@ func Builtin() []registry.Entry {
 // openers has every provider of the catalog's list.
 var openers = map[string]func(registry.Host) (driver.Provider, error){
 	gvisor.Name: openGvisor, host.Name: openHost, microvm.Name: openMicrovm, docker.Name: openDocker,
-	islo.Name: openIslo, cloudflare.Name: openCloudflare,
+	cloudflare.Name:   openCloudflare,
 	boxlite.Name:      open(boxlite.FromEnvironment, boxlite.New),
 	superserve.Name:   open(superserve.FromEnvironment, superserve.New),
+	islo.Name:         open(islo.FromEnvironment, islo.New),
 	e2b.Name:          open(e2b.FromEnvironment, e2b.New),
 	daytona.Name:      open(daytona.FromEnvironment, daytona.New),
 	vercel.Name:       open(vercel.FromEnvironment, vercel.New),
@@ -159,19 +160,6 @@ func openHost(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return host.New(host.Options{Dir: h.Dir})
-}
-
-func openIslo(h registry.Host) (driver.Provider, error) {
-	opts := islo.FromEnvironment(h.Dir, h.Env)
-	o := struct {
-		Image   *string       `json:"image"`
-		Profile *string       `json:"profile"`
-		Gateway *islo.Gateway `json:"gateway"`
-	}{&opts.Image, &opts.Profile, &opts.Gateway}
-	if err := h.Decode(&o); err != nil {
-		return nil, err
-	}
-	return islo.New(opts)
 }
 
 func openCloudflare(h registry.Host) (driver.Provider, error) {

@@ -14,14 +14,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// api is a client of the service's compute API. It also has the client of the
+// api is a client of the service's compute API. Its Login is a client of the
 // control API.
 type api struct {
+	*hosted.Login
 	rest.Client
-	control *rest.Client
-	boxes   hosted.Boxes
-	key     *credential.Source
-	tokens  *credential.Cached[token]
+	boxes  hosted.Boxes
+	tokens *credential.Cached[token]
 }
 
 // token is what the service gives for the key. It is not used after a time.
@@ -30,19 +29,13 @@ type token struct {
 	until time.Time
 }
 
-func newAPI(control, compute *url.URL, key *credential.Source, boxes hosted.Boxes, transport http.RoundTripper) *api {
-	a := &api{key: key, boxes: boxes, tokens: credential.NewCached(token{})}
-	client := func(base *url.URL) rest.Client {
-		return rest.Client{
-			HTTP: rest.NewHTTP(transport), Base: base, Words: words, Fresh: a.fresh,
-			Sign:   func(h http.Header) { h.Set("Authorization", "Bearer "+a.tokens.Current().text) },
-			Hidden: func() []string { return []string{key.Current(), a.tokens.Current().text} }, Hint: "set ISLO_API_KEY to a key of this service",
-		}
-	}
-	a.Client = client(compute)
-	c := client(control)
-	c.HTTP = a.HTTP
-	a.control = &c
+func newAPI(login *hosted.Login, compute *url.URL, boxes hosted.Boxes) *api {
+	a := &api{Login: login, boxes: boxes, tokens: credential.NewCached(token{})}
+	login.Fresh = a.fresh
+	login.Sign = func(h http.Header) { h.Set("Authorization", "Bearer "+a.tokens.Current().text) }
+	login.Hidden = func() []string { return []string{a.Key.Current(), a.tokens.Current().text} }
+	a.Client = login.Client
+	a.Base = compute
 	return a
 }
 
@@ -66,7 +59,7 @@ func (a *api) fresh(ctx context.Context, refused bool) error {
 	good := func(t token) bool { return time.Now().Before(t.until) && (!refused || t != before) }
 	_, err := a.tokens.Get(ctx, good, func(ctx context.Context) (token, error) {
 		for stale := ""; ; {
-			key, err := a.key.Get(ctx, stale)
+			key, err := a.Key.Get(ctx, stale)
 			if err != nil {
 				return token{}, err
 			}
@@ -75,7 +68,7 @@ func (a *api) fresh(ctx context.Context, refused bool) error {
 				return t, err
 			}
 			stale = key // there may be a new key
-			if _, other := a.key.Get(ctx, stale); other != nil {
+			if _, other := a.Key.Get(ctx, stale); other != nil {
 				return t, err
 			}
 		}
@@ -85,7 +78,7 @@ func (a *api) fresh(ctx context.Context, refused bool) error {
 
 // exchange requests a token. It is safe to repeat.
 func (a *api) exchange(ctx context.Context, key string) (t token, err error) {
-	c := rest.Client{HTTP: a.HTTP, Base: a.control.Base, Words: words, Secrets: []string{key}, Sign: func(http.Header) {}}
+	c := rest.Client{HTTP: a.HTTP, Base: a.Login.Base, Words: words, Secrets: []string{key}, Sign: func(http.Header) {}}
 	var got struct {
 		Token  string `json:"session_token"`
 		MaxAge *int64 `json:"cookie_max_age"`
@@ -260,11 +253,6 @@ func (a *api) Clear(ctx context.Context, id sandbox.ID, once bool) error {
 		return err
 	}
 	return a.removeProfile(ctx, name, once)
-}
-
-// Credential implements hosted.Service.
-func (a *api) Credential() hosted.Credential {
-	return hosted.Credential{Name: a.key.Account(), Key: a.key.Value()}
 }
 
 // The statuses of a sandbox that change only on request.

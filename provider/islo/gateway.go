@@ -139,19 +139,19 @@ func (a *api) addProfile(ctx context.Context, want *profile) (string, error) {
 	head := *want
 	head.Rules = nil
 	var made profile
-	err := a.control.Call(ctx, http.MethodPost, "/gateway/profiles", &head, &made)
+	err := a.Login.Call(ctx, http.MethodPost, "/gateway/profiles", &head, &made)
 	if err == nil && (made.ID == "" || made.Name != want.Name) {
 		err = a.Strange("the service answers for another gateway profile")
 	}
 	path := "/gateway/profiles/" + made.ID
 	for i := range want.Rules {
 		if err == nil {
-			err = a.control.Call(ctx, http.MethodPost, path+"/rules", &want.Rules[i], nil)
+			err = a.Login.Call(ctx, http.MethodPost, path+"/rules", &want.Rules[i], nil)
 		}
 	}
 	var now profile
 	if err == nil {
-		err = a.control.Call(ctx, http.MethodGet, path, nil, &now)
+		err = a.Login.Call(ctx, http.MethodGet, path, nil, &now)
 	}
 	if err == nil && !same(want, &now) {
 		err = a.Strange("the service does not confirm what the sandbox may reach")
@@ -181,7 +181,7 @@ func roleOf(p *profile) string {
 
 // profiles lists the gateway profiles of the account.
 func (a *api) profiles(ctx context.Context) (all []profile, err error) {
-	err = a.control.Call(ctx, http.MethodGet, "/gateway/profiles", nil, &all)
+	err = a.Login.Call(ctx, http.MethodGet, "/gateway/profiles", nil, &all)
 	return all, err
 }
 
@@ -196,9 +196,9 @@ func (a *api) removeProfile(ctx context.Context, name string, once bool) error {
 		}
 		path := "/gateway/profiles/" + p.ID
 		if once {
-			err = a.control.Call(ctx, http.MethodDelete, path, nil, nil)
+			err = a.Login.Call(ctx, http.MethodDelete, path, nil, nil)
 		} else {
-			err = a.control.Remove(ctx, path)
+			err = a.Login.Remove(ctx, path)
 		}
 		if missing(err) {
 			err = nil

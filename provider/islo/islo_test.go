@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	service "github.com/atoll-run/atoll/internal/servicetest/islo"
 	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/islo"
 	"github.com/atoll-run/atoll/sandbox"
@@ -47,8 +48,10 @@ func (w *world) snapshots() (names []string) {
 
 func (w *world) options(dir string) islo.Options {
 	return islo.Options{
-		Dir: dir, Key: credential.New("ISLO_API_KEY", service.Key, "", ""), ControlURL: w.url, ComputeURL: w.url, Executable: os.Getenv("ATOLL_BIN"),
-		Transport: hostedtest.Transport(),
+		Connection: hosted.Connection{
+			Dir: dir, Key: credential.New("ISLO_API_KEY", service.Key, "", ""), URL: w.url, Executable: os.Getenv("ATOLL_BIN"), Transport: hostedtest.Transport(),
+		},
+		ComputeURL: w.url,
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	service "github.com/atoll-run/atoll/internal/servicetest/islo"
 	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/islo"
 	"github.com/atoll-run/atoll/sandbox"
@@ -49,19 +50,21 @@ func (m *remembering) RoundTrip(r *http.Request) (*http.Response, error) {
 // Credentials only go to configured hosts.
 func TestAddresses(t *testing.T) {
 	for name, tt := range map[string]struct {
-		opts islo.Options
-		want []string // hosts that get requests; nil: refused
+		control, compute string
+		want             []string // hosts that get requests; nil: refused
 	}{
-		"the service's own":       {islo.Options{}, []string{"api.islo.dev", "ca.compute.islo.dev"}},
-		"a region":                {islo.Options{ComputeURL: "https://eu.compute.example.com"}, []string{"api.islo.dev", "eu.compute.example.com"}},
-		"private without compute": {islo.Options{ControlURL: "https://islo.example.com"}, nil},
-		"private":                 {islo.Options{ControlURL: "https://c.example.com", ComputeURL: "https://d.example.com"}, []string{"c.example.com", "d.example.com"}},
-		"no address":              {islo.Options{ControlURL: "ftp://x", ComputeURL: "https://x"}, nil},
-		"a password":              {islo.Options{ControlURL: "https://u:secret@x", ComputeURL: "https://x"}, nil},
+		"the service's own":       {want: []string{"api.islo.dev", "ca.compute.islo.dev"}},
+		"a region":                {compute: "https://eu.compute.example.com", want: []string{"api.islo.dev", "eu.compute.example.com"}},
+		"private without compute": {control: "https://islo.example.com"},
+		"private":                 {control: "https://c.example.com", compute: "https://d.example.com", want: []string{"c.example.com", "d.example.com"}},
+		"no address":              {control: "ftp://x", compute: "https://x"},
+		"a password":              {control: "https://u:secret@x", compute: "https://x"},
 	} {
 		asked := &remembering{}
-		tt.opts.Dir, tt.opts.Transport, tt.opts.Key = t.TempDir(), asked, credential.New("ISLO_API_KEY", service.Key, "", "")
-		p, err := islo.New(tt.opts)
+		p, err := islo.New(islo.Options{
+			Connection: hosted.Connection{Dir: t.TempDir(), Key: credential.New("ISLO_API_KEY", service.Key, "", ""), URL: tt.control, Transport: asked},
+			ComputeURL: tt.compute,
+		})
 		if tt.want == nil {
 			if sandbox.CodeOf(err) != sandbox.CodeInvalid || strings.Contains(err.Error(), "secret") {
 				t.Errorf("%s: %v, want invalid", name, err)
@@ -85,8 +88,8 @@ func TestAddresses(t *testing.T) {
 func TestAsked(t *testing.T) {
 	asked := &remembering{}
 	p, err := islo.New(islo.Options{
-		Dir: t.TempDir(), Key: credential.New("ISLO_API_KEY", service.Key, "", ""), ControlURL: "http://127.0.0.1:1", ComputeURL: "http://127.0.0.1:1",
-		Image: "docker.io/library/python:3.12-slim", Transport: asked,
+		Connection: hosted.Connection{Dir: t.TempDir(), Key: credential.New("ISLO_API_KEY", service.Key, "", ""), URL: "http://127.0.0.1:1", Transport: asked},
+		ComputeURL: "http://127.0.0.1:1", Image: "docker.io/library/python:3.12-slim",
 	})
 	if err != nil {
 		t.Fatal(err)
