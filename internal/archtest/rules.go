@@ -661,7 +661,7 @@ var rules = []rule{
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
+			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/serial", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
 			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...", "internal/engine", "internal/statedir", "internal/fleet/...",
 		},
