@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -111,7 +110,7 @@ files that atoll git status lists. The sandbox is in use while it is watched.`,
 			case err != nil:
 				return err
 			case asJSON:
-				err = json.NewEncoder(a.Stdout).Encode(e)
+				err = a.printJSONLine(e)
 			default:
 				err = a.printf("%s", painted(gitLine(e)))
 			}
