@@ -161,7 +161,7 @@ func localProviders() []sandbox.Descriptor {
 	self.OS = sandbox.OSList{Supported: []string{"linux", "macos", "windows"}, Default: "linux"}
 	self.WorkspaceRoot, self.Persistable, self.Permanent = "/", false, true
 	self.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
-	self.Lifetime.LockFreeResume = true
+	self.Lifetime.LockFreeResume, self.Verified = true, sandbox.VerifiedLive
 	return []sandbox.Descriptor{gvisor, host, microvm, docker, remote, fake, none, self}
 }
 

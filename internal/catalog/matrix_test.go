@@ -50,6 +50,17 @@ accepts too (fake), or nothing yet (none).
 | provider | tier | isolation | pause | snapshot | fork | egress | ports | terminal | desktop | lifetime | verified |
 |---|---|---|---|---|---|---|---|---|---|---|---|
 `)
+	// name links the page of a provider.
+	name := func(name string) string {
+		page := "providers/" + name + ".md"
+		if name == "selfhosted" {
+			page = "../guide/own-machine.md"
+		}
+		if _, err := os.Stat("../../docs/reference/" + page); err != nil {
+			return name
+		}
+		return "[" + name + "](" + page + ")"
+	}
 	for _, d := range list {
 		pause, life := string(d.Pause), "–"
 		if pause == "" {
@@ -58,7 +69,7 @@ accepts too (fake), or nothing yet (none).
 		if d.Lifetime.Hard > 0 {
 			life = d.Lifetime.Hard.String()
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", d.Name, d.Tier, cmp.Or(string(d.Isolation), "–"), pause, d.Snapshot.Kind, mark(d.Fork), d.Egress, d.Ports.Kind,
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", name(d.Name), d.Tier, cmp.Or(string(d.Isolation), "–"), pause, d.Snapshot.Kind, mark(d.Fork), d.Egress, d.Ports.Kind,
 			mark(d.Terminal.PTY), mark(d.Desktop.Available), life, d.Verified)
 	}
 	b.WriteString("\n## Credentials\n\n| provider | setting | variable | |\n|---|---|---|---|\n")

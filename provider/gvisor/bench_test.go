@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
@@ -144,6 +146,59 @@ func BenchmarkCreateCold(b *testing.B) {
 			destroyed.report(b, "destroy")
 		})
 	}
+}
+
+// BenchmarkCreateStages measures where the time of a cold create goes, from one
+// point of it to the next, and the processor time of this process and of the
+// sandbox's, whose parts run side by side.
+func BenchmarkCreateStages(b *testing.B) {
+	for name, image := range benchImages(b) {
+		b.Run(name, func(b *testing.B) {
+			stages := map[string]*laps{}
+			var last time.Time
+			mark := func(point string) error {
+				if stages[point] == nil {
+					stages[point] = &laps{}
+				}
+				stages[point].add(last)
+				last = time.Now()
+				return nil
+			}
+			p := newProvider(b, func(o *gvisor.Options) { o.Fault = mark })
+			own, sandboxes := processorTime(b, unix.RUSAGE_SELF), processorTime(b, unix.RUSAGE_CHILDREN)
+			for i := 0; b.Loop(); i++ {
+				last = time.Now()
+				in, err := p.Create(b.Context(), numbered(i, image))
+				if err != nil {
+					b.Fatal(err)
+				}
+				_ = mark("returned")
+				if err := runIn(b.Context(), in, "/bin/echo", "ok"); err != nil {
+					b.Fatal(err)
+				}
+				_ = mark("command")
+				if err := in.Destroy(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				_ = mark("destroyed")
+			}
+			for point, times := range stages {
+				times.report(b, point)
+			}
+			cycles := float64(b.N) * 1e6
+			b.ReportMetric(float64(processorTime(b, unix.RUSAGE_SELF)-own)/cycles, "own-cpu-ms")
+			b.ReportMetric(float64(processorTime(b, unix.RUSAGE_CHILDREN)-sandboxes)/cycles, "sandbox-cpu-ms")
+		})
+	}
+}
+
+func processorTime(b *testing.B, who int) time.Duration {
+	b.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(who, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // BenchmarkCreateWarm measures the same with a pool.

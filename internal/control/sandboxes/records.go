@@ -173,6 +173,10 @@ func (s *records) remove(ctx context.Context, b *store.Sandbox, action audit.Act
 	kept := b.Rest.Kept
 	_, err = s.finalizeWith(late, b.Tenant, b.ID, intent, audit.Outcome{}, func(b *store.Sandbox) {
 		b.State, b.Reason, b.Rest = sandbox.Gone, reason, store.Rest{}
+		if reason == reasonLifetime && b.Exit == nil { // else who asks later learns only that it was removed
+			exit := removed(b)
+			b.Exit = &exit
+		}
 	}, func(tx *store.Tx) error {
 		if kept == "" {
 			return nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control/services"
+	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -226,6 +227,26 @@ func TestUpdateLifetime(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		if now := get(t, p, ctx, string(b.ID)); now.State != sandbox.Gone {
 			t.Errorf("%+v", now)
+		}
+	})
+}
+
+// If its provider does not end a sandbox in time, the daemon does, and who asks
+// later learns why.
+func TestProviderIsLate(t *testing.T) {
+	onFakeTime(t, func(t *testing.T, m *machine, p *services.Services, ctx context.Context) {
+		b := create(t, p, ctx, sandbox.Spec{Name: "one", Lifetime: sandbox.Lifetime{Timeout: time.Hour}})
+		in, err := fake.New(fake.Options{World: m.world}).Attach(ctx, b.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := in.(driver.DeadlineSetter).SetDeadline(ctx, time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Hour)
+		now := get(t, p, ctx, string(b.ID))
+		if now.State != sandbox.Gone || now.Exit == nil || now.Exit.Reason != sandbox.ReasonLifetime {
+			t.Errorf("it is %s, and ended with %+v, want reason %s", now.State, now.Exit, sandbox.ReasonLifetime)
 		}
 	})
 }
