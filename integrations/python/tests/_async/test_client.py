@@ -175,8 +175,10 @@ async def test_source_code() -> None:
         assert [(f.additions, f.deletions) for f in diff.files or []] == [(1, 1)]
         assert [c.subject for c in (await git.log()).commits or []] == ["first"]
         async for state in git.watch():
-            assert (state.is_repo, state.head, state.commit, state.reason) == (True, "main", status.commit, "start") and state.dirty
-            assert state.changed_file_count == len(status.files or []) and state.revision > 0
+            assert (state.is_repo, state.head, state.commit, state.reason) == (True, "main", status.commit, "start")
+            assert state.dirty
+            assert state.changed_file_count == len(status.files or [])
+            assert state.revision > 0
             break
         assert (await git.show()).commit.author.name == "Ada"
         assert await git.read("a.txt") == b"one\n"
@@ -369,7 +371,8 @@ async def test_watch() -> None:
     async with box(Spec()) as sandbox:
         async with await sandbox.exec("while :; do date > /tmp/changing; sleep 0.05; done"):
             async for event in sandbox.files.watch("/tmp"):
-                assert event.path == "changing" and event.revision > 0
+                assert event.path == "changing"
+                assert event.revision > 0
                 break
 
 

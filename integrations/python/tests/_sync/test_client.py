@@ -174,8 +174,10 @@ def test_source_code() -> None:
         assert [(f.additions, f.deletions) for f in diff.files or []] == [(1, 1)]
         assert [c.subject for c in (git.log()).commits or []] == ["first"]
         for state in git.watch():
-            assert (state.is_repo, state.head, state.commit, state.reason) == (True, "main", status.commit, "start") and state.dirty
-            assert state.changed_file_count == len(status.files or []) and state.revision > 0
+            assert (state.is_repo, state.head, state.commit, state.reason) == (True, "main", status.commit, "start")
+            assert state.dirty
+            assert state.changed_file_count == len(status.files or [])
+            assert state.revision > 0
             break
         assert (git.show()).commit.author.name == "Ada"
         assert git.read("a.txt") == b"one\n"
@@ -366,7 +368,8 @@ def test_watch() -> None:
     with box(Spec()) as sandbox:
         with sandbox.exec("while :; do date > /tmp/changing; sleep 0.05; done"):
             for event in sandbox.files.watch("/tmp"):
-                assert event.path == "changing" and event.revision > 0
+                assert event.path == "changing"
+                assert event.revision > 0
                 break
 
 
