@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -34,11 +35,7 @@ daemon's address and sign in with an API key; see: atoll key create.`,
 	cmd.Flags().StringVar(&s.Listen, "listen", "", "loopback address for the console, HOST:PORT (default "+sandbox.DefaultConsole+")")
 	cmd.Flags().BoolVar(&stay, "no-browser", false, "only print the link")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the link as JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
 		link, err := c.Admin().OpenConsole(ctx, s)
 		if err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -58,11 +59,7 @@ again.`,
 		Example: `  atoll e2b disable`,
 		Args:    cobra.NoArgs,
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
 		return c.Admin().DisableE2B(ctx)
 	})
 	return cmd

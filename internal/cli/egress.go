@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -39,11 +40,7 @@ atoll profile test.`,
 	flags.BoolVar(&suggest, "suggest", false, "write rules that would have allowed the denied traffic")
 	flags.BoolVar(&asJSON, "json", false, "write JSON lines")
 	cmd.MarkFlagsMutuallyExclusive("suggest", "follow")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		box, err := c.Get(ctx, args[0])
 		if err != nil {
 			return err

@@ -229,11 +229,7 @@ that is kept outside the database.`,
 		Example: `  atoll audit verify`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
 		report, err := c.Admin().VerifyAudit(ctx)
 		if err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -37,11 +38,7 @@ the daemon keeps only its hash.`,
 	cmd.Flags().StringVar(&n.Tenant, "tenant", "", "tenant of the key, which is created if it does not exist (default: your own)")
 	cmd.Flags().Var(&expires, "expires", "how long it is valid (default: no limit)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		n.Name, n.Expires = strings.Join(args, ""), time.Duration(expires)
 		k, err := c.Admin().CreateKey(ctx, n)
 		if err != nil {
@@ -69,31 +66,15 @@ func (a keyCommands) explainKey(k sandbox.Key) {
 }
 
 func (a keyCommands) keyListCmd() *cobra.Command {
-	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "ls", Short: "List API keys", Args: cobra.NoArgs,
 		Example: `  atoll key ls`,
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
-		all, err := c.Admin().Keys(ctx)
-		if err != nil {
-			return err
-		}
-		if asJSON {
-			return a.printJSON(append([]sandbox.Key{}, all...))
-		}
-		rows := make([][]string, 0, len(all))
-		for _, k := range all {
-			rows = append(rows, []string{k.ID, k.Name, keyAllows(k), keyState(k), ago(k.Created)})
-		}
-		return a.table("ID NAME ALLOWS STATE CREATED", rows)
+	return daemonList(a.App, cmd, "ID NAME ALLOWS STATE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Key, error) {
+		return c.Admin().Keys(ctx)
+	}, func(k sandbox.Key) []string {
+		return []string{k.ID, k.Name, keyAllows(k), keyState(k), ago(k.Created)}
 	})
-	return cmd
 }
 
 // keyAllows names the permissions of a key. Pages that a link signed in may also
@@ -123,11 +104,7 @@ func (a keyCommands) keyRevokeCmd() *cobra.Command {
 		Use: "revoke ID...", Short: "Revoke API keys, effective at once", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll key revoke $(atoll key create --json | sed -n 's/.*"id": "\(.*\)".*/\1/p')`,
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		for _, id := range args {
 			if err := c.Admin().RevokeKey(ctx, id); err != nil {
 				return err

@@ -87,11 +87,7 @@ With --save it is stored and applied at once to the sandboxes that use it.`,
 	cmd.Flags().StringVar(&save, "save", "", "store it under this name")
 	cmd.Flags().BoolVar(&allowed, "allowed", false, "only allowed traffic")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		box, err := c.Get(ctx, args[0])
 		if err != nil {
 			return err

@@ -69,11 +69,7 @@ func (a lifecycleCommands) changeCmd(cmd *cobra.Command, change func(context.Con
 	var asJSON bool
 	cmd.GroupID, cmd.Args, cmd.ValidArgsFunction = groupBox, cobra.MinimumNArgs(1), a.completeSandboxes
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		var all []sandbox.Sandbox
 		for _, name := range args {
 			s, err := c.Get(ctx, name)

@@ -36,44 +36,24 @@ func (a nodeCommands) complete(cmd *cobra.Command, args []string, _ string) (nam
 }
 
 func (a nodeCommands) listCmd() *cobra.Command {
-	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "ls", Short: "List the nodes", Args: cobra.NoArgs, Example: `  atoll node ls`,
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
+	return daemonList(a.App, cmd, "NAME URL STATE SANDBOXES FREE IMAGES PROVIDER", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Node, error) {
+		return c.Admin().Nodes(ctx)
+	}, func(n sandbox.Node) []string {
+		free, images := "", ""
+		if n.Load != nil {
+			free, images = units.BytesSize(float64(n.Load.MemoryFree)), strconv.Itoa(len(n.Load.Images))
 		}
-		all, err := c.Admin().Nodes(ctx)
-		if err != nil {
-			return err
-		}
-		if asJSON {
-			return a.printJSON(append([]sandbox.Node{}, all...))
-		}
-		rows := make([][]string, 0, len(all))
-		for _, n := range all {
-			free, images := "", ""
-			if n.Load != nil {
-				free, images = units.BytesSize(float64(n.Load.MemoryFree)), strconv.Itoa(len(n.Load.Images))
-			}
-			rows = append(rows, []string{n.Name, n.URL, string(n.State), strconv.Itoa(n.Placed), free, images, n.Provider})
-		}
-		return a.table("NAME URL STATE SANDBOXES FREE IMAGES PROVIDER", rows)
+		return []string{n.Name, n.URL, string(n.State), strconv.Itoa(n.Placed), free, images, n.Provider}
 	})
-	return cmd
 }
 
 // one makes a command for a node.
 func (a nodeCommands) one(cmd *cobra.Command, act func(ctx context.Context, c *atoll.Client, name string) error) *cobra.Command {
 	cmd.Args, cmd.ValidArgsFunction = cobra.ExactArgs(1), a.complete
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		return act(ctx, c, args[0])
 	})
 	return cmd

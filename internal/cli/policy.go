@@ -12,6 +12,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/sandbox"
@@ -111,11 +112,7 @@ files could not be used.`,
 		Example: `  atoll policy show`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
 		p, err := c.Admin().Policies(ctx)
 		return a.wrotePolicies(p, err, asJSON)
 	})
@@ -132,11 +129,7 @@ stay in force. Connections that are no longer allowed are cut immediately.`,
 		Example: `  atoll policy reload`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
 		p, err := c.Admin().ReloadPolicies(ctx)
 		return a.wrotePolicies(p, err, asJSON)
 	})

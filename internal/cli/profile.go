@@ -155,28 +155,12 @@ func (a profileCommands) profileWriteCmd(name, short, more string, write func(co
 }
 
 func (a profileCommands) profileListCmd() *cobra.Command {
-	var asJSON bool
 	cmd := &cobra.Command{Use: "ls", Short: "List profiles", Args: cobra.NoArgs, Example: `  atoll profile ls`}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
-		all, err := c.Profiles(ctx)
-		if err != nil {
-			return err
-		}
-		if asJSON {
-			return a.printJSON(append([]sandbox.StoredProfile{}, all...))
-		}
-		rows := make([][]string, 0, len(all))
-		for _, p := range all {
-			rows = append(rows, []string{p.Name, strconv.FormatInt(p.Version, 10), defaultOf(p.Profile), strconv.Itoa(len(p.Profile.Rules)), strconv.Itoa(p.Uses), ago(p.Updated)})
-		}
-		return a.table("NAME VERSION DEFAULT RULES SANDBOXES UPDATED", rows)
+	return daemonList(a.App, cmd, "NAME VERSION DEFAULT RULES SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.StoredProfile, error) {
+		return c.Profiles(ctx)
+	}, func(p sandbox.StoredProfile) []string {
+		return []string{p.Name, strconv.FormatInt(p.Version, 10), defaultOf(p.Profile), strconv.Itoa(len(p.Profile.Rules)), strconv.Itoa(p.Uses), ago(p.Updated)}
 	})
-	return cmd
 }
 
 func defaultOf(p sandbox.Profile) string {
@@ -199,11 +183,7 @@ func (a profileCommands) profileShowCmd() *cobra.Command {
 	}
 	cmd.Flags().Int64Var(&version, "version", 0, "as it was at this version")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON, with its version and times")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		p, err := c.Profile(ctx, args[0], version)
 		if err != nil {
 			return err
@@ -357,19 +337,12 @@ func (a profileCommands) showExplanation(e sandbox.Explanation) error {
 }
 
 func (a profileCommands) profileRemoveCmd() *cobra.Command {
-	var force bool
 	cmd := &cobra.Command{
 		Use: "rm NAME...", Short: "Remove profiles that no sandbox uses", Args: cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.completeProfile,
 		Example:           `  atoll profile rm docs`,
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
-		return a.removeEach(ctx, args, force, c.RemoveProfile)
+	return a.daemonRemove(cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
+		return c.RemoveProfile(ctx, name)
 	})
-	forceFlag(cmd.Flags(), &force, "")
-	return cmd
 }

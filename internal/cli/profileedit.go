@@ -28,11 +28,7 @@ your text cannot be stored, edit keeps it in a file and prints its name.`,
 		Example: `  atoll profile edit docs
   EDITOR="sed -i s/GET/HEAD/" atoll profile edit docs`,
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		old, err := c.Profile(ctx, args[0], 0)
 		if err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -85,7 +86,6 @@ func (a portCommands) publish(ctx context.Context, ref, address string, pairs []
 }
 
 func (a portCommands) portLsCmd() *cobra.Command {
-	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "ls [SANDBOX]",
 		Short: "List published ports",
@@ -95,37 +95,23 @@ atoll run -p, atoll create -p and atoll port forward --detach.`,
   atoll port ls demo --json`,
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeSandbox,
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	return daemonList(a.App, cmd, "SANDBOX PORT PUBLISHED STATE", func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.Publication, error) {
 		all, err := c.PublishedPorts(ctx)
+		if err != nil || len(args) == 0 {
+			return all, err
+		}
+		s, err := c.Get(ctx, args[0])
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if len(args) > 0 {
-			s, err := c.Get(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			all = slices.DeleteFunc(all, func(p sandbox.Publication) bool { return p.Sandbox != s.ID() })
+		return slices.DeleteFunc(all, func(p sandbox.Publication) bool { return p.Sandbox != s.ID() }), nil
+	}, func(p sandbox.Publication) []string {
+		state := "open" // whether a program in the sandbox listens is not known
+		if p.Error != "" {
+			state = oneLine(p.Error, 200)
 		}
-		if asJSON {
-			return a.printJSON(all)
-		}
-		rows := make([][]string, len(all))
-		for i, p := range all {
-			state := "open" // whether a program in the sandbox listens is not known
-			if p.Error != "" {
-				state = oneLine(p.Error, 200)
-			}
-			rows[i] = []string{p.Name, fmt.Sprint(p.Port), p.Listen(), state}
-		}
-		return a.table("SANDBOX PORT PUBLISHED STATE", rows)
+		return []string{p.Name, fmt.Sprint(p.Port), p.Listen(), state}
 	})
-	return cmd
 }
 
 func (a portCommands) portRmCmd() *cobra.Command {

@@ -106,11 +106,7 @@ func (a recordCommands) stopCmd() *cobra.Command {
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(recordingIDs),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		r, err := c.StopRecording(ctx, args[0])
 		return a.printRecording(r, asJSON, err)
 	})
@@ -119,46 +115,33 @@ func (a recordCommands) stopCmd() *cobra.Command {
 
 func (a recordCommands) listCmd() *cobra.Command {
 	var q sandbox.RecordingQuery
-	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "ls [flags] [SANDBOX]", Short: "List recordings, of all sandboxes or one, newest first", Example: `  atoll record ls`,
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeSandboxes,
 	}
 	cmd.Flags().StringVar(&q.Session, "session", "", "only recordings that were started for a session")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	return daemonList(a.App, cmd, "ID SANDBOX KIND STATE STARTED DURATION SIZE TITLE", func(ctx context.Context, c *atoll.Client, args []string) (all []sandbox.Recording, err error) {
 		if len(args) > 0 {
 			q.Sandbox = args[0]
 		}
-		all := []sandbox.Recording{}
 		for r, err := range c.Recordings(ctx, q) {
 			if err != nil {
-				return err
+				return nil, err
 			}
 			all = append(all, r)
 		}
-		if asJSON {
-			return a.printJSON(all)
+		return all, nil
+	}, func(r sandbox.Recording) []string {
+		state := string(r.State)
+		if r.Reason != "" {
+			state += " (" + string(r.Reason) + ")"
 		}
-		rows := make([][]string, 0, len(all))
-		for _, r := range all {
-			state := string(r.State)
-			if r.Reason != "" {
-				state += " (" + string(r.Reason) + ")"
-			}
-			until := r.Ended
-			if until.IsZero() {
-				until = time.Now()
-			}
-			rows = append(rows, []string{r.ID, r.Name, r.Kind, state, ago(r.Started), until.Sub(r.Started).Round(time.Second).String(), units.BytesSize(float64(r.Size)), oneLine(r.Title, 40)})
+		until := r.Ended
+		if until.IsZero() {
+			until = time.Now()
 		}
-		return a.table("ID SANDBOX KIND STATE STARTED DURATION SIZE TITLE", rows)
+		return []string{r.ID, r.Name, r.Kind, state, ago(r.Started), until.Sub(r.Started).Round(time.Second).String(), units.BytesSize(float64(r.Size)), oneLine(r.Title, 40)}
 	})
-	return cmd
 }
 
 func (a recordCommands) getCmd() *cobra.Command {
@@ -206,20 +189,13 @@ plays, and MP4 of a desktop. Of a recording that runs, it writes what was record
 }
 
 func (a recordCommands) removeCmd() *cobra.Command {
-	var force bool
 	cmd := &cobra.Command{
 		Use: "rm ID...", Short: "Remove recordings; one that runs ends", Example: `  atoll record rm "$(atoll record start demo)"`,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(recordingIDs),
 	}
-	forceFlag(cmd.Flags(), &force, "")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
-		return a.removeEach(ctx, args, force, c.RemoveRecording)
+	return a.daemonRemove(cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
+		return c.RemoveRecording(ctx, name)
 	})
-	return cmd
 }
 
 func recordingIDs(ctx context.Context, c *atoll.Client) (ids []string, err error) {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -83,17 +84,15 @@ A secret without --host is sent only by stored profiles, to the hosts they name.
 	cmd.Flags().BoolVar(&s.AllowEnv, "allow-env", false, "sandboxes may ask for the value itself")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.MarkFlagsMutuallyExclusive("from-file", "source")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		s.Name = args[0]
 		if s.Source == "" {
-			if s.Value, err = a.readSecret(file); err != nil {
+			v, err := a.readSecret(file)
+			if err != nil {
 				return err
 			}
-			defer clear(s.Value)
+			s.Value = v
+			defer clear(v)
 		}
 		out, err := c.CreateSecret(ctx, s)
 		return a.wroteSecret(out, err, asJSON)
@@ -122,13 +121,10 @@ func (a secretCommands) secretRotateCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&reread, "reread", false, "the value is kept outside: read it anew")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.MarkFlagsMutuallyExclusive("from-file", "reread")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		var v []byte
 		if !reread {
+			var err error
 			if v, err = a.readSecret(file); err != nil {
 				return err
 			}
@@ -141,49 +137,26 @@ func (a secretCommands) secretRotateCmd() *cobra.Command {
 }
 
 func (a secretCommands) secretListCmd() *cobra.Command {
-	var asJSON bool
 	cmd := &cobra.Command{Use: "ls", Short: "List secrets, without their values", Args: cobra.NoArgs, Example: `  atoll secret ls`}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
+	return daemonList(a.App, cmd, "NAME VERSION HOSTS SOURCE SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.StoredSecret, error) {
+		return c.Secrets(ctx)
+	}, func(s sandbox.StoredSecret) []string {
+		source := s.Source
+		if source == "" {
+			source = "stored"
 		}
-		all, err := c.Secrets(ctx)
-		if err != nil {
-			return err
-		}
-		if asJSON {
-			return a.printJSON(append([]sandbox.StoredSecret{}, all...))
-		}
-		rows := make([][]string, 0, len(all))
-		for _, s := range all {
-			source := s.Source
-			if source == "" {
-				source = "stored"
-			}
-			rows = append(rows, []string{s.Name, strconv.FormatInt(s.Version, 10), strings.Join(s.Hosts, ","), source, strconv.Itoa(s.Uses), ago(s.Updated)})
-		}
-		return a.table("NAME VERSION HOSTS SOURCE SANDBOXES UPDATED", rows)
+		return []string{s.Name, strconv.FormatInt(s.Version, 10), strings.Join(s.Hosts, ","), source, strconv.Itoa(s.Uses), ago(s.Updated)}
 	})
-	return cmd
 }
 
 func (a secretCommands) secretRemoveCmd() *cobra.Command {
-	var force bool
 	cmd := &cobra.Command{
 		Use: "rm NAME...", Short: "Remove secrets", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll secret rm github`,
 	}
-	forceFlag(cmd.Flags(), &force, ", nor is one that sandboxes or profiles work with; they go on without it")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
-		return a.removeEach(ctx, args, force, func(ctx context.Context, name string) error { return c.RemoveSecret(ctx, name, force) })
+	return a.daemonRemove(cmd, ", nor is one that sandboxes or profiles work with; they go on without it", func(ctx context.Context, c *atoll.Client, name string, force bool) error {
+		return c.RemoveSecret(ctx, name, force)
 	})
-	return cmd
 }
 
 // secretRef reads the value of --secret: NAME and then env=, host=, in= and

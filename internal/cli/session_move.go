@@ -18,25 +18,21 @@ tells what a move would take along. For a provider that cannot serve the session
 tells why.`,
 		Example: `  atoll session targets notes`,
 	}
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.SessionTarget, error) {
+	return daemonList(a.App, cmd, "PROVIDER FITS CARRIES NOTES", func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.SessionTarget, error) {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return nil, err
 		}
 		return s.Targets(ctx)
-	}, func(all []sandbox.SessionTarget) error {
-		rows := make([][]string, 0, len(all))
-		for _, t := range all {
-			fits := "no"
-			switch {
-			case t.Current:
-				fits = "current"
-			case t.Fits:
-				fits = "yes"
-			}
-			rows = append(rows, []string{t.Provider, fits, orDash(t.Carries), orDash(strings.Join(t.Reasons, "; "))})
+	}, func(t sandbox.SessionTarget) []string {
+		fits := "no"
+		switch {
+		case t.Current:
+			fits = "current"
+		case t.Fits:
+			fits = "yes"
 		}
-		return a.table("PROVIDER FITS CARRIES NOTES", rows)
+		return []string{t.Provider, fits, orDash(t.Carries), orDash(strings.Join(t.Reasons, "; "))}
 	})
 }
 
@@ -76,11 +72,7 @@ changes is dropped. The exit codes are the same as those of atoll run.`,
 		Example: `  atoll session run-on notes docker -- uname -r`,
 	}
 	cmd.Flags().SetInterspersed(false)
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return err

@@ -268,11 +268,7 @@ the envelope names by its digest. Any daemon rebuilds the session from both.`,
   atoll session envelope --archive notes.tar notes > notes.json`,
 	}
 	cmd.Flags().StringVar(&archive, "archive", "", "file to write the files below /workspace to; must not exist")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return err
@@ -383,28 +379,24 @@ is there, and nobody has used it since IDLE; draining: what is in it is being sa
 paused: it was kept for the next use; cold: there is none, and the next use makes one.`,
 	}
 	cmd.Flags().StringArrayVarP(&filters, "label", "l", nil, "only those with this label, KEY=VALUE; may be repeated")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Session, error) {
+	return daemonList(a.App, cmd, "NAME STATE PROVIDER EPOCH HOLDERS IDLE WORKSPACE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Session, error) {
 		wanted, err := labels(nil, filters)
 		if err != nil {
 			return nil, err
 		}
 		return c.Sessions().List(ctx, wanted)
-	}, func(all []sandbox.Session) error {
-		rows := make([][]string, 0, len(all))
-		for _, s := range all {
-			names := make([]string, 0, len(s.Spec.Workspaces))
-			for _, w := range s.Spec.Workspaces {
-				names = append(names, w.Name)
-			}
-			l, idle := cmp.Or(s.Lease, &sandbox.LeaseInfo{}), "-"
-			if !l.Idle.IsZero() {
-				idle = ago(l.Idle)
-			}
-			rows = append(rows, []string{
-				s.Name, leaseWord(l, time.Now()), orDash(l.Provider), strconv.FormatInt(l.Epoch, 10), strconv.Itoa(len(l.Holders)), idle, orDash(strings.Join(names, ",")), ago(s.Created),
-			})
+	}, func(s sandbox.Session) []string {
+		names := make([]string, 0, len(s.Spec.Workspaces))
+		for _, w := range s.Spec.Workspaces {
+			names = append(names, w.Name)
 		}
-		return a.table("NAME STATE PROVIDER EPOCH HOLDERS IDLE WORKSPACE CREATED", rows)
+		l, idle := cmp.Or(s.Lease, &sandbox.LeaseInfo{}), "-"
+		if !l.Idle.IsZero() {
+			idle = ago(l.Idle)
+		}
+		return []string{
+			s.Name, leaseWord(l, time.Now()), orDash(l.Provider), strconv.FormatInt(l.Epoch, 10), strconv.Itoa(len(l.Holders)), idle, orDash(strings.Join(names, ",")), ago(s.Created),
+		}
 	})
 }
 
@@ -435,11 +427,7 @@ them, and the last receipt, which tells what a new sandbox was made from and wha
 lost. It does not show the values of environment variables.`,
 		Example: `  atoll session inspect notes`,
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		all := []sandbox.Session{}
 		var failed []error
 		for _, name := range args {
@@ -456,22 +444,15 @@ lost. It does not show the values of environment variables.`,
 }
 
 func (a sessionCommands) rmCmd() *cobra.Command {
-	var force bool
 	cmd := &cobra.Command{
 		Use: "rm [flags] SESSION...", Short: "Remove sessions with their sandboxes", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeAll,
 		Long: `Rm removes sessions, their sandboxes and what was saved of them. Workspaces stay. A
 sandbox that other sessions share is removed with the last of them.`,
 		Example: `  atoll session rm notes`,
 	}
-	forceFlag(cmd.Flags(), &force, "")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
-		return a.removeEach(ctx, args, force, c.Sessions().Remove)
+	return a.daemonRemove(cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
+		return c.Sessions().Remove(ctx, name)
 	})
-	return cmd
 }
 
 func (a sessionCommands) usageCmd() *cobra.Command {
@@ -487,7 +468,7 @@ A sandbox that is stopped or paused on disk does not count.`,
 	cmd.Flags().StringVar(&from, "from", "", "not before this time, or this long ago, such as 2026-01-31 or 30d")
 	cmd.Flags().StringVar(&to, "to", "", "before this time (default: now)")
 	completeFlag(cmd, "by", "label:", "group", "provider")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.SessionUsage, error) {
+	return daemonList(a.App, cmd, "VALUE SECONDS", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.SessionUsage, error) {
 		since, err := parseTime("from", from)
 		if err != nil {
 			return nil, err
@@ -497,11 +478,7 @@ A sandbox that is stopped or paused on disk does not count.`,
 			return nil, err
 		}
 		return c.Sessions().Usage(ctx, by, since, until)
-	}, func(all []sandbox.SessionUsage) error {
-		rows := make([][]string, 0, len(all))
-		for _, u := range all {
-			rows = append(rows, []string{orDash(u.Value), strconv.FormatFloat(u.Warm.Seconds(), 'f', 1, 64)})
-		}
-		return a.table("VALUE SECONDS", rows)
+	}, func(u sandbox.SessionUsage) []string {
+		return []string{orDash(u.Value), strconv.FormatFloat(u.Warm.Seconds(), 'f', 1, 64)}
 	})
 }

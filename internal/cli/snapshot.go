@@ -6,6 +6,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -45,11 +46,8 @@ Everyone who may make sandboxes from the snapshot can see everything in it.`,
 	flags.StringArrayVarP(&labelList, "label", "l", nil, "label it: KEY=VALUE")
 	flags.BoolVar(&opts.Save, "save", false, "wait until it is in the blob store")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+		var err error
 		if opts.Labels, err = labels(nil, labelList); err != nil {
 			return err
 		}
@@ -79,11 +77,7 @@ func (a snapshotCommands) snapshotListCmd() *cobra.Command {
 	cmd.Flags().StringArrayVarP(&labelList, "label", "l", nil, "only those with this label: KEY=VALUE")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "write names only")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
 		wanted, err := labels(nil, labelList)
 		if err != nil {
 			return err
@@ -148,12 +142,9 @@ func (a snapshotCommands) snapshotInspectCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect SNAPSHOT...", Short: "Show snapshots in detail, as JSON", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(snapshotNames),
 		Example: `  atoll snapshot inspect before`,
-		RunE: interruptible(func(ctx context.Context, args []string) error {
-			c, err := a.mustDaemon(ctx)
-			if err != nil {
-				return err
-			}
+		RunE: a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 			all := make([]sandbox.Snapshot, len(args))
+			var err error
 			for i, name := range args {
 				if all[i], err = c.GetSnapshot(ctx, name); err != nil {
 					return err
@@ -165,22 +156,15 @@ func (a snapshotCommands) snapshotInspectCmd() *cobra.Command {
 }
 
 func (a snapshotCommands) snapshotRemoveCmd() *cobra.Command {
-	var force bool
 	cmd := &cobra.Command{
 		Use: "rm [flags] SNAPSHOT...", Short: "Remove snapshots", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(snapshotNames),
 		Long: `Rm removes snapshots and prints their names. Sandboxes that were made from them keep
 running.`,
 		Example: `  atoll snapshot rm before`,
 	}
-	forceFlag(cmd.Flags(), &force, "")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
-		return a.removeEach(ctx, args, force, c.RemoveSnapshot)
+	return a.daemonRemove(cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
+		return c.RemoveSnapshot(ctx, name)
 	})
-	return cmd
 }
 
 func (a snapshotCommands) snapshotPruneCmd() *cobra.Command {
@@ -192,11 +176,7 @@ func (a snapshotCommands) snapshotPruneCmd() *cobra.Command {
 	}
 	cmd.Flags().StringArrayVarP(&labelList, "label", "l", nil, "only those with this label: KEY=VALUE")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
 		wanted, err := labels(nil, labelList)
 		if err != nil {
 			return err

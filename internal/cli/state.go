@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -95,11 +96,7 @@ A PostgreSQL database is backed up with its own tools.`,
   atoll state backup --to atoll-copy.db`,
 	}
 	cmd.Flags().StringVar(&to, "to", "", "the file to write (default: atoll-TIME.db here)")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
 		path := to
 		if path == "" {
 			path = "atoll-" + time.Now().UTC().Format("20060102T150405Z") + ".db"

@@ -122,28 +122,12 @@ func (a templateCommands) showBuild(e sandbox.BuildEvent) {
 }
 
 func (a templateCommands) templateListCmd() *cobra.Command {
-	var asJSON bool
 	cmd := &cobra.Command{Use: "ls", Short: "List templates", Args: cobra.NoArgs, Example: `  atoll template ls --json`}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
-		all, err := c.Templates(ctx)
-		if err != nil {
-			return err
-		}
-		if asJSON {
-			return a.printJSON(append([]sandbox.Template{}, all...))
-		}
-		rows := make([][]string, 0, len(all))
-		for _, t := range all {
-			rows = append(rows, []string{t.Name, t.Tag, short(t.Image), units.BytesSize(float64(t.Size)), visibility(t.Public), ago(t.Created)})
-		}
-		return a.table("NAME TAG IMAGE SIZE VISIBILITY CREATED", rows)
+	return daemonList(a.App, cmd, "NAME TAG IMAGE SIZE VISIBILITY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Template, error) {
+		return c.Templates(ctx)
+	}, func(t sandbox.Template) []string {
+		return []string{t.Name, t.Tag, short(t.Image), units.BytesSize(float64(t.Size)), visibility(t.Public), ago(t.Created)}
 	})
-	return cmd
 }
 
 // short is the part of a digest that people read.
@@ -154,11 +138,7 @@ func short(digest string) string {
 
 func (a templateCommands) templateInspectCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "inspect NAME[:TAG]", Short: "Show a template as JSON", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(templateNames), Example: `  atoll template inspect tools`}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		t, err := c.Template(ctx, args[0])
 		if err != nil {
 			return err
@@ -211,11 +191,7 @@ func (a templateCommands) visibilityCmd(cmd *cobra.Command, set func(*atoll.Clie
 	var asJSON bool
 	cmd.Args, cmd.ValidArgsFunction = cobra.ExactArgs(1), a.completeOf(templateBareNames)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		v, err := set(c, ctx, args[0])
 		switch {
 		case err != nil:
@@ -230,17 +206,10 @@ func (a templateCommands) visibilityCmd(cmd *cobra.Command, set func(*atoll.Clie
 }
 
 func (a templateCommands) templateRemoveCmd() *cobra.Command {
-	var force bool
 	cmd := &cobra.Command{Use: "rm NAME[:TAG]...", Short: "Remove names of templates", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(templateNames), Example: `  atoll template rm tools:stable`}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
-		return a.removeEach(ctx, args, force, c.RemoveTemplate)
+	return a.daemonRemove(cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
+		return c.RemoveTemplate(ctx, name)
 	})
-	forceFlag(cmd.Flags(), &force, "")
-	return cmd
 }
 
 func (a templateCommands) templatePruneCmd() *cobra.Command {
@@ -250,11 +219,7 @@ func (a templateCommands) templatePruneCmd() *cobra.Command {
 	unused = durationFlag(7 * 24 * time.Hour)
 	cmd.Flags().Var(&unused, "unused", "only entries that no build has used for this long")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
 		freed, err := c.PruneTemplates(ctx, time.Duration(unused))
 		switch {
 		case err != nil:

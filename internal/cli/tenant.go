@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/admin"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -153,11 +154,7 @@ func (a tenantCommands) tenantCreateCmd() *cobra.Command {
 
 // tenantCommand adapts a command that is about one tenant and shows it.
 func (a tenantCommands) tenantCommand(asJSON *bool, do func(context.Context, *admin.Client, string) (sandbox.Tenant, error)) func(*cobra.Command, []string) error {
-	return interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
+	return a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		t, err := do(ctx, c.Admin(), strings.Join(args, ""))
 		if err != nil {
 			return err
@@ -192,38 +189,22 @@ func (a tenantCommands) showTenant(t sandbox.Tenant) error {
 }
 
 func (a tenantCommands) tenantListCmd() *cobra.Command {
-	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "ls", Short: "List tenants", Args: cobra.NoArgs,
 		Example: `  atoll tenant ls`,
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
+	return daemonList(a.App, cmd, "NAME STATE BOXES MEMORY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Tenant, error) {
+		return c.Admin().Tenants(ctx)
+	}, func(t sandbox.Tenant) []string {
+		state := "enabled"
+		if !t.Disabled.IsZero() {
+			state = "disabled"
 		}
-		all, err := c.Admin().Tenants(ctx)
-		if err != nil {
-			return err
+		return []string{
+			t.ID, state, fmt.Sprintf("%d/%s", t.Usage.Boxes, limitText(float64(t.Limits.Boxes), false)),
+			fmt.Sprintf("%s/%s", units.BytesSize(float64(t.Usage.Memory)), limitText(float64(t.Limits.Memory), true)), ago(t.Created),
 		}
-		if asJSON {
-			return a.printJSON(append([]sandbox.Tenant{}, all...))
-		}
-		rows := make([][]string, 0, len(all))
-		for _, t := range all {
-			state := "enabled"
-			if !t.Disabled.IsZero() {
-				state = "disabled"
-			}
-			rows = append(rows, []string{
-				t.ID, state, fmt.Sprintf("%d/%s", t.Usage.Boxes, limitText(float64(t.Limits.Boxes), false)),
-				fmt.Sprintf("%s/%s", units.BytesSize(float64(t.Usage.Memory)), limitText(float64(t.Limits.Memory), true)), ago(t.Created),
-			})
-		}
-		return a.table("NAME STATE BOXES MEMORY CREATED", rows)
 	})
-	return cmd
 }
 
 func (a tenantCommands) tenantShowCmd() *cobra.Command {

@@ -80,28 +80,6 @@ it, or any number can read it.`,
 		a.workspaceRestoreCmd(), a.workspacePersistCmd(), a.workspacePruneCmd(), a.workspaceVerifyCmd(), a.workspaceRemoveCmd())
 }
 
-// daemonVerb adapts a function that uses a daemon, and shows its result as JSON
-// or text.
-func daemonVerb[T any](a *App, cmd *cobra.Command, do func(context.Context, *atoll.Client, []string) (T, error), text func(T) error) *cobra.Command {
-	var asJSON bool
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
-		out, err := do(ctx, c, args)
-		switch {
-		case err != nil:
-			return err
-		case asJSON:
-			return a.printJSON(out)
-		}
-		return text(out)
-	})
-	return cmd
-}
-
 func bytesText(n int64) string { return units.BytesSize(float64(n)) }
 
 func (a workspaceCommands) workspaceCreateCmd() *cobra.Command {
@@ -137,18 +115,14 @@ func attachedText(w sandbox.Workspace) string {
 
 func (a workspaceCommands) workspaceListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List workspaces", Args: cobra.NoArgs, Example: `  atoll workspace ls`}
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Workspace, error) {
+	return daemonList(a.App, cmd, "NAME STATE ATTACHED CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Workspace, error) {
 		return c.Workspaces(ctx)
-	}, func(all []sandbox.Workspace) error {
-		rows := make([][]string, 0, len(all))
-		for _, w := range all {
-			state := "ok"
-			if w.Problem != "" {
-				state = "unsaved"
-			}
-			rows = append(rows, []string{w.Name, state, attachedText(w), ago(w.Created)})
+	}, func(w sandbox.Workspace) []string {
+		state := "ok"
+		if w.Problem != "" {
+			state = "unsaved"
 		}
-		return a.table("NAME STATE ATTACHED CREATED", rows)
+		return []string{w.Name, state, attachedText(w), ago(w.Created)}
 	})
 }
 
@@ -305,17 +279,10 @@ func (a workspaceCommands) workspaceVerifyCmd() *cobra.Command {
 }
 
 func (a workspaceCommands) workspaceRemoveCmd() *cobra.Command {
-	var force bool
 	cmd := &cobra.Command{
 		Use: "rm NAME...", Short: "Remove workspaces with all their versions", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(workspaceNames), Example: `  atoll workspace rm notes`,
 	}
-	forceFlag(cmd.Flags(), &force, "")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
-		if err != nil {
-			return err
-		}
-		return a.removeEach(ctx, args, force, c.RemoveWorkspace)
+	return a.daemonRemove(cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
+		return c.RemoveWorkspace(ctx, name)
 	})
-	return cmd
 }
