@@ -21,36 +21,36 @@ import (
 // block is a fenced block of a page.
 var block = regexp.MustCompile("(?ms)^```(sh|sh fails|output)\n(.*?)^```$")
 
-// guides are the pages whose commands are run, with a function that prepares a
+// guides are the pages of docs whose commands are run, with a function that prepares a
 // page's prerequisites, if any. The blocks of sh run in one shell and
 // directory, one after the other, and the standard output of each is compared
 // with the following output block. A block "sh fails" must fail, and its
 // standard error counts as output. A line "..." matches any lines, and "…" any
 // text within a line.
 var guides = map[string]func(*testing.T, *guideRunner){
-	"getting-started.md":  nil,
-	"first-hour.md":       nil,
-	"sessions.md":         nil,
-	"console.md":          nil,
-	"environment.md":      nil,
-	"mirrors.md":          serveMirror,
-	"private-git.md":      serveGit,
-	"remote-daemon.md":    nil,
-	"ports.md":            nil,
-	"from-docker.md":      useDebian,
-	"from-e2b.md":         nil,
-	"agent-loop.md":       usePython,
-	"from-modal.md":       usePython,
-	"troubleshooting.md":  nil,
-	"several-machines.md": nil,
-	"uninstall.md":        nil,
+	"guide/getting-started.md":  nil,
+	"guide/first-hour.md":       nil,
+	"guide/sessions.md":         nil,
+	"guide/console.md":          nil,
+	"reference/environment.md":  nil,
+	"operate/mirrors.md":        serveMirror,
+	"guide/secrets.md":          serveGit,
+	"guide/remote-daemon.md":    nil,
+	"guide/ports.md":            nil,
+	"guide/from-docker.md":      useDebian,
+	"guide/from-e2b.md":         nil,
+	"guide/agent-loop.md":       usePython,
+	"guide/from-modal.md":       usePython,
+	"guide/troubleshooting.md":  nil,
+	"guide/several-machines.md": nil,
+	"operate/uninstall.md":      nil,
 }
 
 func TestGuides(t *testing.T) {
 	for page, prepare := range guides {
-		t.Run(page, func(t *testing.T) {
+		t.Run(filepath.Base(page), func(t *testing.T) {
 			t.Parallel()
-			text, err := os.ReadFile(filepath.Join("../../docs/guide", page))
+			text, err := os.ReadFile(filepath.Join("../../docs", page))
 			if err != nil {
 				t.Fatal(err)
 			}
