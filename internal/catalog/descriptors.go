@@ -158,7 +158,6 @@ func localProviders() []sandbox.Descriptor {
 	pty(&self)
 	screen(&self)
 	self.Desktop.Transport = sandbox.TransportRelay
-	self.OS = sandbox.OSList{Supported: []string{"linux", "macos", "windows"}, Default: "linux"}
 	self.WorkspaceRoot, self.Persistable, self.Permanent = "/", false, true
 	self.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
 	self.Lifetime.LockFreeResume, self.Verified = true, sandbox.VerifiedLive

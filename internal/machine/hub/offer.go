@@ -94,10 +94,13 @@ func (h *Hub) sign() error {
 	}
 	signed.Daemon = h.self
 	text, err := json.Marshal(signed)
+	if err != nil {
+		return err
+	}
 	h.offers.mu.Lock()
 	defer h.offers.mu.Unlock()
 	h.offers.text = text
-	return err
+	return nil
 }
 
 // accept returns what takes the streams of machines. Each gets the program of

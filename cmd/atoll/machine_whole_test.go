@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// On a whole machine, git works and a port is a stream. Its screen is used only
+// while its owner shares it, and what runs there ends when that changes. RB-102,
+// RB-105, RB-113, RB-116.
+func TestWholeMachine(t *testing.T) {
+	broker := &natsServer{program: filepath.Join(t.TempDir(), "atoll-nats"), dir: t.TempDir(), address: "127.0.0.1:0"}
+	build(broker.program, "../atoll-nats")
+	certify(t, broker.dir, "127.0.0.1")
+	broker.start(t)
+	s := soakerOf(t, built.atoll, filepath.Join(t.TempDir(), "state"), "--machines-file", broker.file("machines.json"))
+	invited, err := s.client.Admin().InviteMachine(t.Context(), sandbox.NewMachineToken{Name: "desk", WholeMachine: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, state := filepath.Join(t.TempDir(), "token"), filepath.Join(t.TempDir(), "state")
+	if err := os.WriteFile(token, []byte(invited.Token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	program := func(args ...string) *exec.Cmd {
+		cmd := exec.Command(built.atoll, append([]string{"--state-dir", state, "machine"}, args...)...)
+		cmd.Env = append(os.Environ(), "DISPLAY=:77.0", "XAUTHORITY=/nowhere")
+		return cmd
+	}
+	run := func(args ...string) string {
+		t.Helper()
+		out, err := program(args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%q: %v: %s", args, err, out)
+		}
+		return string(out)
+	}
+	offered := t.TempDir()
+	run("join", "--enrol-only", "--yes", "--whole-machine", offered, "--token-file", token, "--ca", broker.file("cert.pem"), "tls://"+broker.address)
+	m := &joined{cmd: program("join")}
+	m.cmd.Stderr = &m.said
+	if err := m.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.kill)
+	box, err := s.client.Create(t.Context(), sandbox.Spec{Name: "desk", Provider: m.provider(t, s)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := box.Destroy(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	}()
+	init := "git init -q -b main . && echo one >file && git add file"
+	if r, err := box.Run(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", init}}); err != nil || r.Exit.Code != 0 {
+		t.Fatalf("git init: %+v, %v", r, err)
+	}
+	if st, err := box.Git(offered).Status(t.Context()); err != nil || len(st.Files) != 1 || st.Files[0].Path != "file" {
+		t.Errorf("git status is %+v, %v", st, err)
+	}
+	if _, page := s.fetch(t, "/metrics"); !strings.Contains(page, `atoll_machines{liveness="online"} 1`) || strings.Contains(page, "atoll_machine_streams 0") {
+		t.Errorf("the metrics of machines are %s", page)
+	}
+	// display is what commands see of the machine's screen.
+	display := func() (string, error) {
+		r, err := box.Run(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", `echo "$DISPLAY,$XAUTHORITY"`}})
+		return strings.TrimSpace(string(r.Stdout)), err
+	}
+	look := sandbox.ComputerRequest{Actions: []sandbox.ComputerAction{{Action: "screenshot"}}}
+	// wantScreen waits until the screen is shared, or not: the daemon hears of it
+	// when the machine is back.
+	wantScreen := func(shared bool) {
+		t.Helper()
+		err := eventually(func() error {
+			_, err := box.UseComputer(t.Context(), look)
+			denied := sandbox.CodeOf(err) == sandbox.CodeDenied && strings.Contains(err.Error(), string(sandbox.ConsentRequired))
+			if denied == shared || sandbox.CodeOf(err) == sandbox.CodeUnavailable {
+				return fmt.Errorf("a screenshot says %w", err)
+			}
+			want := ","
+			if shared {
+				want = ":77.0,/nowhere"
+			}
+			if got, err := display(); got != want || err != nil {
+				return fmt.Errorf("commands see the screen %q, %w, want %q", got, err, want)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("shared %v: %v; the machine says %s", shared, err, &m.said)
+		}
+	}
+	wantScreen(false)
+	ask := program("screen", "on")
+	ask.Stdin = strings.NewReader("no\n")
+	if out, err := ask.CombinedOutput(); err == nil || !strings.Contains(string(out), "SEE AND USE THE SCREEN") {
+		t.Errorf("without an agreement: %v, %s", err, out)
+	}
+	wantScreen(false)
+	if out := run("screen", "on", "--yes"); !strings.Contains(out, "SCREEN") {
+		t.Errorf("it says %s", out)
+	}
+	wantScreen(true)
+	if _, err := box.StartDesktop(t.Context(), sandbox.Screen{Width: 800, Height: 600}); sandbox.CodeOf(err) != sandbox.CodeConflict {
+		t.Errorf("starting a desktop on it: %v, want %s", err, sandbox.CodeConflict)
+	}
+	reader, err := s.client.Admin().CreateKey(t.Context(), sandbox.NewKey{Name: "reader", Verbs: []string{"read"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := atoll.New(atoll.Options{Host: "unix://" + filepath.Join(s.state, atoll.SocketName), Key: reader.Token})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	for who, c := range map[string]*atoll.Client{"the owner": s.client, "a reader": read} {
+		for _, port := range []uint16{0, 5900} { // a VNC server of the machine's owner may listen there
+			if _, err := atoll.Handle(c, box.ID()).OpenStream(t.Context(), sandbox.NewStream{Kind: "desktop", Port: port}); sandbox.CodeOf(err) != sandbox.CodeConflict {
+				t.Errorf("%s, a stream of it: %v, want %s", who, err, sandbox.CodeConflict)
+			}
+		}
+	}
+	long, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"sleep", "1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer long.Close()
+	run("screen", "off")
+	wantScreen(false)
+	if exit, err := long.Wait(t.Context()); err == nil && exit.Code == 0 {
+		t.Errorf("a command that began with the screen ended with %+v", exit)
+	}
+	if out := run("status", "--json"); !strings.Contains(out, `"screen": false`) {
+		t.Errorf("the status is %s", out)
+	}
+}
