@@ -38,7 +38,7 @@ func sources(t *testing.T, each func(path, text string)) {
 }
 
 // seen are the directories whose tests go through a daemon or a driver.
-var seen = regexp.MustCompile(`^(internal/daemon|internal/control|cmd/atoll|provider|drivertest|test)/`)
+var seen = regexp.MustCompile(`^(internal/daemon|internal/control|cmd/atoll|provider|driver/drivertest|test)/`)
 
 // The table of requirements names every test with a requirement's number, and
 // no test that does not exist. What it calls done is shown by a test through a

@@ -19,7 +19,7 @@ var rules = []rule{
 		why: "a provider in another module must not inherit our libraries",
 	},
 	{
-		pkgs: "drivertest", std: true, libs: []string{"go.uber.org/goleak/..."}, only: []string{"sandbox", "driver", "internal/scratch"},
+		pkgs: "driver/drivertest", std: true, libs: []string{"go.uber.org/goleak/..."}, only: []string{"sandbox", "driver", "internal/scratch"},
 		why: "the suite tests every provider and depends on none",
 	},
 
@@ -309,7 +309,7 @@ var rules = []rule{
 		why:  "sessions use sandboxes and leases through interfaces, so that a simulation can run them",
 	},
 	{
-		pkgs: "faults", std: true, only: []string{"sandbox", "driver"},
+		pkgs: "driver/faults", std: true, only: []string{"sandbox", "driver"},
 		why: "a package for tests of programs that use Atoll inherits none of its libraries",
 	},
 	{
@@ -455,7 +455,7 @@ var rules = []rule{
 		why: "it is the common part of the providers of services",
 	},
 	{
-		pkgs: "provider/internal/hostedtest", only: []string{module, "admin", "ctxsandbox", "sandbox", "stream", "driver", "drivertest", "faults", "internal/...", "provider/..."},
+		pkgs: "provider/internal/hostedtest", only: []string{module, "admin", "ctxsandbox", "sandbox", "stream", "driver", "driver/drivertest", "driver/faults", "internal/...", "provider/..."},
 		why: "it provides sandboxes of fakes and daemons, for the tests of any provider",
 	},
 	{
@@ -625,18 +625,18 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/daemon/...",
-		only: []string{module, "admin", "sandbox", "stream", "driver", "drivertest", "provider/...", "internal/..."},
+		only: []string{module, "admin", "sandbox", "stream", "driver", "driver/drivertest", "provider/...", "internal/..."},
 		deny: []string{"internal/archtest"},
 		why:  "the only package that imports everything",
 	},
 	{
-		pkgs: "machinetest", only: []string{module, "admin", "sandbox", "stream", "driver", "provider/...", "internal/..."},
+		pkgs: "driver/machinetest", only: []string{module, "admin", "sandbox", "stream", "driver", "provider/...", "internal/..."},
 		why: "it is the program of a machine, with sandboxes in memory",
 	},
 	{
 		pkgs: "atolld",
 		only: []string{module, "admin", "sandbox", "stream", "driver", "provider/...", "internal/..."},
-		deny: []string{"drivertest", "internal/cli/...", "internal/fake", "internal/servicetest/...", "testing", "github.com/spf13/..."},
+		deny: []string{"driver/drivertest", "internal/cli/...", "internal/fake", "internal/servicetest/...", "testing", "github.com/spf13/..."},
 		why:  "a program that embeds the daemon gets neither the command line nor the tests",
 	},
 
@@ -654,14 +654,14 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "admin", "internal/client", "internal/tree", "internal/sparse", "internal/offline", "internal/span", "internal/stream", "internal/envd", "internal/plainproto", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
+		only: []string{module, "admin", "internal/client", "internal/tree", "internal/sparse", "internal/offline", "internal/span", "internal/stream", "internal/envd", "internal/plainproto", "internal/template", "sandbox", "driver", "driver/drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
 		deny: []string{kernel + "/...", "internal/daemon/..."},
 		why:  "commands use control and open a node with any providers",
 	},
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/serial", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
+			module, "admin", "internal/client", "sandbox", "driver", "driver/drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/serial", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
 			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...", "internal/engine", "internal/statedir", "internal/fleet/...",
 		},

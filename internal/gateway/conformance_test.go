@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/driver/drivertest"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"

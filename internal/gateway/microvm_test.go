@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/driver/drivertest"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/provider/microvm"
 	"github.com/atoll-run/atoll/sandbox"

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/driver/drivertest"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/servicetest"
 	"github.com/atoll-run/atoll/provider/boxlite"

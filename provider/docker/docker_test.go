@@ -13,7 +13,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/driver/drivertest"
 	"github.com/atoll-run/atoll/internal/scratch"
 	"github.com/atoll-run/atoll/internal/servicetest"
 	"github.com/atoll-run/atoll/provider/docker"

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/driver/drivertest"
 	"github.com/atoll-run/atoll/internal/scratch"
 	"github.com/atoll-run/atoll/provider/e2b"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/driver/drivertest"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // the test binary is the guest, too
 	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/sandbox"

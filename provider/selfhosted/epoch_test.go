@@ -11,12 +11,12 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/driver/machinetest"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/machine/hub"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/span"
-	"github.com/atoll-run/atoll/machinetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

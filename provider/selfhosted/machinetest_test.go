@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/atoll-run/atoll/machinetest"
+	"github.com/atoll-run/atoll/driver/machinetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

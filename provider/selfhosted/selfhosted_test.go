@@ -19,7 +19,7 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/driver/drivertest"
 	"github.com/atoll-run/atoll/internal/control/machines"
 	"github.com/atoll-run/atoll/internal/machine"
 	"github.com/atoll-run/atoll/internal/machine/agent"

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/driver/drivertest"
 	"github.com/atoll-run/atoll/internal/need"
 )
 
