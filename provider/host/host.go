@@ -37,10 +37,10 @@ type Options struct {
 	// Dir is a directory for this provider alone. It is created if missing.
 	Dir string
 	// Workdir is a directory of the user. If it is given, commands start in it,
-	// file operations are confined to it, HOME is the user's own, and nothing
-	// removes it. Sandboxes then belong to the directory and not to this process:
-	// Close ends their commands, and Attach starts them again. Empty: every sandbox
-	// has a directory of its own.
+	// file operations are confined to it and see it at sandbox.WorkspaceDir, too, HOME
+	// is the user's own, and nothing removes it. Sandboxes then belong to the directory
+	// and not to this process: Close ends their commands, and Attach starts them again.
+	// Empty: every sandbox has a directory of its own.
 	Workdir string
 	// Screen gives commands the display of this process. Without it, they have to
 	// look for one.

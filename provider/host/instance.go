@@ -176,6 +176,7 @@ func (in *Instance) defaults(spec *sandbox.Spec) guest.Defaults {
 	if def.User == "" {
 		def.User = fmt.Sprint(os.Getuid())
 	}
+	def.Workdir, _ = in.at(def.Workdir)
 	if def.Workdir == "" {
 		def.Workdir = in.filesDir()
 	}
@@ -201,7 +202,13 @@ func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Proc
 	if err := userSupported(cmd.User); err != nil {
 		return nil, err
 	}
-	return in.Client.Exec(ctx, cmd)
+	real, failed := in.at(cmd.Dir)
+	if real != cmd.Dir {
+		moved := *cmd
+		moved.Dir, cmd = real, &moved
+	}
+	p, err := in.Client.Exec(ctx, cmd)
+	return p, failed(err)
 }
 
 // Wait implements driver.Instance.

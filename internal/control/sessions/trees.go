@@ -72,7 +72,10 @@ func (s trees) importTree(ctx context.Context, to sandbox.ID, r io.Reader) error
 	if err != nil {
 		return err
 	}
-	if err := ignore(files.Remove(ctx, sandbox.WorkspaceDir, true), sandbox.CodeNotFound); err != nil {
+	switch err := files.Remove(ctx, sandbox.WorkspaceDir, true); sandbox.CodeOf(err) {
+	case "", sandbox.CodeNotFound:
+	case sandbox.CodeDenied: // the directory of a machine's owner, who has other files there
+	default:
 		return err
 	}
 	return files.Import(ctx, path.Dir(sandbox.WorkspaceDir), r, driver.ImportOptions{})
