@@ -1,6 +1,6 @@
-// Atoll-guest is the program that Atoll runs inside a sandbox: process 1 in its
-// own sandboxes, and an ordinary process in those of another service. `make
-// build` embeds it in atoll; see package internal/guest/program.
+// Command atoll-guest is the program that Atoll runs inside a sandbox: process 1
+// in its own sandboxes, and an ordinary process in those of another service.
+// `make build` embeds it in atoll; see package internal/guest/program.
 package main
 
 import (

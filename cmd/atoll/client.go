@@ -1,7 +1,8 @@
 //go:build !linux
 
-// Atoll gives AI agents sandboxes: one program, with nothing else to install.
-// On this system it is only a client of a daemon that runs on Linux.
+// On systems other than Linux, atoll is only a client of a daemon that runs on
+// Linux.
+
 package main
 
 import (

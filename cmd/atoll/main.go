@@ -1,6 +1,5 @@
 //go:build linux && !light
 
-// Atoll gives AI agents sandboxes: one program, with nothing else to install.
 package main
 
 import (

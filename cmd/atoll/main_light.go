@@ -1,9 +1,9 @@
 //go:build linux && light
 
-// Atoll gives AI agents sandboxes: one program, with nothing else to install.
-// This is its light form, which starts quickly: the command line with a client
-// of the daemon. It embeds the program with everything, and continues in that
-// when a command needs it.
+// This is the light form of atoll, which starts quickly: the command line with a
+// client of the daemon. It embeds the program with everything, and continues in
+// that when a command needs it.
+
 package main
 
 import (

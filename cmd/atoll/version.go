@@ -1,3 +1,5 @@
+// Command atoll gives AI agents sandboxes: one program, with nothing else to
+// install.
 package main
 
 import (

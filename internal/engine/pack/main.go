@@ -1,4 +1,4 @@
-// Pack compresses the engine, which the light program embeds: pack ENGINE DIR.
+// Command pack compresses the engine, which the light program embeds: pack ENGINE DIR.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Tool is the only program in the images of the scripts. It reports how it was
-// started.
+// Command tool is the only program in the images of the scripts. It reports how
+// it was started.
 package main
 
 import (

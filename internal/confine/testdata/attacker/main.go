@@ -1,4 +1,4 @@
-// The attacker is a process that was compromised after it was confined. It
+// Command attacker is a process that was compromised after it was confined. It
 // prints what it can still do, one item per line.
 package main
 
