@@ -1,5 +1,7 @@
 package archtest
 
+import "slices"
+
 // heavy lists packages that a small process with a start time of a few
 // milliseconds must not import.
 var heavy = []string{"net/http", "crypto/tls", "text/template", "html/template", "encoding/gob", "go/..."}
@@ -7,9 +9,33 @@ var heavy = []string{"net/http", "crypto/tls", "text/template", "html/template",
 // kernelUsers may import gVisor.
 var kernelUsers = []string{"provider/gvisor/...", "internal/gateway/egress", "internal/confine"}
 
+// controlServices lists what the control services of a daemon may reach.
+var controlServices = []string{
+	"sandbox", "internal/span", "driver", "internal/catalog", "internal/control/...", "internal/keyed", "internal/ops", "internal/stream", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/tree", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball",
+}
+
+// sandboxRules returns the rules of the packages in internal/control/sandboxes:
+// the records reach none of the others, and no operation reaches another one.
+func sandboxRules() []rule {
+	const dir = "internal/control/sandboxes/"
+	operations := []string{dir + "access", dir + "create", dir + "expire", dir + "pause", dir + "reconcile", dir + "update"}
+	all := []rule{{
+		pkgs: dir + "records", only: controlServices, deny: []string{kernel + "/...", dir + "..."},
+		why: "the records of sandboxes depend on none of the operations that change them",
+	}}
+	for _, own := range operations {
+		others := slices.DeleteFunc(slices.Clone(operations), func(other string) bool { return other == own })
+		all = append(all, rule{
+			pkgs: own, only: controlServices, deny: append(others, kernel+"/..."),
+			why: "an operation on sandboxes depends on the records, and not on other operations",
+		})
+	}
+	return all
+}
+
 // rules implements docs/design/architecture.md, "Who may import whom". The
 // first rule that matches a package applies.
-var rules = []rule{
+var rules = append(sandboxRules(), []rule{
 	{
 		pkgs: "sandbox", std: true, deny: []string{"os/exec", "net", "net/http"},
 		why: "the vocabulary is plain data for every package",
@@ -390,7 +416,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/...",
-		only: []string{"sandbox", "internal/span", "driver", "internal/catalog", "internal/control/...", "internal/keyed", "internal/ops", "internal/stream", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/tree", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball"},
+		only: controlServices,
 		deny: []string{kernel + "/..."},
 		why:  "the control services of a daemon use providers only through the driver contract, and import no protocol",
 	},
@@ -679,4 +705,4 @@ var rules = []rule{
 	{pkgs: "test/mcp", std: true, why: "tests of the program from outside must not import it"},
 	{pkgs: "test/bridge", std: true, why: "tests of the program from outside must not import it"},
 	{pkgs: "test/e2b", std: true, why: "tests of the program from outside must not import it"},
-}
+}...)

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 
 	"github.com/atoll-run/atoll/internal/control/exec"
-	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/bridgeapi"
@@ -52,8 +51,8 @@ func (d *Daemon) bridgeServices() bridgeapi.Services {
 	return bridgeapi.Services{
 		Authenticate: d.authenticateKey, Open: d.openForBridge, HasImage: d.hasImage,
 		Allow:     func(ctx context.Context, op ops.Op) error { return rights{d.services.Exec}.Allow(ctx, "", op) },
-		Sandboxes: sandboxes.Public{Service: d.services.Sandboxes}, Templates: d.services.Templates, Profiles: d.services.Profiles,
-		Ports: d.services.Exec, Entrance: d.services.Sandboxes,
+		Sandboxes: d.services.Sandboxes.Public(), Templates: d.services.Templates, Profiles: d.services.Profiles,
+		Ports: d.services.Exec, Entrance: d.services.Sandboxes.Entrance,
 	}
 }
 

@@ -311,7 +311,7 @@ func (d *Daemon) recordParts(ctx context.Context) error {
 
 // recover reconciles what an earlier daemon left. Requests wait for it.
 func (d *Daemon) recover(ctx context.Context) error {
-	if err := d.services.Sandboxes.Reconcile(ctx); err != nil {
+	if err := d.services.Sandboxes.Reconciler.Reconcile(ctx); err != nil {
 		// Reconciliation will be tried again. Failing to start would not help.
 		d.opts.Logger.Error("reconciliation failed", "error", err)
 	}
@@ -323,8 +323,8 @@ func (d *Daemon) recover(ctx context.Context) error {
 	}
 	close(d.recovered)
 	ctx, d.stop = context.WithCancel(context.Background())
-	d.work.Go(func() { d.services.Sandboxes.Watch(ctx) })
-	d.work.Go(func() { d.services.Sandboxes.WatchIdle(ctx) })
+	d.work.Go(func() { d.services.Sandboxes.Reconciler.Watch(ctx) })
+	d.work.Go(func() { d.services.Sandboxes.Expirer.WatchIdle(ctx) })
 	d.work.Go(func() { d.sessions.Reaper.Watch(ctx) })
 	d.work.Go(func() { d.services.Workspaces.Watch(ctx) })
 	d.work.Go(func() { d.services.Tenants.WatchKeys(ctx) })
@@ -346,7 +346,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	if d.store.Shared() {
 		d.work.Go(func() { d.beat(ctx) })
 	}
-	d.work.Go(func() { d.services.Sandboxes.WatchExpiry(ctx) })
+	d.work.Go(func() { d.services.Sandboxes.Expirer.WatchExpiry(ctx) })
 	d.onClose(func() error {
 		d.stop()
 		return nil

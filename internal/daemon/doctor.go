@@ -176,7 +176,7 @@ func (doc *doctor) provider(ctx context.Context) (out []driver.Finding) {
 // sandboxes finds sandboxes that only the store or only the provider knows, and
 // sandboxes that run another engine than new ones.
 func (doc *doctor) sandboxes(ctx context.Context) (out []driver.Finding) {
-	c, err := doc.d.services.Sandboxes.Stats(ctx)
+	c, err := doc.d.services.Sandboxes.Reconciler.Stats(ctx)
 	if err != nil {
 		return cannot("sandboxes", err, seeLog)
 	}

@@ -14,7 +14,6 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
-	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/interpreter"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server"
@@ -212,10 +211,10 @@ func secretFile(path string) ([]byte, error) {
 
 // e2bServices returns the control services for the E2B API.
 func (d *Daemon) e2bServices() e2bapi.Services {
-	s := sandboxes.Public{Service: d.services.Sandboxes}
+	s := d.services.Sandboxes.Public()
 	return e2bapi.Services{
 		Authenticate: d.authenticateKey, Open: d.openForE2B, HasImage: d.hasImage, ECRLogin: d.ecrLogin, Defaults: d.imageDefaults,
-		Sandboxes: s, Lifecycle: s, Networks: s, Usage: d.services.Sandboxes, Ports: d.services.Exec, Interpreter: e2bCode{d.code}, Entrance: d.services.Sandboxes, Rights: rights{d.services.Exec},
+		Sandboxes: s, Lifecycle: s, Networks: s, Usage: s, Ports: d.services.Exec, Interpreter: e2bCode{d.code}, Entrance: d.services.Sandboxes.Entrance, Rights: rights{d.services.Exec},
 		Snapshots: d.services.Snapshots, Events: d.services.Events, Secrets: d.services.Secrets, Templates: d.services.Templates, Builder: d.services.Templates, Workspaces: d.services.Workspaces,
 		Identity: d.identity,
 	}

@@ -130,7 +130,7 @@ func (d *Daemon) beat(ctx context.Context) {
 		switch {
 		case ctx.Err() != nil:
 		case err == nil:
-			if err := d.services.Sandboxes.ClaimAbandoned(ctx, silent); err != nil && ctx.Err() == nil {
+			if err := d.services.Sandboxes.Reconciler.ClaimAbandoned(ctx, silent); err != nil && ctx.Err() == nil {
 				d.opts.Logger.Error("taking over the sandboxes of a daemon that has ended", "error", err)
 			}
 		case sandbox.CodeOf(err) == sandbox.CodeStale:

@@ -6,7 +6,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/machine"
 	"github.com/atoll-run/atoll/internal/control/ports"
-	"github.com/atoll-run/atoll/internal/control/sandboxes"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/update"
 	"github.com/atoll-run/atoll/internal/control/sessions"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/server/api"
@@ -44,7 +44,7 @@ func (h holders) Route(ctx context.Context, ref string, epoch int64, follow bool
 func (d *Daemon) apiServices() api.Services {
 	s := d.services
 	return api.Services{
-		Sandboxes:      sandboxes.Public{Service: s.Sandboxes},
+		Sandboxes:      s.Sandboxes.Public(),
 		Processes:      processes{s.Exec},
 		Snapshots:      s.Snapshots,
 		Keys:           s.Tenants,
@@ -63,7 +63,7 @@ func (d *Daemon) apiServices() api.Services {
 		Recordings:     &d.recordings,
 		Code:           d.code,
 		Source:         d.source,
-		PublishedPorts: published{s.Sandboxes, s.Ports},
+		PublishedPorts: published{s.Sandboxes.Updater, s.Ports},
 		Templates:      s.Templates,
 		Policies:       s.Policies,
 		Sessions:       d.sessions.Sessions,
@@ -74,7 +74,7 @@ func (d *Daemon) apiServices() api.Services {
 
 // published provides published ports to the API.
 type published struct {
-	*sandboxes.Service
+	*update.Updater
 	ports *ports.Service
 }
 

@@ -12,7 +12,12 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
-	"github.com/atoll-run/atoll/internal/control/sandboxes"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/create"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/pause"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/reconcile"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/remove"
+	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/control/sessions"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
@@ -49,7 +54,7 @@ func (d *Daemon) openSessions(ctx context.Context) error {
 	}
 	d.leases = metrics.NewLeases()
 	d.sessions = sessions.New(d.services.Core, sessions.Config{
-		Sandboxes: sessionSandboxes{d.services.Sandboxes, d.services.Exec}, Snapshots: d.services.Snapshots, Providers: d.services.Providers, Workspaces: d.services.Workspaces, Environments: environments, Machines: d.services.Machines,
+		Sandboxes: newSessionSandboxes(d.services), Snapshots: d.services.Snapshots, Providers: d.services.Providers, Workspaces: d.services.Workspaces, Environments: environments, Machines: d.services.Machines,
 		Archive: d.archive, Plain: d.opts.PlainSnapshots, Scratch: scratch,
 		Binding: installation(first.Created), Lease: durations, Observer: d.leases, Turns: &d.recordings,
 	})
@@ -68,12 +73,21 @@ func installation(made time.Time) string {
 
 // sessionSandboxes adapts the sandboxes of this daemon to sessions.
 type sessionSandboxes struct {
-	*sandboxes.Service
-	exec *exec.Service
+	*create.Creator
+	*pause.Pauser
+	*remove.Remover
+	*reconcile.Reconciler
+	records *records.Records
+	exec    *exec.Service
+}
+
+func newSessionSandboxes(s *services.Services) sessionSandboxes {
+	b := s.Sandboxes
+	return sessionSandboxes{b.Creator, b.Pauser, b.Remover, b.Reconciler, b.Records, s.Exec}
 }
 
 func (s sessionSandboxes) Make(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error) {
-	return s.Service.CreateForSession(ctx, spec, key, replaces)
+	return s.CreateForSession(ctx, spec, key, replaces)
 }
 
 func (s sessionSandboxes) Reach(ctx context.Context, ref string) error {
@@ -87,7 +101,7 @@ func (s sessionSandboxes) Reach(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	return s.Service.Intact(ctx, who.Tenant, h.ID())
+	return s.records.Intact(ctx, who.Tenant, h.ID())
 }
 
 func (s sessionSandboxes) Files(ctx context.Context, ref string) (control.Files, error) {

@@ -10,7 +10,6 @@ import (
 	"github.com/atoll-run/atoll/internal/code"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
-	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/desk"
 	"github.com/atoll-run/atoll/internal/interpreter"
 	"github.com/atoll-run/atoll/internal/secret"
@@ -43,30 +42,30 @@ func (d *Daemon) openView() error {
 	s := d.services
 	epoch := d.sessions.Holders.Watch
 	d.desk = desk.New(desk.Config{
-		Guard: s.Guard, Find: sandboxes.Public{Service: s.Sandboxes}.Get,
+		Guard: s.Guard, Find: s.Sandboxes.Public().Get,
 		Open: func(ctx context.Context, ref string) (desk.Commands, error) { return s.Exec.Open(ctx, ref) },
 		Used: d.recordings.Used, Own: d.ownScreen,
 	})
 	d.code = interpreter.New(interpreter.Config{
-		Guard: s.Guard, Find: sandboxes.Public{Service: s.Sandboxes}.Get, Dial: s.Exec.DialPort,
+		Guard: s.Guard, Find: s.Sandboxes.Public().Get, Dial: s.Exec.DialPort,
 		Open: func(ctx context.Context, ref string) (interpreter.Box, error) {
 			box, err := s.Exec.Open(ctx, ref)
 			return codeBox{box}, err
 		},
 		Own: func(ctx context.Context, id sandbox.ID) (context.Context, error) {
-			ctx, _, err := s.Sandboxes.Enter(ctx, id, "")
+			ctx, _, err := s.Sandboxes.Entrance.Enter(ctx, id, "")
 			return ctx, err
 		},
 	})
 	d.source = code.New(code.Config{
-		Guard: s.Guard, Find: sandboxes.Public{Service: s.Sandboxes}.Get,
+		Guard: s.Guard, Find: s.Sandboxes.Public().Get,
 		Open: func(ctx context.Context, ref string) (code.Box, error) {
 			box, err := s.Exec.Open(ctx, ref)
 			return sourceBox{box}, err
 		},
 	})
 	d.view = view.New(view.Config{
-		Secret: signing, Guard: s.Guard, Life: s.Life, Now: s.Store.Now, Find: sandboxes.Public{Service: s.Sandboxes}.Get, Dial: s.Exec.DialPort, KeepAlive: s.Tenants.KeepAlive,
+		Secret: signing, Guard: s.Guard, Life: s.Life, Now: s.Store.Now, Find: s.Sandboxes.Public().Get, Dial: s.Exec.DialPort, KeepAlive: s.Tenants.KeepAlive,
 		Open: func(ctx context.Context, ref string) (view.Commands, error) { return s.Exec.Open(ctx, ref) },
 		Desktop: func(ctx context.Context, ref string) error {
 			_, err := d.desk.Start(ctx, ref, sandbox.Screen{}, true)
@@ -86,7 +85,7 @@ func (d *Daemon) openView() error {
 	})
 	d.recordings.Service, err = record.New(record.Config{
 		Guard: s.Guard, Store: s.Store, Blobs: d.blobs, Dir: filepath.Join(d.node.Dir(), "recordings"), Node: d.member.Node, Life: s.Life,
-		Terminals: d.view, Find: sandboxes.Public{Service: s.Sandboxes}.Get, KeepAlive: s.Tenants.KeepAlive, Epoch: epoch,
+		Terminals: d.view, Find: s.Sandboxes.Public().Get, KeepAlive: s.Tenants.KeepAlive, Epoch: epoch,
 		Open: func(ctx context.Context, ref string) (record.Commands, error) { return s.Exec.Open(ctx, ref) },
 		Desktop: func(ctx context.Context, ref string) (sandbox.DesktopState, error) {
 			return d.desk.Start(ctx, ref, sandbox.Screen{}, false)

@@ -110,6 +110,11 @@ func SubjectOf(a control.Action) guard.Subject {
 	return guard.Subject{Sandbox: a.Sandbox, Name: a.Name, Subject: a.Subject, Command: a.Command}
 }
 
+// ActionOf returns an action of who for the audit log.
+func ActionOf(who key.Principal, a control.Action) audit.Action {
+	return guard.Action(who, a.Op, SubjectOf(a))
+}
+
 // Named adds the operation to an error that has none.
 func Named(op ops.Op, err error) error {
 	known, ok := errors.AsType[*sandbox.Error](err)

@@ -41,6 +41,11 @@ func WithPrincipal(ctx context.Context, who key.Principal) context.Context {
 	return context.WithValue(ctx, principalKey{}, who)
 }
 
+// WithOwner returns a context in which the daemon acts for a tenant.
+func WithOwner(ctx context.Context, tenant string) context.Context {
+	return WithPrincipal(ctx, key.Principal{Tenant: tenant, Verbs: []key.Verb{key.Admin}})
+}
+
 // ForTenant reports whether a request comes from a caller other than the owner
 // of the machine.
 func ForTenant(ctx context.Context) bool {

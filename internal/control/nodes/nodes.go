@@ -8,7 +8,6 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
-	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -211,7 +210,7 @@ func (s *Service) drain(ctx context.Context, out *sandbox.NodeDrained, force boo
 		}
 		k.Name = b.Name
 		if force && !session {
-			tenant := guard.WithPrincipal(ctx, key.Principal{Tenant: b.Tenant, Verbs: []key.Verb{key.Admin}})
+			tenant := guard.WithOwner(ctx, b.Tenant)
 			failed := s.sandboxes.Destroy(tenant, string(b.ID))
 			if failed == nil {
 				k.Reason = ""

@@ -15,7 +15,6 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
-	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/stream"
@@ -190,7 +189,7 @@ func (p *published) remove(one *port) {
 // accept serves a port in the background. The daemon dials on behalf of the
 // tenant, so clients need no key.
 func (s *Service) accept(tenant string, id sandbox.ID, p *port) {
-	ctx := guard.WithPrincipal(s.Life, key.Principal{Tenant: tenant, Verbs: []key.Verb{key.Admin}})
+	ctx := guard.WithOwner(s.Life, tenant)
 	l, to := p.listener, p.Port
 	s.Go(func() {
 		stream.Forward(ctx, l, func(ctx context.Context) (net.Conn, error) { return s.dialer.DialPort(ctx, string(id), to) },

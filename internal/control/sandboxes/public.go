@@ -10,9 +10,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Public is the Service for APIs: its methods return sandbox.Sandbox values
+// Public are the Services for APIs: its methods return sandbox.Sandbox values
 // without internal details, instead of records.
-type Public struct{ *Service }
+type Public struct{ of *Services }
+
+// Public returns the Services for APIs.
+func (s *Services) Public() Public { return Public{s} }
 
 // public returns the public view of a record.
 func public(b store.Sandbox, err error) (sandbox.Sandbox, error) { return nameless(b.Info()), err }
@@ -32,7 +35,7 @@ func nameless(s sandbox.Sandbox) sandbox.Sandbox {
 // Create creates a sandbox. replayed means that an earlier request with the
 // same idempotency key created it.
 func (p Public) Create(ctx context.Context, req sandbox.CreateRequest) (s sandbox.Sandbox, replayed bool, err error) {
-	made, err := p.Service.Create(ctx, req)
+	made, err := p.of.Creator.Create(ctx, req)
 	s = nameless(made.Info())
 	s.Entrypoint, s.Cmd = made.Image.Entrypoint, made.Image.Cmd
 	return s, made.Replayed, err
@@ -40,7 +43,7 @@ func (p Public) Create(ctx context.Context, req sandbox.CreateRequest) (s sandbo
 
 // Get returns a sandbox, by name or id.
 func (p Public) Get(ctx context.Context, ref string) (sandbox.Sandbox, error) {
-	return public(p.Service.Get(ctx, ref))
+	return public(p.of.Records.Get(ctx, ref))
 }
 
 // List returns a page of the tenant's sandboxes, newest first.
@@ -51,7 +54,7 @@ func (p Public) List(ctx context.Context, q sandbox.ListQuery) (page []sandbox.S
 			states[i] = sandbox.Running
 		}
 	}
-	all, next, err := p.Service.List(ctx, store.Filter{States: states, Labels: q.Labels}, store.Page{Cursor: q.Cursor, Limit: q.Limit})
+	all, next, err := p.of.Reader.List(ctx, store.Filter{States: states, Labels: q.Labels}, store.Page{Cursor: q.Cursor, Limit: q.Limit})
 	page = make([]sandbox.Sandbox, 0, len(all))
 	for i := range all {
 		if s := nameless(all[i].Sandbox); len(q.States) == 0 || slices.Contains(q.States, s.State) {
@@ -63,7 +66,7 @@ func (p Public) List(ctx context.Context, q sandbox.ListQuery) (page []sandbox.S
 
 // Fork creates copies of a sandbox.
 func (p Public) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Sandbox, error) {
-	made, err := p.Service.Fork(ctx, ref, req)
+	made, err := p.of.Creator.Fork(ctx, ref, req)
 	out := make([]sandbox.Sandbox, len(made))
 	for i := range made {
 		out[i] = nameless(made[i].Info())
@@ -73,44 +76,44 @@ func (p Public) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) (
 
 // Stop ends a sandbox and keeps its files.
 func (p Public) Stop(ctx context.Context, ref string, grace time.Duration) (sandbox.Sandbox, error) {
-	return public(p.Service.Stop(ctx, ref, grace))
+	return public(p.of.Pauser.Stop(ctx, ref, grace))
 }
 
 // Start starts a stopped sandbox again.
 func (p Public) Start(ctx context.Context, ref string) (sandbox.Sandbox, error) {
-	return public(p.Service.Start(ctx, ref))
+	return public(p.of.Pauser.Start(ctx, ref))
 }
 
 // Pause pauses a sandbox, in memory or to disk.
 func (p Public) Pause(ctx context.Context, ref string, toDisk bool) (sandbox.Sandbox, error) {
-	return public(p.Service.Pause(ctx, ref, toDisk))
+	return public(p.of.Pauser.Pause(ctx, ref, toDisk))
 }
 
 // Resume resumes a paused sandbox.
 func (p Public) Resume(ctx context.Context, ref string) (sandbox.Sandbox, error) {
-	return public(p.Service.Resume(ctx, ref))
+	return public(p.of.Pauser.Resume(ctx, ref))
 }
 
 // Reboot resumes a paused or stopped sandbox with its files only.
 func (p Public) Reboot(ctx context.Context, ref string) (sandbox.Sandbox, error) {
-	return public(p.Service.Reboot(ctx, ref))
+	return public(p.of.Pauser.Reboot(ctx, ref))
 }
 
 // Update changes the limits, labels or lifetime of a sandbox.
 func (p Public) Update(ctx context.Context, ref string, c sandbox.Change) (sandbox.Sandbox, error) {
-	return public(p.Service.Update(ctx, ref, c))
+	return public(p.of.Updater.Update(ctx, ref, c))
 }
 
 // Expire sets the time at which a sandbox ends. With extend, a time before the
 // current one changes nothing.
 func (p Public) Expire(ctx context.Context, ref string, at time.Time, extend bool) (sandbox.Sandbox, error) {
-	return public(p.Service.Expire(ctx, ref, at, extend))
+	return public(p.of.Expirer.Expire(ctx, ref, at, extend))
 }
 
 // Network returns the rules with which a sandbox was made or that it got since.
 // A password of a proxy is left out.
 func (p Public) Network(ctx context.Context, ref string) (sandbox.Network, error) {
-	b, err := p.Service.Get(ctx, ref)
+	b, err := p.of.Records.Get(ctx, ref)
 	n := b.Spec.Network
 	if err == nil && n.Inline != nil && n.Inline.Proxy != nil {
 		inline, proxy := *n.Inline, *n.Inline.Proxy
@@ -123,5 +126,37 @@ func (p Public) Network(ctx context.Context, ref string) (sandbox.Network, error
 
 // SetNetwork changes the rules of a sandbox that has its own rules.
 func (p Public) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (sandbox.Sandbox, error) {
-	return public(p.Service.SetNetwork(ctx, ref, n))
+	return public(p.of.Updater.SetNetwork(ctx, ref, n))
+}
+
+// CreateFor creates a sandbox that is removed after timeout, unless Expire
+// changes the time.
+func (p Public) CreateFor(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (sandbox.Sandbox, error) {
+	return p.of.Creator.CreateFor(ctx, spec, timeout)
+}
+
+// Inspect returns a sandbox with the request that created it.
+func (p Public) Inspect(ctx context.Context, ref string) (sandbox.Detail, error) {
+	return p.of.Reader.Inspect(ctx, ref)
+}
+
+// InspectAll returns the sandboxes of the caller's tenant that have the labels,
+// newest first.
+func (p Public) InspectAll(ctx context.Context, labels map[string]string) ([]sandbox.Detail, error) {
+	return p.of.Reader.InspectAll(ctx, labels)
+}
+
+// Usage returns the resource usage of a running sandbox.
+func (p Public) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
+	return p.of.Reader.Usage(ctx, ref)
+}
+
+// Wait waits until a sandbox has ended, and returns the reason.
+func (p Public) Wait(ctx context.Context, ref string) (sandbox.Exit, error) {
+	return p.of.Ends.Wait(ctx, ref)
+}
+
+// Destroy removes a sandbox with its files.
+func (p Public) Destroy(ctx context.Context, ref string) error {
+	return p.of.Remover.Destroy(ctx, ref)
 }

@@ -1,37 +1,42 @@
-// Package sandboxes manages the life of sandboxes: create, fork, pause, stop,
-// update and remove, on request or because a time limit was reached.
-// [Service.Reconcile] compares the records with the sandboxes that exist at the
-// providers.
+// Package sandboxes assembles the services for the life of sandboxes. Each is a
+// package of its own:
+//
+//   - records finds, locks and changes the records of sandboxes. All others use it.
+//   - prepare finds what is needed to make a sandbox; create makes it.
+//   - access reads and opens sandboxes.
+//   - pause pauses, stops and resumes them; update changes them; remove ends them.
+//   - supervise notices that a sandbox or its main command has ended.
+//   - expire ends or pauses what is idle or expired.
+//   - reconcile compares the records with what exists at the providers.
 package sandboxes
 
 import (
-	"context"
-	"sync"
-	"sync/atomic"
-
-	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/exec"
-	"github.com/atoll-run/atoll/internal/control/guard"
-	"github.com/atoll-run/atoll/internal/control/inuse"
 	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/control/ports"
 	"github.com/atoll-run/atoll/internal/control/profiles"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/access"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/create"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/expire"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/pause"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/prepare"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/reconcile"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/remove"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/supervise"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/update"
 	"github.com/atoll-run/atoll/internal/control/secrets"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/control/templates"
 	"github.com/atoll-run/atoll/internal/control/tenants"
 	"github.com/atoll-run/atoll/internal/control/workspaces"
-	"github.com/atoll-run/atoll/internal/key"
-	"github.com/atoll-run/atoll/internal/keyed"
-	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Services are the other services that this one uses.
-type Services struct {
+// Others are the other services that those of this package use.
+type Others struct {
 	Providers  *providers.Service
 	Exec       *exec.Service
 	Workspaces *workspaces.Service
@@ -45,119 +50,59 @@ type Services struct {
 	// Gate limits concurrent creations. Nil: no limit.
 	Gate *admission.Gate
 	// Recordings are stored before a sandbox is paused or put to disk.
-	Recordings Recordings
+	Recordings pause.Recordings
 }
 
-// Recordings stores recordings of terminals.
-type Recordings interface {
-	// Flush stores what the recordings of a sandbox have until now. It takes 10
-	// seconds at most.
-	Flush(ctx context.Context, id sandbox.ID)
+// Services manage sandboxes. They are safe for concurrent use. The caller calls
+// Reconciler.Reconcile before the first request.
+type Services struct {
+	Records    *records.Records
+	Creator    *create.Creator
+	Reader     *access.Reader
+	Opener     *access.Opener
+	Entrance   *access.Entrance
+	Pauser     *pause.Pauser
+	Updater    *update.Updater
+	Remover    *remove.Remover
+	Ends       *supervise.Ends
+	Mains      *supervise.Mains
+	Expirer    *expire.Expirer
+	Reconciler *reconcile.Reconciler
 }
 
-// Service manages sandboxes. It is safe for concurrent use. The caller calls
-// Reconcile before the first request.
-type Service struct {
-	*records
-	*creator
-	*pauser
-	*updater
-	*opener
-	*expirer
-	*reconciler
-}
-
-// New returns a Service. The caller fills in Services before the first request;
-// they are set later because some of them need this one.
-func New(c *core.Core) *Service {
-	r := &records{Core: c, Services: new(Services), hurry: make(chan struct{}, 1), due: make(due, 1)}
-	pauser := &pauser{records: r}
-	return &Service{
-		records: r, creator: &creator{r, pauser}, pauser: pauser, updater: &updater{r}, opener: &opener{r, pauser},
-		expirer: &expirer{r, pauser}, reconciler: &reconciler{r, pauser},
+// New returns Services. The caller calls Connect before the first request; that
+// is later because some of the others need these.
+func New(c *core.Core) *Services {
+	r := records.New(c)
+	s := &Services{
+		Records: r, Reader: &access.Reader{Core: c, Records: r}, Remover: &remove.Remover{Core: c, Records: r},
+		Ends: &supervise.Ends{Core: c, Records: r}, Updater: &update.Updater{Core: c, Records: r}, Reconciler: &reconcile.Reconciler{Core: c, Records: r},
 	}
+	s.Mains = &supervise.Mains{Core: c, Records: r, Remover: s.Remover}
+	s.Creator = &create.Creator{Core: c, Records: r, Remover: s.Remover, Ends: s.Ends, Mains: s.Mains}
+	s.Pauser = &pause.Pauser{Core: c, Records: r, Remover: s.Remover, Ends: s.Ends, Mains: s.Mains}
+	s.Opener = &access.Opener{Core: c, Records: r, Pauser: s.Pauser}
+	s.Entrance = &access.Entrance{Core: c, Records: r, Removing: s.Remover.Removing}
+	s.Expirer = &expire.Expirer{Core: c, Records: r, Pauser: s.Pauser, Remover: s.Remover}
+	s.Reconciler.Ends = s.Ends
+	return s
 }
 
-// Connect sets the services.
-func (s *Service) Connect(all Services) { *s.Services = all }
-
-// records finds, locks and changes the records of sandboxes, and watches
-// running sandboxes.
-type records struct {
-	*core.Core
-	*Services
-	locks    keyed.Locks[sandbox.ID]
-	watched  sync.Map // sandbox.ID → *watcher: the goroutine that waits for its end
-	ending   sync.Map // sandbox.ID → nil: being removed
-	stopping sync.Map // sandbox.ID → nil: being stopped
-	// restarting are the main commands (mainProcess) that are about to be
-	// restarted, and backoffs are the last delays, by sandbox.
-	restarting, backoffs sync.Map
-	inflight             keyed.Inflight[sandbox.ID]
-	uses                 inuse.Sandboxes
-	due                  due
-	// unsettled means that a state is known to be incomplete.
-	unsettled atomic.Bool
-	hurry     chan struct{} // makes Watch reconcile soon
-}
-
-// creator creates and forks sandboxes.
-type creator struct {
-	*records
-	pauser *pauser
-}
-
-// pauser pauses, stops and restarts sandboxes.
-type pauser struct{ *records }
-
-// updater changes limits, labels and network of sandboxes.
-type updater struct{ *records }
-
-// opener opens sandboxes, and wakes sleeping ones.
-type opener struct {
-	*records
-	pauser *pauser
-}
-
-// expirer ends or pauses sandboxes that are idle or expired.
-type expirer struct {
-	*records
-	pauser *pauser
-}
-
-// reconciler compares the records with the sandboxes that exist.
-type reconciler struct {
-	*records
-	pauser *pauser
-}
-
-func actionOf(who key.Principal, a control.Action) audit.Action {
-	return guard.Action(who, a.Op, core.SubjectOf(a))
-}
-
-// admitted waits until a sandbox of a tenant may be created with a provider.
-// The caller calls leave after the creation. The limit applies only to
-// sandboxes that run on this machine.
-func (s *records) admitted(ctx context.Context, be *providers.Backend, tenant string) (leave func(), err error) {
-	facts, err := be.Facts(ctx)
-	if err != nil || facts.Engine == "" && !facts.SharesFiles {
-		return func() {}, err
-	}
-	return s.Gate.Enter(ctx, tenant)
-}
-
-// Creating reports whether this process is creating a sandbox.
-func (s *records) Creating(id sandbox.ID) bool { return s.inflight.Has(id) }
-
-// Unsettled makes the next reconciliation start soon.
-func (s *records) Unsettled() { s.unsettled.Store(true) }
-
-// doubt makes the next reconciliation start soon, because something could not
-// be recorded.
-func (s *records) doubt() {
-	s.unsettled.Store(true)
-	select {
-	case s.hurry <- struct{}{}:
-	default:
-	}
+// Connect sets the other services.
+func (s *Services) Connect(o *Others) {
+	prepare := &prepare.Preparer{Policies: o.Policies, Snapshots: o.Snapshots, Tenants: o.Tenants, Gate: o.Gate}
+	r := s.Records
+	r.Providers, r.Workspaces, r.Snapshots, r.Secrets, r.Ports = o.Providers, o.Workspaces, o.Snapshots, o.Secrets, o.Ports
+	c := s.Creator
+	c.Prepare, c.Providers, c.Workspaces, c.Snapshots, c.Policies = prepare, o.Providers, o.Workspaces, o.Snapshots, o.Policies
+	c.Profiles, c.Secrets, c.Templates, c.Ports = o.Profiles, o.Secrets, o.Templates, o.Ports
+	p := s.Pauser
+	p.Prepare, p.Exec, p.Providers, p.Workspaces = prepare, o.Exec, o.Providers, o.Workspaces
+	p.Snapshots, p.Secrets, p.Ports, p.Recordings = o.Snapshots, o.Secrets, o.Ports, o.Recordings
+	u := s.Updater
+	u.Prepare, u.Providers, u.Policies, u.Profiles, u.Secrets, u.Ports = prepare, o.Providers, o.Policies, o.Profiles, o.Secrets, o.Ports
+	rec := s.Reconciler
+	rec.Providers, rec.Workspaces, rec.Snapshots, rec.Ports = o.Providers, o.Workspaces, o.Snapshots, o.Ports
+	s.Entrance.Tenants, s.Remover.Workspaces = o.Tenants, o.Workspaces
+	s.Ends.Exec, s.Mains.Exec, s.Expirer.Policies = o.Exec, o.Exec, o.Policies
 }

@@ -40,7 +40,7 @@ func TestCanceledCreationAndDeath(t *testing.T) {
 		p, ctx, stop := m.start(t)
 		ctx, cancel = context.WithCancel(ctx)
 		defer func() { cancel() }()
-		_, err := p.Sandboxes.Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one"}})
+		_, err := p.Sandboxes.Creator.Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one"}})
 		wantCode(t, err, sandbox.CodeCanceled)
 		stop()
 		left := func() (n int) {
@@ -60,7 +60,7 @@ func TestCanceledCreationAndDeath(t *testing.T) {
 		if n := left(); n != 0 {
 			t.Errorf("%d sandboxes are left", n)
 		}
-		all, _, err := p.Sandboxes.List(ctx, store.Filter{}, store.Page{})
+		all, _, err := p.Sandboxes.Reader.List(ctx, store.Filter{}, store.Page{})
 		if err != nil || len(all) != 0 {
 			t.Errorf("%v %v", all, err)
 		}

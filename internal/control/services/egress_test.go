@@ -226,7 +226,7 @@ func TestSecretsStayWithTheGateway(t *testing.T) {
 		Name: "box", Network: sandbox.Network{Egress: []string{"api.example.com", "cdn.example.com"}},
 		Secrets: []sandbox.SecretRef{{Name: "github", Env: "GITHUB_TOKEN", In: []string{"header:authorization"}}},
 	}
-	made, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: spec})
+	made, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: spec})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,7 +242,7 @@ func TestSecretsStayWithTheGateway(t *testing.T) {
 	if !strings.Contains(env, "GITHUB_TOKEN="+s.Placeholder+"\n") || strings.Contains(env, canary) {
 		t.Errorf("the sandbox has %q", env)
 	}
-	other, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "other", Network: spec.Network, Secrets: spec.Secrets}})
+	other, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "other", Network: spec.Network, Secrets: spec.Secrets}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,7 +277,7 @@ func (r *rig) scan(t *testing.T, box sandbox.ID) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := r.Sandboxes.Get(r.owner, string(box))
+	b, err := r.Sandboxes.Records.Get(r.owner, string(box))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,7 +313,7 @@ func TestPlaceholdersThroughLife(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
 	r.secret(t, "open", func(n *sandbox.NewSecret) { n.AllowEnv = true })
-	made, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
+	made, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
 		Name: "box", Env: map[string]string{"A": "b"}, Network: sandbox.Network{Egress: []string{"api.example.com"}},
 		Secrets: []sandbox.SecretRef{{Name: "github"}, {Name: "open", Mode: sandbox.SecretEnv}},
 	}})
@@ -336,7 +336,7 @@ func TestPlaceholdersThroughLife(t *testing.T) {
 		}
 	}
 	sees("box", first)
-	copies, err := r.Sandboxes.Fork(r.owner, "box", sandbox.ForkRequest{Count: 2, Prefix: "copy"})
+	copies, err := r.Sandboxes.Creator.Fork(r.owner, "box", sandbox.ForkRequest{Count: 2, Prefix: "copy"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -345,10 +345,10 @@ func TestPlaceholdersThroughLife(t *testing.T) {
 		t.Errorf("placeholders are shared: %s %s %s", first, one, two)
 	}
 	sees("copy-1", one)
-	if _, err := r.Sandboxes.Pause(r.owner, "box", true); err != nil {
+	if _, err := r.Sandboxes.Pauser.Pause(r.owner, "box", true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Sandboxes.Resume(r.owner, "box"); err != nil {
+	if _, err := r.Sandboxes.Pauser.Resume(r.owner, "box"); err != nil {
 		t.Fatal(err)
 	}
 	if placeholder(made.ID) != first {
@@ -364,11 +364,11 @@ func TestApply(t *testing.T) {
 	if _, err := r.Profiles.Create(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
 		t.Fatal(err)
 	}
-	one, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one", Network: sandbox.Network{Profile: "ci"}}})
+	one, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one", Network: sandbox.Network{Profile: "ci"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "two", Network: sandbox.Network{Egress: []string{"example.org"}}}})
+	two, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "two", Network: sandbox.Network{Egress: []string{"example.org"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -405,7 +405,7 @@ func TestApply(t *testing.T) {
 		t.Errorf("version %d, %v", p.Version, err)
 	}
 	r.gateway.fail = nil
-	wants(t, "removing the sandbox", r.Sandboxes.Destroy(r.owner, "one"), "")
+	wants(t, "removing the sandbox", r.Sandboxes.Remover.Destroy(r.owner, "one"), "")
 	wants(t, "a profile that was in use", r.Profiles.Remove(r.owner, "ci"), "")
 }
 
@@ -418,14 +418,14 @@ func TestSecretsOfInlineRules(t *testing.T) {
 	own := func(name, secret string) sandbox.ID {
 		t.Helper()
 		p := injecting("", secret, "api.example.com")
-		made, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Inline: &p}}})
+		made, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Inline: &p}}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return made.ID
 	}
 	runs, rests, unconcerned := own("runs", "github"), own("rests", "github"), own("unconcerned", "other")
-	if _, err := r.Sandboxes.Pause(r.owner, "rests", false); err != nil {
+	if _, err := r.Sandboxes.Pauser.Pause(r.owner, "rests", false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.Secrets.Rotate(r.owner, "github", sandbox.SecretValue{Value: []byte("the-second-value")}); err != nil {
@@ -457,7 +457,7 @@ func TestWithEgressInTurn(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
 	p := injecting("", "github", "api.example.com")
-	made, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: sandbox.Network{Inline: &p}}})
+	made, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: sandbox.Network{Inline: &p}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -508,10 +508,10 @@ func TestRefusedNetworks(t *testing.T) {
 		{"a rule of one's own that sends it anywhere", inline(injecting("", "anywhere", "evil.example")), nil, sandbox.CodeDenied},
 		{"a rule that adds what there is not", inline(injecting("", "missing", "api.example.com")), nil, sandbox.CodeInvalid},
 	} {
-		_, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: tt.network, Secrets: tt.refs}})
+		_, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: tt.network, Secrets: tt.refs}})
 		wants(t, tt.what, err, tt.want)
 	}
-	if _, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
+	if _, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
 		Name: "box", Network: hosts, Env: map[string]string{"A": "b"}, Secrets: []sandbox.SecretRef{{Name: "open", Mode: sandbox.SecretEnv}},
 	}}); err != nil {
 		t.Fatal(err)
@@ -519,7 +519,7 @@ func TestRefusedNetworks(t *testing.T) {
 	if env := r.env(t, "box"); !strings.Contains(env, "open="+canary+"\n") || !strings.Contains(env, "A=b\n") {
 		t.Errorf("an allowed value is not there: %q", env)
 	}
-	all, _, err := r.Sandboxes.List(r.owner, store.Filter{}, store.Page{})
+	all, _, err := r.Sandboxes.Reader.List(r.owner, store.Filter{}, store.Page{})
 	if err != nil || len(all) != 1 {
 		t.Errorf("%d sandboxes, %v", len(all), err)
 	}
@@ -538,14 +538,14 @@ func TestHalfMade(t *testing.T) {
 		if _, err := r.Profiles.Create(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
 			t.Fatal(err)
 		}
-		_, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
+		_, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
 			Name: "box", Network: sandbox.Network{Profile: "ci"}, Secrets: []sandbox.SecretRef{{Name: "github"}},
 		}})
 		if err == nil {
 			t.Fatalf("%s: nothing failed", point)
 		}
-		wants(t, point, r.Sandboxes.Reconcile(t.Context()), "")
-		if err := r.Sandboxes.Destroy(r.owner, "box"); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+		wants(t, point, r.Sandboxes.Reconciler.Reconcile(t.Context()), "")
+		if err := r.Sandboxes.Remover.Destroy(r.owner, "box"); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 			wants(t, point, err, "")
 		}
 		wants(t, point, r.Profiles.Remove(r.owner, "ci"), "")
@@ -576,9 +576,9 @@ func TestWhoMay(t *testing.T) {
 		wants(t, "show", err, who)
 		_, err = r.Profiles.Test(ctx, "ci", "GET", "https://api.example.com/")
 		wants(t, "test", err, who)
-		_, err = r.Sandboxes.Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Profile: "ci"}}})
+		_, err = r.Sandboxes.Creator.Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Profile: "ci"}}})
 		wants(t, "use", err, who)
-		_, err = r.Sandboxes.Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
+		_, err = r.Sandboxes.Creator.Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
 		wants(t, "use a secret", err, who)
 	}
 	theirs, err := r.Secrets.List(r.rival)
@@ -591,7 +591,7 @@ func TestWhoMay(t *testing.T) {
 		wants(t, source, err, sandbox.CodeDenied)
 	}
 	r.secret(t, "outside", func(n *sandbox.NewSecret) { n.Source = "env:DAEMON_TOKEN" })
-	made, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
+	made, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
 		Network: sandbox.Network{Egress: []string{"api.example.com"}}, Secrets: []sandbox.SecretRef{{Name: "outside"}},
 	}})
 	if err != nil {
@@ -615,7 +615,7 @@ func TestWhoMay(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = r.Sandboxes.Create(r.rival, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
+	_, err = r.Sandboxes.Creator.Create(r.rival, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
 	wants(t, "a row that was moved", err, sandbox.CodeUnavailable)
 }
 
@@ -627,40 +627,40 @@ func TestSetNetwork(t *testing.T) {
 	r.secret(t, "free", func(n *sandbox.NewSecret) { n.Hosts = nil })
 	own := func(p sandbox.Profile) sandbox.Network { return sandbox.Network{Inline: &p} }
 	for _, name := range []string{"box", "other"} {
-		if _, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Egress: []string{"a.example.com"}}}}); err != nil {
+		if _, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Egress: []string{"a.example.com"}}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	b, err := r.Sandboxes.SetNetwork(r.writer, "box", own(injecting("", "hosted", "api.example.com")))
+	b, err := r.Sandboxes.Updater.SetNetwork(r.writer, "box", own(injecting("", "hosted", "api.example.com")))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if e := r.gateway.last(t, b.ID); e.Profile.Rules[0].Hosts[0] != "api.example.com" || len(e.Secrets) != 1 {
 		t.Errorf("the gateway was told %+v", e.Profile)
 	}
-	_, err = r.Sandboxes.SetNetwork(r.writer, "box", own(injecting("", "free", "api.example.com")))
+	_, err = r.Sandboxes.Updater.SetNetwork(r.writer, "box", own(injecting("", "free", "api.example.com")))
 	wants(t, "a secret without hosts, by somebody who may not see to secrets", err, sandbox.CodeDenied)
 	if e := r.gateway.last(t, b.ID); e.Secrets[0].Name != "hosted" {
 		t.Error("what was refused took effect")
 	}
-	if _, err := r.Sandboxes.SetNetwork(r.owner, "box", own(injecting("", "free", "api.example.com"))); err != nil {
+	if _, err := r.Sandboxes.Updater.SetNetwork(r.owner, "box", own(injecting("", "free", "api.example.com"))); err != nil {
 		t.Error(err)
 	}
-	_, err = r.Sandboxes.SetNetwork(r.owner, "box", own(injecting("", "missing", "api.example.com")))
+	_, err = r.Sandboxes.Updater.SetNetwork(r.owner, "box", own(injecting("", "missing", "api.example.com")))
 	wants(t, "a secret that is not there", err, sandbox.CodeInvalid)
-	_, err = r.Sandboxes.SetNetwork(r.rival, "box", own(sandbox.Profile{Default: sandbox.Allow}))
+	_, err = r.Sandboxes.Updater.SetNetwork(r.rival, "box", own(sandbox.Profile{Default: sandbox.Allow}))
 	wants(t, "another tenant's sandbox", err, sandbox.CodeNotFound)
-	_, err = r.Sandboxes.SetNetwork(r.owner, "box", own(sandbox.Profile{Rules: []sandbox.Rule{{Action: "perhaps", Hosts: []string{"a.test"}}}}))
+	_, err = r.Sandboxes.Updater.SetNetwork(r.owner, "box", own(sandbox.Profile{Rules: []sandbox.Rule{{Action: "perhaps", Hosts: []string{"a.test"}}}}))
 	wants(t, "nonsense", err, sandbox.CodeInvalid)
-	_, err = r.Sandboxes.SetNetwork(r.owner, "box", sandbox.Network{})
+	_, err = r.Sandboxes.Updater.SetNetwork(r.owner, "box", sandbox.Network{})
 	wants(t, "no network at all", err, sandbox.CodeConflict)
 
-	if _, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "offline"}}); err != nil {
+	if _, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "offline"}}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = r.Sandboxes.SetNetwork(r.owner, "offline", own(sandbox.Profile{}))
+	_, err = r.Sandboxes.Updater.SetNetwork(r.owner, "offline", own(sandbox.Profile{}))
 	wants(t, "a sandbox without a network", err, sandbox.CodeConflict)
-	other, err := r.Sandboxes.Get(r.owner, "other")
+	other, err := r.Sandboxes.Records.Get(r.owner, "other")
 	if err != nil || other.Spec.Network.Egress[0] != "a.example.com" {
 		t.Errorf("the other sandbox became %+v, %v", other.Spec.Network, err)
 	}

@@ -107,7 +107,7 @@ func TestWakeOnUse(t *testing.T) {
 				t.Errorf("%s does not wake it: %+v", what, now)
 			}
 		}
-		if _, err := p.Sandboxes.Pause(ctx, "one", false); err != nil {
+		if _, err := p.Sandboxes.Pauser.Pause(ctx, "one", false); err != nil {
 			t.Fatal(err)
 		}
 		_, err := shell(p, ctx, "one", "true")
@@ -191,14 +191,14 @@ func TestLifetimeStandsStill(t *testing.T) {
 	onFakeTime(t, func(t *testing.T, _ *machine, p *services.Services, ctx context.Context) {
 		b := create(t, p, ctx, sandbox.Spec{Name: "one", Lifetime: sandbox.Lifetime{Timeout: time.Hour}})
 		time.Sleep(30 * time.Minute)
-		if _, err := p.Sandboxes.Stop(ctx, "one", 0); err != nil {
+		if _, err := p.Sandboxes.Pauser.Stop(ctx, "one", 0); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Hour)
 		if now := get(t, p, ctx, "one"); now.State != sandbox.Stopped || now.Rest.Left != 30*time.Minute {
 			t.Fatalf("%+v", now)
 		}
-		if _, err := p.Sandboxes.Start(ctx, "one"); err != nil {
+		if _, err := p.Sandboxes.Pauser.Start(ctx, "one"); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(29 * time.Minute)
@@ -217,7 +217,7 @@ func TestUpdateLifetime(t *testing.T) {
 	onFakeTime(t, func(t *testing.T, _ *machine, p *services.Services, ctx context.Context) {
 		b := create(t, p, ctx, sandbox.Spec{Name: "one"})
 		soon := 10 * time.Minute
-		if _, err := p.Sandboxes.Update(ctx, "one", sandbox.Change{Lifetime: sandbox.LifetimeChange{Timeout: &soon}}); err != nil {
+		if _, err := p.Sandboxes.Updater.Update(ctx, "one", sandbox.Change{Lifetime: sandbox.LifetimeChange{Timeout: &soon}}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(9 * time.Minute)
@@ -257,14 +257,14 @@ func TestUsageIsNoUse(t *testing.T) {
 		create(t, p, ctx, sandbox.Spec{Name: "one", Lifetime: idle(time.Minute, sandbox.IdlePause)})
 		for range 10 {
 			time.Sleep(10 * time.Second)
-			if _, err := p.Sandboxes.Usage(ctx, "one"); err != nil && sandbox.CodeOf(err) != sandbox.CodeConflict {
+			if _, err := p.Sandboxes.Reader.Usage(ctx, "one"); err != nil && sandbox.CodeOf(err) != sandbox.CodeConflict {
 				t.Fatal(err)
 			}
 		}
 		if now := get(t, p, ctx, "one"); now.State != sandbox.Paused || !now.Rest.Wakes {
 			t.Errorf("%+v", now)
 		}
-		_, err := p.Sandboxes.Usage(ctx, "one")
+		_, err := p.Sandboxes.Reader.Usage(ctx, "one")
 		wantCode(t, err, sandbox.CodeConflict)
 	})
 }

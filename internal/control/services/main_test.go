@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -31,13 +30,13 @@ func TestMainCommand(t *testing.T) {
 			"removed": {"exit 5", sandbox.MainCommand{Remove: true}, time.Minute, sandbox.Gone, 0},
 		} {
 			c.main.Args = []string{"sh", "-c", c.script}
-			made, _, err := sandboxes.Public{Service: p.Sandboxes}.Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Name: name, Main: &c.main}})
+			made, _, err := p.Sandboxes.Public().Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Name: name, Main: &c.main}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(c.after)
 			synctest.Wait()
-			s, err := sandboxes.Public{Service: p.Sandboxes}.Get(ctx, string(made.ID))
+			s, err := p.Sandboxes.Public().Get(ctx, string(made.ID))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -47,7 +46,7 @@ func TestMainCommand(t *testing.T) {
 			if name == "once" && (s.Exit == nil || s.Exit.Code != 3) {
 				t.Errorf("%s: it ended with %+v", name, s.Exit)
 			}
-			if err := p.Sandboxes.Destroy(ctx, string(made.ID)); err != nil {
+			if err := p.Sandboxes.Remover.Destroy(ctx, string(made.ID)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -71,11 +70,11 @@ func TestMainCommandOfAnotherDaemon(t *testing.T) {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
-	if _, err := p.Sandboxes.Stop(ctx, string(id), time.Second); err != nil {
+	if _, err := p.Sandboxes.Pauser.Stop(ctx, string(id), time.Second); err != nil {
 		t.Fatal(err)
 	}
 	restarts := get(t, p, ctx, string(id)).Spec.Main.Restarts
-	b, err := p.Sandboxes.Start(ctx, string(id))
+	b, err := p.Sandboxes.Pauser.Start(ctx, string(id))
 	if err != nil {
 		t.Fatal(err)
 	}

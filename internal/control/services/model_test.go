@@ -23,16 +23,16 @@ func carryOut(p *services.Services, ctx context.Context, ref string, op lifecycl
 	case lifecycle.Use:
 		_, err = shell(p, ctx, ref, "true")
 	case lifecycle.Pause, lifecycle.Sleep:
-		_, err = p.Sandboxes.Pause(ctx, ref, op == lifecycle.Sleep)
+		_, err = p.Sandboxes.Pauser.Pause(ctx, ref, op == lifecycle.Sleep)
 	case lifecycle.Resume:
-		_, err = p.Sandboxes.Resume(ctx, ref)
+		_, err = p.Sandboxes.Pauser.Resume(ctx, ref)
 	case lifecycle.Stop:
-		_, err = p.Sandboxes.Stop(ctx, ref, 0)
+		_, err = p.Sandboxes.Pauser.Stop(ctx, ref, 0)
 	case lifecycle.Start:
-		_, err = p.Sandboxes.Start(ctx, ref)
+		_, err = p.Sandboxes.Pauser.Start(ctx, ref)
 	case lifecycle.Update:
 		value := "v"
-		_, err = p.Sandboxes.Update(ctx, ref, sandbox.Change{Labels: map[string]*string{"k": &value}})
+		_, err = p.Sandboxes.Updater.Update(ctx, ref, sandbox.Change{Labels: map[string]*string{"k": &value}})
 	case lifecycle.Snapshot:
 		var s sandbox.Snapshot
 		if s, err = p.Snapshots.CreateSnapshot(ctx, ref, sandbox.SnapshotRequest{}); err == nil {
@@ -40,8 +40,8 @@ func carryOut(p *services.Services, ctx context.Context, ref string, op lifecycl
 		}
 	case lifecycle.Fork:
 		var copies []store.Sandbox
-		if copies, err = p.Sandboxes.Fork(ctx, ref, sandbox.ForkRequest{Count: 1}); err == nil {
-			err = p.Sandboxes.Destroy(ctx, string(copies[0].ID))
+		if copies, err = p.Sandboxes.Creator.Fork(ctx, ref, sandbox.ForkRequest{Count: 1}); err == nil {
+			err = p.Sandboxes.Remover.Destroy(ctx, string(copies[0].ID))
 		}
 	}
 	return err
@@ -103,20 +103,20 @@ func TestConcurrentChanges(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if err := p.Sandboxes.Reconcile(ctx); err != nil {
+		if err := p.Sandboxes.Reconciler.Reconcile(ctx); err != nil {
 			t.Error(err)
 		}
 		b := get(t, p, ctx, "one")
 		if b.Rest.Step != "" || b.State != sandbox.Running && b.State != sandbox.Paused && b.State != sandbox.Stopped {
 			t.Errorf("it ended as %s %+v", b.State, b.Rest)
 		}
-		for _, bring := range []func(context.Context, string) (store.Sandbox, error){p.Sandboxes.Resume, p.Sandboxes.Start} {
+		for _, bring := range []func(context.Context, string) (store.Sandbox, error){p.Sandboxes.Pauser.Resume, p.Sandboxes.Pauser.Start} {
 			_, _ = bring(ctx, "one") // one of them is right
 		}
 		if out, err := shell(p, ctx, "one", "echo alive"); err != nil || out != "alive\n" {
 			t.Errorf("%q %v", out, err)
 		}
-		if err := p.Sandboxes.Destroy(ctx, "one"); err != nil {
+		if err := p.Sandboxes.Remover.Destroy(ctx, "one"); err != nil {
 			t.Error(err)
 		}
 		for _, dir := range []string{"snapshots", "environments"} {

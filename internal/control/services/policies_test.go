@@ -65,7 +65,7 @@ func (r *rig) by(t *testing.T, what, rule string, err error) {
 
 func (r *rig) box(t *testing.T, spec sandbox.Spec) store.Sandbox {
 	t.Helper()
-	made, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: spec})
+	made, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: spec})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,16 +104,16 @@ func TestPoliciesAtCreation(t *testing.T) {
 			if spec.Image == "template:none" {
 				continue // there is none, as expected
 			}
-			_, err := r.Sandboxes.Create(r.owner, sandbox.CreateRequest{Spec: spec})
+			_, err := r.Sandboxes.Creator.Create(r.owner, sandbox.CreateRequest{Spec: spec})
 			r.by(t, rule, rule, err)
 			if a, err := r.Policies.Explain(r.owner, spec); err != nil || a.Allow || !strings.Contains(a.Message, "caps.yaml") {
 				t.Errorf("%s is not explained: %+v %v", rule, a, err)
 			}
 		}
 	}
-	_, err := r.Sandboxes.CreateFor(r.writer, sandbox.Spec{}, 2*time.Hour)
+	_, err := r.Sandboxes.Creator.CreateFor(r.writer, sandbox.Spec{}, 2*time.Hour)
 	r.by(t, "a time that the daemon watches", "agents.lifetime", err)
-	all, _, err := r.Sandboxes.List(r.owner, store.Filter{}, store.Page{})
+	all, _, err := r.Sandboxes.Reader.List(r.owner, store.Filter{}, store.Page{})
 	if err != nil || len(all) != 1 {
 		t.Errorf("%d sandboxes, %v", len(all), err)
 	}
@@ -121,7 +121,7 @@ func TestPoliciesAtCreation(t *testing.T) {
 	if err != nil || !slices.ContainsFunc(events, func(e sandbox.Event) bool { return e.Policy == "agents.memory" && e.Op == "sandbox.create" }) {
 		t.Errorf("the refusals are not on record: %+v %v", events, err)
 	}
-	if _, err := r.Sandboxes.Create(r.rival, sandbox.CreateRequest{Spec: sandbox.Spec{Resources: sandbox.Resources{CPUs: 9}}}); err != nil {
+	if _, err := r.Sandboxes.Creator.Create(r.rival, sandbox.CreateRequest{Spec: sandbox.Spec{Resources: sandbox.Resources{CPUs: 9}}}); err != nil {
 		t.Errorf("another tenant: %v", err)
 	}
 }
@@ -134,9 +134,9 @@ func TestAttackNoLimitUnderPolicies(t *testing.T) {
 	for rule, none := range map[string]sandbox.Resources{
 		"agents.cpus": {CPUs: -1}, "agents.memory": {Memory: -1}, "agents.disk": {Disk: -1}, "agents.pids": {PIDs: -1},
 	} {
-		_, err := r.Sandboxes.Create(r.owner, sandbox.CreateRequest{Spec: sandbox.Spec{Resources: none}})
+		_, err := r.Sandboxes.Creator.Create(r.owner, sandbox.CreateRequest{Spec: sandbox.Spec{Resources: none}})
 		r.by(t, "create", rule, err)
-		_, err = r.Sandboxes.Update(r.writer, "box", sandbox.Change{Resources: none})
+		_, err = r.Sandboxes.Updater.Update(r.writer, "box", sandbox.Change{Resources: none})
 		r.by(t, "update", rule, err)
 	}
 }
@@ -154,33 +154,33 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 		"agents.lifetime": {Lifetime: sandbox.LifetimeChange{Timeout: &long}},
 		"locked.network":  {Labels: map[string]*string{"locked": &yes}},
 	} {
-		_, err := r.Sandboxes.Update(r.writer, "box", c)
+		_, err := r.Sandboxes.Updater.Update(r.writer, "box", c)
 		r.by(t, "update", rule, err)
 	}
-	_, err := r.Sandboxes.Update(r.writer, "box", sandbox.Change{Lifetime: sandbox.LifetimeChange{Timeout: &forever}})
+	_, err := r.Sandboxes.Updater.Update(r.writer, "box", sandbox.Change{Lifetime: sandbox.LifetimeChange{Timeout: &forever}})
 	r.by(t, "for ever", "agents.lifetime", err)
 	for _, extend := range []bool{true, false} {
-		_, err = r.Sandboxes.Expire(r.writer, "box", b.Created.Add(2*time.Hour), extend)
+		_, err = r.Sandboxes.Expirer.Expire(r.writer, "box", b.Created.Add(2*time.Hour), extend)
 		r.by(t, "expire", "agents.lifetime", err)
 	}
-	if _, err := r.Sandboxes.Expire(r.writer, "box", b.Created.Add(30*time.Minute), false); err != nil {
+	if _, err := r.Sandboxes.Expirer.Expire(r.writer, "box", b.Created.Add(30*time.Minute), false); err != nil {
 		t.Errorf("a shorter life: %v", err)
 	}
 	add := injecting("", "other", "api.example.com")
-	_, err = r.Sandboxes.SetNetwork(r.writer, "box", sandbox.Network{Inline: &add})
+	_, err = r.Sandboxes.Updater.SetNetwork(r.writer, "box", sandbox.Network{Inline: &add})
 	r.by(t, "other rules", "agents.secrets", err)
-	if _, err = r.Sandboxes.SetNetwork(r.writer, "box", sandbox.Network{Egress: []string{"*"}}); err != nil {
+	if _, err = r.Sandboxes.Updater.SetNetwork(r.writer, "box", sandbox.Network{Egress: []string{"*"}}); err != nil {
 		t.Error(err)
 	}
 	if e := r.gateway.last(t, b.ID); len(e.EgressLimits) != 1 || len(e.Profile.Rules) != 1 {
 		t.Errorf("with other rules the gateway has %+v", e)
 	}
-	_, err = r.Sandboxes.Fork(r.writer, "box", sandbox.ForkRequest{Count: 1, Labels: map[string]string{"locked": yes}})
+	_, err = r.Sandboxes.Creator.Fork(r.writer, "box", sandbox.ForkRequest{Count: 1, Labels: map[string]string{"locked": yes}})
 	r.by(t, "fork", "locked.network", err)
 	if _, err := r.Snapshots.CreateSnapshot(r.writer, "box", sandbox.SnapshotRequest{Name: "snap"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Sandboxes.Stop(r.writer, "box", 0); err != nil {
+	if _, err := r.Sandboxes.Pauser.Stop(r.writer, "box", 0); err != nil {
 		t.Fatal(err)
 	}
 	_, err = r.Profiles.Create(r.owner, injecting("ci", "other", "api.example.com"))
@@ -192,17 +192,17 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 
 	// Sandboxes made earlier are not restored under policies that forbid them.
 	r.load(t, strings.Replace(caps, "images: [host]", `images: ["debian:*"]`, 1))
-	_, err = r.Sandboxes.Start(r.writer, "box")
+	_, err = r.Sandboxes.Pauser.Start(r.writer, "box")
 	r.by(t, "start", "agents.images", err)
-	_, err = r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Snapshot: "snap"}})
+	_, err = r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Snapshot: "snap"}})
 	r.by(t, "a snapshot", "agents.images", err)
-	_, err = r.Sandboxes.Fork(r.writer, "box", sandbox.ForkRequest{Count: 1})
+	_, err = r.Sandboxes.Creator.Fork(r.writer, "box", sandbox.ForkRequest{Count: 1})
 	r.by(t, "a fork of what is stopped", "agents.images", err)
 	r.load(t, caps)
-	if _, err := r.Sandboxes.Start(r.writer, "box"); err != nil {
+	if _, err := r.Sandboxes.Pauser.Start(r.writer, "box"); err != nil {
 		t.Errorf("start: %v", err)
 	}
-	if _, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Snapshot: "snap"}}); err != nil {
+	if _, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Snapshot: "snap"}}); err != nil {
 		t.Errorf("a snapshot: %v", err)
 	}
 }
@@ -227,7 +227,7 @@ func TestEgressLimitsReachTheGateway(t *testing.T) {
 	}
 	r.load(t, caps+"  - {name: team, labels: {team: a}, egress: {default: deny}}\n")
 	team := "a"
-	if _, err := r.Sandboxes.Update(r.writer, "box", sandbox.Change{Labels: map[string]*string{"team": &team}}); err != nil {
+	if _, err := r.Sandboxes.Updater.Update(r.writer, "box", sandbox.Change{Labels: map[string]*string{"team": &team}}); err != nil {
 		t.Fatal(err)
 	}
 	if e := r.gateway.last(t, b.ID); len(e.EgressLimits) != 2 {
@@ -296,7 +296,7 @@ func TestBrokenPolicies(t *testing.T) {
 				t.Errorf("%q: %v", broken, err)
 			}
 		}
-		_, err := r.Sandboxes.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Resources: sandbox.Resources{CPUs: 3}}})
+		_, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Resources: sandbox.Resources{CPUs: 3}}})
 		r.by(t, "the old ones", "agents.cpus", err)
 	}
 	s, err := r.Policies.Get(r.owner)

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -48,7 +47,7 @@ func TestGoneBeforeStreamsEnd(t *testing.T) {
 	}
 	onFakeTimeWith(t, wrap, func(t *testing.T, p *services.Services, ctx context.Context) {
 		enter := func(id sandbox.ID) error {
-			_, _, err := p.Sandboxes.Enter(ctx, id, "")
+			_, _, err := p.Sandboxes.Entrance.Enter(ctx, id, "")
 			return err
 		}
 		asked := 0
@@ -61,19 +60,19 @@ func TestGoneBeforeStreamsEnd(t *testing.T) {
 		if err := enter(b.ID); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Sandboxes.Destroy(ctx, "one"); err != nil || asked != 1 {
+		if err := p.Sandboxes.Remover.Destroy(ctx, "one"); err != nil || asked != 1 {
 			t.Errorf("Destroy: %v after %d calls of the provider", err, asked)
 		}
 
 		// A sandbox that could not be removed is visible again.
 		b = create(t, p, ctx, sandbox.Spec{Name: "two"})
 		watched.ending = func(sandbox.ID) error { return &sandbox.Error{Code: sandbox.CodeUnavailable} }
-		wantCode(t, p.Sandboxes.Destroy(ctx, "two"), sandbox.CodeUnavailable)
+		wantCode(t, p.Sandboxes.Remover.Destroy(ctx, "two"), sandbox.CodeUnavailable)
 		if err := enter(b.ID); err != nil {
 			t.Errorf("after a removal that failed: %v", err)
 		}
 		watched.ending = func(sandbox.ID) error { return nil }
-		if err := (sandboxes.Public{Service: p.Sandboxes}).Destroy(ctx, "two"); err != nil {
+		if err := p.Sandboxes.Public().Destroy(ctx, "two"); err != nil {
 			t.Error(err)
 		}
 	})

@@ -87,7 +87,7 @@ func TestPausedByTheService(t *testing.T) {
 		h.set(true)
 		time.Sleep(time.Minute)
 		is("paused by the service", sandbox.Paused)
-		if b, err := p.Sandboxes.Resume(ctx, "one"); err != nil || b.State != sandbox.Running {
+		if b, err := p.Sandboxes.Pauser.Resume(ctx, "one"); err != nil || b.State != sandbox.Running {
 			t.Errorf("Resume: %s, %v", b.State, err)
 		}
 		if state, _ := h.State(ctx, "one"); state != sandbox.Running {
@@ -96,7 +96,7 @@ func TestPausedByTheService(t *testing.T) {
 		is("resumed", sandbox.Running)
 
 		h.set(true) // not noticed yet
-		if b, err := p.Sandboxes.Resume(ctx, "one"); err != nil || b.State != sandbox.Running {
+		if b, err := p.Sandboxes.Pauser.Resume(ctx, "one"); err != nil || b.State != sandbox.Running {
 			t.Errorf("Resume of what is recorded as running: %s, %v", b.State, err)
 		}
 		if state, _ := h.State(ctx, "one"); state != sandbox.Running {
@@ -104,7 +104,7 @@ func TestPausedByTheService(t *testing.T) {
 		}
 
 		h.set(true)
-		_, err := p.Sandboxes.Start(ctx, "one")
+		_, err := p.Sandboxes.Pauser.Start(ctx, "one")
 		wantCode(t, err, sandbox.CodeConflict)
 		h.set(false)
 		time.Sleep(time.Minute)
@@ -117,7 +117,7 @@ func TestStopWithoutKeeping(t *testing.T) {
 	onFakeTimeWith(t, func(p driver.Provider) driver.Provider { return &hosted{Provider: p} }, func(t *testing.T, p *services.Services, ctx context.Context) {
 		create(t, p, ctx, sandbox.Spec{Name: "one"})
 		for _, grace := range []time.Duration{0, time.Second} {
-			_, err := p.Sandboxes.Stop(ctx, "one", grace)
+			_, err := p.Sandboxes.Pauser.Stop(ctx, "one", grace)
 			wantCode(t, err, sandbox.CodeUnsupported)
 			if b := get(t, p, ctx, "one"); b.State != sandbox.Running {
 				t.Errorf("after a Stop that was refused: %s", b.State)

@@ -23,6 +23,11 @@ import (
 	"github.com/atoll-run/atoll/internal/control/profiles"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/access"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/create"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/pause"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/remove"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/supervise"
 	"github.com/atoll-run/atoll/internal/control/secrets"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/control/templates"
@@ -103,7 +108,7 @@ type Config struct {
 	Policies policies.Files
 	// Recordings stores recordings of terminals before a sandbox is paused. Nil:
 	// there are none.
-	Recordings sandboxes.Recordings
+	Recordings pause.Recordings
 	// Builder builds templates. Nil: templates cannot be built.
 	Builder templates.Builder
 	// Builds is a directory for build files.
@@ -114,7 +119,7 @@ type Config struct {
 // use.
 type Services struct {
 	*core.Core
-	Sandboxes  *sandboxes.Service
+	Sandboxes  *sandboxes.Services
 	Providers  *providers.Service
 	Exec       *exec.Service
 	Workspaces *workspaces.Service
@@ -131,7 +136,7 @@ type Services struct {
 	Ports      *ports.Service
 }
 
-// New returns the services. The caller calls Sandboxes.Reconcile before the
+// New returns the services. The caller calls Sandboxes.Reconciler.Reconcile before the
 // first request, and finally Close.
 func New(cfg Config) *Services {
 	if cfg.Passes == nil {
@@ -142,7 +147,7 @@ func New(cfg Config) *Services {
 	s.Tenants = tenants.New(c)
 	c.Meter = s.Tenants.MeterExec
 	s.Events = events.New(c, cfg.Log, cfg.OTLP)
-	s.Workspaces = workspaces.New(c, workspaces.Config{Trees: cfg.Workspaces, Buckets: cfg.Buckets, Sandboxes: s.Sandboxes, Access: s.Tenants, Every: cfg.SaveEvery})
+	s.Workspaces = workspaces.New(c, workspaces.Config{Trees: cfg.Workspaces, Buckets: cfg.Buckets, Sandboxes: s.Sandboxes.Records, Access: s.Tenants, Every: cfg.SaveEvery})
 	if cfg.Defaults == (sandbox.Resources{}) {
 		cfg.Defaults = cfg.Control.Defaults
 	}
@@ -151,7 +156,7 @@ func New(cfg Config) *Services {
 		Workspaces: cfg.Workspaces != nil, Defaults: cfg.Defaults,
 	})
 	s.Snapshots = snapshots.New(c, snapshots.Config{
-		Providers: s.Providers, Sandboxes: s.Sandboxes, Environments: cfg.Environments,
+		Providers: s.Providers, Sandboxes: s.Sandboxes.Records, Environments: cfg.Environments,
 		Archive: cfg.Archive, Plain: cfg.PlainSnapshots, Cache: cfg.SnapshotCache, Scratch: cfg.Scratch,
 	})
 	s.Policies = policies.New(c, policies.Config{
@@ -160,20 +165,20 @@ func New(cfg Config) *Services {
 	})
 	s.Secrets = secrets.New(c, secrets.Config{Sealer: cfg.Sealer, Sources: cfg.Sources, Policies: s.Policies, Gateway: enforcer{s}})
 	s.Profiles = profiles.New(c, profiles.Config{
-		Gateway: cfg.Gateway, Operator: cfg.Operator, Policies: s.Policies, Secrets: s.Secrets, Sandboxes: s.Sandboxes,
+		Gateway: cfg.Gateway, Operator: cfg.Operator, Policies: s.Policies, Secrets: s.Secrets, Sandboxes: s.Sandboxes.Records,
 		Identities: cfg.Identities,
 	})
-	s.Exec = exec.New(c, exec.Config{Sandboxes: s.Sandboxes, Redactors: s.Secrets, Tenants: s.Tenants, Passes: cfg.Passes})
+	s.Exec = exec.New(c, exec.Config{Sandboxes: used{s.Sandboxes.Opener, s.Sandboxes.Mains}, Redactors: s.Secrets, Tenants: s.Tenants, Passes: cfg.Passes})
 	s.Ports = ports.New(c, s.Exec)
 	s.Templates = templates.New(c, templates.Config{
-		Providers: s.Providers, Sandboxes: s.Sandboxes, Exec: s.Exec, Snapshots: s.Snapshots, Policies: s.Policies, Builder: cfg.Builder, Scratch: cfg.Builds,
+		Providers: s.Providers, Sandboxes: built{s.Sandboxes.Creator, s.Sandboxes.Remover}, Exec: s.Exec, Snapshots: s.Snapshots, Policies: s.Policies, Builder: cfg.Builder, Scratch: cfg.Builds,
 	})
 	s.Machines = machines.New(c)
-	s.Nodes = nodes.New(c, s.Sandboxes)
+	s.Nodes = nodes.New(c, s.Sandboxes.Remover)
 	s.Machine = machine.New(c, machine.Config{
-		Scratch: cfg.Scratch, Sandboxes: s.Sandboxes, Providers: s.Providers, Memory: cfg.Gate.Memory, Images: cfg.ImageNames, ImageName: cfg.ImageName,
+		Scratch: cfg.Scratch, Sandboxes: s.Sandboxes.Records, Providers: s.Providers, Memory: cfg.Gate.Memory, Images: cfg.ImageNames, ImageName: cfg.ImageName,
 	})
-	s.Sandboxes.Connect(sandboxes.Services{
+	s.Sandboxes.Connect(&sandboxes.Others{
 		Providers: s.Providers, Exec: s.Exec, Workspaces: s.Workspaces, Tenants: s.Tenants, Snapshots: s.Snapshots,
 		Policies: s.Policies, Profiles: s.Profiles, Secrets: s.Secrets, Templates: s.Templates, Ports: s.Ports, Gate: cfg.Gate,
 		Recordings: recordings(cfg.Recordings),
@@ -181,8 +186,20 @@ func New(cfg Config) *Services {
 	return s
 }
 
+// used are the sandboxes that package exec uses.
+type used struct {
+	*access.Opener
+	*supervise.Mains
+}
+
+// built are the sandboxes in which templates are built.
+type built struct {
+	*create.Creator
+	*remove.Remover
+}
+
 // recordings returns r, or Recordings without any.
-func recordings(r sandboxes.Recordings) sandboxes.Recordings {
+func recordings(r pause.Recordings) pause.Recordings {
 	if r == nil {
 		return none{}
 	}

@@ -63,9 +63,9 @@ func (m *machine) start(t *testing.T) (p *services.Services, ctx context.Context
 		Config: core.Config{Node: "local", Store: db, Audit: audit.New(log, audit.Options{}), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))},
 	})
 	ctx = guard.WithPrincipal(ctx, key.Peer(key.DefaultTenant, 0))
-	must(p.Sandboxes.Reconcile(ctx))
+	must(p.Sandboxes.Reconciler.Reconcile(ctx))
 	var loops sync.WaitGroup
-	for _, loop := range []func(context.Context){p.Sandboxes.Watch, p.Sandboxes.WatchIdle, p.Sandboxes.WatchExpiry} {
+	for _, loop := range []func(context.Context){p.Sandboxes.Reconciler.Watch, p.Sandboxes.Expirer.WatchIdle, p.Sandboxes.Expirer.WatchExpiry} {
 		loops.Go(func() { loop(ctx) })
 	}
 	return p, ctx, sync.OnceFunc(func() {
@@ -97,7 +97,7 @@ func (m *machine) clear(t *testing.T) {
 
 func create(t *testing.T, p *services.Services, ctx context.Context, spec sandbox.Spec) store.Sandbox {
 	t.Helper()
-	made, err := p.Sandboxes.Create(ctx, sandbox.CreateRequest{Spec: spec})
+	made, err := p.Sandboxes.Creator.Create(ctx, sandbox.CreateRequest{Spec: spec})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func create(t *testing.T, p *services.Services, ctx context.Context, spec sandbo
 
 func get(t *testing.T, p *services.Services, ctx context.Context, ref string) store.Sandbox {
 	t.Helper()
-	b, err := p.Sandboxes.Get(ctx, ref)
+	b, err := p.Sandboxes.Records.Get(ctx, ref)
 	if err != nil {
 		t.Fatal(err)
 	}

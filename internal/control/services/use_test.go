@@ -43,7 +43,7 @@ func TestChangeWhileOpened(t *testing.T) {
 	sleeps := sandbox.Lifetime{Timeout: time.Minute, TimeoutAction: sandbox.IdleSleep, Wakes: true}
 	pauses := func(toDisk bool) func(*services.Services, context.Context) error {
 		return func(p *services.Services, ctx context.Context) error {
-			_, err := p.Sandboxes.Pause(ctx, "one", toDisk)
+			_, err := p.Sandboxes.Pauser.Pause(ctx, "one", toDisk)
 			return err
 		}
 	}
@@ -65,7 +65,7 @@ func TestChangeWhileOpened(t *testing.T) {
 		"pause in memory":            {sleeps, pauses(false), "", sandbox.Running},
 		"pause to disk, no waking":   {sandbox.Lifetime{}, pauses(true), sandbox.CodeConflict, sandbox.Paused},
 		"pause in memory, no waking": {sandbox.Lifetime{}, pauses(false), sandbox.CodeConflict, sandbox.Paused},
-		"removal":                    {sleeps, func(p *services.Services, ctx context.Context) error { return p.Sandboxes.Destroy(ctx, "one") }, sandbox.CodeGone, sandbox.Gone},
+		"removal":                    {sleeps, func(p *services.Services, ctx context.Context) error { return p.Sandboxes.Remover.Destroy(ctx, "one") }, sandbox.CodeGone, sandbox.Gone},
 	} {
 		t.Run(name, func(t *testing.T) {
 			slow := &slowAttach{}
@@ -96,7 +96,7 @@ func TestChangeWhileOpened(t *testing.T) {
 				if c.want == sandbox.CodeGone {
 					return
 				}
-				if err := p.Sandboxes.Destroy(ctx, "one"); err != nil {
+				if err := p.Sandboxes.Remover.Destroy(ctx, "one"); err != nil {
 					t.Error(err)
 				}
 			})

@@ -6,7 +6,6 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
-	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -67,7 +66,7 @@ func (s *Movers) residents(ctx context.Context, k store.LeaseKey) (row store.Ses
 // evacuate moves a session to the node that suits it best, acting for its tenant.
 func (s *Movers) evacuate(ctx context.Context, row store.Session) (receipt sandbox.Receipt, err error) {
 	const op = ops.SessionSwap
-	ctx = guard.WithPrincipal(ctx, key.Principal{Tenant: row.Tenant, Verbs: []key.Verb{key.Admin}})
+	ctx = guard.WithOwner(ctx, row.Tenant)
 	return receipt, core.Named(op, s.Do(ctx, op, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {
 		for range 2 { // another caller may be faster
 			target, _, err := s.providers.Place(&row.Spec)

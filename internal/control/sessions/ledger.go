@@ -6,7 +6,6 @@ import (
 	"errors"
 
 	"github.com/atoll-run/atoll/internal/control/guard"
-	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -106,7 +105,7 @@ func (s *archives) sweepArchives(ctx context.Context) error {
 	})
 	failed := []error{err}
 	for _, k := range all {
-		ctx := guard.WithPrincipal(ctx, key.Principal{Tenant: k.Tenant, Verbs: []key.Verb{key.Admin}})
+		ctx := guard.WithOwner(ctx, k.Tenant)
 		failed = append(failed, s.deleteArchive(ctx, k))
 	}
 	return errors.Join(failed...)

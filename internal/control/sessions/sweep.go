@@ -10,7 +10,6 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
-	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -105,7 +104,7 @@ func (s *Reaper) sweep(ctx context.Context, k store.LeaseKey) error {
 	if err != nil || len(rows) == 0 || box.Node != "" && box.Node != s.Node {
 		return err // the daemon with the sandbox handles it
 	}
-	ctx = guard.WithPrincipal(ctx, key.Principal{Tenant: k.Tenant, Verbs: []key.Verb{key.Admin}})
+	ctx = guard.WithOwner(ctx, k.Tenant)
 	removed, err := s.finish(ctx, rows)
 	if err != nil || removed {
 		return err

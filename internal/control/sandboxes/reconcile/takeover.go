@@ -1,4 +1,4 @@
-package sandboxes
+package reconcile
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -19,7 +20,7 @@ const takenOver = "taken over from another installation"
 // provider account, for a tenant. spec has its ID and provider. A sandbox that
 // this installation had before is taken back. CodeGone: the provider says that
 // the sandbox has ended.
-func (s *reconciler) TakeOver(ctx context.Context, tenant, binding string, spec sandbox.Spec) (out store.Sandbox, err error) {
+func (s *Reconciler) TakeOver(ctx context.Context, tenant, binding string, spec sandbox.Spec) (out store.Sandbox, err error) {
 	refuse := func(code sandbox.Code, message string) (store.Sandbox, error) {
 		return out, &sandbox.Error{Code: code, Op: string(ops.SandboxAdopt), Subject: string(spec.ID), Message: message}
 	}
@@ -30,14 +31,14 @@ func (s *reconciler) TakeOver(ctx context.Context, tenant, binding string, spec 
 	if be.Binding != binding {
 		return refuse(sandbox.CodeUnavailable, "it belongs to "+binding+", but the provider uses "+be.Binding)
 	}
-	release, err := s.locks.Take(ctx, spec.ID)
+	release, err := s.Records.Locks.Take(ctx, spec.ID)
 	if err != nil {
 		return out, err
 	}
 	defer release()
-	had, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, spec.ID) })
+	had, err := store.Read(ctx, s.Core.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, spec.ID) })
 	switch {
-	case err == nil && had.Tenant == tenant && had.State != sandbox.Gone && had.Provider == be.Name && had.Node == s.Node && be.Has(had.Binding):
+	case err == nil && had.Tenant == tenant && had.State != sandbox.Gone && had.Provider == be.Name && had.Node == s.Core.Node && be.Has(had.Binding):
 		return s.takeBack(ctx, be, had, &spec)
 	case err == nil && had.Tenant == tenant && had.State == sandbox.Gone:
 		return refuse(sandbox.CodeConflict, "this installation had the sandbox, and has removed its record")
@@ -57,22 +58,22 @@ func (s *reconciler) TakeOver(ctx context.Context, tenant, binding string, spec 
 	b := store.Sandbox{
 		Summary: store.Summary{
 			Sandbox: sandbox.Sandbox{
-				ID: spec.ID, Name: spec.Name, State: sandbox.Running, Reason: takenOver, Provider: be.Name, Isolation: be.Isolation(ctx), Node: s.Node,
+				ID: spec.ID, Name: spec.Name, State: sandbox.Running, Reason: takenOver, Provider: be.Name, Isolation: be.Isolation(ctx), Node: s.Core.Node,
 				Image: spec.Image, Labels: spec.Labels,
 			},
 			Binding: be.Binding,
 		},
 		Spec: spec,
 	}
-	out, err = store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
+	out, err = store.Write(ctx, s.Core.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		out, _, err := tx.Sandboxes().Create(ctx, tenant, b, store.Create{})
 		return out, err
 	})
 	if err != nil {
 		return out, err
 	}
-	s.refind(tenant, box)
-	return out, s.Audit.Fact(ctx, audit.Action{Tenant: tenant, Op: ops.SandboxAdopt, Sandbox: b.ID, Name: b.Name, Subject: b.Name}, eventlog.Found, nil)
+	s.Ends.Refind(tenant, box)
+	return out, s.Core.Audit.Fact(ctx, audit.Action{Tenant: tenant, Op: ops.SandboxAdopt, Sandbox: b.ID, Name: b.Name, Subject: b.Name}, eventlog.Found, nil)
 }
 
 // claim makes the provider accept a sandbox that another installation created.
@@ -86,7 +87,7 @@ func claim(ctx context.Context, be *providers.Backend, spec *sandbox.Spec) error
 
 // takeBack takes over a sandbox that another installation took over from this
 // one, which still has a record.
-func (s *reconciler) takeBack(ctx context.Context, be *providers.Backend, b store.Sandbox, spec *sandbox.Spec) (store.Sandbox, error) {
+func (s *Reconciler) takeBack(ctx context.Context, be *providers.Backend, b store.Sandbox, spec *sandbox.Spec) (store.Sandbox, error) {
 	if err := claim(ctx, be, spec); err != nil {
 		return b, err
 	}
@@ -97,9 +98,9 @@ func (s *reconciler) takeBack(ctx context.Context, be *providers.Backend, b stor
 	if b.State != sandbox.Lost {
 		return b, nil // it still has the sandbox, or did not notice
 	}
-	if err := s.observe(ctx, &b, found{state: sandbox.Running, reason: takenOver}); err != nil {
+	if err := s.Records.Observe(ctx, &b, records.Found{State: sandbox.Running, Reason: takenOver}); err != nil {
 		return b, err
 	}
-	s.refind(b.Tenant, box)
-	return s.record(ctx, b.Tenant, b.ID)
+	s.Ends.Refind(b.Tenant, box)
+	return s.Records.Record(ctx, b.Tenant, b.ID)
 }

@@ -1,16 +1,39 @@
-package sandboxes
+package supervise
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
-	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/remove"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
+
+// Mains runs the main commands of sandboxes. The caller fills in the fields.
+type Mains struct {
+	Core    *core.Core
+	Records *records.Records
+	Remover *remove.Remover
+	Exec    *exec.Service
+
+	held sync.Map // sandbox.ID → nil: not to be restarted
+	// restarting are the main commands (mainProcess) that are about to be
+	// restarted, and backoffs are the last delays, by sandbox.
+	restarting, backoffs sync.Map
+}
+
+// Hold keeps the main command of a sandbox from being restarted, until release.
+func (s *Mains) Hold(id sandbox.ID) (release func()) {
+	s.held.Store(id, nil)
+	return func() { s.held.Delete(id) }
+}
 
 // Delays before a main command is restarted. The delay doubles from the first
 // to the last value, and is reset after the command has run for calmAfter.
@@ -28,9 +51,8 @@ type mainProcess struct {
 	process string
 }
 
-// startMain starts the main command of a running sandbox, on behalf of its
-// owner.
-func (s *records) startMain(ctx context.Context, b *store.Sandbox, image control.ImageConfig) error {
+// Start starts the main command of a running sandbox, on behalf of its owner.
+func (s *Mains) Start(ctx context.Context, b *store.Sandbox, image control.ImageConfig) error {
 	m := b.Spec.Main
 	args := control.CommandLine(image, m.Entrypoint, m.Args)
 	if len(args) == 0 && m.TTY != nil {
@@ -54,7 +76,7 @@ func (s *records) startMain(ctx context.Context, b *store.Sandbox, image control
 }
 
 // execMain starts a main command and returns its id.
-func (s *records) execMain(ctx context.Context, box sandbox.ID, args []string, m *sandbox.MainCommand) (string, error) {
+func (s *Mains) execMain(ctx context.Context, box sandbox.ID, args []string, m *sandbox.MainCommand) (string, error) {
 	ctx, done := context.WithCancel(ctx)
 	defer done()
 	h, err := s.Exec.Open(ctx, string(box))
@@ -71,8 +93,8 @@ func (s *records) execMain(ctx context.Context, box sandbox.ID, args []string, m
 
 // changeMain changes the record of a main command. It copies the MainCommand,
 // which other copies of the record share.
-func (s *records) changeMain(ctx context.Context, tenant string, id sandbox.ID, change func(*store.Sandbox, *sandbox.MainCommand)) (store.Sandbox, error) {
-	return store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
+func (s *Mains) changeMain(ctx context.Context, tenant string, id sandbox.ID, change func(*store.Sandbox, *sandbox.MainCommand)) (store.Sandbox, error) {
+	return store.Write(ctx, s.Core.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		return tx.Sandboxes().Update(ctx, tenant, id, store.Expect{States: []sandbox.State{sandbox.Running}, Observed: true}, func(b *store.Sandbox) {
 			if b.Spec.Main == nil {
 				return
@@ -86,27 +108,27 @@ func (s *records) changeMain(ctx context.Context, tenant string, id sandbox.ID, 
 
 // recordMain is changeMain while holding the sandbox's lock, so that it does
 // not interfere with an operation in progress.
-func (s *records) recordMain(ctx context.Context, tenant string, id sandbox.ID, change func(*store.Sandbox, *sandbox.MainCommand)) error {
-	release, err := s.locks.Take(ctx, id)
+func (s *Mains) recordMain(ctx context.Context, tenant string, id sandbox.ID, change func(*store.Sandbox, *sandbox.MainCommand)) error {
+	release, err := s.Records.Locks.Take(ctx, id)
 	if err != nil {
 		return nil //nolint:nilerr // the daemon is stopping; the next one will notice
 	}
 	defer release()
 	_, err = s.changeMain(ctx, tenant, id, change)
-	return ignoreGone(ignoreChanged(err))
+	return records.IgnoreGone(records.IgnoreChanged(err))
 }
 
 // checkMain handles a command that ended before its id was recorded.
-func (s *records) checkMain(tenant string, id sandbox.ID, process string) {
-	b, err := s.record(s.Life, tenant, id)
+func (s *Mains) checkMain(tenant string, id sandbox.ID, process string) {
+	b, err := s.Records.Record(s.Core.Life, tenant, id)
 	if err != nil {
 		return
 	}
-	box, err := s.attach(s.Life, &b)
+	box, err := s.Records.Attach(s.Core.Life, &b)
 	if err != nil {
 		return
 	}
-	all, err := box.Processes(s.Life)
+	all, err := box.Processes(s.Core.Life)
 	if err != nil {
 		return
 	}
@@ -120,33 +142,33 @@ func (s *records) checkMain(tenant string, id sandbox.ID, process string) {
 // MainEnded is called when a background command has ended. If it is the main
 // command of its sandbox, it is restarted, or the sandbox is removed, or marked
 // as exited.
-func (s *records) MainEnded(tenant string, id sandbox.ID, process string, began time.Time, exit sandbox.Exit) {
+func (s *Mains) MainEnded(tenant string, id sandbox.ID, process string, began time.Time, exit sandbox.Exit) {
 	switch exit.Reason {
 	case sandbox.ReasonKilled, sandbox.ReasonLifetime, sandbox.ReasonCrashed, sandbox.ReasonLost:
 		return // the sandbox has ended, too
 	}
-	b, err := s.record(s.Life, tenant, id)
+	b, err := s.Records.Record(s.Core.Life, tenant, id)
 	if err != nil || b.State != sandbox.Running || b.Spec.Main == nil || b.Spec.Main.Process != process || b.Exit != nil {
 		return
 	}
-	_, stopping := s.stopping.Load(id)
+	_, held := s.held.Load(id)
 	switch m := b.Spec.Main; {
-	case !stopping && m.Again(exit):
+	case !held && m.Again(exit):
 		// By the command, not by the sandbox: the next one may end before this is over.
 		ended := mainProcess{id, process}
 		if _, waiting := s.restarting.LoadOrStore(ended, nil); !waiting {
-			s.Go(func() {
+			s.Core.Go(func() {
 				defer s.restarting.Delete(ended)
 				s.restartMain(tenant, id, process, s.backoff(id, began))
 			})
 		}
-	case !stopping && m.Remove:
-		s.Go(func() {
-			s.Report(s.Life, ignoreGone(s.destroy(ownerOf(s.Life, tenant), string(id), ops.SandboxDestroy, reasonMainEnded)))
+	case !held && m.Remove:
+		s.Core.Go(func() {
+			s.Core.Report(s.Core.Life, records.IgnoreGone(s.Remover.DestroyAs(guard.WithOwner(s.Core.Life, tenant), string(id), ops.SandboxDestroy, reasonMainEnded)))
 		})
 	default:
-		s.Go(func() {
-			s.Report(s.Life, s.recordMain(s.Life, tenant, id, func(b *store.Sandbox, m *sandbox.MainCommand) {
+		s.Core.Go(func() {
+			s.Core.Report(s.Core.Life, s.recordMain(s.Core.Life, tenant, id, func(b *store.Sandbox, m *sandbox.MainCommand) {
 				if m.Process == process {
 					b.Exit = &exit
 				}
@@ -155,13 +177,8 @@ func (s *records) MainEnded(tenant string, id sandbox.ID, process string, began 
 	}
 }
 
-// ownerOf returns the context in which the daemon acts for a tenant.
-func ownerOf(ctx context.Context, tenant string) context.Context {
-	return guard.WithPrincipal(ctx, key.Principal{Tenant: tenant, Verbs: []key.Verb{key.Admin}})
-}
-
 // backoff returns the delay before a main command is restarted.
-func (s *records) backoff(id sandbox.ID, began time.Time) time.Duration {
+func (s *Mains) backoff(id sandbox.ID, began time.Time) time.Duration {
 	wait := firstBackoff
 	if last, ok := s.backoffs.Load(id); ok && time.Since(began) < calmAfter {
 		wait = min(2*last.(time.Duration), lastBackoff)
@@ -172,8 +189,8 @@ func (s *records) backoff(id sandbox.ID, began time.Time) time.Duration {
 
 // restartMain restarts a main command after wait. While the sandbox is paused,
 // it waits.
-func (s *records) restartMain(tenant string, id sandbox.ID, process string, wait time.Duration) {
-	ctx := ownerOf(s.Life, tenant)
+func (s *Mains) restartMain(tenant string, id sandbox.ID, process string, wait time.Duration) {
+	ctx := guard.WithOwner(s.Core.Life, tenant)
 	for {
 		t := time.NewTimer(wait)
 		select {
@@ -182,8 +199,8 @@ func (s *records) restartMain(tenant string, id sandbox.ID, process string, wait
 			return
 		case <-t.C:
 		}
-		b, err := s.record(ctx, tenant, id)
-		if _, stopping := s.stopping.Load(id); err != nil || stopping || b.Spec.Main == nil || b.Spec.Main.Process != process {
+		b, err := s.Records.Record(ctx, tenant, id)
+		if _, held := s.held.Load(id); err != nil || held || b.Spec.Main == nil || b.Spec.Main.Process != process {
 			return
 		}
 		switch b.State {
@@ -197,7 +214,7 @@ func (s *records) restartMain(tenant string, id sandbox.ID, process string, wait
 		}
 		next, err := s.execMain(ctx, id, b.Spec.Main.Args, b.Spec.Main)
 		if err != nil {
-			s.Report(ctx, err)
+			s.Core.Report(ctx, err)
 			wait = min(2*wait, lastBackoff)
 			continue
 		}
@@ -206,10 +223,10 @@ func (s *records) restartMain(tenant string, id sandbox.ID, process string, wait
 			m.Restarts++
 		})
 		if err != nil {
-			s.Report(ctx, err)
+			s.Core.Report(ctx, err)
 			return
 		}
-		s.Go(func() { s.checkMain(tenant, id, next) })
+		s.Core.Go(func() { s.checkMain(tenant, id, next) })
 		return
 	}
 }

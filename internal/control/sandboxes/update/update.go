@@ -1,4 +1,6 @@
-package sandboxes
+// Package update changes the limits, labels, lifetime, network and published ports
+// of sandboxes.
+package update
 
 import (
 	"context"
@@ -13,11 +15,30 @@ import (
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/control/plan"
+	"github.com/atoll-run/atoll/internal/control/policies"
+	"github.com/atoll-run/atoll/internal/control/ports"
+	"github.com/atoll-run/atoll/internal/control/profiles"
+	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/prepare"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
+	"github.com/atoll-run/atoll/internal/control/secrets"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
+
+// Updater changes sandboxes. The caller fills in the fields.
+type Updater struct {
+	Core      *core.Core
+	Records   *records.Records
+	Prepare   *prepare.Preparer
+	Providers *providers.Service
+	Policies  *policies.Service
+	Profiles  *profiles.Service
+	Secrets   *secrets.Service
+	Ports     *ports.Service
+}
 
 const opUpdate = ops.SandboxUpdate
 
@@ -36,7 +57,7 @@ func validate(c *sandbox.Change) error {
 // Update changes the limits, labels, lifetime or idle policy of a sandbox. If
 // the sandbox is not running, new limits apply when it runs again. Either all
 // changes are made or none.
-func (s *updater) Update(ctx context.Context, ref string, c sandbox.Change) (_ store.Sandbox, err error) {
+func (s *Updater) Update(ctx context.Context, ref string, c sandbox.Change) (_ store.Sandbox, err error) {
 	defer core.Name(opUpdate, &err)
 	if c.Network != nil {
 		n := *c.Network
@@ -48,13 +69,13 @@ func (s *updater) Update(ctx context.Context, ref string, c sandbox.Change) (_ s
 	if err := validate(&c); err != nil {
 		return store.Sandbox{}, err
 	}
-	t, err := s.lock(ctx, ref, opUpdate, lifecycle.Update)
+	t, err := s.Records.Lock(ctx, ref, opUpdate, lifecycle.Update)
 	if err != nil {
 		return store.Sandbox{}, err
 	}
-	defer t.release()
-	if err := s.Policies.PermitChange(ctx, t.action, &t.box, &c, s.Store.Now()); err != nil {
-		return t.box, err
+	defer t.Release()
+	if err := s.Policies.PermitChange(ctx, t.Action, &t.Sandbox, &c, s.Core.Store.Now()); err != nil {
+		return t.Sandbox, err
 	}
 	b, err := s.update(ctx, t, &c)
 	if err == nil && len(c.Labels) > 0 {
@@ -63,11 +84,11 @@ func (s *updater) Update(ctx context.Context, ref string, c sandbox.Change) (_ s
 	return b, err
 }
 
-func (s *updater) update(ctx context.Context, t *operation, c *sandbox.Change) (store.Sandbox, error) {
-	live := t.box.State == sandbox.Running || t.box.Rest.Pause == sandbox.PauseMemory
+func (s *Updater) update(ctx context.Context, t *records.Operation, c *sandbox.Change) (store.Sandbox, error) {
+	live := t.Sandbox.State == sandbox.Running || t.Sandbox.Rest.Pause == sandbox.PauseMemory
 	loose, err := s.loose(ctx, t, c)
 	if err != nil {
-		return t.box, err
+		return t.Sandbox, err
 	}
 	changed, told := c.Resources, *c
 	told.Resources = held(changed, loose)
@@ -75,42 +96,42 @@ func (s *updater) update(ctx context.Context, t *operation, c *sandbox.Change) (
 	var box *control.Sandbox
 	if live && (c.Resources != sandbox.Resources{} || c.Lifetime.Timeout != nil || c.Lifetime.TimeoutAction != nil) {
 		var err error
-		if box, err = s.attach(ctx, &t.box); err != nil {
-			return t.box, err
+		if box, err = s.Records.Attach(ctx, &t.Sandbox); err != nil {
+			return t.Sandbox, err
 		}
 		if err := s.canChange(t, box, c); err != nil {
-			return t.box, err
+			return t.Sandbox, err
 		}
 	}
-	before, now := t.box, s.Store.Now()
-	intent, err := s.enter(ctx, t, func(b *store.Sandbox) {
+	before, now := t.Sandbox, s.Core.Store.Now()
+	intent, err := s.Records.Enter(ctx, t, func(b *store.Sandbox) {
 		s.apply(b, c, now)
 		setLoose(b, changed, loose)
 		if box != nil {
-			b.Rest.Step = stepUpdate // the provider's limits are unknown until the update is complete
+			b.Rest.Step = records.StepUpdate // the provider's limits are unknown until the update is complete
 		}
 	}, nil)
 	if err != nil {
-		return t.box, err
+		return t.Sandbox, err
 	}
-	if err := s.Fault("update.recorded"); err != nil {
-		return t.box, err
+	if err := s.Core.Fault("update.recorded"); err != nil {
+		return t.Sandbox, err
 	}
 	if box != nil {
 		err = s.tell(ctx, t, box, c, &before, now)
 	}
-	if err := s.Fault("update.done"); err != nil {
-		return t.box, err
+	if err := s.Core.Fault("update.done"); err != nil {
+		return t.Sandbox, err
 	}
-	return s.leave(ctx, t, intent, err, func(b *store.Sandbox) { b.Rest.Step = "" }, nil)
+	return s.Records.Leave(ctx, t, intent, err, func(b *store.Sandbox) { b.Rest.Step = "" }, nil)
 }
 
 // loose returns the new limits that the provider does not enforce.
-func (s *updater) loose(ctx context.Context, t *operation, c *sandbox.Change) (map[string]sandbox.Enforcement, error) {
+func (s *Updater) loose(ctx context.Context, t *records.Operation, c *sandbox.Change) (map[string]sandbox.Enforcement, error) {
 	if c.Resources == (sandbox.Resources{}) {
 		return nil, nil
 	}
-	be, err := s.Providers.Of(ctx, &t.box)
+	be, err := s.Providers.Of(ctx, &t.Sandbox)
 	if err != nil {
 		return nil, err
 	}
@@ -122,11 +143,11 @@ func (s *updater) loose(ctx context.Context, t *operation, c *sandbox.Change) (m
 	if err != nil || len(loose) == 0 {
 		return nil, err
 	}
-	if c.RequireLimits || t.box.Spec.RequireLimits {
+	if c.RequireLimits || t.Sandbox.Spec.RequireLimits {
 		return nil, plan.Required(loose)
 	}
-	caps := s.Policies.Set().Caps(policyset.About{Tenant: t.box.Tenant, Labels: t.box.Labels})
-	return loose, s.demanded(ctx, be, t.box.Tenant, caps.Resources, loose)
+	caps := s.Policies.Set().Caps(policyset.About{Tenant: t.Sandbox.Tenant, Labels: t.Sandbox.Labels})
+	return loose, s.Prepare.Demanded(ctx, be, t.Sandbox.Tenant, caps.Resources, loose)
 }
 
 // held returns the limits that the provider enforces.
@@ -161,25 +182,25 @@ func setLoose(b *store.Sandbox, changed sandbox.Resources, loose map[string]sand
 
 // canChange returns an error if the provider does not support a change to a
 // running sandbox.
-func (s *updater) canChange(t *operation, box *control.Sandbox, c *sandbox.Change) error {
+func (s *Updater) canChange(t *records.Operation, box *control.Sandbox, c *sandbox.Change) error {
 	if c.Resources != (sandbox.Resources{}) && !control.Can[driver.Resizer](box) {
-		return unsupported(&t.box, "this provider cannot change the limits of a running sandbox", "stop it, change it, and start it again")
+		return records.Unsupported(&t.Sandbox, "this provider cannot change the limits of a running sandbox", "stop it, change it, and start it again")
 	}
 	// The daemon can enforce a shorter lifetime; only the provider can extend one.
-	was := t.box.Spec.Lifetime
-	longer := was.HardTimeout() > 0 && !t.box.Expires.IsZero() && (c.Lifetime.Apply(was).HardTimeout() == 0 ||
-		c.Lifetime.Timeout != nil && s.Store.Now().Add(*c.Lifetime.Timeout).After(t.box.Expires))
+	was := t.Sandbox.Spec.Lifetime
+	longer := was.HardTimeout() > 0 && !t.Sandbox.Expires.IsZero() && (c.Lifetime.Apply(was).HardTimeout() == 0 ||
+		c.Lifetime.Timeout != nil && s.Core.Store.Now().Add(*c.Lifetime.Timeout).After(t.Sandbox.Expires))
 	if longer && !control.Can[driver.DeadlineSetter](box) {
-		return unsupported(&t.box, "this provider cannot extend the lifetime of a running sandbox", "")
+		return records.Unsupported(&t.Sandbox, "this provider cannot extend the lifetime of a running sandbox", "")
 	}
 	return nil
 }
 
 // apply applies a change to a record.
-func (s *updater) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
+func (s *Updater) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
 	b.Resources, b.Labels = c.ApplyResources(b.Resources), c.ApplyLabels(b.Labels)
 	expires := b.Expires
-	setLifetime(b, c.Lifetime.Apply(b.Spec.Lifetime), now)
+	records.SetLifetime(b, c.Lifetime.Apply(b.Spec.Lifetime), now)
 	switch {
 	case c.Lifetime.Timeout == nil:
 		b.Expires = expires
@@ -194,13 +215,13 @@ func (s *updater) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
 
 // tell applies a change to a running sandbox. If the second part fails, the
 // first is undone.
-func (s *updater) tell(ctx context.Context, t *operation, box *control.Sandbox, c *sandbox.Change, before *store.Sandbox, now time.Time) error {
+func (s *Updater) tell(ctx context.Context, t *records.Operation, box *control.Sandbox, c *sandbox.Change, before *store.Sandbox, now time.Time) error {
 	if c.Resources != (sandbox.Resources{}) {
 		if err := box.Resize(ctx, c.Resources); err != nil {
 			return err
 		}
 	}
-	if c.Lifetime.Timeout == nil && c.Lifetime.TimeoutAction == nil || !control.Can[driver.DeadlineSetter](box) || t.box.Rest.Pause != "" {
+	if c.Lifetime.Timeout == nil && c.Lifetime.TimeoutAction == nil || !control.Can[driver.DeadlineSetter](box) || t.Sandbox.Rest.Pause != "" {
 		return nil
 	}
 	at := time.Time{}
@@ -212,7 +233,7 @@ func (s *updater) tell(ctx context.Context, t *operation, box *control.Sandbox, 
 	}
 	err := box.SetDeadline(ctx, at)
 	if err != nil && c.Resources != (sandbox.Resources{}) {
-		s.Report(ctx, box.Resize(context.WithoutCancel(ctx), before.Resources))
+		s.Core.Report(ctx, box.Resize(context.WithoutCancel(ctx), before.Resources))
 	}
 	return err
 }

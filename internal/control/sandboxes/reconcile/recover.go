@@ -1,10 +1,11 @@
-package sandboxes
+package reconcile
 
 import (
 	"context"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -14,16 +15,16 @@ import (
 
 // finishStep completes or undoes a state change that a daemon left unfinished.
 // The caller holds the sandbox's lock.
-func (s *reconciler) finishStep(ctx context.Context, b *store.Sandbox) error {
+func (s *Reconciler) finishStep(ctx context.Context, b *store.Sandbox) error {
 	f, there, err := s.lookFor(ctx, b)
 	if err != nil {
 		return err
 	}
-	if b.Rest.Step == stepFork {
-		if err := s.end(ctx, b); err != nil {
+	if b.Rest.Step == records.StepFork {
+		if err := s.Records.End(ctx, b); err != nil {
 			return err
 		}
-		return s.observe(ctx, b, found{state: sandbox.Gone, reason: reasonUnfinished})
+		return s.Records.Observe(ctx, b, records.Found{State: sandbox.Gone, Reason: records.ReasonUnfinished})
 	}
 	lives := there && (f.State == sandbox.Running || f.State == sandbox.Paused)
 	switch {
@@ -32,7 +33,7 @@ func (s *reconciler) finishStep(ctx context.Context, b *store.Sandbox) error {
 	case b.Rest.Kept == "" && there:
 		return s.reconcileEnded(ctx, b, f)
 	case b.Rest.Kept == "":
-		return s.observe(ctx, b, found{state: sandbox.Gone, reason: gone(b)})
+		return s.Records.Observe(ctx, b, records.Found{State: sandbox.Gone, Reason: gone(b)})
 	case lives && b.State == sandbox.Resuming:
 		return s.finishBring(ctx, b)
 	case lives: // it did not end: the snapshot is not needed
@@ -44,7 +45,7 @@ func (s *reconciler) finishStep(ctx context.Context, b *store.Sandbox) error {
 }
 
 // lookFor finds one sandbox in the provider's list.
-func (s *reconciler) lookFor(ctx context.Context, b *store.Sandbox) (f driver.Found, there bool, err error) {
+func (s *Reconciler) lookFor(ctx context.Context, b *store.Sandbox) (f driver.Found, there bool, err error) {
 	be, err := s.Providers.Of(ctx, b)
 	if err != nil {
 		return f, false, err
@@ -58,9 +59,9 @@ func (s *reconciler) lookFor(ctx context.Context, b *store.Sandbox) (f driver.Fo
 }
 
 // correct records the state to which a sandbox was brought.
-func (s *reconciler) correct(ctx context.Context, b *store.Sandbox, t eventlog.Type, change func(*store.Sandbox), also func(*store.Tx) error) error {
+func (s *Reconciler) correct(ctx context.Context, b *store.Sandbox, t eventlog.Type, change func(*store.Sandbox), also func(*store.Tx) error) error {
 	var now store.Sandbox
-	err := s.Store.Update(ctx, func(tx *store.Tx) (err error) {
+	err := s.Core.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		if now, err = tx.Sandboxes().Update(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, change); err != nil {
 			return err
 		}
@@ -70,15 +71,15 @@ func (s *reconciler) correct(ctx context.Context, b *store.Sandbox, t eventlog.T
 		return also(tx)
 	})
 	if err != nil {
-		return ignoreChanged(err)
+		return records.IgnoreChanged(err)
 	}
 	s.Ports.Sync(&now)
 	fact := audit.Action{Tenant: b.Tenant, Op: ops.SandboxObserve, Sandbox: b.ID, Name: b.Name, Subject: b.Name}
-	return s.Audit.Fact(ctx, fact, t, nil)
+	return s.Core.Audit.Fact(ctx, fact, t, nil)
 }
 
 // goOn makes a sandbox that still exists run, and drops the unfinished change.
-func (s *reconciler) goOn(ctx context.Context, b *store.Sandbox) error {
+func (s *Reconciler) goOn(ctx context.Context, b *store.Sandbox) error {
 	box, err := s.Providers.Attach(ctx, b)
 	if err != nil {
 		return err
@@ -89,32 +90,32 @@ func (s *reconciler) goOn(ctx context.Context, b *store.Sandbox) error {
 	if b.Spec.Lifetime.HardTimeout() > 0 && (!b.Expires.IsZero() || b.Rest.Left > 0) {
 		at := b.Expires
 		if b.Rest.Left > 0 {
-			at = s.Store.Now().Add(b.Rest.Left)
+			at = s.Core.Store.Now().Add(b.Rest.Left)
 		}
 		if err := box.SetDeadline(ctx, at); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
 			return err
 		}
 	}
-	if b.Rest.Step == stepUpdate {
+	if b.Rest.Step == records.StepUpdate {
 		if err := box.Resize(ctx, b.Resources); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
 			return err
 		}
 	}
 	kept := b.Rest.Kept
-	err = s.correct(ctx, b, eventlog.Resumed, func(b *store.Sandbox) { s.pauser.runs(b, "") }, func(tx *store.Tx) error {
+	err = s.correct(ctx, b, eventlog.Resumed, func(b *store.Sandbox) { s.Records.SetRunning(b, "") }, func(tx *store.Tx) error {
 		return tx.Snapshots().Delete(ctx, b.Tenant, kept)
 	})
 	if err != nil {
 		return err
 	}
-	s.refind(b.Tenant, box)
+	s.Ends.Refind(b.Tenant, box)
 	s.Snapshots.Drop(ctx, b.Provider, kept)
 	return nil
 }
 
 // finishAway completes the pause or stop of a sandbox that has ended, if its
 // state was written. Otherwise the sandbox ended for another reason.
-func (s *reconciler) finishAway(ctx context.Context, b *store.Sandbox) error {
+func (s *Reconciler) finishAway(ctx context.Context, b *store.Sandbox) error {
 	_, keeper, err := s.Snapshots.KeeperOf(ctx, b)
 	if err != nil {
 		return err
@@ -126,39 +127,39 @@ func (s *reconciler) finishAway(ctx context.Context, b *store.Sandbox) error {
 			b.State, b.Reason, b.Rest = sandbox.Gone, "it ended while it was being put to disk", store.Rest{}
 		}, func(tx *store.Tx) error { return tx.Snapshots().Delete(ctx, b.Tenant, kept) })
 		if err == nil {
-			err = s.end(ctx, b)
-			s.discard(ctx, b)
+			err = s.Records.End(ctx, b)
+			s.Records.Discard(ctx, b)
 		}
 		return err
 	}
 	if err != nil {
-		s.unsettled.Store(true)
+		s.Records.Recheck.Again()
 		return err
 	}
-	if err := s.end(ctx, b); err != nil {
+	if err := s.Records.End(ctx, b); err != nil {
 		return err
 	}
-	how, event := away{state: sandbox.Stopped, wakes: b.Rest.Wakes}, eventlog.Stopped
-	if b.Rest.Step == stepSleep {
-		how.state, how.pause, event = sandbox.Paused, sandbox.PauseDisk, eventlog.Paused
+	how, event := records.Resting{State: sandbox.Stopped, Wakes: b.Rest.Wakes}, eventlog.Stopped
+	if b.Rest.Step == records.StepSleep {
+		how.State, how.Pause, event = sandbox.Paused, sandbox.PauseDisk, eventlog.Paused
 	}
 	id := b.Rest.Kept
-	return s.correct(ctx, b, event, func(b *store.Sandbox) { s.pauser.setResting(b, how, id) }, func(tx *store.Tx) error {
+	return s.correct(ctx, b, event, func(b *store.Sandbox) { s.Records.SetResting(b, how, id) }, func(tx *store.Tx) error {
 		return tx.Snapshots().Finish(ctx, b.Tenant, id, snapshots.Taken(snap))
 	})
 }
 
 // finishBring records that a sandbox was brought back before the daemon died.
-func (s *reconciler) finishBring(ctx context.Context, b *store.Sandbox) error {
+func (s *Reconciler) finishBring(ctx context.Context, b *store.Sandbox) error {
 	id := b.Rest.Kept
-	err := s.correct(ctx, b, eventlog.Resumed, func(b *store.Sandbox) { s.pauser.runs(b, "") }, func(tx *store.Tx) error {
+	err := s.correct(ctx, b, eventlog.Resumed, func(b *store.Sandbox) { s.Records.SetRunning(b, "") }, func(tx *store.Tx) error {
 		return tx.Snapshots().Delete(ctx, b.Tenant, id)
 	})
 	if err != nil {
 		return err
 	}
 	if box, err := s.Providers.Attach(ctx, b); err == nil {
-		s.refind(b.Tenant, box)
+		s.Ends.Refind(b.Tenant, box)
 	}
 	s.Snapshots.Drop(ctx, b.Provider, id)
 	return nil
@@ -166,13 +167,13 @@ func (s *reconciler) finishBring(ctx context.Context, b *store.Sandbox) error {
 
 // undoBring records that a sandbox was not brought back and is in its former
 // state.
-func (s *reconciler) undoBring(ctx context.Context, b *store.Sandbox) error {
-	if err := s.end(ctx, b); err != nil { // it may exist partially
+func (s *Reconciler) undoBring(ctx context.Context, b *store.Sandbox) error {
+	if err := s.Records.End(ctx, b); err != nil { // it may exist partially
 		return err
 	}
-	how, event := away{state: sandbox.Stopped, wakes: b.Rest.Wakes}, eventlog.Stopped
-	if b.Rest.Step == stepResume {
-		how.state, how.pause, event = sandbox.Paused, sandbox.PauseDisk, eventlog.Paused
+	how, event := records.Resting{State: sandbox.Stopped, Wakes: b.Rest.Wakes}, eventlog.Stopped
+	if b.Rest.Step == records.StepResume {
+		how.State, how.Pause, event = sandbox.Paused, sandbox.PauseDisk, eventlog.Paused
 	}
-	return s.correct(ctx, b, event, func(b *store.Sandbox) { s.pauser.setResting(b, how, b.Rest.Kept) }, nil)
+	return s.correct(ctx, b, event, func(b *store.Sandbox) { s.Records.SetResting(b, how, b.Rest.Kept) }, nil)
 }

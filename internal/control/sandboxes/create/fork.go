@@ -1,4 +1,4 @@
-package sandboxes
+package create
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -31,20 +32,20 @@ const (
 // memory and processes. Each copy has its own name and id. The parent is paused
 // only while its state is written. Either all copies are created or none. A
 // repeated request with the same idempotency key returns the same copies.
-func (s *creator) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) (_ []store.Sandbox, err error) {
+func (s *Creator) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) (_ []store.Sandbox, err error) {
 	defer core.Name(opFork, &err)
 	if req.Count < 1 || req.Count > maxForks {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "count", Message: fmt.Sprintf("%d is not between 1 and %d", req.Count, maxForks)}
 	}
-	t, err := s.lock(ctx, ref, opFork, lifecycle.Fork)
+	t, err := s.Records.Lock(ctx, ref, opFork, lifecycle.Fork)
 	if err != nil {
 		return nil, err
 	}
-	defer t.release()
-	if t.box.Spec.ID == "" {
-		return nil, snapshots.CannotKeep(&t.box)
+	defer t.Release()
+	if t.Sandbox.Spec.ID == "" {
+		return nil, snapshots.CannotKeep(&t.Sandbox)
 	}
-	be, keeper, err := s.Snapshots.KeeperOf(ctx, &t.box)
+	be, keeper, err := s.Snapshots.KeeperOf(ctx, &t.Sandbox)
 	if err != nil {
 		return nil, err
 	}
@@ -52,32 +53,32 @@ func (s *creator) Fork(ctx context.Context, ref string, req sandbox.ForkRequest)
 	if err != nil {
 		return nil, err
 	}
-	leave, err := s.admitted(ctx, be, t.box.Tenant)
+	leave, err := s.Prepare.Admit(ctx, be, t.Sandbox.Tenant)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
 	for i := range wanted {
-		defer s.inflight.Begin(wanted[i].Spec.ID)()
+		defer s.Records.Inflight.Begin(wanted[i].Spec.ID)()
 	}
 	earlier, intent, err := s.announceForks(ctx, t, wanted, req)
 	if err != nil || earlier != nil {
 		return earlier, err
 	}
-	if err := s.Fault("fork.recorded"); err != nil {
+	if err := s.Core.Fault("fork.recorded"); err != nil {
 		return nil, err
 	}
 	made, err := s.makeForks(ctx, be, t, keeper, wanted)
-	if fault := s.Fault("fork.made"); fault != nil {
+	if fault := s.Core.Fault("fork.made"); fault != nil {
 		return nil, fault
 	}
 	return s.finalizeForks(ctx, t, wanted, made, intent, err)
 }
 
 // copies returns the plans for the copies of a sandbox.
-func (s *creator) copies(ctx context.Context, be *providers.Backend, t *operation, req sandbox.ForkRequest) ([]plan.Plan, error) {
-	b := &t.box
-	ask, err := s.again(ctx, b)
+func (s *Creator) copies(ctx context.Context, be *providers.Backend, t *records.Operation, req sandbox.ForkRequest) ([]plan.Plan, error) {
+	b := &t.Sandbox
+	ask, err := s.Prepare.Again(ctx, b)
 	if err != nil {
 		return nil, err
 	}
@@ -95,40 +96,31 @@ func (s *creator) copies(ctx context.Context, be *providers.Backend, t *operatio
 		if req.Prefix != "" {
 			spec.Name = fmt.Sprintf("%s-%d", req.Prefix, i+1)
 		}
-		if all[i], err = s.fitted(ctx, be, t.action, ask); err != nil {
+		if all[i], err = s.Prepare.Fit(ctx, be, t.Action, ask); err != nil {
 			return nil, err
 		}
 	}
 	return all, nil
 }
 
-// fitted returns the plan for a sandbox whose provider is given.
-func (s *records) fitted(ctx context.Context, be *providers.Backend, a audit.Action, ask plan.Ask) (plan.Plan, error) {
-	p, err := plan.Draft(ask)
-	if err != nil {
-		return p, s.Policies.Refused(ctx, a, err)
-	}
-	return be.Control.Fit(ctx, p)
-}
-
 // announceForks records all copies in one transaction, so that all of them fit
 // into the quota. If an earlier request with the same idempotency key created
 // them, it returns those.
-func (s *creator) announceForks(ctx context.Context, t *operation, wanted []plan.Plan, req sandbox.ForkRequest) (earlier []store.Sandbox, intent *audit.Intent, err error) {
-	be, err := s.Providers.Of(ctx, &t.box)
+func (s *Creator) announceForks(ctx context.Context, t *records.Operation, wanted []plan.Plan, req sandbox.ForkRequest) (earlier []store.Sandbox, intent *audit.Intent, err error) {
+	be, err := s.Providers.Of(ctx, &t.Sandbox)
 	if err != nil {
 		return nil, nil, err
 	}
 	gives := be.Isolation(ctx)
-	values, err := s.Secrets.Reveal(ctx, t.box.Tenant, be.Bound(t.box.Spec).Secrets)
+	values, err := s.Secrets.Reveal(ctx, t.Sandbox.Tenant, be.Bound(t.Sandbox.Spec).Secrets)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer values.Clear()
-	err = s.Store.Update(ctx, func(tx *store.Tx) error {
+	err = s.Core.Store.Update(ctx, func(tx *store.Tx) error {
 		earlier = nil
 		for i := range wanted {
-			b, replayed, err := tx.Sandboxes().Create(ctx, t.box.Tenant, s.copyOf(t, gives, &wanted[i], tx.Now()), forkKey(t, req, i))
+			b, replayed, err := tx.Sandboxes().Create(ctx, t.Sandbox.Tenant, s.copyOf(t, gives, &wanted[i], tx.Now()), forkKey(t, req, i))
 			switch {
 			case err != nil:
 				return err
@@ -136,11 +128,11 @@ func (s *creator) announceForks(ctx context.Context, t *operation, wanted []plan
 				earlier = append(earlier, b)
 				continue
 			}
-			if err := s.Workspaces.Claim(ctx, tx, t.box.Tenant, &wanted[i].Spec, ""); err != nil {
+			if err := s.Workspaces.Claim(ctx, tx, t.Sandbox.Tenant, &wanted[i].Spec, ""); err != nil {
 				return err
 			}
 			bound := be.Bound(wanted[i].Spec)
-			if wanted[i].Hidden, err = s.bind(ctx, tx, t.box.Tenant, &bound, values); err != nil {
+			if wanted[i].Hidden, err = s.bind(ctx, tx, t.Sandbox.Tenant, &bound, values); err != nil {
 				return err
 			}
 		}
@@ -148,7 +140,7 @@ func (s *creator) announceForks(ctx context.Context, t *operation, wanted []plan
 			return allThere(earlier, len(wanted))
 		}
 		var err error
-		intent, err = s.Audit.BeginTx(ctx, tx, t.action)
+		intent, err = s.Core.Audit.BeginTx(ctx, tx, t.Action)
 		return err
 	})
 	return earlier, intent, err
@@ -156,20 +148,20 @@ func (s *creator) announceForks(ctx context.Context, t *operation, wanted []plan
 
 // copyOf returns the record of a new copy. Its step makes a daemon that finds
 // it after a crash remove it, because the other copies may be missing.
-func (s *creator) copyOf(t *operation, gives sandbox.Isolation, p *plan.Plan, now time.Time) store.Sandbox {
-	b := s.recordOf(p, t.box.Binding, gives, now)
-	b.Rest.Step = stepFork
+func (s *Creator) copyOf(t *records.Operation, gives sandbox.Isolation, p *plan.Plan, now time.Time) store.Sandbox {
+	b := s.recordOf(p, t.Sandbox.Binding, gives, now)
+	b.Rest.Step = records.StepFork
 	return b
 }
 
 // forkKey returns the idempotency key of one copy. It includes the parent.
-func forkKey(t *operation, req sandbox.ForkRequest, i int) store.Create {
+func forkKey(t *records.Operation, req sandbox.ForkRequest, i int) store.Create {
 	if req.IdempotencyKey == "" {
 		return store.Create{}
 	}
 	return store.Create{
 		IdempotencyKey: fmt.Sprintf("fork %d %s", i, req.IdempotencyKey),
-		Request:        append([]byte(t.box.ID+"\x00"), req.Raw...), Retry: neverMade,
+		Request:        append([]byte(t.Sandbox.ID+"\x00"), req.Raw...), Retry: neverMade,
 	}
 }
 
@@ -194,13 +186,13 @@ type copied struct {
 
 // makeForks writes a snapshot of the parent, unless it is on disk already, and
 // creates the copies, several at a time.
-func (s *creator) makeForks(ctx context.Context, be *providers.Backend, t *operation, keeper driver.SnapshotKeeper, wanted []plan.Plan) ([]copied, error) {
+func (s *Creator) makeForks(ctx context.Context, be *providers.Backend, t *records.Operation, keeper driver.SnapshotKeeper, wanted []plan.Plan) ([]copied, error) {
 	ref, done, err := s.source(ctx, be, t, keeper)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	if err := s.Fault("fork.written"); err != nil {
+	if err := s.Core.Fault("fork.written"); err != nil {
 		return nil, err
 	}
 	made := make([]copied, len(wanted))
@@ -216,7 +208,7 @@ func (s *creator) makeForks(ctx context.Context, be *providers.Backend, t *opera
 				return err
 			}
 			box, how, err := be.Control.Restore(ctx, w, ref)
-			made[i] = copied{box, coldReason(how)}
+			made[i] = copied{box, records.ColdReason(how)}
 			if err != nil {
 				return err
 			}
@@ -228,48 +220,48 @@ func (s *creator) makeForks(ctx context.Context, be *providers.Backend, t *opera
 
 // source returns a snapshot of the parent; done removes it. It is restored
 // immediately by this process, so it is neither verified nor synced.
-func (s *creator) source(ctx context.Context, be *providers.Backend, t *operation, keeper driver.SnapshotKeeper) (ref driver.SnapshotRef, done func(), err error) {
-	if t.box.Rest.Kept != "" {
-		ref, err = s.Snapshots.Kept(ctx, be, &t.box)
+func (s *Creator) source(ctx context.Context, be *providers.Backend, t *records.Operation, keeper driver.SnapshotKeeper) (ref driver.SnapshotRef, done func(), err error) {
+	if t.Sandbox.Rest.Kept != "" {
+		ref, err = s.Snapshots.Kept(ctx, be, &t.Sandbox)
 		return ref, func() {}, err
 	}
-	box, err := s.attach(ctx, &t.box)
+	box, err := s.Records.Attach(ctx, &t.Sandbox)
 	if err != nil {
 		return ref, nil, err
 	}
 	if !control.Can[driver.Snapshotter](box) {
-		return ref, nil, unsupported(&t.box, "this provider makes no snapshots", "")
+		return ref, nil, records.Unsupported(&t.Sandbox, "this provider makes no snapshots", "")
 	}
 	id := snapshots.NewID()
 	landed := s.Snapshots.Begin(id)
-	snap, err := box.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: s.pauser.memory(ctx, &t.box), Transient: true})
+	snap, err := box.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: be.HasMemory(ctx), Transient: true})
 	if err != nil {
 		landed()
 		return ref, nil, err
 	}
 	return snap.Ref, func() {
-		s.Report(ctx, keeper.RemoveSnapshot(context.WithoutCancel(ctx), snap.Ref))
+		s.Core.Report(ctx, keeper.RemoveSnapshot(context.WithoutCancel(ctx), snap.Ref))
 		landed()
 	}, nil
 }
 
 // finalizeForks records the outcome. If one copy could not be created, it
 // removes the others.
-func (s *creator) finalizeForks(ctx context.Context, t *operation, wanted []plan.Plan, made []copied, intent *audit.Intent, failed error) ([]store.Sandbox, error) {
-	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
+func (s *Creator) finalizeForks(ctx context.Context, t *records.Operation, wanted []plan.Plan, made []copied, intent *audit.Intent, failed error) ([]store.Sandbox, error) {
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), records.FinalizeTimeout)
 	defer cancel()
 	if failed != nil {
 		for _, m := range made {
 			if m.box != nil {
-				s.Report(ctx, m.box.Destroy(late))
+				s.Core.Report(ctx, m.box.Destroy(late))
 			}
 		}
 	}
 	boxes := make([]store.Sandbox, len(wanted))
-	err := s.Store.Update(late, func(tx *store.Tx) error {
+	err := s.Core.Store.Update(late, func(tx *store.Tx) error {
 		for i, w := range wanted {
-			b, err := tx.Sandboxes().Update(late, t.box.Tenant, w.Spec.ID, store.Expect{Observed: true}, func(b *store.Sandbox) {
-				if b.State, b.Reason = sandbox.Gone, reasonUnmade; failed == nil {
+			b, err := tx.Sandboxes().Update(late, t.Sandbox.Tenant, w.Spec.ID, store.Expect{Observed: true}, func(b *store.Sandbox) {
+				if b.State, b.Reason = sandbox.Gone, records.ReasonUnmade; failed == nil {
 					b.State, b.Reason, b.Rest.Step = sandbox.Running, made[i].reason, ""
 				}
 			})
@@ -281,19 +273,19 @@ func (s *creator) finalizeForks(ctx context.Context, t *operation, wanted []plan
 		return intent.EndTx(late, tx, audit.Outcome{Err: failed})
 	})
 	if err != nil {
-		s.unsettled.Store(true)
-		s.Report(ctx, intent.End(audit.Outcome{Err: failed}))
+		s.Records.Recheck.Again()
+		s.Core.Report(ctx, intent.End(audit.Outcome{Err: failed}))
 	}
 	if failed != nil {
-		s.Report(ctx, err)
+		s.Core.Report(ctx, err)
 		for _, w := range wanted {
-			s.discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: w.Spec.ID}}})
+			s.Records.Discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: w.Spec.ID}}})
 			s.Workspaces.DetachLater(w.Spec.ID, w.Spec.Name)
 		}
 		return nil, failed
 	}
 	for _, m := range made {
-		s.refind(t.box.Tenant, m.box)
+		s.Ends.Refind(t.Sandbox.Tenant, m.box)
 	}
 	return boxes, err
 }

@@ -1,4 +1,4 @@
-package sandboxes
+package reconcile
 
 import (
 	"context"
@@ -21,8 +21,8 @@ type Stats struct {
 
 // Stats compares without changing anything. The caller must have checked that
 // the request comes from the owner of the machine.
-func (s *reconciler) Stats(ctx context.Context) (c Stats, err error) {
-	known, err := s.Recorded(ctx)
+func (s *Reconciler) Stats(ctx context.Context) (c Stats, err error) {
+	known, err := s.Records.Recorded(ctx)
 	if err != nil {
 		return c, err
 	}
@@ -46,12 +46,12 @@ func (s *reconciler) Stats(ctx context.Context) (c Stats, err error) {
 		switch {
 		case there:
 			c.Running = append(c.Running, f)
-		case lives && b.Rest.Step == "" && !s.inflight.Has(b.ID):
+		case lives && b.Rest.Step == "" && !s.Records.Inflight.Has(b.ID):
 			c.Missing = append(c.Missing, b.ID)
 		}
 	}
 	for id, f := range seen {
-		if f.Labels[control.LabelOwner] == "" && f.State != sandbox.Creating && f.State != sandbox.Gone && !s.inflight.Has(id) {
+		if f.Labels[control.LabelOwner] == "" && f.State != sandbox.Creating && f.State != sandbox.Gone && !s.Records.Inflight.Has(id) {
 			c.Unrecorded = append(c.Unrecorded, id)
 		}
 	}

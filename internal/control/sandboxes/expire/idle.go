@@ -1,4 +1,4 @@
-package sandboxes
+package expire
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -22,23 +23,23 @@ const (
 )
 
 // WatchIdle applies idle policies until ctx ends.
-func (s *expirer) WatchIdle(ctx context.Context) {
+func (s *Expirer) WatchIdle(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(reapPeriod):
 			if err := s.reap(ctx); err != nil && ctx.Err() == nil {
-				s.Report(ctx, err)
+				s.Core.Report(ctx, err)
 			}
 		}
 	}
 }
 
 // reap checks all sandboxes once.
-func (s *expirer) reap(ctx context.Context) error {
-	idle, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Sandbox, error) {
-		return tx.Operator().Idle(ctx, s.Node, reapBatch)
+func (s *Expirer) reap(ctx context.Context) error {
+	idle, err := store.Read(ctx, s.Core.Store, func(tx *store.Tx) ([]store.Sandbox, error) {
+		return tx.Operator().Idle(ctx, s.Core.Node, reapBatch)
 	})
 	if err != nil {
 		return err
@@ -52,9 +53,9 @@ func (s *expirer) reap(ctx context.Context) error {
 
 // rest applies the idle policy of a sandbox that, according to the store, is
 // idle.
-func (s *expirer) rest(ctx context.Context, b store.Sandbox) error {
-	now := s.Store.Now()
-	reopen, last, ok := s.uses.Close(b.ID, now.Add(-b.Idle.After), now)
+func (s *Expirer) rest(ctx context.Context, b store.Sandbox) error {
+	now := s.Core.Store.Now()
+	reopen, last, ok := s.Records.Uses.Close(b.ID, now.Add(-b.Idle.After), now)
 	if !ok {
 		return s.touch(ctx, &b, last)
 	}
@@ -63,12 +64,12 @@ func (s *expirer) rest(ctx context.Context, b store.Sandbox) error {
 		return s.touch(ctx, &b, now) // the clock was set back: restart the idle time
 	}
 	a := audit.Action{Tenant: b.Tenant, Op: opIdle, Sandbox: b.ID, Name: b.Name, Subject: b.Idle.Action}
-	t, err := s.lockID(ctx, b.Tenant, b.ID, a, lifecycle.Pause)
+	t, err := s.Records.LockID(ctx, b.Tenant, b.ID, a, lifecycle.Pause)
 	if err != nil {
-		return ignoreGone(err)
+		return records.IgnoreGone(err)
 	}
-	defer t.release()
-	if t.verdict == lifecycle.Done || t.box.Idle != b.Idle {
+	defer t.Release()
+	if t.Verdict == lifecycle.Done || t.Sandbox.Idle != b.Idle {
 		return nil // it was changed meanwhile
 	}
 	busy, err := s.busy(ctx, t)
@@ -82,13 +83,13 @@ func (s *expirer) rest(ctx context.Context, b store.Sandbox) error {
 	return nil
 }
 
-func (s *expirer) touch(ctx context.Context, b *store.Sandbox, at time.Time) error {
-	return ignoreGone(s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Sandboxes().Touch(ctx, b.Tenant, b.ID, at) }))
+func (s *Expirer) touch(ctx context.Context, b *store.Sandbox, at time.Time) error {
+	return records.IgnoreGone(s.Core.Store.Update(ctx, func(tx *store.Tx) error { return tx.Sandboxes().Touch(ctx, b.Tenant, b.ID, at) }))
 }
 
 // busy reports whether a command started through the API is still running.
-func (s *expirer) busy(ctx context.Context, t *operation) (bool, error) {
-	box, err := s.attach(ctx, &t.box)
+func (s *Expirer) busy(ctx context.Context, t *records.Operation) (bool, error) {
+	box, err := s.Records.Attach(ctx, &t.Sandbox)
 	if err != nil {
 		return false, err
 	}
@@ -106,26 +107,26 @@ func (s *expirer) busy(ctx context.Context, t *operation) (bool, error) {
 
 // goIdle applies the idle action, or the closest one that the provider
 // supports.
-func (s *expirer) goIdle(ctx context.Context, t *operation) error {
-	box, err := s.attach(ctx, &t.box)
+func (s *Expirer) goIdle(ctx context.Context, t *records.Operation) error {
+	box, err := s.Records.Attach(ctx, &t.Sandbox)
 	if err != nil {
 		return err
 	}
-	action, disk := sandbox.IdleAction(t.box.Idle.Action), s.pauser.keeps(&t.box, box)
+	action, disk := sandbox.IdleAction(t.Sandbox.Idle.Action), s.Pauser.Keeps(&t.Sandbox, box)
 	switch {
 	case action == sandbox.IdleDelete:
-		return s.remove(ctx, &t.box, t.action, reasonIdle)
+		return s.Remover.Remove(ctx, &t.Sandbox, t.Action, records.ReasonIdle)
 	case action == sandbox.IdleStop && !disk:
-		return unsupported(&t.box, "it is idle and cannot be stopped without losing its files", "let its idle action be delete")
+		return records.Unsupported(&t.Sandbox, "it is idle and cannot be stopped without losing its files", "let its idle action be delete")
 	case action == sandbox.IdleStop:
-		_, err = s.pauser.stopLocked(ctx, t)
-	case action == sandbox.IdleSleep && disk && s.pauser.memory(ctx, &t.box):
-		err = s.pauser.putToSleep(ctx, t, true)
+		_, err = s.Pauser.StopLocked(ctx, t)
+	case action == sandbox.IdleSleep && disk && s.Pauser.HasMemory(ctx, &t.Sandbox):
+		err = s.Pauser.PutToSleep(ctx, t, true)
 	case control.Can[driver.Pauser](box):
 		// Without memory in snapshots, pausing to disk would end its processes.
-		_, err = s.pauser.pause(ctx, t, false, true)
+		_, err = s.Pauser.PauseLocked(ctx, t, false, true)
 	default:
-		return unsupported(&t.box, "it is idle, and this provider cannot pause", "let its idle action be stop or delete")
+		return records.Unsupported(&t.Sandbox, "it is idle, and this provider cannot pause", "let its idle action be stop or delete")
 	}
 	return err
 }

@@ -1,0 +1,268 @@
+// Package create creates sandboxes: from images, templates and snapshots, and as
+// copies of others.
+package create
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/plan"
+	"github.com/atoll-run/atoll/internal/control/policies"
+	"github.com/atoll-run/atoll/internal/control/ports"
+	"github.com/atoll-run/atoll/internal/control/profiles"
+	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/prepare"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/remove"
+	"github.com/atoll-run/atoll/internal/control/sandboxes/supervise"
+	"github.com/atoll-run/atoll/internal/control/secrets"
+	"github.com/atoll-run/atoll/internal/control/snapshots"
+	"github.com/atoll-run/atoll/internal/control/templates"
+	"github.com/atoll-run/atoll/internal/control/workspaces"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/span"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Creator creates and forks sandboxes. The caller fills in the fields.
+type Creator struct {
+	Core       *core.Core
+	Records    *records.Records
+	Prepare    *prepare.Preparer
+	Remover    *remove.Remover
+	Ends       *supervise.Ends
+	Mains      *supervise.Mains
+	Providers  *providers.Service
+	Workspaces *workspaces.Service
+	Snapshots  *snapshots.Service
+	Policies   *policies.Service
+	Profiles   *profiles.Service
+	Secrets    *secrets.Service
+	Templates  *templates.Service
+	Ports      *ports.Service
+}
+
+const opCreate = ops.SandboxCreate
+
+// Made is the result of Create.
+type Made struct {
+	store.Sandbox
+	// Image is the configuration of the image. It is empty if Replayed is set.
+	Image control.ImageConfig
+	// Replayed means that an earlier request with the same idempotency key created
+	// the sandbox.
+	Replayed bool
+}
+
+// extras are what only this daemon's own parts ask for.
+type extras struct {
+	// timeout, if set, removes the sandbox this long after the request, provided
+	// that a daemon is running. Unlike Spec.Lifetime.Timeout, it can be changed.
+	timeout time.Duration
+	// ofSession means that a session asks, and replaces is a sandbox whose workspaces
+	// the new one gets, although the old one still has them: the caller removes one
+	// of the two.
+	ofSession bool
+	replaces  sandbox.ID
+	// base are the names of the image that a build step began with. Policies are
+	// checked against these names, because the image of the step has no name.
+	base []string
+	// bound: the sandbox must not outlive this process.
+	bound bool
+}
+
+// Create creates a sandbox for the caller's tenant. A request with an idempotency
+// key that was made before returns the sandbox of the first one. If the first
+// attempt failed, the sandbox is created now. If the sandbox was removed since, the
+// error is CodeGone.
+func (s *Creator) Create(ctx context.Context, req sandbox.CreateRequest) (Made, error) {
+	return s.create(ctx, req, extras{})
+}
+
+// CreateFor creates a sandbox that is removed after timeout, unless Expire
+// changes the time. A missing image is pulled.
+func (s *Creator) CreateFor(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (sandbox.Sandbox, error) {
+	made, err := s.create(ctx, sandbox.CreateRequest{Spec: spec, Pull: string(control.PullMissing)}, extras{timeout: timeout})
+	return made.Sandbox.Info(), err
+}
+
+// CreateForBuild creates a sandbox for a build. It does not outlive this
+// process. Policies are checked against the image names in base.
+func (s *Creator) CreateForBuild(ctx context.Context, spec sandbox.Spec, base []string) (sandbox.ID, error) {
+	made, err := s.create(ctx, sandbox.CreateRequest{Spec: spec, Pull: string(control.PullNever)}, extras{base: base, bound: true})
+	return made.ID, err
+}
+
+// CreateForSession creates a sandbox for a session, or returns the one that it
+// created with the same key. replaces is a sandbox whose workspaces the new one
+// gets, although the old one still has them: the caller removes one of the two.
+func (s *Creator) CreateForSession(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error) {
+	made, err := s.create(ctx, sandbox.CreateRequest{Spec: spec, IdempotencyKey: key, Raw: []byte(key)}, extras{ofSession: true, replaces: replaces})
+	return made.ID, err
+}
+
+// create creates a sandbox. If another daemon has just closed the node that was
+// chosen, it is made on another one.
+func (s *Creator) create(ctx context.Context, req sandbox.CreateRequest, more extras) (Made, error) {
+	made, err := s.createOnce(ctx, req, more)
+	if !errors.Is(err, store.ErrNodeClosed) {
+		return made, err
+	}
+	s.Core.Report(ctx, s.Providers.ReloadNodes(ctx))
+	if req.Spec.Provider != "" {
+		return made, err
+	}
+	return s.createOnce(ctx, req, more)
+}
+
+// createOnce plans a sandbox, records it, makes it with the provider, and records
+// the outcome.
+func (s *Creator) createOnce(ctx context.Context, req sandbox.CreateRequest, more extras) (_ Made, err error) {
+	ctx, end := span.Start(ctx, "control", string(opCreate), "")
+	defer func() { err = core.Named(opCreate, err); end(err) }()
+	who, action, err := s.Core.Admit(ctx, opCreate, guard.Subject{Name: req.Spec.Name, Subject: req.Spec.Name},
+		func(who key.Principal) error { return guard.AllowSpec(who, &req.Spec) })
+	if err != nil {
+		return Made{}, err
+	}
+	p, err := s.draft(ctx, who.Tenant, action, req, &more)
+	if err != nil {
+		return Made{}, err
+	}
+	be, p, chosen, err := s.place(ctx, who, p, &more)
+	if err != nil {
+		return Made{}, err
+	}
+	defer s.Records.Inflight.Begin(p.Spec.ID)()
+	action.Sandbox, action.Name, action.Subject = p.Spec.ID, p.Spec.Name, p.Spec.Name
+	if err := s.affords(ctx, be, &p, action); err != nil {
+		return Made{}, err
+	}
+	leave, err := s.Prepare.Admit(ctx, be, who.Tenant)
+	if err != nil {
+		return Made{}, err
+	}
+	defer leave()
+	if chosen != "" && s.Providers.OnNode(be.Name) {
+		fact := audit.Action{Tenant: who.Tenant, Actor: action.Actor, Op: ops.NodePlace, Sandbox: p.Spec.ID, Name: p.Spec.Name, Subject: be.Name}
+		s.Core.Report(ctx, s.Core.Audit.FactLater(fact, eventlog.NodePlaced, func(e *eventlog.Event) { e.Policy = chosen }))
+	}
+	box, intent, err := s.announce(ctx, be, &p, &req, &more, action)
+	switch {
+	case err != nil:
+		return Made{}, err
+	case intent == nil: // an earlier request created it
+		return s.replay(ctx, box)
+	}
+	box, image, err := s.make(ctx, be, &p, chosen, intent)
+	if err == nil && box.Spec.Main != nil {
+		if err = s.Mains.Start(ctx, &box, image); err != nil {
+			s.Core.Report(ctx, records.IgnoreGone(s.Remover.DestroyAs(guard.WithOwner(context.WithoutCancel(ctx), who.Tenant), string(box.ID), ops.SandboxDestroy, records.ReasonUnmade)))
+		}
+	}
+	if t := p.Template; err == nil && t != nil && t.Start != "" && (p.Origin == "" || box.Reason != "") {
+		err = s.Templates.StartCold(ctx, box.ID, t)
+	}
+	return Made{Sandbox: box, Image: image}, err
+}
+
+// draft finds what a request is about, and plans it as far as no provider is
+// needed for that.
+func (s *Creator) draft(ctx context.Context, tenant string, a audit.Action, req sandbox.CreateRequest, more *extras) (p plan.Plan, err error) {
+	ask := plan.Ask{CreateRequest: req, Tenant: tenant, Timeout: more.timeout}
+	if main := ask.Spec.Main; main != nil {
+		fresh := *main
+		fresh.Process, fresh.Restarts = "", 0
+		ask.Spec.Main = &fresh
+	}
+	if ask.Spec.Network, err = s.Secrets.SealProxy(tenant, ask.Spec.Network); err != nil {
+		return p, err
+	}
+	if ask.Images, err = s.Policies.AskedImage(ctx, tenant, &ask.Spec); err != nil {
+		return p, err
+	}
+	if ask.Template, err = s.Templates.Source(ctx, tenant, &ask.Spec); err != nil {
+		return p, err
+	}
+	if ask.Spec.Snapshot != "" {
+		if ask.Snapshot, err = s.Snapshots.Source(ctx, tenant, ask.Spec.Snapshot); err != nil {
+			return p, err
+		}
+	}
+	if more.base != nil {
+		ask.Images = more.base
+	}
+	if ask.Policies, err = s.Policies.Known(ctx, tenant, &ask.Spec, ask.Images); err != nil {
+		return p, err
+	}
+	ask.Policies.Fetches = ask.Policies.Fetches && more.base == nil
+	p, err = plan.Draft(ask)
+	p.Bound = more.bound
+	return p, s.Policies.Refused(ctx, a, err)
+}
+
+// place chooses the provider of a plan, and says why if that was not asked for. It
+// returns the plan for that provider.
+func (s *Creator) place(ctx context.Context, who key.Principal, p plan.Plan, more *extras) (be *providers.Backend, _ plan.Plan, chosen string, err error) {
+	if more.bound || p.Template != nil {
+		s.Providers.KeepHere(&p.Spec)
+	}
+	if be, chosen, err = s.Providers.Select(ctx, who, &p.Spec); err != nil {
+		return nil, p, "", err
+	}
+	p.Spec.Provider = be.Name
+	p, err = be.Control.Fit(ctx, p)
+	return be, p, chosen, err
+}
+
+// affords refuses a plan because of the signatures of its image, of limits that
+// are required and would not be enforced, and of its workspaces. It creates new
+// workspaces.
+func (s *Creator) affords(ctx context.Context, be *providers.Backend, p *plan.Plan, a audit.Action) error {
+	if p.Unfetched {
+		if err := s.Policies.PermitSigned(ctx, a, p); err != nil {
+			return err
+		}
+	}
+	if len(p.Limits) > 0 {
+		if err := s.Prepare.Demanded(ctx, be, p.Tenant, p.Caps.Resources, p.Limits); err != nil {
+			return err
+		}
+	}
+	return s.Workspaces.Ensure(ctx, p.Spec.Workspaces)
+}
+
+// replay returns the sandbox that an earlier request created.
+func (s *Creator) replay(ctx context.Context, box store.Sandbox) (Made, error) {
+	if err := s.Records.Inflight.Wait(ctx, box.ID); err != nil {
+		return Made{}, err
+	}
+	box, err := s.Records.Record(ctx, box.Tenant, box.ID)
+	if err == nil && box.State == sandbox.Gone {
+		err = madeEarlier(&box)
+	}
+	return Made{Sandbox: box, Replayed: true}, err
+}
+
+// Isolation returns the weakest isolation that a sandbox of a tenant may have, by
+// its Spec and the policies. Empty: any.
+func (s *Creator) Isolation(tenant string, spec *sandbox.Spec) sandbox.Isolation {
+	return spec.Isolation.Stronger(s.Policies.Isolation(tenant, spec.Labels))
+}
+
+// takes refuses a new sandbox on a node that takes none. What this daemon
+// remembers of the node may be out of date.
+func (s *Creator) takes(ctx context.Context, tx *store.Tx, provider string) error {
+	if !s.Providers.OnNode(provider) {
+		return nil
+	}
+	return tx.Operator().NodeTakes(ctx, provider)
+}
