@@ -403,6 +403,12 @@ var rules = append(sandboxRules(), []rule{
 		why:  "it stores bytes in a blob store, independent of their owner and purpose",
 	},
 	{
+		pkgs: "internal/control/core/coretest",
+		only: append([]string{"internal/store/storetest", "internal/need"}, controlServices...),
+		deny: []string{kernel + "/..."},
+		why:  "it gives tests of single control services a core, and knows none of them",
+	},
+	{
 		pkgs: "internal/control/plan",
 		only: []string{"sandbox", "driver", "internal/policy", "internal/policy/policyset"},
 		deny: []string{kernel + "/...", "os/exec", "net/http", "database/sql"},
