@@ -49,7 +49,7 @@ func (machineProgram) Enrol(ctx context.Context, e cli.MachineEnrolment, show fu
 		mode = sandbox.ModeWholeMachine
 	}
 	_, err := agent.Enrol(ctx, agent.Request{
-		Dir: e.Dir, URL: e.URL, CA: e.CA, Name: e.Name, Mode: mode, Workdir: e.Whole, Token: e.Token, Consent: e.Consent, Version: atollVersion(),
+		Dir: e.Dir, URL: e.URL, CA: e.CA, Name: e.Name, Mode: mode, Workdir: e.Whole, Token: e.Token, Consents: e.Consents, Version: atollVersion(),
 	}, show)
 	return err
 }
@@ -66,11 +66,14 @@ func (m machineProgram) Serve(ctx context.Context, dir string, verbose bool) err
 }
 
 func statusOf(s agent.Status, err error) (cli.MachineStatus, error) {
-	return cli.MachineStatus{
-		Machine: s.Machine, Name: s.Name, Tenant: s.Tenant, URL: s.URL, Mode: s.Mode, Directory: s.Directory, Consent: s.Consent.Text,
-		Consented: s.Consent.At, Paused: s.Paused, Running: s.Running, Connected: s.Connected, Streams: s.Streams,
-		Updates: s.Updates, Screen: s.Screen, Version: s.Version,
-	}, err
+	out := cli.MachineStatus{
+		Machine: s.Machine, Name: s.Name, Tenant: s.Tenant, URL: s.URL, Mode: s.Mode, Directory: s.Directory,
+		Paused: s.Paused, Running: s.Running, Connected: s.Connected, Streams: s.Streams, Version: s.Version,
+	}
+	for _, c := range s.Consents {
+		out.Consents = append(out.Consents, cli.MachineConsent(c))
+	}
+	return out, err
 }
 
 func (machineProgram) Status(dir string) (cli.MachineStatus, error) { return statusOf(agent.Look(dir)) }
@@ -81,20 +84,8 @@ func (machineProgram) Resume(dir string) (cli.MachineStatus, error) {
 	return statusOf(agent.Resume(dir))
 }
 
-func (machineProgram) Updates(dir, agreed string) (cli.MachineStatus, error) {
-	return statusOf(agent.SetUpdates(dir, consented(agreed)))
-}
-
-func (machineProgram) Screen(dir, agreed string) (cli.MachineStatus, error) {
-	return statusOf(agent.SetScreen(dir, consented(agreed)))
-}
-
-// consented is what the owner agreed to, nil without a text.
-func consented(text string) *agent.Consent {
-	if text == "" {
-		return nil
-	}
-	return &agent.Consent{Text: text, At: time.Now().UTC()}
+func (machineProgram) Consent(dir string, to sandbox.Consent, agreed string) (cli.MachineStatus, error) {
+	return statusOf(agent.SetConsent(dir, to, agreed))
 }
 
 func (m machineProgram) Leave(ctx context.Context, dir string) error {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +13,86 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
 )
+
+// A machine asks for the consents of its owner, and whoever approves it takes them.
+// They are withdrawn without a daemon. RB-102.
+func TestMachineConsents(t *testing.T) {
+	broker := &natsServer{program: filepath.Join(t.TempDir(), "atoll-nats"), dir: t.TempDir(), address: "127.0.0.1:0"}
+	build(broker.program, "../atoll-nats")
+	certify(t, broker.dir, "127.0.0.1")
+	broker.start(t)
+	s := soakerOf(t, built.atoll, filepath.Join(t.TempDir(), "state"), "--machines-file", broker.file("machines.json"))
+	for _, take := range []bool{false, true} {
+		state, offered := filepath.Join(t.TempDir(), "state"), t.TempDir()
+		run := func(state string, want int, args ...string) string {
+			t.Helper()
+			cmd := exec.Command(built.atoll, append([]string{"--state-dir", state, "machine"}, args...)...)
+			out, _ := cmd.CombinedOutput()
+			if got := cmd.ProcessState.ExitCode(); got != want {
+				t.Fatalf("%q ends with %d, want %d: %s", args, got, want, out)
+			}
+			return string(out)
+		}
+		name := map[bool]string{false: "without", true: "with"}[take]
+		join := exec.Command(built.atoll, "--state-dir", state, "machine", "join", "--enrol-only", "--yes", "--whole-machine", offered, "--screen",
+			"--name", name, "--ca", broker.file("cert.pem"), "tls://"+broker.address)
+		var said safeBuffer
+		join.Stderr = &said
+		if err := join.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = join.Process.Kill() })
+		var code string
+		err := eventually(func() error {
+			_, after, ok := strings.Cut(said.String(), "atoll machine approve --whole-machine --screen ")
+			if code = strings.TrimSpace(after); !ok || code == "" {
+				return errors.New(said.String())
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out := said.String(); !strings.Contains(out, "ANY COMMAND AS YOU") || !strings.Contains(out, "SEE AND USE THE SCREEN") {
+			t.Errorf("joining does not say all that the owner agrees to: %s", out)
+		}
+		if out := run(s.state, 1, "approve", "--screen", code); !strings.Contains(out, "whole-machine, screen") || !strings.Contains(out, "--whole-machine CODE") {
+			t.Errorf("approving the screen alone: %s", out)
+		}
+		args := []string{"approve", "--whole-machine", code}
+		if take {
+			args = append(args, "--screen")
+		}
+		if out := run(s.state, 0, args...); strings.Contains(out, "is not shared") == take {
+			t.Errorf("approving says %s", out)
+		}
+		if err := join.Wait(); err != nil {
+			t.Fatalf("%v: %s", err, &said)
+		}
+		if strings.Contains(said.String(), "did not take it") == take {
+			t.Errorf("joining says %s", &said)
+		}
+		want := "whole-machine"
+		if take {
+			want = "whole-machine, screen"
+		}
+		if m, err := s.client.Admin().Machine(t.Context(), name); err != nil || m.Consents.String() != want {
+			t.Errorf("the daemon knows the consents %v, %v; want %s", m.Consents, err, want)
+		}
+		if out := run(s.state, 0, "ls"); !strings.Contains(out, want) {
+			t.Errorf("the list is %s", out)
+		}
+		if out := run(state, 0, "status", "--json"); strings.Contains(out, `"screen": true`) != take || !strings.Contains(out, `"to": "whole-machine"`) {
+			t.Errorf("the status is %s", out)
+		}
+		if out := run(state, 0, "screen", "off"); strings.Contains(out, "screen") {
+			t.Errorf("after the screen was withdrawn: %s", out)
+		}
+		if out := run(state, 0, "status", "--json"); strings.Contains(out, `"to": "screen"`) {
+			t.Errorf("the status is %s", out)
+		}
+	}
+}
 
 // On a whole machine, git works and a port is a stream. Its screen is used only
 // while its owner shares it, and what runs there ends when that changes. RB-102,

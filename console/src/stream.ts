@@ -81,6 +81,7 @@ export function linkEntry(id: string, code: string): Entry {
 const reasons: Record<string, string> = {
   revoked: "The stream was revoked.",
   "grant-revoked": "The key that opened this stream has ended.",
+  consent_required: "The owner of the machine does not share its screen.",
   reaped: "The sandbox has ended.",
   "taken-over": "Another connection has taken over the command.",
   "too-many-viewers": "There are too many viewers.",

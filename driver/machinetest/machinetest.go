@@ -71,7 +71,8 @@ func Start(ctx context.Context, o Options) (*Machine, error) {
 		show = func(string, time.Duration) {}
 	}
 	e, err := agent.Enrol(ctx, agent.Request{
-		Dir: o.Dir, URL: o.URL, CA: o.CA, Name: o.Name, Mode: sandbox.ModeSandboxes, Token: o.Token, Consent: "a test", Version: "test",
+		Dir: o.Dir, URL: o.URL, CA: o.CA, Name: o.Name, Mode: sandbox.ModeSandboxes, Token: o.Token, Version: "test",
+		Consents: map[sandbox.Consent]string{sandbox.ConsentSandboxes: "a test"},
 	}, show)
 	if err != nil {
 		return nil, err

@@ -118,7 +118,7 @@ var rules = append(sandboxRules(), []rule{
 	},
 	{
 		pkgs: "internal/machine",
-		only: []string{},
+		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "os/exec", "net/http", "database/sql", "github.com/nats-io/..."},
 		why:  "the protocol does not depend on what carries its messages",
 	},

@@ -3,6 +3,7 @@ package cli
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/signal"
@@ -26,10 +27,9 @@ type MachineProgram interface {
 	Status(dir string) (MachineStatus, error)
 	Pause(dir string) (MachineStatus, error)
 	Resume(dir string) (MachineStatus, error)
-	// Updates turns updates of the program on, with what the owner agrees to, or off.
-	Updates(dir, agreed string) (MachineStatus, error)
-	// Screen shares the machine's screen, with what the owner agrees to, or not.
-	Screen(dir, agreed string) (MachineStatus, error)
+	// Consent stores what the owner agrees to, with the text that was shown or, without
+	// one, withdraws it.
+	Consent(dir string, to sandbox.Consent, agreed string) (MachineStatus, error)
 	Leave(ctx context.Context, dir string) error
 }
 
@@ -38,26 +38,56 @@ type MachineEnrolment struct {
 	Dir, URL, CA, Name string
 	Whole              string // the directory of the mode whole-machine; empty: sandboxes
 	Token              string
-	Consent            string // what the owner agreed to
+	Consents           map[sandbox.Consent]string // what the owner agreed to, with the texts
+}
+
+// MachineConsent is something that the owner of a machine agreed to.
+type MachineConsent struct {
+	To   sandbox.Consent `json:"to"`
+	Text string          `json:"text"`
+	At   time.Time       `json:"at"`
 }
 
 // MachineStatus says how the program of a machine is.
 type MachineStatus struct {
-	Machine   string    `json:"machine"`
-	Name      string    `json:"name"`
-	Tenant    string    `json:"tenant"`
-	URL       string    `json:"url"`
-	Mode      string    `json:"mode"`
-	Directory string    `json:"directory,omitempty"`
-	Consent   string    `json:"consent"`
-	Consented time.Time `json:"consented"`
-	Paused    bool      `json:"paused"`
-	Running   bool      `json:"running"`
-	Connected bool      `json:"connected"`
-	Streams   int       `json:"streams"`
-	Updates   bool      `json:"updates"`
-	Screen    bool      `json:"screen"`
-	Version   string    `json:"version,omitempty"`
+	Machine   string           `json:"machine"`
+	Name      string           `json:"name"`
+	Tenant    string           `json:"tenant"`
+	URL       string           `json:"url"`
+	Mode      string           `json:"mode"`
+	Directory string           `json:"directory,omitempty"`
+	Consents  []MachineConsent `json:"consents"`
+	Paused    bool             `json:"paused"`
+	Running   bool             `json:"running"`
+	Connected bool             `json:"connected"`
+	Streams   int              `json:"streams"`
+	Version   string           `json:"version,omitempty"`
+}
+
+// agreed returns what the owner of a machine agreed to.
+func (s *MachineStatus) agreed() (all sandbox.Consents) {
+	for _, c := range s.Consents {
+		all = append(all, c.To)
+	}
+	return all.Known()
+}
+
+// MarshalJSON keeps the fields that consents had by themselves.
+func (s MachineStatus) MarshalJSON() ([]byte, error) {
+	type plain MachineStatus
+	out := struct {
+		plain
+		Consent   string    `json:"consent"`
+		Consented time.Time `json:"consented"`
+		Screen    bool      `json:"screen"`
+		Updates   bool      `json:"updates"`
+	}{plain: plain(s), Screen: s.agreed().Has(sandbox.ConsentScreen), Updates: s.agreed().Has(sandbox.ConsentUpdates)}
+	for _, c := range s.Consents {
+		if string(c.To) == s.Mode {
+			out.Consent, out.Consented = c.Text, c.At
+		}
+	}
+	return json.Marshal(out)
 }
 
 // machineCommands are atoll machine.
@@ -81,22 +111,30 @@ func (a machineCommands) program() (MachineProgram, error) {
 	return a.Machine, nil
 }
 
-// consentText is what the owner of a machine agrees to.
-func consentText(url, whole string) string {
-	if whole == "" {
-		return "The daemon at " + url + ` may make sandboxes on this machine. They have a kernel of their own,
-see the machine's programs but none of your files, and reach no private network.
-They use its processors, memory and disk.`
-	}
-	return "The daemon at " + url + ` may run ANY COMMAND AS YOU on this machine, beginning in ` + whole + `.
+// consentText is what the owner of a machine agrees to, for the daemon at url and
+// a directory.
+func consentText(to sandbox.Consent, url, whole string) string {
+	switch url = "The daemon at " + url; to {
+	case sandbox.ConsentWholeMachine:
+		return url + ` may run ANY COMMAND AS YOU on this machine, beginning in ` + whole + `.
 Such commands can read, change and send all your files, and use your accounts and
 networks. Nothing isolates them.`
+	case sandbox.ConsentScreen:
+		return url + ` may SEE AND USE THE SCREEN of this machine: take pictures
+of it, watch it, move the pointer, click and type, and read and write the clipboard.`
+	case sandbox.ConsentUpdates:
+		return url + ` may replace the program that serves it by newer ones,
+which it signs. The key of that daemon is then enough to run any program as you.`
+	}
+	return url + ` may make sandboxes on this machine. They have a kernel of their own,
+see the machine's programs but none of your files, and reach no private network.
+They use its processors, memory and disk.`
 }
 
 func (a machineCommands) joinCmd() *cobra.Command {
 	var e MachineEnrolment
 	var tokenFile string
-	var yes, verbose, only bool
+	var yes, verbose, only, screen bool
 	cmd := &cobra.Command{
 		Use:   "join [URL]",
 		Short: "Let a daemon elsewhere use this machine",
@@ -107,12 +145,13 @@ shows a code that somebody approves with: atoll machine approve CODE
 Without a URL, it serves the daemon that the machine is enrolled with. What you
 agree to is shown first and stored; end it at any time with: atoll machine leave`,
 		Example: `  atoll machine join tls://atoll.example.com:4222
-  atoll machine join --whole-machine ~/agent tls://atoll.example.com:4222
+  atoll machine join --whole-machine ~/agent --screen tls://atoll.example.com:4222
   atoll machine join`,
 		Args: cobra.MaximumNArgs(1),
 	}
 	cmd.Flags().StringVar(&e.Name, "name", "", "name of this machine (default: its host name)")
 	cmd.Flags().StringVar(&e.Whole, "whole-machine", "", "offer commands with all your rights, beginning in this directory, and not sandboxes")
+	cmd.Flags().BoolVar(&screen, "screen", false, "share the screen of the whole machine, too")
 	cmd.Flags().StringVar(&e.CA, "ca", "", "file with certificates to trust for the daemon, in PEM")
 	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with a token from: atoll machine invite")
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "agree without a question")
@@ -125,9 +164,14 @@ agree to is shown first and stored; end it at any time with: atoll machine leave
 		if err != nil {
 			return err
 		}
-		if len(args) == 1 {
+		switch {
+		case screen && e.Whole == "":
+			return badFlag("screen", "needs --whole-machine, because sandboxes have screens of their own; to share that of a machine that has joined: atoll machine screen on")
+		case len(args) == 0 && e.Whole != "":
+			return badFlag("whole-machine", "needs a URL to join")
+		case len(args) == 1:
 			e.Dir, e.URL = a.dir(), args[0]
-			if err := a.enrol(ctx, p, e, tokenFile, yes); err != nil {
+			if err := a.enrol(ctx, p, e, tokenFile, screen, yes); err != nil {
 				return err
 			}
 		}
@@ -144,7 +188,7 @@ agree to is shown first and stored; end it at any time with: atoll machine leave
 	return cmd
 }
 
-func (a machineCommands) enrol(ctx context.Context, p MachineProgram, e MachineEnrolment, tokenFile string, yes bool) error {
+func (a machineCommands) enrol(ctx context.Context, p MachineProgram, e MachineEnrolment, tokenFile string, screen, yes bool) error {
 	if e.Name == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -172,17 +216,33 @@ func (a machineCommands) enrol(ctx context.Context, p MachineProgram, e MachineE
 		}
 		e.Token = strings.TrimSpace(string(text))
 	}
-	e.Consent = consentText(e.URL, e.Whole)
-	if err := a.agree("machine.join", e.Consent, yes); err != nil {
+	asks, flags := sandbox.Consents{sandbox.ConsentSandboxes}, ""
+	if e.Whole != "" {
+		asks, flags = sandbox.Consents{sandbox.ConsentWholeMachine}, "--whole-machine "
+	}
+	if screen {
+		asks, flags = append(asks, sandbox.ConsentScreen), flags+"--screen "
+	}
+	e.Consents = map[sandbox.Consent]string{}
+	var texts []string
+	for _, to := range asks {
+		e.Consents[to] = consentText(to, e.URL, e.Whole)
+		texts = append(texts, e.Consents[to])
+	}
+	if err := a.agree("machine.join", yes, texts...); err != nil {
 		return err
 	}
-	return p.Enrol(ctx, e, func(code string, life time.Duration) {
-		flag := ""
-		if e.Whole != "" {
-			flag = "--whole-machine "
-		}
-		a.notef("The code is %s. It waits %d minutes for approval at the daemon: atoll machine approve %s%s\n", code, int(life.Minutes()), flag, code)
+	err := p.Enrol(ctx, e, func(code string, life time.Duration) {
+		a.notef("The code is %s. It waits %d minutes for approval at the daemon: atoll machine approve %s%s\n", code, int(life.Minutes()), flags, code)
 	})
+	if err != nil || !screen {
+		return err
+	}
+	s, err := p.Status(e.Dir)
+	if err == nil && !s.agreed().Has(sandbox.ConsentScreen) {
+		a.notef("The screen is not shared: whoever approved the machine did not take it. Share it with: atoll machine screen on\n")
+	}
+	return err
 }
 
 // own makes a command that shows or changes how the program of this machine is.
@@ -211,8 +271,7 @@ func (a machineCommands) own(cmd *cobra.Command, act func(p MachineProgram) (Mac
 		case s.Running:
 			state = "connecting"
 		}
-		word := map[bool]string{true: "on", false: "off"}
-		return a.table("NAME MODE DIRECTORY DAEMON VERSION UPDATES SCREEN STATE", [][]string{{s.Name, s.Mode, s.Directory, s.URL, s.Version, word[s.Updates], word[s.Screen], state}})
+		return a.table("NAME MODE DIRECTORY DAEMON VERSION CONSENTS STATE", [][]string{{s.Name, s.Mode, s.Directory, s.URL, s.Version, s.agreed().String(), state}})
 	})
 	return cmd
 }
@@ -252,12 +311,6 @@ func (a machineCommands) leaveCmd() *cobra.Command {
 	return cmd
 }
 
-// updatesText is what the owner of a machine agrees to.
-func updatesText(url string) string {
-	return "The daemon at " + url + ` may replace the program that serves it by newer ones,
-which it signs. The key of that daemon is then enough to run any program as you.`
-}
-
 func (a machineCommands) updatesCmd() *cobra.Command {
 	return a.consentCmd(consent{
 		&cobra.Command{Use: "updates", Short: "Let the daemon update the program of this machine, or not", Example: `  atoll machine updates on`},
@@ -274,14 +327,8 @@ What you agree to is shown first and stored.`,
 			Long: `Off takes no more programs of the daemon. The one that serves this machine stays,
 until you install a newer one, or leave the daemon.`,
 		},
-		updatesText, MachineProgram.Updates,
+		sandbox.ConsentUpdates,
 	})
-}
-
-// screenText is what the owner of a machine agrees to.
-func screenText(url string) string {
-	return "The daemon at " + url + ` may SEE AND USE THE SCREEN of this machine: take pictures
-of it, move the pointer, click and type, and read and write the clipboard.`
 }
 
 func (a machineCommands) screenCmd() *cobra.Command {
@@ -299,15 +346,14 @@ What you agree to is shown first and stored.`,
 			Use: "off", Short: "Share the screen no longer", Example: `  atoll machine screen off`,
 			Long: `Off ends what "on" began, at once. Commands that run on the machine end.`,
 		},
-		screenText, MachineProgram.Screen,
+		sandbox.ConsentScreen,
 	})
 }
 
 // consent is something that the owner of a machine agrees to by itself.
 type consent struct {
 	noun, on, off *cobra.Command
-	text          func(url string) string
-	set           func(p MachineProgram, dir, agreed string) (MachineStatus, error)
+	to            sandbox.Consent
 }
 
 func (a machineCommands) consentCmd(c consent) *cobra.Command {
@@ -317,19 +363,21 @@ func (a machineCommands) consentCmd(c consent) *cobra.Command {
 		if err != nil {
 			return s, err
 		}
-		text := c.text(s.URL)
-		if err := a.agree("machine."+c.noun.Name(), text, yes); err != nil {
+		text := consentText(c.to, s.URL, s.Directory)
+		if err := a.agree("machine."+c.noun.Name(), yes, text); err != nil {
 			return s, err
 		}
-		return c.set(p, a.dir(), text)
+		return p.Consent(a.dir(), c.to, text)
 	})
 	on.Flags().BoolVarP(&yes, "yes", "y", false, "agree without a question")
-	return parent(c.noun, on, a.own(c.off, func(p MachineProgram) (MachineStatus, error) { return c.set(p, a.dir(), "") }))
+	return parent(c.noun, on, a.own(c.off, func(p MachineProgram) (MachineStatus, error) { return p.Consent(a.dir(), c.to, "") }))
 }
 
 // agree shows what the owner of the machine agrees to, and asks.
-func (a machineCommands) agree(op, text string, yes bool) error {
-	a.notef("%s\n", text)
+func (a machineCommands) agree(op string, yes bool, texts ...string) error {
+	for _, text := range texts {
+		a.notef("%s\n", text)
+	}
 	if yes {
 		return nil
 	}
@@ -425,9 +473,9 @@ func (a machineCommands) listCmd() *cobra.Command {
 			if m.State == sandbox.MachineActive {
 				state = m.Liveness
 			}
-			rows = append(rows, []string{m.ID, m.Name, m.Mode, state, m.Provider, ago(m.Created)})
+			rows = append(rows, []string{m.ID, m.Name, m.Mode, m.Consents.String(), state, m.Provider, ago(m.Created)})
 		}
-		return a.table("ID NAME MODE STATE PROVIDER CREATED", rows)
+		return a.table("ID NAME MODE CONSENTS STATE PROVIDER CREATED", rows)
 	})
 	return cmd
 }
@@ -451,14 +499,18 @@ func (a machineCommands) inspectCmd() *cobra.Command {
 }
 
 func (a machineCommands) approveCmd() *cobra.Command {
-	var whole, asJSON bool
+	var whole, screen, asJSON bool
 	cmd := &cobra.Command{
 		Use: "approve CODE", Short: "Approve a machine that shows a code", Args: cobra.ExactArgs(1),
 		Long: `Approve shows which machine waits with the code, and makes it one of this daemon's.
-Compare the key with the one that the machine's owner tells you, if in doubt.`,
+Compare the key with the one that the machine's owner tells you, if in doubt.
+
+What its owner agreed to has to be agreed to here, too. Without --screen, a machine
+that offers its screen is approved, and its screen is not shared.`,
 		Example: `  atoll machine approve ABCD-EFGH`,
 	}
 	cmd.Flags().BoolVar(&whole, "whole-machine", false, "agree that agents run commands with all rights of the machine's owner")
+	cmd.Flags().BoolVar(&screen, "screen", false, "take the screen that the machine offers")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
@@ -469,10 +521,14 @@ Compare the key with the one that the machine's owner tells you, if in doubt.`,
 		if err != nil {
 			return err
 		}
-		a.notef("The machine %s (%s, %s) offers the mode %s %s, with the key %s.\n", m.Name, m.OS, m.Arch, m.Mode, m.Directory, m.Key)
-		m, err = c.Admin().ApproveMachine(ctx, sandbox.MachineApproval{Code: args[0], WholeMachine: whole})
+		a.notef("The machine %s (%s, %s) offers the mode %s %s, with the key %s. Its owner agreed to: %s.\n", m.Name, m.OS, m.Arch, m.Mode, m.Directory, m.Key, m.Consents)
+		asks := m.Consents
+		m, err = c.Admin().ApproveMachine(ctx, sandbox.MachineApproval{Code: args[0], Consents: chosen(whole, screen)})
 		if err != nil {
 			return err
+		}
+		if asks.Has(sandbox.ConsentScreen) && !screen {
+			a.notef("Its screen is not shared. Its owner can share it with: atoll machine screen on\n")
 		}
 		if asJSON {
 			return a.printJSON(m)
@@ -483,23 +539,35 @@ Compare the key with the one that the machine's owner tells you, if in doubt.`,
 	return cmd
 }
 
+// chosen returns the consents that flags name.
+func chosen(whole, screen bool) (all sandbox.Consents) {
+	if whole {
+		all = append(all, sandbox.ConsentWholeMachine)
+	}
+	if screen {
+		all = append(all, sandbox.ConsentScreen)
+	}
+	return all
+}
+
 func (a machineCommands) inviteCmd() *cobra.Command {
 	var n sandbox.NewMachineToken
-	var asJSON bool
+	var whole, screen, asJSON bool
 	cmd := &cobra.Command{
 		Use: "invite NAME", Short: "Make a token that enrols one machine without a code", Args: cobra.ExactArgs(1),
 		Long: `Invite writes a token to standard output. It enrols one machine, once and within an
 hour, with: atoll machine join --token-file FILE URL`,
 		Example: `  atoll machine invite laboratory`,
 	}
-	cmd.Flags().BoolVar(&n.WholeMachine, "whole-machine", false, "allow commands with all rights of the machine's owner, too")
+	cmd.Flags().BoolVar(&whole, "whole-machine", false, "allow commands with all rights of the machine's owner, too")
+	cmd.Flags().BoolVar(&screen, "screen", false, "allow the screen of a whole machine, too")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
 		}
-		n.Name = args[0]
+		n.Name, n.Consents = args[0], chosen(whole, screen)
 		t, err := c.Admin().InviteMachine(ctx, n)
 		if err != nil {
 			return err

@@ -12,7 +12,7 @@ import (
 func TestMachinesNeedLinux(t *testing.T) {
 	t.Parallel()
 	for _, args := range []string{
-		"join tls://atoll.example.com:4222", "status", "pause", "resume", "leave", "updates on --yes", "updates off", "service install",
+		"join tls://atoll.example.com:4222", "status", "pause", "resume", "leave", "updates on --yes", "updates off", "screen off", "service install",
 	} {
 		var said bytes.Buffer
 		a := &App{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: &said, LookupEnv: func(string) (string, bool) { return "", false }}

@@ -5,8 +5,12 @@
 package machine
 
 import (
+	"encoding/json"
+	"errors"
 	"strings"
 	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Beat is how often a machine says that it lives. Fresh is how long a machine
@@ -73,12 +77,29 @@ type Greeting struct {
 	Key string `json:"key,omitempty"`
 	// Provider is the provider of the machine's own daemon.
 	Provider string `json:"provider,omitempty"`
-	// Screen says that the owner shares the machine's own screen.
-	Screen bool `json:"screen,omitempty"`
-	// Updates asks for newer programs for this system.
-	Updates bool   `json:"updates,omitempty"`
-	OS      string `json:"os,omitempty"`
-	Arch    string `json:"arch,omitempty"`
+	// Consents are what the owner agrees to now. Those to updates ask for newer
+	// programs for this system.
+	Consents sandbox.Consents `json:"consents,omitempty"`
+	OS       string           `json:"os,omitempty"`
+	Arch     string           `json:"arch,omitempty"`
+}
+
+// UnmarshalJSON also reads what programs send in which every consent had a field.
+func (g *Greeting) UnmarshalJSON(text []byte) error {
+	type plain Greeting
+	var old struct{ Screen, Updates bool }
+	err := errors.Join(json.Unmarshal(text, (*plain)(g)), json.Unmarshal(text, &old))
+	g.Consents = older(g.Consents, old.Screen, sandbox.ConsentScreen)
+	g.Consents = older(g.Consents, old.Updates, sandbox.ConsentUpdates)
+	return err
+}
+
+// older adds a consent of an older program, and leaves out what is none.
+func older(c sandbox.Consents, has bool, to sandbox.Consent) sandbox.Consents {
+	if has {
+		c = append(c, to)
+	}
+	return c.Known()
 }
 
 // Farewell says why a process must not go on.
@@ -89,16 +110,25 @@ type Farewell struct {
 
 // Enrolment asks for an enrolment, and again for its state.
 type Enrolment struct {
-	Name         string `json:"name"`
-	Mode         string `json:"mode"`
-	Directory    string `json:"directory,omitempty"`
-	OS           string `json:"os"`
-	Arch         string `json:"arch"`
-	Version      string `json:"version"`
-	Token        string `json:"token,omitempty"` // from an invitation; empty: a person approves
-	ConsentWhole bool   `json:"consentWhole,omitempty"`
+	Name      string           `json:"name"`
+	Mode      string           `json:"mode"`
+	Directory string           `json:"directory,omitempty"`
+	OS        string           `json:"os"`
+	Arch      string           `json:"arch"`
+	Version   string           `json:"version"`
+	Token     string           `json:"token,omitempty"`    // from an invitation; empty: a person approves
+	Consents  sandbox.Consents `json:"consents,omitempty"` // that the owner gave
 	// Poll asks for the state of an enrolment that was requested.
 	Poll bool `json:"poll,omitempty"`
+}
+
+// UnmarshalJSON also reads what programs send in which every consent had a field.
+func (e *Enrolment) UnmarshalJSON(text []byte) error {
+	type plain Enrolment
+	var old struct{ ConsentWhole bool }
+	err := errors.Join(json.Unmarshal(text, (*plain)(e)), json.Unmarshal(text, &old))
+	e.Consents = older(e.Consents, old.ConsentWhole, sandbox.ConsentWholeMachine)
+	return err
 }
 
 // States of an enrolment, for the machine.
@@ -118,5 +148,7 @@ type Answer struct {
 	Machine string        `json:"machine,omitempty"` // its id, when authorized
 	Tenant  string        `json:"tenant,omitempty"`
 	Signer  string        `json:"signer,omitempty"` // public key of the daemon's account, which signs programs
-	Error   string        `json:"error,omitempty"`
+	// Consents are what the daemon takes of those that were asked for.
+	Consents sandbox.Consents `json:"consents,omitempty"`
+	Error    string           `json:"error,omitempty"`
 }

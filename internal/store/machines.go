@@ -15,8 +15,6 @@ type Machine struct {
 	// Secret is the hash of the code of a pending machine, or of the token of an
 	// invited one.
 	Secret string
-	// WholeMachine says that the mode whole-machine may be used.
-	WholeMachine bool
 }
 
 // maxPendingMachines is how many machines may wait for approval at a time.
@@ -30,8 +28,14 @@ func scanMachine(row scanner) (m Machine, err error) {
 	if err := row.Scan(&m.Tenant, &m.Secret, &whole, &text); err != nil {
 		return m, err
 	}
-	m.WholeMachine = whole != 0
-	return m, json.Unmarshal([]byte(text), &m.Machine)
+	err = json.Unmarshal([]byte(text), &m.Machine)
+	if len(m.Consents) == 0 { // an older program stored it
+		m.Consents = sandbox.Consents{sandbox.ConsentSandboxes}
+		if whole != 0 {
+			m.Consents = append(m.Consents, sandbox.ConsentWholeMachine)
+		}
+	}
+	return m, err
 }
 
 // Machines reads and changes the machines of tenants.
@@ -72,7 +76,7 @@ func (ms Machines) Set(ctx context.Context, m Machine) error {
 		return err
 	}
 	whole := 0
-	if m.WholeMachine {
+	if m.Consents.Has(sandbox.ConsentWholeMachine) {
 		whole = 1
 	}
 	_, err = ms.tx.exec(ctx, `INSERT INTO machines (id, tenant, state, public_key, secret, whole, created, expires, machine_json) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)

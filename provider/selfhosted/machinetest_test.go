@@ -16,7 +16,7 @@ func TestFakeMachine(t *testing.T) {
 	w := newWorld(t)
 	var full atomic.Bool
 	m, err := machinetest.Start(t.Context(), machinetest.Options{
-		Dir: dir(t, "fake"), URL: "nats://" + w.proxy.addr(), Name: "laptop", Token: w.token(t, "acme"),
+		Dir: dir(t, "fake"), URL: "nats://" + w.proxy.addr(), Name: "laptop", Token: w.token(t, "acme", nil),
 		Fault: func(op string) error {
 			if op == "create" && full.Load() {
 				return &sandbox.Error{Code: sandbox.CodeExhausted, Message: "the machine is full"}

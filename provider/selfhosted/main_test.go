@@ -120,15 +120,16 @@ func (w *world) openHub(t *testing.T) {
 }
 
 // token returns a token that enrols a machine.
-func (w *world) token(t *testing.T, tenant string) string {
+func (w *world) token(t *testing.T, tenant string, allows sandbox.Consents) string {
 	t.Helper()
 	token := rand.Text()
 	err := w.store.Update(t.Context(), func(tx *store.Tx) error {
 		if _, err := tx.Tenants().Ensure(t.Context(), tenant); err != nil {
 			return err
 		}
-		return tx.Machines().Set(t.Context(), store.Machine{Tenant: tenant, Secret: machines.Hash(token), WholeMachine: true, Machine: sandbox.Machine{
-			ID: machines.NewID(), Name: "laptop", State: sandbox.MachineInvited, Created: tx.Now(), Expires: tx.Now().Add(time.Hour),
+		return tx.Machines().Set(t.Context(), store.Machine{Tenant: tenant, Secret: machines.Hash(token), Machine: sandbox.Machine{
+			Consents: allows,
+			ID:       machines.NewID(), Name: "laptop", State: sandbox.MachineInvited, Created: tx.Now(), Expires: tx.Now().Add(time.Hour),
 		}})
 	})
 	if err != nil {
@@ -141,7 +142,8 @@ func (w *world) token(t *testing.T, tenant string) string {
 func (w *world) invite(t *testing.T, tenant, dir, mode, workdir string) string {
 	t.Helper()
 	e, err := agent.Enrol(t.Context(), agent.Request{
-		Dir: dir, URL: "nats://" + w.proxy.addr(), Name: "laptop", Mode: mode, Workdir: workdir, Token: w.token(t, tenant), Version: "test",
+		Dir: dir, URL: "nats://" + w.proxy.addr(), Name: "laptop", Mode: mode, Workdir: workdir, Token: w.token(t, tenant, sandbox.Consents{sandbox.Consent(mode)}),
+		Version: "test", Consents: map[sandbox.Consent]string{sandbox.Consent(mode): "agreed"},
 	}, func(string, time.Duration) { t.Error("a code, in spite of the token") })
 	if err != nil {
 		t.Fatal(err)

@@ -122,10 +122,10 @@ func output(in driver.Instance, script string) (string, error) {
 func TestScreensOfSandboxes(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "memory")
 	w.invite(t, "acme", dir, sandbox.ModeSandboxes, "")
-	if _, err := agent.SetScreen(dir, &agent.Consent{Text: "yes"}); sandbox.CodeOf(err) != sandbox.CodeConflict {
+	if _, err := agent.SetConsent(dir, sandbox.ConsentScreen, "yes"); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("sharing the screen: %v, want %s", err, sandbox.CodeConflict)
 	}
-	if e, err := agent.Load(dir); err != nil || e.Screen != nil {
+	if e, err := agent.Load(dir); err != nil || e.Agreed().Has(sandbox.ConsentScreen) {
 		t.Errorf("afterwards the enrolment is %+v, %v", e, err)
 	}
 }
@@ -414,7 +414,8 @@ func TestRB102Enrolment(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		_, err := agent.Enrol(t.Context(), agent.Request{
-			Dir: dir, URL: "nats://" + w.proxy.addr(), Name: "laptop", Mode: sandbox.ModeSandboxes, Version: "test", Consent: "agreed",
+			Dir: dir, URL: "nats://" + w.proxy.addr(), Name: "laptop", Mode: sandbox.ModeSandboxes, Version: "test",
+			Consents: map[sandbox.Consent]string{sandbox.ConsentSandboxes: "agreed"},
 		}, func(code string, _ time.Duration) { codes <- code })
 		done <- err
 	}()
@@ -445,8 +446,53 @@ func TestRB102Enrolment(t *testing.T) {
 		t.Errorf("credentials: %v, %v", info.Mode(), err)
 	}
 	e, err := agent.Load(dir)
-	if err != nil || e.Consent.Text != "agreed" || e.Tenant != "acme" {
-		t.Errorf("%+v, %v", e.Consent, err)
+	if err != nil || len(e.Consents) != 1 || e.Consents[0].Text != "agreed" || e.Tenant != "acme" {
+		t.Errorf("%+v, %v", e.Consents, err)
+	}
+}
+
+// What the owner agreed to is in the request, and a token allows no more than it
+// was made for.
+func TestRB102Consents(t *testing.T) {
+	whole, screen, plain := sandbox.ConsentWholeMachine, sandbox.ConsentScreen, sandbox.ConsentSandboxes
+	for _, c := range []struct {
+		name        string
+		mode        string
+		asks, token sandbox.Consents
+		refused     string
+	}{
+		{"sandboxes", sandbox.ModeSandboxes, sandbox.Consents{plain}, nil, ""},
+		{"all", sandbox.ModeWholeMachine, sandbox.Consents{whole, screen}, sandbox.Consents{plain, whole, screen}, ""},
+		{"less than the token", sandbox.ModeWholeMachine, sandbox.Consents{whole}, sandbox.Consents{plain, whole, screen}, ""},
+		{"the mode is not agreed to", sandbox.ModeWholeMachine, sandbox.Consents{screen}, sandbox.Consents{plain, whole, screen}, "has not agreed"},
+		{"a token without the mode", sandbox.ModeWholeMachine, sandbox.Consents{whole}, sandbox.Consents{plain}, "does not allow whole-machine"},
+		{"a token without the screen", sandbox.ModeWholeMachine, sandbox.Consents{whole, screen}, sandbox.Consents{plain, whole}, "does not allow screen"},
+		{"a screen of sandboxes", sandbox.ModeSandboxes, sandbox.Consents{plain, screen}, sandbox.Consents{plain, whole, screen}, "screens of their own"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w, dir := newWorld(t), dir(t, "memory")
+			texts := map[sandbox.Consent]string{}
+			for _, to := range c.asks {
+				texts[to] = "agreed"
+			}
+			e, err := agent.Enrol(t.Context(), agent.Request{
+				Dir: dir, URL: "nats://" + w.proxy.addr(), Name: "laptop", Mode: c.mode, Workdir: map[string]string{sandbox.ModeWholeMachine: dir}[c.mode],
+				Token: w.token(t, "acme", c.token), Version: "test", Consents: texts,
+			}, func(string, time.Duration) {})
+			if c.refused != "" {
+				if sandbox.CodeOf(err) != sandbox.CodeDenied || !strings.Contains(err.Error(), c.refused) {
+					t.Errorf("it is enrolled: %v, want %q", err, c.refused)
+				}
+				return
+			}
+			if err != nil || !slices.Equal(e.Agreed(), c.asks) {
+				t.Fatalf("the machine keeps %v, %v; want %v", e.Agreed(), err, c.asks)
+			}
+			m, err := store.Read(t.Context(), w.store, func(tx *store.Tx) (store.Machine, error) { return tx.Machines().Get(t.Context(), "acme", e.Machine) })
+			if err != nil || !slices.Equal(m.Consents, c.asks) {
+				t.Errorf("the daemon keeps %v, %v; want %v", m.Consents, err, c.asks)
+			}
+		})
 	}
 }
 

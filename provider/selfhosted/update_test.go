@@ -29,7 +29,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-var agreed = &agent.Consent{Text: "agreed"}
+const agreed = "agreed"
 
 // release is a program of a version: this one, which says that it is another.
 func release(version string) []byte {
@@ -79,7 +79,7 @@ func TestRB115Updates(t *testing.T) {
 	m := start(t, dir)
 	w.await(t, id, "online")
 	in := create(t, w.open(t, id, false))
-	if _, err := agent.SetUpdates(dir, agreed); err != nil {
+	if _, err := agent.SetConsent(dir, sandbox.ConsentUpdates, agreed); err != nil {
 		t.Fatal(err)
 	}
 	m.says(t, "waits for the end of 1 sandboxes")
@@ -115,7 +115,7 @@ func TestRB115Updates(t *testing.T) {
 	m.stop(syscall.SIGTERM)
 	m = start(t, dir)
 	runs(t, dir, "v1.1.0")
-	if _, err := agent.SetUpdates(dir, nil); err != nil {
+	if _, err := agent.SetConsent(dir, sandbox.ConsentUpdates, ""); err != nil {
 		t.Fatal(err)
 	}
 	m.stop(syscall.SIGTERM)
@@ -233,13 +233,13 @@ func TestRB115HostileUpdates(t *testing.T) {
 	if err := in.Destroy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if e, err := agent.Load(dir); err != nil || e.Updates != nil {
-		t.Errorf("the machine takes updates: %+v, %v", e.Updates, err)
+	if e, err := agent.Load(dir); err != nil || e.Agreed().Has(sandbox.ConsentUpdates) {
+		t.Errorf("the machine takes updates: %+v, %v", e.Consents, err)
 	}
 	if n := a.opened.Load(); n != 0 {
 		t.Errorf("a machine without updates asked for %d programs", n)
 	}
-	if _, err := agent.SetUpdates(dir, agreed); err != nil {
+	if _, err := agent.SetConsent(dir, sandbox.ConsentUpdates, agreed); err != nil {
 		t.Fatal(err)
 	}
 	other, err := nkeys.CreateAccount()

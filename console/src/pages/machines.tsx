@@ -24,14 +24,24 @@ const listMachines = () =>
 /** The state of an enrolment, or whether an active machine answers. */
 const state = (m: Machine) => (m.state === "active" ? m.liveness : m.state);
 
-function Mode({ of: m }: { of: Machine }) {
-  return m.mode === "whole-machine" ? (
+/** What the owner of a machine agreed to. */
+function Offers({ of: m }: { of: Machine }) {
+  const more = [
+    m.consents?.includes("screen") && "its screen",
+    m.consents?.includes("updates") && "updates of its program",
+  ].filter(Boolean);
+  return (
     <>
-      <State state="warning" /> the whole machine
-      {m.directory && <div class="dim">{m.directory}</div>}
+      {m.mode === "whole-machine" ? (
+        <>
+          <State state="warning" /> the whole machine
+          {m.directory && <div class="dim">{m.directory}</div>}
+        </>
+      ) : (
+        "sandboxes"
+      )}
+      {more.length > 0 && <div class="dim">and {more.join(", ")}</div>}
     </>
-  ) : (
-    <>sandboxes</>
   );
 }
 
@@ -83,7 +93,7 @@ export function Machines() {
                 ),
               },
               { head: "State", cell: (m) => <State state={state(m)} /> },
-              { head: "Offers", cell: (m) => <Mode of={m} /> },
+              { head: "Offers", cell: (m) => <Offers of={m} /> },
               { head: "Provider", cell: (m) => m.provider ?? "–", wide: true },
               { head: "Seen", cell: (m) => <Time at={m.seen} />, wide: true },
               {
@@ -128,7 +138,12 @@ function Approve({ close }: { close: () => void }) {
   const [code, setCode] = useState("");
   const [found, setFound] = useState<Machine>();
   const [agreed, setAgreed] = useState(false);
+  const [screen, setScreen] = useState(false);
   const whole = found?.mode === "whole-machine";
+  const takes: Machine["consents"] = [
+    ...(whole ? ["whole-machine" as const] : []),
+    ...(screen ? ["screen" as const] : []),
+  ];
   return (
     <Dialog title="Approve a machine" close={close}>
       {!found ? (
@@ -149,7 +164,7 @@ function Approve({ close }: { close: () => void }) {
             <dd>{[found.os, found.arch].filter(Boolean).join(" ")}</dd>
             <dt>Offers</dt>
             <dd>
-              <Mode of={found} />
+              <Offers of={found} />
             </dd>
             <dt>Key</dt>
             <dd>
@@ -174,6 +189,16 @@ function Approve({ close }: { close: () => void }) {
                 I agree
               </label>
             </>
+          )}
+          {found.consents?.includes("screen") && (
+            <label>
+              <input
+                type="checkbox"
+                checked={screen}
+                onChange={(e) => setScreen(e.currentTarget.checked)}
+              />{" "}
+              See and use its screen, too
+            </label>
           )}
         </>
       )}
@@ -202,7 +227,7 @@ function Approve({ close }: { close: () => void }) {
               await call("POST", "v1/machines", {
                 json: {
                   code: code.trim(),
-                  ...(whole && { wholeMachine: true }),
+                  ...(takes.length > 0 && { consents: takes }),
                 },
               });
               say(`${found.name} is approved`);

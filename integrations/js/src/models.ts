@@ -1175,6 +1175,8 @@ export interface components {
             /** Format: date-time */
             approved?: string;
             arch?: string;
+            /** @description what its owner agreed to, as it said last; of a pending machine, what it asks for; of an invited one, what its token allows */
+            consents?: ("sandboxes" | "whole-machine" | "screen" | "updates")[] | null;
             /** Format: date-time */
             created?: string;
             /** @description where commands of the mode whole-machine run */
@@ -1220,7 +1222,9 @@ export interface components {
              * @example ABCD-EFGH
              */
             code: string;
-            /** @description agrees to the mode whole-machine, which has to be agreed to */
+            /** @description what the caller takes of what the machine's owner agreed to; whole-machine must be taken, and without screen it is not shared */
+            consents?: ("sandboxes" | "whole-machine" | "screen" | "updates")[] | null;
+            /** @description the same as whole-machine in consents */
             wholeMachine?: boolean;
         };
         MachineToken: {
@@ -1320,9 +1324,11 @@ export interface components {
             verbs: string[] | null;
         };
         NewMachineToken: {
+            /** @description what the machine's owner may agree to, beside the mode sandboxes */
+            consents?: ("sandboxes" | "whole-machine" | "screen" | "updates")[] | null;
             /** @description name of the machine */
             name: string;
-            /** @description allow the mode whole-machine, too */
+            /** @description the same as whole-machine in consents */
             wholeMachine?: boolean;
         };
         NewPortToken: {

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,8 +22,8 @@ import (
 type Link interface {
 	// Liveness returns whether a machine answers, and when it was heard of last.
 	Liveness(m *store.Machine) (liveness string, seen time.Time)
-	// Screen reports whether the owner of a machine shares its own screen.
-	Screen(id string) bool
+	// Consents returns what the owner of a machine agreed to, by its last message.
+	Consents(id string) (all sandbox.Consents, heard bool)
 	// Revoked closes the connection of a machine that was revoked.
 	Revoked(id string)
 }
@@ -90,6 +91,9 @@ func (s *Service) public(m *store.Machine) sandbox.Machine {
 		if out.Liveness, seen = s.link.Liveness(m); !seen.IsZero() {
 			out.Seen = seen
 		}
+		if now, heard := s.link.Consents(m.ID); heard {
+			out.Consents = now
+		}
 	}
 	return out
 }
@@ -126,7 +130,8 @@ func (s *Service) State(ctx context.Context, tenant, provider string) (*catalog.
 	}
 	// Sandboxes have screens of their own.
 	own := m.Mode == sandbox.ModeWholeMachine
-	state := &catalog.Machine{Liveness: catalog.MachineOffline, Own: own, Display: true, Consented: !own || s.link.Screen(m.ID)}
+	consents, _ := s.link.Consents(m.ID)
+	state := &catalog.Machine{Liveness: catalog.MachineOffline, Own: own, Display: true, Consented: !own || consents.Has(sandbox.ConsentScreen)}
 	if m.State == sandbox.MachineActive {
 		liveness, _ := s.link.Liveness(&m)
 		state.Liveness = catalog.Liveness(liveness)
@@ -205,10 +210,10 @@ func (s *Service) ApproveMachine(ctx context.Context, a sandbox.MachineApproval)
 		if m, err = tx.Machines().Pending(ctx, HashCode(a.Code)); err != nil {
 			return "", errCode
 		}
-		if whole := m.Mode == sandbox.ModeWholeMachine; whole != a.WholeMachine {
-			return m.ID, agreement(whole)
+		if m.Consents, err = taken(m.Consents, taking(a.Consents, a.WholeMachine)); err != nil {
+			return m.ID, err
 		}
-		m.Tenant, m.WholeMachine = tenant, a.WholeMachine
+		m.Tenant = tenant
 		Activate(&m, tx.Now())
 		return m.ID, tx.Machines().Set(ctx, m)
 	})
@@ -218,14 +223,34 @@ func (s *Service) ApproveMachine(ctx context.Context, a sandbox.MachineApproval)
 	return s.public(&m), nil
 }
 
-func agreement(whole bool) error {
+// taking returns the consents of a request, which may have a field for one.
+func taking(all sandbox.Consents, whole bool) sandbox.Consents {
 	if whole {
-		return &sandbox.Error{
-			Code: sandbox.CodeConflict, Subject: "wholeMachine", Message: "the machine offers commands with all rights of its owner, which has to be agreed to",
+		all = append(slices.Clone(all), sandbox.ConsentWholeMachine)
+	}
+	return all
+}
+
+// taken returns what is taken of the consents that a machine asks to be approved
+// with. Its mode always is, and that of the whole machine has to be named.
+func taken(asks, takes sandbox.Consents) (all sandbox.Consents, err error) {
+	if asks.Has(sandbox.ConsentWholeMachine) && !takes.Has(sandbox.ConsentWholeMachine) {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeConflict, Subject: "consents", Message: "the machine offers commands with all rights of its owner, which has to be agreed to",
 			Hint: "agree with: atoll machine approve --whole-machine CODE",
 		}
 	}
-	return &sandbox.Error{Code: sandbox.CodeConflict, Subject: "wholeMachine", Message: "the machine offers sandboxes only"}
+	for _, to := range takes {
+		if !asks.Has(to) && to != sandbox.ConsentSandboxes {
+			return nil, &sandbox.Error{Code: sandbox.CodeConflict, Subject: "consents", Message: "the machine does not offer " + string(to), Hint: "leave it out: it offers " + asks.String()}
+		}
+	}
+	for _, to := range asks {
+		if takes.Has(to) || to == sandbox.ConsentSandboxes {
+			all = append(all, to)
+		}
+	}
+	return all, nil
 }
 
 // Activate makes m an active machine.
@@ -244,8 +269,9 @@ func (s *Service) InviteMachine(ctx context.Context, n sandbox.NewMachineToken) 
 		if err := sandbox.ValidateName(n.Name); err != nil {
 			return "", err
 		}
-		m = store.Machine{Tenant: tenant, Secret: Hash(token), WholeMachine: n.WholeMachine, Machine: sandbox.Machine{
-			ID: NewID(), Name: n.Name, State: sandbox.MachineInvited, Mode: sandbox.ModeSandboxes, Created: tx.Now(), Expires: tx.Now().Add(TokenLife),
+		m = store.Machine{Tenant: tenant, Secret: Hash(token), Machine: sandbox.Machine{
+			Consents: append(taking(n.Consents, n.WholeMachine), sandbox.ConsentSandboxes).Known(),
+			ID:       NewID(), Name: n.Name, State: sandbox.MachineInvited, Mode: sandbox.ModeSandboxes, Created: tx.Now(), Expires: tx.Now().Add(TokenLife),
 		}}
 		return m.ID, tx.Machines().Set(ctx, m)
 	})

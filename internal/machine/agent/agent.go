@@ -236,8 +236,7 @@ func (l *link) publish(what string, v any) {
 
 func (l *link) greeting() machine.Greeting {
 	g := machine.Greeting{Started: l.started, Version: l.a.cfg.Version, Mode: l.a.enrolled.Mode, OS: runtime.GOOS, Arch: runtime.GOARCH}
-	g.Updates, _ = l.a.wanted()
-	g.Screen = l.a.shares()
+	g.Consents = l.a.agreed()
 	g.Key, g.Provider = l.a.local.Credentials()
 	return g
 }

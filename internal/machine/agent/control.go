@@ -15,21 +15,19 @@ import (
 
 // Status says how the program of a machine is.
 type Status struct {
-	Machine   string  `json:"machine"`
-	Name      string  `json:"name"`
-	Tenant    string  `json:"tenant"`
-	URL       string  `json:"url"`
-	Mode      string  `json:"mode"`
-	Directory string  `json:"directory,omitempty"`
-	Consent   Consent `json:"consent"`
-	Updates   bool    `json:"updates"`
-	Screen    bool    `json:"screen"`
-	Version   string  `json:"version,omitempty"` // of the program that serves
-	Trial     bool    `json:"trial,omitempty"`   // another process serves after it
-	Paused    bool    `json:"paused"`
-	Running   bool    `json:"running"`
-	Connected bool    `json:"connected"`
-	Streams   int     `json:"streams"`
+	Machine   string    `json:"machine"`
+	Name      string    `json:"name"`
+	Tenant    string    `json:"tenant"`
+	URL       string    `json:"url"`
+	Mode      string    `json:"mode"`
+	Directory string    `json:"directory,omitempty"`
+	Consents  []Consent `json:"consents"`
+	Version   string    `json:"version,omitempty"` // of the program that serves
+	Trial     bool      `json:"trial,omitempty"`   // another process serves after it
+	Paused    bool      `json:"paused"`
+	Running   bool      `json:"running"`
+	Connected bool      `json:"connected"`
+	Streams   int       `json:"streams"`
 }
 
 // Orders to the program of a machine.
@@ -39,10 +37,10 @@ const (
 	orderResume = "resume"
 	orderLeave  = "leave"
 
-	orderNoUpdates = "no_updates"
-	orderUpdates   = "updates: " // and what the owner agrees to
-	orderNoScreen  = "no_screen"
-	orderScreen    = "screen: " // likewise
+	// Orders about consents are the consent, agrees, and what the owner agrees to; or
+	// withdraws, and the consent.
+	agrees    = ": "
+	withdraws = "no_"
 )
 
 type reply struct {
@@ -109,17 +107,13 @@ func (a *Agent) obey(order string) error {
 	defer cancel()
 	a.orders.Lock()
 	defer a.orders.Unlock()
-	if text, ok := strings.CutPrefix(order, orderUpdates); ok {
-		return a.setUpdates(&Consent{text, time.Now().UTC()})
+	if to, ok := strings.CutPrefix(order, withdraws); ok {
+		return a.consent(ctx, sandbox.Consent(to), "")
 	}
-	if text, ok := strings.CutPrefix(order, orderScreen); ok {
-		return a.setScreen(ctx, &Consent{text, time.Now().UTC()})
+	if to, text, ok := strings.Cut(order, agrees); ok {
+		return a.consent(ctx, sandbox.Consent(to), text)
 	}
 	switch order {
-	case orderNoScreen:
-		return a.setScreen(ctx, nil)
-	case orderNoUpdates:
-		return a.setUpdates(nil)
 	case orderPause:
 		a.disconnect()
 		return errors.Join(a.setPaused(true), a.local.Halt(ctx))
@@ -148,21 +142,20 @@ func (a *Agent) setPaused(paused bool) error {
 	return a.enrolled.save(a.cfg.Dir)
 }
 
-func (a *Agent) setUpdates(agreed *Consent) error {
+// consent stores what the owner agreed to or, without a text, withdrew. If that is
+// the screen, commands that run end, because they have what they started with.
+func (a *Agent) consent(ctx context.Context, to sandbox.Consent, text string) error {
+	if err := changeable(to); err != nil {
+		return err
+	}
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.enrolled.Updates = agreed
-	return a.enrolled.save(a.cfg.Dir)
-}
-
-// setScreen stores whether the screen is shared. Commands that run end, because
-// they have what they started with.
-func (a *Agent) setScreen(ctx context.Context, agreed *Consent) error {
-	a.mu.Lock()
-	a.enrolled.Screen = agreed
+	a.enrolled.consent(to, text)
 	paused, err := a.enrolled.Paused, a.enrolled.save(a.cfg.Dir)
 	a.mu.Unlock()
-	a.local.Share(agreed != nil)
+	if to != sandbox.ConsentScreen {
+		return err
+	}
+	a.local.Share(text != "")
 	if err != nil || paused {
 		return err
 	}
@@ -173,11 +166,11 @@ func (a *Agent) setScreen(ctx context.Context, agreed *Consent) error {
 	return a.connect()
 }
 
-// shares reports whether the owner shares the screen.
-func (a *Agent) shares() bool {
+// agreed returns what the owner agrees to now.
+func (a *Agent) agreed() sandbox.Consents {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.enrolled.Screen != nil
+	return a.enrolled.Agreed()
 }
 
 func (a *Agent) status() Status {
@@ -193,8 +186,7 @@ func (a *Agent) status() Status {
 
 func statusOf(e *Enrolled) Status {
 	return Status{
-		Machine: e.Machine, Name: e.Name, Tenant: e.Tenant, URL: e.URL, Mode: e.Mode, Directory: e.Directory, Consent: e.Consent, Paused: e.Paused,
-		Updates: e.Updates != nil, Screen: e.Screen != nil,
+		Machine: e.Machine, Name: e.Name, Tenant: e.Tenant, URL: e.URL, Mode: e.Mode, Directory: e.Directory, Consents: e.Consents, Paused: e.Paused,
 	}
 }
 
@@ -278,25 +270,50 @@ func Leave(ctx context.Context, cfg Config) (Status, error) {
 	})
 }
 
-// SetScreen sets what the owner agrees to, so that callers see and use the
-// screen of a whole machine. Nil: they do not. What runs there ends.
-func SetScreen(dir string, agreed *Consent) (Status, error) {
+// changeable refuses consents that a machine joins with for good.
+func changeable(to sandbox.Consent) error {
+	if to == sandbox.ConsentScreen || to == sandbox.ConsentUpdates {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeInvalid, Op: "machine.consent", Subject: string(to), Message: "cannot be agreed to or withdrawn by itself", Hint: "end it with: atoll machine leave",
+	}
+}
+
+// SetConsent stores that the owner of a machine agreed to something, with the text
+// that was shown. Without a text, the consent is withdrawn: what uses the screen
+// ends at once; the program that serves the machine stays.
+func SetConsent(dir string, to sandbox.Consent, text string) (Status, error) {
+	if err := changeable(to); err != nil {
+		return Status{}, err
+	}
+	if text == "" {
+		return change(dir, withdraws+string(to), func(e *Enrolled) error {
+			e.consent(to, "")
+			return e.save(dir)
+		})
+	}
 	e, err := Load(dir)
-	if err == nil && agreed != nil && e.Mode != sandbox.ModeWholeMachine {
+	switch {
+	case err != nil:
+	case to == sandbox.ConsentScreen && e.Mode != sandbox.ModeWholeMachine:
 		err = &sandbox.Error{
 			Code: sandbox.CodeConflict, Op: "machine.screen", Subject: dir, Message: "the machine offers sandboxes, which have screens of their own",
 			Hint: "to offer the machine itself: atoll machine leave, and atoll machine join --whole-machine DIR URL",
 		}
+	case to == sandbox.ConsentUpdates && e.Signer == "":
+		err = &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Op: "machine.updates", Subject: dir, Message: "the machine joined with a program that kept no key of the daemon",
+			Hint: "join again: atoll machine leave, and atoll machine join URL",
+		}
+	case to == sandbox.ConsentUpdates:
+		err = programs(dir).Forgive()
 	}
 	if err != nil {
 		return Status{}, err
 	}
-	what := orderNoScreen
-	if agreed != nil {
-		what = orderScreen + agreed.Text
-	}
-	return change(dir, what, func(e *Enrolled) error {
-		e.Screen = agreed
+	return change(dir, string(to)+agrees+text, func(e *Enrolled) error {
+		e.consent(to, text)
 		return e.save(dir)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,23 +32,48 @@ type Enrolled struct {
 	Name      string `json:"name"`
 	Mode      string `json:"mode"`
 	Directory string `json:"directory,omitempty"`
-	// Consent is what the owner agreed to, as it was shown, and when.
-	Consent Consent `json:"consent"`
+	// Consents are what the owner agreed to and has not withdrawn.
+	Consents []Consent `json:"consents"`
 	// Signer is the public key of the daemon's account, from the enrolment.
 	Signer string `json:"signer,omitempty"`
-	// Updates is what the owner agreed to, so that the daemon's newer programs serve
-	// the machine. Nil: they do not.
-	Updates *Consent `json:"updates,omitempty"`
-	// Screen is what the owner agreed to, so that callers see and use the machine's
-	// own screen. Nil: they do not.
-	Screen *Consent `json:"screen,omitempty"`
-	Paused bool     `json:"paused,omitempty"`
+	Paused bool   `json:"paused,omitempty"`
 }
 
-// Consent is what the owner of a machine agreed to.
+// Consent is something that the owner of a machine agreed to.
 type Consent struct {
-	Text string    `json:"text"`
-	At   time.Time `json:"at"`
+	To   sandbox.Consent `json:"to"`
+	Text string          `json:"text"` // as it was shown
+	At   time.Time       `json:"at"`
+}
+
+// Agreed returns what the owner agreed to.
+func (e *Enrolled) Agreed() (all sandbox.Consents) {
+	for _, c := range e.Consents {
+		all = append(all, c.To)
+	}
+	return all.Known()
+}
+
+// consent stores that the owner agreed to something or, without a text, does so
+// no longer.
+func (e *Enrolled) consent(to sandbox.Consent, text string) {
+	e.Consents = slices.DeleteFunc(slices.Clone(e.Consents), func(c Consent) bool { return c.To == to })
+	if text != "" {
+		e.Consents = append(e.Consents, Consent{to, text, time.Now().UTC()})
+	}
+}
+
+// UnmarshalJSON also reads files of programs in which every consent had a field.
+func (e *Enrolled) UnmarshalJSON(text []byte) error {
+	type plain Enrolled
+	var old struct{ Consent, Screen, Updates *Consent }
+	err := errors.Join(json.Unmarshal(text, (*plain)(e)), json.Unmarshal(text, &old))
+	for to, c := range map[sandbox.Consent]*Consent{sandbox.Consent(e.Mode): old.Consent, sandbox.ConsentScreen: old.Screen, sandbox.ConsentUpdates: old.Updates} {
+		if c != nil {
+			e.Consents = append(e.Consents, Consent{to, c.Text, c.At})
+		}
+	}
+	return err
 }
 
 const enrolmentFile = "enrolment.json"
@@ -83,8 +109,10 @@ type Request struct {
 	Mode    string
 	Workdir string // of the mode whole-machine
 	Token   string // empty: a person approves a code
-	Consent string // the text that the owner agreed to
 	Version string
+	// Consents are what the owner agreed to, with the texts that were shown. One is to
+	// the mode.
+	Consents map[sandbox.Consent]string
 }
 
 // Enrol asks a daemon for an enrolment and stores it. show is called with the
@@ -109,7 +137,9 @@ func Enrol(ctx context.Context, r Request, show func(code string, life time.Dura
 	}
 	e := Enrolled{
 		URL: r.URL, CA: r.CA, Seed: string(seed), Name: r.Name, Mode: r.Mode, Directory: r.Workdir,
-		Consent: Consent{r.Consent, time.Now().UTC()},
+	}
+	for to, text := range r.Consents {
+		e.consent(to, text)
 	}
 	options, public, err := e.options("enrol")
 	if err != nil {
@@ -126,7 +156,7 @@ func Enrol(ctx context.Context, r Request, show func(code string, life time.Dura
 	}
 	ask := machine.Enrolment{
 		Name: r.Name, Mode: r.Mode, Directory: r.Workdir, OS: runtime.GOOS, Arch: runtime.GOARCH, Version: r.Version, Token: r.Token,
-		ConsentWhole: r.Mode == sandbox.ModeWholeMachine,
+		Consents: e.Agreed(),
 	}
 	for {
 		a, err := request(ctx, conn, answers, public, ask)
@@ -136,6 +166,11 @@ func Enrol(ctx context.Context, r Request, show func(code string, life time.Dura
 		switch a.State {
 		case machine.Authorized:
 			e.Machine, e.Tenant, e.Signer = a.Machine, a.Tenant, a.Signer
+			for _, to := range e.Agreed() {
+				if to != sandbox.Consent(e.Mode) && !a.Consents.Has(to) { // whoever approved it did not take it
+					e.consent(to, "")
+				}
+			}
 			return e, e.save(r.Dir)
 		case machine.Pending:
 			if a.Code != "" {

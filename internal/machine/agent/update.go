@@ -82,7 +82,7 @@ func Run(ctx context.Context, cfg Config) error {
 func (a *Agent) wanted() (yes bool, signer string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.enrolled.Updates != nil, a.enrolled.Signer
+	return a.enrolled.Agreed().Has(sandbox.ConsentUpdates), a.enrolled.Signer
 }
 
 // update handles the offers of the daemon. What is refused is said once.
@@ -197,30 +197,4 @@ func (a *Agent) save(ctx context.Context) error {
 	}
 	defer backup.Close()
 	return programs(a.cfg.Dir).Save(backup)
-}
-
-// SetUpdates sets what the owner agrees to, so that the program is updated. Nil:
-// it is not, and the program that serves the machine stays.
-func SetUpdates(dir string, agreed *Consent) (Status, error) {
-	e, err := Load(dir)
-	if err == nil && agreed != nil && e.Signer == "" {
-		err = &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Op: "machine.updates", Subject: dir, Message: "the machine joined with a program that kept no key of the daemon",
-			Hint: "join again: atoll machine leave, and atoll machine join URL",
-		}
-	}
-	if err == nil && agreed != nil {
-		err = programs(dir).Forgive()
-	}
-	if err != nil {
-		return Status{}, err
-	}
-	what := orderNoUpdates
-	if agreed != nil {
-		what = orderUpdates + agreed.Text
-	}
-	return change(dir, what, func(e *Enrolled) error {
-		e.Updates = agreed
-		return e.save(dir)
-	})
 }

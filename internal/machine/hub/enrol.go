@@ -62,15 +62,18 @@ func (h *Hub) enrolment(ctx context.Context, key string, data []byte) (machine.A
 		return machine.Answer{}, sandbox.ValidateName(e.Name)
 	case !whole && e.Mode != sandbox.ModeSandboxes:
 		return machine.Answer{}, refused("the mode is not known")
-	case whole && (!e.ConsentWhole || e.Directory == ""):
+	case !whole && e.Consents.Has(sandbox.ConsentScreen):
+		return machine.Answer{}, refused("sandboxes have screens of their own")
+	case whole && (!e.Consents.Has(sandbox.ConsentWholeMachine) || e.Directory == ""):
 		return machine.Answer{}, refused("the owner of the machine has not agreed to the mode whole-machine")
 	}
 	var a machine.Answer
+	e.Consents = append(e.Consents, sandbox.Consent(e.Mode)).Known()
 	err := h.cfg.Store.Update(ctx, func(tx *store.Tx) error {
 		now := tx.Now()
 		m := store.Machine{Machine: sandbox.Machine{
 			ID: machines.NewID(), Name: e.Name, Mode: e.Mode, Directory: clip(e.Directory), OS: clip(e.OS), Arch: clip(e.Arch), Version: clip(e.Version),
-			Key: key, Created: now, State: sandbox.MachinePending, Expires: now.Add(codeLife),
+			Consents: e.Consents, Key: key, Created: now, State: sandbox.MachinePending, Expires: now.Add(codeLife),
 		}}
 		if e.Token == "" {
 			code := machines.NewCode()
@@ -79,16 +82,18 @@ func (h *Hub) enrolment(ctx context.Context, key string, data []byte) (machine.A
 			return tx.Operator().AddPendingMachine(ctx, m)
 		}
 		invited, err := tx.Operator().InvitedMachine(ctx, machines.Hash(e.Token))
-		switch {
-		case err != nil:
+		if err != nil {
 			return refused("the token is not valid: it was used, or an hour has passed")
-		case whole && !invited.WholeMachine:
-			return refused("the token does not allow the mode whole-machine")
 		}
-		m.ID, m.Tenant, m.Created, m.WholeMachine = invited.ID, invited.Tenant, invited.Created, whole
+		for _, to := range e.Consents {
+			if to != sandbox.ConsentSandboxes && !invited.Consents.Has(to) {
+				return refused("the token does not allow " + string(to))
+			}
+		}
+		m.ID, m.Tenant, m.Created = invited.ID, invited.Tenant, invited.Created
 		m.Name = invited.Name
 		machines.Activate(&m, now)
-		a = machine.Answer{State: machine.Authorized, Machine: m.ID, Tenant: m.Tenant}
+		a = machine.Answer{State: machine.Authorized, Machine: m.ID, Tenant: m.Tenant, Consents: m.Consents}
 		return tx.Machines().Set(ctx, m)
 	})
 	return a, err
@@ -103,7 +108,7 @@ func (h *Hub) state(ctx context.Context, key string) (machine.Answer, error) {
 	case err != nil:
 		return machine.Answer{}, err
 	case m.State == sandbox.MachineActive:
-		return machine.Answer{State: machine.Authorized, Machine: m.ID, Tenant: m.Tenant}, nil
+		return machine.Answer{State: machine.Authorized, Machine: m.ID, Tenant: m.Tenant, Consents: m.Consents}, nil
 	case m.State == sandbox.MachinePending:
 		return machine.Answer{State: machine.Pending, Every: pollTime}, nil
 	}

@@ -228,13 +228,15 @@ func (h *Hub) Stats() (byLiveness map[string]int, streams int) {
 	return byLiveness, h.mux.Len()
 }
 
-// Screen reports whether the owner of a machine shares its own screen, by its
-// last message.
-func (h *Hub) Screen(id string) bool {
+// Consents returns what the owner of a machine agreed to, by its last message.
+func (h *Hub) Consents(id string) (all sandbox.Consents, heard bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	p := h.peers[id]
-	return p != nil && p.greeting.Screen
+	if p == nil || p.seen.IsZero() {
+		return nil, false
+	}
+	return p.greeting.Consents, true
 }
 
 // Liveness returns whether a machine answers, and when it was heard of last.

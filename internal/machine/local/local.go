@@ -69,7 +69,7 @@ func Start(ctx context.Context, e agent.Enrolled, o Options) (*Daemon, error) {
 	if d.epochs, err = openEpochs(filepath.Join(o.Dir, "epochs.json")); err != nil {
 		return nil, err
 	}
-	d.Share(e.Screen != nil)
+	d.Share(e.Agreed().Has(sandbox.ConsentScreen))
 	if d.whole {
 		d.entry = registry.Entry{Name: host.Name, Open: func(h registry.Host) (driver.Provider, error) {
 			return host.New(host.Options{Dir: h.Dir, Workdir: e.Directory, Screen: d.screen.Load()})

@@ -864,6 +864,10 @@ class Load(Model):
 class Machine(Model):
     approved: AwareDatetime | None = None
     arch: str | None = None
+    consents: list[Literal["sandboxes", "whole-machine", "screen", "updates"]] | None = None
+    """
+    what its owner agreed to, as it said last; of a pending machine, what it asks for; of an invited one, what its token allows
+    """
     created: AwareDatetime | None = None
     directory: str | None = None
     """
@@ -912,9 +916,13 @@ class MachineApproval(Model):
     """
     the code that the machine shows
     """
+    consents: list[Literal["sandboxes", "whole-machine", "screen", "updates"]] | None = None
+    """
+    what the caller takes of what the machine's owner agreed to; whole-machine must be taken, and without screen it is not shared
+    """
     whole_machine: bool | None = None
     """
-    agrees to the mode whole-machine, which has to be agreed to
+    the same as whole-machine in consents
     """
 
 
@@ -1004,13 +1012,17 @@ class NewKey(Model):
 
 
 class NewMachineToken(Model):
+    consents: list[Literal["sandboxes", "whole-machine", "screen", "updates"]] | None = None
+    """
+    what the machine's owner may agree to, beside the mode sandboxes
+    """
     name: str
     """
     name of the machine
     """
     whole_machine: bool | None = None
     """
-    allow the mode whole-machine, too
+    the same as whole-machine in consents
     """
 
 
