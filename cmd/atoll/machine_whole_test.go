@@ -4,11 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/coder/websocket"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
@@ -94,9 +99,28 @@ func TestMachineConsents(t *testing.T) {
 	}
 }
 
-// On a whole machine, git works and a port is a stream. Its screen is used only
-// while its owner shares it, and what runs there ends when that changes. RB-102,
-// RB-105, RB-113, RB-116.
+// watch connects to a stream.
+func (s *soaker) watch(t *testing.T, a sandbox.StreamAccess) *websocket.Conn {
+	t.Helper()
+	local := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(s.state, atoll.SocketName))
+	}}}
+	ws, res, err := websocket.Dial(t.Context(), "ws://localhost"+a.URL, &websocket.DialOptions{HTTPClient: local})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Body != nil {
+		res.Body.Close()
+	}
+	if err := ws.Write(t.Context(), websocket.MessageText, []byte(`{"token":"`+a.Token+`"}`)); err != nil {
+		t.Fatal(err)
+	}
+	return ws
+}
+
+// On a whole machine, git works and a port is a stream. Its screen is used, and
+// watched, only while its owner shares it, and what runs there ends when that
+// changes. RB-102, RB-105, RB-113, RB-116.
 func TestWholeMachine(t *testing.T) {
 	broker := &natsServer{program: filepath.Join(t.TempDir(), "atoll-nats"), dir: t.TempDir(), address: "127.0.0.1:0"}
 	build(broker.program, "../atoll-nats")
@@ -111,9 +135,15 @@ func TestWholeMachine(t *testing.T) {
 	if err := os.WriteFile(token, []byte(invited.Token), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	// What shows the screen says on standard input what it is, and that it was there.
+	programs := t.TempDir()
+	shows := "#!/bin/sh\necho \"$*\" >>'" + programs + "/shown'\nprintf 'RFB 003.008\\n' >&0\nexec cat >/dev/null\n"
+	if err := os.WriteFile(filepath.Join(programs, "x11vnc"), []byte(shows), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	program := func(args ...string) *exec.Cmd {
 		cmd := exec.Command(built.atoll, append([]string{"--state-dir", state, "machine"}, args...)...)
-		cmd.Env = append(os.Environ(), "DISPLAY=:77.0", "XAUTHORITY=/nowhere")
+		cmd.Env = append(os.Environ(), "DISPLAY=:77.0", "XAUTHORITY=/nowhere", "PATH="+programs+":"+os.Getenv("PATH"))
 		return cmd
 	}
 	run := func(args ...string) string {
@@ -147,6 +177,35 @@ func TestWholeMachine(t *testing.T) {
 	}
 	if st, err := box.Git(offered).Status(t.Context()); err != nil || len(st.Files) != 1 || st.Files[0].Path != "file" {
 		t.Errorf("git status is %+v, %v", st, err)
+	}
+	// A session there has its files where other sandboxes have them, and finds them
+	// when it moves on.
+	x, err := s.client.Sessions().Create(t.Context(), sandbox.Spec{Provider: m.provider(t, s)}, atoll.SessionOptions{Name: "moves"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.Files().Write(t.Context(), "/workspace/dir/carried", strings.NewReader("carried"), atoll.WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(offered, "dir", "carried")); err != nil || string(got) != "carried" {
+		t.Errorf("on the machine, the file is %q, %v", got, err)
+	}
+	if moved, err := x.Swap(t.Context(), "gvisor"); err != nil || !moved.Swapped {
+		t.Fatalf("it does not move: %+v, %v", moved, err)
+	}
+	for path, want := range map[string]string{"/workspace/dir/carried": "carried", "/workspace/file": "one\n"} {
+		var got []byte
+		r, err := x.Files().Read(t.Context(), path, atoll.ReadOptions{})
+		if err == nil {
+			got, err = io.ReadAll(r)
+			_ = r.Close()
+		}
+		if err != nil || string(got) != want {
+			t.Errorf("%s is %q, %v", path, got, err)
+		}
+	}
+	if err := x.Destroy(t.Context()); err != nil {
+		t.Error(err)
 	}
 	if _, page := s.fetch(t, "/metrics"); !strings.Contains(page, `atoll_machines{liveness="online"} 1`) || strings.Contains(page, "atoll_machine_streams 0") {
 		t.Errorf("the metrics of machines are %s", page)
@@ -203,12 +262,25 @@ func TestWholeMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer read.Close()
+	if _, err := box.Record(t.Context(), sandbox.NewRecording{Kind: sandbox.RecordDesktop}); sandbox.CodeOf(err) != sandbox.CodeConflict {
+		t.Errorf("recording it: %v, want %s", err, sandbox.CodeConflict)
+	}
+	if _, err := box.OpenStream(t.Context(), sandbox.NewStream{Kind: "desktop", Port: 5901, Mode: "control"}); sandbox.CodeOf(err) != sandbox.CodeConflict {
+		t.Errorf("a desktop at another port of it: %v, want %s", err, sandbox.CodeConflict)
+	}
+	var open []*websocket.Conn
+	var access []sandbox.StreamAccess
 	for who, c := range map[string]*atoll.Client{"the owner": s.client, "a reader": read} {
-		for _, port := range []uint16{0, 5900} { // a VNC server of the machine's owner may listen there
-			if _, err := atoll.Handle(c, box.ID()).OpenStream(t.Context(), sandbox.NewStream{Kind: "desktop", Port: port}); sandbox.CodeOf(err) != sandbox.CodeConflict {
-				t.Errorf("%s, a stream of it: %v, want %s", who, err, sandbox.CodeConflict)
-			}
+		a, err := atoll.Handle(c, box.ID()).OpenStream(t.Context(), sandbox.NewStream{Kind: "desktop", TTL: 600})
+		if err != nil {
+			t.Fatalf("%s, a stream of it: %v", who, err)
 		}
+		ws := s.watch(t, a)
+		defer func() { _ = ws.CloseNow() }()
+		if _, said, err := ws.Read(t.Context()); err != nil || string(said) != "RFB 003.008\n" {
+			t.Errorf("%s sees %q, %v", who, said, err)
+		}
+		open, access = append(open, ws), append(access, a)
 	}
 	long, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"sleep", "1000"}})
 	if err != nil {
@@ -216,7 +288,42 @@ func TestWholeMachine(t *testing.T) {
 	}
 	defer long.Close()
 	run("screen", "off")
+	for _, ws := range open {
+		if _, said, err := ws.Read(t.Context()); err == nil {
+			t.Errorf("after the screen was withdrawn, a viewer sees %q", said)
+		}
+	}
 	wantScreen(false)
+	shown := func() string {
+		text, err := os.ReadFile(filepath.Join(programs, "shown"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	before := shown()
+	for _, a := range access { // an earlier token
+		ws := s.watch(t, a)
+		if _, said, err := ws.Read(t.Context()); err == nil {
+			t.Errorf("after the screen was withdrawn, a viewer sees %q", said)
+		}
+	}
+	for _, kind := range []string{"desktop", "port"} {
+		a, err := box.OpenStream(t.Context(), sandbox.NewStream{Kind: kind, Port: 5900, Mode: "control"})
+		if kind == "desktop" && (sandbox.CodeOf(err) != sandbox.CodeDenied || !strings.Contains(err.Error(), string(sandbox.ConsentRequired))) {
+			t.Errorf("a stream without consent: %v", err)
+		}
+		if err != nil {
+			continue
+		}
+		ws := s.watch(t, a) // the machine refuses it by itself
+		if _, said, err := ws.Read(t.Context()); err == nil {
+			t.Errorf("%s: without consent, a viewer sees %q", kind, said)
+		}
+	}
+	if after := shown(); after != before || !strings.Contains(before, "-display :77.0") || !strings.Contains(before, "-inetd") {
+		t.Errorf("without consent, the screen was shown:\n%s, before:\n%s", after, before)
+	}
 	if exit, err := long.Wait(t.Context()); err == nil && exit.Code == 0 {
 		t.Errorf("a command that began with the screen ended with %+v", exit)
 	}

@@ -250,17 +250,16 @@ func overlay(doc *sandbox.CapabilityDocument, d sandbox.Descriptor, m Machine) {
 		refuseAll(doc, sandbox.AgentOffline)
 	case !m.Display:
 		refuseScreen(doc, sandbox.DisplayUnavailable, false)
+	case !m.Consented && m.Own:
+		refuseScreen(doc, sandbox.ConsentRequired, false)
 	case !m.Consented:
 		doc.Desktop.Mode = "read-only"
 		if doc.ComputerUse.Available {
 			doc.ComputerUse.Available, doc.ComputerUse.Reason = false, sandbox.ConsentRequired
 		}
 	}
-	if m.Own && doc.Desktop.Reason == "" {
-		// A VNC server there would be open to all users of the machine.
-		use := doc.ComputerUse
-		refuseScreen(doc, sandbox.DisplayUnavailable, false)
-		doc.ComputerUse = use
+	if m.Own && doc.Recording.Available { // nobody agrees to that
+		doc.Recording = sandbox.RecordingCell{Modes: []string{}, Codecs: []string{}, Reason: sandbox.ConsentRequired}
 	}
 }
 

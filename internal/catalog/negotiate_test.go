@@ -376,14 +376,17 @@ func TestRB28MachineOverlay(t *testing.T) {
 		{"a policy wins over no display", Machine{Liveness: MachineOnline}, true, "", sandbox.DisabledByPolicy, sandbox.DisabledByPolicy},
 		{"no consent", Machine{Liveness: MachineOnline, Display: true}, false, "", "", sandbox.ConsentRequired},
 		{"all", Machine{Liveness: MachineOnline, Display: true, Consented: true}, false, "", "", ""},
-		{"a person's screen", Machine{Liveness: MachineOnline, Own: true, Display: true}, false, "", sandbox.DisplayUnavailable, sandbox.ConsentRequired},
-		{"a person's screen, shared", Machine{Liveness: MachineOnline, Own: true, Display: true, Consented: true}, false, "", sandbox.DisplayUnavailable, ""},
+		{"a person's screen", Machine{Liveness: MachineOnline, Own: true, Display: true}, false, "", sandbox.ConsentRequired, sandbox.ConsentRequired},
+		{"a person's screen, shared", Machine{Liveness: MachineOnline, Own: true, Display: true, Consented: true}, false, "", "", ""},
 		{"a person's screen, offline", Machine{Liveness: MachineOffline, Own: true, Display: true, Consented: true}, false, sandbox.AgentOffline, sandbox.AgentOffline, sandbox.AgentOffline},
 	}
 	for _, tt := range tests {
 		doc := negotiate(t, "selfhosted", Query{Liveness: "warm", Machine: &tt.m, DesktopOff: tt.off})
 		if doc.FileSystem.Reason != tt.files || doc.Git.Reason != tt.files || doc.Terminal.Reason != tt.files || doc.Desktop.Reason != tt.desktop || doc.ComputerUse.Reason != tt.computer {
 			t.Errorf("%s: %+v", tt.name, doc)
+		}
+		if tt.m.Own && doc.Recording.Available {
+			t.Errorf("%s: it is recorded: %+v", tt.name, doc.Recording)
 		}
 		if (tt.files != "") != (doc.Terminal.Transport == "") {
 			t.Errorf("%s: terminal %+v", tt.name, doc.Terminal)

@@ -71,10 +71,10 @@ func (d *Daemon) openView() error {
 			_, err := d.desk.Start(ctx, ref, sandbox.Screen{}, true)
 			return err
 		},
-		Streamed: func(ctx context.Context, box sandbox.Sandbox) error {
+		Streamed: func(ctx context.Context, box sandbox.Sandbox, port uint16) error {
 			own, err := d.ownScreen(ctx, box)
-			if err == nil && own {
-				err = desk.NotStreamed(box.Name)
+			if err == nil && own && port != desk.VNCPort {
+				err = desk.AsItIs(box.Name)
 			}
 			return err
 		},

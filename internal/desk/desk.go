@@ -105,8 +105,12 @@ func (s *Service) Start(ctx context.Context, ref string, want sandbox.Screen, vn
 		return out, invalid("width", "give both width and height, or none")
 	}
 	err = s.use(ctx, ref, ops.ComputerAct, func(ctx context.Context, _ sandbox.ID, d *desktop) error {
+		if d.own && (!vnc || want != sandbox.Screen{}) {
+			return AsItIs(ref)
+		}
 		if d.own {
-			return NotStreamed(ref)
+			out.Port = VNCPort
+			return nil
 		}
 		out, err = Ensure(ctx, d.box, want, vnc)
 		return err
@@ -114,12 +118,12 @@ func (s *Service) Start(ctx context.Context, ref string, want sandbox.Screen, vn
 	return out, err
 }
 
-// NotStreamed is the error for the screen of a person's machine: a VNC server there
-// would be open to all users of the machine.
-func NotStreamed(ref string) error {
+// AsItIs is the error for what nobody agrees to for the screen of a person's
+// machine.
+func AsItIs(ref string) error {
 	return &sandbox.Error{
-		Code: sandbox.CodeConflict, Op: op, Subject: ref, Message: "the screen of a person's machine is used as it is, and not streamed or recorded",
-		Hint: "look at it with: atoll computer screenshot " + ref,
+		Code: sandbox.CodeConflict, Op: op, Subject: ref, Message: "the screen of a person's machine is used as it is: it is not resized, not recorded, and at no other port",
+		Hint: "look at it with: atoll desktop " + ref,
 	}
 }
 

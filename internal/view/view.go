@@ -43,6 +43,7 @@ var (
 	errReaped   = errors.New("reaped")
 	errRefused  = errors.New("unauthorized")
 	errUnknown  = errors.New("unavailable") // the store cannot be read
+	errConsent  = errors.New(string(sandbox.ConsentRequired))
 )
 
 // Config configures a Service. Its functions may be called concurrently.
@@ -61,9 +62,9 @@ type Config struct {
 	// Desktop starts the desktop of a sandbox with its VNC server, if they do not
 	// run. Its errors say why it could not.
 	Desktop func(ctx context.Context, ref string) error
-	// Streamed refuses the desktop of a sandbox whose screen is not streamed. It may
-	// be nil.
-	Streamed func(ctx context.Context, box sandbox.Sandbox) error
+	// Streamed refuses the desktop at a port of a sandbox whose screen is not
+	// streamed. CodeDenied: its owner does not share it. It may be nil.
+	Streamed func(ctx context.Context, box sandbox.Sandbox, port uint16) error
 	// Epoch returns CodeStale if another sandbox than that of the epoch serves a
 	// session now.
 	Epoch func(ctx context.Context, session string, epoch int64) error
@@ -92,10 +93,10 @@ type opened struct {
 	sandbox.Stream
 	session string        // its id, if it has one
 	who     key.Principal // the maker
-	name    string        // of the sandbox
-	ensured bool          // the desktop is started for it
-	linked  bool          // it has a link
-	code    *code         // of a link that nobody has opened; nil: there is none
+	box     sandbox.Sandbox
+	ensured bool  // the desktop is started for it
+	linked  bool  // it has a link
+	code    *code // of a link that nobody has opened; nil: there is none
 	ctx     context.Context
 	end     context.CancelCauseFunc
 }
@@ -148,7 +149,7 @@ func (s *Service) Create(ctx context.Context, ref string, by sandbox.StreamSessi
 		}
 	}
 	id := strings.ToLower(rand.Text())
-	o := s.open(&opened{session: by.Ref, who: who, name: box.Name, ensured: ensured, Stream: sandbox.Stream{
+	o := s.open(&opened{session: by.Ref, who: who, box: box, ensured: ensured, Stream: sandbox.Stream{
 		ID: id, Sandbox: box.ID, Kind: n.Kind, Mode: n.Mode, Port: n.Port, Process: n.Process, LeaseEpoch: by.Epoch, Expires: s.expiry(n.TTL),
 	}})
 	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(ctx context.Context) error {
@@ -236,7 +237,7 @@ func (s *Service) streamed(ctx context.Context, o *opened, box sandbox.Sandbox) 
 	if o.Kind != desktop || s.cfg.Streamed == nil {
 		return nil
 	}
-	return s.cfg.Streamed(ctx, box)
+	return s.cfg.Streamed(ctx, box, o.Port)
 }
 
 // prepare starts in another sandbox what a stream shows there, as far as who may,
@@ -269,7 +270,7 @@ func (s *Service) rotate(o *opened, box sandbox.Sandbox, epoch int64, process st
 	o = was // another caller may have rotated it
 	rotated := was.LeaseEpoch < epoch || was.LeaseEpoch == epoch && was.Sandbox != box.ID
 	if rotated {
-		o = s.open(&opened{session: was.session, who: was.who, name: box.Name, ensured: was.ensured, linked: was.linked, code: was.code, Stream: was.Stream})
+		o = s.open(&opened{session: was.session, who: was.who, box: box, ensured: was.ensured, linked: was.linked, code: was.code, Stream: was.Stream})
 		o.Sandbox, o.LeaseEpoch, o.Viewers, o.Process = box.ID, epoch, 0, process
 		s.streams[o.ID] = o
 		was.end(errRollover)
@@ -287,7 +288,7 @@ func (s *Service) rotate(o *opened, box sandbox.Sandbox, epoch int64, process st
 
 // fact records what happened to a stream.
 func (s *Service) fact(o *opened, t eventlog.Type, why sandbox.Reason, viewers int) {
-	a := audit.Action{Tenant: o.who.Tenant, Actor: eventlog.Actor{Key: o.who.Key, UID: o.who.UID}, Op: operation(o), Sandbox: o.Sandbox, Name: o.name, Subject: o.ID}
+	a := audit.Action{Tenant: o.who.Tenant, Actor: eventlog.Actor{Key: o.who.Key, UID: o.who.UID}, Op: operation(o), Sandbox: o.Sandbox, Name: o.box.Name, Subject: o.ID}
 	err := s.cfg.Guard.Audit.FactLater(a, t, func(e *eventlog.Event) { e.Reason, e.Viewers, e.Epoch = why, viewers, o.LeaseEpoch })
 	if err != nil && s.cfg.Guard.Note != nil {
 		s.cfg.Guard.Note(s.cfg.Life, err)
@@ -438,6 +439,10 @@ func (s *Service) Serve(ws *websocket.Conn, id, token string) {
 // pass copies between a viewer and a port until one of them ends or ctx does.
 func (s *Service) pass(ctx context.Context, ws *websocket.Conn, o *opened, finish func(error)) {
 	conn, err := s.cfg.Dial(ctx, string(o.Sandbox), o.Port)
+	if sandbox.CodeOf(err) == sandbox.CodeDenied && strings.Contains(err.Error(), errConsent.Error()) { // the machine says so itself
+		finish(errConsent)
+		return
+	}
 	if err != nil {
 		goodbye(ws, errors.New("stream-port-unavailable"))
 		return
@@ -524,6 +529,9 @@ func (s *Service) ended(ws *websocket.Conn, o *opened, err error) sandbox.Reason
 	case errors.Is(err, errKey):
 		s.drop(o, errKey, sandbox.ReasonGrantRevoked)
 		return sandbox.ReasonRevoked
+	case errors.Is(err, errConsent):
+		s.drop(o, errConsent, sandbox.ReasonRevoked)
+		return sandbox.ReasonRevoked
 	case errors.Is(err, errRevoked):
 		return sandbox.ReasonRevoked
 	}
@@ -533,7 +541,7 @@ func (s *Service) ended(ws *websocket.Conn, o *opened, err error) sandbox.Reason
 // stands returns the reason why a stream has ended, if it has.
 func (s *Service) stands(ctx context.Context, o *opened) error {
 	if cause := context.Cause(ctx); cause != nil {
-		for _, known := range []error{errRevoked, errRollover, errKey} {
+		for _, known := range []error{errRevoked, errRollover, errKey, errConsent} {
 			if errors.Is(cause, known) {
 				return known
 			}
@@ -542,6 +550,9 @@ func (s *Service) stands(ctx context.Context, o *opened) error {
 			return errKey
 		}
 		return errReaped
+	}
+	if err := s.streamed(guard.WithPrincipal(ctx, o.who), o, o.box); sandbox.CodeOf(err) == sandbox.CodeDenied {
+		return errConsent
 	}
 	if o.session == "" {
 		return nil
@@ -576,7 +587,13 @@ func (s *Service) lost(ctx context.Context, o *opened) error {
 		if err := s.stands(ctx, o); err != nil {
 			return err
 		}
-		box, err := s.cfg.Find(ctx, string(o.Sandbox))
+		asked, enough := context.WithTimeout(ctx, recheck)
+		box, err := s.cfg.Find(asked, string(o.Sandbox))
+		silent := asked.Err() != nil && ctx.Err() == nil
+		enough()
+		if silent { // as a machine is that has just ended the connection
+			return nil
+		}
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound || err == nil && box.State != sandbox.Running {
 			return errReaped
 		}

@@ -32,7 +32,8 @@ type Instance struct {
 	timer   *time.Timer  // ends it at the end of its lifetime
 	why     sandbox.Exit // the first reason to end it
 	exit    sandbox.Exit
-	gone    bool          // destroyed
+	gone    bool // destroyed
+	screens map[*screen]struct{}
 	ongoing chan struct{} // closed when the current attempt to destroy has ended
 	failed  error         // of the last attempt
 }
@@ -240,6 +241,9 @@ func (in *Instance) end(why sandbox.Exit) {
 		in.why = why
 	}
 	client := in.Client
+	for s := range in.screens {
+		s.kill()
+	}
 	in.mu.Unlock()
 	if client != nil {
 		client.Close()

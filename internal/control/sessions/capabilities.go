@@ -59,6 +59,9 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (_ sandbox.Capab
 	if q.Machine, err = s.machines.State(ctx, who.Tenant, all[at].Name); err != nil {
 		return sandbox.CapabilityDocument{}, core.Named(op, err)
 	}
+	if q.Machine != nil && q.Machine.Own { // its screen is not of an image
+		q.NoDesktop = false
+	}
 	d := all[at].Descriptor
 	if all[at].Capabilities["ports"] {
 		d = catalog.Served(d)

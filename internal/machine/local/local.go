@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"time"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
@@ -50,6 +51,10 @@ type running struct {
 // keyName is the name of the key that connections of the machine use.
 const keyName = "machine"
 
+// drain is how long requests go on when the daemon ends. The connection that they
+// came over has ended before, and nobody reads their answers.
+const drain = 100 * time.Millisecond
+
 func stateDir(dir string) string { return filepath.Join(dir, "state") }
 
 // Restore replaces the database of the daemon of a machine with files in dir,
@@ -83,7 +88,7 @@ func (d *Daemon) start(ctx context.Context) (err error) {
 	// Every connection needs a key, also those of the machine's other users.
 	r.daemon, err = daemon.Start(ctx, daemon.Options{
 		StateDir: stateDir(d.opts.Dir), Provider: d.entry.Name, Providers: []registry.Entry{d.entry}, Listen: "127.0.0.1:0", Plain: true,
-		Pool: d.opts.Pool, Fence: d.epochs.check, Version: d.opts.Version, Logger: d.opts.Logger,
+		Pool: d.opts.Pool, Drain: drain, Fence: d.epochs.check, Version: d.opts.Version, Logger: d.opts.Logger,
 	})
 	if err != nil {
 		return err
