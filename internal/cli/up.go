@@ -55,6 +55,7 @@ type UpOptions struct {
 	// daemon.Options.
 	PlainSnapshots bool
 	SnapshotCache  int64
+	StreamRate     int64 // bytes per second of a stream; zero means the default of daemon.Options
 	// SessionGrace is how long the sandbox of a session without holders is kept;
 	// zero means the default of daemon.Options.
 	SessionGrace time.Duration
@@ -191,6 +192,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringArrayVar(&opts.Buckets, "bucket", nil, "a bucket that can be a workspace, [TENANT/]NAME=s3://BUCKET/PREFIX?endpoint=URL&region=NAME, with credentials as for --blobs; may be repeated; see: atoll workspace create")
 	flags.BoolVar(&opts.PlainSnapshots, "plain-snapshots", false, "do not encrypt snapshots there with workspace.key")
 	flags.Var((*sizeFlag)(&opts.SnapshotCache), "snapshot-cache", "disk space for copies of saved snapshots on this machine, in bytes (default 16g)")
+	flags.Var((*sizeFlag)(&opts.StreamRate), "stream-rate", "bytes per second that a stream of a desktop, terminal or port carries in each direction; all streams of a tenant carry eight times as many (default 8m)")
 	flags.StringSliceVar(&opts.Shared, "share-provider", nil, "provider that callers with an API key may choose, besides the one of this daemon; may be repeated")
 	flags.StringVar(&opts.Listen, "listen", "", "also listen on this TCP address, HOST:PORT; needs --tls-cert and --tls-key")
 	flags.StringVar(&cert, "tls-cert", "", "file with the certificate, in PEM")

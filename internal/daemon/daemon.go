@@ -104,6 +104,10 @@ type Options struct {
 	// SnapshotCache is the limit in bytes for copies of saved snapshots on this
 	// machine. Zero: snapshots.DefaultCache; negative: no copies are kept.
 	SnapshotCache int64
+	// StreamRate is how many bytes per second a stream of a desktop, terminal or port
+	// carries in each direction. Zero: 8 MiB. All streams of a tenant carry eight times
+	// as many together.
+	StreamRate int64
 	// SessionGrace is how long the unused sandbox of a session is kept. Zero:
 	// lease.Default.
 	SessionGrace time.Duration

@@ -45,6 +45,8 @@ func (d *Daemon) stats(ctx context.Context) (c metrics.Stats, err error) {
 	if d.hub != nil {
 		c.Machines, c.MachineStreams = d.hub.Stats()
 	}
+	held := d.view.Held()
+	c.HeldBytes, c.HeldTime = held.Bytes, held.Time
 	if facts, err := d.provider.Probe(ctx); err == nil {
 		for _, f := range facts.Findings {
 			if f.Severity == driver.Warning || f.Severity == driver.Blocker {

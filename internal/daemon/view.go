@@ -65,7 +65,7 @@ func (d *Daemon) openView() error {
 		},
 	})
 	d.view = view.New(view.Config{
-		Secret: signing, Guard: s.Guard, Life: s.Life, Now: s.Store.Now, Find: s.Sandboxes.Public().Get, Dial: s.Exec.DialPort, KeepAlive: s.Tenants.KeepAlive,
+		Secret: signing, Rate: d.opts.StreamRate, Guard: s.Guard, Life: s.Life, Now: s.Store.Now, Find: s.Sandboxes.Public().Get, Dial: s.Exec.DialPort, KeepAlive: s.Tenants.KeepAlive,
 		Open: func(ctx context.Context, ref string) (view.Commands, error) { return s.Exec.Open(ctx, ref) },
 		Desktop: func(ctx context.Context, ref string) error {
 			_, err := d.desk.Start(ctx, ref, sandbox.Screen{}, true)

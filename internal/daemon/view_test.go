@@ -33,11 +33,16 @@ type viewing struct {
 	got      chan []byte // what the server received
 }
 
-func newViewing(t *testing.T) *viewing {
+func newViewing(t *testing.T, set ...func(*daemon.Options)) *viewing {
 	m := daemontest.New(t)
 	m.Host = true
 	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(int(freePort(t))))
-	d := m.Start(t, func(o *daemon.Options) { o.Listen, o.Plain = addr, true })
+	d := m.Start(t, func(o *daemon.Options) {
+		o.Listen, o.Plain = addr, true
+		for _, one := range set {
+			one(o)
+		}
+	})
 	v := &viewing{at: addr, dir: m.Dir, key: map[string]string{}, id: map[string]string{}, t: t, d: d, got: make(chan []byte, 100)}
 	admin := daemontest.Client(t, d).Admin()
 	for _, tenant := range []string{"acme", "rival"} {
@@ -180,6 +185,36 @@ func TestRB63ASocketAuthenticatesBeforeContent(t *testing.T) {
 	}
 	_ = ws.Write(t.Context(), websocket.MessageText, []byte(`{"token":"`+s.Token+`"}`))
 	v.reads(ws, "RFB 003.008\n")
+}
+
+// A stream that is too fast is held up, loses nothing, and is counted (RB-118).
+func TestRB118StreamsHaveRates(t *testing.T) {
+	const perSecond = 64 << 10
+	v := newViewing(t, func(o *daemon.Options) { o.StreamRate = perSecond })
+	s := v.open("acme", "port", "control")
+	ws, err := v.socket(s.URL, s.Token, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.reads(ws, "RFB 003.008\n")
+	sent := bytes.Repeat([]byte("0123456789abcdef"), 3*perSecond/16)
+	go func() {
+		for part := range slices.Chunk(sent, 16<<10) {
+			if ws.Write(t.Context(), websocket.MessageBinary, part) != nil {
+				return
+			}
+		}
+	}()
+	var got []byte
+	for len(got) < len(sent) {
+		got = append(got, <-v.got...)
+	}
+	if !bytes.Equal(got, sent) {
+		t.Error("what came is not what was sent")
+	}
+	if _, page := fetch(t, v.d, "/metrics", "", ""); !strings.Contains(page, "\natoll_stream_held_bytes_total ") || strings.Contains(page, "\natoll_stream_held_bytes_total 0\n") {
+		t.Errorf("nothing is counted: %s", page)
+	}
 }
 
 func TestStreamsOfOtherTenants(t *testing.T) {

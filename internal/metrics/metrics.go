@@ -33,6 +33,10 @@ type Stats struct {
 	// liveness, and MachineStreams the connections to their daemons.
 	Machines       map[string]int
 	MachineStreams int
+	// HeldBytes and HeldTime are what streams of desktops, terminals and ports were
+	// too fast for.
+	HeldBytes int64
+	HeldTime  time.Duration
 	// Warnings is the number of warnings about the default provider, including
 	// those about stopped sandboxes.
 	Warnings int
@@ -117,6 +121,8 @@ var (
 	machines    = prometheus.NewDesc("atoll_machines", "Self-hosted machines that this daemon has heard, by liveness.", []string{"liveness"}, nil)
 	streams     = prometheus.NewDesc("atoll_machine_streams", "Connections of this daemon to self-hosted machines.", nil, nil)
 	warnings    = prometheus.NewDesc("atoll_provider_warnings", "Number of warnings of atoll doctor about the default provider, including those about stopped sandboxes.", nil, nil)
+	heldBytes   = prometheus.NewDesc("atoll_stream_held_bytes_total", "Bytes of streams of desktops, terminals and ports that waited because of their rate.", nil, nil)
+	heldTime    = prometheus.NewDesc("atoll_stream_held_seconds_total", "How long they waited, all together.", nil, nil)
 	storeUp     = prometheus.NewDesc("atoll_store_up", "Whether the database responds.", nil, nil)
 )
 
@@ -139,6 +145,8 @@ func (p *population) Describe(to chan<- *prometheus.Desc) {
 	to <- warnings
 	to <- machines
 	to <- streams
+	to <- heldBytes
+	to <- heldTime
 }
 
 func (p *population) Collect(to chan<- prometheus.Metric) {
@@ -157,6 +165,8 @@ func (p *population) Collect(to chan<- prometheus.Metric) {
 	to <- prometheus.MustNewConstMetric(diskFull, prometheus.GaugeValue, number(c.DiskFull))
 	to <- prometheus.MustNewConstMetric(unsettled, prometheus.GaugeValue, float64(c.Unsettled))
 	to <- prometheus.MustNewConstMetric(streams, prometheus.GaugeValue, float64(c.MachineStreams))
+	to <- prometheus.MustNewConstMetric(heldBytes, prometheus.CounterValue, float64(c.HeldBytes))
+	to <- prometheus.MustNewConstMetric(heldTime, prometheus.CounterValue, c.HeldTime.Seconds())
 	for liveness, n := range c.Machines {
 		to <- prometheus.MustNewConstMetric(machines, prometheus.GaugeValue, float64(n), liveness)
 	}

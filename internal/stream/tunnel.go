@@ -22,7 +22,7 @@ const closeTime = time.Second
 //
 // It is a net.Conn with one difference: an exceeded deadline closes it.
 type Tunnel struct {
-	ws   *websocket.Conn
+	ws   Socket
 	name string
 
 	in, out lane
@@ -48,9 +48,17 @@ type lane struct {
 
 var _ net.Conn = (*Tunnel)(nil)
 
+// Socket is a WebSocket, or one that limits what passes.
+type Socket interface {
+	Reader(ctx context.Context) (websocket.MessageType, io.Reader, error)
+	Write(ctx context.Context, kind websocket.MessageType, b []byte) error
+	SetReadLimit(n int64)
+	CloseNow() error
+}
+
 // NewTunnel returns a Tunnel over ws, and takes ownership of it. name is its
 // remote address. The caller closes it.
-func NewTunnel(ws *websocket.Conn, name string) *Tunnel {
+func NewTunnel(ws Socket, name string) *Tunnel {
 	ws.SetReadLimit(maxTunnelMessage)
 	t := &Tunnel{ws: ws, name: name}
 	for _, l := range []*lane{&t.in, &t.out} {

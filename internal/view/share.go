@@ -272,7 +272,7 @@ func (s *Service) rejoin(ctx context.Context, at place) (driver.Process, int64, 
 
 // showTerminal connects a viewer to a terminal until one of them ends or ctx
 // does.
-func (s *Service) showTerminal(ctx context.Context, ws *websocket.Conn, o *opened, finish func(error)) {
+func (s *Service) showTerminal(ctx context.Context, ws *pacedSocket, o *opened, finish func(error)) {
 	ws.SetReadLimit(maxInput)
 	// A context that ends closes its socket before the reason can be sent.
 	open := context.WithoutCancel(ctx)
@@ -345,7 +345,7 @@ func (o *opened) goesOn(e *sandbox.Exit) bool {
 }
 
 // broken tells a viewer why the connection to its terminal ended.
-func (s *Service) broken(ctx context.Context, ws *websocket.Conn, o *opened, err error, finish func(error)) {
+func (s *Service) broken(ctx context.Context, ws *pacedSocket, o *opened, err error, finish func(error)) {
 	if sandbox.CodeOf(err) == sandbox.CodeConflict {
 		goodbye(ws, errTaken)
 		return
@@ -357,7 +357,7 @@ func (s *Service) broken(ctx context.Context, ws *websocket.Conn, o *opened, err
 	goodbye(ws, errors.New("terminal-unavailable"))
 }
 
-func receive(ctx context.Context, ws *websocket.Conn) (m sandbox.TerminalMessage, err error) {
+func receive(ctx context.Context, ws *pacedSocket) (m sandbox.TerminalMessage, err error) {
 	ctx, cancel := context.WithTimeout(ctx, joinTime)
 	defer cancel()
 	kind, text, err := ws.Read(ctx)
@@ -373,7 +373,7 @@ func receive(ctx context.Context, ws *websocket.Conn) (m sandbox.TerminalMessage
 // viewerSocket is the socket of a viewer of a terminal.
 type viewerSocket struct {
 	ctx context.Context
-	ws  *websocket.Conn
+	ws  *pacedSocket
 }
 
 func (s *viewerSocket) send(m sandbox.TerminalMessage) error {

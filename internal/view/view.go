@@ -1,6 +1,7 @@
 package view
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -73,6 +74,9 @@ type Config struct {
 	// KeepAlive returns a context for requests of who. It ends when the key is no
 	// longer valid, or the tenant is disabled.
 	KeepAlive func(ctx context.Context, who key.Principal, tenant, keyID string) context.Context
+	// Rate is how many bytes per second a stream carries in each direction. Zero: 8
+	// MiB.
+	Rate int64
 	// Valid returns CodeUnauthorized if the key, or without one the tenant, is not
 	// accepted now.
 	Valid func(ctx context.Context, tenant, keyID string) error
@@ -86,6 +90,7 @@ type Service struct {
 	streams map[string]*opened
 
 	terminals terminals
+	rates     rates
 }
 
 // opened is a stream. Its Viewers are guarded by the Service's mutex.
@@ -97,6 +102,7 @@ type opened struct {
 	ensured bool  // the desktop is started for it
 	linked  bool  // it has a link
 	code    *code // of a link that nobody has opened; nil: there is none
+	buckets buckets
 	ctx     context.Context
 	end     context.CancelCauseFunc
 }
@@ -183,6 +189,9 @@ func (s *Service) expiry(seconds int64) time.Time {
 // open gives a stream its life.
 func (s *Service) open(o *opened) *opened {
 	o.ctx, o.end = context.WithCancelCause(s.cfg.Life)
+	if o.buckets.up == nil {
+		o.buckets = newBuckets(cmp.Or(s.cfg.Rate, defaultRate))
+	}
 	return o
 }
 
@@ -270,7 +279,7 @@ func (s *Service) rotate(o *opened, box sandbox.Sandbox, epoch int64, process st
 	o = was // another caller may have rotated it
 	rotated := was.LeaseEpoch < epoch || was.LeaseEpoch == epoch && was.Sandbox != box.ID
 	if rotated {
-		o = s.open(&opened{session: was.session, who: was.who, box: box, ensured: was.ensured, linked: was.linked, code: was.code, Stream: was.Stream})
+		o = s.open(&opened{session: was.session, who: was.who, box: box, ensured: was.ensured, linked: was.linked, code: was.code, buckets: was.buckets, Stream: was.Stream})
 		o.Sandbox, o.LeaseEpoch, o.Viewers, o.Process = box.ID, epoch, 0, process
 		s.streams[o.ID] = o
 		was.end(errRollover)
@@ -427,17 +436,18 @@ func (s *Service) Serve(ws *websocket.Conn, id, token string) {
 			leave()
 		}
 	}()
+	paced := s.pace(ws, o)
 	if o.Kind == terminalKind {
-		s.showTerminal(valid, ws, o, finish)
+		s.showTerminal(valid, paced, o, finish)
 	} else {
-		s.pass(valid, ws, o, finish)
+		s.pass(valid, paced, o, finish)
 	}
 	close(over)
 	<-watched
 }
 
 // pass copies between a viewer and a port until one of them ends or ctx does.
-func (s *Service) pass(ctx context.Context, ws *websocket.Conn, o *opened, finish func(error)) {
+func (s *Service) pass(ctx context.Context, ws *pacedSocket, o *opened, finish func(error)) {
 	conn, err := s.cfg.Dial(ctx, string(o.Sandbox), o.Port)
 	if sandbox.CodeOf(err) == sandbox.CodeDenied && strings.Contains(err.Error(), errConsent.Error()) { // the machine says so itself
 		finish(errConsent)
@@ -621,15 +631,21 @@ func (i *inside) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// closer is a socket that can be closed.
+type closer interface {
+	Close(code websocket.StatusCode, reason string) error
+	CloseNow() error
+}
+
 // goodbye closes a socket and says why.
-func goodbye(ws *websocket.Conn, why error) {
+func goodbye(ws closer, why error) {
 	late := time.AfterFunc(farewell, func() { _ = ws.CloseNow() })
 	defer late.Stop()
 	_ = ws.Close(websocket.StatusPolicyViolation, why.Error())
 }
 
 // copyBytes copies in both directions until one ends or, without an error, both.
-func copyBytes(ws *websocket.Conn, inside wire.Duplex, watching bool) {
+func copyBytes(ws *pacedSocket, inside wire.Duplex, watching bool) {
 	tunnel := wire.NewTunnel(ws, "viewer")
 	if !watching {
 		wire.Join(context.Background(), tunnel, inside)
