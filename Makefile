@@ -103,6 +103,7 @@ full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, ki
 	@$(MAKE) --no-print-directory scale
 	@$(MAKE) --no-print-directory kills ROUNDS=20
 	@$(MAKE) --no-print-directory soak DURATION=5m
+	@$(MAKE) --no-print-directory fleet DURATION=5m
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s
 
 .PHONY: race
@@ -126,6 +127,10 @@ gigabyte: build ## pause and fork ten ways a program with a gigabyte of memory (
 .PHONY: soak
 soak: build ## for DURATION (1h): daemons are killed and upgraded, processes stop and disks fill, while clients work
 	@$(STATIC) ATOLL_SOAK_TIME=$(DURATION) $(call gotest,-timeout=0 -v '-run=^TestSoak$$',./cmd/atoll)
+
+.PHONY: fleet
+fleet: build ## for DURATION (1h): nodes and control daemons are killed and cut off, PostgreSQL too, and disks fill, while clients work (as root; needs postgresql iproute2)
+	@$(STATIC) ATOLL_SOAK_TIME=$(DURATION) $(call gotest,-timeout=0 -v '-run=^TestArchipelago$$|^TestNodeFallsSilent$$',./cmd/atoll)
 
 .PHONY: kills
 kills: build ## kill everything at every fault point, and daemons at random while clients work, ROUNDS (200) times

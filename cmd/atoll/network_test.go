@@ -25,11 +25,25 @@ type network struct {
 
 func newNetwork(t *testing.T) *network {
 	t.Helper()
-	need.Root(t, "others may not make network namespaces with cables")
-	need.Program(t, "ip")
+	n := isolated(t)
 	id := mathrand.IntN(1 << 13)
 	at := func(host int) string { return fmt.Sprintf("198.18.%d.%d", id>>6, id&63<<2|host) } // RFC 2544
-	n := &network{here: at(1), there: at(2), link: "v0"}
+	n.here, n.there = at(1), at(2)
+	outer := fmt.Sprintf("atoll%d", id)
+	n.connect(t, nil, outer)
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", outer).Run() })
+	ip(t, nil, "addr add "+n.here+"/30 dev "+outer)
+	ip(t, n, "addr add "+n.there+"/30 dev "+n.link)
+	n.cable(t, "up")
+	return n
+}
+
+// isolated makes a network namespace without a cable.
+func isolated(t *testing.T) *network {
+	t.Helper()
+	need.Root(t, "others may not make network namespaces with cables")
+	need.Program(t, "ip")
+	n := &network{link: "v0"}
 	n.inside(t, func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
@@ -39,18 +53,19 @@ func newNetwork(t *testing.T) *network {
 		return err
 	})
 	t.Cleanup(func() { n.ns.Close() })
-	outer := fmt.Sprintf("atoll%d", id)
+	ip(t, n, "link set lo up")
+	return n
+}
+
+// connect makes a cable to another namespace, or to this machine's network, where
+// its end has a name.
+func (n *network) connect(t *testing.T, to *network, name string) {
+	t.Helper()
 	hold := exec.Command("sleep", "60") // names the namespace
 	n.inside(t, hold.Start)
 	defer func() { _ = hold.Process.Kill(); _ = hold.Wait() }()
-	ip(t, nil, "link add "+outer+" type veth peer name "+n.link+" netns "+strconv.Itoa(hold.Process.Pid))
-	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", outer).Run() })
-	ip(t, nil, "addr add "+n.here+"/30 dev "+outer)
-	ip(t, nil, "link set "+outer+" up")
-	ip(t, n, "addr add "+n.there+"/30 dev "+n.link)
-	ip(t, n, "link set lo up")
-	n.cable(t, "up")
-	return n
+	ip(t, to, "link add "+name+" type veth peer name "+n.link+" netns "+strconv.Itoa(hold.Process.Pid))
+	ip(t, to, "link set "+name+" up")
 }
 
 // cable pulls the machine's cable, or puts it back.

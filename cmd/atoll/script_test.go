@@ -23,6 +23,7 @@ import (
 	"github.com/atoll-run/atoll/internal/blob/blobtest"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/scratch"
+	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -44,6 +45,7 @@ func testMain(m *testing.M) int {
 		build(built.atoll, ".")
 	}
 	build(built.tool, "./testdata/tool")
+	defer storetest.Stop()
 	return blobtest.Main(m)
 }
 

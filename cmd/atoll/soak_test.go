@@ -36,6 +36,8 @@ type soaker struct {
 	state  string // its state directory
 	env    []string
 	args   []string // of atoll up
+	inside *network // where the daemon runs; nil: in the network of the test
+	log    io.Writer
 	client *atoll.Client
 	daemon *exec.Cmd
 
@@ -92,7 +94,12 @@ func (s *soaker) start(t testing.TB) {
 // tryStart starts the daemon and reports whether it listens.
 func (s *soaker) tryStart(t testing.TB) bool {
 	t.Helper()
-	s.daemon = exec.Command(s.bin, append([]string{"up"}, s.args...)...)
+	args := append([]string{"up"}, s.args...)
+	if s.inside != nil {
+		s.daemon = s.inside.command(s.env, s.bin, args...)
+	} else {
+		s.daemon = exec.Command(s.bin, args...)
+	}
 	s.daemon.Env = s.env
 	said, err := s.daemon.StderrPipe()
 	if err != nil {
@@ -111,7 +118,11 @@ func (s *soaker) tryStart(t testing.TB) bool {
 		_ = s.daemon.Wait()
 		return false
 	}
-	go func() { _, _ = io.Copy(os.Stderr, said) }() // ends with the daemon
+	log := s.log
+	if log == nil {
+		log = os.Stderr
+	}
+	go func() { _, _ = io.Copy(log, said) }() // ends with the daemon
 	return true
 }
 
@@ -298,22 +309,24 @@ func (s *soaker) settled(ctx context.Context, t *testing.T) map[sandbox.ID]sandb
 // really returns the states of the existing sandboxes, without the daemon.
 func (s *soaker) really(t *testing.T) map[sandbox.ID]sandbox.State {
 	t.Helper()
-	ls := exec.Command(built.atoll, "ls", "--json", "--provider", "gvisor")
-	ls.Env = s.env
-	out, err := ls.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all []struct {
-		ID    sandbox.ID
-		State sandbox.State
-	}
-	if err := json.Unmarshal(out, &all); err != nil {
-		t.Fatal(err)
-	}
 	states := map[sandbox.ID]sandbox.State{}
-	for _, b := range all {
+	for _, b := range s.existing(t) {
 		states[b.ID] = b.State
 	}
 	return states
+}
+
+// existing lists the existing sandboxes, without the daemon.
+func (s *soaker) existing(t *testing.T) (all []sandbox.Sandbox) {
+	t.Helper()
+	ls := exec.Command(built.atoll, "ls", "--json", "--provider", "gvisor")
+	ls.Env = s.env
+	out, err := ls.Output()
+	if err == nil {
+		err = json.Unmarshal(out, &all)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control/core"
@@ -44,6 +45,9 @@ func (s *Reaper) Recover(ctx context.Context) error {
 // alive, until ctx ends.
 func (s *Reaper) Watch(ctx context.Context) {
 	every := max(min(lease.Sweep, s.grace/2), time.Second)
+	var beating sync.WaitGroup
+	defer beating.Wait()
+	beating.Go(func() { s.beat(ctx, every) })
 	t := time.NewTicker(every)
 	defer t.Stop()
 	var swept time.Time // never: an earlier daemon may have left archives
@@ -55,7 +59,6 @@ func (s *Reaper) Watch(ctx context.Context) {
 			case <-t.C:
 			}
 		}
-		s.holders.present.beat(ctx)
 		if now := s.Store.Now(); now.Sub(swept) > tarSweep {
 			swept = now
 			if err := s.archives.sweepTars(ctx); err != nil && ctx.Err() == nil {
@@ -64,6 +67,21 @@ func (s *Reaper) Watch(ctx context.Context) {
 		}
 		if err := s.Sweep(ctx); err != nil && ctx.Err() == nil {
 			s.Report(ctx, err)
+		}
+	}
+}
+
+// beat keeps the holders of this daemon alive, until ctx ends. Sweeps may wait for
+// a node that does not answer, for longer than holders live.
+func (s *Reaper) beat(ctx context.Context, every time.Duration) {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		s.holders.present.beat(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
 		}
 	}
 }

@@ -33,13 +33,16 @@ const install = "PostgreSQL is not installed: run `apt-get install postgresql`, 
 // the exit code.
 func Main(m *testing.M) int {
 	code := m.Run()
-	server.stop()
+	Stop()
 	if err := goleak.Find(); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
 	return code
 }
+
+// Stop stops the server of [Postgres], for a TestMain that does more than [Main].
+func Stop() { server.stop() }
 
 // Postgres returns the address of a new, empty database. It is dropped with
 // the test.
