@@ -304,6 +304,7 @@ func hostedHeadless() []sandbox.Descriptor {
 		setting("namespace", "ATOLL_KUBERNETES_NAMESPACE", false), setting("image", "ATOLL_KUBERNETES_IMAGE", false),
 		setting("RuntimeClass", "ATOLL_KUBERNETES_RUNTIME_CLASS", false), setting("network policy", "ATOLL_KUBERNETES_NETWORK_POLICY", false),
 		setting("kind", "ATOLL_KUBERNETES_KIND", false),
+		setting("pool", "ATOLL_KUBERNETES_POOL", false),
 		setting("insecure", "ATOLL_KUBERNETES_INSECURE", false),
 		setting("API server, in a pod", "KUBERNETES_SERVICE_HOST", false), setting("port, in a pod", "KUBERNETES_SERVICE_PORT", false),
 	}

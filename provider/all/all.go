@@ -179,8 +179,9 @@ func openKubernetes(h registry.Host) (driver.Provider, error) {
 		RuntimeClass  *string `json:"runtimeClass"`
 		NetworkPolicy *string `json:"networkPolicy"`
 		Kind          *string `json:"kind"`
+		Pool          *string `json:"pool"`
 		Insecure      *bool   `json:"insecure"`
-	}{&opts.Kubeconfig, &opts.Context, &opts.Namespace, &opts.Image, &opts.RuntimeClass, &opts.NetworkPolicy, &opts.Kind, &opts.Insecure}
+	}{&opts.Kubeconfig, &opts.Context, &opts.Namespace, &opts.Image, &opts.RuntimeClass, &opts.NetworkPolicy, &opts.Kind, &opts.Pool, &opts.Insecure}
 	if err := h.Decode(&o); err != nil {
 		return nil, err
 	}

@@ -23,11 +23,12 @@ type api struct {
 	token     *credential.Source
 	namespace string
 	boxes     hosted.Boxes
-	policed   bool // each sandbox has a NetworkPolicy
+	policed   bool   // each sandbox has a NetworkPolicy
+	pool      string // from which sandboxes are claimed; empty: none
 }
 
-func newAPI(c cluster, transport http.RoundTripper, boxes hosted.Boxes, policed bool) *api {
-	a := &api{token: c.token, namespace: c.namespace, boxes: boxes, policed: policed}
+func newAPI(c cluster, transport http.RoundTripper, boxes hosted.Boxes, policed bool, pool string) *api {
+	a := &api{token: c.token, namespace: c.namespace, boxes: boxes, policed: policed, pool: pool}
 	if transport == nil {
 		t := http.DefaultTransport.(*http.Transport).Clone()
 		t.IdleConnTimeout, t.MaxIdleConnsPerHost, t.TLSClientConfig = idle, 16, c.tls
@@ -144,6 +145,7 @@ const (
 	labelTry    = "atoll.run/try"    // of the request that made it; selects its NetworkPolicy
 	labelUser   = "user.atoll.run/"  // prefix of the sandbox's labels that Kubernetes accepts, for kubectl
 	noteLabels  = "atoll.run/labels" // all labels of the sandbox, as JSON
+	noteClaim   = "atoll.run/claim"  // NAME/UID of the claim with which a pod of a warm pool was taken
 	managedBy   = "app.kubernetes.io/managed-by"
 	managerName = "atoll"
 )
@@ -152,21 +154,32 @@ const (
 // It is the same for each attempt.
 func podName(scope string, id sandbox.ID) string { return "atoll-" + scope + "-" + string(id) }
 
-// boxID identifies a pod, and the object that controls it, if any. Another pod
-// with the same name has another UID.
+// boxID identifies a pod, and the object that controls it, if any, and the claim
+// that controls that. Another pod with the same name has another UID.
 func (m meta) boxID() string {
-	box := m.Name + "/" + m.UID
+	id := m.Name + "/" + m.UID
 	if object := m.controller(); object != "" {
-		box += "/" + object
+		id += "/" + object
+		if claim := m.Annotations[noteClaim]; claim != "" {
+			id += "/" + claim
+		}
 	}
-	return box
+	return id
 }
 
-func split(box string) (name, uid, object string) {
-	name, rest, _ := strings.Cut(box, "/")
-	uid, object, _ = strings.Cut(rest, "/")
-	return name, uid, object
+// box is what a box ID says.
+type box struct{ name, uid, object, claim, claimUID string }
+
+func split(id string) (b box) {
+	for _, part := range []*string{&b.name, &b.uid, &b.object, &b.claim, &b.claimUID} {
+		*part, id, _ = strings.Cut(id, "/")
+	}
+	return b
 }
+
+// own is the name of what Atoll itself makes for a sandbox: a policy, and a pod,
+// an object or a claim.
+func (b box) own() string { return cmp.Or(b.claim, b.name) }
 
 // path returns the path of a resource of the namespace. An empty group is the
 // core group.
@@ -196,10 +209,10 @@ func (a *api) pod(ctx context.Context, name string) (p pod, err error) {
 }
 
 // get returns the pod with a name and a UID.
-func (a *api) get(ctx context.Context, box string) (pod, error) {
-	name, uid, _ := split(box)
-	p, err := a.pod(ctx, name)
-	if err == nil && p.Meta.UID != uid {
+func (a *api) get(ctx context.Context, id string) (pod, error) {
+	b := split(id)
+	p, err := a.pod(ctx, b.name)
+	if err == nil && p.Meta.UID != b.uid {
 		err = hosted.ErrNone
 	}
 	return p, err
@@ -207,10 +220,10 @@ func (a *api) get(ctx context.Context, box string) (pod, error) {
 
 // Get implements hosted.Service. If the pod is gone, it removes the object that
 // controlled it, because that makes another pod.
-func (a *api) Get(ctx context.Context, id sandbox.ID, box string) (hosted.Box, error) {
-	p, err := a.get(ctx, box)
-	if name, _, object := split(box); err == hosted.ErrNone && object != "" {
-		err = cmp.Or(a.discard(ctx, name, object), err)
+func (a *api) Get(ctx context.Context, id sandbox.ID, at string) (hosted.Box, error) {
+	p, err := a.get(ctx, at)
+	if err == hosted.ErrNone {
+		err = cmp.Or(a.discard(ctx, split(at)), err)
 	}
 	b := p.describe()
 	b.Sandbox = id
@@ -235,9 +248,8 @@ func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box
 // which is gone.
 func (a *api) replaces(b hosted.Box) bool {
 	r, _ := a.boxes.Get(string(b.Sandbox))
-	name, uid, object := split(r.Box)
-	otherName, otherUID, otherObject := split(b.ID)
-	return object != "" && name == otherName && object == otherObject && uid != otherUID
+	ours, other := split(r.Box), split(b.ID)
+	return ours.object != "" && ours.name == other.name && ours.object == other.object && ours.uid != other.uid
 }
 
 // maxPages limits a list.
@@ -283,34 +295,32 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hos
 // End implements hosted.Service. It waits until the API server has no such pod,
 // which is when the node has ended it. The object that controls the pod goes
 // first: it would make another pod, or has done so.
-func (a *api) End(ctx context.Context, _ sandbox.ID, box string) error {
-	name, uid, object := split(box)
-	_, known := a.get(ctx, box)
-	if known != nil && (known != hosted.ErrNone || object == "") {
+func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
+	b := split(id)
+	_, known := a.get(ctx, id)
+	if known != nil && (known != hosted.ErrNone || b.object == "") {
 		return known
 	}
-	if object != "" {
-		if err := a.discard(ctx, name, object); err != nil {
-			return err
-		}
+	if err := a.discard(ctx, b); err != nil {
+		return err
 	}
 	var last pod
 	err := hosted.Poll(ctx, func() (done bool, err error) {
-		last, err = a.pod(ctx, name)
-		if err == hosted.ErrNone || err == nil && last.Meta.UID != uid && (object == "" || last.Meta.controller() != object) {
+		last, err = a.pod(ctx, b.name)
+		if err == hosted.ErrNone || err == nil && last.Meta.UID != b.uid && (b.object == "" || last.Meta.controller() != b.object) {
 			return true, nil
 		}
 		if err == nil && last.Meta.Deleted == nil {
-			err = a.Call(ctx, http.MethodDelete, a.pods(name), map[string]any{"preconditions": map[string]string{"uid": last.Meta.UID}}, nil)
+			err = a.Call(ctx, http.MethodDelete, a.pods(b.name), map[string]any{"preconditions": map[string]string{"uid": last.Meta.UID}}, nil)
 		}
-		if missing(err, "pods", name) || sandbox.CodeOf(err) == sandbox.CodeConflict { // the next look says what is there
+		if missing(err, "pods", b.name) || sandbox.CodeOf(err) == sandbox.CodeConflict { // the next look says what is there
 			err = nil
 		}
 		return false, err
 	}, func() error {
 		return &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Subject: name, Message: "the node " + last.Spec.Node + " does not end the pod",
-			Hint: "if the node is lost for good: kubectl delete pod --force --namespace " + a.namespace + " " + name,
+			Code: sandbox.CodeUnavailable, Subject: b.name, Message: "the node " + last.Spec.Node + " does not end the pod",
+			Hint: "if the node is lost for good: kubectl delete pod --force --namespace " + a.namespace + " " + b.name,
 		}
 	})
 	return cmp.Or(err, known)
@@ -318,14 +328,13 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, box string) error {
 
 // Claim implements hosted.Claimer. The UID is a precondition.
 func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
-	name, uid, object := split(b.ID)
-	scope := metadata[hosted.MetaScope]
-	if object != "" {
-		if err := a.claimObject(ctx, name, object, scope); err != nil {
+	at, scope := split(b.ID), metadata[hosted.MetaScope]
+	if at.object != "" {
+		if err := a.rescope(ctx, at, scope); err != nil {
 			return err
 		}
 	}
-	return a.merge(ctx, a.pods(name), map[string]any{"metadata": map[string]any{"uid": uid, "labels": map[string]string{labelScope: scope}}}, new(pod))
+	return a.merge(ctx, a.pods(at.name), map[string]any{"metadata": map[string]any{"uid": at.uid, "labels": map[string]string{labelScope: scope}}}, new(pod))
 }
 
 // Account implements hosted.Accounter. The UID of the namespace distinguishes it
@@ -352,15 +361,14 @@ func (a *api) Credential() hosted.Credential {
 	return hosted.Credential{Name: "namespace " + a.namespace, Key: "namespace " + a.namespace}
 }
 
-// nameOf returns the name of the pod of a sandbox: that of its record, or the one
+// boxOf returns the box of a sandbox: that of its record, or the name of the pod
 // that it would get.
-func (a *api) nameOf(id sandbox.ID) (string, error) {
+func (a *api) boxOf(id sandbox.ID) (box, error) {
 	if r, _ := a.boxes.Get(string(id)); r.Box != "" {
-		name, _, _ := split(r.Box)
-		return name, nil
+		return split(r.Box), nil
 	}
 	scope, err := a.boxes.Scope()
-	return podName(scope, id), err
+	return box{name: podName(scope, id)}, err
 }
 
 // class returns the isolation of a RuntimeClass.

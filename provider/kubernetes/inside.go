@@ -46,7 +46,7 @@ const (
 // Start implements guestkit.Runner. Another pod may have got the name meanwhile,
 // so the UID is checked before the command gets any input.
 func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
-	name, _, _ := split(in.box)
+	name := split(in.box).name
 	if len(env) > 0 {
 		argv = append([]string{"/bin/sh", "-c", `export ` + hosted.Quote(env) + `; exec "$@"`, "atoll"}, argv...)
 	}

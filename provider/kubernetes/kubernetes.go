@@ -51,6 +51,9 @@ type Options struct {
 	// agent-sandbox. Empty: Sandbox, if the cluster has it and the credential may
 	// use it.
 	Kind string
+	// Pool is a SandboxWarmPool of agent-sandbox in the namespace. Sandboxes that
+	// its template suits are claimed from it. Empty: all are made anew.
+	Pool string
 	// Insecure accepts clusters that do not prove who they are.
 	Insecure bool
 	// Host and Port are the API server's address for pods, and Account is the
@@ -71,6 +74,7 @@ const (
 	classEnv     = "ATOLL_KUBERNETES_RUNTIME_CLASS"
 	policyEnv    = "ATOLL_KUBERNETES_NETWORK_POLICY"
 	kindEnv      = "ATOLL_KUBERNETES_KIND"
+	poolEnv      = "ATOLL_KUBERNETES_POOL"
 	insecureEnv  = "ATOLL_KUBERNETES_INSECURE"
 
 	// DefaultImage is the image of sandboxes if nothing names another.
@@ -87,7 +91,7 @@ const (
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
 		Dir: dir, Kubeconfig: lookup(configEnv), Context: lookup(contextEnv), Namespace: lookup(namespaceEnv), Image: lookup(imageEnv),
-		RuntimeClass: lookup(classEnv), NetworkPolicy: lookup(policyEnv), Kind: lookup(kindEnv), Insecure: lookup(insecureEnv) == "1",
+		RuntimeClass: lookup(classEnv), NetworkPolicy: lookup(policyEnv), Kind: lookup(kindEnv), Pool: lookup(poolEnv), Insecure: lookup(insecureEnv) == "1",
 		Host: lookup("KUBERNETES_SERVICE_HOST"), Port: lookup("KUBERNETES_SERVICE_PORT"),
 	}
 }
@@ -116,6 +120,8 @@ func New(opts Options) (*Provider, error) {
 		return nil, invalid(policyEnv, fmt.Sprintf("%q is not %q", opts.NetworkPolicy, Enforced), nil)
 	case opts.Kind != "" && opts.Kind != podKind && opts.Kind != objectKind:
 		return nil, invalid(kindEnv, fmt.Sprintf("%q is not %q or %q", opts.Kind, podKind, objectKind), nil)
+	case opts.Pool != "" && (opts.Kind == podKind || !usablePool.MatchString(opts.Pool)):
+		return nil, invalid(poolEnv, fmt.Sprintf("%q is not the name of a SandboxWarmPool, or %s is %q", opts.Pool, kindEnv, podKind), nil)
 	}
 	at, err := opts.find()
 	if err != nil {
@@ -125,7 +131,7 @@ func New(opts Options) (*Provider, error) {
 		return nil, invalid("namespace", fmt.Sprintf("%q is not the name of a namespace", at.namespace), nil)
 	}
 	boxes := hosted.Open(opts.Dir)
-	a := newAPI(at, opts.Transport, boxes, opts.NetworkPolicy == Enforced)
+	a := newAPI(at, opts.Transport, boxes, opts.NetworkPolicy == Enforced, opts.Pool)
 	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
 		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true, Resting: []string{"Running"}, Hint: "use its original cluster and namespace",
 	}}
@@ -169,6 +175,12 @@ func (p *Provider) rights(controlled bool) (all []right) {
 		for _, verb := range []string{"create", "get", "list", "delete", "patch"} {
 			all = append(all, right{Group: agentsGroup, Resource: objects, Verb: verb})
 		}
+	}
+	if p.opts.Pool != "" {
+		for _, verb := range []string{"create", "get", "delete", "patch"} {
+			all = append(all, right{Group: extensionsGroup, Resource: claims, Verb: verb})
+		}
+		all = append(all, right{Group: extensionsGroup, Resource: pools, Verb: "get"}, right{Group: extensionsGroup, Resource: templates, Verb: "get"})
 	}
 	for i := range all {
 		all[i].Namespace = p.api.namespace
@@ -250,6 +262,15 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	facts.Isolation = isolation
 	if controlled {
 		add(driver.OK, "objects", "each sandbox is a Sandbox of agent-sandbox, which makes its pod", "")
+	}
+	if p.opts.Pool != "" {
+		w, _, err := p.api.stock(ctx, p.opts.Pool)
+		if err != nil {
+			facts.Available = false
+			add(driver.Blocker, "pool", err.Error(), "set "+poolEnv+" to a SandboxWarmPool of namespace "+p.api.namespace+", or unset it")
+		} else {
+			add(driver.OK, "pool", fmt.Sprintf("the warm pool %s has %d pods ready; sandboxes that its template suits are claimed from it", p.opts.Pool, w.Status.Ready), "")
+		}
 	}
 	if !p.enforced() {
 		add(driver.Warning, "network", "whether the cluster enforces NetworkPolicy is not known, so only sandboxes that may reach everything are made",
@@ -356,19 +377,52 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 		return nil, err
 	}
 	want := newPod(scope, hosted.NewKey(), image, class, spec)
+	how, err := p.way(ctx, want, controlled)
+	if err != nil {
+		return nil, err
+	}
 	var made pod
 	m := &hosted.Making{
 		Spec: spec, Life: spec.Lifetime.HardTimeout(), More: controlled || p.enforced(),
 		Ask: func(ctx context.Context) (hosted.Box, error) {
-			made, err = p.request(ctx, want, controlled)
+			made, err = p.request(ctx, want, how)
 			return made.describe(), err
 		},
-		Confirm: func() error { return made.confirm(want) },
+		Confirm: func() error { return made.confirm(want, how) },
 	}
 	if p.enforced() {
 		m.Prepare = func(ctx context.Context) error { return p.api.limit(ctx, newPolicy(want, spec.Network.Plain)) }
 	}
 	return p.Make(ctx, m)
+}
+
+// way is how a pod is made.
+type way int
+
+const (
+	direct  way = iota // by a request
+	ordered            // by an object
+	claimed            // taken from a warm pool
+)
+
+// way chooses how a pod is made. A pool whose template does not suit it is left
+// alone.
+func (p *Provider) way(ctx context.Context, want *pod, controlled bool) (way, error) {
+	switch {
+	case !controlled && p.opts.Pool != "":
+		return direct, &sandbox.Error{
+			Code: sandbox.CodeNotFound, Op: "kubernetes.create", Subject: agents, Message: "the cluster has no agent-sandbox, or the credential may not use it", Hint: "install it, or unset " + poolEnv,
+		}
+	case !controlled:
+		return direct, nil
+	case p.opts.Pool == "":
+		return ordered, nil
+	}
+	_, t, err := p.api.stock(ctx, p.opts.Pool)
+	if err == nil && t.lacks(want, p.enforced()) == "" {
+		return claimed, nil
+	}
+	return ordered, err
 }
 
 // place makes a pod. Its name is the same in each attempt, so none makes a second
@@ -389,21 +443,24 @@ func (a *api) place(ctx context.Context, want *pod) (made pod, err error) {
 	return made, nil
 }
 
-// request makes a pod, or an object whose controller does, and waits until the
+// request makes a pod, or has a controller make or give one, and waits until the
 // pod runs.
-func (p *Provider) request(ctx context.Context, want *pod, controlled bool) (made pod, err error) {
+func (p *Provider) request(ctx context.Context, want *pod, how way) (made pod, err error) {
 	asked := time.Now()
-	if controlled {
+	switch how {
+	case claimed:
+		made, err = p.api.take(ctx, want, p.opts.Pool)
+	case ordered:
 		made, err = p.api.order(ctx, want)
-	} else {
+	default:
 		made, err = p.api.place(ctx, want)
 	}
 	if err != nil {
 		return pod{}, err
 	}
-	box := made.Meta.boxID()
+	at := made.Meta.boxID()
 	err = hosted.Poll(ctx, func() (bool, error) {
-		now, err := p.api.get(ctx, box)
+		now, err := p.api.get(ctx, at)
 		if err == hosted.ErrNone {
 			return false, p.Strange("somebody removed the new pod")
 		}

@@ -34,6 +34,7 @@ type server struct {
 	pods    map[string]*pod    // by name
 	objects map[string]*object // by name; nil: the cluster has no agent-sandbox
 	stuck   string             // why the controller makes no pods
+	pool    *stock             // nil: the cluster has no warm pool
 	lazy    bool               // pods do not end with their objects yet
 	// before, if set, answers a request in place of the server.
 	before func(w http.ResponseWriter, r *http.Request) bool
@@ -62,6 +63,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if rest, ok := strings.CutPrefix(r.URL.Path, "/apis/agents.x-k8s.io/v1beta1/namespaces/agents/sandboxes"); ok {
 		s.object(w, r, strings.TrimPrefix(rest, "/"))
+		return
+	}
+	if rest, ok := strings.CutPrefix(r.URL.Path, "/apis/extensions.agents.x-k8s.io/v1beta1/namespaces/agents/"); ok {
+		s.extension(w, r, rest)
 		return
 	}
 	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, root+"/pods"), "/")
@@ -104,7 +109,15 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPatch:
 		var change pod
 		_ = json.NewDecoder(r.Body).Decode(&change)
-		maps.Copy(s.pods[name].Meta.Labels, change.Meta.Labels)
+		for _, m := range []struct {
+			have *map[string]string
+			more map[string]string
+		}{{&s.pods[name].Meta.Labels, change.Meta.Labels}, {&s.pods[name].Meta.Annotations, change.Meta.Annotations}} {
+			if *m.have == nil {
+				*m.have = map[string]string{}
+			}
+			maps.Copy(*m.have, m.more)
+		}
 		reply(w, s.pods[name])
 	default:
 		reply(w, s.pods[name])
@@ -288,7 +301,7 @@ func TestConfirm(t *testing.T) {
 			t.Fatal(err)
 		}
 		tt.change(&got)
-		if err := got.confirm(want); (err == nil) != tt.ok {
+		if err := got.confirm(want, direct); (err == nil) != tt.ok {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -452,12 +465,12 @@ func TestLostAnswer(t *testing.T) {
 		return true
 	}
 	want := newPod("s", "mine", "i", "", &sandbox.Spec{ID: "sb"})
-	made, err := p.request(t.Context(), want, false)
+	made, err := p.request(t.Context(), want, direct)
 	if err != nil || made.Meta.UID != "uid-1" || posts != 1 {
 		t.Errorf("%+v, %v after %d requests", made.Meta, err, posts)
 	}
 	s.before = nil
-	if made, err = p.request(t.Context(), want, false); err != nil || made.Meta.UID != "uid-1" {
+	if made, err = p.request(t.Context(), want, direct); err != nil || made.Meta.UID != "uid-1" {
 		t.Errorf("asked again: %+v, %v; want the same pod", made.Meta, err)
 	}
 }

@@ -60,21 +60,34 @@ func newObject(p *pod) *object {
 	o := &object{API: agents, Kind: objectKind, Meta: p.Meta}
 	o.Spec.Template.Meta = templateMeta{p.Meta.Labels, p.Meta.Annotations}
 	o.Spec.Template.Spec, o.Spec.Service = p.Spec, new(bool)
-	if p.Spec.Deadline > 0 {
-		ends := time.Now().Add(time.Duration(p.Spec.Deadline) * time.Second).UTC().Truncate(time.Second)
-		o.Spec.Ends, o.Spec.Policy = &ends, "Delete"
+	if o.Spec.Ends = p.ends(); o.Spec.Ends != nil {
+		o.Spec.Policy = "Delete"
 	}
 	return o
+}
+
+// ends returns when the time of a new pod is over, or nil.
+func (p *pod) ends() *time.Time {
+	if p.Spec.Deadline == 0 {
+		return nil
+	}
+	ends := time.Now().Add(time.Duration(p.Spec.Deadline) * time.Second).UTC().Truncate(time.Second)
+	return &ends
 }
 
 // controller returns the UID of the object to which a pod belongs, or "".
 func (m meta) controller() string {
 	for _, o := range m.Owners {
-		if group, _, _ := strings.Cut(o.API, "/"); o.Controller && o.Kind == objectKind && group == agentsGroup && o.Name == m.Name {
+		if o.Controller && o.Kind == objectKind && groupOf(o.API) == agentsGroup && o.Name == m.Name {
 			return o.UID
 		}
 	}
 	return ""
+}
+
+func groupOf(version string) string {
+	group, _, _ := strings.Cut(version, "/")
+	return group
 }
 
 func (a *api) objects(name string) string { return a.path(agents, objects, name) }
@@ -141,7 +154,7 @@ func (a *api) order(ctx context.Context, want *pod) (made pod, err error) {
 			return err == nil, err
 		}
 		if o, err = a.object(ctx, name); err == nil && o.Meta.UID == uid {
-			return false, o.refused()
+			return false, o.Status.refused(name)
 		}
 		if err == nil || err == hosted.ErrNone {
 			err = a.Strange("somebody removed the new object")
@@ -159,56 +172,109 @@ func taken(name string) error {
 	}
 }
 
-// refused returns why the controller cannot make the pod, if it says so.
-func (o *object) refused() error {
-	for _, c := range o.Status.Conditions {
-		if c.Type == "Ready" && c.Status == "False" && c.Reason == "ReconcilerError" {
-			if err := admission(c.Message, o.Meta.Name); err != nil {
+// refused returns why the controller cannot make the pod, if it says so. name is
+// that of the object.
+func (s *objectStatus) refused(name string) error {
+	for _, c := range s.Conditions {
+		if c.Type != "Ready" || c.Status != "False" {
+			continue
+		}
+		e := &sandbox.Error{Op: "kubernetes.create", Subject: name, Message: "the controller of agent-sandbox says " + cause{c.Reason, c.Message}.String()}
+		switch c.Reason {
+		case "ReconcilerError":
+			if err := admission(c.Message, name); err != nil {
 				return err
 			}
+			continue // it tries again
+		case "WarmPoolNotFound", "TemplateNotFound":
+			e.Code, e.Hint = sandbox.CodeNotFound, "make it, or unset "+poolEnv
+		case "SandboxSuspended", "SandboxExpired", "ClaimExpired", "PodFailed", "PodSucceeded":
+			e.Code, e.Hint = sandbox.CodeUnavailable, "see kubectl describe sandbox"
+		default:
+			continue
 		}
+		return e
 	}
-	return nil // it tries again
+	return nil
 }
 
-// discard removes the object with a name and a UID, and waits until it is gone.
-func (a *api) discard(ctx context.Context, name, uid string) error {
+// discard removes what made the pod of a box, and would make another one: the
+// claim, if there is one, and the object.
+func (a *api) discard(ctx context.Context, b box) error {
+	if b.claim != "" {
+		if err := a.remove(ctx, a.path(extensions, claims, b.claim), claimKinds, b.claim, b.claimUID); err != nil {
+			return err
+		}
+	}
+	if b.object == "" {
+		return nil
+	}
+	return a.remove(ctx, a.objects(b.name), objectKinds, b.name, b.object)
+}
+
+// remove removes the resource with a name and a UID, and waits until it is gone.
+func (a *api) remove(ctx context.Context, path, kinds, name, uid string) error {
 	return hosted.Poll(ctx, func() (bool, error) {
-		err := a.Call(ctx, http.MethodDelete, a.objects(name), map[string]any{"preconditions": map[string]string{"uid": uid}, "propagationPolicy": "Background"}, nil)
-		if err != nil && !missing(err, objectKinds, name) && sandbox.CodeOf(err) != sandbox.CodeConflict {
+		err := a.Call(ctx, http.MethodDelete, path, map[string]any{"preconditions": map[string]string{"uid": uid}, "propagationPolicy": "Background"}, nil)
+		if err != nil && !missing(err, kinds, name) && sandbox.CodeOf(err) != sandbox.CodeConflict {
 			return false, err
 		}
-		o, err := a.object(ctx, name)
-		if err == hosted.ErrNone || err == nil && o.Meta.UID != uid {
-			return true, nil
+		var now struct {
+			Meta meta `json:"metadata"`
 		}
-		return false, err
+		err = a.Call(ctx, http.MethodGet, path, nil, &now)
+		switch {
+		case missing(err, kinds, name):
+			return true, nil
+		case err == nil && (now.Meta.Name != name || now.Meta.UID == ""):
+			err = a.Strange("the API server answers for another object")
+		}
+		return err == nil && now.Meta.UID != uid, err
 	}, func() error {
 		return &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Subject: name, Message: "the cluster does not remove the object", Hint: "see kubectl get sandbox --output yaml --namespace " + a.namespace + " " + name,
+			Code: sandbox.CodeUnavailable, Subject: name, Message: "the cluster does not remove the object",
+			Hint: "see kubectl get " + kinds + " --output yaml --namespace " + a.namespace + " " + name,
 		}
 	})
 }
 
-// leftover removes the object of a sandbox that got no pod.
+// leftover removes the object of a sandbox that got no pod, and its claim.
 func (a *api) leftover(ctx context.Context, name string, id sandbox.ID) error {
+	if a.pool != "" {
+		c, err := a.claimed(ctx, name)
+		if err == nil && c.Meta.Labels[labelID] == string(id) {
+			err = a.discard(ctx, box{claim: name, claimUID: c.Meta.UID})
+		}
+		if err != nil && !unmade(err) {
+			return err
+		}
+	}
 	o, err := a.object(ctx, name)
-	r := rest.RefusalOf(err)
 	switch {
 	case err == nil && o.Meta.Labels[labelID] == string(id):
-		return a.discard(ctx, name, o.Meta.UID)
-	case err == nil || err == hosted.ErrNone || r.Ours && (r.Status == http.StatusNotFound || r.Status == http.StatusForbidden): // none can have been made
+		return a.discard(ctx, box{name: name, object: o.Meta.UID})
+	case err == nil || unmade(err):
 		return nil
 	}
 	return err
 }
 
-// claimObject sets the scope of an object. Its controller copies labels to the
-// pod.
-func (a *api) claimObject(ctx context.Context, name, uid, scope string) error {
+// unmade reports that an error says that none can have been made.
+func unmade(err error) bool {
+	r := rest.RefusalOf(err)
+	return err == hosted.ErrNone || r.Ours && (r.Status == http.StatusNotFound || r.Status == http.StatusForbidden)
+}
+
+// rescope sets the scope of an object. Its controller copies labels to the pod,
+// but for one that was claimed, it restores those of the template: the claim has
+// the label.
+func (a *api) rescope(ctx context.Context, b box, scope string) error {
 	labels := map[string]string{labelScope: scope}
-	return a.merge(ctx, a.objects(name), map[string]any{
-		"metadata": map[string]any{"uid": uid, "labels": labels}, "spec": map[string]any{"podTemplate": map[string]any{"metadata": map[string]any{"labels": labels}}},
+	if b.claim != "" {
+		return a.merge(ctx, a.path(extensions, claims, b.claim), map[string]any{"metadata": map[string]any{"uid": b.claimUID, "labels": labels}}, new(claim))
+	}
+	return a.merge(ctx, a.objects(b.name), map[string]any{
+		"metadata": map[string]any{"uid": b.object, "labels": labels}, "spec": map[string]any{"podTemplate": map[string]any{"metadata": map[string]any{"labels": labels}}},
 	}, new(object))
 }
 

@@ -183,7 +183,7 @@ func (s *server) ordered(t *testing.T, p *Provider, id sandbox.ID) *pod {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, err := p.request(t.Context(), newPod(scope, "try", "image", "", &sandbox.Spec{ID: id}), true)
+	made, err := p.request(t.Context(), newPod(scope, "try", "image", "", &sandbox.Spec{ID: id}), ordered)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +205,7 @@ func TestOrder(t *testing.T) {
 	s := withAgents(t)
 	p := s.open(t, t.TempDir(), nil)
 	made := s.ordered(t, p, "sb-1")
-	if name, uid, object := split(made.Meta.boxID()); name != made.Meta.Name || uid != made.Meta.UID || object != s.objects[name].Meta.UID {
+	if b := split(made.Meta.boxID()); b != (box{name: made.Meta.Name, uid: made.Meta.UID, object: s.objects[made.Meta.Name].Meta.UID}) {
 		t.Errorf("its box is %q", made.Meta.boxID())
 	}
 	in, err := p.Attach(t.Context(), "sb-1")

@@ -141,6 +141,7 @@ func newPod(scope, try, image, runtime string, spec *sandbox.Spec) *pod {
 }
 
 var (
+	usablePool  = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
 	usableName  = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 	usableLabel = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 )
@@ -279,7 +280,7 @@ func (p *pod) started(asked time.Time) (bool, error) {
 
 // confirm checks that the cluster made the pod as it was requested: its admission
 // may change pods.
-func (p *pod) confirm(want *pod) error {
+func (p *pod) confirm(want *pod, how way) error {
 	differs := func(what string) error {
 		return &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Op: "kubernetes.create", Subject: p.Meta.Name, Message: "the cluster changed the pod: " + what, Hint: "see its admission webhooks and policies",
@@ -295,7 +296,7 @@ func (p *pod) confirm(want *pod) error {
 		return differs("its image is " + now.Image)
 	case p.Meta.Labels[labelTry] != want.Meta.Labels[labelTry]:
 		return differs("it has lost the label that its NetworkPolicy needs")
-	case p.Spec.Deadline != want.Spec.Deadline:
+	case p.Spec.Deadline != want.Spec.Deadline && (how != claimed || p.Spec.Deadline != 0): // a claim has the lifetime
 		return differs("its lifetime is another")
 	}
 	for name, quantity := range asked.Resources["limits"] {
@@ -446,21 +447,21 @@ func (a *api) unlimit(ctx context.Context, name, id string) error {
 // Clear implements hosted.Clearer: it removes the policy of a sandbox that has
 // ended, and the object of one that got no pod.
 func (a *api) Clear(ctx context.Context, id sandbox.ID, _ bool) error {
-	name, err := a.nameOf(id)
+	b, err := a.boxOf(id)
 	if err != nil {
 		return err
 	}
-	p, err := a.pod(ctx, name)
+	p, err := a.pod(ctx, b.name)
 	if err == nil && p.Meta.Labels[labelID] == string(id) {
 		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: string(id), Message: "its pod still exists"}
 	}
 	if err == nil || err == hosted.ErrNone {
-		err = a.leftover(ctx, name, id)
+		err = a.leftover(ctx, b.own(), id)
 	}
 	if err != nil || !a.policed {
 		return err
 	}
-	err = a.unlimit(ctx, name, string(id))
+	err = a.unlimit(ctx, b.own(), string(id))
 	if sandbox.CodeOf(err) == sandbox.CodeAlreadyExists {
 		return nil
 	}
