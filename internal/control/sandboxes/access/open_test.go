@@ -24,8 +24,9 @@ type provider struct{ gone bool }
 var errAway = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the provider is away"}
 
 func (provider) Of(context.Context, *store.Sandbox) (*providers.Backend, error) { return nil, errAway }
-func (provider) Backend(context.Context, string) (*providers.Backend, error)    { return nil, errAway }
-func (provider) OnNode(string) bool                                             { return false }
+
+func (provider) Backend(context.Context, string) (*providers.Backend, error) { return nil, errAway }
+func (provider) OnNode(string) bool                                          { return false }
 
 func (p provider) Attach(context.Context, *store.Sandbox) (*control.Sandbox, error) {
 	if p.gone {

@@ -71,8 +71,10 @@ type away struct{}
 
 var errAway = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the provider is away"}
 
-func (away) Of(context.Context, *store.Sandbox) (*providers.Backend, error)   { return nil, errAway }
-func (away) Backend(context.Context, string) (*providers.Backend, error)      { return nil, errAway }
+func (away) Of(context.Context, *store.Sandbox) (*providers.Backend, error) { return nil, errAway }
+
+func (away) Backend(context.Context, string) (*providers.Backend, error) { return nil, errAway }
+
 func (away) Attach(context.Context, *store.Sandbox) (*control.Sandbox, error) { return nil, errAway }
 func (away) OnNode(string) bool                                               { return false }
 
@@ -115,7 +117,9 @@ func TestTimeout(t *testing.T) {
 			"asleep already", func(b *store.Sandbox) {
 				b.State, b.Rest = sandbox.Paused, store.Rest{Pause: sandbox.PauseDisk, Kept: "snap-1"}
 			},
-			-time.Second, sandbox.Lifetime{Timeout: minute, TimeoutAction: sandbox.IdleSleep}, nil, nil, maxWait,
+			-time.Second,
+			sandbox.Lifetime{Timeout: minute, TimeoutAction: sandbox.IdleSleep},
+			nil, nil, maxWait,
 		},
 		{"of another daemon", func(b *store.Sandbox) { b.Node = "there" }, -minute, sandbox.Lifetime{}, nil, nil, maxWait},
 		{"that fails is tried again", nil, -time.Second, sandbox.Lifetime{}, errAway, []string{"destroy sb-1 of acme: sandbox.expire, its lifetime ended"}, retryExpiry},
