@@ -45,10 +45,10 @@ func (in *Instance) showScreen() (net.Conn, error) {
 		return nil, err
 	}
 	defer theirs.Close()
-	cmd := exec.Command(program, "-inetd", "-q", "-norc", "-nopw", "-shared", "-wait", "50", "-display", os.Getenv("DISPLAY"))
-	cmd.Env = append(os.Environ(), markerEnv+"="+string(in.id))
-	cmd.Stdin, cmd.Stdout = theirs, theirs
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd := &exec.Cmd{
+		Path: program, Args: []string{program, "-inetd", "-q", "-norc", "-nopw", "-shared", "-wait", "50", "-display", os.Getenv("DISPLAY")},
+		Env: append(os.Environ(), markerEnv+"="+string(in.id)), Stdin: theirs, Stdout: theirs, SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.why.Reason != "" {
