@@ -191,14 +191,16 @@ function Approve({ close }: { close: () => void }) {
             </>
           )}
           {found.consents?.includes("screen") && (
-            <label>
-              <input
-                type="checkbox"
-                checked={screen}
-                onChange={(e) => setScreen(e.currentTarget.checked)}
-              />{" "}
-              See and use its screen, too
-            </label>
+            <div>
+              <label>
+                <input
+                  type="checkbox"
+                  checked={screen}
+                  onChange={(e) => setScreen(e.currentTarget.checked)}
+                />{" "}
+                See and use its screen, too
+              </label>
+            </div>
           )}
         </>
       )}
