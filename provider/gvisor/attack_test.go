@@ -30,7 +30,7 @@ type outcome struct {
 func run(tb testing.TB, in driver.Instance, cmd sandbox.Command) outcome {
 	tb.Helper()
 	need.Commands(tb, append(cmd.Args, cmd.Shell)...)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	p, err := in.Exec(ctx, &cmd)
 	if err != nil {
@@ -73,7 +73,7 @@ func stillWorks(tb testing.TB, in driver.Instance) {
 // memory of a killed program is freed only after its end is known.
 func recovers(tb testing.TB, in driver.Instance) {
 	tb.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(patience)
 	for err := answers(tb.Context(), in); err != nil; err = answers(tb.Context(), in) {
 		if exit, ended := hasEnded(tb.Context(), in); ended {
 			tb.Fatalf("the sandbox has ended: %+v", exit)

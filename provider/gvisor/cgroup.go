@@ -249,8 +249,8 @@ func (g *cgroup) settings(l limits) []setting {
 		}
 		if l.memory != 0 {
 			s = append(s,
-				setting{ctlMemory, "memory.high", amount(slowFrom(l.memory), "max"), true},
-				setting{ctlMemory, "memory.max", amount(l.memory, "max"), false},
+				setting{ctlMemory, "memory.high", amount(l.memory, "max"), false},
+				setting{ctlMemory, "memory.max", amount(hardLimit(l.memory), "max"), false},
 				setting{ctlMemory, "memory.swap.max", "0", true})
 		}
 	} else {

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
-	"time"
 )
 
 const (
@@ -76,7 +75,7 @@ func TestUnifiedSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]string{
-		"cpu.max": "150000 100000", "memory.high": "62914560", "memory.max": "67108864", "memory.swap.max": "0", "pids.max": "100",
+		"cpu.max": "150000 100000", "memory.high": "67108864", "memory.max": "100663296", "memory.swap.max": "0", "pids.max": "100",
 	}
 	for name := range want {
 		if err := os.WriteFile(filepath.Join(parent, "box", name), nil, 0o600); err != nil {
@@ -95,7 +94,7 @@ func TestUnifiedSettings(t *testing.T) {
 }
 
 // TestUnifiedLimit checks when a group of version 2 is at its limit: the cache of
-// files does not count, and each change of the counters is an event.
+// files does not count.
 func TestUnifiedLimit(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, content string) {
@@ -104,8 +103,7 @@ func TestUnifiedLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("memory.max", "100\n")
-	write("memory.high", "94\n")
+	write("memory.high", "96\n")
 	write("memory.events", "low 0\nhigh 0\n")
 	write("memory.current", "99\n")
 	write("memory.stat", "anon 10\nactive_file 10\ninactive_file 20\n")
@@ -113,18 +111,13 @@ func TestUnifiedLimit(t *testing.T) {
 	if g.held() != 69 || g.atLimit() {
 		t.Errorf("a group with 69 bytes and a cache of 30 holds %d bytes and is at its limit: %v", g.held(), g.atLimit())
 	}
-	events, err := g.limitEvents()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer events.Close()
 	write("memory.stat", "anon 98\nactive_file 0\ninactive_file 1\n")
-	write("memory.events", "low 0\nhigh 1\n")
-	if err := events.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
+	if !g.starves() {
+		t.Errorf("a group with %d bytes is not at its limit", g.held())
 	}
-	if _, err := events.Read(make([]byte, 4096)); err != nil || !g.atLimit() {
-		t.Errorf("no event of the limit: %v; at the limit: %v", err, g.atLimit())
+	write("memory.current", "95\n")
+	if g.starves() {
+		t.Error("a group is at its limit that has not reached it")
 	}
 }
 
@@ -180,7 +173,7 @@ func TestStandstill(t *testing.T) {
 		{"a large file is read again and again beside a small program", 50_000, 30_000, "active_file 0\ninactive_file 50000000\n", 0},
 		{"less is read again than there is", 50_000, 5_000, "active_file 0\ninactive_file 40000000\n", 0},
 	} {
-		for version, file := range map[int]string{1: "memory.limit_in_bytes", 2: "memory.max"} {
+		for version, file := range map[int]string{1: "memory.limit_in_bytes", 2: "memory.high"} {
 			g := &cgroup{version: version, dirs: map[string]string{ctlMemory: t.TempDir()}}
 			write := func(name, text string) {
 				if err := os.WriteFile(filepath.Join(g.dirs[ctlMemory], name), []byte(text), 0o600); err != nil {

@@ -140,6 +140,9 @@ func runDeadline(args []string) int {
 		case err == nil && !r.Expires.Equal(at):
 			at = r.Expires
 		default:
+			if err == nil {
+				r.cgroup().kill() // a file server that is frozen would not notice the kernel's end
+			}
 			kernel.kill()
 			return 0
 		}

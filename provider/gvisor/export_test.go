@@ -46,6 +46,12 @@ func (in *Instance) Full() bool { return in.memory.full.Load() }
 // AtLimit reports whether the sandbox waits at its memory limit now.
 func (in *Instance) AtLimit() bool { return in.rec.cgroup().atLimit() }
 
+// Lend sets the limit of the sandbox's memory on this machine, and no other.
+func (in *Instance) Lend(limit int64) error { return in.rec.cgroup().lend(limit) }
+
+// MemoryLimit returns that limit.
+func (in *Instance) MemoryLimit() int64 { return in.rec.cgroup().memoryLimit() }
+
 // Stub is the host process of an address space inside.
 type Stub struct {
 	PID    int

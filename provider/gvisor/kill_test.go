@@ -48,6 +48,7 @@ type victimPlan struct {
 	Stop    bool   // … that stops it
 	Restore string // restore ID from the snapshot in this directory
 	Import  string // attach to ID and import an endless archive into this directory
+	Fill    bool   // create ID, fill its memory with extended attributes, and be killed when it waits
 }
 
 // victim performs a plan. It returns only if the plan does not kill it.
@@ -136,7 +137,24 @@ func (plan victimPlan) carryOut(p *gvisor.Provider) (driver.Instance, error) {
 		}
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	}
-	return p.Create(ctx, spec)
+	in, err := p.Create(ctx, spec)
+	if err == nil && plan.Fill {
+		err = fillUp(ctx, in.(*gvisor.Instance))
+	}
+	return in, err
+}
+
+// fillUp fills the memory of a sandbox and kills this process when the sandbox
+// waits for more. It returns if the sandbox ends.
+func fillUp(ctx context.Context, in *gvisor.Instance) error {
+	go fillMemory(ctx, in)
+	for !in.Full() {
+		if exit, ended := hasEnded(ctx, in); ended {
+			return fmt.Errorf("the sandbox has ended: %+v", exit)
+		}
+	}
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {}
 }
 
 func startVictim(t *testing.T, plan victimPlan) (*exec.Cmd, *bytes.Buffer) {

@@ -21,15 +21,19 @@ import (
 // it. Until then the host kills everything else.
 //
 // So at the limit the host lets the group wait (version 1) or slows it down
-// (version 2). This process ends one program, lends the group a little memory
-// so that its kernel can notice that, and waits for the program's memory.
+// (version 2, which kills only above a reserve). This process ends one program,
+// lends the group a little memory so that its kernel can notice that, and waits
+// for the program's memory. If no program has the memory, the group waits for a
+// higher limit: version 1 does that by itself, version 2 is frozen.
 const (
 	lent     = 32 << 20        // bytes that are lent first
 	mostLent = 512 << 20       // and if no program is left
 	freeTime = 5 * time.Second // without any memory being freed
 	freeStep = 256 << 10       // bytes; a smaller change is none
 	pollFree = 5 * time.Millisecond
-	pollFull = 100 * time.Millisecond
+
+	atLimitTime = 100 * time.Millisecond
+	pollFull    = 100 * time.Millisecond
 )
 
 // watchLimit makes room in the sandbox whenever it is at its memory limit, until
@@ -50,13 +54,15 @@ func (m *memoryGuard) watchLimit() {
 		return
 	}
 	g := m.rec.cgroup()
+	// A process that was killed may have lent memory or frozen the group.
+	if g.memoryLimit() > limit {
+		_ = g.giveBack(limit)
+	}
 	events, err := g.limitEvents()
+	_ = g.freeze(false)
 	if err != nil {
 		lock.Close()
 		return // the host kills processes
-	}
-	if g.memoryLimit() > limit { // lent by a process that was killed
-		_ = g.giveBack(limit)
 	}
 	idle := make(chan struct{})
 	m.idle = idle
@@ -81,7 +87,7 @@ func (m *memoryGuard) stopWatching() {
 	}
 }
 
-func (m *memoryGuard) serveLimit(g *cgroup, events *os.File) {
+func (m *memoryGuard) serveLimit(g *cgroup, events *limitEvents) {
 	over := make(chan struct{})
 	defer close(over)
 	go func() {
@@ -92,12 +98,13 @@ func (m *memoryGuard) serveLimit(g *cgroup, events *os.File) {
 		}
 		_ = events.SetReadDeadline(time.Unix(1, 0))
 	}()
-	buf := make([]byte, 4096)
 	for {
-		if g.atLimit() && !m.relieve(g) && !m.waitFull(g) {
-			return
+		for g.starves() && !m.relieve(g) {
+			if !m.waitFull(g) {
+				return
+			}
 		}
-		if _, err := events.Read(buf); err != nil {
+		if events.await() != nil {
 			return
 		}
 		if g.version == 1 {
@@ -106,16 +113,20 @@ func (m *memoryGuard) serveLimit(g *cgroup, events *os.File) {
 	}
 }
 
-// waitFull waits until a sandbox whose memory cannot be freed has a higher limit.
-// It returns false if the sandbox ends or is released before.
+// waitFull waits until a sandbox whose memory cannot be freed has a higher limit,
+// unless what is lent suffices for now. It returns false if the sandbox ends or is
+// released before.
 func (m *memoryGuard) waitFull(g *cgroup) bool {
-	if g.version == 2 { // it would not wait
+	if !g.atLimit() {
+		return true
+	}
+	if g.freeze(true) != nil { // it would not wait
 		m.endStarved()
 		return false
 	}
 	slog.Warn("the memory of a sandbox is full of data that no program holds; it waits for a higher limit", "sandbox", m.rec.ID)
-	m.full.Store(true)
-	for g.atLimit() {
+	m.full.Store(true) // until Resize
+	for was := g.memoryLimit(); m.full.Load() && g.memoryLimit() <= was && (g.version == 2 || g.atLimit()); {
 		select {
 		case <-m.ended:
 			return false
@@ -125,6 +136,10 @@ func (m *memoryGuard) waitFull(g *cgroup) bool {
 		}
 	}
 	m.full.Store(false)
+	if g.freeze(false) != nil {
+		m.endStarved()
+		return false
+	}
 	return true
 }
 
@@ -173,7 +188,7 @@ func (m *memoryGuard) freed(g *cgroup, limit, extra int64) bool {
 		}
 		held := g.held()
 		switch {
-		case held < slowFrom(limit):
+		case held < enough(limit):
 			return true
 		case held > limit+extra/2 && g.atLimit():
 			return false
@@ -246,13 +261,22 @@ func (b box) starved() int {
 	return int(st.Size)
 }
 
-// slowFrom returns the memory from which version 2 slows a group down: it must
-// not reach its limit before this process has made room.
-func slowFrom(limit int64) int64 {
+// almost returns the memory from which a group with this limit is at it, if it
+// uses all of it, and enough the memory below which enough was freed.
+func almost(limit int64) int64 { return limit - limit/smallShare }
+func enough(limit int64) int64 { return limit - 2*limit/smallShare }
+
+// reserve returns how much more than its limit a group of version 2 may use
+// before the host kills its processes. Above its limit it is slowed down, the
+// more the larger the share is.
+func reserve(limit int64) int64 { return min(max(lent, limit/smallShare), mostLent) }
+
+// hardLimit returns the memory at which version 2 kills processes.
+func hardLimit(limit int64) int64 {
 	if limit < 0 {
 		return limit
 	}
-	return limit - limit/smallShare
+	return limit + reserve(limit)
 }
 
 // lend sets the memory limit of the group.
@@ -264,7 +288,7 @@ func (g *cgroup) lend(limit int64) error {
 // giveBack ends a loan, unless the group still needs it.
 func (g *cgroup) giveBack(limit int64) error {
 	if g.held() > limit {
-		return unix.EBUSY // else version 2 would kill its processes
+		return unix.EBUSY // version 2 would kill its processes
 	}
 	return g.lend(limit)
 }
@@ -282,24 +306,27 @@ func (g *cgroup) waitAtLimit(on bool) error {
 	return os.WriteFile(filepath.Join(g.dirs[ctlMemory], "memory.oom_control"), []byte(value), 0)
 }
 
-// limitEvents returns a file that can be read whenever the group may have
-// reached its limit.
-func (g *cgroup) limitEvents() (f *os.File, err error) {
+// freeze stops all processes of a group of version 2, or lets them go on. They
+// can be killed meanwhile.
+func (g *cgroup) freeze(on bool) error {
+	if g.version != 2 {
+		return nil
+	}
+	value := "0"
+	if on {
+		value = "1"
+	}
+	return os.WriteFile(filepath.Join(g.dirs[ctlMemory], "cgroup.freeze"), []byte(value), 0)
+}
+
+// limitEvents returns the events after which the group may be at its limit.
+func (g *cgroup) limitEvents() (*limitEvents, error) {
 	if !g.has(ctlMemory) {
 		return nil, errors.ErrUnsupported
 	}
 	dir := g.dirs[ctlMemory]
 	if g.version == 2 {
-		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-		if err != nil {
-			return nil, err
-		}
-		f = os.NewFile(uintptr(fd), "memory.events")
-		if _, err := unix.InotifyAddWatch(fd, filepath.Join(dir, "memory.events"), unix.IN_MODIFY); err != nil {
-			f.Close()
-			return nil, err
-		}
-		return f, nil
+		return pollChanges(filepath.Join(dir, "memory.events"))
 	}
 	control, err := os.Open(filepath.Join(dir, "memory.oom_control"))
 	if err != nil {
@@ -310,20 +337,72 @@ func (g *cgroup) limitEvents() (f *os.File, err error) {
 	if err != nil {
 		return nil, err
 	}
-	f = os.NewFile(uintptr(fd), "memory.oom_control")
+	e := &limitEvents{File: os.NewFile(uintptr(fd), "memory.oom_control")}
 	arm := strconv.Itoa(fd) + " " + strconv.Itoa(int(control.Fd()))
-	if err := os.WriteFile(filepath.Join(dir, "cgroup.event_control"), []byte(arm), 0); err != nil {
-		f.Close()
+	if err = os.WriteFile(filepath.Join(dir, "cgroup.event_control"), []byte(arm), 0); err == nil {
+		err = g.waitAtLimit(true)
+	}
+	if err != nil {
+		e.Close()
 		return nil, err
 	}
-	if err := g.waitAtLimit(true); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
+	return e, nil
 }
 
-// atLimit reports whether the group waits at its limit, or is slowed down.
+// limitEvents are the events of a group that may have reached its limit.
+type limitEvents struct {
+	*os.File          // becomes readable
+	source   *os.File // of version 2: what it polls
+}
+
+// pollChanges returns the changes of a file of a control group. It does not use
+// inotify, of which a user has only 128 instances by default.
+func pollChanges(name string) (*limitEvents, error) {
+	source, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		source.Close()
+		return nil, err
+	}
+	if err = unix.SetNonblock(fd, true); err == nil { // so that Go waits for it with a deadline
+		err = unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, int(source.Fd()), &unix.EpollEvent{Events: unix.EPOLLPRI | unix.EPOLLET})
+	}
+	e := &limitEvents{os.NewFile(uintptr(fd), name), source}
+	if err != nil {
+		e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+func (e *limitEvents) Close() {
+	e.File.Close()
+	if e.source != nil {
+		e.source.Close()
+	}
+}
+
+// await waits for an event.
+func (e *limitEvents) await() error {
+	if e.source == nil {
+		_, err := e.Read(make([]byte, 8))
+		return err
+	}
+	conn, err := e.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return conn.Read(func(fd uintptr) bool {
+		n, err := unix.EpollWait(int(fd), make([]unix.EpollEvent, 1), 0)
+		return n > 0 || err != nil && err != unix.EINTR
+	})
+}
+
+// atLimit reports whether the group waits at its limit, or is slowed down there
+// and the host's cache of files is only a small share of its memory.
 func (g *cgroup) atLimit() bool {
 	if !g.has(ctlMemory) {
 		return false
@@ -331,8 +410,22 @@ func (g *cgroup) atLimit() bool {
 	if g.version == 1 {
 		return strings.Contains(readCounters(filepath.Join(g.dirs[ctlMemory], "memory.oom_control")), "under_oom 1")
 	}
-	high := g.figure(ctlMemory, "memory.high")
-	return high > 0 && g.held() >= high
+	limit := g.memoryLimit()
+	return limit > 0 && g.figure(ctlMemory, "memory.current") >= limit && g.held() >= almost(limit)
+}
+
+// starves reports whether the group is at its limit to stay. With version 2 it
+// is there for a moment whenever the host must give back its cache of files.
+func (g *cgroup) starves() bool {
+	if g.version == 2 {
+		for range int(atLimitTime / pollFree) {
+			if !g.atLimit() {
+				return false
+			}
+			time.Sleep(pollFree)
+		}
+	}
+	return g.atLimit()
 }
 
 // held returns the group's memory in bytes without the host's cache of files.

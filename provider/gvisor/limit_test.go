@@ -2,13 +2,19 @@ package gvisor_test
 
 import (
 	"context"
+	"errors"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/image"
@@ -48,11 +54,11 @@ while True:
 b = []
 while True: b.append(b"x" * (8 << 20))`,
 	"attributes": `
-d = "/root/%d" % os.getpid()
+d, value = "/root/%d" % os.getpid(), b"x" * 60000
 os.mkdir(d)
 for i in range(1 << 20):
     open("%s/%d" % (d, i), "w").close()
-    os.setxattr("%s/%d" % (d, i), "user.a", os.urandom(60000))`,
+    os.setxattr("%s/%d" % (d, i), "user.a", value)`,
 }
 
 // TestAttackMemoryOfTheKernel fills the memory of a sandbox with data that its
@@ -75,38 +81,24 @@ func TestAttackMemoryOfTheKernel(t *testing.T) {
 	stillWorks(t, neighbour)
 }
 
-// waiting makes a sandbox that waits at its memory limit because the process
-// that would make room is stopped. kill kills that process.
+// waiting makes a sandbox that waits at its memory limit, or is slowed down there,
+// because the process that would make room is stopped. kill kills that process.
 func waiting(t *testing.T, state string) (in *gvisor.Instance, leave, kill func()) {
 	t.Helper()
 	need.Program(t, "python3")
-	probe := newProvider(t, nil)
-	limited(t, probe, "memory")
-	if probe.LimitVersion() != 1 {
-		need.Thing(t, "cgroup v1", "with version 2 a sandbox never waits")
-	}
-	store, err := images()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := store.Get(t.Context(), "host", image.GetOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	limited(t, newProvider(t, nil), "memory")
+	haveHost(t)
 	cmd, out := startVictim(t, victimPlan{State: state, Images: imagesDir, ID: "waits", Memory: 192 << 20})
 	kill = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
 	t.Cleanup(kill)
-	eventually(t, "the sandbox is watched", func() bool { return groupWaits("waits") })
+	eventually(t, "the sandbox is watched", func() bool { return watched(state, "waits") })
 	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err, out)
 	}
-	p := newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Attached = state, false })
-	found, err := p.Attach(t.Context(), "waits")
-	if err != nil {
-		t.Fatal(err)
-	}
+	p, found := attached(t, state, "waits")
 	sh(t, found, "echo kept > /root/kept")
 	if _, err := found.Exec(t.Context(), &sandbox.Command{Args: []string{"python3", "-c", "import os" + fillers["memfd"]}}); err != nil {
 		t.Fatal(err)
@@ -116,7 +108,29 @@ func waiting(t *testing.T, state string) (in *gvisor.Instance, leave, kill func(
 	return in, func() { p.Close() }, kill
 }
 
-// groupWaits reports whether the group of a sandbox waits at its memory limit
+// haveHost puts the image host into the store, so that victims need not.
+func haveHost(t *testing.T) {
+	t.Helper()
+	store, err := images()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Get(t.Context(), "host", image.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// watched reports whether a process makes room in a sandbox at its limit.
+func watched(state, id string) bool {
+	f, err := os.Open(filepath.Join(state, "boxes", id, "starved"))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+}
+
+// groupWaits reports whether the group of a sandbox, of version 1, waits at its memory limit
 // until a process makes room.
 func groupWaits(id string) bool {
 	files, _ := filepath.Glob("/sys/fs/cgroup/memory/atoll/" + id + "-*/memory.oom_control")
@@ -128,9 +142,13 @@ func groupWaits(id string) bool {
 	return false
 }
 
+// patience is how long a test waits for what will happen. An emulated machine is
+// slow.
+const patience = 5 * time.Minute
+
 func eventually(t *testing.T, what string, happens func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !happens(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); !happens(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("this does not happen: %s", what)
 		}
@@ -144,14 +162,11 @@ func TestAttachAtLimit(t *testing.T) {
 	in, leave, kill := waiting(t, state)
 	leave()
 	kill()
-	if !groupWaits("waits") || !in.AtLimit() {
-		t.Error("the sandbox does not wait for another process")
+	if watched(state, "waits") {
+		t.Error("a process that was killed makes room")
 	}
-	p := newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Attached = state, false })
-	found, err := p.Attach(t.Context(), "waits")
-	if err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, "the sandbox waits for another process", in.AtLimit)
+	_, found := attached(t, state, "waits")
 	recovers(t, found)
 	if o := sh(t, found, "cat /root/kept"); o.stdout != "kept\n" {
 		t.Errorf("the file has %+v", o)
@@ -179,12 +194,9 @@ func TestReleaseAtLimit(t *testing.T) {
 	p, _ := unattached(t, state, sandbox.Spec{ID: "released", Image: "host", Resources: sandbox.Resources{Memory: 192 << 20}})
 	limited(t, p, "memory")
 	if p.LimitVersion() != 1 {
-		need.Thing(t, "cgroup v1", "with version 2 a sandbox never waits")
+		need.Thing(t, "cgroup v1", "version 2 waits for nobody")
 	}
-	other := newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Attached = state, false })
-	if _, err := other.Attach(t.Context(), "released"); err != nil {
-		t.Fatal(err)
-	}
+	other, _ := attached(t, state, "released")
 	if !groupWaits("released") {
 		t.Error("it does not wait for the process that made it")
 	}
@@ -202,20 +214,14 @@ func TestReleaseAtLimit(t *testing.T) {
 // survive that it cannot start programs; the sandbox then ends with its reason.
 func TestAttackAttributesFillMemory(t *testing.T) {
 	need.Program(t, "python3")
-	victim, neighbour, p := pair(t, sandbox.Resources{Memory: 192 << 20})
+	victim, neighbour, p := pair(t, sandbox.Resources{Memory: 128 << 20})
 	limited(t, p, "memory")
-	if p.(*gvisor.Provider).LimitVersion() != 1 {
-		need.Thing(t, "cgroup v1", "with version 2 the sandbox ends")
-	}
-	sh(t, victim, "echo kept > /root/kept")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	filled := make(chan struct{})
 	go func() {
 		defer close(filled)
-		for ctx.Err() == nil {
-			fill(ctx, victim, fillers["attributes"])
-		}
+		fillMemory(ctx, victim)
 	}()
 	var exit sandbox.Exit
 	var ended bool
@@ -242,6 +248,148 @@ func TestAttackAttributesFillMemory(t *testing.T) {
 	recovers(t, victim)
 	if o := sh(t, victim, "cat /root/kept"); o.stdout != "kept\n" {
 		t.Errorf("the file has %+v", o)
+	}
+}
+
+// fullOf makes a sandbox whose memory is full of extended attributes, and kills
+// the process that has noticed that.
+func fullOf(t *testing.T, state string, id sandbox.ID) {
+	t.Helper()
+	need.Program(t, "python3")
+	limited(t, newProvider(t, nil), "memory")
+	haveHost(t)
+	cmd, out := startVictim(t, victimPlan{State: state, Images: imagesDir, ID: id, Memory: 128 << 20, Fill: true})
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Fatalf("the process ended with %v, want that it is killed: %s", err, out)
+	}
+}
+
+// TestKillWhileFull kills the process of a sandbox that waits for more memory.
+// The sandbox waits for the next process, and goes on with its files when it has
+// a higher limit.
+func TestKillWhileFull(t *testing.T) {
+	state := t.TempDir()
+	fullOf(t, state, "full")
+	p, found := attached(t, state, "full")
+	eventually(t, "the sandbox waits for more memory", found.(*gvisor.Instance).Full)
+	if err := answers(t.Context(), found); p.ErrorCode(err) != sandbox.CodeUnavailable || !strings.Contains(err.Error(), "atoll update --memory") {
+		t.Errorf("a call fails with %v", err)
+	}
+	if err := found.(driver.Resizer).Resize(t.Context(), sandbox.Resources{Memory: 1 << 30}); err != nil {
+		t.Fatal(err)
+	}
+	recovers(t, found)
+	if o := sh(t, found, "cat /root/kept"); o.stdout != "kept\n" {
+		t.Errorf("the file has %+v", o)
+	}
+	if err := found.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(t, state, "full")
+}
+
+// TestDestroyWhileFull destroys a sandbox that waits for more memory and whose
+// process was killed, as another process does.
+func TestDestroyWhileFull(t *testing.T) {
+	state := t.TempDir()
+	fullOf(t, state, "full")
+	_, found := attached(t, state, "full")
+	if err := found.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(t, state, "full")
+}
+
+// TestDeadlineWhileFull checks that the lifetime of such a sandbox ends it although
+// no process is connected with it.
+func TestDeadlineWhileFull(t *testing.T) {
+	state := t.TempDir()
+	fullOf(t, state, "full")
+	p, in := attached(t, state, "full")
+	if err := in.(driver.DeadlineSetter).SetDeadline(t.Context(), time.Now().Add(3*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	other := newProvider(t, func(o *gvisor.Options) { o.StateDir = state })
+	eventually(t, "its lifetime ends the sandbox", func() bool { return stateOf(t, other, "full") == sandbox.Stopped })
+	_, in = attached(t, state, "full")
+	if err := in.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(t, state, "full")
+}
+
+// TestResizeAttachedWhilePaused changes the limit of a paused sandbox, whose guest
+// the process that attached has not reached.
+func TestResizeAttachedWhilePaused(t *testing.T) {
+	state := t.TempDir()
+	first, in := unattached(t, state, sandbox.Spec{ID: "paused", Image: "host", Resources: sandbox.Resources{Memory: 192 << 20}})
+	limited(t, first, "memory")
+	if err := in.(driver.Pauser).Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, in = attached(t, state, "paused")
+	if err := in.(driver.Resizer).Resize(t.Context(), sandbox.Resources{Memory: 256 << 20}); err != nil {
+		t.Error(err)
+	}
+	if err := in.(driver.Pauser).Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	stillWorks(t, in)
+}
+
+// TestLoanOfKilledProcess checks that memory which a process has lent before it
+// was killed is taken back.
+func TestLoanOfKilledProcess(t *testing.T) {
+	state := t.TempDir()
+	first, in := unattached(t, state, sandbox.Spec{ID: "lent", Image: "host", Resources: sandbox.Resources{Memory: 192 << 20}})
+	limited(t, first, "memory")
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := in.(*gvisor.Instance).Lend(256 << 20); err != nil {
+		t.Fatal(err)
+	}
+	_, in = attached(t, state, "lent")
+	if got := in.(*gvisor.Instance).MemoryLimit(); got != 192<<20 {
+		t.Errorf("the limit is %d bytes", got)
+	}
+	stillWorks(t, in)
+}
+
+// attached attaches to a sandbox that outlives its provider.
+func attached(t *testing.T, state string, id sandbox.ID) (*gvisor.Provider, driver.Instance) {
+	t.Helper()
+	p := newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Attached = state, false })
+	in, err := p.Attach(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, in
+}
+
+// fillMemory makes the file /root/kept and fills the memory of a sandbox with what
+// the end of no program frees, until its caller gives up. What reaches the limit
+// first are files in memory that no program writes: a program would be ended for it.
+func fillMemory(ctx context.Context, in driver.Instance) {
+	fill(ctx, in, `
+open("/root/kept", "w").write("kept\n")
+for i in range(1000):
+    open("/root/%d" % i, "w").close()
+    os.setxattr("/root/%d" % i, "user.a", b"x" * 60000)`)
+	for i := range 16 {
+		if files, ok := driver.As[driver.FileSystem](in); ok {
+			_, _ = files.Write(ctx, "/dev/shm/"+strconv.Itoa(i), io.LimitReader(zeros{}, 4<<20), driver.WriteOptions{})
+		}
+	}
+	for ctx.Err() == nil {
+		fill(ctx, in, fillers["attributes"])
 	}
 }
 

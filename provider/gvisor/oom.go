@@ -187,7 +187,7 @@ func (g *cgroup) look(before sight) sight {
 // memoryLimit returns the limit in bytes, negative if there is none.
 func (g *cgroup) memoryLimit() int64 {
 	if g.version == 2 {
-		return g.figure(ctlMemory, "memory.max")
+		return g.figure(ctlMemory, "memory.high")
 	}
 	return g.figure(ctlMemory, "memory.limit_in_bytes")
 }

@@ -35,9 +35,6 @@ func (in *Instance) Resize(ctx context.Context, want sandbox.Resources) error {
 			undo()
 			return err
 		}
-		// A guest of an older version has no such operation, and programs then see
-		// the former limits.
-		_ = in.client.ShowLimits(ctx)
 		r.Spec.Resources = merge(r.Spec.Resources, want)
 		return nil
 	})
@@ -45,7 +42,25 @@ func (in *Instance) Resize(ctx context.Context, want sandbox.Resources) error {
 		_, err = cg.change(limits{memory: want.Memory}) // see settle
 		in.memory.watchLimit()
 	}
+	if err == nil {
+		in.showLimits(ctx)
+	}
 	return err
+}
+
+// showLimits makes programs inside see the limits. They see the former ones if the
+// guest is of an older version, or if this process has not reached it, because the
+// sandbox was paused when it was attached.
+func (in *Instance) showLimits(ctx context.Context) {
+	if in.retry(ctx) != nil { // it did not answer when its memory was full
+		return
+	}
+	in.mu.Lock()
+	client := in.client
+	in.mu.Unlock()
+	if client != nil {
+		_ = client.ShowLimits(ctx)
+	}
 }
 
 // hostPIDs is hostThreads for a change, where zero means unchanged.
