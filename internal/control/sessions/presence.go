@@ -100,7 +100,7 @@ func (p *presences) doneOf(h *presence) func() {
 		if m := p.moves[h.at]; m != nil {
 			m.ended()
 		}
-		wait := linger
+		wait := min(linger, p.leases.cfg.Grace)
 		if p.main[h.at] != h {
 			wait = 0
 		}

@@ -14,7 +14,8 @@ import (
 )
 
 // linger is how long the daemon holds the sandbox of a session after the last
-// request, so that a series of requests needs one holder.
+// request, so that a series of requests needs one holder, unless the sandbox is
+// kept without holders for less.
 const linger = 10 * time.Second
 
 // Routed is the sandbox that serves a request for a session. It is held until
