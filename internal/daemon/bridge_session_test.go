@@ -149,6 +149,7 @@ func TestBridgeSessionsAreHostile(t *testing.T) {
 }
 
 func TestBridgeTunnels(t *testing.T) {
+	t.Parallel()
 	m := daemontest.New(t)
 	listen := func(o *daemon.Options) { o.Bridge.Listen = "127.0.0.1:0" }
 	d := m.Start(t, listen)

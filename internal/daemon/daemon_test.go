@@ -20,6 +20,7 @@ import (
 )
 
 func TestOnePerStateDirectory(t *testing.T) {
+	t.Parallel()
 	m := daemontest.New(t)
 	first := m.Start(t, func(o *daemon.Options) { o.Socket = true })
 	_, err := daemon.Start(t.Context(), m.Options())

@@ -98,6 +98,7 @@ func stalledUpload(ctx context.Context, s *atoll.Sandbox) error {
 // TestKeysEndWhatTheyOpened: requests in progress of a key end when the key
 // ends, for any reason, and others do not.
 func TestKeysEndWhatTheyOpened(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(t *testing.T, m *daemontest.Machine, d *daemon.Daemon, id string){
 		"revoked": func(t *testing.T, _ *daemontest.Machine, d *daemon.Daemon, id string) {
 			ok(t, bearer(t, d, "acme", "admin").Admin().RevokeKey(t.Context(), id))
@@ -119,6 +120,7 @@ func TestKeysEndWhatTheyOpened(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			m := daemontest.New(t)
 			d := m.Start(t, nil)
 			owner := daemontest.Client(t, d)

@@ -166,6 +166,7 @@ func portToken(t *testing.T, s *atoll.Sandbox, opts atoll.PortTokenOptions) stri
 
 // TestAttackPortTokens: a token gives access to its ports, and nothing else.
 func TestAttackPortTokens(t *testing.T) {
+	t.Parallel()
 	m := daemontest.New(t)
 	d := m.Start(t, plainTCP)
 	owner := daemontest.Client(t, d)

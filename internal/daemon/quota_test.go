@@ -170,6 +170,7 @@ func TestTenantsAreTheOwners(t *testing.T) {
 
 // Output above the rate is slowed down, and is complete.
 func TestOutputIsMetered(t *testing.T) {
+	t.Parallel()
 	d := daemontest.New(t).Start(t, nil)
 	owner := daemontest.Client(t, d)
 	s := create(t, owner, sandbox.Spec{Name: "one"})
@@ -197,6 +198,7 @@ func TestOutputIsMetered(t *testing.T) {
 
 // The ends of commands are recorded in all cases, without output.
 func TestEndsAreRecorded(t *testing.T) {
+	t.Parallel()
 	m := daemontest.New(t)
 	d := m.Start(t, nil)
 	c := daemontest.Client(t, d)

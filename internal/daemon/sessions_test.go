@@ -102,6 +102,7 @@ func endOutside(t *testing.T, m *daemontest.Machine, id sandbox.ID) {
 // A session without holders is saved, then its sandbox ends. The next use has
 // the files and the environment again.
 func TestRB56DrainedSessionsAreRebuilt(t *testing.T) {
+	t.Parallel()
 	m := daemontest.New(t)
 	d := m.Start(t, shortGrace)
 	c := daemontest.Client(t, d)
