@@ -24,8 +24,11 @@ BENCHTIME    ?= 1s
 ROUNDS       ?= 200
 DURATION     ?= 1h
 
-# Tests mostly wait, so more of them run in parallel than there are processors.
+# Tests mostly wait, so more of them run in parallel than there are processors,
+# of one package and of several. The packages with the longest tests start first.
 PARALLEL     ?= 6
+PACKAGES     ?= $(shell expr 2 + $$(nproc 2>/dev/null || echo 2))
+LONGEST      = $(if $(filter ./...,$(PKGS)),./provider/gvisor ./cmd/atoll ./internal/daemon)
 
 # The race detector makes test binaries dynamic, but a kernel must be static to
 # re-execute itself in its empty root. So tests start their kernels, and the
@@ -89,7 +92,7 @@ run: build ## run a command in a sandbox: make run ARGS="uname -a"
 
 .PHONY: test
 test: check-fmt vet build ## run every check and the tests that take a few minutes; the others are in full
-	@$(STATIC) $(call gotest,-short -vet=off -parallel=$(PARALLEL),$(PKGS))
+	@$(STATIC) $(call gotest,-short -vet=off -p=$(PACKAGES) -parallel=$(PARALLEL),$(LONGEST) $(PKGS))
 	@$(GO) -C test/driver-module test ./...
 
 # The parts of full are targets, too. The soak test runs hundreds of rounds
