@@ -99,7 +99,7 @@ test: check-fmt vet build ## run every check and the tests that take a few minut
 # only if requested.
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing, a fresh machine (two hours)
-	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b desktop-image-e2b bridge sdk mcp docker opensandbox microvm gigabyte python js console console-test desktop-image-test frameworks fresh
+	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b desktop-image-e2b bridge sdk mcp docker opensandbox microvm cgroup2 gigabyte python js console console-test desktop-image-test frameworks fresh
 	@git diff --exit-code --stat internal/server/console/dist
 	@$(MAKE) --no-print-directory cluster kubernetes; code=$$?; $(MAKE) --no-print-directory cluster-down; exit $$code
 	@$(MAKE) --no-print-directory cluster-test
@@ -263,6 +263,12 @@ kubernetes: build ## run the tests of provider/kubernetes on the node of make cl
 microvm: build ## run the tests of provider/microvm with emulated virtual machines (needs qemu-system-x86, busybox-static and a kernel: /boot, or ATOLL_MICROVM_KERNEL; half an hour)
 	@$(STATIC) ATOLL_MICROVM_ACCEL="$${ATOLL_MICROVM_ACCEL:-tcg}" $(call gotest,-tags=microvm -parallel=$(PARALLEL),./provider/microvm)
 	@$(STATIC) ATOLL_MICROVM_ACCEL="$${ATOLL_MICROVM_ACCEL:-tcg}" $(call gotest,-tags=microvm -run=TestConformanceMicrovm,./internal/gateway)
+
+# A machine with control groups of version 1 emulates one with version 2.
+.PHONY: cgroup2
+cgroup2: RUN = MemoryOfTheKernel|FillMemory|AtLimit|WhileFull|Loan|MakesRoom|BarrenSandbox|ResizeBelowUse
+cgroup2: build ## run the tests of gVisor's memory limit on control groups of version 2, in an emulated machine (as root; needs qemu-system-x86, mmdebstrap and a kernel as microvm does; ten minutes): make cgroup2 RUN=WhileFull
+	@$(STATIC) $(GO) test -c -o "$$dir/tests" ./provider/gvisor && ./scripts/cgroup2 "$$dir" "$$dir/tests" "$$dir/atoll" -test.v -test.timeout=40m '-test.run=$(RUN)'
 
 # The state of the cluster. Its programs are in ATOLL_CLUSTER_CACHE.
 CLUSTER = /var/tmp/atoll-cluster
