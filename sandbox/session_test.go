@@ -7,8 +7,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// For an envelope without a sandbox id, the id comes from the driver's state.
-func TestRB40InstanceID(t *testing.T) {
+// For an envelope without a sandbox id, the id comes from the driver's state (RB-40).
+func TestInstanceID(t *testing.T) {
 	for state, want := range map[string]string{
 		`{"containerId":"c","hostId":"h","id":"i","instanceId":"n","sandboxId":"s"}`: "s",
 		`{"containerId":"c","hostId":"h","id":"i","instanceId":"n"}`:                 "n",

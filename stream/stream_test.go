@@ -23,7 +23,8 @@ func token(t *testing.T, kind stream.Kind, change func(*stream.Claims)) string {
 	return text
 }
 
-func TestRB60ATokenOfOneKindIsNoOther(t *testing.T) {
+// RB-60.
+func TestATokenOfOneKindIsNoOther(t *testing.T) {
 	for _, made := range []stream.Kind{stream.Viewer, stream.Producer, stream.Enrolled, stream.Enroll, stream.Delegated} {
 		text := token(t, made, nil)
 		for _, asked := range []stream.Kind{stream.Viewer, stream.Producer, stream.Enrolled, stream.Enroll, stream.Delegated} {
@@ -39,7 +40,8 @@ func TestRB60ATokenOfOneKindIsNoOther(t *testing.T) {
 	}
 }
 
-func TestRB62InvalidTokens(t *testing.T) {
+// RB-62.
+func TestInvalidTokens(t *testing.T) {
 	now := time.Unix(1000, 999)
 	good := token(t, stream.Viewer, nil)
 	if stream.OpenViewer(secret, good, now) == nil {

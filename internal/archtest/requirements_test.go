@@ -40,23 +40,28 @@ func sources(t *testing.T, each func(path, text string)) {
 // seen are the directories whose tests go through a daemon or a driver.
 var seen = regexp.MustCompile(`^(internal/daemon|internal/control|cmd/atoll|provider|driver/drivertest|test)/`)
 
-// The table of requirements names every test with a requirement's number, and
-// no test that does not exist. What it calls done is shown by a test through a
-// daemon or a driver.
+// The table of requirements names every test with a requirement's number in its
+// name or at the end of its comment, and no test that does not exist. What it
+// calls done is shown by a test through a daemon or a driver.
 func TestRequirements(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(repository, requirements))
 	if err != nil {
 		t.Fatal(err)
 	}
-	where := map[string]string{}
-	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	where, numbered := map[string]string{}, map[string]bool{}
+	declared := regexp.MustCompile(`(?m)((?:^//.*\n)*)^func (Test\w+)\(`)
+	number := regexp.MustCompile(`\bRB-\d+\)?\.?\n$`)
 	sources(t, func(path, text string) {
 		if !strings.HasSuffix(path, "_test.go") {
 			return
 		}
 		for _, m := range declared.FindAllStringSubmatch(text, -1) {
-			if !seen.MatchString(where[m[1]]) {
-				where[m[1]] = path
+			doc, name := m[1], m[2]
+			if !seen.MatchString(where[name]) {
+				where[name] = path
+			}
+			if strings.HasPrefix(name, "TestRB") || number.MatchString(doc) {
+				numbered[name] = true
 			}
 		}
 	})
@@ -89,9 +94,9 @@ func TestRequirements(t *testing.T) {
 			t.Errorf("%s has the status %q", number, status)
 		}
 	}
-	for name := range where {
-		if strings.HasPrefix(name, "TestRB") && !named[name] {
-			t.Errorf("%s does not name %s", requirements, name)
+	for name := range numbered {
+		if !named[name] {
+			t.Errorf("%s does not name %s of %s", requirements, name, where[name])
 		}
 	}
 }

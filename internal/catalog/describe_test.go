@@ -7,7 +7,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func TestRB7Describe(t *testing.T) {
+// RB-7.
+func TestCatalogDescribe(t *testing.T) {
 	list := Describe([]sandbox.Provider{
 		{Name: "gvisor", Available: true, Default: true, Isolates: true, Capabilities: map[string]bool{"snapshot": true, "memory": true, "ports": true, "files": true}, Limits: map[string]sandbox.Enforcement{"memory": {Enforced: true}}},
 		{Name: "mine", Summary: "brought along"},

@@ -37,7 +37,8 @@ func negotiate(t *testing.T, provider string, q Query) sandbox.CapabilityDocumen
 
 func warm() Query { return Query{Liveness: "warm"} }
 
-func TestRB7KnownProviders(t *testing.T) {
+// RB-7.
+func TestKnownProviders(t *testing.T) {
 	want := "blaxel boxlite cloudflare daytona docker e2b fake gvisor host islo kubernetes microsandbox microvm modal none opensandbox remote runloop selfhosted superserve vercel"
 	var got []string
 	for _, d := range Known() {
@@ -51,7 +52,8 @@ func TestRB7KnownProviders(t *testing.T) {
 	}
 }
 
-func TestRB11Credentials(t *testing.T) {
+// RB-11.
+func TestCredentials(t *testing.T) {
 	tests := []struct {
 		provider string
 		env      map[string]string
@@ -91,7 +93,8 @@ func TestRB11Credentials(t *testing.T) {
 	}
 }
 
-func TestRB12MergePorts(t *testing.T) {
+// RB-12.
+func TestMergePorts(t *testing.T) {
 	tests := []struct {
 		provider string
 		desktop  bool
@@ -112,7 +115,8 @@ func TestRB12MergePorts(t *testing.T) {
 	}
 }
 
-func TestRB15Invariants(t *testing.T) {
+// RB-15.
+func TestInvariants(t *testing.T) {
 	for _, d := range Known() {
 		if err := CheckDescriptor(d.Name, d); err != nil {
 			t.Errorf("%s: %v", d.Name, err)
@@ -140,7 +144,7 @@ func TestRB15Invariants(t *testing.T) {
 
 // The values of RB-16 that a descriptor states. The row of e2b is what its
 // driver supports: see TestCatalog of package provider/all.
-func TestRB16KnownValues(t *testing.T) {
+func TestKnownValues(t *testing.T) {
 	row := func(name string) string {
 		d := known(t, name)
 		flag := func(b bool) string {
@@ -171,7 +175,8 @@ func TestRB16KnownValues(t *testing.T) {
 	}
 }
 
-func TestRB18Negotiate(t *testing.T) {
+// RB-18.
+func TestNegotiate(t *testing.T) {
 	if _, err := Negotiate(sandbox.Descriptor{}, warm()); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Errorf("an unknown provider: %v", err)
 	}
@@ -181,7 +186,8 @@ func TestRB18Negotiate(t *testing.T) {
 	}
 }
 
-func TestRB19EveryCellIsThere(t *testing.T) {
+// RB-19.
+func TestEveryCellIsThere(t *testing.T) {
 	for _, d := range Known() {
 		data, err := json.Marshal(negotiate(t, d.Name, Query{}))
 		if err != nil {
@@ -199,7 +205,8 @@ func TestRB19EveryCellIsThere(t *testing.T) {
 	}
 }
 
-func TestRB21Desktop(t *testing.T) {
+// RB-21.
+func TestCatalogDesktop(t *testing.T) {
 	minted := &Stream{URL: "wss://x", Token: "t", Expires: now}
 	tests := []struct {
 		name, provider string
@@ -230,7 +237,8 @@ func TestRB21Desktop(t *testing.T) {
 	}
 }
 
-func TestRB21Terminal(t *testing.T) {
+// RB-21.
+func TestCatalogTerminal(t *testing.T) {
 	minted := &Stream{URL: "wss://x", Token: "t", Expires: now}
 	tests := []struct {
 		name, provider string
@@ -259,7 +267,8 @@ func TestRB21Terminal(t *testing.T) {
 	}
 }
 
-func TestRB21RecordingAndComputerUse(t *testing.T) {
+// RB-21.
+func TestRecordingAndComputerUse(t *testing.T) {
 	tests := []struct {
 		name, provider      string
 		q                   Query
@@ -293,7 +302,8 @@ func TestDesktopImage(t *testing.T) {
 	}
 }
 
-func TestRB23Acknowledgment(t *testing.T) {
+// RB-23.
+func TestAcknowledgment(t *testing.T) {
 	q := Query{Liveness: "warm", Desktop: &Stream{URL: "wss://x", Token: "secret", Expires: now}}
 	if c := negotiate(t, "modal", q).Desktop; c.URL != "" || c.Token != "" || !c.ExpiresAt.IsZero() || c.Acknowledged {
 		t.Errorf("without an acknowledgment: %+v", c)
@@ -308,7 +318,8 @@ func TestRB23Acknowledgment(t *testing.T) {
 	}
 }
 
-func TestRB24SharedSessions(t *testing.T) {
+// RB-24.
+func TestSharedSessions(t *testing.T) {
 	q := Query{Liveness: "warm", Shared: true, SharedWith: []string{"a", "b"}}
 	if c := negotiate(t, "modal", q).Desktop; !slices.Equal(c.SharedSessionIDs, q.SharedWith) {
 		t.Errorf("%+v", c)
@@ -322,7 +333,8 @@ func TestRB24SharedSessions(t *testing.T) {
 	}
 }
 
-func TestRB25Mode(t *testing.T) {
+// RB-25.
+func TestMode(t *testing.T) {
 	online := &Machine{Liveness: MachineOnline, Display: true, Consented: true}
 	if c := negotiate(t, "modal", warm()).Desktop; c.Mode != "interactive" || c.Transport != sandbox.TransportVNC || c.Client != "novnc" || c.Resolution != Screen {
 		t.Errorf("%+v", c)
@@ -337,7 +349,8 @@ func TestRB25Mode(t *testing.T) {
 	}
 }
 
-func TestRB26HasDesktop(t *testing.T) {
+// RB-26.
+func TestHasDesktop(t *testing.T) {
 	for name, want := range map[string]bool{"modal": true, "docker": false, "unix_local": false, "host": false, "nope": false, "": false} {
 		if got := HasDesktop(Known(), name); got != want {
 			t.Errorf("%q: %v", name, got)
@@ -345,7 +358,8 @@ func TestRB26HasDesktop(t *testing.T) {
 	}
 }
 
-func TestRB27MachineLiveness(t *testing.T) {
+// RB-27.
+func TestMachineLiveness(t *testing.T) {
 	tests := []struct {
 		active, answered bool
 		ago              time.Duration
@@ -363,7 +377,8 @@ func TestRB27MachineLiveness(t *testing.T) {
 	}
 }
 
-func TestRB28MachineOverlay(t *testing.T) {
+// RB-28.
+func TestMachineOverlay(t *testing.T) {
 	tests := []struct {
 		name                     string
 		m                        Machine

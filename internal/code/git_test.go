@@ -43,7 +43,7 @@ func status(t *testing.T, r *repo) (out *sandbox.GitStatus) {
 
 // RB-88, RB-91: names with spaces, quotes, line ends and bytes that are not
 // UTF-8; renames, modes, conflicts and a branch without a commit.
-func TestRB88StatusOfRealRepositories(t *testing.T) {
+func TestStatusOfRealRepositories(t *testing.T) {
 	t.Parallel()
 	r := repository(t, "echo x >new; touch '? odd'")
 	if s := status(t, r); s.Head != "main" || s.Commit != "" || len(s.Files) != 2 || s.Files[0] != (sandbox.GitFileStatus{Path: "? odd", Worktree: sandbox.GitUntracked}) {
@@ -86,7 +86,7 @@ git mv old moved; chmod +x new; rm "$(printf 'line\nend\377"')"; git merge side 
 
 // RB-85, RB-89, RB-90: renames, copies, modes, binary files, untracked files,
 // changes of the type, and content that looks like a header.
-func TestRB85Differences(t *testing.T) {
+func TestDifferences(t *testing.T) {
 	t.Parallel()
 	r := repository(t, `seq 20 >old; printf -- '-- a\n++ b\n' >odd; printf '\0' >bin.png; printf 'no end' >end; ln -s old link; echo x >mode; echo x >gone; echo b >'b'
 git add -A; git commit -qm one
@@ -155,8 +155,8 @@ func listing(t *testing.T, dir string) string {
 }
 
 // RB-85: the first commit is compared with nothing, a merge with its first
-// parent, and a worktree of its own is a repository too.
-func TestRB83CommitsOfRealRepositories(t *testing.T) {
+// parent, and a worktree of its own is a repository too (RB-83).
+func TestCommitsOfRealRepositories(t *testing.T) {
 	t.Parallel()
 	r := repository(t, `echo 1 >a; git add -A; git commit -qm 'first
 
@@ -221,8 +221,8 @@ of it'; git tag v1; git checkout -qb side; echo 2 >b; git add b; git commit -qm 
 	}
 }
 
-// A file with too many changes has none of them, and the others stay.
-func TestRB90LargeDifferencesAreTruncated(t *testing.T) {
+// A file with too many changes has none of them, and the others stay (RB-90).
+func TestLargeDifferencesAreTruncated(t *testing.T) {
 	t.Parallel()
 	r := repository(t, `seq 1000 >large; echo 1 >small; git add -A; git commit -qm one; seq 2000 3000 >large; echo 2 >small`)
 	var d sandbox.GitDiff
@@ -238,7 +238,7 @@ func TestRB90LargeDifferencesAreTruncated(t *testing.T) {
 }
 
 // RB-81: what git would take for an option, or a path that leads out.
-func TestRB81RevisionsAndPaths(t *testing.T) {
+func TestRevisionsAndPaths(t *testing.T) {
 	t.Parallel()
 	for _, rev := range []string{"--output=/tmp/x", "-p", "a b", "a\nb", "a\x00"} {
 		if sandbox.CodeOf(revision("rev", rev)) != sandbox.CodeInvalid {

@@ -103,7 +103,7 @@ func TestFailedPatchesAreTakenBack(t *testing.T) {
 }
 
 // RB-84: a file is written only if it is as the caller thinks.
-func TestRB84WritesWithAnExpectedHash(t *testing.T) {
+func TestWritesWithAnExpectedHash(t *testing.T) {
 	t.Parallel()
 	dir := project(t, map[string]string{"f": "hello\n"})
 	s, name := service(&local{}), filepath.Join(dir, "f")

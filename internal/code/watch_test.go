@@ -103,7 +103,7 @@ func (s *states) until(reason sandbox.GitReason, fits func(sandbox.GitEvent) boo
 
 // RB-87: an event for each change of the status, and for nothing else, where
 // changes of files are not reported.
-func TestRB87StatesOfAPolledRepository(t *testing.T) {
+func TestStatesOfAPolledRepository(t *testing.T) {
 	t.Parallel()
 	r := repository(t, "echo .ignored >.git/info/exclude")
 	s := watching(t, New(Config{}), r, time.Millisecond)
@@ -140,7 +140,7 @@ func TestRB87StatesOfAPolledRepository(t *testing.T) {
 
 // RB-87: the files of the working tree are watched, and the git directories
 // elsewhere.
-func TestRB87StatesOfAWatchedRepository(t *testing.T) {
+func TestStatesOfAWatchedRepository(t *testing.T) {
 	t.Parallel()
 	main := repository(t, "git commit -q --allow-empty -m first")
 	tree := filepath.Join(t.TempDir(), "tree")
@@ -204,8 +204,8 @@ func TestWatchedDirectories(t *testing.T) {
 	}
 }
 
-// A repository names programs that git would run, and has many files.
-func TestRB87WatchesOfHostileRepositories(t *testing.T) {
+// A repository names programs that git would run, and has many files (RB-87).
+func TestWatchesOfHostileRepositories(t *testing.T) {
 	t.Parallel()
 	r := repository(t, `git config core.fsmonitor "touch $PWD/ran"
 mkdir hooks && printf '#!/bin/sh\ntouch '"$PWD"'/ran\n' >hooks/post-index-change && chmod +x hooks/* && git config core.hooksPath "$PWD/hooks"

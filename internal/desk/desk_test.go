@@ -17,7 +17,8 @@ import (
 
 func number(n int) *int { return &n }
 
-func TestRB77ActionsAsCommands(t *testing.T) {
+// RB-77.
+func TestActionsAsCommands(t *testing.T) {
 	t.Parallel()
 	at := func(a sandbox.ComputerAction) sandbox.ComputerAction {
 		a.X, a.Y = number(10), number(0)
@@ -123,7 +124,8 @@ func picture(t *testing.T) string {
 	return b.String()
 }
 
-func TestRB76ScreenshotsAreNeverEmpty(t *testing.T) {
+// RB-76.
+func TestScreenshotsAreNeverEmpty(t *testing.T) {
 	between = 0
 	whole := picture(t)
 	shot, _ := plan(&sandbox.ComputerAction{Action: "screenshot"})
@@ -151,7 +153,8 @@ func TestRB76ScreenshotsAreNeverEmpty(t *testing.T) {
 	}
 }
 
-func TestRB69Stages(t *testing.T) {
+// RB-69.
+func TestStages(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		e       ending
@@ -175,7 +178,8 @@ func TestRB69Stages(t *testing.T) {
 	}
 }
 
-func TestRB69Clipboards(t *testing.T) {
+// RB-69.
+func TestClipboards(t *testing.T) {
 	t.Parallel()
 	copied, err := plan(&sandbox.ComputerAction{Action: "copy", Text: "$(rm -rf /)'"})
 	if err != nil || !copied.changes || copied.stdin != "$(rm -rf /)'" || strings.Contains(strings.Join(copied.args, " "), "rm -rf") {

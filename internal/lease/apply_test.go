@@ -36,7 +36,7 @@ func at(state State, turns int) Lease {
 func turn(id string) Acquire { return Acquire{Kind: Turn, ID: id} }
 
 // The table of RB-48: what each operation does in each state.
-func TestRB48Operations(t *testing.T) {
+func TestOperations(t *testing.T) {
 	tests := []struct {
 		name    string
 		lease   Lease
@@ -134,7 +134,8 @@ func apply(t *testing.T, l Lease, now time.Time, ops ...Op) (Lease, Effect) {
 	return l, effect
 }
 
-func TestRB48PersistKeepsWhatItReplaces(t *testing.T) {
+// RB-48.
+func TestPersistKeepsWhatItReplaces(t *testing.T) {
 	l := at(Draining, 0)
 	l.Archive = json.RawMessage(`"old"`)
 	l, effect := apply(t, l, start, Persist{3, 7, json.RawMessage(`"new"`)})
@@ -147,7 +148,8 @@ func TestRB48PersistKeepsWhatItReplaces(t *testing.T) {
 	}
 }
 
-func TestRB56EndingCannotBeUndone(t *testing.T) {
+// RB-56.
+func TestEndingCannotBeUndone(t *testing.T) {
 	l, _ := apply(t, at(Draining, 0), start, Persist{3, 7, json.RawMessage(`1`)}, Begin{3, 7}, Begin{3, 7})
 	l, effect := apply(t, l, start, turn("a"))
 	if effect.Role != Attached || l.State != Draining {
@@ -169,7 +171,8 @@ func TestRB56EndingCannotBeUndone(t *testing.T) {
 	}
 }
 
-func TestRB48PausedSandboxIsResumed(t *testing.T) {
+// RB-48.
+func TestPausedSandboxIsResumed(t *testing.T) {
 	l, _ := apply(t, at(Draining, 0), start, Confirm{Epoch: 3, Drain: 7, Paused: true})
 	if l.State != Cold || l.Sandbox != "sb-1" || l.Box == nil {
 		t.Fatalf("the paused sandbox was forgotten: %+v", l)
@@ -184,7 +187,8 @@ func TestRB48PausedSandboxIsResumed(t *testing.T) {
 	}
 }
 
-func TestRB49Image(t *testing.T) {
+// RB-49.
+func TestImage(t *testing.T) {
 	want := Acquire{Kind: Turn, ID: "t1", Image: "alpine"}
 	if l, _ := apply(t, at(Warm, 1), start, want); l.State != Draining || len(l.Holders) != 0 || l.Sandbox != "sb-1" {
 		t.Errorf("the sandbox of another image is not drained: %+v", l)
@@ -199,7 +203,8 @@ func TestRB49Image(t *testing.T) {
 	}
 }
 
-func TestRB52LateSpawnerCannotPublish(t *testing.T) {
+// RB-52.
+func TestLateSpawnerCannotPublish(t *testing.T) {
 	l, _ := apply(t, Lease{Group: "g"}, start, turn("a"))
 	first := l.Attempt
 	l, _ = apply(t, l, start.Add(time.Minute), Tick{}, turn("b"))
@@ -209,7 +214,8 @@ func TestRB52LateSpawnerCannotPublish(t *testing.T) {
 	apply(t, l, start, Commit{Epoch: l.Epoch, Attempt: l.Attempt})
 }
 
-func TestRB53FiftyAcquires(t *testing.T) {
+// RB-53.
+func TestFiftyAcquires(t *testing.T) {
 	l, spawners := Lease{Group: "g"}, 0
 	for i := range 50 {
 		var effect Effect
@@ -222,7 +228,8 @@ func TestRB53FiftyAcquires(t *testing.T) {
 	}
 }
 
-func TestRB54ViewerCap(t *testing.T) {
+// RB-54.
+func TestViewerCap(t *testing.T) {
 	l, _ := apply(t, at(Warm, 1), start, Acquire{Kind: Viewer, ID: "1"}, Acquire{Kind: Viewer, ID: "2"}, Acquire{Kind: Viewer, ID: "2"})
 	if _, _, err := Apply(l, Acquire{Kind: Viewer, ID: "3"}, config, start); sandbox.CodeOf(err) != sandbox.CodeExhausted {
 		t.Errorf("a third viewer: %v", err)
@@ -230,7 +237,8 @@ func TestRB54ViewerCap(t *testing.T) {
 	apply(t, l, start, turn("t2"))
 }
 
-func TestRB55Sweep(t *testing.T) {
+// RB-55.
+func TestLeaseSweep(t *testing.T) {
 	l, _ := apply(t, at(Warm, 0), start, Acquire{Kind: Viewer, ID: "v"})
 	if _, effect, _ := Apply(l, Tick{}, config, start.Add(config.ViewerTTL)); effect.Due {
 		t.Error("a viewer at its limit was removed")
@@ -250,7 +258,8 @@ func TestRB55Sweep(t *testing.T) {
 	}
 }
 
-func TestRB58Rotation(t *testing.T) {
+// RB-58.
+func TestRotation(t *testing.T) {
 	l, _ := apply(t, at(Warm, 1), start, Rotate{3})
 	if _, _, err := Apply(l, turn("new"), config, start); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		t.Errorf("a sandbox that is being replaced took a holder: %v", err)
@@ -265,7 +274,8 @@ func TestRB58Rotation(t *testing.T) {
 	}
 }
 
-func TestRB59Metering(t *testing.T) {
+// RB-59.
+func TestMetering(t *testing.T) {
 	l, effect := apply(t, at(Warm, 1), start.Add(10*time.Second), Meter{3})
 	if effect.Warm != 10*time.Second {
 		t.Errorf("counted %v", effect.Warm)
@@ -291,7 +301,8 @@ func TestRB59Metering(t *testing.T) {
 	apply(t, l, start, Gate{false}, Acquire{Kind: Viewer, ID: "v"})
 }
 
-func TestRB57Durations(t *testing.T) {
+// RB-57.
+func TestLeaseDurations(t *testing.T) {
 	if err := Default().Check(Sweep, 0, time.Hour); err != nil {
 		t.Errorf("the defaults are refused: %v", err)
 	}
@@ -311,8 +322,8 @@ func TestRB57Durations(t *testing.T) {
 }
 
 // Saving archives a running sandbox; it does not count as the capture before
-// its end.
-func TestRB56SaveIsNoCapture(t *testing.T) {
+// its end (RB-56).
+func TestSaveIsNoCapture(t *testing.T) {
 	now, cfg := time.Unix(1000, 0), Default()
 	do := func(l Lease, op Op) (Lease, Effect) {
 		t.Helper()

@@ -7,7 +7,7 @@ import (
 
 // RB-97: the pointer moves by compare-and-swap, once, and only while the move is
 // the present one.
-func TestRB97Moves(t *testing.T) {
+func TestMoves(t *testing.T) {
 	undone := func(l Lease, now time.Time, ops ...Op) {
 		t.Helper()
 		for _, op := range ops {
@@ -62,8 +62,8 @@ func TestRB97Moves(t *testing.T) {
 }
 
 // A daemon that starts ends the attempt, the move and the holders of its own
-// dead process, and nothing else.
-func TestRB56Restart(t *testing.T) {
+// dead process, and nothing else (RB-56).
+func TestRestart(t *testing.T) {
 	own := func(id string) bool { return id == "daemon-a-1" }
 	restart := Restart{Spawner: "a", Own: own}
 	spawning, _ := apply(t, at(Cold, 0), start, Acquire{Kind: Turn, ID: "t1", Spawner: "a"})

@@ -10,8 +10,8 @@ import (
 )
 
 // A sandbox that is in use near its deadline is drained anyway: it serves no
-// requests, its holders stay, and they get the next one.
-func TestRB58Eviction(t *testing.T) {
+// requests, its holders stay, and they get the next one (RB-58).
+func TestEviction(t *testing.T) {
 	if _, effect, _ := Apply(at(Warm, 1), Evict{3}, config, start); effect.Done {
 		t.Error("a sandbox was evicted that does not rotate")
 	}
@@ -45,8 +45,8 @@ func TestRB58Eviction(t *testing.T) {
 	}
 }
 
-// A sandbox that cannot be saved continues, and is rotated again later.
-func TestRB58FailedCaptureKeepsTheSandbox(t *testing.T) {
+// A sandbox that cannot be saved continues, and is rotated again later (RB-58).
+func TestFailedCaptureKeepsTheSandbox(t *testing.T) {
 	l, _ := apply(t, at(Warm, 1), start, Rotate{3}, Evict{3})
 	kept, _ := apply(t, l, start, Keep{3, l.Drains})
 	if !kept.Serves() || kept.State != Warm || kept.Rotating || !kept.Retry.Equal(start.Add(retryRotation)) {
@@ -64,8 +64,8 @@ func TestRB58FailedCaptureKeepsTheSandbox(t *testing.T) {
 }
 
 // The last quarter of the lead is kept for saving: a rotation that was put off
-// is tried again when it begins, and not after it.
-func TestRB58LastQuarterIsKept(t *testing.T) {
+// is tried again when it begins, and not after it (RB-58).
+func TestLastQuarterIsKept(t *testing.T) {
 	for left, want := range map[time.Duration]time.Duration{18 * time.Minute: 3 * time.Minute, 14 * time.Minute: 5 * time.Minute} {
 		l := at(Warm, 1)
 		l.Began, l.Deadline = start.Add(-24*time.Hour), start.Add(left)
@@ -77,8 +77,8 @@ func TestRB58LastQuarterIsKept(t *testing.T) {
 	}
 }
 
-// Half of a short lifetime is the most that replacing a sandbox may take of it.
-func TestRB58Lead(t *testing.T) {
+// Half of a short lifetime is the most that replacing a sandbox may take of it (RB-58).
+func TestLead(t *testing.T) {
 	for life, want := range map[time.Duration]time.Duration{24 * time.Hour: time.Hour, time.Hour: 30 * time.Minute, 0: time.Hour} {
 		l := Lease{Began: start}
 		if life > 0 {
@@ -90,8 +90,8 @@ func TestRB58Lead(t *testing.T) {
 	}
 }
 
-// A turn continues when a limit is reached, with the requests that serve it.
-func TestRB59TurnsPassTheGate(t *testing.T) {
+// A turn continues when a limit is reached, with the requests that serve it (RB-59).
+func TestTurnsPassTheGate(t *testing.T) {
 	operator := Acquire{Kind: Operator, ID: "daemon"}
 	l, _ := apply(t, at(Warm, 1), start, operator, Acquire{Kind: Viewer, ID: "v"}, Gate{true})
 	if len(l.Holders) != 2 || l.Count(Viewer) != 0 {
@@ -106,8 +106,8 @@ func TestRB59TurnsPassTheGate(t *testing.T) {
 	}
 }
 
-// A turn with a permanent failure gets the same error again; other turns try.
-func TestRB43FailuresAreRemembered(t *testing.T) {
+// A turn with a permanent failure gets the same error again; other turns try (RB-43).
+func TestFailuresAreRemembered(t *testing.T) {
 	why := &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.resume", Message: "no such archive", Cause: context.Canceled}
 	l, _ := apply(t, Lease{Group: "g"}, start, turn("a"), Fail{Attempt: 1}, GiveUp{Turn, "a", why})
 	if _, _, err := Apply(l, turn("a"), config, start); sandbox.CodeOf(err) != why.Code || err.Error() != why.Error() {

@@ -14,8 +14,8 @@ import (
 )
 
 // The tool reads and sets the clipboard by the actions of the HTTP API, whose
-// permissions apply. A long text is shown in part.
-func TestRB79Clipboard(t *testing.T) {
+// permissions apply. A long text is shown in part (RB-79).
+func TestClipboard(t *testing.T) {
 	t.Parallel()
 	text := "" // of the desktop
 	mux := http.NewServeMux()

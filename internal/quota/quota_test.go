@@ -69,7 +69,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-func TestRB59Months(t *testing.T) {
+// RB-59.
+func TestMonths(t *testing.T) {
 	now := time.Date(2026, 12, 31, 23, 0, 0, 0, time.UTC)
 	l := sandbox.Limits{WarmHours: 1.5}
 	for used, want := range map[time.Duration]sandbox.Code{0: "", 89 * time.Minute: "", 90 * time.Minute: sandbox.CodeExhausted, 90 * time.Hour: sandbox.CodeExhausted} {

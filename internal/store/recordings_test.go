@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Recordings are listed page by page, newest first, and bounded per tenant.
-func TestRB73RecordingsAreListedAndBounded(t *testing.T) {
+// Recordings are listed page by page, newest first, and bounded per tenant (RB-73).
+func TestRecordingsAreListedAndBounded(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s, ctx := open(store.Options{}), t.Context()
 		tenants(t, s, "acme", "rival")

@@ -12,8 +12,8 @@ import (
 )
 
 // The current and the previous archive are kept. Others are deleted, and failed
-// deletions are retried.
-func TestRB46Ledger(t *testing.T) {
+// deletions are retried (RB-46).
+func TestLedger(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 		s := open(store.Options{Now: func() time.Time { return now }})

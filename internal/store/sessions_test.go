@@ -67,8 +67,8 @@ func TestSessions(t *testing.T) {
 	})
 }
 
-// Fifty callers acquire at once, on two stores of one database. One becomes the spawner.
-func TestRB53Leases(t *testing.T) {
+// Fifty callers acquire at once, on two stores of one database. One becomes the spawner (RB-53).
+func TestLeases(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		stores := []*store.Store{open(store.Options{}), open(store.Options{})}
 		withTenant(t, stores[0])
@@ -112,7 +112,8 @@ func TestRB53Leases(t *testing.T) {
 	})
 }
 
-func TestRB59WarmTime(t *testing.T) {
+// RB-59.
+func TestWarmTime(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		now := time.Date(2026, 1, 2, 3, 30, 0, 0, time.UTC)
 		s := open(store.Options{Now: func() time.Time { return now }})

@@ -32,7 +32,8 @@ func options(seed uint64) Options {
 	return o
 }
 
-func TestRB53Schedules(t *testing.T) {
+// RB-53.
+func TestSchedules(t *testing.T) {
 	steps := 0
 	for seed := range schedules(t) {
 		r := Run(options(seed))
@@ -43,8 +44,8 @@ func TestRB53Schedules(t *testing.T) {
 	t.Logf("%d steps", steps)
 }
 
-// Every rule is needed: without it, some schedule violates an invariant.
-func TestRB56Mutants(t *testing.T) {
+// Every rule is needed: without it, some schedule violates an invariant (RB-56).
+func TestMutants(t *testing.T) {
 	for name, rule := range Mutants {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -37,7 +37,8 @@ func read(t *testing.T, file []byte) (header map[string]any, text map[string]str
 	return header, text
 }
 
-func TestRB72CastFiles(t *testing.T) {
+// RB-72.
+func TestCastFiles(t *testing.T) {
 	c := newCast()
 	file := c.header(sandbox.WindowSize{Cols: 80, Rows: 24}, time.Unix(1700000000, 0), `a "title" <b>`)
 	shown := "\x1b[31mgrüße € 𝄞\r\n<&>\"\\\x00\x7f"

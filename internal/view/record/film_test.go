@@ -106,8 +106,8 @@ func filming(t *testing.T, s *studio, limit int64) (*film, string) {
 }
 
 // A recording goes on when ffmpeg ends, as with a changed size of the display,
-// and is one video.
-func TestRB72OneVideoOfSeveralRuns(t *testing.T) {
+// and is one video (RB-72).
+func TestOneVideoOfSeveralRuns(t *testing.T) {
 	s := &studio{gone: true, runs: []run{
 		{stdout: string(header) + string(fragment(0, "a")) + string(fragment(90000, "b"))},
 		{stderr: "Cannot open display :0, error 1.", code: 1},
@@ -131,8 +131,8 @@ func TestRB72OneVideoOfSeveralRuns(t *testing.T) {
 	}
 }
 
-// Stopping has ffmpeg end the video, and what it writes then belongs to it.
-func TestRB72StoppedVideosHaveTheirEnd(t *testing.T) {
+// Stopping has ffmpeg end the video, and what it writes then belongs to it (RB-72).
+func TestStoppedVideosHaveTheirEnd(t *testing.T) {
 	for _, c := range []struct {
 		why  error
 		want sandbox.Reason
@@ -155,8 +155,8 @@ func TestRB72StoppedVideosHaveTheirEnd(t *testing.T) {
 	}
 }
 
-// The reasons for which a video ends by itself. It keeps what it has.
-func TestRB73VideosThatEnd(t *testing.T) {
+// The reasons for which a video ends by itself. It keeps what it has (RB-73).
+func TestVideosThatEnd(t *testing.T) {
 	whole := string(header) + string(fragment(0, "a"))
 	other := strings.Replace(whole, "how", "why", 1)
 	noDisplay := run{stderr: "[x11grab] Cannot open display :0, error 1.", code: 1}
@@ -191,8 +191,8 @@ func TestRB73VideosThatEnd(t *testing.T) {
 	}
 }
 
-// A recording that cannot begin says why.
-func TestRB73VideosThatCannotBegin(t *testing.T) {
+// A recording that cannot begin says why (RB-73).
+func TestVideosThatCannotBegin(t *testing.T) {
 	for name, c := range map[string]struct {
 		run  run
 		want sandbox.Code
@@ -222,8 +222,8 @@ func TestRB73VideosThatCannotBegin(t *testing.T) {
 	}
 }
 
-// Storing waits for the fragment that is being recorded.
-func TestRB74FlushedVideosHaveWhatWasShown(t *testing.T) {
+// Storing waits for the fragment that is being recorded (RB-74).
+func TestFlushedVideosHaveWhatWasShown(t *testing.T) {
 	f, _ := filming(t, &studio{}, maxSize)
 	f.header = bytes.Clone(header)
 	settled := make(chan struct{})

@@ -52,7 +52,8 @@ func shown(t *testing.T, file []byte) (times []uint64, data string) {
 	}
 }
 
-func TestRB72VideosAreWholeFragments(t *testing.T) {
+// RB-72.
+func TestVideosAreWholeFragments(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "x.mp4")
 	two := append(bytes.Clone(header), append(fragment(0, "one"), fragment(9, "two")...)...)
 	first := len(header) + len(fragment(0, "one"))

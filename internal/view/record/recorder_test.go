@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A recording ends before it would exceed its size, and what it has is whole.
-func TestRB72TheLargestSize(t *testing.T) {
+// A recording ends before it would exceed its size, and what it has is whole (RB-72).
+func TestTheLargestSize(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "x.cast"))
 	if err != nil {
 		t.Fatal(err)
@@ -39,8 +39,8 @@ func TestRB72TheLargestSize(t *testing.T) {
 	}
 }
 
-// A changed size is one event, in front of what is shown in it.
-func TestRB72SizesAreRecorded(t *testing.T) {
+// A changed size is one event, in front of what is shown in it (RB-72).
+func TestSizesAreRecorded(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "x.cast"))
 	if err != nil {
 		t.Fatal(err)

@@ -96,8 +96,8 @@ func same(t *testing.T, name string, a, b *screen) {
 	}
 }
 
-// A late viewer sees the screen as it is, and what follows continues it.
-func TestRB70LateViewersSeeTheScreen(t *testing.T) {
+// A late viewer sees the screen as it is, and what follows continues it (RB-70).
+func TestLateViewersSeeTheScreen(t *testing.T) {
 	size := sandbox.WindowSize{Cols: 40, Rows: 10}
 	full := strings.Repeat("x", 40)
 	for name, c := range map[string]struct{ before, after string }{
@@ -136,8 +136,8 @@ func TestRB70LateViewersSeeTheScreen(t *testing.T) {
 	}
 }
 
-// A viewer that reconnects loses and repeats nothing, in both directions.
-func TestRB70ViewersReconnectWithoutLoss(t *testing.T) {
+// A viewer that reconnects loses and repeats nothing, in both directions (RB-70).
+func TestViewersReconnectWithoutLoss(t *testing.T) {
 	p, term := newProgram(t)
 	const total = 400 << 10
 	go func() {
@@ -196,7 +196,8 @@ func TestRB70ViewersReconnectWithoutLoss(t *testing.T) {
 	}
 }
 
-func TestRB70SizeAndInput(t *testing.T) {
+// RB-70.
+func TestSizeAndInput(t *testing.T) {
 	p, term := newProgram(t)
 	big, _ := term.View(true, Join{Size: sandbox.WindowSize{Cols: 200, Rows: 50}})
 	if s := <-p.sizes; s != (sandbox.WindowSize{Cols: 200, Rows: 50}) {
@@ -243,8 +244,8 @@ func TestRB70SizeAndInput(t *testing.T) {
 	}
 }
 
-// Twenty viewers read everything.
-func TestRB70ManyViewers(t *testing.T) {
+// Twenty viewers read everything (RB-70).
+func TestManyViewers(t *testing.T) {
 	p, term := newProgram(t)
 	const total = 600 << 10
 	var all sync.WaitGroup
