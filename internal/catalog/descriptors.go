@@ -242,7 +242,8 @@ func hostedHeadless() []sandbox.Descriptor {
 
 	vercel := hosted("vercel", "Vercel Sandbox", sandbox.TierHeadless)
 	pty(&vercel)
-	vercel.RunAs, vercel.Persistable, vercel.Egress, vercel.Verified = true, false, sandbox.EgressHost, sandbox.VerifiedFake
+	vercel.RunAs, vercel.Egress, vercel.Verified = true, sandbox.EgressHost, sandbox.VerifiedFake
+	vercel.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
 	vercel.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
 	vercel.WorkspaceRoot, vercel.Find = "/vercel/sandbox", sandbox.FindByName
 	vercel.Lifetime = sandbox.LifetimeSupport{Hard: 5 * time.Hour, Rollover: true, IdleKiller: true}

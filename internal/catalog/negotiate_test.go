@@ -165,7 +165,7 @@ func TestKnownValues(t *testing.T) {
 		"e2b":        "desktop y y 0s y native-snapshot-id provider-tunnel n /home/user y y n",
 		"blaxel":     "desktop y y 0s y none provider-tunnel y /workspace n y n",
 		"cloudflare": "headless y n 0s y none provider-tunnel y /workspace n y n",
-		"vercel":     "headless y n 5h0m0s y none provider-tunnel y /vercel/sandbox n y n",
+		"vercel":     "headless y n 5h0m0s y native-snapshot-id provider-tunnel y /vercel/sandbox y y n",
 		"none":       "none n n 0s n none none n /workspace n n y",
 		"selfhosted": "desktop y y 0s n none provider-tunnel y / n n y",
 	} {

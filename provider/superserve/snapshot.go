@@ -115,42 +115,19 @@ func (k saver) stay(ctx context.Context, boxID string) (undo func() error, err e
 
 // Saved implements hosted.Saver. Only the records name the sandboxes of
 // snapshots.
-func (k saver) Saved(ctx context.Context, id string) (all []hosted.Saved, err error) {
-	ids, err := k.p.Recorded(ctx)
-	for _, name := range ids {
-		if err != nil || id != "" && name != id {
-			continue
+func (k saver) Saved(ctx context.Context, id string) ([]hosted.Saved, error) {
+	return k.p.Search(ctx, id, func(ctx context.Context, id string, r hosted.SavedRecord) (hosted.Saved, error) {
+		var all []saved
+		if err := known(k.p.api.Call(ctx, http.MethodGet, "/sandboxes/"+r.Box+"/snapshots", nil, &all)); err != nil {
+			return hosted.Saved{}, err
 		}
-		r := k.p.Record(name)
-		s, looked := k.search(ctx, name, r)
-		switch {
-		case looked == nil:
-			all = append(all, s.describe(name, r.Kind))
-		case !errors.Is(looked, hosted.ErrNone):
-			err = looked
+		for _, s := range all {
+			if s.Name == id && usableID.MatchString(s.ID) && s.Status != savedDeleting {
+				return s.describe("", ""), nil
+			}
 		}
-	}
-	return all, err
-}
-
-// search finds the snapshot of a record, which may have no id.
-func (k saver) search(ctx context.Context, id string, r hosted.SavedRecord) (saved, error) {
-	if r.Snapshot != "" {
-		return k.get(ctx, r.Snapshot)
-	}
-	if r.Box == "" { // its record was removed meanwhile
-		return saved{}, hosted.ErrNone
-	}
-	var all []saved
-	if err := known(k.p.api.Call(ctx, http.MethodGet, "/sandboxes/"+r.Box+"/snapshots", nil, &all)); err != nil {
-		return saved{}, err
-	}
-	for _, s := range all {
-		if s.Name == id && usableID.MatchString(s.ID) && s.Status != savedDeleting {
-			return s, nil
-		}
-	}
-	return saved{}, hosted.ErrNone
+		return hosted.Saved{}, hosted.ErrNone
+	})
 }
 
 // Copy implements hosted.Saver.

@@ -61,6 +61,7 @@ type creation struct {
 	Project    string            `json:"projectId"`
 	Name       string            `json:"name"`
 	Image      string            `json:"image,omitempty"`
+	Source     *source           `json:"source,omitempty"`
 	Region     string            `json:"region,omitempty"`
 	Timeout    int64             `json:"timeout"` // of a session, in milliseconds
 	Persistent bool              `json:"persistent"`
@@ -214,14 +215,19 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) ([]hosted.B
 }
 
 // End implements hosted.Service. It also removes what the service saved of the
-// sandbox, and waits until the sandbox has ended.
+// sandbox by itself, and waits until the sandbox has ended.
 func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 	if _, err := a.get(ctx, id); err != nil {
 		return err
 	}
+	all, err := a.saves(ctx, id)
+	if err != nil {
+		return err
+	}
+	kept := slices.ContainsFunc(all, saved.kept) // the service would remove it, too
 	late := func() error { return a.Strange("the service does not end the sandbox") }
-	err := hosted.Poll(ctx, func() (bool, error) {
-		err := a.Remove(ctx, a.path(nameOf(id), "deleteOrphanSnapshots", "true"))
+	err = hosted.Poll(ctx, func() (bool, error) {
+		err := a.Remove(ctx, a.path(nameOf(id), "deleteOrphanSnapshots", strconv.FormatBool(!kept)))
 		if changing(err) {
 			return false, nil
 		}
@@ -232,13 +238,21 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 	} else if err != nil {
 		return err
 	}
-	return hosted.Poll(ctx, func() (bool, error) {
+	err = hosted.Poll(ctx, func() (bool, error) {
 		_, err := a.get(ctx, id)
 		if err == hosted.ErrNone {
 			return true, nil
 		}
 		return false, err
 	}, late)
+	for _, s := range all {
+		if kept && !s.kept() && err == nil {
+			if err = a.forget(ctx, s.ID); err == hosted.ErrNone {
+				err = nil
+			}
+		}
+	}
+	return err
 }
 
 // changing reports that the service refuses a request only for a moment.

@@ -76,15 +76,14 @@ func (in *inside) present(ctx context.Context, stale string) (string, error) {
 // at makes a request with the path of a session. If that has ended, it makes it
 // again with the present one.
 func (in *inside) at(ctx context.Context, f func(path string) error) error {
-	const sessions = "/v2/sandboxes/sessions/"
 	session, err := in.present(ctx, "")
 	if err != nil {
 		return err
 	}
-	err = f(sessions + url.PathEscape(session))
+	err = f(sessionPath(session))
 	if r := rest.RefusalOf(err); r.Ours && (r.Status == http.StatusGone || r.Status == http.StatusNotFound) {
 		if now, presentErr := in.present(ctx, session); presentErr == nil && now != session {
-			return f(sessions + url.PathEscape(now))
+			return f(sessionPath(now))
 		}
 	}
 	return err

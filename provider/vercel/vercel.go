@@ -67,6 +67,7 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 // concurrently.
 type Provider struct {
 	*hosted.Core
+	*hosted.Keeper
 	opts    Options
 	session time.Duration
 	api     *api
@@ -96,6 +97,8 @@ func New(opts Options) (*Provider, error) {
 	a := &api{login, opts.Team, opts.Project}
 	p := &Provider{opts: opts, session: session, api: a, Core: login.Core(a)}
 	p.Enter, p.Expires, p.Reboots, p.Resting = p.enter, true, true, []string{running, stopped}
+	p.Extend = func(in *hosted.Instance) hosted.Made { return Instance{hosted.Savable{Instance: in}} }
+	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}, AtRest: true, Records: true})
 	return p, p.Start(opts.Executable)
 }
 
@@ -106,6 +109,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Limits: map[string]driver.Limit{
 			"cpus": fixed, "memory": fixed, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "Atoll; the service stops the sandbox when its session ends"},
 		},
+		Notes: []driver.Finding{{Severity: driver.Note, Subject: "snapshots", Message: "the service stops a sandbox to save it, so a snapshot ends the processes"}},
 	}, func(ctx context.Context) error {
 		_, err := p.api.page(ctx, p.api.query("project", "limit", "1"))
 		return err
@@ -150,6 +154,11 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if !ok {
 		return nil, p.CheckImage(spec.Image)
 	}
+	return p.make(ctx, spec, creation{Image: image})
+}
+
+// make makes a sandbox. c says from what.
+func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation) (driver.Instance, error) {
 	if err := p.Check(spec); err != nil {
 		return nil, err
 	}
@@ -161,10 +170,8 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if life > 0 {
 		session = min(session, time.Duration(hosted.Seconds(life))*time.Second)
 	}
-	c := creation{
-		Project: p.opts.Project, Name: names.Of(scope, spec.ID), Image: image, Region: p.opts.Region, Persistent: true,
-		Timeout: session.Milliseconds(), Tags: hosted.Wanted(scope, spec.ID), Policy: policyFor(spec.Network.Plain),
-	}
+	c.Project, c.Name, c.Region, c.Persistent = p.opts.Project, names.Of(scope, spec.ID), p.opts.Region, true
+	c.Timeout, c.Tags, c.Policy = session.Milliseconds(), hosted.Wanted(scope, spec.ID), policyFor(spec.Network.Plain)
 	var b box
 	return p.Make(ctx, &hosted.Making{
 		Spec: spec, Life: life,

@@ -28,6 +28,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	sessions []*session
+	kept     []kept
 }
 
 // session is one run of a sandbox. Commands are under the server's mutex.
@@ -36,6 +37,7 @@ type session struct {
 	box      *servicetest.CloudBox
 	timer    servicetest.Timer
 	commands []*command
+	dropped  bool // what the service saved of it was removed
 }
 
 // The words of the service.
@@ -65,10 +67,8 @@ func New(backing driver.Provider) *Server {
 	s.Handle("GET /api/v2/sandboxes", s.list)
 	s.Handle("GET /api/v2/sandboxes/{name}", s.withBox(s.get))
 	s.Handle("PATCH /api/v2/sandboxes/{name}", s.withBox(s.patch))
-	s.Handle("DELETE /api/v2/sandboxes/{name}", s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
-		shown := s.shown(b)
-		return shown, s.Delete(b)
-	}))
+	s.Handle("DELETE /api/v2/sandboxes/{name}", s.withBox(s.remove))
+	s.snapshotRoutes()
 	s.sessionRoutes()
 	return s
 }
@@ -100,6 +100,7 @@ type creation struct {
 	Project    string            `json:"projectId"`
 	Name       string            `json:"name"`
 	Image      string            `json:"image"`
+	Source     *source           `json:"source"`
 	Timeout    int64             `json:"timeout"`
 	Persistent *bool             `json:"persistent"`
 	Env        map[string]string `json:"env"`
@@ -167,7 +168,11 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 	if c.Name == "" {
 		c.Name = "box-" + servicetest.NewID()
 	}
-	b, err := s.Create(servicetest.Box{ID: servicetest.NewID(), Name: c.Name, Owner: owner, Labels: c.Tags, Request: c}, nil)
+	from, err := s.from(owner, c)
+	if err != nil {
+		return nil, err
+	}
+	b, err := s.Create(servicetest.Box{ID: servicetest.NewID(), Name: c.Name, Owner: owner, Labels: c.Tags, Request: c}, from)
 	if err != nil {
 		return nil, err
 	}

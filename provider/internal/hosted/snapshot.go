@@ -29,7 +29,7 @@ type Saved struct {
 // everything. A driver may set what is not set.
 type SavedRecord struct {
 	Box      string              `json:"box"`                // the service's ID of the sandbox
-	Key      string              `json:"key,omitempty"`      // the idempotency key of the request
+	Key      string              `json:"key,omitempty"`      // of the request: for its repetition, or to find the snapshot
 	Snapshot string              `json:"snapshot,omitempty"` // the Data
 	Kind     driver.SnapshotKind `json:"kind,omitempty"`
 	Size     int64               `json:"size,omitempty"`
@@ -62,6 +62,13 @@ type Saver interface {
 // snapshot fails.
 type Stiller interface {
 	Still(ctx context.Context, in *Instance, memory bool) error
+}
+
+// Preparer is implemented by a Saver that notes in the record how it finds a
+// snapshot whose answer is lost. Prepare is called before the snapshot is taken.
+// undo, which may be nil, is called if the snapshot fails.
+type Preparer interface {
+	Prepare(ctx context.Context, in *Instance, r *SavedRecord) (undo func(context.Context) error, err error)
 }
 
 // Keeper keeps the snapshots of a provider. A driver embeds it. Its methods may
@@ -111,6 +118,41 @@ func (k *Keeper) Recorded(ctx context.Context) (ids []string, err error) {
 		}
 	}
 	return ids, err
+}
+
+// Seeker finds a snapshot whose answer was lost, by its record.
+type Seeker func(ctx context.Context, id string, r SavedRecord) (Saved, error)
+
+// Search returns the snapshots with a record of this account: see Saver.Saved.
+func (k *Keeper) Search(ctx context.Context, id string, lost Seeker) (all []Saved, err error) {
+	ids, err := k.Recorded(ctx)
+	for _, name := range ids {
+		if err != nil || id != "" && name != id {
+			continue
+		}
+		s, looked := k.recorded(ctx, name, k.Record(name), lost)
+		switch {
+		case looked == nil:
+			all = append(all, s)
+		case !errors.Is(looked, ErrNone):
+			err = looked
+		}
+	}
+	return all, err
+}
+
+// recorded returns the snapshot of a record.
+func (k *Keeper) recorded(ctx context.Context, id string, r SavedRecord, lost Seeker) (s Saved, err error) {
+	switch {
+	case r.Snapshot != "":
+		s, err = k.Saver.Referred(ctx, r.Snapshot)
+	case r.Box != "":
+		s, err = lost(ctx, id, r)
+	default: // the record was removed meanwhile
+		err = ErrNone
+	}
+	s.ID, s.Kind = id, r.Kind
+	return s, err
 }
 
 func (k *Keeper) describe(s Saved) driver.Snapshot {
@@ -199,7 +241,7 @@ func (k *Keeper) taking(ctx context.Context, id string, f func(context.Context, 
 // and the sandbox continues.
 func (k *Keeper) capture(ctx, asking context.Context, l *records.Locked[SavedRecord], in *Instance, opts driver.SnapshotOptions, running bool) (none driver.Snapshot, err error) {
 	if k.AtRest && running && !opts.Stop {
-		return none, k.refuse(sandbox.CodeConflict, string(in.ID()), "the server saves only stopped sandboxes, and stopping ends the processes", "save and stop it with: atoll sleep")
+		return none, k.refuse(sandbox.CodeConflict, string(in.ID()), "the service saves only what is stopped, and stopping ends the processes", "save and stop it with: atoll sleep")
 	}
 	r := SavedRecord{Box: in.Box, Kind: driver.SnapshotFilesystem}
 	if opts.Memory {
@@ -207,6 +249,16 @@ func (k *Keeper) capture(ctx, asking context.Context, l *records.Locked[SavedRec
 	}
 	stiller, still := k.Saver.(Stiller)
 	still = still && running && opts.Stop
+	unprepare := func(context.Context) error { return nil }
+	if p, ok := k.Saver.(Preparer); ok {
+		undo, err := p.Prepare(asking, in, &r)
+		if undo != nil {
+			unprepare = undo
+		}
+		if err != nil {
+			return none, errors.Join(err, unprepare(asking))
+		}
+	}
 	var s Saved
 	s, err = k.save(asking, l, r, func(r *SavedRecord) (Saved, error) {
 		if still {
@@ -226,7 +278,7 @@ func (k *Keeper) capture(ctx, asking context.Context, l *records.Locked[SavedRec
 	if err == nil {
 		return k.describe(s), nil
 	}
-	undone := k.undo(asking, l, opts.ID, s)
+	undone := errors.Join(k.undo(asking, l, opts.ID, s), unprepare(asking))
 	if still {
 		in.SetDying(false)
 		undone = errors.Join(undone, in.Resume(asking))
@@ -242,7 +294,9 @@ func (k *Keeper) capture(ctx, asking context.Context, l *records.Locked[SavedRec
 
 // save records a snapshot and takes it.
 func (k *Keeper) save(ctx context.Context, l *records.Locked[SavedRecord], r SavedRecord, take func(*SavedRecord) (Saved, error)) (s Saved, err error) {
-	r.Key = NewKey()
+	if r.Key == "" {
+		r.Key = NewKey()
+	}
 	if r.Binding, err = k.core.Binding(ctx); err == nil {
 		err = l.Write(r)
 	}

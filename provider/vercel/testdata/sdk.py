@@ -4,7 +4,7 @@ that all of it was done."""
 import os
 import sys
 
-from vercel.sandbox.sync import NetworkPolicy, NetworkPolicySubnets, SandboxApiError, SandboxQueryByCreatedAt, SandboxServiceOptions, SyncSandboxClient, TagFilter
+from vercel.sandbox.sync import NetworkPolicy, NetworkPolicySubnets, SandboxApiError, SandboxQueryByCreatedAt, SandboxServiceOptions, SnapshotSource, SyncSandboxClient, TagFilter
 
 
 def equal(what, got, want):
@@ -52,6 +52,18 @@ equal("stopped", client.get_sandbox(name="sdk").status.value, "stopped")
 again = client.resume_sandbox(name="sdk")
 equal("started again", again.run_process("wc", ["-c", "/tmp/data"], cwd="/", capture_output=True).stdout.split()[0], str(len(data)))
 equal("another session", again.session().id != first, True)
+session = again.session()
+saved = session.snapshot(expiration=0)
+equal("snapshot", (saved.status, saved.expires_at, saved.source_session_id), ("created", None, session.id))
+equal("stopped by its snapshot", client.get_sandbox(name="sdk").status.value, "stopped")
+equal("snapshots", saved.id in [s.id for s in client.query_snapshots(name="sdk")], True)
+copy = client.create_sandbox(name="copy", source=SnapshotSource(snapshot_id=saved.id), destroy=False)
+equal("copy", copy.run_process("wc", ["-c", "/tmp/data"], cwd="/", capture_output=True).stdout.split()[0], str(len(data)))
+copy.destroy(delete_orphan_snapshots=True)
+equal("kept", client.get_snapshot(snapshot_id=saved.id).size_bytes > 0, True)
+saved.delete()
+equal("deleted", saved.status, "deleted")
+refused("a snapshot that was deleted", 404, lambda: client.get_snapshot(snapshot_id=saved.id))
 again.destroy(delete_orphan_snapshots=True)
 refused("destroyed", 404, lambda: client.get_sandbox(name="sdk"))
 client.close()
