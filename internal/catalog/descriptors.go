@@ -195,7 +195,8 @@ func hostedDesktops() []sandbox.Descriptor {
 
 	runloop := hosted("runloop", "Runloop", sandbox.TierDesktop)
 	pty(&runloop)
-	runloop.RunAs, runloop.Persistable, runloop.Egress, runloop.Verified = true, false, sandbox.EgressHost, sandbox.VerifiedFake
+	runloop.RunAs, runloop.Fork, runloop.Egress, runloop.Verified = true, true, sandbox.EgressHost, sandbox.VerifiedFake
+	runloop.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
 	runloop.Ports, runloop.Lifetime.Hard = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}, 48*time.Hour
 	runloop.Units = []sandbox.Unit{{Of: "keep-alive", Unit: "seconds"}}
 	runloop.Credentials = []sandbox.Credential{

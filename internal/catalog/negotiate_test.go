@@ -161,7 +161,7 @@ func TestKnownValues(t *testing.T) {
 	for name, want := range map[string]string{
 		"modal":      "desktop y y 24h0m0s y native-fs provider-tunnel n /workspace y y y",
 		"daytona":    "desktop y y 0s y native-snapshot-id provider-tunnel y /workspace y y n",
-		"runloop":    "desktop y y 48h0m0s y none provider-tunnel y /workspace n y n",
+		"runloop":    "desktop y y 48h0m0s y native-snapshot-id provider-tunnel y /workspace y y n",
 		"e2b":        "desktop y y 0s y native-snapshot-id provider-tunnel n /home/user y y n",
 		"blaxel":     "desktop y y 0s y none provider-tunnel y /workspace n y n",
 		"cloudflare": "headless y n 0s y none provider-tunnel y /workspace n y n",

@@ -519,7 +519,7 @@ func (c *Cloud) Save(b *CloudBox, as Snapshot) (*Snapshot, error) {
 		if !ok {
 			return errors.New("the fake cannot save sandboxes")
 		}
-		saved, err := saver.Snapshot(context.Background(), driver.SnapshotOptions{ID: "saved-" + s.ID, Memory: c.Memory})
+		saved, err := saver.Snapshot(context.Background(), driver.SnapshotOptions{ID: "saved-" + NewID(), Memory: c.Memory})
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if s.Ready, s.ref, s.Size = true, saved.Ref, saved.Size; err != nil {

@@ -39,6 +39,7 @@ func missing(err error) bool {
 type creation struct {
 	Name      string            `json:"name"`
 	Blueprint string            `json:"blueprint_name,omitempty"`
+	Snapshot  string            `json:"snapshot_id,omitempty"`
 	Metadata  map[string]string `json:"metadata"`
 	Launch    launch            `json:"launch_parameters"`
 }
@@ -53,6 +54,7 @@ type box struct {
 	ID       string            `json:"id"`
 	Status   string            `json:"status"`
 	Created  int64             `json:"create_time_ms"`
+	Snapshot string            `json:"snapshot_id"`
 	Metadata map[string]string `json:"metadata"`
 	Launch   launch            `json:"launch_parameters"`
 }

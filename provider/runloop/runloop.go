@@ -50,6 +50,7 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 // concurrently.
 type Provider struct {
 	*hosted.Core
+	*hosted.Keeper
 	opts Options
 	api  *api
 }
@@ -70,6 +71,8 @@ func New(opts Options) (*Provider, error) {
 	a := &api{login}
 	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
 	p.Enter, p.Expires, p.Reboots, p.Resting = p.enter, true, true, []string{running, suspended}
+	p.Extend = func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} }
+	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}})
 	return p, p.Start(opts.Executable)
 }
 
@@ -102,6 +105,11 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if !ok {
 		return nil, p.CheckImage(spec.Image)
 	}
+	return p.make(ctx, spec, creation{Blueprint: blueprint})
+}
+
+// make makes a sandbox. c says from what.
+func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation) (driver.Instance, error) {
 	if err := p.Check(spec); err != nil {
 		return nil, err
 	}
@@ -117,7 +125,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if err != nil {
 		return nil, err
 	}
-	c := creation{Name: "atoll-" + string(spec.ID), Blueprint: blueprint, Metadata: hosted.Metadata(scope, spec)}
+	c.Name, c.Metadata = "atoll-"+string(spec.ID), hosted.Metadata(scope, spec)
 	c.Launch.KeepAlive = hosted.Seconds(cmp.Or(life, longest))
 	var b box
 	return p.Make(ctx, &hosted.Making{
@@ -131,11 +139,13 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 			return b.describe(), err
 		},
 		Confirm: func() error {
-			if b.Launch.Policy != c.Launch.Policy {
+			switch {
+			case b.Launch.Policy != c.Launch.Policy:
 				return p.Strange("the service does not confirm the network of the sandbox")
-			}
-			if b.Launch.KeepAlive != c.Launch.KeepAlive {
+			case b.Launch.KeepAlive != c.Launch.KeepAlive:
 				return p.Strange("the service does not confirm the lifetime of the sandbox")
+			case b.Snapshot != c.Snapshot:
+				return p.Strange("the service does not confirm the snapshot of the sandbox")
 			}
 			return nil
 		},

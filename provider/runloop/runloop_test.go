@@ -1,9 +1,11 @@
 package runloop_test
 
 import (
+	"errors"
 	"net/http"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,7 +25,13 @@ const (
 )
 
 var suite = hostedtest.Suite[*runloop.Provider, *service.Server]{
-	Name: runloop.Name, Busy: (*service.Server).Commands, Restarts: true,
+	Name: runloop.Name, Busy: (*service.Server).Commands, Saves: true, Restarts: true,
+	Left: func(s *service.Server) (ids []string) {
+		for _, m := range s.Snapshots("") {
+			ids = append(ids, m.ID)
+		}
+		return ids
+	},
 	New: func(backing driver.Provider) *service.Server {
 		s := service.New(backing)
 		s.AddKey("ak_other", "org-2")
@@ -101,6 +109,94 @@ func TestPolicies(t *testing.T) {
 	}
 	if names := w.Fake.Policies(); len(names) != 1 {
 		t.Errorf("the policies are %v, want one", names)
+	}
+	w.Empty(t)
+}
+
+// A snapshot is one or none, and the sandbox continues.
+func TestSnapshotFaults(t *testing.T) {
+	w := suite.Serve(t)
+	p := w.Open(t, t.TempDir())
+	const all = "/v1/devboxes/disk_snapshots"
+	post := func(f servicetest.Fault) servicetest.Fault {
+		return hostedtest.At(http.MethodPost, box+"/snapshot_disk_async", f)
+	}
+	status := func(f servicetest.Fault) servicetest.Fault { return hostedtest.At(http.MethodGet, all+"/*/status", f) }
+	in := w.Faulty(p, nil).Make(t, hostedtest.Spec("sb-saved"))
+	shot, _ := driver.As[driver.Snapshotter](in)
+	for name, tt := range map[string]struct {
+		want   sandbox.Code // empty: it is saved
+		faults []servicetest.Fault
+	}{
+		"lost answer":      {"", []servicetest.Fault{post(servicetest.Fault{Lose: true})}},
+		"truncated":        {"", []servicetest.Fault{post(servicetest.Fault{Truncate: 20})}},
+		"slow":             {"", []servicetest.Fault{status(servicetest.Fault{Status: 200, Body: `{"status":"in_progress"}`})}},
+		"not yet known":    {"", []servicetest.Fault{status(servicetest.Fault{Status: 404, Body: `{"code":"not_found","message":"Snapshot not found"}`})}},
+		"5xx":              {sandbox.CodeUnavailable, []servicetest.Fault{post(servicetest.Fault{Status: 503})}},
+		"refused":          {sandbox.CodeInvalid, []servicetest.Fault{post(servicetest.Fault{Status: 400, Body: refused})}},
+		"failed":           {sandbox.CodeUnavailable, []servicetest.Fault{status(servicetest.Fault{Status: 200, Body: `{"status":"error","error_message":"the disk is full"}`})}},
+		"another snapshot": {sandbox.CodeUnavailable, []servicetest.Fault{status(servicetest.Fault{Rewrite: hostedtest.Replace(`"id":"snp_`, `"id":"other`)})}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.Fake.Clear()
+			w.Fake.Add(tt.faults...)
+			hostedtest.Says(t, in, "echo "+strings.ReplaceAll(name, " ", "-")+" >/root/kept")
+			saved, err := shot.Snapshot(t.Context(), driver.SnapshotOptions{ID: "sn-saved"})
+			if p.ErrorCode(err) != tt.want {
+				t.Errorf("Snapshot: %v, want code %q", err, tt.want)
+			}
+			w.Fake.Clear()
+			if err == nil {
+				if err := p.RemoveSnapshot(t.Context(), saved.Ref); err != nil {
+					t.Error(err)
+				}
+			}
+			if left := w.Fake.Snapshots(""); len(left) > 0 {
+				t.Errorf("there are %d snapshots", len(left))
+			}
+			if got := hostedtest.Says(t, in, "cat /root/kept"); got != strings.ReplaceAll(name, " ", "-")+"\n" {
+				t.Errorf("it says %q", got)
+			}
+		})
+	}
+}
+
+// A sandbox from a snapshot is one, also if the answer is lost, and is refused once
+// the snapshot was removed.
+func TestRestoreFaults(t *testing.T) {
+	w := suite.Serve(t)
+	p := w.Open(t, t.TempDir())
+	in := w.Faulty(p, nil).Make(t, hostedtest.Spec("sb-saved"))
+	hostedtest.Says(t, in, "echo kept >/root/kept")
+	shot, _ := driver.As[driver.Snapshotter](in)
+	saved, err := shot.Snapshot(t.Context(), driver.SnapshotOptions{ID: "sn-saved", Stop: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Fake.Add(hostedtest.At(http.MethodPost, "/v1/devboxes", servicetest.Fault{Lose: true}))
+	twin, _, err := p.Restore(t.Context(), hostedtest.Spec("sb-twin"), saved.Ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := hostedtest.Says(t, twin, "cat /root/kept"); got != "kept\n" {
+		t.Errorf("the copy says %q", got)
+	}
+	if n := len(w.Fake.Names()); n != 1 {
+		t.Errorf("there are %d sandboxes, want 1", n)
+	}
+	w.Fake.Clear()
+	w.Fake.Add(servicetest.Fault{Method: http.MethodGet, Path: box, Rewrite: hostedtest.Replace(`"snapshot_id":"snp_`, `"snapshot_id":"other`)})
+	if _, _, err := p.Restore(t.Context(), hostedtest.Spec("sb-other"), saved.Ref); p.ErrorCode(err) != sandbox.CodeUnavailable {
+		t.Errorf("from another snapshot: %v, want unavailable", err)
+	}
+	w.Fake.Clear()
+	for _, err := range []error{twin.Destroy(t.Context()), p.RemoveSnapshot(t.Context(), saved.Ref)} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if _, _, err := p.Restore(t.Context(), hostedtest.Spec("sb-twin"), saved.Ref); !errors.Is(err, driver.ErrSnapshotLost) {
+		t.Errorf("from a snapshot that was removed: %v", err)
 	}
 	w.Empty(t)
 }

@@ -39,7 +39,16 @@ func (s *Server) commandRoutes() {
 		}
 		return c.shown(), nil
 	}))
-	s.Handle("GET "+one, s.withCommand(func(c *command) any { return c.shown() }))
+	shown := s.withCommand(func(c *command) any { return c.shown() })
+	s.Handle("GET "+at+"/{kind}/{command}", func(r *http.Request, owner string) (any, error) { // two routes that overlap
+		switch box, kind := r.PathValue("box"), r.PathValue("kind"); {
+		case box == snapshots && r.PathValue("command") == "status":
+			return s.snapshotStatus(owner, kind)
+		case kind == "executions":
+			return shown(r, owner)
+		}
+		return nil, servicetest.Fail(http.StatusNotFound, "Not found")
+	})
 	s.Handle("POST "+at+"/executions/{command}/wait_for_status", s.withCommand(func(c *command) any {
 		select {
 		case <-c.done:

@@ -64,28 +64,39 @@ func New(backing driver.Provider) *Server {
 	s.Handle("POST /v1/devboxes/{box}/shutdown", s.withBox(show(s.Delete)))
 	s.Handle("POST /v1/network-policies", s.createPolicy)
 	s.Handle("GET /v1/network-policies", s.listPolicies)
+	s.snapshotRoutes()
 	s.commandRoutes()
 	return s
 }
 
-// withBox is a call about one sandbox. One that has ended is still shown.
+// withBox is a call about one sandbox.
 func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, owner string) (any, error) {
-		b, err := s.Find(owner, r.PathValue("box"))
+		b, err := s.box(r, owner)
 		if err != nil {
-			return nil, servicetest.Fail(http.StatusNotFound, "Devbox %s not found", r.PathValue("box"))
-		}
-		if s.Show(b).Status == shutdown && r.Method != http.MethodGet {
-			return nil, servicetest.Fail(http.StatusBadRequest, "Devbox %s is shut down", r.PathValue("box"))
+			return nil, err
 		}
 		return f(r, b)
 	}
+}
+
+// box finds the sandbox in a request. One that has ended is still shown.
+func (s *Server) box(r *http.Request, owner string) (*servicetest.CloudBox, error) {
+	b, err := s.Find(owner, r.PathValue("box"))
+	if err != nil {
+		return nil, servicetest.Fail(http.StatusNotFound, "Devbox %s not found", r.PathValue("box"))
+	}
+	if s.Show(b).Status == shutdown && r.Method != http.MethodGet {
+		return nil, servicetest.Fail(http.StatusBadRequest, "Devbox %s is shut down", r.PathValue("box"))
+	}
+	return b, nil
 }
 
 // creation is the request for a new sandbox.
 type creation struct {
 	Name      string            `json:"name"`
 	Blueprint string            `json:"blueprint_name"`
+	Snapshot  string            `json:"snapshot_id"`
 	Env       map[string]string `json:"environment_variables"`
 	Metadata  map[string]string `json:"metadata"`
 	Launch    launch            `json:"launch_parameters"`
@@ -115,10 +126,17 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 	case c.Launch.Policy != "" && !s.hasPolicy(owner, c.Launch.Policy):
 		return nil, servicetest.Fail(http.StatusBadRequest, "Network policy %s not found", c.Launch.Policy)
 	}
+	var from *servicetest.Snapshot
+	if c.Snapshot != "" {
+		var err error
+		if from, err = s.Snapshot(owner, c.Snapshot); err != nil || !from.Ready || c.Blueprint != "" {
+			return nil, servicetest.Fail(http.StatusBadRequest, "Snapshot %s not found", c.Snapshot)
+		}
+	}
 	id := "dbx" + servicetest.NewID()
 	b, err := s.Create(servicetest.Box{
 		ID: id, Name: id, Owner: owner, Labels: c.Metadata, Request: c, Ends: time.Now().Add(time.Duration(c.Launch.KeepAlive) * time.Second),
-	}, nil)
+	}, from)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +155,7 @@ func shown(b servicetest.Box) map[string]any {
 	}
 	return map[string]any{
 		"id": b.ID, "name": c.Name, "status": b.Status, "capabilities": []any{}, "create_time_ms": b.Created.UnixMilli(), "launch_parameters": c.Launch,
-		"metadata": metadata, "state_transitions": []any{},
+		"metadata": metadata, "snapshot_id": c.Snapshot, "state_transitions": []any{},
 	}
 }
 
