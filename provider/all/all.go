@@ -56,7 +56,7 @@ func Builtin() []registry.Entry {
 // openers has every provider of the catalog's list.
 var openers = map[string]func(registry.Host) (driver.Provider, error){
 	gvisor.Name: openGvisor, host.Name: openHost, microvm.Name: openMicrovm, docker.Name: openDocker,
-	cloudflare.Name:   openCloudflare,
+	cloudflare.Name:   open(cloudflare.FromEnvironment, cloudflare.New),
 	boxlite.Name:      open(boxlite.FromEnvironment, boxlite.New),
 	superserve.Name:   open(superserve.FromEnvironment, superserve.New),
 	islo.Name:         open(islo.FromEnvironment, islo.New),
@@ -160,13 +160,6 @@ func openHost(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return host.New(host.Options{Dir: h.Dir})
-}
-
-func openCloudflare(h registry.Host) (driver.Provider, error) {
-	if err := h.Decode(&struct{}{}); err != nil {
-		return nil, err
-	}
-	return cloudflare.New(cloudflare.FromEnvironment(h.Dir, h.Env))
 }
 
 func openKubernetes(h registry.Host) (driver.Provider, error) {

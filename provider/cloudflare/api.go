@@ -12,14 +12,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/provider/internal/rest"
@@ -28,8 +26,7 @@ import (
 
 // api is a client of the bridge. It implements hosted.Service.
 type api struct {
-	rest.Client
-	key   *credential.Source
+	*hosted.Login
 	boxes hosted.Boxes
 	// work and conns are those of the core.
 	work, conns *sync.WaitGroup
@@ -72,18 +69,6 @@ func (a *api) shut(one string) {
 			delete(a.gates, one)
 		})
 	}
-}
-
-func newAPI(base *url.URL, key *credential.Source, boxes hosted.Boxes, transport http.RoundTripper) *api {
-	return &api{key: key, boxes: boxes, gates: map[string]*gate{}, Client: rest.Client{
-		HTTP: rest.NewHTTP(transport), Base: base, Words: words, Fresh: key.Fresh,
-		Sign: func(h http.Header) {
-			if now := key.Current(); now != "" {
-				h.Set("Authorization", "Bearer "+now)
-			}
-		},
-		Hidden: func() []string { return []string{key.Current()} }, Hint: "set " + keyEnv + " to the key of the bridge",
-	}}
 }
 
 // words reads an error of the bridge.
@@ -256,11 +241,6 @@ func (a *api) End(ctx context.Context, id sandbox.ID, box string) error {
 		a.shut(box)
 	}
 	return a.remove(ctx, id)
-}
-
-// Credential implements hosted.Service.
-func (a *api) Credential() hosted.Credential {
-	return hosted.Credential{Name: a.key.Account(), Key: a.key.Value()}
 }
 
 // inside runs commands in one sandbox.

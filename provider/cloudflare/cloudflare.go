@@ -15,13 +15,9 @@ package cloudflare
 import (
 	"context"
 	"net/http"
-	"net/url"
-	"strings"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -29,39 +25,23 @@ import (
 const Name = "cloudflare"
 
 // Options configure the connection to the bridge.
-type Options struct {
-	// Dir is a directory for this provider alone. It is created when it is first
-	// needed. Sandboxes belong to it: another directory must adopt them first.
-	Dir string
-	// URL is the address of the bridge. Empty: nothing can be created.
-	URL string
-	// Key is the source of the bridge's key. A bridge without a key needs none.
-	Key *credential.Source
-	// Executable is a static program that imports internal/guest/early. It is the
-	// guest if none is embedded. Empty: the running program.
-	Executable string
-	// Transport sends requests. Nil: a new one.
-	Transport http.RoundTripper
-}
+type Options struct{ hosted.Connection }
 
-// The environment variables.
-const (
-	urlEnv = "CLOUDFLARE_SANDBOX_WORKER_URL"
-	keyEnv = "CLOUDFLARE_SANDBOX_API_KEY"
-)
+var opening = hosted.Opening{
+	Name: Name, Version: "v1", Key: "CLOUDFLARE_SANDBOX_API_KEY", URL: "CLOUDFLARE_SANDBOX_WORKER_URL", Words: words,
+}
 
 // FromEnvironment returns the options from the environment variables of OpenAI's
 // clients, and from further variables: the key's file and command.
 func FromEnvironment(dir string, lookup func(string) string) Options {
-	return Options{Dir: dir, URL: strings.TrimSpace(lookup(urlEnv)), Key: credential.FromEnvironment(keyEnv, lookup)}
+	return Options{opening.Connection(dir, lookup)}
 }
 
 // Provider makes sandboxes with a bridge. Its methods may be called
 // concurrently.
 type Provider struct {
 	*hosted.Core
-	opts Options
-	api  *api
+	api *api
 }
 
 var (
@@ -72,39 +52,23 @@ var (
 // New opens the provider. It makes no network call. It removes records of
 // sandboxes that ended long ago.
 func New(opts Options) (*Provider, error) {
-	if opts.Dir == "" {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "cloudflare.open", Message: "no directory given"}
-	}
-	base := &url.URL{Scheme: "https", Host: "unset.invalid"} // nothing resolves it
-	if opts.URL != "" {
-		var err error
-		if base, err = rest.ParseURL("cloudflare.open", "worker URL", opts.URL); err != nil {
-			return nil, err
-		}
-	}
-	if opts.Key == nil {
-		opts.Key = credential.New(keyEnv, "", "", "")
-	}
-	boxes := hosted.Open(opts.Dir)
-	a := newAPI(base, opts.Key, boxes, opts.Transport)
-	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
-		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true, Marks: true, Resting: []string{running},
-		Hint: "use its original " + urlEnv + " and " + keyEnv,
-	}}
-	a.work, a.conns = &p.Work, &p.Conns
-	p.Enter = func(b hosted.Box) hosted.Inside { return a.enter(p.Open, b.Sandbox, b.ID) }
-	if err := p.Start(opts.Executable); err != nil {
+	login, err := opening.Login(&opts.Connection)
+	if err != nil {
 		return nil, err
 	}
-	return p, nil
+	a := &api{Login: login, gates: map[string]*gate{}}
+	p := &Provider{api: a, Core: login.Core(a)}
+	p.Expires, p.Marks, p.Resting = true, true, []string{running}
+	a.boxes, a.work, a.conns = p.Boxes, &p.Work, &p.Conns
+	p.Enter = func(b hosted.Box) hosted.Inside { return a.enter(p.Open, b.Sandbox, b.ID) }
+	return p, p.Start(opts.Executable)
 }
 
 // Probe implements driver.Provider. It checks the key with the bridge, and makes
 // no sandbox.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	fixed := driver.Limit{Why: "the Worker's configuration decides", Fixed: true}
-	return p.Facts(ctx, &hosted.Description{
-		Version: "v1", Needs: urlEnv, What: "worker URL", Credential: keyEnv, Address: urlEnv,
+	return p.api.Facts(ctx, p.Core, &hosted.Description{
 		Limits: map[string]driver.Limit{"cpus": fixed, "memory": fixed, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "Atoll"}},
 		Notes: []driver.Finding{{
 			Severity: driver.Note, Subject: "sleep",
@@ -113,9 +77,9 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 			Severity: driver.Note, Subject: "network", Message: "the bridge has no rules for the network: the Worker's configuration decides what a sandbox reaches",
 		}},
 		Tested: "tested against Atoll's own bridge, not against Cloudflare's",
-	}, p.opts.URL != "", func(ctx context.Context) error {
+	}, func(ctx context.Context) error {
 		return p.api.Call(ctx, http.MethodGet, "/v1/openapi.json", nil, new(any))
-	}, p.api.Base)
+	})
 }
 
 // CheckImage implements driver.ImageChecker: the Worker has one image.

@@ -22,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/internal/servicetest"
 	"github.com/atoll-run/atoll/provider/cloudflare"
 	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -151,9 +152,9 @@ func (w *world) boxes(t *testing.T) []string {
 }
 
 func (w *world) options(dir string) cloudflare.Options {
-	return cloudflare.Options{
+	return cloudflare.Options{Connection: hosted.Connection{
 		Dir: dir, URL: w.url, Key: credential.New("CLOUDFLARE_SANDBOX_API_KEY", w.key, "", ""), Executable: w.bin, Transport: hostedtest.Transport(),
-	}
+	}}
 }
 
 func spec(id sandbox.ID) *sandbox.Spec { return &sandbox.Spec{ID: id, Name: string(id), Image: "host"} }
@@ -390,7 +391,7 @@ func TestUnavailable(t *testing.T) {
 
 // What the bridge cannot do is refused before any request.
 func TestRefused(t *testing.T) {
-	p, err := cloudflare.New(cloudflare.Options{Dir: t.TempDir(), URL: "http://127.0.0.1:1"})
+	p, err := cloudflare.New(cloudflare.Options{Connection: hosted.Connection{Dir: t.TempDir(), URL: "http://127.0.0.1:1"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,7 +409,7 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%s: %v, want unsupported", what, err)
 		}
 	}
-	if _, err := cloudflare.New(cloudflare.Options{Dir: t.TempDir(), URL: "https://u:secret@x"}); err == nil || bytes.Contains([]byte(err.Error()), []byte("secret")) {
+	if _, err := cloudflare.New(cloudflare.Options{Connection: hosted.Connection{Dir: t.TempDir(), URL: "https://u:secret@x"}}); err == nil || bytes.Contains([]byte(err.Error()), []byte("secret")) {
 		t.Errorf("an address with a password: %v", err)
 	}
 }

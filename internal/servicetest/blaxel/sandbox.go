@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -36,7 +35,7 @@ func (s *Server) machine(r *http.Request, owner string) (*servicetest.CloudBox, 
 }
 
 func (s *Server) processRoutes() {
-	s.HandleFunc("POST "+at+"/process", s.run)
+	s.HandleRaw("POST "+at+"/process", s.run)
 	s.Handle("GET "+at+"/process", s.inBox(func(r *http.Request, _ driver.Instance) (any, error) {
 		all := []any{}
 		for _, p := range s.of(r.PathValue("name")) {
@@ -48,7 +47,7 @@ func (s *Server) processRoutes() {
 	s.Handle("GET "+at+"/process/{process}/wait", s.withProcess(func(r *http.Request, p *process) any {
 		seconds, _ := strconv.Atoi(r.URL.Query().Get("timeout"))
 		select {
-		case <-p.done:
+		case <-p.Done:
 		case <-time.After(time.Duration(seconds) * time.Second):
 		case <-r.Context().Done():
 		}
@@ -56,7 +55,7 @@ func (s *Server) processRoutes() {
 	}))
 	s.Handle("GET "+at+"/process/{process}/logs", s.withProcess(func(_ *http.Request, p *process) any { return p.shown() }))
 	end := s.withProcess(func(_ *http.Request, p *process) any {
-		p.kill()
+		p.Kill()
 		return map[string]string{"message": "done"}
 	})
 	s.Handle("DELETE "+at+"/process/{process}", end)
@@ -96,16 +95,10 @@ type request struct {
 
 // process is a command of a sandbox.
 type process struct {
+	*servicetest.Log
 	box, pid string
 	asked    request
 	started  time.Time
-	kill     context.CancelFunc
-	done     chan struct{} // closed when it has ended
-
-	mu             sync.Mutex
-	stdout, stderr bytes.Buffer
-	code           *int
-	live           func(kind string, data []byte) // gets output as it arrives
 }
 
 // of returns the commands of a sandbox, the newest first.
@@ -125,80 +118,53 @@ func (s *Server) Commands() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.processes {
-		if p.running() {
+		if p.Code() == nil {
 			n++
 		}
 	}
 	return n
 }
 
-func (p *process) running() bool {
-	select {
-	case <-p.done:
-		return false
-	default:
-		return true
-	}
-}
-
-func (p *process) add(to *bytes.Buffer, kind string) func([]byte) error {
-	return func(data []byte) error {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		to.Write(data)
-		if p.live != nil {
-			p.live(kind, data)
-		}
-		return nil
-	}
-}
-
 // tail is the most output that is shown.
 const tail = 64 << 10
 
 func (p *process) shown() map[string]any {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	last := func(b *bytes.Buffer) string {
-		text := b.Bytes()
-		return strings.ToValidUTF8(string(text[max(0, len(text)-tail):]), "\ufffd")
+	last := func(stream string) string {
+		text := p.Text(stream)
+		return strings.ToValidUTF8(text[max(0, len(text)-tail):], "\ufffd")
 	}
+	stdout, stderr := last(servicetest.Stdout), last(servicetest.Stderr)
 	m := map[string]any{
 		"pid": p.pid, "name": p.asked.Name, "command": p.asked.Command, "workingDir": p.asked.Dir, "startedAt": p.started.Format(http.TimeFormat), "completedAt": "",
-		"status": "running", "exitCode": 0, "stdout": last(&p.stdout), "stderr": last(&p.stderr),
+		"status": "running", "exitCode": 0, "stdout": stdout, "stderr": stderr, "logs": stdout + stderr,
 	}
-	m["logs"] = m["stdout"].(string) + m["stderr"].(string)
-	if p.code != nil {
-		m["status"], m["exitCode"], m["completedAt"] = "completed", *p.code, time.Now().Format(http.TimeFormat)
-		if *p.code != 0 {
+	if code := p.Code(); code != nil {
+		m["status"], m["exitCode"], m["completedAt"] = "completed", *code, time.Now().Format(http.TimeFormat)
+		if *code != 0 {
 			m["status"] = "failed"
 		}
 	}
 	return m
 }
 
-// killed is the exit code of a command that was killed.
-const killed = 137
-
 // run starts a command. With waitForCompletion it answers when the command has
 // ended, or sends its output as lines of JSON.
-func (s *Server) run(w http.ResponseWriter, r *http.Request) {
-	p, err := s.start(r)
+func (s *Server) run(w http.ResponseWriter, r *http.Request, owner string) error {
+	p, err := s.start(r, owner)
 	if err != nil {
-		s.Refuse(w, r, err)
-		return
+		return err
 	}
 	if !p.asked.Wait {
 		servicetest.Answer(w, http.StatusOK, p.shown())
-		return
+		return nil
 	}
 	if r.Header.Get("Accept") != "text/event-stream" {
 		select {
-		case <-p.done:
+		case <-p.Done:
 		case <-r.Context().Done():
 		}
 		servicetest.Answer(w, http.StatusOK, p.shown())
-		return
+		return nil
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.WriteHeader(http.StatusOK)
@@ -206,32 +172,18 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(map[string]string{"type": kind, "data": data})
 		_ = http.NewResponseController(w).Flush()
 	}
-	p.mu.Lock()
-	for kind, b := range map[string]*bytes.Buffer{"stdout": &p.stdout, "stderr": &p.stderr} {
-		if b.Len() > 0 {
-			line(kind, b.String())
-		}
-	}
-	p.live = func(kind string, data []byte) { line(kind, string(data)) }
-	p.mu.Unlock()
-	select {
-	case <-p.done:
-	case <-r.Context().Done():
-	}
-	p.mu.Lock()
-	p.live = nil
-	p.mu.Unlock()
+	p.Follow(r.Context(), func(k servicetest.Chunk) error {
+		line(k.Stream, string(k.Data))
+		return nil
+	})
 	text, _ := json.Marshal(p.shown())
 	line("result", string(text))
+	return nil
 }
 
-func (s *Server) start(r *http.Request) (*process, error) {
-	owner, err := s.Owner(r)
-	if err != nil {
-		return nil, err
-	}
+func (s *Server) start(r *http.Request, owner string) (*process, error) {
 	b, in, awake, err := s.machine(r, owner)
-	p := &process{box: r.PathValue("name"), pid: servicetest.NewID(), started: time.Now(), done: make(chan struct{})}
+	p := &process{box: r.PathValue("name"), pid: servicetest.NewID(), started: time.Now()}
 	if err == nil {
 		err = servicetest.Read(r, &p.asked)
 	}
@@ -242,7 +194,7 @@ func (s *Server) start(r *http.Request) (*process, error) {
 		p.asked.Name = "proc-" + p.pid[:8]
 	}
 	for _, o := range s.of(p.box) {
-		if o.asked.Name == p.asked.Name && o.running() {
+		if o.asked.Name == p.asked.Name && o.Code() == nil {
 			return nil, servicetest.Fail(http.StatusBadRequest, "process with name %s already exists and is running", o.asked.Name)
 		}
 	}
@@ -255,22 +207,10 @@ func (s *Server) start(r *http.Request) (*process, error) {
 		}
 	}
 	maps.Copy(cmd.Env, p.asked.Env)
-	ctx, kill := context.WithCancel(awake)
-	p.kill = kill
+	p.Log = s.Logged(awake, in, cmd)
 	s.mu.Lock()
 	s.processes = append(s.processes, p)
 	s.mu.Unlock()
-	s.Work.Go(func() {
-		defer kill()
-		exit, err := servicetest.Stream(ctx, in, cmd, p.add(&p.stdout, "stdout"), p.add(&p.stderr, "stderr"))
-		if err != nil {
-			exit.Code = killed
-		}
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.code = &exit.Code
-		close(p.done)
-	})
 	return p, nil
 }
 
@@ -295,7 +235,7 @@ func (s *Server) fileRoutes() {
 		}
 		return write(r, in, r.PathValue("path"), bytes.NewReader(content))
 	}))
-	s.HandleFunc("GET "+at+"/filesystem/{path...}", s.read)
+	s.HandleRaw("GET "+at+"/filesystem/{path...}", s.read)
 	s.Handle("POST "+at+"/filesystem-initiate/{path...}", s.inBox(func(r *http.Request, _ driver.Instance) (any, error) {
 		id := servicetest.NewID()
 		s.mu.Lock()
@@ -367,28 +307,27 @@ func content(r *http.Request) ([]byte, error) {
 }
 
 // read sends a file, as it is or in JSON.
-func (s *Server) read(w http.ResponseWriter, r *http.Request) {
-	owner, err := s.Owner(r)
-	var body io.ReadCloser
-	if err == nil {
-		_, err = s.inBox(func(r *http.Request, in driver.Instance) (any, error) {
-			fs, err := servicetest.Files(in)
-			if err == nil {
-				body, _, err = fs.Read(r.Context(), "/"+r.PathValue("path"), driver.ReadOptions{})
-			}
-			return nil, err
-		})(r, owner)
-	}
+func (s *Server) read(w http.ResponseWriter, r *http.Request, owner string) error {
+	_, in, _, err := s.machine(r, owner)
 	if err != nil {
-		s.Refuse(w, r, err)
-		return
+		return err
+	}
+	name := "/" + r.PathValue("path")
+	if r.Header.Get("Accept") == "application/octet-stream" {
+		return servicetest.SendFile(w, r, in, name)
+	}
+	fs, err := servicetest.Files(in)
+	if err != nil {
+		return err
+	}
+	body, _, err := fs.Read(r.Context(), name, driver.ReadOptions{})
+	if err != nil {
+		return err
 	}
 	defer body.Close()
-	if r.Header.Get("Accept") == "application/octet-stream" {
-		w.Header().Set("Content-Type", "application/octet-stream")
-		_, _ = io.Copy(w, body)
-		return
+	text, err := io.ReadAll(body)
+	if err == nil {
+		servicetest.Answer(w, http.StatusOK, map[string]string{"path": name, "content": string(text)})
 	}
-	text, _ := io.ReadAll(body)
-	servicetest.Answer(w, http.StatusOK, map[string]string{"path": "/" + r.PathValue("path"), "content": string(text)})
+	return err
 }

@@ -66,15 +66,24 @@ func failure(r *http.Request, f *servicetest.Failure) any {
 
 func toolbox(r *http.Request) string { return "http://" + r.Host + "/toolbox" }
 
-// withBox is a call about one sandbox. One that was destroyed is not found.
+// withBox is a call about one sandbox.
 func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, owner string) (any, error) {
-		b, err := s.Find(owner, r.PathValue("box"))
-		if err != nil || s.Show(b).Status == "destroyed" && r.Method != http.MethodGet {
-			return nil, servicetest.Fail(http.StatusNotFound, "Sandbox with ID or name %s not found", r.PathValue("box"))
+		b, err := s.box(r, owner)
+		if err != nil {
+			return nil, err
 		}
 		return f(r, b)
 	}
+}
+
+// box finds the sandbox in a request. One that was destroyed is not found.
+func (s *Server) box(r *http.Request, owner string) (*servicetest.CloudBox, error) {
+	b, err := s.Find(owner, r.PathValue("box"))
+	if err != nil || s.Show(b).Status == "destroyed" && r.Method != http.MethodGet {
+		return nil, servicetest.Fail(http.StatusNotFound, "Sandbox with ID or name %s not found", r.PathValue("box"))
+	}
+	return b, nil
 }
 
 // creation is the request for a new sandbox.

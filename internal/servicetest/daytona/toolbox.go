@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"path"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/coder/websocket"
@@ -24,9 +23,19 @@ func (s *Server) toolboxRoutes() {
 	s.Handle("DELETE "+at+"/process/session/{session}", s.withBox(s.deleteSession))
 	s.Handle("POST "+at+"/process/session/{session}/exec", s.withBox(s.sessionExec))
 	s.Handle("GET "+at+"/process/session/{session}/command/{command}", s.withBox(s.command))
-	s.HandleFunc("GET "+at+"/process/session/{session}/command/{command}/logs", s.logs)
+	s.HandleRaw("GET "+at+"/process/session/{session}/command/{command}/logs", s.logs)
 	s.Handle("POST "+at+"/files/bulk-upload", s.withBox(s.upload))
-	s.HandleFunc("GET "+at+"/files/download", s.download)
+	s.HandleRaw("GET "+at+"/files/download", func(w http.ResponseWriter, r *http.Request, owner string) error {
+		b, err := s.box(r, owner)
+		if err != nil {
+			return err
+		}
+		box, _, err := s.Machine(b)
+		if err != nil {
+			return err
+		}
+		return servicetest.SendFile(w, r, box, r.URL.Query().Get("path"))
+	})
 }
 
 // shell is a command for the sandbox's shell.
@@ -76,21 +85,10 @@ type session struct {
 	commands map[string]*command
 }
 
-// command is a command of a session. Its fields are under the mutex.
+// command is a command of a session.
 type command struct {
-	mu      sync.Mutex
-	changed sync.Cond
-	text    string
-	out     [][]byte // messages: output with its prefix
-	code    *int
-	ended   bool
-}
-
-func (c *command) add(prefix string, data []byte) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.out = append(c.out, append([]byte(prefix), data...))
-	c.changed.Broadcast()
+	*servicetest.Log
+	text string
 }
 
 func (s *Server) createSession(r *http.Request, b *servicetest.CloudBox) (any, error) {
@@ -167,47 +165,16 @@ func (s *Server) sessionExec(r *http.Request, b *servicetest.CloudBox) (any, err
 	if err != nil {
 		return nil, err
 	}
-	c, id := &command{text: in.Command}, newID()
-	c.changed.L = &c.mu
+	c, id := &command{s.Logged(one.ctx, box, shell(in.Command, "", nil)), in.Command}, newID()
 	s.mu.Lock()
 	one.commands[id] = c
 	s.mu.Unlock()
-	done := make(chan struct{})
-	s.Work.Go(func() {
-		defer close(done)
-		stream := func(prefix string) func([]byte) error {
-			return func(data []byte) error {
-				c.add(prefix, data)
-				return nil
-			}
-		}
-		exit, err := servicetest.Stream(one.ctx, box, shell(in.Command, "", nil), stream("\x01\x01\x01"), stream("\x02\x02\x02"))
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.ended = true; err == nil {
-			c.code = &exit.Code
-		}
-		c.changed.Broadcast()
-	})
 	if in.Async {
 		return map[string]any{"cmdId": id}, nil
 	}
-	<-done
-	stdout, stderr := c.streams()
-	return map[string]any{"cmdId": id, "exitCode": c.code, "stdout": stdout, "stderr": stderr, "output": stdout + stderr}, nil
-}
-
-func (c *command) streams() (stdout, stderr string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, m := range c.out {
-		if m[0] == 1 {
-			stdout += string(m[3:])
-		} else {
-			stderr += string(m[3:])
-		}
-	}
-	return stdout, stderr
+	<-c.Done
+	stdout, stderr := c.Text(servicetest.Stdout), c.Text(servicetest.Stderr)
+	return map[string]any{"cmdId": id, "exitCode": c.Code(), "stdout": stdout, "stderr": stderr, "output": stdout + stderr}, nil
 }
 
 // find finds a command of a session.
@@ -229,66 +196,41 @@ func (s *Server) command(r *http.Request, b *servicetest.CloudBox) (any, error) 
 	if err != nil {
 		return nil, err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	m := map[string]any{"id": r.PathValue("command"), "command": c.text}
-	if c.code != nil {
-		m["exitCode"] = *c.code
+	if code := c.Code(); code != nil {
+		m["exitCode"] = *code
 	}
 	return m, nil
 }
 
 // logs answers with the output so far, or over a WebSocket with all of it.
-func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
-	owner, err := s.Owner(r)
-	var c *command
-	if err == nil {
-		_, err = s.withBox(func(r *http.Request, b *servicetest.CloudBox) (_ any, err error) {
-			c, err = s.find(r, b)
-			return nil, err
-		})(r, owner)
-	}
+func (s *Server) logs(w http.ResponseWriter, r *http.Request, owner string) error {
+	b, err := s.box(r, owner)
 	if err != nil {
-		s.Refuse(w, r, err)
-		return
+		return err
+	}
+	c, err := s.find(r, b)
+	if err != nil {
+		return err
 	}
 	if r.URL.Query().Get("follow") != "true" {
-		stdout, stderr := c.streams()
+		stdout, stderr := c.Text(servicetest.Stdout), c.Text(servicetest.Stderr)
 		servicetest.Answer(w, http.StatusOK, map[string]string{"stdout": stdout, "stderr": stderr, "output": stdout + stderr})
-		return
+		return nil
 	}
 	ws, err := websocket.Accept(w, r, nil)
 	if err != nil {
-		return
+		return nil //nolint:nilerr // it was answered
 	}
 	defer func() { _ = ws.CloseNow() }()
 	ctx := ws.CloseRead(r.Context())
-	defer context.AfterFunc(ctx, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.changed.Broadcast()
-	})()
-	for n := 0; ; n++ {
-		c.mu.Lock()
-		for n >= len(c.out) && !c.ended && ctx.Err() == nil {
-			c.changed.Wait()
-		}
-		var next []byte
-		if n < len(c.out) {
-			next = c.out[n]
-		}
-		c.mu.Unlock()
-		if ctx.Err() != nil {
-			return
-		}
-		if next == nil {
-			_ = ws.Close(websocket.StatusNormalClosure, "")
-			return
-		}
-		if ws.Write(ctx, websocket.MessageBinary, next) != nil {
-			return
-		}
+	prefixes := map[string]string{servicetest.Stdout: "\x01\x01\x01", servicetest.Stderr: "\x02\x02\x02"}
+	if c.Follow(ctx, func(k servicetest.Chunk) error {
+		return ws.Write(ctx, websocket.MessageBinary, append([]byte(prefixes[k.Stream]), k.Data...))
+	}) {
+		_ = ws.Close(websocket.StatusNormalClosure, "")
 	}
+	return nil
 }
 
 // upload writes the files of a form: fields files[0].path and files[0].file, in
@@ -335,29 +277,4 @@ func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
 			return nil, err
 		}
 	}
-}
-
-func (s *Server) download(w http.ResponseWriter, r *http.Request) {
-	owner, err := s.Owner(r)
-	var body io.ReadCloser
-	if err == nil {
-		_, err = s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
-			box, _, err := s.Machine(b)
-			if err != nil {
-				return nil, err
-			}
-			fs, err := servicetest.Files(box)
-			if err == nil {
-				body, _, err = fs.Read(r.Context(), r.URL.Query().Get("path"), driver.ReadOptions{})
-			}
-			return nil, err
-		})(r, owner)
-	}
-	if err != nil {
-		s.Refuse(w, r, err)
-		return
-	}
-	defer body.Close()
-	w.Header().Set("Content-Type", "application/octet-stream")
-	_, _ = io.Copy(w, body)
 }

@@ -1,7 +1,6 @@
 package runloop
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,8 +8,6 @@ import (
 	"net/http"
 	"path"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -26,7 +23,7 @@ func (s *Server) commandRoutes() {
 			return nil, err
 		}
 		select {
-		case <-c.done:
+		case <-c.Done:
 		case <-time.After(c.optimistic):
 		case <-r.Context().Done():
 		}
@@ -51,51 +48,33 @@ func (s *Server) commandRoutes() {
 	})
 	s.Handle("POST "+at+"/executions/{command}/wait_for_status", s.withCommand(func(c *command) any {
 		select {
-		case <-c.done:
+		case <-c.Done:
 		case <-time.After(20 * time.Second):
 		}
 		return c.shown()
 	}))
 	s.Handle("POST "+one+"/kill", s.withCommand(func(c *command) any {
-		c.kill()
+		c.Kill()
 		return c.shown()
 	}))
-	s.HandleFunc("GET "+one+"/stream_stdout_updates", s.stream(func(c *command) *[]byte { return &c.stdout }))
-	s.HandleFunc("GET "+one+"/stream_stderr_updates", s.stream(func(c *command) *[]byte { return &c.stderr }))
+	s.HandleRaw("GET "+one+"/stream_stdout_updates", s.stream(servicetest.Stdout))
+	s.HandleRaw("GET "+one+"/stream_stderr_updates", s.stream(servicetest.Stderr))
 	s.Handle("POST "+at+"/upload_file", s.withBox(s.upload))
-	s.HandleFunc("POST "+at+"/download_file", s.download)
+	s.HandleRaw("POST "+at+"/download_file", s.download)
 }
 
 // command is a command of a sandbox.
 type command struct {
+	*servicetest.Log
 	id, key, box string
 	optimistic   time.Duration // how long to wait for its end
-	kill         context.CancelFunc
-	done         chan struct{} // closed when it has ended
-
-	mu             sync.Mutex
-	changed        sync.Cond
-	stdout, stderr []byte
-	code           *int
-}
-
-func (c *command) add(to *[]byte) func([]byte) error {
-	return func(data []byte) error {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		*to = append(*to, data...)
-		c.changed.Broadcast()
-		return nil
-	}
 }
 
 func (c *command) shown() map[string]any {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	m := map[string]any{"devbox_id": c.box, "execution_id": c.id, "status": "running"}
-	if c.code != nil {
-		m["status"], m["exit_status"] = "completed", *c.code
-		m["stdout"], m["stderr"] = strings.ToValidUTF8(string(c.stdout), "\ufffd"), strings.ToValidUTF8(string(c.stderr), "\ufffd")
+	if code := c.Code(); code != nil {
+		m["status"], m["exit_status"] = "completed", *code
+		m["stdout"], m["stderr"] = c.Text(servicetest.Stdout), c.Text(servicetest.Stderr)
 	}
 	return m
 }
@@ -105,17 +84,12 @@ func (s *Server) Commands() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.commands {
-		select {
-		case <-c.done:
-		default:
+		if c.Code() == nil {
 			n++
 		}
 	}
 	return n
 }
-
-// killed is the exit code of a command that was killed.
-const killed = 137
 
 // start starts a command, once for each ID that the client gives.
 func (s *Server) start(r *http.Request, b *servicetest.CloudBox) (*command, error) {
@@ -133,37 +107,17 @@ func (s *Server) start(r *http.Request, b *servicetest.CloudBox) (*command, erro
 	}
 	now := s.Show(b)
 	made, _ := now.Request.(creation)
-	c := &command{id: "exec_" + servicetest.NewID(), key: in.ID, box: now.ID, optimistic: 25 * time.Second, done: make(chan struct{})}
+	c := &command{id: "exec_" + servicetest.NewID(), key: in.ID, box: now.ID, optimistic: 25 * time.Second}
 	if in.Optimistic != nil {
 		c.optimistic = time.Duration(*in.Optimistic) * time.Second
 	}
-	c.changed.L = &c.mu
-	ctx, kill := context.WithCancel(awake)
-	c.kill = kill
 	s.mu.Lock()
-	i := slices.IndexFunc(s.commands, func(o *command) bool { return in.ID != "" && o.key == in.ID && o.box == c.box })
-	if i >= 0 {
-		c = s.commands[i]
-	} else {
-		s.commands = append(s.commands, c)
+	defer s.mu.Unlock()
+	if i := slices.IndexFunc(s.commands, func(o *command) bool { return in.ID != "" && o.key == in.ID && o.box == c.box }); i >= 0 {
+		return s.commands[i], nil
 	}
-	s.mu.Unlock()
-	if i >= 0 {
-		kill()
-		return c, nil
-	}
-	s.Work.Go(func() {
-		defer kill()
-		exit, err := servicetest.Stream(ctx, box, sandbox.Command{Args: []string{"/bin/sh", "-c", in.Command}, Env: made.Env}, c.add(&c.stdout), c.add(&c.stderr))
-		if err != nil {
-			exit.Code = killed
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.code = &exit.Code
-		close(c.done)
-		c.changed.Broadcast()
-	})
+	c.Log = s.Logged(awake, box, sandbox.Command{Args: []string{"/bin/sh", "-c", in.Command}, Env: made.Env})
+	s.commands = append(s.commands, c)
 	return c, nil
 }
 
@@ -191,45 +145,33 @@ func (s *Server) withCommand(f func(c *command) any) func(*http.Request, string)
 }
 
 // stream sends the output of a command from an offset to its end as events.
-func (s *Server) stream(output func(*command) *[]byte) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		owner, err := s.Owner(r)
-		var c *command
-		if err == nil {
-			_, err = s.withBox(func(r *http.Request, b *servicetest.CloudBox) (_ any, err error) {
-				c, err = s.find(r, b)
-				return nil, err
-			})(r, owner)
-		}
+func (s *Server) stream(name string) func(http.ResponseWriter, *http.Request, string) error {
+	return func(w http.ResponseWriter, r *http.Request, owner string) error {
+		b, err := s.box(r, owner)
 		if err != nil {
-			s.Refuse(w, r, err)
-			return
+			return err
 		}
-		w.Header().Set("Content-Type", "text/event-stream")
-		w.WriteHeader(http.StatusOK)
-		_ = http.NewResponseController(w).Flush()
-		ctx, sent := r.Context(), 0
-		_, _ = fmt.Sscan(r.URL.Query().Get("offset"), &sent)
-		defer context.AfterFunc(ctx, func() {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.changed.Broadcast()
-		})()
-		for {
-			c.mu.Lock()
-			for sent >= len(*output(c)) && c.code == nil && ctx.Err() == nil {
-				c.changed.Wait()
-			}
-			next := slices.Clone((*output(c))[min(sent, len(*output(c))):])
-			c.mu.Unlock()
-			if len(next) == 0 || ctx.Err() != nil {
-				return
-			}
-			text, _ := json.Marshal(map[string]any{"output": string(next), "offset": sent})
-			sent += len(next)
-			_, _ = fmt.Fprintf(w, "data: %s\n\n", text)
-			_ = http.NewResponseController(w).Flush()
+		c, err := s.find(r, b)
+		if err != nil {
+			return err
 		}
+		offset, at := 0, 0
+		_, _ = fmt.Sscan(r.URL.Query().Get("offset"), &offset)
+		events := servicetest.NewEvents(w)
+		c.Follow(r.Context(), func(k servicetest.Chunk) error {
+			if k.Stream != name {
+				return nil
+			}
+			was := at
+			if at += len(k.Data); at > offset {
+				from := max(was, offset)
+				text, _ := json.Marshal(map[string]any{"output": string(k.Data[from-was:]), "offset": from})
+				events.Send("", string(text))
+			}
+			return nil
+		})
+		events.HangUp()
+		return nil
 	}
 }
 
@@ -284,31 +226,18 @@ func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	}
 }
 
-func (s *Server) download(w http.ResponseWriter, r *http.Request) {
+func (s *Server) download(w http.ResponseWriter, r *http.Request, owner string) error {
 	var in struct{ Path string }
-	owner, err := s.Owner(r)
-	var body io.ReadCloser
+	b, err := s.box(r, owner)
 	if err == nil {
 		err = servicetest.Read(r, &in)
 	}
-	if err == nil {
-		_, err = s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
-			box, _, err := s.Machine(b)
-			if err != nil {
-				return nil, err
-			}
-			fs, err := servicetest.Files(box)
-			if err == nil {
-				body, _, err = fs.Read(r.Context(), absolute(in.Path), driver.ReadOptions{})
-			}
-			return nil, err
-		})(r, owner)
-	}
 	if err != nil {
-		s.Refuse(w, r, err)
-		return
+		return err
 	}
-	defer body.Close()
-	w.Header().Set("Content-Type", "application/octet-stream")
-	_, _ = io.Copy(w, body)
+	box, _, err := s.Machine(b)
+	if err != nil {
+		return err
+	}
+	return servicetest.SendFile(w, r, box, absolute(in.Path))
 }

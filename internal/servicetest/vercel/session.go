@@ -10,8 +10,6 @@ import (
 	"maps"
 	"net/http"
 	"path"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -28,20 +26,30 @@ func (s *Server) sessionRoutes() {
 	s.Handle("GET "+at+"/cmd/{command}", s.withCommand(func(r *http.Request, one *session, c *command) (any, error) {
 		if r.URL.Query().Get("wait") == "true" {
 			select {
-			case <-c.done:
+			case <-c.Done:
 			case <-r.Context().Done():
 			}
 		}
 		return map[string]any{"command": c.shown(one)}, nil
 	}))
 	s.Handle("POST "+at+"/cmd/{command}/kill", s.withCommand(func(_ *http.Request, one *session, c *command) (any, error) {
-		c.kill()
+		c.Kill()
 		return map[string]any{"command": c.shown(one)}, nil
 	}))
-	s.HandleFunc("POST "+at+"/cmd", s.run)
-	s.HandleFunc("GET "+at+"/cmd/{command}/logs", s.logs)
+	s.HandleRaw("POST "+at+"/cmd", s.run)
+	s.HandleRaw("GET "+at+"/cmd/{command}/logs", func(w http.ResponseWriter, r *http.Request, owner string) error {
+		one, err := s.session(r, owner)
+		if err != nil {
+			return err
+		}
+		c, err := s.find(r, one)
+		if err == nil {
+			c.follow(r.Context(), stream(w))
+		}
+		return err
+	})
 	s.Handle("POST "+at+"/fs/write", s.withSession(s.write))
-	s.HandleFunc("POST "+at+"/fs/read", s.readFile)
+	s.HandleRaw("POST "+at+"/fs/read", s.read)
 }
 
 // session finds a session of the team in a request.
@@ -68,19 +76,24 @@ func (s *Server) withSession(f func(r *http.Request, one *session) (any, error))
 
 func (s *Server) withCommand(f func(r *http.Request, one *session, c *command) (any, error)) func(*http.Request, string) (any, error) {
 	return s.withSession(func(r *http.Request, one *session) (any, error) {
-		s.mu.Lock()
-		var found *command
-		for _, c := range one.commands {
-			if c.id == r.PathValue("command") {
-				found = c
-			}
+		c, err := s.find(r, one)
+		if err != nil {
+			return nil, err
 		}
-		s.mu.Unlock()
-		if found == nil {
-			return nil, servicetest.Fail(http.StatusNotFound, "Command not found")
-		}
-		return f(r, one, found)
+		return f(r, one, c)
 	})
+}
+
+// find finds the command of a session in a request.
+func (s *Server) find(r *http.Request, one *session) (*command, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range one.commands {
+		if c.id == r.PathValue("command") {
+			return c, nil
+		}
+	}
+	return nil, servicetest.Fail(http.StatusNotFound, "Command not found")
 }
 
 // machine returns the machine of a session that runs.
@@ -105,35 +118,16 @@ func (s *Server) stop(_ *http.Request, one *session) (any, error) {
 
 // command is a command of a session.
 type command struct {
+	*servicetest.Log
 	id      string
 	name    string
 	args    []string
 	started time.Time
-	kill    context.CancelFunc
-	done    chan struct{} // closed when it has ended
-
-	mu      sync.Mutex
-	changed sync.Cond
-	out     []map[string]string // records
-	code    *int
-	ended   bool
-}
-
-func (c *command) add(stream string) func([]byte) error {
-	return func(data []byte) error {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.out = append(c.out, map[string]string{"stream": stream, "data": strings.ToValidUTF8(string(data), "\ufffd")})
-		c.changed.Broadcast()
-		return nil
-	}
 }
 
 func (c *command) shown(one *session) map[string]any {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	return map[string]any{
-		"id": c.id, "name": c.name, "args": c.args, "cwd": "/", "sessionId": one.id, "exitCode": c.code, "startedAt": c.started.UnixMilli(),
+		"id": c.id, "name": c.name, "args": c.args, "cwd": "/", "sessionId": one.id, "exitCode": c.Code(), "startedAt": c.started.UnixMilli(),
 	}
 }
 
@@ -143,18 +137,13 @@ func (s *Server) Commands() (n int) {
 	defer s.mu.Unlock()
 	for _, one := range s.sessions {
 		for _, c := range one.commands {
-			select {
-			case <-c.done:
-			default:
+			if c.Code() == nil {
 				n++
 			}
 		}
 	}
 	return n
 }
-
-// killed is the exit code of a command that was killed.
-const killed = 137
 
 // start starts a command.
 func (s *Server) start(r *http.Request, one *session) (*command, error) {
@@ -177,51 +166,34 @@ func (s *Server) start(r *http.Request, one *session) (*command, error) {
 		env = map[string]string{}
 	}
 	maps.Copy(env, in.Env)
-	c := &command{id: "cmd_" + servicetest.NewID(), name: in.Command, args: in.Args, started: time.Now(), done: make(chan struct{})}
-	c.changed.L = &c.mu
-	ctx, kill := context.WithCancel(awake)
-	c.kill = kill
+	c := &command{id: "cmd_" + servicetest.NewID(), name: in.Command, args: in.Args, started: time.Now()}
+	c.Log = s.Logged(awake, box, sandbox.Command{Args: append([]string{in.Command}, in.Args...), Dir: in.Cwd, Env: env})
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	one.commands = append(one.commands, c)
-	s.mu.Unlock()
-	s.Work.Go(func() {
-		defer kill()
-		exit, err := servicetest.Stream(ctx, box, sandbox.Command{Args: append([]string{in.Command}, in.Args...), Dir: in.Cwd, Env: env}, c.add("stdout"), c.add("stderr"))
-		if err != nil {
-			exit.Code = killed
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.ended, c.code = true, &exit.Code
-		close(c.done)
-		c.changed.Broadcast()
-	})
 	return c, nil
 }
 
 // run starts a command, and with wait it answers with all of its output.
-func (s *Server) run(w http.ResponseWriter, r *http.Request) {
-	owner, err := s.Owner(r)
-	var one *session
-	var c *command
-	if err == nil {
-		one, err = s.session(r, owner)
+func (s *Server) run(w http.ResponseWriter, r *http.Request, owner string) error {
+	one, err := s.session(r, owner)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		c, err = s.start(r, one)
+	c, err := s.start(r, one)
+	if err != nil {
+		return err
 	}
-	switch {
-	case err != nil:
-		s.Refuse(w, r, err)
-	case r.URL.Query().Get("wait") != "true":
+	if r.URL.Query().Get("wait") != "true" {
 		servicetest.Answer(w, http.StatusOK, map[string]any{"command": c.shown(one)})
-	default:
-		lines := stream(w)
-		lines(map[string]any{"command": c.shown(one)})
-		if c.follow(r.Context(), lines) {
-			lines(map[string]any{"command": c.shown(one)})
-		}
+		return nil
 	}
+	lines := stream(w)
+	lines(map[string]any{"command": c.shown(one)})
+	if c.follow(r.Context(), lines) {
+		lines(map[string]any{"command": c.shown(one)})
+	}
+	return nil
 }
 
 // stream returns a function that writes a record.
@@ -236,42 +208,10 @@ func stream(w http.ResponseWriter) func(any) {
 
 // follow writes the output of a command from its beginning to its end.
 func (c *command) follow(ctx context.Context, write func(any)) bool {
-	defer context.AfterFunc(ctx, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.changed.Broadcast()
-	})()
-	for n := 0; ; n++ {
-		c.mu.Lock()
-		for n >= len(c.out) && !c.ended && ctx.Err() == nil {
-			c.changed.Wait()
-		}
-		var next map[string]string
-		if n < len(c.out) {
-			next = c.out[n]
-		}
-		c.mu.Unlock()
-		if next == nil || ctx.Err() != nil {
-			return ctx.Err() == nil
-		}
-		write(next)
-	}
-}
-
-func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
-	owner, err := s.Owner(r)
-	var c *command
-	if err == nil {
-		_, err = s.withCommand(func(_ *http.Request, _ *session, found *command) (any, error) {
-			c = found
-			return nil, nil
-		})(r, owner)
-	}
-	if err != nil {
-		s.Refuse(w, r, err)
-		return
-	}
-	c.follow(r.Context(), stream(w))
+	return c.Follow(ctx, func(k servicetest.Chunk) error {
+		write(map[string]string{"stream": k.Stream, "data": k.Text()})
+		return nil
+	})
 }
 
 // write unpacks a compressed archive.
@@ -304,34 +244,21 @@ func (s *Server) write(r *http.Request, one *session) (any, error) {
 	}
 }
 
-func (s *Server) readFile(w http.ResponseWriter, r *http.Request) {
+func (s *Server) read(w http.ResponseWriter, r *http.Request, owner string) error {
 	var in struct{ Path, Cwd string }
-	owner, err := s.Owner(r)
-	var body io.ReadCloser
+	one, err := s.session(r, owner)
 	if err == nil {
 		err = servicetest.Read(r, &in)
 	}
-	if err == nil {
-		_, err = s.withSession(func(r *http.Request, one *session) (any, error) {
-			box, _, err := s.machine(one)
-			if err != nil {
-				return nil, err
-			}
-			fs, err := servicetest.Files(box)
-			if err == nil {
-				if !path.IsAbs(in.Path) {
-					in.Path = path.Join("/", in.Cwd, in.Path)
-				}
-				body, _, err = fs.Read(r.Context(), in.Path, driver.ReadOptions{})
-			}
-			return nil, err
-		})(r, owner)
-	}
 	if err != nil {
-		s.Refuse(w, r, err)
-		return
+		return err
 	}
-	defer body.Close()
-	w.Header().Set("Content-Type", "application/octet-stream")
-	_, _ = io.Copy(w, body)
+	box, _, err := s.machine(one)
+	if err != nil {
+		return err
+	}
+	if !path.IsAbs(in.Path) {
+		in.Path = path.Join("/", in.Cwd, in.Path)
+	}
+	return servicetest.SendFile(w, r, box, in.Path)
 }

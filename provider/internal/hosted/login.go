@@ -88,7 +88,11 @@ func (o *Opening) Login(c *Connection, places ...Place) (*Login, error) {
 	l := &Login{Key: key, opening: o, dir: c.Dir, places: places}
 	l.Client = rest.Client{
 		HTTP: rest.NewHTTP(c.Transport), Base: base, Words: o.Words, Fresh: l.fresh,
-		Sign:   func(h http.Header) { h.Set("Authorization", "Bearer "+key.Current()) },
+		Sign: func(h http.Header) {
+			if now := key.Current(); now != "" {
+				h.Set("Authorization", "Bearer "+now)
+			}
+		},
 		Hidden: func() []string { return []string{key.Current()} }, Hint: "set " + l.credential() + " to a key of this service",
 	}
 	return l, nil
