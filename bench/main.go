@@ -30,6 +30,7 @@ type config struct {
 	rounds  int
 	boxes   int
 	density int
+	only    string // a section; empty: all
 }
 
 func main() {
@@ -44,6 +45,7 @@ func main() {
 	flag.IntVar(&c.rounds, "rounds", 15, "number of rounds of the short measurements")
 	flag.IntVar(&c.boxes, "boxes", 40, "number of idle sandboxes for measuring memory")
 	flag.IntVar(&c.density, "density", 300, "number of sandboxes that must exist at the same time")
+	flag.StringVar(&c.only, "only", "", "measure only this section, such as hop")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -68,6 +70,7 @@ func run(ctx context.Context, c config) (err error) {
 	}{
 		{"create", b.create},
 		{"exec", b.exec},
+		{"hop", b.hop},
 		{"command line", b.help},
 		{"inside", b.inside},
 		{"files", b.files},
@@ -79,6 +82,9 @@ func run(ctx context.Context, c config) (err error) {
 		{"memory", b.memory},
 		{"density", b.density},
 	} {
+		if c.only != "" && c.only != section.name {
+			continue
+		}
 		at := time.Now()
 		if err := section.measure(ctx); err != nil {
 			return fmt.Errorf("%s: %w", section.name, err)

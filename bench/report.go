@@ -68,6 +68,11 @@ func atMost(v float64, unit string) target {
 	return target{fmt.Sprintf("≤ %g %s", v, unit), false, func(r row) bool { return r.atoll.sample.median() <= v }}
 }
 
+// addsAtMost is about the difference to the peer.
+func addsAtMost(v float64, unit string) target {
+	return target{fmt.Sprintf("≤ %g %s more", v, unit), true, func(r row) bool { return r.atoll.sample.median()-r.theirs.sample.median() <= v }}
+}
+
 func atLeast(v float64, unit string) target {
 	return target{fmt.Sprintf("≥ %g %s", v, unit), false, func(r row) bool { return r.atoll.sample.median() >= v }}
 }
