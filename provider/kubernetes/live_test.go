@@ -29,6 +29,7 @@ type live struct {
 	kubectlPath                   string
 	image                         string
 	kind                          string   // of the objects that sandboxes are
+	pool                          string   // from which they are claimed
 	echo                          []string // nil: the image has Python
 }
 
@@ -116,7 +117,7 @@ func (l *live) as(t *testing.T, token string) string {
 
 func (l *live) options(dir string) kubernetes.Options {
 	return kubernetes.Options{
-		Dir: dir, Kubeconfig: l.restricted, Namespace: l.namespace, Image: l.image, NetworkPolicy: kubernetes.Enforced, Kind: l.kind, RuntimeClass: os.Getenv("ATOLL_KUBERNETES_RUNTIME_CLASS"), Executable: os.Getenv("ATOLL_BIN"),
+		Dir: dir, Kubeconfig: l.restricted, Namespace: l.namespace, Image: l.image, NetworkPolicy: kubernetes.Enforced, Kind: l.kind, Pool: l.pool, RuntimeClass: os.Getenv("ATOLL_KUBERNETES_RUNTIME_CLASS"), Executable: os.Getenv("ATOLL_BIN"),
 	}
 }
 
@@ -141,6 +142,138 @@ func TestLiveObjects(t *testing.T) {
 		need.Thing(t, "agent-sandbox", "the cluster has none: "+out)
 	}
 	l.run(t)
+}
+
+// Sandboxes are claimed from a warm pool of agent-sandbox, whose own controller
+// keeps it. Those that its template does not suit are made anew.
+func TestLiveClaims(t *testing.T) {
+	l := start(t, "Sandbox")
+	if out, err := l.kubectl(t, "get", "sandboxwarmpools.extensions.agents.x-k8s.io"); err != nil && os.Getenv("ATOLL_KUBECONFIG") != "" {
+		need.Thing(t, "agent-sandbox", "the cluster has no warm pools: "+out)
+	}
+	text, err := os.ReadFile("../../deploy/kubernetes/warm-pool.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest := filepath.Join(t.TempDir(), "pool.yaml")
+	adapted := strings.ReplaceAll(string(text), "debian:12", l.image)
+	if err := os.WriteFile(manifest, []byte(adapted), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.must(t, "apply", "--filename", manifest)
+	ready := func() {
+		t.Helper()
+		l.must(t, "wait", "--for=jsonpath={.status.readyReplicas}=2", "--timeout=3m", "sandboxwarmpools.extensions.agents.x-k8s.io/atoll")
+	}
+	ready()
+	l.pool = "atoll"
+	dir := t.TempDir()
+	p, err := l.open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if facts, err := p.Probe(t.Context()); err != nil || !facts.Available {
+		t.Errorf("Probe: %+v, %v", facts, err)
+	}
+	claims := func() string { return l.must(t, "get", "sandboxclaims.extensions.agents.x-k8s.io", "--output", "name") }
+	pod := func(id sandbox.ID) string {
+		return l.must(t, "get", "pods", "--selector", "atoll.run/id="+string(id), "--output", "jsonpath={.items[*].metadata.name}")
+	}
+	spec := func(id sandbox.ID) *sandbox.Spec {
+		return &sandbox.Spec{ID: id, Image: "host", Lifetime: sandbox.Lifetime{Timeout: time.Hour}, Labels: map[string]string{"k": "v"}}
+	}
+	begin := time.Now()
+	in, err := p.Create(t.Context(), spec("sb-warm"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	took := time.Since(begin)
+	if name := pod("sb-warm"); !strings.HasPrefix(name, "atoll-") || strings.Contains(name, "sb-warm") || claims() == "" {
+		t.Errorf("the pod is %s, and the claims are %q", name, claims())
+	}
+	if got := hostedtest.Says(t, in, "echo kept >/kept; cat /kept"); got != "kept\n" {
+		t.Errorf("it says %q", got)
+	}
+	other := *spec("sb-cold")
+	other.Resources.Memory = 96 << 20
+	begin = time.Now()
+	cold, err := p.Create(t.Context(), &other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("claimed in %v, made anew in %v", took, time.Since(begin))
+	if name := pod("sb-cold"); !strings.Contains(name, "sb-cold") {
+		t.Errorf("the pod of a sandbox that does not suit the pool is %s", name)
+	}
+	if err := cold.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+	again, err := l.open(dir) // as after a restart
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if in, err = again.Attach(t.Context(), "sb-warm"); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * time.Second) // the controller looks at it again
+	if got := hostedtest.Says(t, in, "cat /kept"); got != "kept\n" {
+		t.Errorf("after a restart it says %q", got)
+	}
+	if err := in.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := again.Attach(t.Context(), "sb-warm"); p.ErrorCode(err) != sandbox.CodeGone {
+		t.Errorf("Attach: %v, want gone", err)
+	}
+	t.Run("removed by somebody", func(t *testing.T) {
+		for what, remove := range map[string]func(id sandbox.ID){
+			"pod":   func(id sandbox.ID) { l.must(t, "delete", "pod", pod(id)) },
+			"claim": func(sandbox.ID) { l.must(t, "delete", "sandboxclaims.extensions.agents.x-k8s.io", "--all") },
+			"object": func(id sandbox.ID) {
+				l.must(t, "delete", "sandboxes.agents.x-k8s.io", pod(id))
+				l.must(t, "wait", "--for=delete", "--timeout=1m", "pods", "--selector", "atoll.run/id="+string(id))
+			},
+			"suspended": func(id sandbox.ID) {
+				l.must(t, "patch", "sandboxes.agents.x-k8s.io", pod(id), "--type=merge", "--patch", `{"spec": {"operatingMode": "Suspended"}}`)
+				l.must(t, "wait", "--for=delete", "--timeout=1m", "pods", "--selector", "atoll.run/id="+string(id))
+			},
+		} {
+			ready()
+			id := sandbox.ID("sb-no-" + what)
+			in, err := p.Create(t.Context(), spec(id))
+			if err != nil {
+				t.Errorf("%s: %v", what, err)
+				continue
+			}
+			remove(id)
+			for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+				_, err := p.Attach(t.Context(), id)
+				if p.ErrorCode(err) == sandbox.CodeGone {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Errorf("%s: Attach: %v, want gone", what, err)
+					break
+				}
+			}
+			if err := in.Destroy(t.Context()); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+	})
+	t.Run("conformance", func(t *testing.T) {
+		drivertest.Run(t, drivertest.Harness{
+			New:  func(context.Context) (driver.Provider, error) { return l.open(dir) },
+			Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
+			Echo: l.echo, Slow: true, Parallel: true, Only: []string{"lifecycle", "errors", "exec", "files"},
+		})
+	})
+	l.must(t, "delete", "--filename", manifest)
+	if left := claims(); left != "" {
+		t.Errorf("left: %s", left)
+	}
 }
 
 func (l *live) run(t *testing.T) {
