@@ -241,7 +241,7 @@ func (k *Keeper) taking(ctx context.Context, id string, f func(context.Context, 
 // and the sandbox continues.
 func (k *Keeper) capture(ctx, asking context.Context, l *records.Locked[SavedRecord], in *Instance, opts driver.SnapshotOptions, running bool) (none driver.Snapshot, err error) {
 	if k.AtRest && running && !opts.Stop {
-		return none, k.refuse(sandbox.CodeConflict, string(in.ID()), "the service saves only what is stopped, and stopping ends the processes", "save and stop it with: atoll sleep")
+		return none, k.refuse(sandbox.CodeConflict, string(in.ID()), "the service saves only what is stopped, and stopping ends the processes", "save and stop it with: atoll pause --to-disk")
 	}
 	r := SavedRecord{Box: in.Box, Kind: driver.SnapshotFilesystem}
 	if opts.Memory {
