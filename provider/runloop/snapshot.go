@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"regexp"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -41,8 +42,11 @@ func (s saved) describe(status string) hosted.Saved {
 
 func at(snapshot, rest string) string { return disks + "/" + url.PathEscape(snapshot) + rest }
 
+// usableID matches ids of the service that are valid in a path.
+var usableID = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`)
+
 // Owns implements hosted.Saver.
-func (saver) Owns(data string) bool { return data != "" }
+func (saver) Owns(data string) bool { return usableID.MatchString(data) }
 
 // list returns the snapshots of this directory. With an ID, only that one.
 func (k saver) list(ctx context.Context, id string) ([]saved, error) {
