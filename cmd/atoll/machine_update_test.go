@@ -44,8 +44,8 @@ func TestMachineUpdates(t *testing.T) {
 		return string(out)
 	}
 	run("join", "--enrol-only", "--yes", "--token-file", token, "--ca", broker.file("cert.pem"), "tls://"+broker.address)
-	if out := run("status"); !strings.Contains(out, "off") {
-		t.Errorf("updates are on after joining: %s", out)
+	if out := run("status"); strings.Contains(out, "updates") {
+		t.Errorf("the machine has agreed to updates after joining: %s", out)
 	}
 	serve := exec.Command(old, "--state-dir", state, "machine", "join")
 	var said safeBuffer
@@ -73,6 +73,9 @@ func TestMachineUpdates(t *testing.T) {
 	runs("0.4.0")
 	if out := run("updates", "on", "--yes"); !strings.Contains(out, "run any program as you") {
 		t.Errorf("turning updates on does not say what the owner agrees to: %s", out)
+	}
+	if out := run("status"); !strings.Contains(out, "updates") {
+		t.Errorf("the consent to updates is not shown: %s", out)
 	}
 	runs("0.5.0")
 	err = eventually(func() error { // after its trial
