@@ -54,12 +54,14 @@ func (m *memoryGuard) watchLimit() {
 		return
 	}
 	g := m.rec.cgroup()
-	// A process that was killed may have lent memory or frozen the group.
-	if g.memoryLimit() > limit {
-		_ = g.giveBack(limit)
-	}
 	events, err := g.limitEvents()
-	_ = g.freeze(false)
+	if g.has(ctlMemory) {
+		// A process that was killed may have lent memory or frozen the group.
+		if g.memoryLimit() > limit {
+			_ = g.giveBack(limit)
+		}
+		_ = g.freeze(false)
+	}
 	if err != nil {
 		lock.Close()
 		return // the host kills processes
