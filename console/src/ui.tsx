@@ -290,11 +290,19 @@ export function useConfirm() {
   return { dialog, ask: setAsk };
 }
 
-export function State({ state, reason }: { state: string; reason?: string }) {
+export function State({
+  state,
+  reason,
+  text = state,
+}: {
+  state: string;
+  reason?: string;
+  text?: string;
+}) {
   return (
     <span class={"state " + state} title={reason}>
       <i aria-hidden="true" />
-      {state}
+      {text}
     </span>
   );
 }

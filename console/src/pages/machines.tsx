@@ -34,7 +34,7 @@ function Offers({ of: m }: { of: Machine }) {
     <>
       {m.mode === "whole-machine" ? (
         <>
-          <State state="warning" /> the whole machine
+          <State state="warning" text="the whole machine" />
           {m.directory && <div class="dim">{m.directory}</div>}
         </>
       ) : (

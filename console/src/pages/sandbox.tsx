@@ -640,7 +640,10 @@ function Limits({ sandbox: s }: { sandbox: Sandbox }) {
                     <span class="dim">no limit</span>
                   ) : loose ? (
                     <>
-                      <State state="warning" /> {value} is not enforced{" "}
+                      <State
+                        state="warning"
+                        text={`${value} is not enforced`}
+                      />{" "}
                       <span class="dim">{loose.why}</span>
                     </>
                   ) : (
