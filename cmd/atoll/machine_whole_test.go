@@ -135,7 +135,7 @@ func TestWholeMachine(t *testing.T) {
 	if err := os.WriteFile(token, []byte(invited.Token), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// What shows the screen says on standard input what it is, and that it was there.
+	// A stand-in for x11vnc: it greets as a VNC server does, and notes its arguments.
 	programs := t.TempDir()
 	shows := "#!/bin/sh\necho \"$*\" >>'" + programs + "/shown'\nprintf 'RFB 003.008\\n' >&0\nexec cat >/dev/null\n"
 	if err := os.WriteFile(filepath.Join(programs, "x11vnc"), []byte(shows), 0o755); err != nil {

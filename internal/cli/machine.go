@@ -505,8 +505,8 @@ func (a machineCommands) approveCmd() *cobra.Command {
 		Long: `Approve shows which machine waits with the code, and makes it one of this daemon's.
 Compare the key with the one that the machine's owner tells you, if in doubt.
 
-What its owner agreed to has to be agreed to here, too. Without --screen, a machine
-that offers its screen is approved, and its screen is not shared.`,
+You must agree to the mode whole-machine with --whole-machine. If you leave out
+--screen, the machine is approved, but it does not share its screen.`,
 		Example: `  atoll machine approve ABCD-EFGH`,
 	}
 	cmd.Flags().BoolVar(&whole, "whole-machine", false, "agree that agents run commands with all rights of the machine's owner")
