@@ -47,9 +47,9 @@ func carryOut(ctx context.Context, c *control.Control, req sandbox.CreateRequest
 		if err != nil {
 			return nil, err
 		}
-		return c.Create(ctx, p)
+		return c.Create(ctx, p, nil)
 	}
-	p, err := plan.Draft(plan.Ask{CreateRequest: req})
+	p, err := plan.Draft(plan.Ask{Request: plan.Request{CreateRequest: req}})
 	for _, f := range change {
 		f(&p)
 	}
@@ -59,7 +59,7 @@ func carryOut(ctx context.Context, c *control.Control, req sandbox.CreateRequest
 	if err != nil {
 		return nil, err
 	}
-	return c.Create(ctx, p)
+	return c.Create(ctx, p, nil)
 }
 
 func bound(p *plan.Plan) { p.Bound = true }

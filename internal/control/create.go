@@ -22,7 +22,7 @@ const (
 
 // Plan returns how a sandbox is made without a daemon.
 func (c *Control) Plan(ctx context.Context, req sandbox.CreateRequest) (plan.Plan, error) {
-	p, err := plan.Draft(plan.Ask{CreateRequest: req})
+	p, err := plan.Draft(plan.Ask{Request: plan.Request{CreateRequest: req}})
 	if err != nil {
 		return p, c.wrap(Action{Op: ops.SandboxCreate}, err)
 	}
@@ -66,12 +66,9 @@ func (c *Control) specOf(p *plan.Plan) *sandbox.Spec {
 }
 
 // Create creates a sandbox. On an error, or if ctx ends first, nothing remains.
-func (c *Control) Create(ctx context.Context, p plan.Plan) (*Sandbox, error) {
-	return c.create(ctx, &p, nil)
-}
-
-func (c *Control) create(ctx context.Context, p *plan.Plan, progress func(Progress)) (*Sandbox, error) {
-	return c.make(ctx, p, progress, func(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+// progress is called during a pull; it may be nil.
+func (c *Control) Create(ctx context.Context, p plan.Plan, progress func(Progress)) (*Sandbox, error) {
+	return c.make(ctx, &p, progress, func(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
 		return c.makeNamed(ctx, spec, p.AsksName)
 	})
 }

@@ -94,7 +94,7 @@ func (c *Control) makeFor(ctx context.Context, req *RunRequest, bound bool) (*Sa
 		return nil, err
 	}
 	p.Bound = bound
-	return c.create(ctx, &p, req.Progress)
+	return c.Create(ctx, p, req.Progress)
 }
 
 // outlives returns an error if sandboxes of the provider end with this process.

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/create"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/pause"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/reconcile"
@@ -87,7 +88,10 @@ func newSessionSandboxes(s *services.Services) sessionSandboxes {
 }
 
 func (s sessionSandboxes) Make(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error) {
-	return s.CreateForSession(ctx, spec, key, replaces)
+	made, err := s.Create(ctx, plan.Request{
+		CreateRequest: sandbox.CreateRequest{Spec: spec, IdempotencyKey: key, Raw: []byte(key)}, OfSession: true, Replaces: replaces,
+	})
+	return made.ID, err
 }
 
 func (s sessionSandboxes) Reach(ctx context.Context, ref string) error {

@@ -25,14 +25,30 @@ const ReservedPrefix = "atoll."
 // programs.
 const HostImage = "host"
 
+// Request is a request for a sandbox: what callers of the API send, and what only
+// parts of this daemon may ask for.
+type Request struct {
+	sandbox.CreateRequest
+	// Timeout, if set, is when the daemon removes the sandbox, which then gets no
+	// lifetime from the policies. Unlike Spec.Lifetime.Timeout, it can be changed.
+	Timeout time.Duration
+	// OfSession means that a session asks, and Replaces is a sandbox whose workspaces
+	// the new one gets, although the old one still has them: the caller removes one
+	// of the two.
+	OfSession bool
+	Replaces  sandbox.ID
+	// Base are the names of the image that a build step began with. Policies are
+	// checked against these names, because the image of the step has no name.
+	Base []string
+	// Bound means that the sandbox must not outlive this process.
+	Bound bool
+}
+
 // Ask is a request for a sandbox, with what was found about it.
 type Ask struct {
-	sandbox.CreateRequest
+	Request
 	// Tenant is the owner. Empty: there is no daemon.
 	Tenant string
-	// Timeout, if set, is when the daemon removes the sandbox, which then gets no
-	// lifetime from the policies.
-	Timeout time.Duration
 	// Images are the names of the image, for the policies.
 	Images []string
 	// Template is the one that the image names, and Snapshot the one that the Spec
@@ -100,8 +116,7 @@ type Plan struct {
 	Caps policyset.Caps
 	// Egress are details of the network rules that the Spec does not contain.
 	Egress Egress
-	// Bound means that the sandbox must not outlive this process.
-	Bound bool
+	Bound  bool // see Request
 	// Hidden are environment variables that must not be recorded, because they are
 	// secrets or placeholders. The provider gets them with Spec.Env, instead of
 	// those of Spec.Secrets that it does not hold itself.
@@ -113,6 +128,9 @@ type Plan struct {
 	Limits map[string]sandbox.Enforcement
 	// FilesOnly leaves out the memory of a snapshot.
 	FilesOnly bool
+
+	asked policyset.Request // what the policies have judged
+	set   *policyset.Set
 }
 
 // Egress has details of a sandbox's network rules that its Spec does not
@@ -128,13 +146,8 @@ type Egress struct {
 	Unenforceable policy.Unenforceable
 }
 
-// Denied is a refusal by a policy.
-type Denied struct{ error }
-
-func (d Denied) Unwrap() error { return d.error }
-
 // Draft completes the Spec of a request: from the template, from the snapshot and
-// from the policies. It refuses what the policies do not allow, with Denied.
+// from the policies. What the policies do not allow is CodeDenied, with their Rule.
 func Draft(a Ask) (Plan, error) {
 	if err := validate(&a.CreateRequest); err != nil {
 		return Plan{}, err
@@ -142,7 +155,7 @@ func Draft(a Ask) (Plan, error) {
 	about := policyset.About{Tenant: a.Tenant, Labels: a.Spec.Labels}
 	set := a.Policies.Set
 	p := Plan{
-		Spec: a.Spec, Pull: a.Pull, Platform: a.Platform, Tenant: a.Tenant, Timeout: a.Timeout, Images: a.Images, Template: a.Template, Caps: set.Caps(about),
+		Spec: a.Spec, Pull: a.Pull, Platform: a.Platform, Tenant: a.Tenant, Timeout: a.Timeout, Images: a.Images, Template: a.Template, Bound: a.Bound, Caps: set.Caps(about), set: set,
 		Egress: Egress{Profile: a.Policies.Profile, Missing: a.Policies.Missing, EgressLimits: set.EgressLimits(about), Unenforceable: set.Unenforceable(about)},
 	}
 	p.Spec.Env, p.Spec.Mounts = maps.Clone(a.Spec.Env), slices.Clone(a.Spec.Mounts)
@@ -174,6 +187,11 @@ func validate(req *sandbox.CreateRequest) error {
 // fill sets what the request leaves open.
 func (p *Plan) fill(a *Ask) error {
 	spec, from := &p.Spec, a.Snapshot
+	if main := spec.Main; main != nil {
+		fresh := *main
+		fresh.Process, fresh.Restarts = "", 0
+		spec.Main = &fresh
+	}
 	spec.Isolation = cmp.Or(spec.Isolation, p.Caps.Isolation)
 	if t := a.Template; t != nil {
 		spec.Image = t.Image
@@ -251,13 +269,23 @@ func (p *Plan) judge(a *Ask) error {
 		fields, r.Isolation = Lasting(), a.Has
 	}
 	fetched := p.Origin != "" || p.Spec.Image == "" || p.Spec.Image == HostImage || a.Again
-	if p.Unfetched = a.Policies.Fetches && !fetched && set.AsksWho(r.About); p.Unfetched {
+	if p.Unfetched = a.Policies.Fetches && a.Base == nil && !fetched && set.AsksWho(r.About); p.Unfetched {
 		r.Signatures, r.Unfetched = nil, true
 	}
-	if err := set.Check(r, fields...); err != nil {
-		return Denied{err}
+	p.asked = r
+	return set.Check(r, fields...)
+}
+
+// Signed completes a plan that is Unfetched, and judges its image. ref is the digest
+// of the image (empty: it has none), and signatures are those of the image.
+func (p Plan) Signed(ref string, signatures []policy.Signature) (Plan, error) {
+	if ref != "" {
+		p.Spec.Image, p.Images = ref, append(slices.Clone(p.Images), ref)
 	}
-	return nil
+	r := p.asked
+	r.Images, r.Signatures, r.Unfetched = p.Images, signatures, false
+	p.Unfetched = false
+	return p, p.set.Check(r, policyset.Images)
 }
 
 // Request returns a sandbox in the form that policies evaluate.

@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"cmp"
 	"crypto/ed25519"
 	"crypto/x509"
 	"encoding/pem"
@@ -80,26 +81,26 @@ func TestDraftFills(t *testing.T) {
 		want   sandbox.Spec // the fields that are compared
 	}{
 		{"nothing is known", plan.Ask{}, "", sandbox.Spec{}},
-		{"the policies", plan.Ask{CreateRequest: agent(nil), Policies: rules(t, caps), Images: []string{"host"}}, "", sandbox.Spec{
+		{"the policies", plan.Ask{Request: plan.Request{CreateRequest: agent(nil)}, Policies: rules(t, caps), Images: []string{"host"}}, "", sandbox.Spec{
 			Resources: sandbox.Resources{CPUs: 2, Memory: 1 << 30}, Isolation: sandbox.IsolationKernel, Lifetime: sandbox.Lifetime{Timeout: time.Hour},
 		}},
-		{"the policies, where the daemon ends it", plan.Ask{CreateRequest: agent(nil), Policies: rules(t, caps), Images: []string{"host"}, Timeout: time.Minute}, "", sandbox.Spec{
+		{"the policies, where the daemon ends it", plan.Ask{Request: plan.Request{CreateRequest: agent(nil), Timeout: time.Minute}, Policies: rules(t, caps), Images: []string{"host"}}, "", sandbox.Spec{
 			Resources: sandbox.Resources{CPUs: 2, Memory: 1 << 30}, Isolation: sandbox.IsolationKernel,
 		}},
 		{"a sandbox that the policies do not mean", plan.Ask{Policies: rules(t, caps), Images: []string{"host"}}, "", sandbox.Spec{}},
-		{"a template", plan.Ask{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Image: "template:base", Resources: sandbox.Resources{CPUs: 3}}}, Template: base}, "", sandbox.Spec{
+		{"a template", plan.Ask{Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Image: "template:base", Resources: sandbox.Resources{CPUs: 3}}}}, Template: base}, "", sandbox.Spec{
 			Image: "sha256:bb", Resources: sandbox.Resources{CPUs: 3, Memory: 1 << 28},
 		}},
-		{"a template with memory", plan.Ask{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Image: "template:base"}}, Template: remembered}, "snap-1", sandbox.Spec{
+		{"a template with memory", plan.Ask{Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Image: "template:base"}}}, Template: remembered}, "snap-1", sandbox.Spec{
 			Image: "sha256:aa", Provider: "gvisor", User: "app", Workdir: "/app", Isolation: sandbox.IsolationKernel, Resources: sandbox.Resources{CPUs: 1.5, Memory: 1 << 28, PIDs: 7},
 		}},
-		{"a template whose memory is too weak", plan.Ask{CreateRequest: sandbox.CreateRequest{Spec: hard}, Template: remembered}, "", sandbox.Spec{
+		{"a template whose memory is too weak", plan.Ask{Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: hard}}, Template: remembered}, "", sandbox.Spec{
 			Image: "sha256:bb", Isolation: sandbox.IsolationHardware, Resources: sandbox.Resources{CPUs: 1.5, Memory: 1 << 28},
 		}},
-		{"a snapshot", plan.Ask{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Snapshot: "kept", User: "root", Isolation: sandbox.IsolationNone}}, Snapshot: saved}, "snap-1", sandbox.Spec{
+		{"a snapshot", plan.Ask{Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Snapshot: "kept", User: "root", Isolation: sandbox.IsolationNone}}}, Snapshot: saved}, "snap-1", sandbox.Spec{
 			Image: "sha256:aa", Provider: "gvisor", User: "root", Workdir: "/app", Isolation: sandbox.IsolationKernel, Resources: sandbox.Resources{CPUs: 1, Memory: 1 << 29, PIDs: 7},
 		}},
-		{"a sandbox that exists", plan.Ask{CreateRequest: agent(few), Policies: rules(t, caps), Images: []string{"host"}, Again: true, Has: sandbox.IsolationKernel}, "", sandbox.Spec{
+		{"a sandbox that exists", plan.Ask{Request: plan.Request{CreateRequest: agent(few)}, Policies: rules(t, caps), Images: []string{"host"}, Again: true, Has: sandbox.IsolationKernel}, "", sandbox.Spec{
 			Resources: sandbox.Resources{CPUs: 1, Memory: 1 << 29},
 		}},
 	} {
@@ -135,31 +136,31 @@ func TestDraftRefuses(t *testing.T) {
 		code  sandbox.Code
 		words string
 	}{
-		{"an invalid Spec", plan.Ask{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "../etc"}}}, sandbox.CodeInvalid, ""},
-		{"a label of Atoll", plan.Ask{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Labels: map[string]string{"atoll.owner": "me"}}}}, sandbox.CodeInvalid, "keeps for itself"},
-		{"when to pull", plan.Ask{CreateRequest: sandbox.CreateRequest{Pull: "sometimes"}}, sandbox.CodeInvalid, "missing, always and never"},
-		{"a snapshot of another provider", plan.Ask{CreateRequest: from(sandbox.Spec{Provider: "e2b"}), Snapshot: saved}, sandbox.CodeInvalid, "created by provider gvisor, not by e2b"},
-		{"values that are not here", plan.Ask{CreateRequest: from(sandbox.Spec{}), Snapshot: saved}, sandbox.CodeUnavailable, "environment variables B"},
-		{"CPUs", plan.Ask{CreateRequest: agent(func(s *sandbox.Spec) { s.Resources.CPUs = 3 }), Policies: limits, Images: host}, sandbox.CodeDenied, "at most 2"},
-		{"no limit of CPUs", plan.Ask{CreateRequest: agent(func(s *sandbox.Spec) { s.Resources.CPUs = -1 }), Policies: limits, Images: host}, sandbox.CodeDenied, "agents"},
-		{"a lifetime", plan.Ask{CreateRequest: agent(func(s *sandbox.Spec) { s.Lifetime.Timeout = 2 * time.Hour }), Policies: limits, Images: host}, sandbox.CodeDenied, "1h"},
-		{"a time that the daemon watches", plan.Ask{CreateRequest: agent(nil), Timeout: 2 * time.Hour, Policies: limits, Images: host}, sandbox.CodeDenied, "1h"},
-		{"less isolation", plan.Ask{CreateRequest: agent(func(s *sandbox.Spec) { s.Isolation = sandbox.IsolationNone }), Policies: limits, Images: host}, sandbox.CodeDenied, "at least kernel"},
-		{"an image", plan.Ask{CreateRequest: agent(func(s *sandbox.Spec) { s.Image = "alpine:3" }), Policies: limits, Images: []string{"alpine:3"}}, sandbox.CodeDenied, "alpine:3"},
-		{"the target of a link", plan.Ask{CreateRequest: agent(func(s *sandbox.Spec) { s.Mounts = []sandbox.Mount{{Source: "/srv/data/l", Target: "/x"}} }), Policies: linked, Images: host}, sandbox.CodeDenied, "/etc"},
-		{"a network", plan.Ask{CreateRequest: agent(func(s *sandbox.Spec) { s.Network.Egress = []string{"a.example"} }), Policies: limits, Images: host}, sandbox.CodeDenied, "network"},
-		{"less than it had", plan.Ask{CreateRequest: agent(few), Policies: limits, Images: host, Again: true, Has: sandbox.IsolationNone}, sandbox.CodeDenied, "at least kernel"},
+		{"an invalid Spec", plan.Ask{Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "../etc"}}}}, sandbox.CodeInvalid, ""},
+		{"a label of Atoll", plan.Ask{Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Labels: map[string]string{"atoll.owner": "me"}}}}}, sandbox.CodeInvalid, "keeps for itself"},
+		{"when to pull", plan.Ask{Request: plan.Request{CreateRequest: sandbox.CreateRequest{Pull: "sometimes"}}}, sandbox.CodeInvalid, "missing, always and never"},
+		{"a snapshot of another provider", plan.Ask{Request: plan.Request{CreateRequest: from(sandbox.Spec{Provider: "e2b"})}, Snapshot: saved}, sandbox.CodeInvalid, "created by provider gvisor, not by e2b"},
+		{"values that are not here", plan.Ask{Request: plan.Request{CreateRequest: from(sandbox.Spec{})}, Snapshot: saved}, sandbox.CodeUnavailable, "environment variables B"},
+		{"CPUs", plan.Ask{Request: plan.Request{CreateRequest: agent(func(s *sandbox.Spec) { s.Resources.CPUs = 3 })}, Policies: limits, Images: host}, sandbox.CodeDenied, "at most 2"},
+		{"no limit of CPUs", plan.Ask{Request: plan.Request{CreateRequest: agent(func(s *sandbox.Spec) { s.Resources.CPUs = -1 })}, Policies: limits, Images: host}, sandbox.CodeDenied, "agents"},
+		{"a lifetime", plan.Ask{Request: plan.Request{CreateRequest: agent(func(s *sandbox.Spec) { s.Lifetime.Timeout = 2 * time.Hour })}, Policies: limits, Images: host}, sandbox.CodeDenied, "1h"},
+		{"a time that the daemon watches", plan.Ask{Request: plan.Request{CreateRequest: agent(nil), Timeout: 2 * time.Hour}, Policies: limits, Images: host}, sandbox.CodeDenied, "1h"},
+		{"less isolation", plan.Ask{Request: plan.Request{CreateRequest: agent(func(s *sandbox.Spec) { s.Isolation = sandbox.IsolationNone })}, Policies: limits, Images: host}, sandbox.CodeDenied, "at least kernel"},
+		{"an image", plan.Ask{Request: plan.Request{CreateRequest: agent(func(s *sandbox.Spec) { s.Image = "alpine:3" })}, Policies: limits, Images: []string{"alpine:3"}}, sandbox.CodeDenied, "alpine:3"},
+		{"the target of a link", plan.Ask{Request: plan.Request{CreateRequest: agent(func(s *sandbox.Spec) { s.Mounts = []sandbox.Mount{{Source: "/srv/data/l", Target: "/x"}} })}, Policies: linked, Images: host}, sandbox.CodeDenied, "/etc"},
+		{"a network", plan.Ask{Request: plan.Request{CreateRequest: agent(func(s *sandbox.Spec) { s.Network.Egress = []string{"a.example"} })}, Policies: limits, Images: host}, sandbox.CodeDenied, "network"},
+		{"less than it had", plan.Ask{Request: plan.Request{CreateRequest: agent(few)}, Policies: limits, Images: host, Again: true, Has: sandbox.IsolationNone}, sandbox.CodeDenied, "at least kernel"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := plan.Draft(tt.ask)
 			wantRefusal(t, err, tt.code, tt.words)
-			if _, denied := errors.AsType[plan.Denied](err); denied != (tt.code == sandbox.CodeDenied) {
+			if known, ok := errors.AsType[*sandbox.Error](err); (ok && known.Rule != "") != (tt.code == sandbox.CodeDenied) {
 				t.Errorf("%T: only the refusals of policies are recorded", err)
 			}
 		})
 	}
 	old := agent(func(s *sandbox.Spec) { few(s); s.Lifetime.Timeout = 2 * time.Hour })
-	if _, err := plan.Draft(plan.Ask{CreateRequest: old, Policies: limits, Images: host, Again: true, Has: sandbox.IsolationKernel}); err != nil {
+	if _, err := plan.Draft(plan.Ask{Request: plan.Request{CreateRequest: old}, Policies: limits, Images: host, Again: true, Has: sandbox.IsolationKernel}); err != nil {
 		t.Errorf("the lifetime of a sandbox that exists is judged: %v", err)
 	}
 }
@@ -183,16 +184,99 @@ func TestDraftOfSignedImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := plan.Policies{Set: set, Fetches: true}
-	ask := plan.Ask{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}}, Policies: k, Images: []string{"debian:12"}}
+	ask := plan.Ask{Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}}}, Policies: k, Images: []string{"debian:12"}}
 	if p, err := plan.Draft(ask); err != nil || !p.Unfetched {
 		t.Errorf("before it is fetched: %v, %v", p.Unfetched, err)
 	}
 	ask.Spec.Resources.CPUs = 3
 	_, err = plan.Draft(ask)
 	wantRefusal(t, err, sandbox.CodeDenied, "at most 2")
-	ask.Spec.Resources.CPUs, ask.Policies.Fetches = 0, false
+	ask.Spec.Resources.CPUs, ask.Base = 0, []string{"debian:12"} // a build step has the image already
 	_, err = plan.Draft(ask)
 	wantRefusal(t, err, sandbox.CodeDenied, "debian:12")
+	ask.Base, ask.Policies.Fetches = nil, false
+	_, err = plan.Draft(ask)
+	wantRefusal(t, err, sandbox.CodeDenied, "debian:12")
+}
+
+// The image that was fetched is judged by its signatures, and by nothing else again.
+// The sandbox is made from exactly that image.
+func TestSigned(t *testing.T) {
+	public, private, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKIXPublicKey(public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := policyset.Load(fstest.MapFS{
+		"caps.yaml":   {Data: []byte("policies:\n  - name: signed\n    lifetime: 1h\n    images:\n      - {image: \"debian:*\", signedBy: [release.pub]}\n")},
+		"release.pub": {Data: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})},
+	}, ".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const digest = "sha256:aa"
+	signed := func(key ed25519.PrivateKey, digest string) policy.Signature {
+		payload := []byte(`{"critical":{"type":"cosign container image signature","image":{"docker-manifest-digest":"` + digest + `"},"identity":{"docker-reference":"debian"}}}`)
+		return policy.Signature{Subject: digest, Payload: payload, Signature: ed25519.Sign(key, payload)}
+	}
+	_, foreign, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		ref  string
+		sigs []policy.Signature
+		code sandbox.Code
+	}{
+		{"by the key", digest, []policy.Signature{signed(private, digest)}, ""},
+		{"by the key, among others", digest, []policy.Signature{signed(foreign, digest), signed(private, digest)}, ""},
+		{"by another key", digest, []policy.Signature{signed(foreign, digest)}, sandbox.CodeDenied},
+		{"not at all", digest, nil, sandbox.CodeDenied},
+		{"by the key, without a digest", "", []policy.Signature{signed(private, digest)}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ask := plan.Ask{Policies: plan.Policies{Set: set, Fetches: true}, Images: []string{"debian:12"}}
+			ask.Spec.Image = "debian:12"
+			p, err := plan.Draft(ask)
+			if err != nil || !p.Unfetched {
+				t.Fatalf("before it is fetched: unfetched %v, %v; want a plan that needs it", p.Unfetched, err)
+			}
+			p.Spec.Lifetime.Timeout = 2 * time.Hour // which was judged before
+			got, err := p.Signed(tt.ref, tt.sigs)
+			if sandbox.CodeOf(err) != tt.code {
+				t.Fatalf("the error is %v, want the code %q", err, tt.code)
+			}
+			want, images := cmp.Or(tt.ref, "debian:12"), []string{"debian:12"}
+			if tt.ref != "" {
+				images = append(images, tt.ref)
+			}
+			if got.Unfetched || got.Spec.Image != want || !slices.Equal(got.Images, images) {
+				t.Errorf("the sandbox is made from %s, one of %v (unfetched: %v); want %s, one of %v", got.Spec.Image, got.Images, got.Unfetched, want, images)
+			}
+			if len(p.Images) != 1 {
+				t.Errorf("the plan from before has the images %v now", p.Images)
+			}
+		})
+	}
+}
+
+// A new sandbox starts its main command anew. One that exists goes on with it.
+func TestDraftMain(t *testing.T) {
+	for again, want := range map[bool]sandbox.MainCommand{false: {Args: []string{"serve"}}, true: {Args: []string{"serve"}, Process: "p1", Restarts: 3}} {
+		ask := plan.Ask{Again: again}
+		ask.Spec.Main = &sandbox.MainCommand{Args: []string{"serve"}, Process: "p1", Restarts: 3}
+		p, err := plan.Draft(ask)
+		if err != nil || p.Spec.Main.Process != want.Process || p.Spec.Main.Restarts != want.Restarts {
+			t.Errorf("again %v: the main command is %+v, %v; want %+v", again, p.Spec.Main, err, want)
+		}
+		if ask.Spec.Main.Restarts != 3 {
+			t.Error("the request of the caller was changed")
+		}
+	}
 }
 
 // offers are the terms of a provider with these facts.

@@ -76,23 +76,9 @@ func (s *Service) FetchSigned(ctx context.Context, a audit.Action, spec *sandbox
 	}
 	r := k.Request(a.Tenant, spec, images)
 	r.Signatures, r.Unfetched = nil, true
-	if err := s.refused(ctx, a, k.Set.Check(r, policyset.Images)); err != nil {
+	if err := s.Refused(ctx, a, k.Set.Check(r, policyset.Images)); err != nil {
 		return images, err
 	}
-	return s.fetch(ctx, spec, images, req)
-}
-
-// PermitSigned pulls the image of a plan that the policies cannot judge without
-// its signatures, and judges it. It replaces the name of the image by the digest.
-func (s *Service) PermitSigned(ctx context.Context, a audit.Action, p *plan.Plan) (err error) {
-	p.Images, err = s.fetch(ctx, &p.Spec, p.Images, control.ImageRequest{Pull: control.Pull(p.Pull), Platform: p.Platform})
-	if err != nil {
-		return err
-	}
-	return s.Permit(ctx, a, &p.Spec, p.Images, policyset.Images)
-}
-
-func (s *Service) fetch(ctx context.Context, spec *sandbox.Spec, images []string, req control.ImageRequest) ([]string, error) {
 	req.Ref = spec.Image
 	img, err := s.cfg.Images.Ensure(ctx, req)
 	if err != nil || img.Ref == "" {
@@ -100,4 +86,15 @@ func (s *Service) fetch(ctx context.Context, spec *sandbox.Spec, images []string
 	}
 	spec.Image = img.Ref
 	return append(slices.Clone(images), img.Ref), nil
+}
+
+// PermitSigned pulls the image of a plan that the policies cannot judge without
+// its signatures, and judges it.
+func (s *Service) PermitSigned(ctx context.Context, a audit.Action, p plan.Plan) (plan.Plan, error) {
+	img, err := s.cfg.Images.Ensure(ctx, control.ImageRequest{Ref: p.Spec.Image, Pull: control.Pull(p.Pull), Platform: p.Platform})
+	if err != nil {
+		return p, err
+	}
+	p, err = p.Signed(img.Ref, img.Signatures)
+	return p, s.Refused(ctx, a, err)
 }

@@ -54,20 +54,12 @@ func (s *Service) Permit(ctx context.Context, a audit.Action, spec *sandbox.Spec
 	if err != nil {
 		return err
 	}
-	return s.refused(ctx, a, k.Set.Check(k.Request(a.Tenant, spec, images), fields...))
+	return s.Refused(ctx, a, k.Set.Check(k.Request(a.Tenant, spec, images), fields...))
 }
 
-// Refused records the refusal of a policy to let a plan be carried out, and returns
-// it. Other errors are returned as they are.
+// Refused records the refusal of a policy with its rule, and returns it. Other errors
+// are returned as they are.
 func (s *Service) Refused(ctx context.Context, a audit.Action, err error) error {
-	if denied, ok := errors.AsType[plan.Denied](err); ok {
-		return s.refused(ctx, a, denied.Unwrap())
-	}
-	return err
-}
-
-// refused records a refusal with the rule, and returns it.
-func (s *Service) refused(ctx context.Context, a audit.Action, err error) error {
 	var e *sandbox.Error
 	if errors.As(err, &e) && e.Code == sandbox.CodeDenied {
 		a.Policy = e.Rule
@@ -120,5 +112,5 @@ func (s *Service) PermitChange(ctx context.Context, a audit.Action, b *store.San
 func (s *Service) PermitUntil(ctx context.Context, a audit.Action, b *store.Sandbox, at time.Time) error {
 	r := policyset.Request{About: policyset.About{Tenant: b.Tenant, Labels: b.Labels}, Lifetime: at.Sub(b.Created)}
 	a.Sandbox, a.Name = b.ID, b.Name
-	return s.refused(ctx, a, s.Set().Check(r, policyset.Lifetime))
+	return s.Refused(ctx, a, s.Set().Check(r, policyset.Lifetime))
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -35,7 +36,7 @@ func nameless(s sandbox.Sandbox) sandbox.Sandbox {
 // Create creates a sandbox. replayed means that an earlier request with the
 // same idempotency key created it.
 func (p Public) Create(ctx context.Context, req sandbox.CreateRequest) (s sandbox.Sandbox, replayed bool, err error) {
-	made, err := p.of.Creator.Create(ctx, req)
+	made, err := p.of.Creator.Create(ctx, plan.Request{CreateRequest: req})
 	s = nameless(made.Info())
 	s.Entrypoint, s.Cmd = made.Image.Entrypoint, made.Image.Cmd
 	return s, made.Replayed, err
@@ -130,9 +131,10 @@ func (p Public) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (
 }
 
 // CreateFor creates a sandbox that is removed after timeout, unless Expire
-// changes the time.
+// changes the time. A missing image is pulled.
 func (p Public) CreateFor(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (sandbox.Sandbox, error) {
-	return p.of.Creator.CreateFor(ctx, spec, timeout)
+	made, err := p.of.Creator.Create(ctx, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: spec}, Timeout: timeout})
+	return made.Info(), err
 }
 
 // Inspect returns a sandbox with the request that created it.

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -40,7 +41,7 @@ func TestCanceledCreationAndDeath(t *testing.T) {
 		p, ctx, stop := m.start(t)
 		ctx, cancel = context.WithCancel(ctx)
 		defer func() { cancel() }()
-		_, err := p.Sandboxes.Creator.Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one"}})
+		_, err := p.Sandboxes.Creator.Create(ctx, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one"}}})
 		wantCode(t, err, sandbox.CodeCanceled)
 		stop()
 		left := func() (n int) {

@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/control/profiles"
 	"github.com/atoll-run/atoll/internal/control/services"
@@ -226,7 +227,7 @@ func TestSecretsStayWithTheGateway(t *testing.T) {
 		Name: "box", Network: sandbox.Network{Egress: []string{"api.example.com", "cdn.example.com"}},
 		Secrets: []sandbox.SecretRef{{Name: "github", Env: "GITHUB_TOKEN", In: []string{"header:authorization"}}},
 	}
-	made, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: spec})
+	made, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: spec}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,7 +243,7 @@ func TestSecretsStayWithTheGateway(t *testing.T) {
 	if !strings.Contains(env, "GITHUB_TOKEN="+s.Placeholder+"\n") || strings.Contains(env, canary) {
 		t.Errorf("the sandbox has %q", env)
 	}
-	other, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "other", Network: spec.Network, Secrets: spec.Secrets}})
+	other, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "other", Network: spec.Network, Secrets: spec.Secrets}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,10 +314,10 @@ func TestPlaceholdersThroughLife(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
 	r.secret(t, "open", func(n *sandbox.NewSecret) { n.AllowEnv = true })
-	made, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
+	made, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{
 		Name: "box", Env: map[string]string{"A": "b"}, Network: sandbox.Network{Egress: []string{"api.example.com"}},
 		Secrets: []sandbox.SecretRef{{Name: "github"}, {Name: "open", Mode: sandbox.SecretEnv}},
-	}})
+	}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -364,11 +365,11 @@ func TestApply(t *testing.T) {
 	if _, err := r.Profiles.Create(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
 		t.Fatal(err)
 	}
-	one, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one", Network: sandbox.Network{Profile: "ci"}}})
+	one, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one", Network: sandbox.Network{Profile: "ci"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "two", Network: sandbox.Network{Egress: []string{"example.org"}}}})
+	two, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "two", Network: sandbox.Network{Egress: []string{"example.org"}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -418,7 +419,7 @@ func TestSecretsOfInlineRules(t *testing.T) {
 	own := func(name, secret string) sandbox.ID {
 		t.Helper()
 		p := injecting("", secret, "api.example.com")
-		made, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Inline: &p}}})
+		made, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Inline: &p}}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -457,7 +458,7 @@ func TestWithEgressInTurn(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
 	p := injecting("", "github", "api.example.com")
-	made, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: sandbox.Network{Inline: &p}}})
+	made, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: sandbox.Network{Inline: &p}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -508,12 +509,12 @@ func TestRefusedNetworks(t *testing.T) {
 		{"a rule of one's own that sends it anywhere", inline(injecting("", "anywhere", "evil.example")), nil, sandbox.CodeDenied},
 		{"a rule that adds what there is not", inline(injecting("", "missing", "api.example.com")), nil, sandbox.CodeInvalid},
 	} {
-		_, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: tt.network, Secrets: tt.refs}})
+		_, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: tt.network, Secrets: tt.refs}}})
 		wants(t, tt.what, err, tt.want)
 	}
-	if _, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
+	if _, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{
 		Name: "box", Network: hosts, Env: map[string]string{"A": "b"}, Secrets: []sandbox.SecretRef{{Name: "open", Mode: sandbox.SecretEnv}},
-	}}); err != nil {
+	}}}); err != nil {
 		t.Fatal(err)
 	}
 	if env := r.env(t, "box"); !strings.Contains(env, "open="+canary+"\n") || !strings.Contains(env, "A=b\n") {
@@ -538,9 +539,10 @@ func TestHalfMade(t *testing.T) {
 		if _, err := r.Profiles.Create(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
 			t.Fatal(err)
 		}
-		_, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
+		_, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{
 			Name: "box", Network: sandbox.Network{Profile: "ci"}, Secrets: []sandbox.SecretRef{{Name: "github"}},
-		}})
+		}}})
+
 		if err == nil {
 			t.Fatalf("%s: nothing failed", point)
 		}
@@ -576,9 +578,9 @@ func TestWhoMay(t *testing.T) {
 		wants(t, "show", err, who)
 		_, err = r.Profiles.Test(ctx, "ci", "GET", "https://api.example.com/")
 		wants(t, "test", err, who)
-		_, err = r.Sandboxes.Creator.Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Profile: "ci"}}})
+		_, err = r.Sandboxes.Creator.Create(ctx, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Profile: "ci"}}}})
 		wants(t, "use", err, who)
-		_, err = r.Sandboxes.Creator.Create(ctx, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
+		_, err = r.Sandboxes.Creator.Create(ctx, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}}})
 		wants(t, "use a secret", err, who)
 	}
 	theirs, err := r.Secrets.List(r.rival)
@@ -591,9 +593,9 @@ func TestWhoMay(t *testing.T) {
 		wants(t, source, err, sandbox.CodeDenied)
 	}
 	r.secret(t, "outside", func(n *sandbox.NewSecret) { n.Source = "env:DAEMON_TOKEN" })
-	made, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
+	made, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{
 		Network: sandbox.Network{Egress: []string{"api.example.com"}}, Secrets: []sandbox.SecretRef{{Name: "outside"}},
-	}})
+	}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -615,7 +617,7 @@ func TestWhoMay(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = r.Sandboxes.Creator.Create(r.rival, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
+	_, err = r.Sandboxes.Creator.Create(r.rival, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}}})
 	wants(t, "a row that was moved", err, sandbox.CodeUnavailable)
 }
 
@@ -627,7 +629,7 @@ func TestSetNetwork(t *testing.T) {
 	r.secret(t, "free", func(n *sandbox.NewSecret) { n.Hosts = nil })
 	own := func(p sandbox.Profile) sandbox.Network { return sandbox.Network{Inline: &p} }
 	for _, name := range []string{"box", "other"} {
-		if _, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Egress: []string{"a.example.com"}}}}); err != nil {
+		if _, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Egress: []string{"a.example.com"}}}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -655,7 +657,7 @@ func TestSetNetwork(t *testing.T) {
 	_, err = r.Sandboxes.Updater.SetNetwork(r.owner, "box", sandbox.Network{})
 	wants(t, "no network at all", err, sandbox.CodeConflict)
 
-	if _, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "offline"}}); err != nil {
+	if _, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "offline"}}}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = r.Sandboxes.Updater.SetNetwork(r.owner, "offline", own(sandbox.Profile{}))

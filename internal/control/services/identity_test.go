@@ -10,6 +10,7 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/profiles"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -40,17 +41,17 @@ func claimsOf(t *testing.T, e profiles.Egress) (text string, claims jwt.MapClaim
 func TestAttackIdentityTokens(t *testing.T) {
 	r := newRig(t, nil)
 	network := identified("sts.example.com")
-	_, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "early", Network: network}})
+	_, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "early", Network: network}}})
 	wants(t, "without a place where the keys are published", err, sandbox.CodeUnsupported)
 	r.issuer.Publish("https://api.box.test")
 
-	mine, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: network}})
+	mine, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: network}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	theirs, err := r.Sandboxes.Creator.Create(r.rival, sandbox.CreateRequest{Spec: sandbox.Spec{
+	theirs, err := r.Sandboxes.Creator.Create(r.rival, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{
 		Name: "box", Network: network, Labels: map[string]string{"tenant": "acme", "sandbox": string(mine.ID), "e2b.token.x": "sts.example.com"},
-	}})
+	}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,7 @@ func TestAttackIdentityTokens(t *testing.T) {
 	} {
 		n := identified("sts.example.com")
 		change(&n.Inline.Rules[0])
-		_, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "odd", Network: n}})
+		_, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "odd", Network: n}}})
 		wants(t, what, err, sandbox.CodeInvalid)
 	}
 
@@ -109,11 +110,11 @@ func TestAttackIdentityTokens(t *testing.T) {
 func TestIdentityTokensAreRenewed(t *testing.T) {
 	r := newRig(t, nil)
 	r.issuer.Publish("https://api.box.test")
-	b, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: identified("sts.example.com")}})
+	b, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: identified("sts.example.com")}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "plain", Network: sandbox.Network{Egress: []string{"api.example.com"}}}})
+	_, err = r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: "plain", Network: sandbox.Network{Egress: []string{"api.example.com"}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

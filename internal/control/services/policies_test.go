@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
@@ -65,7 +66,7 @@ func (r *rig) by(t *testing.T, what, rule string, err error) {
 
 func (r *rig) box(t *testing.T, spec sandbox.Spec) store.Sandbox {
 	t.Helper()
-	made, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: spec})
+	made, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: spec}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,14 +105,14 @@ func TestPoliciesAtCreation(t *testing.T) {
 			if spec.Image == "template:none" {
 				continue // there is none, as expected
 			}
-			_, err := r.Sandboxes.Creator.Create(r.owner, sandbox.CreateRequest{Spec: spec})
+			_, err := r.Sandboxes.Creator.Create(r.owner, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: spec}})
 			r.by(t, rule, rule, err)
 			if a, err := r.Policies.Explain(r.owner, spec); err != nil || a.Allow || !strings.Contains(a.Message, "caps.yaml") {
 				t.Errorf("%s is not explained: %+v %v", rule, a, err)
 			}
 		}
 	}
-	_, err := r.Sandboxes.Creator.CreateFor(r.writer, sandbox.Spec{}, 2*time.Hour)
+	_, err := r.Sandboxes.Public().CreateFor(r.writer, sandbox.Spec{}, 2*time.Hour)
 	r.by(t, "a time that the daemon watches", "agents.lifetime", err)
 	all, _, err := r.Sandboxes.Reader.List(r.owner, store.Filter{}, store.Page{})
 	if err != nil || len(all) != 1 {
@@ -121,7 +122,7 @@ func TestPoliciesAtCreation(t *testing.T) {
 	if err != nil || !slices.ContainsFunc(events, func(e sandbox.Event) bool { return e.Policy == "agents.memory" && e.Op == "sandbox.create" }) {
 		t.Errorf("the refusals are not on record: %+v %v", events, err)
 	}
-	if _, err := r.Sandboxes.Creator.Create(r.rival, sandbox.CreateRequest{Spec: sandbox.Spec{Resources: sandbox.Resources{CPUs: 9}}}); err != nil {
+	if _, err := r.Sandboxes.Creator.Create(r.rival, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Resources: sandbox.Resources{CPUs: 9}}}}); err != nil {
 		t.Errorf("another tenant: %v", err)
 	}
 }
@@ -134,7 +135,7 @@ func TestAttackNoLimitUnderPolicies(t *testing.T) {
 	for rule, none := range map[string]sandbox.Resources{
 		"agents.cpus": {CPUs: -1}, "agents.memory": {Memory: -1}, "agents.disk": {Disk: -1}, "agents.pids": {PIDs: -1},
 	} {
-		_, err := r.Sandboxes.Creator.Create(r.owner, sandbox.CreateRequest{Spec: sandbox.Spec{Resources: none}})
+		_, err := r.Sandboxes.Creator.Create(r.owner, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Resources: none}}})
 		r.by(t, "create", rule, err)
 		_, err = r.Sandboxes.Updater.Update(r.writer, "box", sandbox.Change{Resources: none})
 		r.by(t, "update", rule, err)
@@ -194,7 +195,7 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	r.load(t, strings.Replace(caps, "images: [host]", `images: ["debian:*"]`, 1))
 	_, err = r.Sandboxes.Pauser.Start(r.writer, "box")
 	r.by(t, "start", "agents.images", err)
-	_, err = r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Snapshot: "snap"}})
+	_, err = r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Snapshot: "snap"}}})
 	r.by(t, "a snapshot", "agents.images", err)
 	_, err = r.Sandboxes.Creator.Fork(r.writer, "box", sandbox.ForkRequest{Count: 1})
 	r.by(t, "a fork of what is stopped", "agents.images", err)
@@ -202,7 +203,7 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	if _, err := r.Sandboxes.Pauser.Start(r.writer, "box"); err != nil {
 		t.Errorf("start: %v", err)
 	}
-	if _, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Snapshot: "snap"}}); err != nil {
+	if _, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Snapshot: "snap"}}}); err != nil {
 		t.Errorf("a snapshot: %v", err)
 	}
 }
@@ -296,7 +297,7 @@ func TestBrokenPolicies(t *testing.T) {
 				t.Errorf("%q: %v", broken, err)
 			}
 		}
-		_, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{Resources: sandbox.Resources{CPUs: 3}}})
+		_, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Resources: sandbox.Resources{CPUs: 3}}}})
 		r.by(t, "the old ones", "agents.cpus", err)
 	}
 	s, err := r.Policies.Get(r.owner)

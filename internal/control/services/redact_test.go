@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -65,9 +66,9 @@ func TestRedact(t *testing.T) {
 	r.secret(t, "open", func(n *sandbox.NewSecret) { n.AllowEnv = true })
 	make := func(name string, redact bool, labels map[string]string) {
 		t.Helper()
-		_, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
+		_, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{
 			Name: name, Redact: redact, Labels: labels, Secrets: []sandbox.SecretRef{{Name: "open", Env: "TOKEN", Mode: sandbox.SecretEnv}},
-		}})
+		}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -114,9 +115,9 @@ func TestRedactFailsClosed(t *testing.T) {
 	r.secret(t, "outside", func(n *sandbox.NewSecret) {
 		n.AllowEnv, n.Source = true, "env:DAEMON_TOKEN"
 	})
-	_, err := r.Sandboxes.Creator.Create(r.writer, sandbox.CreateRequest{Spec: sandbox.Spec{
+	_, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{
 		Name: "box", Redact: true, Secrets: []sandbox.SecretRef{{Name: "outside", Mode: sandbox.SecretEnv}},
-	}})
+	}}})
 	if err != nil {
 		t.Fatal(err)
 	}

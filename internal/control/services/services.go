@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/machine"
 	"github.com/atoll-run/atoll/internal/control/machines"
 	"github.com/atoll-run/atoll/internal/control/nodes"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/control/ports"
 	"github.com/atoll-run/atoll/internal/control/profiles"
@@ -196,6 +197,12 @@ type used struct {
 type built struct {
 	*create.Creator
 	*remove.Remover
+}
+
+// CreateForBuild implements templates.Sandboxes.
+func (b built) CreateForBuild(ctx context.Context, spec sandbox.Spec, base []string) (sandbox.ID, error) {
+	made, err := b.Create(ctx, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: spec, Pull: string(control.PullNever)}, Base: base, Bound: true})
+	return made.ID, err
 }
 
 // recordings returns r, or Recordings without any.

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/fake"
@@ -97,7 +98,7 @@ func (m *machine) clear(t *testing.T) {
 
 func create(t *testing.T, p *services.Services, ctx context.Context, spec sandbox.Spec) store.Sandbox {
 	t.Helper()
-	made, err := p.Sandboxes.Creator.Create(ctx, sandbox.CreateRequest{Spec: spec})
+	made, err := p.Sandboxes.Creator.Create(ctx, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: spec}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,6 @@ package create
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
@@ -62,57 +61,15 @@ type Made struct {
 	Replayed bool
 }
 
-// extras are what only this daemon's own parts ask for.
-type extras struct {
-	// timeout, if set, removes the sandbox this long after the request, provided
-	// that a daemon is running. Unlike Spec.Lifetime.Timeout, it can be changed.
-	timeout time.Duration
-	// ofSession means that a session asks, and replaces is a sandbox whose workspaces
-	// the new one gets, although the old one still has them: the caller removes one
-	// of the two.
-	ofSession bool
-	replaces  sandbox.ID
-	// base are the names of the image that a build step began with. Policies are
-	// checked against these names, because the image of the step has no name.
-	base []string
-	// bound: the sandbox must not outlive this process.
-	bound bool
-}
-
 // Create creates a sandbox for the caller's tenant. A request with an idempotency
 // key that was made before returns the sandbox of the first one. If the first
 // attempt failed, the sandbox is created now. If the sandbox was removed since, the
 // error is CodeGone.
-func (s *Creator) Create(ctx context.Context, req sandbox.CreateRequest) (Made, error) {
-	return s.create(ctx, req, extras{})
-}
-
-// CreateFor creates a sandbox that is removed after timeout, unless Expire
-// changes the time. A missing image is pulled.
-func (s *Creator) CreateFor(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (sandbox.Sandbox, error) {
-	made, err := s.create(ctx, sandbox.CreateRequest{Spec: spec, Pull: string(control.PullMissing)}, extras{timeout: timeout})
-	return made.Sandbox.Info(), err
-}
-
-// CreateForBuild creates a sandbox for a build. It does not outlive this
-// process. Policies are checked against the image names in base.
-func (s *Creator) CreateForBuild(ctx context.Context, spec sandbox.Spec, base []string) (sandbox.ID, error) {
-	made, err := s.create(ctx, sandbox.CreateRequest{Spec: spec, Pull: string(control.PullNever)}, extras{base: base, bound: true})
-	return made.ID, err
-}
-
-// CreateForSession creates a sandbox for a session, or returns the one that it
-// created with the same key. replaces is a sandbox whose workspaces the new one
-// gets, although the old one still has them: the caller removes one of the two.
-func (s *Creator) CreateForSession(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error) {
-	made, err := s.create(ctx, sandbox.CreateRequest{Spec: spec, IdempotencyKey: key, Raw: []byte(key)}, extras{ofSession: true, replaces: replaces})
-	return made.ID, err
-}
-
-// create creates a sandbox. If another daemon has just closed the node that was
-// chosen, it is made on another one.
-func (s *Creator) create(ctx context.Context, req sandbox.CreateRequest, more extras) (Made, error) {
-	made, err := s.createOnce(ctx, req, more)
+//
+// If another daemon has just closed the node that was chosen, the sandbox is made on
+// another one.
+func (s *Creator) Create(ctx context.Context, req plan.Request) (Made, error) {
+	made, err := s.createOnce(ctx, req)
 	if !errors.Is(err, store.ErrNodeClosed) {
 		return made, err
 	}
@@ -120,12 +77,12 @@ func (s *Creator) create(ctx context.Context, req sandbox.CreateRequest, more ex
 	if req.Spec.Provider != "" {
 		return made, err
 	}
-	return s.createOnce(ctx, req, more)
+	return s.createOnce(ctx, req)
 }
 
 // createOnce plans a sandbox, records it, makes it with the provider, and records
 // the outcome.
-func (s *Creator) createOnce(ctx context.Context, req sandbox.CreateRequest, more extras) (_ Made, err error) {
+func (s *Creator) createOnce(ctx context.Context, req plan.Request) (_ Made, err error) {
 	ctx, end := span.Start(ctx, "control", string(opCreate), "")
 	defer func() { err = core.Named(opCreate, err); end(err) }()
 	who, action, err := s.Core.Admit(ctx, opCreate, guard.Subject{Name: req.Spec.Name, Subject: req.Spec.Name},
@@ -133,11 +90,11 @@ func (s *Creator) createOnce(ctx context.Context, req sandbox.CreateRequest, mor
 	if err != nil {
 		return Made{}, err
 	}
-	p, err := s.draft(ctx, who.Tenant, action, req, &more)
+	p, err := s.draft(ctx, who.Tenant, action, req)
 	if err != nil {
 		return Made{}, err
 	}
-	be, p, chosen, err := s.place(ctx, who, p, &more)
+	be, p, chosen, err := s.place(ctx, who, p)
 	if err != nil {
 		return Made{}, err
 	}
@@ -155,12 +112,13 @@ func (s *Creator) createOnce(ctx context.Context, req sandbox.CreateRequest, mor
 		fact := audit.Action{Tenant: who.Tenant, Actor: action.Actor, Op: ops.NodePlace, Sandbox: p.Spec.ID, Name: p.Spec.Name, Subject: be.Name}
 		s.Core.Report(ctx, s.Core.Audit.FactLater(fact, eventlog.NodePlaced, func(e *eventlog.Event) { e.Policy = chosen }))
 	}
-	box, intent, err := s.announce(ctx, be, &p, &req, &more, action)
+	once := store.Create{IdempotencyKey: req.IdempotencyKey, Request: req.Raw, OfSession: req.OfSession, Retry: neverMade}
+	earlier, intent, err := s.record(ctx, be, action, []wanted{{Plan: &p, once: once, replaces: req.Replaces}})
 	switch {
 	case err != nil:
 		return Made{}, err
-	case intent == nil: // an earlier request created it
-		return s.replay(ctx, box)
+	case earlier != nil:
+		return s.replay(ctx, earlier[0])
 	}
 	box, image, err := s.make(ctx, be, &p, chosen, intent)
 	if err == nil && box.Spec.Main != nil {
@@ -176,13 +134,8 @@ func (s *Creator) createOnce(ctx context.Context, req sandbox.CreateRequest, mor
 
 // draft finds what a request is about, and plans it as far as no provider is
 // needed for that.
-func (s *Creator) draft(ctx context.Context, tenant string, a audit.Action, req sandbox.CreateRequest, more *extras) (p plan.Plan, err error) {
-	ask := plan.Ask{CreateRequest: req, Tenant: tenant, Timeout: more.timeout}
-	if main := ask.Spec.Main; main != nil {
-		fresh := *main
-		fresh.Process, fresh.Restarts = "", 0
-		ask.Spec.Main = &fresh
-	}
+func (s *Creator) draft(ctx context.Context, tenant string, a audit.Action, req plan.Request) (p plan.Plan, err error) {
+	ask := plan.Ask{Request: req, Tenant: tenant}
 	if ask.Spec.Network, err = s.Secrets.SealProxy(tenant, ask.Spec.Network); err != nil {
 		return p, err
 	}
@@ -197,22 +150,20 @@ func (s *Creator) draft(ctx context.Context, tenant string, a audit.Action, req 
 			return p, err
 		}
 	}
-	if more.base != nil {
-		ask.Images = more.base
+	if req.Base != nil {
+		ask.Images = req.Base
 	}
 	if ask.Policies, err = s.Policies.Known(ctx, tenant, &ask.Spec, ask.Images); err != nil {
 		return p, err
 	}
-	ask.Policies.Fetches = ask.Policies.Fetches && more.base == nil
 	p, err = plan.Draft(ask)
-	p.Bound = more.bound
 	return p, s.Policies.Refused(ctx, a, err)
 }
 
 // place chooses the provider of a plan, and says why if that was not asked for. It
 // returns the plan for that provider.
-func (s *Creator) place(ctx context.Context, who key.Principal, p plan.Plan, more *extras) (be *providers.Backend, _ plan.Plan, chosen string, err error) {
-	if more.bound || p.Template != nil {
+func (s *Creator) place(ctx context.Context, who key.Principal, p plan.Plan) (be *providers.Backend, _ plan.Plan, chosen string, err error) {
+	if p.Bound || p.Template != nil {
 		s.Providers.KeepHere(&p.Spec)
 	}
 	if be, chosen, err = s.Providers.Select(ctx, who, &p.Spec); err != nil {
@@ -228,9 +179,11 @@ func (s *Creator) place(ctx context.Context, who key.Principal, p plan.Plan, mor
 // workspaces.
 func (s *Creator) affords(ctx context.Context, be *providers.Backend, p *plan.Plan, a audit.Action) error {
 	if p.Unfetched {
-		if err := s.Policies.PermitSigned(ctx, a, p); err != nil {
+		signed, err := s.Policies.PermitSigned(ctx, a, *p)
+		if err != nil {
 			return err
 		}
+		*p = signed
 	}
 	if len(p.Limits) > 0 {
 		if err := s.Prepare.Demanded(ctx, be, p.Tenant, p.Caps.Resources, p.Limits); err != nil {
@@ -256,13 +209,4 @@ func (s *Creator) replay(ctx context.Context, box store.Sandbox) (Made, error) {
 // its Spec and the policies. Empty: any.
 func (s *Creator) Isolation(tenant string, spec *sandbox.Spec) sandbox.Isolation {
 	return spec.Isolation.Stronger(s.Policies.Isolation(tenant, spec.Labels))
-}
-
-// takes refuses a new sandbox on a node that takes none. What this daemon
-// remembers of the node may be out of date.
-func (s *Creator) takes(ctx context.Context, tx *store.Tx, provider string) error {
-	if !s.Providers.OnNode(provider) {
-		return nil
-	}
-	return tx.Operator().NodeTakes(ctx, provider)
 }

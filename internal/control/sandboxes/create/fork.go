@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -49,7 +48,7 @@ func (s *Creator) Fork(ctx context.Context, ref string, req sandbox.ForkRequest)
 	if err != nil {
 		return nil, err
 	}
-	wanted, err := s.copies(ctx, be, t, req)
+	copies, err := s.copies(ctx, be, t, req)
 	if err != nil {
 		return nil, err
 	}
@@ -58,21 +57,27 @@ func (s *Creator) Fork(ctx context.Context, ref string, req sandbox.ForkRequest)
 		return nil, err
 	}
 	defer leave()
-	for i := range wanted {
-		defer s.Records.Inflight.Begin(wanted[i].Spec.ID)()
+	for i := range copies {
+		defer s.Records.Inflight.Begin(copies[i].Spec.ID)()
 	}
-	earlier, intent, err := s.announceForks(ctx, t, wanted, req)
+	entries := make([]wanted, len(copies))
+	for i := range copies {
+		// A daemon that finds the step after a crash removes the copy, because others
+		// may be missing.
+		entries[i] = wanted{Plan: &copies[i], once: forkKey(t, req, i), step: records.StepFork}
+	}
+	earlier, intent, err := s.record(ctx, be, t.Action, entries)
 	if err != nil || earlier != nil {
 		return earlier, err
 	}
 	if err := s.Core.Fault("fork.recorded"); err != nil {
 		return nil, err
 	}
-	made, err := s.makeForks(ctx, be, t, keeper, wanted)
+	made, err := s.makeForks(ctx, be, t, keeper, copies)
 	if fault := s.Core.Fault("fork.made"); fault != nil {
 		return nil, fault
 	}
-	return s.finalizeForks(ctx, t, wanted, made, intent, err)
+	return s.finalizeForks(ctx, t, copies, made, intent, err)
 }
 
 // copies returns the plans for the copies of a sandbox.
@@ -101,57 +106,6 @@ func (s *Creator) copies(ctx context.Context, be *providers.Backend, t *records.
 		}
 	}
 	return all, nil
-}
-
-// announceForks records all copies in one transaction, so that all of them fit
-// into the quota. If an earlier request with the same idempotency key created
-// them, it returns those.
-func (s *Creator) announceForks(ctx context.Context, t *records.Operation, wanted []plan.Plan, req sandbox.ForkRequest) (earlier []store.Sandbox, intent *audit.Intent, err error) {
-	be, err := s.Providers.Of(ctx, &t.Sandbox)
-	if err != nil {
-		return nil, nil, err
-	}
-	gives := be.Isolation(ctx)
-	values, err := s.Secrets.Reveal(ctx, t.Sandbox.Tenant, be.Bound(t.Sandbox.Spec).Secrets)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer values.Clear()
-	err = s.Core.Store.Update(ctx, func(tx *store.Tx) error {
-		earlier = nil
-		for i := range wanted {
-			b, replayed, err := tx.Sandboxes().Create(ctx, t.Sandbox.Tenant, s.copyOf(t, gives, &wanted[i], tx.Now()), forkKey(t, req, i))
-			switch {
-			case err != nil:
-				return err
-			case replayed:
-				earlier = append(earlier, b)
-				continue
-			}
-			if err := s.Workspaces.Claim(ctx, tx, t.Sandbox.Tenant, &wanted[i].Spec, ""); err != nil {
-				return err
-			}
-			bound := be.Bound(wanted[i].Spec)
-			if wanted[i].Hidden, err = s.bind(ctx, tx, t.Sandbox.Tenant, &bound, values); err != nil {
-				return err
-			}
-		}
-		if earlier != nil {
-			return allThere(earlier, len(wanted))
-		}
-		var err error
-		intent, err = s.Core.Audit.BeginTx(ctx, tx, t.Action)
-		return err
-	})
-	return earlier, intent, err
-}
-
-// copyOf returns the record of a new copy. Its step makes a daemon that finds
-// it after a crash remove it, because the other copies may be missing.
-func (s *Creator) copyOf(t *records.Operation, gives sandbox.Isolation, p *plan.Plan, now time.Time) store.Sandbox {
-	b := s.recordOf(p, t.Sandbox.Binding, gives, now)
-	b.Rest.Step = records.StepFork
-	return b
 }
 
 // forkKey returns the idempotency key of one copy. It includes the parent.
@@ -186,7 +140,7 @@ type copied struct {
 
 // makeForks writes a snapshot of the parent, unless it is on disk already, and
 // creates the copies, several at a time.
-func (s *Creator) makeForks(ctx context.Context, be *providers.Backend, t *records.Operation, keeper driver.SnapshotKeeper, wanted []plan.Plan) ([]copied, error) {
+func (s *Creator) makeForks(ctx context.Context, be *providers.Backend, t *records.Operation, keeper driver.SnapshotKeeper, copies []plan.Plan) ([]copied, error) {
 	ref, done, err := s.source(ctx, be, t, keeper)
 	if err != nil {
 		return nil, err
@@ -195,19 +149,12 @@ func (s *Creator) makeForks(ctx context.Context, be *providers.Backend, t *recor
 	if err := s.Core.Fault("fork.written"); err != nil {
 		return nil, err
 	}
-	made := make([]copied, len(wanted))
+	made := make([]copied, len(copies))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
-	for i, w := range wanted {
+	for i := range copies {
 		g.Go(func() error {
-			if err := s.Snapshots.PutEnvironment(w.Spec.ID, w.Spec.Env); err != nil {
-				return err
-			}
-			w, err := s.Workspaces.Mount(ctx, w, be.Facts)
-			if err != nil {
-				return err
-			}
-			box, how, err := be.Control.Restore(ctx, w, ref)
+			box, how, err := s.bringUp(ctx, be, &copies[i], &ref)
 			made[i] = copied{box, records.ColdReason(how)}
 			if err != nil {
 				return err
@@ -247,7 +194,7 @@ func (s *Creator) source(ctx context.Context, be *providers.Backend, t *records.
 
 // finalizeForks records the outcome. If one copy could not be created, it
 // removes the others.
-func (s *Creator) finalizeForks(ctx context.Context, t *records.Operation, wanted []plan.Plan, made []copied, intent *audit.Intent, failed error) ([]store.Sandbox, error) {
+func (s *Creator) finalizeForks(ctx context.Context, t *records.Operation, copies []plan.Plan, made []copied, intent *audit.Intent, failed error) ([]store.Sandbox, error) {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), records.FinalizeTimeout)
 	defer cancel()
 	if failed != nil {
@@ -257,9 +204,9 @@ func (s *Creator) finalizeForks(ctx context.Context, t *records.Operation, wante
 			}
 		}
 	}
-	boxes := make([]store.Sandbox, len(wanted))
+	boxes := make([]store.Sandbox, len(copies))
 	err := s.Core.Store.Update(late, func(tx *store.Tx) error {
-		for i, w := range wanted {
+		for i, w := range copies {
 			b, err := tx.Sandboxes().Update(late, t.Sandbox.Tenant, w.Spec.ID, store.Expect{Observed: true}, func(b *store.Sandbox) {
 				if b.State, b.Reason = sandbox.Gone, records.ReasonUnmade; failed == nil {
 					b.State, b.Reason, b.Rest.Step = sandbox.Running, made[i].reason, ""
@@ -278,7 +225,7 @@ func (s *Creator) finalizeForks(ctx context.Context, t *records.Operation, wante
 	}
 	if failed != nil {
 		s.Core.Report(ctx, err)
-		for _, w := range wanted {
+		for _, w := range copies {
 			s.Records.Discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: w.Spec.ID}}})
 			s.Workspaces.DetachLater(w.Spec.ID, w.Spec.Name)
 		}

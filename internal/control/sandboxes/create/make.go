@@ -9,63 +9,84 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
-	"github.com/atoll-run/atoll/internal/control/secrets"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// announce records the sandbox and the attempt to create it in one transaction.
-// A nil intent means that an earlier request created the sandbox.
-func (s *Creator) announce(ctx context.Context, be *providers.Backend, p *plan.Plan, req *sandbox.CreateRequest, more *extras, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
-	bound := be.Bound(p.Spec)
-	values, err := s.Secrets.Reveal(ctx, p.Tenant, bound.Secrets)
+// wanted is a sandbox that is to be recorded.
+type wanted struct {
+	*plan.Plan
+	once     store.Create
+	replaces sandbox.ID // see plan.Request
+	step     string     // of its record
+}
+
+// record records new sandboxes of one provider and the attempt to create them in one
+// transaction, so that all of them fit into the quota. It sets Hidden in their plans.
+// If an earlier request with the same idempotency key created them, it returns those.
+func (s *Creator) record(ctx context.Context, be *providers.Backend, a audit.Action, all []wanted) (earlier []store.Sandbox, intent *audit.Intent, err error) {
+	values, err := s.Secrets.Reveal(ctx, a.Tenant, be.Bound(all[0].Spec).Secrets)
 	if err != nil {
-		return box, nil, err
+		return nil, nil, err
 	}
 	defer values.Clear()
-	once := store.Create{IdempotencyKey: req.IdempotencyKey, Request: req.Raw, OfSession: more.ofSession, Retry: neverMade}
+	gives := be.Isolation(ctx)
 	err = s.Core.Store.Update(ctx, func(tx *store.Tx) error {
-		intent = nil
-		if err := s.takes(ctx, tx, be.Name); err != nil {
-			return err
+		earlier, intent = nil, nil
+		if s.Providers.OnNode(be.Name) { // what this daemon remembers of the node may be out of date
+			if err := tx.Operator().NodeTakes(ctx, be.Name); err != nil {
+				return err
+			}
 		}
-		b := s.recordOf(p, be.Binding, be.Isolation(ctx), tx.Now())
-		if p.Timeout > p.Spec.Lifetime.Timeout {
-			b.Expires = tx.Now().Add(p.Timeout)
+		for _, w := range all {
+			b, replayed, err := tx.Sandboxes().Create(ctx, a.Tenant, s.recordOf(&w, be.Binding, gives, tx.Now()), w.once)
+			switch {
+			case err != nil:
+				return err
+			case replayed:
+				earlier = append(earlier, b)
+				continue
+			}
+			bound := be.Bound(w.Spec)
+			env, swaps, err := s.Secrets.Bind(ctx, tx, a.Tenant, &bound, values)
+			if err != nil {
+				return err
+			}
+			w.Hidden = env
+			if err := core.FirstError(s.Profiles.Bind(ctx, tx, a.Tenant, &bound, swaps), s.Workspaces.Claim(ctx, tx, a.Tenant, &w.Spec, w.replaces)); err != nil {
+				return err
+			}
 		}
-		var replayed bool
+		if earlier != nil {
+			return allThere(earlier, len(all))
+		}
 		var err error
-		if box, replayed, err = tx.Sandboxes().Create(ctx, p.Tenant, b, once); err != nil || replayed {
-			return err
-		}
-		if p.Hidden, err = s.bind(ctx, tx, p.Tenant, &bound, values); err != nil {
-			return err
-		}
-		if err := s.Workspaces.Claim(ctx, tx, p.Tenant, &p.Spec, more.replaces); err != nil {
-			return err
-		}
 		intent, err = s.Core.Audit.BeginTx(ctx, tx, a)
 		return err
 	})
-	return box, intent, err
+	return earlier, intent, err
 }
 
 // recordOf returns the record of a planned sandbox.
-func (s *Creator) recordOf(p *plan.Plan, binding string, gives sandbox.Isolation, now time.Time) store.Sandbox {
+func (s *Creator) recordOf(w *wanted, binding string, gives sandbox.Isolation, now time.Time) store.Sandbox {
 	b := store.Sandbox{
 		Summary: store.Summary{
 			Sandbox: sandbox.Sandbox{
-				ID: p.Spec.ID, Name: p.Spec.Name, Provider: p.Spec.Provider, Isolation: gives, Node: s.Core.Node, Image: p.Images[0],
-				Resources: p.Spec.Resources, Limits: p.Limits, Labels: p.Spec.Labels, Origin: p.Origin,
+				ID: w.Spec.ID, Name: w.Spec.Name, Provider: w.Spec.Provider, Isolation: gives, Node: s.Core.Node, Image: w.Images[0],
+				Resources: w.Spec.Resources, Limits: w.Limits, Labels: w.Spec.Labels, Origin: w.Origin,
 			},
 			Binding: binding,
 		},
-		Spec: p.Spec,
+		Spec: w.Spec, Rest: store.Rest{Step: w.step},
 	}
-	records.SetLifetime(&b, p.Spec.Lifetime, now)
+	records.SetLifetime(&b, w.Spec.Lifetime, now)
+	if w.Timeout > w.Spec.Lifetime.Timeout {
+		b.Expires = now.Add(w.Timeout)
+	}
 	return b
 }
 
@@ -93,7 +114,7 @@ func (s *Creator) make(ctx context.Context, be *providers.Backend, p *plan.Plan,
 	var made *control.Sandbox
 	var how driver.Restored
 	if makeErr == nil {
-		made, how, makeErr = s.bringUp(ctx, be, p)
+		made, how, makeErr = s.bringUp(ctx, be, p, nil)
 	}
 	if err := s.Core.Fault("create.empty"); err != nil {
 		return box, image, err
@@ -135,31 +156,22 @@ func (s *Creator) make(ctx context.Context, be *providers.Backend, p *plan.Plan,
 	return box, made.Image(), s.Core.Fault("create.done")
 }
 
-// bringUp creates a sandbox from its image or from its snapshot. Before
-// that, it stores what must not be in the record elsewhere. It does not load
-// copies of workspaces.
-func (s *Creator) bringUp(ctx context.Context, be *providers.Backend, p *plan.Plan) (*control.Sandbox, driver.Restored, error) {
+// bringUp creates a recorded sandbox from its image or from its snapshot, which is
+// from if that is not nil. Before that, it stores what must not be in the record
+// elsewhere. It does not load copies of workspaces.
+func (s *Creator) bringUp(ctx context.Context, be *providers.Backend, p *plan.Plan, from *driver.SnapshotRef) (made *control.Sandbox, how driver.Restored, err error) {
 	if err := s.Snapshots.PutEnvironment(p.Spec.ID, p.Spec.Env); err != nil {
-		return nil, driver.Restored{}, err
+		return nil, how, err
 	}
 	mounted, err := s.Workspaces.Mount(ctx, *p, be.Facts)
-	if err != nil {
-		return nil, driver.Restored{}, err
-	}
-	if p.Origin != "" {
+	switch {
+	case err != nil:
+		return nil, how, err
+	case from != nil:
+		return be.Control.Restore(ctx, mounted, *from)
+	case p.Origin != "":
 		return s.Snapshots.Restore(ctx, be, mounted, p.Origin)
 	}
-	made, err := be.Control.Create(ctx, mounted)
-	return made, driver.Restored{}, err
-}
-
-// bind stores the references of a new sandbox to its profile and secrets, in
-// the transaction that records the sandbox. It returns the environment
-// variables that contain secrets.
-func (s *Creator) bind(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec, values secrets.Revealed) (map[string]string, error) {
-	env, swaps, err := s.Secrets.Bind(ctx, tx, tenant, spec, values)
-	if err != nil {
-		return nil, err
-	}
-	return env, s.Profiles.Bind(ctx, tx, tenant, spec, swaps)
+	made, err = be.Control.Create(ctx, mounted, nil)
+	return made, how, err
 }

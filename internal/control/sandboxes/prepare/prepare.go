@@ -37,7 +37,7 @@ func (s *Preparer) Again(ctx context.Context, b *store.Sandbox) (ask plan.Ask, e
 		return ask, err
 	}
 	ask = plan.Ask{
-		CreateRequest: sandbox.CreateRequest{Spec: spec, Pull: string(control.PullNever)}, Tenant: b.Tenant, Images: []string{b.Image, spec.Image}, Again: true,
+		Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: spec, Pull: string(control.PullNever)}}, Tenant: b.Tenant, Images: []string{b.Image, spec.Image}, Again: true,
 	}
 	ask.Policies, err = s.Policies.Known(ctx, b.Tenant, &spec, ask.Images)
 	ask.Policies.Fetches = false // its image is the one that it had
