@@ -21,14 +21,13 @@ func (c *Core) ChangeTx(ctx context.Context, op ops.Op, subject string, change f
 	if err != nil {
 		return err
 	}
-	err = c.Change(ctx, op, guard.Subject{Subject: subject}, func(ctx context.Context) (subject string, err error) {
+	return c.Change(ctx, op, guard.Subject{Subject: subject}, func(ctx context.Context) (subject string, err error) {
 		err = c.Store.Update(ctx, func(tx *store.Tx) (err error) {
 			subject, err = change(ctx, tx, who.Tenant)
 			return err
 		})
 		return subject, err
 	})
-	return Named(op, err)
 }
 
 // Hinted adds a hint to an error that has none.

@@ -90,8 +90,28 @@ func (c *Core) Look(ctx context.Context, op ops.Op, subject string) (who key.Pri
 	if who, err = guard.Principal(ctx); err != nil {
 		return who, err
 	}
-	err = c.Do(ctx, op, guard.Subject{Subject: subject}, func(context.Context) error { return nil })
-	return who, Named(op, err)
+	return who, c.Do(ctx, op, guard.Subject{Subject: subject}, func(context.Context) error { return nil })
+}
+
+// Read authorises an operation that only reads, and reads in one transaction. Its
+// errors name the operation.
+func Read[T any](ctx context.Context, c *Core, op ops.Op, subject string, read func(tx *store.Tx, tenant string) (T, error)) (out T, err error) {
+	who, err := c.Look(ctx, op, subject)
+	if err != nil {
+		return out, err
+	}
+	out, err = store.Read(ctx, c.Store, func(tx *store.Tx) (T, error) { return read(tx, who.Tenant) })
+	return out, Named(op, err)
+}
+
+// Do is Do of the guard. Its errors name the operation.
+func (c *Core) Do(ctx context.Context, op ops.Op, s guard.Subject, act func(context.Context) error) error {
+	return Named(op, c.Guard.Do(ctx, op, s, act))
+}
+
+// Change is Change of the guard. Its errors name the operation.
+func (c *Core) Change(ctx context.Context, op ops.Op, s guard.Subject, act func(context.Context) (subject string, err error), more ...func(key.Principal) error) error {
+	return Named(op, c.Guard.Change(ctx, op, s, act, more...))
 }
 
 // AsOwner runs an operation that only the owner of the machine may use, for any
@@ -100,9 +120,10 @@ func (c *Core) AsOwner(ctx context.Context, op ops.Op, subject string, act func(
 	return Named(op, c.Operate(ctx, op, guard.Subject{Subject: subject}, act))
 }
 
-// Act runs an action of a sandbox handle; see control.Config.Guard.
+// Act runs an action of a sandbox handle, which names the operation in its errors;
+// see control.Config.Guard.
 func (c *Core) Act(ctx context.Context, a control.Action, act func(context.Context) error) error {
-	return c.Do(ctx, a.Op, SubjectOf(a), act)
+	return c.Guard.Do(ctx, a.Op, SubjectOf(a), act)
 }
 
 // SubjectOf returns the subject of an action.

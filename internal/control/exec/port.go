@@ -155,7 +155,7 @@ func (s *Service) SharePorts(ctx context.Context, ref string, ports []uint16, li
 		life = defaultPassLife
 	}
 	action := control.Action{Op: op, Sandbox: h.ID(), Name: h.Name(), Subject: portNames(ports)}
-	err = s.Act(ctx, action, func(context.Context) (err error) {
+	err = s.Do(ctx, op, core.SubjectOf(action), func(context.Context) (err error) {
 		if life < 0 || life > maxPassLife {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "expires", Message: "is not within a year from now"}
 		}
@@ -168,7 +168,7 @@ func (s *Service) SharePorts(ctx context.Context, ref string, ports []uint16, li
 		})
 		return err
 	})
-	return token, expires, core.Named(op, err)
+	return token, expires, err
 }
 
 func portNames(ports []uint16) string {

@@ -151,33 +151,22 @@ func (s *Service) Get(ctx context.Context, name string, version int64) (sandbox.
 }
 
 func (s *Service) get(ctx context.Context, name string, version int64) (store.Profile, error) {
-	const op = ops.ProfileGet
-	who, err := s.Look(ctx, op, name)
-	if err != nil {
-		return store.Profile{}, err
-	}
-	out, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Profile, error) {
+	return core.Read(ctx, s.Core, ops.ProfileGet, name, func(tx *store.Tx, tenant string) (store.Profile, error) {
 		if version != 0 {
-			return tx.Profiles().Version(ctx, who.Tenant, name, version)
+			return tx.Profiles().Version(ctx, tenant, name, version)
 		}
-		return tx.Profiles().Get(ctx, who.Tenant, name)
+		return tx.Profiles().Get(ctx, tenant, name)
 	})
-	return out, core.Named(op, err)
 }
 
 // List returns the profiles of the caller's tenant, by name.
 func (s *Service) List(ctx context.Context) ([]sandbox.StoredProfile, error) {
-	const op = ops.ProfileList
-	who, err := s.Look(ctx, op, "")
-	if err != nil {
-		return nil, err
-	}
-	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Profile, error) { return tx.Profiles().List(ctx, who.Tenant) })
+	all, err := core.Read(ctx, s.Core, ops.ProfileList, "", func(tx *store.Tx, tenant string) ([]store.Profile, error) { return tx.Profiles().List(ctx, tenant) })
 	out := make([]sandbox.StoredProfile, len(all))
 	for i := range all {
 		out[i] = all[i].StoredProfile
 	}
-	return out, core.Named(op, err)
+	return out, err
 }
 
 // Test returns what would happen to a request under a profile, without sending

@@ -234,17 +234,12 @@ func (s *Service) Remove(ctx context.Context, name string, force bool) error {
 
 // List returns the secrets of the caller's tenant, by name.
 func (s *Service) List(ctx context.Context) ([]sandbox.StoredSecret, error) {
-	const op = ops.SecretList
-	who, err := s.Look(ctx, op, "")
-	if err != nil {
-		return nil, err
-	}
-	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Secret, error) { return tx.Secrets().List(ctx, who.Tenant) })
+	all, err := core.Read(ctx, s.Core, ops.SecretList, "", func(tx *store.Tx, tenant string) ([]store.Secret, error) { return tx.Secrets().List(ctx, tenant) })
 	out := make([]sandbox.StoredSecret, len(all))
 	for i := range all {
 		out[i] = all[i].StoredSecret
 	}
-	return out, core.Named(op, err)
+	return out, err
 }
 
 // affected returns the sandboxes of a tenant whose network rules or

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -67,7 +66,7 @@ func (s *Movers) residents(ctx context.Context, k store.LeaseKey) (row store.Ses
 func (s *Movers) evacuate(ctx context.Context, row store.Session) (receipt sandbox.Receipt, err error) {
 	const op = ops.SessionSwap
 	ctx = guard.WithOwner(ctx, row.Tenant)
-	return receipt, core.Named(op, s.Do(ctx, op, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {
+	return receipt, s.Do(ctx, op, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {
 		for range 2 { // another caller may be faster
 			target, _, err := s.providers.Place(&row.Spec)
 			if err != nil {
@@ -78,5 +77,5 @@ func (s *Movers) evacuate(ctx context.Context, row store.Session) (receipt sandb
 			}
 		}
 		return stale(row.Name, "the session moves at the same time")
-	}))
+	})
 }

@@ -26,13 +26,13 @@ func (s *records) onSession(ctx context.Context, op ops.Op, ref string, do func(
 	if err != nil {
 		return err
 	}
-	return core.Named(op, s.Do(ctx, op, guard.Subject{Subject: ref}, func(ctx context.Context) error {
+	return s.Do(ctx, op, guard.Subject{Subject: ref}, func(ctx context.Context) error {
 		row, err := s.find(ctx, who.Tenant, ref)
 		if err != nil {
 			return err
 		}
 		return do(ctx, who, row)
-	}))
+	})
 }
 
 // find reads a session of a tenant that is not being removed.

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -64,7 +63,7 @@ func (s *Service) Send(ctx context.Context, r io.Reader) (out sandbox.ArchiveFil
 		out, err = s.archives.keepSent(ctx, who.Tenant, r)
 		return err
 	})
-	return out, core.Named(ops.SessionResume, err)
+	return out, err
 }
 
 func (s *archives) keepSent(ctx context.Context, tenant string, r io.Reader) (out sandbox.ArchiveFile, err error) {

@@ -186,17 +186,11 @@ func (s *Service) Get(ctx context.Context, ref string) (_ sandbox.Session, err e
 }
 
 // List returns the sessions of the tenant that have all of the labels, by name.
-func (s *Service) List(ctx context.Context, labels map[string]string) (out []sandbox.Session, err error) {
-	const op = ops.SessionList
-	who, err := s.Look(ctx, op, "")
-	if err != nil {
-		return nil, err
-	}
-	err = s.Store.View(ctx, func(tx *store.Tx) error {
-		out = nil
-		rows, err := tx.Sessions().List(ctx, who.Tenant)
+func (s *Service) List(ctx context.Context, labels map[string]string) ([]sandbox.Session, error) {
+	return core.Read(ctx, s.Core, ops.SessionList, "", func(tx *store.Tx, tenant string) (out []sandbox.Session, err error) {
+		rows, err := tx.Sessions().List(ctx, tenant)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, row := range rows {
 			if !matches(row.Labels, labels) {
@@ -204,13 +198,12 @@ func (s *Service) List(ctx context.Context, labels map[string]string) (out []san
 			}
 			one, err := describe(ctx, tx, row, s.grace)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			out = append(out, one)
 		}
-		return nil
+		return out, nil
 	})
-	return out, core.Named(op, err)
 }
 
 func matches(labels, wanted map[string]string) bool {
@@ -257,7 +250,7 @@ func (s *Service) Remove(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	return core.Named(op, s.Do(ctx, op, guard.Subject{Subject: ref}, func(ctx context.Context) error {
+	return s.Do(ctx, op, guard.Subject{Subject: ref}, func(ctx context.Context) error {
 		row, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Session, error) { return known(ctx, tx, who.Tenant, ref) })
 		if err != nil {
 			return err
@@ -274,7 +267,7 @@ func (s *Service) Remove(ctx context.Context, ref string) error {
 			return nil
 		}
 		return err
-	}))
+	})
 }
 
 // maxRemovals limits how many sandboxes are ended for one removal. Callers that

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plan"
@@ -68,13 +67,13 @@ func (svc *Service) RemoveSnapshot(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	return core.Named(opRemove, svc.Act(ctx, control.Action{Op: opRemove, Subject: ref}, func(ctx context.Context) error {
+	return svc.Do(ctx, opRemove, guard.Subject{Subject: ref}, func(ctx context.Context) error {
 		s, err := svc.Find(ctx, who.Tenant, ref)
 		if err != nil {
 			return err
 		}
 		return svc.Remove(ctx, &s)
-	}))
+	})
 }
 
 // Remove removes the record of a snapshot, then its data. If it is interrupted,
@@ -104,7 +103,7 @@ func (svc *Service) PruneSnapshots(ctx context.Context, labels map[string]string
 	if err != nil {
 		return nil, err
 	}
-	err = svc.Act(ctx, control.Action{Op: opRemove, Subject: "*"}, func(ctx context.Context) error {
+	err = svc.Do(ctx, opRemove, guard.Subject{Subject: "*"}, func(ctx context.Context) error {
 		removed = []sandbox.Snapshot{}
 		var used map[string]bool
 		all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) (all []store.Snapshot, err error) {
@@ -128,7 +127,7 @@ func (svc *Service) PruneSnapshots(ctx context.Context, labels map[string]string
 		}
 		return nil
 	})
-	return removed, core.Named(opRemove, err)
+	return removed, err
 }
 
 // Source returns a snapshot of a tenant, by name or id, from which a sandbox can

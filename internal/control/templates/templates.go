@@ -176,17 +176,12 @@ func (svc *Service) others(ctx context.Context, tenant, name string) string {
 
 // Templates lists the templates of the caller's tenant.
 func (svc *Service) Templates(ctx context.Context) ([]sandbox.Template, error) {
-	const op = ops.TemplateList
-	who, err := svc.Look(ctx, op, "")
-	if err != nil {
-		return nil, err
-	}
-	all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates().List(ctx, who.Tenant) })
+	all, err := core.Read(ctx, svc.Core, ops.TemplateList, "", func(tx *store.Tx, tenant string) ([]store.Template, error) { return tx.Templates().List(ctx, tenant) })
 	out := make([]sandbox.Template, len(all))
 	for i, t := range all {
 		out[i] = t.Template
 	}
-	return out, core.Named(op, err)
+	return out, err
 }
 
 // Template returns a template by [TENANT/]NAME[:TAG]: of the caller's tenant, or
@@ -213,7 +208,7 @@ func (svc *Service) TagTemplate(ctx context.Context, ref, as string) (sandbox.Te
 		return sandbox.Template{}, err
 	}
 	var t store.Template
-	err = svc.Act(ctx, control.Action{Op: op, Subject: as}, func(ctx context.Context) error {
+	err = svc.Do(ctx, op, guard.Subject{Subject: as}, func(ctx context.Context) error {
 		name, tag, err := ownRef(who.Tenant, as)
 		if err == nil {
 			_, _, err = ownRef(who.Tenant, ref)
@@ -227,7 +222,7 @@ func (svc *Service) TagTemplate(ctx context.Context, ref, as string) (sandbox.Te
 		t.Name, t.Tag = name, tag
 		return svc.setTemplate(ctx, &t)
 	})
-	return t.Template, core.Named(op, err)
+	return t.Template, err
 }
 
 // RemoveTemplate removes the name of a template. Its sandboxes are not
@@ -238,13 +233,13 @@ func (svc *Service) RemoveTemplate(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	return core.Named(op, svc.Act(ctx, control.Action{Op: op, Subject: ref}, func(ctx context.Context) error {
+	return svc.Do(ctx, op, guard.Subject{Subject: ref}, func(ctx context.Context) error {
 		name, tag, err := ownRef(who.Tenant, ref)
 		if err != nil {
 			return err
 		}
 		return svc.replaceTemplate(ctx, who.Tenant, name, tag, func(tx *store.Tx) error { return tx.Templates().Remove(ctx, who.Tenant, name, tag) })
-	}))
+	})
 }
 
 // PublishTemplate lets other tenants use all tags of a template by the name
@@ -259,7 +254,7 @@ func (svc *Service) PublishTemplate(ctx context.Context, ref string, public bool
 		return sandbox.Visibility{}, err
 	}
 	out := sandbox.Visibility{Tags: []string{}, Public: public}
-	err = svc.Act(ctx, control.Action{Op: op, Subject: ref}, func(ctx context.Context) error {
+	err = svc.Do(ctx, op, guard.Subject{Subject: ref}, func(ctx context.Context) error {
 		name, _, err := ownRef(who.Tenant, ref)
 		if err == nil && strings.Contains(ref, ":") {
 			err = &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "name", Message: "has a tag, but all tags of a name are public or none is", Hint: "leave the tag out"}
@@ -276,7 +271,7 @@ func (svc *Service) PublishTemplate(ctx context.Context, ref string, public bool
 		}
 		return core.Hinted(err, "list templates with: atoll template ls")
 	})
-	return out, core.Named(op, err)
+	return out, err
 }
 
 // PruneTemplates removes build data of the caller's tenant that was not used
@@ -287,7 +282,7 @@ func (svc *Service) PruneTemplates(ctx context.Context, unused time.Duration) (f
 	if err != nil {
 		return 0, err
 	}
-	err = svc.Act(ctx, control.Action{Op: op}, func(ctx context.Context) error {
+	err = svc.Do(ctx, op, guard.Subject{}, func(ctx context.Context) error {
 		if svc.cfg.Builder == nil {
 			return nil
 		}
@@ -302,5 +297,5 @@ func (svc *Service) PruneTemplates(ctx context.Context, unused time.Duration) (f
 		freed, err = svc.cfg.Builder.Prune(ctx, who.Tenant, svc.Store.Now().Add(-unused), keep)
 		return err
 	})
-	return freed, core.Named(op, err)
+	return freed, err
 }

@@ -59,7 +59,7 @@ func (s *Service) createKey(ctx context.Context, n sandbox.NewKey, marks ...key.
 		return made.ID, err
 	}, others)
 	if err != nil {
-		return sandbox.Key{}, core.Named(op, err)
+		return sandbox.Key{}, err
 	}
 	return made, nil
 }
@@ -81,19 +81,14 @@ func (s *Service) Caller(ctx context.Context) (sandbox.Caller, error) {
 
 // Keys lists the keys of the caller's tenant, oldest first.
 func (s *Service) Keys(ctx context.Context) ([]sandbox.Key, error) {
-	const op = ops.KeyList
-	who, err := s.Look(ctx, op, "")
-	if err != nil {
-		return nil, err
-	}
-	stored, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Key, error) { return tx.Tenants().Keys(ctx, who.Tenant) })
+	stored, err := core.Read(ctx, s.Core, ops.KeyList, "", func(tx *store.Tx, tenant string) ([]store.Key, error) { return tx.Tenants().Keys(ctx, tenant) })
 	keys := make([]sandbox.Key, len(stored))
 	for i := range stored {
 		keys[i] = stored[i].Key
 		keys[i].Verbs = slices.DeleteFunc(keys[i].Verbs, func(v string) bool { return v == string(ops.Page) })
 		keys[i].Page = len(keys[i].Verbs) < len(stored[i].Verbs)
 	}
-	return keys, core.Named(op, err)
+	return keys, err
 }
 
 // RevokeKey revokes a key of the caller's tenant, and ends requests in progress
@@ -108,7 +103,7 @@ func (s *Service) RevokeKey(ctx context.Context, id string) error {
 		return s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().RevokeKey(ctx, who.Tenant, id) })
 	})
 	s.review(context.WithoutCancel(ctx), s.requests.matching(func(c credential) bool { return c.key == id }))
-	return core.Named(op, err)
+	return err
 }
 
 // ImportKey accepts a key that another daemon made until it is called with

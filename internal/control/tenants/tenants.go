@@ -51,12 +51,7 @@ func (s *Service) read(ctx context.Context, id string) (sandbox.Tenant, error) {
 
 // OwnTenant returns the caller's tenant.
 func (s *Service) OwnTenant(ctx context.Context) (sandbox.Tenant, error) {
-	who, err := s.Look(ctx, ops.QuotaGet, "")
-	if err != nil {
-		return sandbox.Tenant{}, err
-	}
-	t, err := s.read(ctx, who.Tenant)
-	return t, core.Named(ops.QuotaGet, err)
+	return core.Read(ctx, s.Core, ops.QuotaGet, "", func(tx *store.Tx, tenant string) (sandbox.Tenant, error) { return read(ctx, tx, tenant) })
 }
 
 // Exists returns nil if there is a tenant of that name, also a disabled one, else

@@ -95,7 +95,7 @@ func (s *Service) onWorkspace(ctx context.Context, op ops.Op, name string, do fu
 	if err != nil {
 		return err
 	}
-	return s.Act(ctx, control.Action{Op: op, Subject: name}, func(ctx context.Context) error {
+	return s.Do(ctx, op, guard.Subject{Subject: name}, func(ctx context.Context) error {
 		if err := s.enabled(); err != nil {
 			return err
 		}
@@ -150,7 +150,7 @@ func (s *Service) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (
 			ID: "ws-" + strings.ToLower(rand.Text()[:16]), Name: n.Name, Encrypted: n.Encrypted, MaxBytes: n.MaxBytes, Bucket: n.Bucket,
 		},
 	}
-	err = s.Act(ctx, control.Action{Op: op, Subject: n.Name}, func(ctx context.Context) error {
+	err = s.Do(ctx, op, guard.Subject{Subject: n.Name}, func(ctx context.Context) error {
 		if err := s.enabled(); err != nil {
 			return err
 		}
@@ -200,27 +200,21 @@ func (s *Service) createTree(ctx context.Context, row store.Workspace) error {
 }
 
 // Workspaces lists the workspaces of the caller's tenant by name.
-func (s *Service) Workspaces(ctx context.Context) (all []sandbox.Workspace, err error) {
-	who, err := s.Look(ctx, ops.WorkspaceList, "")
-	if err != nil {
-		return nil, err
-	}
-	err = s.Store.View(ctx, func(tx *store.Tx) error {
-		all = nil
-		rows, err := tx.Workspaces().List(ctx, who.Tenant)
+func (s *Service) Workspaces(ctx context.Context) ([]sandbox.Workspace, error) {
+	return core.Read(ctx, s.Core, ops.WorkspaceList, "", func(tx *store.Tx, tenant string) (all []sandbox.Workspace, err error) {
+		rows, err := tx.Workspaces().List(ctx, tenant)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, row := range rows {
 			attached, err := tx.Workspaces().Attachments(ctx, row.ID)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			all = append(all, withAttached(row, attached))
 		}
-		return nil
+		return all, nil
 	})
-	return all, core.Named(ops.WorkspaceList, err)
 }
 
 // withAttached returns the public description of a workspace.
@@ -265,7 +259,7 @@ func (s *Service) RemoveWorkspace(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return core.Named(op, s.Act(ctx, control.Action{Op: op, Subject: name}, func(ctx context.Context) error {
+	return s.Do(ctx, op, guard.Subject{Subject: name}, func(ctx context.Context) error {
 		if err := s.enabled(); err != nil {
 			return err
 		}
@@ -304,5 +298,5 @@ func (s *Service) RemoveWorkspace(ctx context.Context, name string) error {
 			return err
 		}
 		return s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Workspaces().Remove(ctx, row.ID) })
-	}))
+	})
 }

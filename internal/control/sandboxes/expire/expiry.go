@@ -74,9 +74,9 @@ func (s *Expirer) Expire(ctx context.Context, ref string, at time.Time, extend b
 		})
 		return err
 	}
-	err = s.Core.Act(ctx, control.Action{Op: opUpdate, Subject: ref}, act)
+	err = s.Core.Do(ctx, opUpdate, guard.Subject{Subject: ref}, act)
 	s.Records.LifetimeChanged.Send()
-	return b, core.Named(opUpdate, err)
+	return b, err
 }
 
 // maxWait limits the wait for the next expiry, because the clock may be set.
