@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -11,11 +14,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/coder/websocket"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -118,16 +124,25 @@ func (s *soaker) watch(t *testing.T, a sandbox.StreamAccess) *websocket.Conn {
 	return ws
 }
 
-// On a whole machine, git works and a port is a stream. Its screen is used, and
-// watched, only while its owner shares it, and what runs there ends when that
-// changes. RB-102, RB-105, RB-113, RB-116.
-func TestWholeMachine(t *testing.T) {
+// whole is a whole machine and its daemon.
+type whole struct {
+	*joined
+	daemon  *soaker
+	offered string // its directory
+	box     *atoll.Sandbox
+	program func(args ...string) *exec.Cmd // atoll machine ARGS, there
+}
+
+// wholeMachine enrols a machine as a whole, and serves it with variables more.
+func wholeMachine(t *testing.T, env ...string) *whole {
+	t.Helper()
 	broker := &natsServer{program: filepath.Join(t.TempDir(), "atoll-nats"), dir: t.TempDir(), address: "127.0.0.1:0"}
 	build(broker.program, "../atoll-nats")
 	certify(t, broker.dir, "127.0.0.1")
 	broker.start(t)
-	s := soakerOf(t, built.atoll, filepath.Join(t.TempDir(), "state"), "--machines-file", broker.file("machines.json"))
-	invited, err := s.client.Admin().InviteMachine(t.Context(), sandbox.NewMachineToken{Name: "desk", WholeMachine: true})
+	w := &whole{offered: t.TempDir()}
+	w.daemon = soakerOf(t, built.atoll, filepath.Join(t.TempDir(), "state"), "--machines-file", broker.file("machines.json"))
+	invited, err := w.daemon.client.Admin().InviteMachine(t.Context(), sandbox.NewMachineToken{Name: "desk", WholeMachine: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,42 +150,44 @@ func TestWholeMachine(t *testing.T) {
 	if err := os.WriteFile(token, []byte(invited.Token), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// A stand-in for x11vnc: it greets as a VNC server does, and notes its arguments.
-	programs := t.TempDir()
-	shows := "#!/bin/sh\necho \"$*\" >>'" + programs + "/shown'\nprintf 'RFB 003.008\\n' >&0\nexec cat >/dev/null\n"
-	if err := os.WriteFile(filepath.Join(programs, "x11vnc"), []byte(shows), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	program := func(args ...string) *exec.Cmd {
+	w.program = func(args ...string) *exec.Cmd {
 		cmd := exec.Command(built.atoll, append([]string{"--state-dir", state, "machine"}, args...)...)
-		cmd.Env = append(os.Environ(), "DISPLAY=:77.0", "XAUTHORITY=/nowhere", "PATH="+programs+":"+os.Getenv("PATH"))
+		cmd.Env = append(os.Environ(), env...)
 		return cmd
 	}
-	run := func(args ...string) string {
-		t.Helper()
-		out, err := program(args...).CombinedOutput()
-		if err != nil {
-			t.Fatalf("%q: %v: %s", args, err, out)
-		}
-		return string(out)
-	}
-	offered := t.TempDir()
-	run("join", "--enrol-only", "--yes", "--whole-machine", offered, "--token-file", token, "--ca", broker.file("cert.pem"), "tls://"+broker.address)
-	m := &joined{cmd: program("join")}
-	m.cmd.Stderr = &m.said
-	if err := m.cmd.Start(); err != nil {
+	w.run(t, "join", "--enrol-only", "--yes", "--whole-machine", w.offered, "--token-file", token, "--ca", broker.file("cert.pem"), "tls://"+broker.address)
+	w.joined = &joined{cmd: w.program("join")}
+	w.cmd.Stderr = &w.said
+	if err := w.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(m.kill)
-	box, err := s.client.Create(t.Context(), sandbox.Spec{Name: "desk", Provider: m.provider(t, s)})
-	if err != nil {
+	t.Cleanup(w.kill)
+	if w.box, err = w.daemon.client.Create(t.Context(), sandbox.Spec{Name: "desk", Provider: w.provider(t, w.daemon)}); err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		if err := box.Destroy(context.WithoutCancel(t.Context())); err != nil {
+	t.Cleanup(func() {
+		if err := w.box.Destroy(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
 		}
-	}()
+	})
+	return w
+}
+
+// run runs atoll machine ARGS there, which must succeed.
+func (w *whole) run(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := w.program(args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%q: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
+// On a whole machine, git works, and sessions move away with their files. RB-113.
+func TestWholeMachine(t *testing.T) {
+	need.Program(t, "git")
+	w := wholeMachine(t)
+	s, box, offered := w.daemon, w.box, w.offered
 	init := "git init -q -b main . && echo one >file && git add file"
 	if r, err := box.Run(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", init}}); err != nil || r.Exit.Code != 0 {
 		t.Fatalf("git init: %+v, %v", r, err)
@@ -180,7 +197,7 @@ func TestWholeMachine(t *testing.T) {
 	}
 	// A session there has its files where other sandboxes have them, and finds them
 	// when it moves on.
-	x, err := s.client.Sessions().Create(t.Context(), sandbox.Spec{Provider: m.provider(t, s)}, atoll.SessionOptions{Name: "moves"})
+	x, err := s.client.Sessions().Create(t.Context(), sandbox.Spec{Provider: w.provider(t, s)}, atoll.SessionOptions{Name: "moves"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,6 +227,106 @@ func TestWholeMachine(t *testing.T) {
 	if _, page := s.fetch(t, "/metrics"); !strings.Contains(page, `atoll_machines{liveness="online"} 1`) || strings.Contains(page, "atoll_machine_streams 0") {
 		t.Errorf("the metrics of machines are %s", page)
 	}
+}
+
+// xvfb starts an X server, and returns the name of its display.
+func xvfb(t *testing.T) string {
+	t.Helper()
+	r, ready, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	cmd := exec.Command(need.Program(t, "Xvfb"), "-displayfd", "3", "-screen", "0", "800x600x24", "-noreset", "-nolisten", "tcp")
+	var said safeBuffer
+	cmd.ExtraFiles, cmd.Stderr = []*os.File{ready}, &said
+	err = cmd.Start()
+	ready.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it removes its files
+		_ = cmd.Wait()
+	})
+	n, err := bufio.NewReader(r).ReadString('\n')
+	if err != nil {
+		t.Fatalf("Xvfb: %v: %s", err, &said)
+	}
+	return ":" + strings.TrimSpace(n) + ".0"
+}
+
+// rfb is the connection of a viewer to a VNC server.
+type rfb struct{ net.Conn }
+
+// greet begins the protocol (RFC 6143), and returns the size of the screen.
+func (r rfb) greet(t *testing.T) (width, height int) {
+	t.Helper()
+	_ = r.SetDeadline(time.Now().Add(time.Minute)) // a server that says nothing
+	read := func(n int) []byte {
+		b := make([]byte, n)
+		if _, err := io.ReadFull(r, b); err != nil {
+			t.Fatalf("a viewer: %v", err)
+		}
+		return b
+	}
+	write := func(text string) {
+		if _, err := io.WriteString(r, text); err != nil {
+			t.Fatalf("a viewer: %v", err)
+		}
+	}
+	if said := string(read(12)); said != "RFB 003.008\n" {
+		t.Fatalf("a viewer sees %q", said)
+	}
+	write("RFB 003.008\n")
+	if kinds := read(int(read(1)[0])); !bytes.Contains(kinds, []byte{1}) {
+		t.Fatalf("a viewer is asked for %v", kinds)
+	}
+	write("\x01") // no password
+	if result := read(4); !bytes.Equal(result, make([]byte, 4)) {
+		t.Fatalf("a viewer is refused: %v", result)
+	}
+	write("\x01") // shared
+	is := read(24)
+	read(int(binary.BigEndian.Uint32(is[20:]))) // its name
+	return int(binary.BigEndian.Uint16(is)), int(binary.BigEndian.Uint16(is[2:]))
+}
+
+// point moves the pointer.
+func (r rfb) point(x, y uint16) error {
+	_, err := r.Write(binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16([]byte{5, 0}, x), y))
+	return err
+}
+
+// The screen of a whole machine is used, and watched, only while its owner shares
+// it, and what runs there ends when that changes. A viewer leaves nothing on the
+// machine. RB-102, RB-105, RB-116.
+func TestWholeMachineScreen(t *testing.T) {
+	x11vnc, xdotool := need.Program(t, "x11vnc"), need.Program(t, "xdotool")
+	need.Program(t, "scrot")
+	screen := xvfb(t)
+	// It notes the arguments and the process of every x11vnc.
+	programs := t.TempDir()
+	notes := "#!/bin/sh\necho \"$$ $*\" >>'" + programs + "/shown'\nexec " + x11vnc + " \"$@\"\n"
+	if err := os.WriteFile(filepath.Join(programs, "x11vnc"), []byte(notes), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	w := wholeMachine(t, "DISPLAY="+screen, "XAUTHORITY=/nowhere", "PATH="+programs+":"+os.Getenv("PATH"))
+	s, box := w.daemon, w.box
+	run := func(args ...string) string {
+		t.Helper()
+		return w.run(t, args...)
+	}
+	pointer := func() string {
+		cmd := exec.Command(xdotool, "getmouselocation")
+		cmd.Env = append(os.Environ(), "DISPLAY="+screen)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("xdotool: %v: %s", err, out)
+		}
+		where, _, _ := strings.Cut(string(out), " screen:")
+		return where
+	}
 	// display is what commands see of the machine's screen.
 	display := func() (string, error) {
 		r, err := box.Run(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", `echo "$DISPLAY,$XAUTHORITY"`}})
@@ -223,12 +340,12 @@ func TestWholeMachine(t *testing.T) {
 		err := eventually(func() error {
 			_, err := box.UseComputer(t.Context(), look)
 			denied := sandbox.CodeOf(err) == sandbox.CodeDenied && strings.Contains(err.Error(), string(sandbox.ConsentRequired))
-			if denied == shared || sandbox.CodeOf(err) == sandbox.CodeUnavailable {
+			if denied == shared || shared != (err == nil) {
 				return fmt.Errorf("a screenshot says %w", err)
 			}
 			want := ","
 			if shared {
-				want = ":77.0,/nowhere"
+				want = screen + ",/nowhere"
 			}
 			if got, err := display(); got != want || err != nil {
 				return fmt.Errorf("commands see the screen %q, %w, want %q", got, err, want)
@@ -236,11 +353,11 @@ func TestWholeMachine(t *testing.T) {
 			return nil
 		})
 		if err != nil {
-			t.Errorf("shared %v: %v; the machine says %s", shared, err, &m.said)
+			t.Errorf("shared %v: %v; the machine says %s", shared, err, &w.said)
 		}
 	}
 	wantScreen(false)
-	ask := program("screen", "on")
+	ask := w.program("screen", "on")
 	ask.Stdin = strings.NewReader("no\n")
 	if out, err := ask.CombinedOutput(); err == nil || !strings.Contains(string(out), "SEE AND USE THE SCREEN") {
 		t.Errorf("without an agreement: %v, %s", err, out)
@@ -250,6 +367,13 @@ func TestWholeMachine(t *testing.T) {
 		t.Errorf("it says %s", out)
 	}
 	wantScreen(true)
+	acts := sandbox.ComputerRequest{Actions: []sandbox.ComputerAction{{Action: "move", X: new(123), Y: new(45)}, {Action: "screenshot"}}}
+	if got, err := box.UseComputer(t.Context(), acts); err != nil || got.Screenshot.Width != 800 || got.Screenshot.Height != 600 {
+		t.Errorf("using it: %+v, %v", got, err)
+	}
+	if got := pointer(); got != "x:123 y:45" {
+		t.Errorf("the pointer is at %s", got)
+	}
 	if _, err := box.StartDesktop(t.Context(), sandbox.Screen{Width: 800, Height: 600}); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("starting a desktop on it: %v, want %s", err, sandbox.CodeConflict)
 	}
@@ -268,19 +392,36 @@ func TestWholeMachine(t *testing.T) {
 	if _, err := box.OpenStream(t.Context(), sandbox.NewStream{Kind: "desktop", Port: 5901, Mode: "control"}); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("a desktop at another port of it: %v, want %s", err, sandbox.CodeConflict)
 	}
-	var open []*websocket.Conn
+	var open []rfb
 	var access []sandbox.StreamAccess
-	for who, c := range map[string]*atoll.Client{"the owner": s.client, "a reader": read} {
-		a, err := atoll.Handle(c, box.ID()).OpenStream(t.Context(), sandbox.NewStream{Kind: "desktop", TTL: 600})
+	for _, viewer := range []struct {
+		who, mode string
+		client    *atoll.Client
+	}{{"the owner", "control", s.client}, {"a reader", "view", read}} {
+		a, err := atoll.Handle(viewer.client, box.ID()).OpenStream(t.Context(), sandbox.NewStream{Kind: "desktop", Mode: viewer.mode, TTL: 600})
 		if err != nil {
-			t.Fatalf("%s, a stream of it: %v", who, err)
+			t.Fatalf("%s, a stream of it: %v", viewer.who, err)
 		}
-		ws := s.watch(t, a)
-		defer func() { _ = ws.CloseNow() }()
-		if _, said, err := ws.Read(t.Context()); err != nil || string(said) != "RFB 003.008\n" {
-			t.Errorf("%s sees %q, %v", who, said, err)
+		r := rfb{websocket.NetConn(t.Context(), s.watch(t, a), websocket.MessageBinary)}
+		defer r.Close()
+		if width, height := r.greet(t); width != 800 || height != 600 {
+			t.Errorf("%s sees %d x %d pixels", viewer.who, width, height)
 		}
-		open, access = append(open, ws), append(access, a)
+		open, access = append(open, r), append(access, a)
+	}
+	if err := open[1].point(300, 200); err != nil {
+		t.Error(err)
+	}
+	if err := open[0].point(31, 47); err != nil {
+		t.Error(err)
+	}
+	if err := eventually(func() error {
+		if got := pointer(); got != "x:31 y:47" {
+			return errors.New("the pointer is at " + got)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
 	}
 	long, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"sleep", "1000"}})
 	if err != nil {
@@ -288,8 +429,8 @@ func TestWholeMachine(t *testing.T) {
 	}
 	defer long.Close()
 	run("screen", "off")
-	for _, ws := range open {
-		if _, said, err := ws.Read(t.Context()); err == nil {
+	for _, r := range open {
+		if said, err := io.ReadAll(r); errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("after the screen was withdrawn, a viewer sees %q", said)
 		}
 	}
@@ -321,7 +462,7 @@ func TestWholeMachine(t *testing.T) {
 			t.Errorf("%s: without consent, a viewer sees %q", kind, said)
 		}
 	}
-	if after := shown(); after != before || !strings.Contains(before, "-display :77.0") || !strings.Contains(before, "-inetd") {
+	if after := shown(); after != before || !strings.Contains(before, "-display "+screen) || !strings.Contains(before, "-inetd") {
 		t.Errorf("without consent, the screen was shown:\n%s, before:\n%s", after, before)
 	}
 	if exit, err := long.Wait(t.Context()); err == nil && exit.Code == 0 {
@@ -329,5 +470,19 @@ func TestWholeMachine(t *testing.T) {
 	}
 	if out := run("status", "--json"); !strings.Contains(out, `"screen": false`) {
 		t.Errorf("the status is %s", out)
+	}
+	if err := eventually(func() error {
+		segments, err := os.ReadFile("/proc/sysvipc/shm")
+		for line := range strings.Lines(shown()) {
+			pid, _, _ := strings.Cut(line, " ")
+			for segment := range strings.Lines(string(segments)) {
+				if f := strings.Fields(segment); f[4] == pid { // cpid
+					return fmt.Errorf("x11vnc of process %s left shared memory: %s", pid, segment)
+				}
+			}
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
 	}
 }

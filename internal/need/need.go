@@ -37,7 +37,11 @@ var Packages = map[string]string{
 	"pkill":      "procps",
 	"ps":         "procps",
 	"python3":    "python3",
+	"scrot":      "scrot",
 	"sh":         "dash",
+	"x11vnc":     "x11vnc",
+	"xdotool":    "xdotool",
+	"Xvfb":       "xvfb",
 	"zstd":       "zstd",
 }
 

@@ -242,7 +242,7 @@ func (in *Instance) end(why sandbox.Exit) {
 	}
 	client := in.Client
 	for s := range in.screens {
-		s.kill()
+		s.end()
 	}
 	in.mu.Unlock()
 	if client != nil {

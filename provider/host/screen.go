@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"syscall"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -59,7 +60,11 @@ func (in *Instance) showScreen() (net.Conn, error) {
 		conn.Close()
 		return nil, err
 	}
-	s := &screen{Conn: conn, kill: func() { _ = cmd.Process.Kill() }}
+	s := &screen{Conn: conn, end: func() {
+		conn.Close()
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it removes its shared memory, which outlives SIGKILL
+		time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
+	}}
 	if in.screens == nil {
 		in.screens = map[*screen]struct{}{}
 	}
@@ -76,11 +81,11 @@ func (in *Instance) showScreen() (net.Conn, error) {
 // screen is the connection of a viewer of the screen.
 type screen struct {
 	net.Conn
-	kill func()
+	end func() // ends the server and the connection; may be called again
 }
 
 // Close implements net.Conn.
 func (s *screen) Close() error {
-	s.kill()
-	return s.Conn.Close()
+	s.end()
+	return nil
 }
