@@ -69,8 +69,9 @@ const (
 	EventRecordingFailed    = "recording.failed"     // see Reason
 	EventMachineApproved    = "machine.approved"     // a self-hosted machine may make sandboxes: see Subject, which is its id
 	EventMachineRevoked     = "machine.revoked"
-	EventNodePlaced         = "node.placed"  // a node was chosen for a sandbox: see Subject and Policy, which is why
-	EventNodeChanged        = "node.changed" // it was cordoned or taken back: see Subject
+	EventMachineConsents    = "machine.consents" // its owner agreed to more, or to less: see Subject, and Policy, which is all that the owner agrees to now
+	EventNodePlaced         = "node.placed"      // a node was chosen for a sandbox: see Subject and Policy, which is why
+	EventNodeChanged        = "node.changed"     // it was cordoned or taken back: see Subject
 	EventNodeDrained        = "node.drained"
 	EventNodeRemoved        = "node.removed"
 	EventNodeCleared        = "node.cleared" // a node that was given up came back, and its old sandboxes were ended

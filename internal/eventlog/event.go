@@ -81,7 +81,8 @@ const (
 	RecordingFailed    Type = sandbox.EventRecordingFailed    // see Reason
 	MachineApproved    Type = sandbox.EventMachineApproved    // a self-hosted machine may make sandboxes: see Subject
 	MachineRevoked     Type = sandbox.EventMachineRevoked
-	NodePlaced         Type = sandbox.EventNodePlaced // a node was chosen for a sandbox: see Subject and Policy
+	MachineConsents    Type = sandbox.EventMachineConsents // what its owner agrees to changed: see Policy
+	NodePlaced         Type = sandbox.EventNodePlaced      // a node was chosen for a sandbox: see Subject and Policy
 	NodeChanged        Type = sandbox.EventNodeChanged
 	NodeDrained        Type = sandbox.EventNodeDrained
 	NodeRemoved        Type = sandbox.EventNodeRemoved
@@ -98,7 +99,7 @@ func Types() []Type {
 		ProfileApplied, ProfileRemoved, SecretCreated, SecretRotated, SecretRemoved, EgressAllowed, EgressDenied, EgressLimited,
 		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, SessionCreated, LeaseWarming, LeaseWarm, LeaseDraining, LeaseCold, LeaseWaiting, LeaseAtRisk, FenceRefused, RouteSwapped, StreamOpened, StreamClosed, StreamRevoked, StreamRotated,
 		RecordingStarted, RecordingAvailable, RecordingFailed, MachineApproved, MachineRevoked, NodePlaced, NodeChanged, NodeDrained, NodeRemoved, NodeCleared, AuditPruned,
-		TerminalStarted, TerminalExited,
+		TerminalStarted, TerminalExited, MachineConsents,
 	}
 }
 

@@ -84,6 +84,7 @@ const (
 	LoadGet Op = "load.get"
 
 	MachineApprove Op = "machine.approve"
+	MachineConsent Op = "machine.consent" // of the machine's owner, on the machine
 	MachineInvite  Op = "machine.invite"
 	MachineList    Op = "machine.list"
 	MachineLookup  Op = "machine.lookup"
@@ -282,6 +283,7 @@ var table = map[Op]about{
 	LoadGet: {Read, Glance},
 
 	MachineApprove: {Admin, Recorded},
+	MachineConsent: {Admin, Recorded},
 	MachineInvite:  {Admin, Recorded},
 	MachineList:    {Read, Glance},
 	MachineLookup:  {Admin, Glance},

@@ -76,24 +76,7 @@ func TestRB106Epochs(t *testing.T) {
 // Requests for a session reach its machine with the epoch, so that it fences.
 func TestRB106SessionsAreFenced(t *testing.T) {
 	w := newWorld(t)
-	config := &hub.Config{Logger: slog.New(slog.DiscardHandler)}
-	w.broker.Configure(config)
-	w.hub.Close() // that of the daemon takes its place
-	d, err := daemon.Start(t.Context(), daemon.Options{
-		StateDir: t.TempDir(), Provider: "fake", Machines: config, Plain: true, Logger: slog.New(slog.DiscardHandler),
-		Providers: []registry.Entry{{Name: "fake", Open: func(h registry.Host) (driver.Provider, error) {
-			return fake.New(fake.Options{World: new(fake.World), SnapshotDir: h.Snapshots}), nil
-		}}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	client, err := atoll.New(atoll.Options{Transport: d.Memory().Transport()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
+	client := w.daemon(t)
 	invited, err := client.Admin().InviteMachine(t.Context(), sandbox.NewMachineToken{Name: "laptop"})
 	if err != nil {
 		t.Fatal(err)
@@ -143,4 +126,28 @@ func TestRB106SessionsAreFenced(t *testing.T) {
 	if err := run(); sandbox.CodeOf(err) != sandbox.CodeStale {
 		t.Errorf("a command of epoch 1 after epoch 2: %v, want %s", err, sandbox.CodeStale)
 	}
+}
+
+// daemon starts a daemon, whose hub takes the place of that of w.
+func (w *world) daemon(t *testing.T) *atoll.Client {
+	t.Helper()
+	config := &hub.Config{Logger: slog.New(slog.DiscardHandler)}
+	w.broker.Configure(config)
+	w.hub.Close()
+	d, err := daemon.Start(t.Context(), daemon.Options{
+		StateDir: t.TempDir(), Provider: "fake", Machines: config, Plain: true, Logger: slog.New(slog.DiscardHandler),
+		Providers: []registry.Entry{{Name: "fake", Open: func(h registry.Host) (driver.Provider, error) {
+			return fake.New(fake.Options{World: new(fake.World), SnapshotDir: h.Snapshots}), nil
+		}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	client, err := atoll.New(atoll.Options{Transport: d.Memory().Transport()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return client
 }

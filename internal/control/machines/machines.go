@@ -11,8 +11,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -26,6 +28,10 @@ type Link interface {
 	Consents(id string) (all sandbox.Consents, heard bool)
 	// Revoked closes the connection of a machine that was revoked.
 	Revoked(id string)
+	// OnConsents has the link report what the owner of a machine agrees to: when
+	// it hears of the machine first, and after each change. A report that fails is
+	// repeated.
+	OnConsents(report func(ctx context.Context, tenant, id string, agreed sandbox.Consents) error)
 }
 
 // Service manages machines. It is safe for concurrent use.
@@ -38,7 +44,10 @@ type Service struct {
 func New(c *core.Core) *Service { return &Service{Core: c} }
 
 // Connect sets the connection to the machines. Call it before the first request.
-func (s *Service) Connect(link Link) { s.link = link }
+func (s *Service) Connect(link Link) {
+	s.link = link
+	link.OnConsents(s.consented)
+}
 
 // Connected reports whether there is a connection to the machines.
 func (s *Service) Connected() bool { return s.link != nil }
@@ -221,6 +230,29 @@ func (s *Service) ApproveMachine(ctx context.Context, a sandbox.MachineApproval)
 		return sandbox.Machine{}, err
 	}
 	return s.public(&m), nil
+}
+
+// consented records what the owner of a machine agrees to, if that changed. It is
+// an event: nobody asked this daemon.
+func (s *Service) consented(ctx context.Context, tenant, id string, agreed sandbox.Consents) error {
+	changed := false
+	err := s.Store.Update(ctx, func(tx *store.Tx) error {
+		m, err := tx.Machines().Get(ctx, tenant, id)
+		if err != nil {
+			return err
+		}
+		agreed = append(slices.Clone(agreed), sandbox.Consent(m.Mode)).Known()
+		if changed = m.State == sandbox.MachineActive && !slices.Equal(agreed, m.Consents.Known()); !changed {
+			return nil
+		}
+		m.Consents = agreed
+		return tx.Machines().Set(ctx, m)
+	})
+	if err != nil || !changed {
+		return err
+	}
+	fact := audit.Action{Tenant: tenant, Op: ops.MachineConsent, Subject: id, Policy: agreed.String()}
+	return s.Audit.Fact(ctx, fact, eventlog.MachineConsents, nil)
 }
 
 // taking returns the consents of a request, which may have a field for one.

@@ -57,9 +57,10 @@ type Hub struct {
 	began  time.Time
 	offers offers
 
-	mu    sync.Mutex
-	peers map[string]*peer // by machine
-	heard chan struct{}    // closed and replaced when a machine was heard
+	mu     sync.Mutex
+	peers  map[string]*peer                                                            // by machine
+	heard  chan struct{}                                                               // closed and replaced when a machine was heard
+	report func(ctx context.Context, tenant, id string, agreed sandbox.Consents) error // nil: nobody asks
 }
 
 // connection identifies a connection of a NATS server.
@@ -75,6 +76,9 @@ type peer struct {
 	seen     time.Time
 	left     bool
 	conns    map[string]connection // by instance
+
+	reported  *sandbox.Consents // nil: none yet
+	reporting bool              // a report is on its way
 }
 
 // Open connects to the NATS server. Later, the connection is made again for as
@@ -193,6 +197,7 @@ func (h *Hub) greet(from machine.Subjects, g machine.Greeting) {
 		g.Key, g.Provider = p.greeting.Key, p.greeting.Provider
 	}
 	p.greeting, p.seen, p.left = g, time.Now(), false
+	h.consented(from, p)
 	close(h.heard)
 	h.heard = make(chan struct{})
 	h.mu.Unlock()
@@ -200,6 +205,43 @@ func (h *Hub) greet(from machine.Subjects, g machine.Greeting) {
 		h.fail(former, &machine.Error{Code: machine.CodeFenced, Text: "the machine's program was started anew"})
 		h.dismiss(former, machine.Farewell{Reason: "another process with the same enrolment serves the machine"})
 	}
+}
+
+const reportTimeout = 10 * time.Second
+
+// OnConsents has report called with what the owner of a machine agrees to, when the
+// machine is heard first and after each change, one call at a time for a machine.
+// After an error, the next message of the machine repeats the call.
+func (h *Hub) OnConsents(report func(ctx context.Context, tenant, id string, agreed sandbox.Consents) error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.report = report
+}
+
+// consented reports the consents of a machine unless that was done. It is called
+// with the lock.
+func (h *Hub) consented(from machine.Subjects, p *peer) {
+	agreed := p.greeting.Consents
+	if h.report == nil || p.reporting || p.reported != nil && slices.Equal(*p.reported, agreed) {
+		return
+	}
+	p.reporting = true
+	report := h.report
+	go func() {
+		ctx, cancel := context.WithTimeout(h.life, reportTimeout)
+		defer cancel()
+		err := report(ctx, from.Tenant, from.Machine, agreed)
+		if err != nil && h.life.Err() == nil {
+			h.cfg.Logger.Error("recording what the owner of a machine agrees to", "machine", from.Machine, "error", err)
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		p.reporting = false
+		if err == nil {
+			p.reported = &agreed
+			h.consented(p.subjects, p) // what was said meanwhile
+		}
+	}()
 }
 
 func (h *Hub) fail(s machine.Subjects, why *machine.Error) {
