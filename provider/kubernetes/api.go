@@ -219,10 +219,15 @@ func (a *api) get(ctx context.Context, id string) (pod, error) {
 }
 
 // Get implements hosted.Service. If the pod is gone, it removes the object that
-// controlled it, because that makes another pod.
+// controlled it, because that makes another pod, unless the object is suspended.
 func (a *api) Get(ctx context.Context, id sandbox.ID, at string) (hosted.Box, error) {
 	p, err := a.get(ctx, at)
 	if err == hosted.ErrNone {
+		b, restErr := a.resting(ctx, split(at))
+		if restErr != hosted.ErrNone {
+			b.ID, b.Sandbox = at, id
+			return b, restErr
+		}
 		err = cmp.Or(a.discard(ctx, split(at)), err)
 	}
 	b := p.describe()
@@ -264,6 +269,23 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hos
 	if id != "" {
 		selector += "," + labelID + "=" + string(id)
 	}
+	all, err := listed[pod](ctx, a, a.pods(""), "PodList", selector)
+	if err != nil {
+		return nil, err
+	}
+	there := map[string]bool{} // the objects that have a pod, by UID
+	for i := range all {
+		there[all[i].Meta.controller()] = true
+		if b := all[i].describe(); !a.replaces(b) {
+			ours = append(ours, b)
+		}
+	}
+	suspended, err := a.suspended(ctx, selector, id, there)
+	return append(ours, suspended...), err
+}
+
+// listed returns the resources with labels.
+func listed[T any](ctx context.Context, a *api, path, kind, selector string) (all []T, err error) {
 	query := url.Values{"labelSelector": {selector}, "limit": {"250"}}
 	for range maxPages {
 		var page struct {
@@ -271,21 +293,17 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hos
 			Meta struct {
 				Continue string `json:"continue"`
 			} `json:"metadata"`
-			Items []pod `json:"items"`
+			Items []T `json:"items"`
 		}
-		if err := a.Call(ctx, http.MethodGet, a.pods("")+"?"+query.Encode(), nil, &page); err != nil {
+		if err := a.Call(ctx, http.MethodGet, path+"?"+query.Encode(), nil, &page); err != nil {
 			return nil, err
 		}
-		if page.Kind != "PodList" {
+		if page.Kind != kind {
 			return nil, a.Strange("the API server's list is invalid")
 		}
-		for i := range page.Items {
-			if b := page.Items[i].describe(); !a.replaces(b) {
-				ours = append(ours, b)
-			}
-		}
+		all = append(all, page.Items...)
 		if page.Meta.Continue == "" {
-			return ours, nil
+			return all, nil
 		}
 		query.Set("continue", page.Meta.Continue)
 	}

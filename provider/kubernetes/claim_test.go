@@ -179,6 +179,19 @@ func TestClaimReplaced(t *testing.T) {
 	s.nothingLeft(t)
 }
 
+// The object of a claim that somebody suspended keeps the sandbox from being gone.
+func TestClaimSuspended(t *testing.T) {
+	s := withPool(t)
+	p := s.openPool(t)
+	s.claimed(t, p, "sb-1")
+	s.setMode(suspendedMode)
+	wantSuspended(t, p, "sb-1", map[string]string{"k": "v"})
+	if in, err := p.Attach(t.Context(), "sb-1"); err != nil || in.Destroy(t.Context()) != nil {
+		t.Errorf("a suspended sandbox cannot be removed: %v", err)
+	}
+	s.nothingLeft(t)
+}
+
 // The process died after it had made the claim: the next list removes it.
 func TestClaimDied(t *testing.T) {
 	s := withPool(t)

@@ -235,10 +235,6 @@ func TestLiveClaims(t *testing.T) {
 				l.must(t, "delete", "sandboxes.agents.x-k8s.io", pod(id))
 				l.must(t, "wait", "--for=delete", "--timeout=1m", "pods", "--selector", "atoll.run/id="+string(id))
 			},
-			"suspended": func(id sandbox.ID) {
-				l.must(t, "patch", "sandboxes.agents.x-k8s.io", pod(id), "--type=merge", "--patch", `{"spec": {"operatingMode": "Suspended"}}`)
-				l.must(t, "wait", "--for=delete", "--timeout=1m", "pods", "--selector", "atoll.run/id="+string(id))
-			},
 		} {
 			ready()
 			id := sandbox.ID("sb-no-" + what)
@@ -263,6 +259,10 @@ func TestLiveClaims(t *testing.T) {
 			}
 		}
 	})
+	t.Run("suspended", func(t *testing.T) {
+		ready()
+		l.suspended(t, p, "sb-suspended-claim")
+	})
 	t.Run("conformance", func(t *testing.T) {
 		drivertest.Run(t, drivertest.Harness{
 			New:  func(context.Context) (driver.Provider, error) { return l.open(dir) },
@@ -273,6 +273,60 @@ func TestLiveClaims(t *testing.T) {
 	l.must(t, "delete", "--filename", manifest)
 	if left := claims(); left != "" {
 		t.Errorf("left: %s", left)
+	}
+}
+
+// suspended suspends a sandbox's object and resumes it. Meanwhile the sandbox is
+// lost. What the controller makes afterwards has none of its files, so it is gone.
+func (l *live) suspended(t *testing.T, p driver.Provider, id sandbox.ID) {
+	t.Helper()
+	in, err := p.Create(t.Context(), &sandbox.Spec{ID: id, Image: "host", Labels: map[string]string{"k": "v"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hostedtest.Says(t, in, "echo kept >/kept")
+	pod := func(field string) string {
+		return l.must(t, "get", "pods", "--selector", "atoll.run/id="+string(id), "--output", "jsonpath={.items[*].metadata."+field+"}")
+	}
+	name, uid := pod("name"), pod("uid")
+	mode := func(mode string) {
+		l.must(t, "patch", "sandboxes.agents.x-k8s.io", name, "--type=merge", "--patch", `{"spec": {"operatingMode": "`+mode+`"}}`)
+	}
+	mode("Suspended")
+	l.must(t, "wait", "--for=delete", "--timeout=1m", "pods/"+name)
+	if state, err := p.(driver.StateTeller).State(t.Context(), id); state != sandbox.Lost || err != nil {
+		t.Errorf("State: %s, %v, want lost", state, err)
+	}
+	var found *driver.Found
+	for f, err := range p.List(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.ID == id {
+			found = &f
+		}
+	}
+	if found == nil || found.State != sandbox.Lost || found.Labels["k"] != "v" {
+		t.Errorf("List: %+v, want lost", found)
+	}
+	if in, err = p.Attach(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Exec(t.Context(), &sandbox.Command{Shell: "true"}); p.ErrorCode(err) != sandbox.CodeUnavailable {
+		t.Errorf("Exec: %v, want unavailable", err)
+	}
+	mode("Running")
+	l.must(t, "wait", "--for=create", "--timeout=1m", "pods/"+name)
+	l.must(t, "wait", "--for=condition=Ready", "--timeout=1m", "pods/"+name)
+	now := l.must(t, "get", "pods/"+name, "--output", "jsonpath={.metadata.uid}")
+	if out, err := l.kubectl(t, "exec", name, "--", "ls", "/kept"); now == uid || err == nil {
+		t.Errorf("the resumed object has the pod %s, and was %s; its file: %s", now, uid, out)
+	}
+	if _, err := p.Attach(t.Context(), id); p.ErrorCode(err) != sandbox.CodeGone {
+		t.Errorf("Attach: %v, want gone", err)
+	}
+	if err := in.Destroy(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -321,6 +375,21 @@ func (l *live) run(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	if l.kind == "Sandbox" {
+		t.Run("suspended", func(t *testing.T) {
+			l.suspended(t, p, "sb-suspended")
+			in, err := p.Create(t.Context(), spec("sb-suspended-removed"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.must(t, "patch", "sandboxes.agents.x-k8s.io", pod("sb-suspended-removed"), "--type=merge", "--patch", `{"spec": {"operatingMode": "Suspended"}}`)
+			l.must(t, "wait", "--for=delete", "--timeout=1m", "pods", "--selector", "atoll.run/id=sb-suspended-removed")
+			if err := in.Destroy(t.Context()); err != nil {
+				t.Error(err)
+			}
+			gone(t, "sb-suspended-removed")
+		})
+	}
 	t.Run("ended inside", func(t *testing.T) {
 		in, err := p.Create(t.Context(), spec("sb-ended"))
 		if err != nil {

@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -43,6 +44,7 @@ type objectSpec struct {
 	Ends    *time.Time `json:"shutdownTime,omitempty"`
 	Service *bool      `json:"service,omitempty"`
 	Policy  string     `json:"shutdownPolicy,omitempty"`
+	Mode    string     `json:"operatingMode,omitempty"`
 }
 
 type templateMeta struct {
@@ -128,6 +130,82 @@ func (a *api) object(ctx context.Context, name string) (o object, err error) {
 		err = a.Strange("the API server answers for another object")
 	}
 	return o, err
+}
+
+// suspendedMode is the operatingMode with which the controller ends the pod of an
+// object and makes none. Only volumes of the object would outlive that, and those of
+// Atoll have none.
+const suspendedMode = "Suspended"
+
+// resting returns the sandbox of a box whose object is suspended. ErrNone: it is not.
+// Such a sandbox has no pod and is not gone, because its object is there on purpose:
+// somebody suspended it, and decides whether it goes on or ends.
+func (a *api) resting(ctx context.Context, at box) (hosted.Box, error) {
+	if at.object == "" {
+		return hosted.Box{}, hosted.ErrNone
+	}
+	o, err := a.object(ctx, at.name)
+	if err == nil && at.claim != "" { // it has the labels
+		var c claim
+		if c, err = a.claimed(ctx, at.claim); c.Meta.UID != at.claimUID {
+			err = cmp.Or(err, hosted.ErrNone)
+		}
+		o.Meta.Labels, o.Meta.Annotations = c.Meta.Labels, c.Meta.Annotations
+	}
+	switch {
+	case err == nil && o.Meta.UID == at.object && o.Spec.Mode == suspendedMode:
+		return o.describe(), nil
+	case err == nil || unmade(err):
+		err = hosted.ErrNone
+	}
+	return hosted.Box{}, err
+}
+
+// describe converts a suspended object. Its ID has no pod.
+func (o *object) describe() hosted.Box {
+	p := pod{Meta: o.Meta}
+	b := p.describe()
+	b.ID = o.Meta.Name + "//" + o.Meta.UID
+	b.Status, b.State, b.Removable = suspendedMode, sandbox.Lost, true
+	b.Why = "somebody has suspended its Sandbox " + o.Meta.Name + ", which ended its pod, and its files with it"
+	return b
+}
+
+// suspended lists the sandboxes whose objects are suspended. there are the objects
+// with a pod. Objects that were claimed do not have our labels: records name them.
+func (a *api) suspended(ctx context.Context, selector string, id sandbox.ID, there map[string]bool) (all []hosted.Box, err error) {
+	objects, err := listed[object](ctx, a, a.objects(""), "SandboxList", selector)
+	if err != nil {
+		if unmade(err) {
+			err = nil
+		}
+		return nil, err
+	}
+	for i := range objects {
+		if o := &objects[i]; o.Spec.Mode == suspendedMode && !there[o.Meta.UID] {
+			b := o.describe()
+			if r, _ := a.boxes.Get(string(b.Sandbox)); split(r.Box).object == o.Meta.UID {
+				b.ID = r.Box
+			}
+			all = append(all, b)
+		}
+	}
+	for _, name := range a.boxes.IDs() {
+		r, _ := a.boxes.Get(name)
+		at := split(r.Box)
+		if at.claim == "" || there[at.object] || id != "" && name != string(id) {
+			continue
+		}
+		b, err := a.resting(ctx, at)
+		switch {
+		case err == nil:
+			b.ID, b.Sandbox = r.Box, sandbox.ID(name)
+			all = append(all, b)
+		case err != hosted.ErrNone:
+			return nil, err
+		}
+	}
+	return all, nil
 }
 
 // order makes an object and waits until its controller has made the pod. Its name

@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -41,7 +43,13 @@ func (s *server) object(w http.ResponseWriter, r *http.Request, name string) {
 		s.reconcile()
 		reply(w, o)
 	case name == "":
-		reply(w, map[string]any{"kind": "SandboxList", "items": []any{}})
+		list := []*object{}
+		for _, o := range s.objects {
+			if matches(o.Meta.Labels, r.URL.Query().Get("labelSelector")) {
+				list = append(list, o)
+			}
+		}
+		reply(w, map[string]any{"kind": "SandboxList", "items": list})
 	case s.objects[name] == nil:
 		refuse(w, 404, "NotFound", fmt.Sprintf("sandboxes.agents.x-k8s.io %q not found", name))
 	case r.Method == http.MethodDelete:
@@ -74,6 +82,12 @@ func (s *server) object(w http.ResponseWriter, r *http.Request, name string) {
 // reconcile does what the controller of agent-sandbox does.
 func (s *server) reconcile() {
 	for name, o := range s.objects {
+		if o.Spec.Mode == suspendedMode {
+			if p := s.pods[name]; p != nil && p.Meta.controller() == o.Meta.UID {
+				delete(s.pods, name)
+			}
+			continue
+		}
 		if s.stuck != "" {
 			o.Status.Conditions = []condition{{Type: "Ready", Status: "False", Reason: "ReconcilerError", Message: s.stuck}}
 			continue
@@ -275,6 +289,69 @@ func TestOrderReplaced(t *testing.T) {
 	}
 	if _, err := p.Attach(t.Context(), "sb-1"); p.ErrorCode(err) != sandbox.CodeGone {
 		t.Errorf("Attach: %v, want gone", err)
+	}
+}
+
+// setMode suspends all objects, or resumes them with "".
+func (s *server) setMode(mode string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range s.objects {
+		o.Spec.Mode = mode
+	}
+	s.reconcile()
+}
+
+// wantSuspended fails unless a sandbox is lost, with a reason, and neither gone nor
+// failed.
+func wantSuspended(t *testing.T, p *Provider, id sandbox.ID, labels map[string]string) {
+	t.Helper()
+	if state, err := p.State(t.Context(), id); state != sandbox.Lost || err != nil {
+		t.Errorf("State: %s, %v, want lost", state, err)
+	}
+	var all []driver.Found
+	for found, err := range p.List(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, found)
+	}
+	if len(all) != 1 || all[0].ID != id || all[0].State != sandbox.Lost || all[0].Exit != nil || !maps.Equal(all[0].Labels, labels) {
+		t.Errorf("List: %+v, want one that is lost", all)
+	}
+	in, err := p.Attach(t.Context(), id)
+	if err != nil {
+		t.Fatalf("Attach: %v", err)
+	}
+	if _, err := in.Exec(t.Context(), &sandbox.Command{Shell: "true"}); p.ErrorCode(err) != sandbox.CodeUnavailable || !strings.Contains(err.Error(), "suspended") {
+		t.Errorf("Exec: %v, want unavailable, because it is suspended", err)
+	}
+}
+
+// An object that somebody suspended has no pod. Its sandbox is lost until somebody
+// resumes the object: the new pod is not the sandbox. It can be removed.
+func TestOrderSuspended(t *testing.T) {
+	for _, resumed := range []bool{false, true} {
+		s := withAgents(t)
+		p := s.open(t, t.TempDir(), nil)
+		s.ordered(t, p, "sb-1")
+		s.setMode(suspendedMode)
+		wantSuspended(t, p, "sb-1", map[string]string{})
+		other := s.open(t, t.TempDir(), nil)
+		if _, err := other.Attach(t.Context(), "sb-1"); !errors.Is(err, driver.ErrElsewhere) {
+			t.Errorf("Attach of another installation: %v", err)
+		}
+		if resumed {
+			s.setMode("")
+			if _, err := p.Attach(t.Context(), "sb-1"); p.ErrorCode(err) != sandbox.CodeGone {
+				t.Errorf("Attach after it was resumed: %v, want gone", err)
+			}
+		} else if in, err := p.Attach(t.Context(), "sb-1"); err != nil || in.Destroy(t.Context()) != nil {
+			t.Errorf("a suspended sandbox cannot be removed: %v", err)
+		}
+		if left := s.left(); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
 	}
 }
 

@@ -27,9 +27,11 @@ type Box struct {
 	Status  string        // in the service's words
 	State   sandbox.State // what the status means; Lost: unknown
 	Why     string        // why it has failed or is lost, if the service says so
-	Created time.Time
-	Ends    time.Time         // the end of its lifetime, if the service reports it
-	Labels  map[string]string // nil: the service keeps none
+	// Removable: it is lost, and can be removed all the same, as one that has failed.
+	Removable bool
+	Created   time.Time
+	Ends      time.Time         // the end of its lifetime, if the service reports it
+	Labels    map[string]string // nil: the service keeps none
 	// Metadata is what the service keeps for a sandbox, if it is marked by that: see
 	// Marked.
 	Metadata map[string]string
@@ -370,11 +372,11 @@ func (c *Core) State(ctx context.Context, id sandbox.ID) (sandbox.State, error) 
 	return b.State, nil
 }
 
-// Present is Living, and also returns a sandbox that has failed: it is still
-// there, and can be removed.
+// Present is Living, and also returns a sandbox that has failed, or that is lost and
+// Removable: it is still there, and can be removed.
 func (c *Core) Present(ctx context.Context, id sandbox.ID) (Box, error) {
 	b, err := c.Living(ctx, id)
-	if err != nil && b.State == sandbox.Failed && c.owned(b) == nil {
+	if err != nil && (b.State == sandbox.Failed || b.Removable) && c.owned(b) == nil {
 		return b, nil
 	}
 	return b, err

@@ -219,7 +219,10 @@ func (s *Reconciler) reconcileEnded(ctx context.Context, b *store.Sandbox, f dri
 		return s.Records.Observe(ctx, b, records.Found{State: sandbox.Gone, Reason: records.ReasonLifetime, Exit: f.Exit})
 	}
 	reason := "it ended"
-	if f.Exit != nil {
+	switch {
+	case f.State == sandbox.Lost:
+		reason = "its provider has it and cannot reach it"
+	case f.Exit != nil:
 		reason += ": " + string(f.Exit.Reason)
 	}
 	return s.Records.Observe(ctx, b, records.Found{State: f.State, Reason: reason, Exit: f.Exit})
