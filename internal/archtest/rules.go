@@ -409,6 +409,12 @@ var rules = append(sandboxRules(), []rule{
 		why:  "it gives tests of single control services a core, and knows none of them",
 	},
 	{
+		pkgs: "internal/control/sandboxes/sandboxtest",
+		only: append([]string{"internal/store/storetest", "internal/need"}, controlServices...),
+		deny: []string{kernel + "/..."},
+		why:  "it gives tests of single services of sandboxes what is below them",
+	},
+	{
 		pkgs: "internal/control/plan",
 		only: []string{"sandbox", "driver", "internal/policy", "internal/policy/policyset"},
 		deny: []string{kernel + "/...", "os/exec", "net/http", "database/sql"},
