@@ -221,6 +221,16 @@ func TestWholeMachine(t *testing.T) {
 			t.Errorf("%s is %q, %v", path, got, err)
 		}
 	}
+	// It does not move back: files of the machine's owner would be overwritten.
+	if err := os.WriteFile(filepath.Join(offered, "file"), []byte("the owner's\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if moved, err := x.Swap(t.Context(), w.provider(t, s)); err != nil || moved.Swapped || !strings.Contains(moved.Reason, "belongs to the machine's owner") {
+		t.Errorf("a move to the machine: %+v, %v; want a refusal", moved, err)
+	}
+	if got, err := os.ReadFile(filepath.Join(offered, "file")); err != nil || string(got) != "the owner's\n" {
+		t.Errorf("after that, the owner's file is %q, %v", got, err)
+	}
 	if err := x.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}

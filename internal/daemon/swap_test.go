@@ -47,8 +47,11 @@ func newHarbour(t *testing.T) *harbour {
 	machine := registry.Entry{Name: "machine", Open: func(registry.Host) (driver.Provider, error) {
 		return sharing{fake.New(fake.Options{Binding: "machine", Limited: true})}, nil
 	}}
+	laptop := registry.Entry{Name: "laptop", Open: func(registry.Host) (driver.Provider, error) {
+		return owned{sharing{fake.New(fake.Options{Binding: "laptop", Limited: true})}}, nil
+	}}
 	d := h.machine.Start(t, func(o *daemon.Options) {
-		o.Providers = []registry.Entry{entry("one", &worlds[0], &h.one, nil), entry("two", &worlds[1], &h.two, fault), machine}
+		o.Providers = []registry.Entry{entry("one", &worlds[0], &h.one, nil), entry("two", &worlds[1], &h.two, fault), machine, laptop}
 		o.SessionGrace = 2 * time.Second // sweeps every second
 	})
 	h.Client = daemontest.Client(t, d)
@@ -63,6 +66,11 @@ func (s sharing) Probe(ctx context.Context) (driver.Facts, error) {
 	facts.SharesFiles = true
 	return facts, err
 }
+
+// owned is a provider whose sandboxes are the machine of a person.
+type owned struct{ sharing }
+
+func (owned) Permanent() bool { return true }
 
 func mustSwap(t *testing.T, s *atoll.Session, target string) sandbox.Receipt {
 	t.Helper()
@@ -144,6 +152,11 @@ func TestRB97TargetsAndRunOn(t *testing.T) {
 	}
 	_, err = s.RunOn(t.Context(), "machine", sandbox.Command{Shell: "true"}, atoll.RunOptions{})
 	wantCode(t, err, sandbox.CodeUnavailable)
+	// RB-115: nothing is copied to a person's machine by itself.
+	const instead = "belongs to the machine's owner, and a move would overwrite files there; copy the files that you need with atoll session cp, to a session that begins there: atoll session create --provider laptop"
+	if out, err := s.Swap(t.Context(), "laptop"); err != nil || out.Swapped || !strings.Contains(out.Reason, instead) {
+		t.Errorf("swap to a person's machine: %+v, %v; want a refusal that says why, and what to do", out, err)
+	}
 	if last := all[len(all)-1]; last.Fits || len(last.Reasons) == 0 {
 		t.Errorf("a target that does not fit: %+v; want why", last)
 	}

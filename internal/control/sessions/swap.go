@@ -55,9 +55,10 @@ func (s *Movers) targets(ctx context.Context, who key.Principal, row store.Sessi
 	needs.Images = false // each checks the exact image
 	needs.Isolation = s.sandboxes.Isolation(row.Tenant, &spec)
 	needs.OwnFiles = carriesTree(&row) || len(row.Spec.Workspaces) > 0
-	archives, mounts := map[string]bool{}, map[string]bool{}
+	archives, mounts, shares := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, p := range all {
 		archives[p.Name], mounts[p.Name] = p.Capabilities["archive"] && p.Capabilities["files"], p.Capabilities["mounts"]
+		shares[p.Name] = p.SharesFiles
 		if p.Default {
 			standard = p.Name
 		}
@@ -69,6 +70,8 @@ func (s *Movers) targets(ctx context.Context, who key.Principal, row store.Sessi
 			image = s.providers.CheckImage(ctx, t.Provider, row.Spec.Image)
 		}
 		switch tree := carriesTree(&row); {
+		case !t.Fits && needs.OwnFiles && shares[t.Provider] && s.providers.Permanent(ctx, t.Provider):
+			t.Reasons = []string{ownersFiles + t.Provider}
 		case !t.Fits:
 		case s.providers.Permit(ctx, who, t.Provider) != nil:
 			t.Fits, t.Reasons = false, []string{"for the owner of the machine only"}
@@ -85,6 +88,11 @@ func (s *Movers) targets(ctx context.Context, who key.Principal, row store.Sessi
 	}
 	return out, standard, nil
 }
+
+// ownersFiles is why a session does not move to the whole machine of a person, and
+// what to do instead. The provider follows.
+const ownersFiles = "its directory belongs to the machine's owner, and a move would overwrite files there; " +
+	"copy the files that you need with atoll session cp, to a session that begins there: atoll session create --provider "
 
 // why is the text of an error without its operation.
 func why(err error) string {
