@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,8 +23,8 @@ type Provider struct {
 	Kept  []driver.FoundSnapshot
 	// Can are its capabilities.
 	Can driver.Facts
-	// Fails has an error for each call that fails: "list", "attach sb-1",
-	// "destroy sb-1", "pause sb-1" and so on.
+	// Fails has an error for each call that fails, as Did says it or by its first two
+	// words: "list", "attach sb-1", "destroy sb-1", "pause sb-1" and so on.
 	Fails map[string]error
 	// Plain means that its sandboxes can only be destroyed.
 	Plain bool
@@ -45,7 +46,8 @@ func (p *Provider) do(format string, args ...any) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	what := fmt.Sprintf(format, args...)
-	if err := p.Fails[what]; err != nil {
+	call := strings.Join(strings.Fields(what)[:2], " ")
+	if err := cmp.Or(p.Fails[what], p.Fails[call]); err != nil {
 		return err
 	}
 	p.did = append(p.did, what)

@@ -54,7 +54,7 @@ func Open(t testing.TB, p *coretest.Provider) *Rig {
 	r.Providers = providers.New(c, providers.Config{Default: providers.Opened{Name: Provider, Binding: Binding, Control: control.Config{Provider: p, Owner: owner{}}}})
 	r.Snapshots = snapshots.New(c, snapshots.Config{Providers: r.Providers, Sandboxes: r.Records})
 	r.Workspaces = workspaces.New(c, workspaces.Config{Sandboxes: r.Records})
-	r.Policies = policies.New(c, policies.Config{})
+	r.Policies = policies.New(c, policies.Config{Snapshot: r.Snapshots.Find})
 	r.Tenants = tenants.New(c)
 	r.Ports = ports.New(c, nil)
 	r.Ends = &supervise.Ends{Core: c, Records: r.Records, Exec: quiet{}}
