@@ -32,7 +32,8 @@ func (p anyImage) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instan
 
 // RB-21, RB-24, RB-25: the desktop of a session depends on its image, the key that
 // asks, and the sessions that share its sandbox, which are named by their ids.
-func TestRB21SessionDesktops(t *testing.T) {
+// RB-21.
+func TestSessionDesktops(t *testing.T) {
 	t.Parallel()
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) {
 		open := o.Providers[0].Open
@@ -85,8 +86,8 @@ func TestRB21SessionDesktops(t *testing.T) {
 }
 
 // RB-8, RB-15: a daemon does not open a provider whose descriptor has another
-// name, or contradicts itself.
-func TestRB15DescriptorsAreChecked(t *testing.T) {
+// name, or contradicts itself. RB-15.
+func TestDescriptorsAreChecked(t *testing.T) {
 	t.Parallel()
 	for _, e := range all.Builtin() {
 		if err := e.Check(func(string) string { return "set" }); err != nil {

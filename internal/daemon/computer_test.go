@@ -8,7 +8,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func TestRB75ReadOnlyComputers(t *testing.T) {
+// RB-75.
+func TestReadOnlyComputers(t *testing.T) {
 	t.Setenv("PATH", "/nothing") // sandboxes of provider host have it
 	v := newViewing(t)
 	const look, act = `{"actions":[{"action":"cursor"}]}`, `{"actions":[{"action":"cursor"},{"action":"click"}]}`

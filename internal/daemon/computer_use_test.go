@@ -40,8 +40,8 @@ func pretend(t *testing.T, programs map[string]string) (dir string) {
 const useComputer = "/v1/sandboxes/box/computer"
 
 // Actions are carried out in order by the programs in the sandbox, and what a
-// program says comes back.
-func TestRB77ActionsReachTheDesktop(t *testing.T) {
+// program says comes back. RB-77.
+func TestActionsReachTheDesktop(t *testing.T) {
 	dir := pretend(t, map[string]string{
 		"xdotool": `echo "$*" >>DIR/done; case $1 in
 getmouselocation) printf 'X=7\nY=9\n' ;;
@@ -88,8 +88,8 @@ getmouselocation --shell
 	}
 }
 
-// An empty or incomplete picture is tried again, and never an answer.
-func TestRB76ScreenshotsOfDesktops(t *testing.T) {
+// An empty or incomplete picture is tried again, and never an answer. RB-76.
+func TestScreenshotsOfDesktops(t *testing.T) {
 	var whole bytes.Buffer
 	ok(t, png.Encode(&whole, image.NewGray(image.Rect(0, 0, 30, 20))))
 	dir := pretend(t, map[string]string{
@@ -112,8 +112,8 @@ case $(wc -l <DIR/tries) in 1) : >"$f" ;; 2) head -c 20 DIR/whole >"$f" ;; *) ca
 }
 
 // The tools carry out what they are named after, and what goes wrong is a text for
-// the model.
-func TestRB79Tools(t *testing.T) {
+// the model. RB-79.
+func TestTools(t *testing.T) {
 	var whole bytes.Buffer
 	ok(t, png.Encode(&whole, image.NewGray(image.Rect(0, 0, 30, 20))))
 	dir := pretend(t, map[string]string{
@@ -184,8 +184,8 @@ func TestRB79Tools(t *testing.T) {
 	}
 }
 
-// A file is written only if it has the content that the caller knows.
-func TestRB84WritesOfKnownContent(t *testing.T) {
+// A file is written only if it has the content that the caller knows. RB-84.
+func TestWritesOfKnownContent(t *testing.T) {
 	v := newViewing(t)
 	const files = "/v1/sandboxes/box/files"
 	var home struct{ Stdout struct{ Data string } }
@@ -238,8 +238,8 @@ func TestRB84WritesOfKnownContent(t *testing.T) {
 }
 
 // A token that the daemon signed is refused when its claims do not hold, at every
-// socket.
-func TestRB62TokensOfSockets(t *testing.T) {
+// socket. RB-62.
+func TestTokensOfSockets(t *testing.T) {
 	v := newViewing(t)
 	s := v.open("acme", "desktop", "view")
 	secret, err := os.ReadFile(filepath.Join(v.dir, "streams.key"))
@@ -294,8 +294,8 @@ func starting() map[string]string {
 	}
 }
 
-// Concurrent callers start a desktop once; another size is down, then up.
-func TestRB68DesktopsStartOnce(t *testing.T) {
+// Concurrent callers start a desktop once; another size is down, then up. RB-68.
+func TestDesktopsStartOnce(t *testing.T) {
 	dir := pretend(t, starting())
 	v := newViewing(t)
 	const callers = 6
@@ -334,8 +334,8 @@ func TestRB68DesktopsStartOnce(t *testing.T) {
 	}
 }
 
-// The error names what did not start, its exit code and its output.
-func TestRB69FailedStages(t *testing.T) {
+// The error names what did not start, its exit code and its output. RB-69.
+func TestFailedStages(t *testing.T) {
 	programs := starting()
 	programs["sleep"] = "exec /bin/sleep 0.03" // 50 attempts take less time
 	dir := pretend(t, programs)

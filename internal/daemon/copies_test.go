@@ -244,7 +244,8 @@ func TestBridgedWorkspaceIsSavedFromTimeToTime(t *testing.T) {
 }
 
 // A session with a workspace moves between providers that mount and that copy.
-func TestRB97SwapWithWorkspace(t *testing.T) {
+// RB-97.
+func TestSwapWithWorkspace(t *testing.T) {
 	t.Parallel()
 	h := newHarbour(t)
 	s := openSession(t, h.Client, notes(), atoll.SessionOptions{Name: "agent"})
@@ -325,8 +326,8 @@ func TestBridgedWorkspaceRefusals(t *testing.T) {
 }
 
 // RB-19, RB-20: the capabilities of a session can be read without holding it,
-// and since when its sandbox has no holders.
-func TestRB19SessionCapabilities(t *testing.T) {
+// and since when its sandbox has no holders. RB-19.
+func TestSessionCapabilities(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
 	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.SessionGrace = time.Hour }))
@@ -351,8 +352,8 @@ func TestRB19SessionCapabilities(t *testing.T) {
 }
 
 // RB-44: an archive of a kind that cannot be read here is refused, and nothing is
-// made.
-func TestRB44ArchivesOfOtherKinds(t *testing.T) {
+// made. RB-44.
+func TestArchivesOfOtherKinds(t *testing.T) {
 	t.Parallel()
 	c := daemontest.Client(t, daemontest.New(t).Start(t, nil))
 	e := sandbox.Envelope{
@@ -366,8 +367,8 @@ func TestRB44ArchivesOfOtherKinds(t *testing.T) {
 	}
 }
 
-// RB-54: a session has at most 64 viewers, and others may still work in it.
-func TestRB54SessionsLimitViewers(t *testing.T) {
+// RB-54: a session has at most 64 viewers, and others may still work in it. RB-54.
+func TestSessionsLimitViewers(t *testing.T) {
 	t.Parallel()
 	d := daemontest.New(t).Start(t, nil)
 	c := daemontest.Client(t, d)

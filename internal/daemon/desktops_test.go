@@ -121,7 +121,8 @@ func (v *viewing) watches(d *vnc, mode string, width, height uint16) *websocket.
 // Two desktops live at once, each with those who watch and one in control. Each
 // viewer gets the size of its own, and what was copied only in control. Another
 // size is down, then up: viewers are told the end, and the next see the new size.
-func TestRB69LivingDesktops(t *testing.T) {
+// RB-69.
+func TestLivingDesktops(t *testing.T) {
 	v := newViewing(t)
 	one, two := newVNC(t, 1280, 800), newVNC(t, 800, 600)
 	first := v.watches(one, "view", 1280, 800)

@@ -29,8 +29,8 @@ func installed(t *testing.T, world *fake.World, account string) *daemon.Daemon {
 
 // RB-36: an envelope of one installation leads another one with the same
 // account to the same sandbox. One with another account refuses it. Nothing is
-// created.
-func TestRB36EnvelopesLeaveTheInstallation(t *testing.T) {
+// created. RB-36.
+func TestEnvelopesLeaveTheInstallation(t *testing.T) {
 	t.Parallel()
 	world := new(fake.World)
 	m := &daemontest.Machine{World: world}

@@ -13,8 +13,8 @@ import (
 
 // When a tenant has used up its warm time, sandboxes without turns are
 // released, and no new ones are created. Turns in progress keep their
-// sandboxes. The gate opens when the quota is raised.
-func TestRB59GateClosesAtTheQuota(t *testing.T) {
+// sandboxes. The gate opens when the quota is raised. RB-59.
+func TestGateClosesAtTheQuota(t *testing.T) {
 	t.Parallel()
 	d := daemontest.New(t).Start(t, shortGrace)
 	c := daemontest.Client(t, d)
@@ -76,8 +76,8 @@ func TestRB59GateClosesAtTheQuota(t *testing.T) {
 	}
 }
 
-// An orphan of an attempt that is over is ended, and counted.
-func TestRB56OrphansAreCounted(t *testing.T) {
+// An orphan of an attempt that is over is ended, and counted. RB-56.
+func TestOrphansAreCounted(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	c := daemontest.Client(t, d)
 	orphan, err := c.Create(t.Context(), sandbox.Spec{}, atoll.CreateOptions{IdempotencyKey: "crew.1"}) // as the first attempt names it

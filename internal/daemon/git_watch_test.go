@@ -55,8 +55,8 @@ func follow(t *testing.T, g atoll.Git) (next func() (sandbox.GitEvent, error)) {
 }
 
 // RB-87: what happens in a repository of a session is seen at once by a caller who
-// may only read, and ends with the caller's key.
-func TestRB87GitOfSessionsIsWatched(t *testing.T) {
+// may only read, and ends with the caller's key. RB-87.
+func TestGitOfSessionsIsWatched(t *testing.T) {
 	d, s, dir := hostSession(t)
 	c := daemontest.Client(t, d)
 	k, err := c.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read"}})
@@ -86,8 +86,8 @@ func TestRB87GitOfSessionsIsWatched(t *testing.T) {
 	}
 }
 
-// RB-87: events of files are numbered, also from one stream to the next.
-func TestRB87EventsOfFilesAreNumbered(t *testing.T) {
+// RB-87: events of files are numbered, also from one stream to the next. RB-87.
+func TestEventsOfFilesAreNumbered(t *testing.T) {
 	_, s, dir := hostSession(t)
 	last := int64(0)
 	for range 2 {
@@ -108,8 +108,8 @@ func TestRB87EventsOfFilesAreNumbered(t *testing.T) {
 	}
 }
 
-// RB-87: commands on terminals have events of their own.
-func TestRB87EventsOfTerminals(t *testing.T) {
+// RB-87: commands on terminals have events of their own. RB-87.
+func TestEventsOfTerminals(t *testing.T) {
 	d, s, dir := hostSession(t)
 	c := daemontest.Client(t, d)
 	size := &sandbox.WindowSize{Cols: 100, Rows: 40}

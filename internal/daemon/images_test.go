@@ -33,7 +33,8 @@ func (f fetching) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instan
 
 // RB-97: a session with an image moves to providers that fetch images themselves,
 // and to no others; one without an image does not move where one must be named.
-func TestRB97ImagesDecideTargets(t *testing.T) {
+// RB-97.
+func TestImagesDecideTargets(t *testing.T) {
 	entry := func(name string, wrap func(*fake.Provider) driver.Provider) registry.Entry {
 		return registry.Entry{Name: name, Open: func(registry.Host) (driver.Provider, error) {
 			return wrap(fake.New(fake.Options{Binding: name, Limited: true})), nil

@@ -13,8 +13,8 @@ import (
 )
 
 // The last two archives of a session are kept; older ones are removed. A failed
-// save leaves nothing.
-func TestRB46TwoArchivesAreKept(t *testing.T) {
+// save leaves nothing. RB-46.
+func TestTwoArchivesAreKept(t *testing.T) {
 	m := daemontest.New(t)
 	var broken atomic.Bool
 	m.Fault = func(op string) error {

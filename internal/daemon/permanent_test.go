@@ -34,8 +34,8 @@ func (p personal) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, e
 
 // A user's machine is never gone. Even if its provider says so, the session
 // waits for it, creates no other, and uses it again afterwards. Neither
-// reconciliation nor the reaper removes its record or ends it.
-func TestRB34MachinesAreNeverGone(t *testing.T) {
+// reconciliation nor the reaper removes its record or ends it. RB-34.
+func TestMachinesAreNeverGone(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
 	var lies atomic.Bool

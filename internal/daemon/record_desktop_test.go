@@ -39,7 +39,8 @@ func filmed(t *testing.T) (video []byte) {
 	return video
 }
 
-func TestRB71DesktopsAreRecorded(t *testing.T) {
+// RB-71.
+func TestDesktopsAreRecorded(t *testing.T) {
 	want := filmed(t)
 	v := newViewing(t)
 	const path, body = "/v1/sandboxes/box/recordings", `{"kind":"desktop","title":"a desktop"}`
@@ -116,7 +117,8 @@ func (v *viewing) oneRight(verb string) string {
 }
 
 // Where nothing can be recorded, the answer says why, and there is no recording.
-func TestRB73DesktopsThatCannotBeRecorded(t *testing.T) {
+// RB-73.
+func TestDesktopsThatCannotBeRecorded(t *testing.T) {
 	filmed(t)
 	dir, _, _ := strings.Cut(os.Getenv("PATH"), ":")
 	v := newViewing(t)

@@ -104,7 +104,8 @@ func casts(t *testing.T, dir string) (files []string) {
 	return files
 }
 
-func TestRB72TerminalsAreRecorded(t *testing.T) {
+// RB-72.
+func TestTerminalsAreRecorded(t *testing.T) {
 	v := newViewing(t)
 	for name, want := range map[string]int{"reader": http.StatusForbidden, "rival": http.StatusNotFound} {
 		if code := v.call(name, http.MethodPost, "/v1/sandboxes/box/recordings", `{}`, nil); code != want {
@@ -200,8 +201,8 @@ func TestRB72TerminalsAreRecorded(t *testing.T) {
 }
 
 // A recording ends with its command, after the time limit, with its sandbox and
-// with its tenant.
-func TestRB73RecordingsEnd(t *testing.T) {
+// with its tenant. RB-73.
+func TestRecordingsEnd(t *testing.T) {
 	v := newViewing(t)
 	ended := v.record("acme", `{}`)
 	shell := v.sit(v.terminal("acme", "control"), sandbox.TerminalMessage{})
@@ -257,8 +258,8 @@ func TestRecordingsAreRedacted(t *testing.T) {
 }
 
 // What was recorded is stored before a session is saved, and the recording of a
-// session ends with its sandbox. cmd/atoll tests the same before a pause.
-func TestRB74SessionsFlushRecordings(t *testing.T) {
+// session ends with its sandbox. cmd/atoll tests the same before a pause. RB-74.
+func TestSessionsFlushRecordings(t *testing.T) {
 	m := daemontest.New(t)
 	m.Host = true
 	d := m.Start(t, nil)
@@ -319,8 +320,8 @@ func TestRB74SessionsFlushRecordings(t *testing.T) {
 }
 
 // A daemon that ends stores what runs. One that was killed is followed by one
-// that stores what it left, without a line that was not written completely.
-func TestRB73RecordingsOfADaemonThatEnds(t *testing.T) {
+// that stores what it left, without a line that was not written completely. RB-73.
+func TestRecordingsOfADaemonThatEnds(t *testing.T) {
 	m := daemontest.New(t)
 	m.Host = true
 	var processes driver.Provider // which live on
@@ -382,8 +383,8 @@ func TestRB73RecordingsOfADaemonThatEnds(t *testing.T) {
 }
 
 // A recording that cannot be stored is kept on the machine, can be fetched, and
-// is stored later.
-func TestRB72FailedUploadsAreTriedAgain(t *testing.T) {
+// is stored later. RB-72.
+func TestFailedUploadsAreTriedAgain(t *testing.T) {
 	v := newViewing(t)
 	r := v.record("acme", `{}`)
 	blocked := filepath.Join(v.dir, "blobs", "recordings")

@@ -28,8 +28,8 @@ func (v *viewing) acts(key string, id sandbox.ID) {
 	}
 }
 
-// A session that says so has a recording of each turn that used the desktop.
-func TestRB73TurnsAreRecorded(t *testing.T) {
+// A session that says so has a recording of each turn that used the desktop. RB-73.
+func TestTurnsAreRecorded(t *testing.T) {
 	want := filmed(t)
 	v := newViewing(t)
 	const session = "/v1/sessions/agent"

@@ -58,8 +58,8 @@ func replaced(t *testing.T, s *atoll.Session) (r sandbox.Receipt, acked int) {
 }
 
 // A sandbox that is in use all the time is saved and replaced before its
-// lifetime ends, and nothing that was acknowledged is lost.
-func TestRB58BusySandboxesRotate(t *testing.T) {
+// lifetime ends, and nothing that was acknowledged is lost. RB-58.
+func TestBusySandboxesRotate(t *testing.T) {
 	t.Parallel()
 	d := daemontest.New(t).Start(t, sweepsOften)
 	c := daemontest.Client(t, d)
@@ -89,8 +89,8 @@ func TestRB58BusySandboxesRotate(t *testing.T) {
 }
 
 // A command that does not end in time for the replacement of its sandbox fails:
-// what it does after the sandbox was saved would be lost.
-func TestRB58SlowCommandIsCut(t *testing.T) {
+// what it does after the sandbox was saved would be lost. RB-58.
+func TestSlowCommandIsCut(t *testing.T) {
 	t.Parallel()
 	d := daemontest.New(t).Start(t, sweepsOften)
 	c := daemontest.Client(t, d)
@@ -107,7 +107,8 @@ func TestRB58SlowCommandIsCut(t *testing.T) {
 }
 
 // A sandbox that cannot be saved before its deadline continues, and the log says so.
-func TestRB58FailedCaptureIsReported(t *testing.T) {
+// RB-58.
+func TestFailedCaptureIsReported(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
 	var broken atomic.Bool
@@ -148,8 +149,8 @@ func TestRB58FailedCaptureIsReported(t *testing.T) {
 }
 
 // A turn whose sandbox could not be made gets the same error for every request.
-// Another turn tries again.
-func TestRB43FailedRecoveryIsRemembered(t *testing.T) {
+// Another turn tries again. RB-43.
+func TestFailedRecoveryIsRemembered(t *testing.T) {
 	m := daemontest.New(t)
 	var creates atomic.Int64
 	var broken atomic.Bool
@@ -198,7 +199,8 @@ func (pausing) SnapshotPauses() bool { return true }
 
 // A sandbox that its provider pauses while it is saved serves no command then:
 // those that run end first, others wait, and a viewer keeps it from happening.
-func TestRB47ExclusiveCapture(t *testing.T) {
+// RB-47.
+func TestExclusiveCapture(t *testing.T) {
 	m := daemontest.New(t)
 	var running, captures, hits atomic.Int64
 	fault := func(op string) error {

@@ -33,8 +33,8 @@ func packed(t *testing.T, c *atoll.Client) (s *atoll.Session, e sandbox.Envelope
 }
 
 // RB-37, RB-39: an envelope and its archive are enough for another installation,
-// whether the first sandbox is gone or cannot be reached.
-func TestRB37ArchivesGoAlongWithEnvelopes(t *testing.T) {
+// whether the first sandbox is gone or cannot be reached. RB-37.
+func TestArchivesGoAlongWithEnvelopes(t *testing.T) {
 	t.Parallel()
 	first := daemontest.Client(t, daemontest.New(t).Start(t, nil))
 	second := daemontest.Client(t, daemontest.New(t).Start(t, nil))

@@ -100,8 +100,8 @@ func endOutside(t *testing.T, m *daemontest.Machine, id sandbox.ID) {
 }
 
 // A session without holders is saved, then its sandbox ends. The next use has
-// the files and the environment again.
-func TestRB56DrainedSessionsAreRebuilt(t *testing.T) {
+// the files and the environment again. RB-56.
+func TestDrainedSessionsAreRebuilt(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
 	d := m.Start(t, shortGrace)
@@ -150,8 +150,8 @@ func TestRB56DrainedSessionsAreRebuilt(t *testing.T) {
 }
 
 // Only proof that a sandbox is gone licenses another: one that cannot be reached
-// is neither replaced nor forgotten.
-func TestRB51OnlyGoneIsReplaced(t *testing.T) {
+// is neither replaced nor forgotten. RB-51.
+func TestOnlyGoneIsReplaced(t *testing.T) {
 	m := daemontest.New(t)
 	var broken atomic.Bool
 	m.Fault = func(op string) error {
@@ -182,8 +182,8 @@ func TestRB51OnlyGoneIsReplaced(t *testing.T) {
 	}
 }
 
-// A handle that was acquired under an earlier epoch has no effect.
-func TestRB48StaleEpochHasNoEffect(t *testing.T) {
+// A handle that was acquired under an earlier epoch has no effect. RB-48.
+func TestStaleEpochHasNoEffect(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, nil)
 	c := daemontest.Client(t, d)
@@ -219,8 +219,8 @@ func TestRB48StaleEpochHasNoEffect(t *testing.T) {
 	runShell(t, old, "echo now > /y")
 }
 
-// Many callers that acquire a new session at once share one sandbox.
-func TestRB53OneSandboxForManyCallers(t *testing.T) {
+// Many callers that acquire a new session at once share one sandbox. RB-53.
+func TestOneSandboxForManyCallers(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, nil)
 	c := daemontest.Client(t, d)
@@ -283,9 +283,9 @@ func TestGroupsShareASandbox(t *testing.T) {
 	}
 }
 
-// TestRB49GroupsAgree: one sandbox serves the sessions of a group, so a session
-// that asks for another one is refused, with the name of what differs.
-func TestRB49GroupsAgree(t *testing.T) {
+// TestGroupsAgree: one sandbox serves the sessions of a group, so a session
+// that asks for another one is refused, with the name of what differs. RB-49.
+func TestGroupsAgree(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	c := daemontest.Client(t, d)
 	for _, name := range []string{"data", "other"} {
@@ -344,8 +344,8 @@ func TestSessionsOutliveDaemons(t *testing.T) {
 	}
 }
 
-// A paused or stopped sandbox is brought back and not replaced.
-func TestRB33StoppedIsResumed(t *testing.T) {
+// A paused or stopped sandbox is brought back and not replaced. RB-33.
+func TestStoppedIsResumed(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	c := daemontest.Client(t, d)
 	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
@@ -371,8 +371,8 @@ func TestRB33StoppedIsResumed(t *testing.T) {
 	}
 }
 
-// The log and the usage of a session.
-func TestRB59SessionsAreMetered(t *testing.T) {
+// The log and the usage of a session. RB-59.
+func TestSessionsAreMetered(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, shortGrace)
 	c := daemontest.Client(t, d)
@@ -399,8 +399,8 @@ func TestRB59SessionsAreMetered(t *testing.T) {
 	}
 }
 
-// RB-31: an envelope finds its sandbox where it was made, and nowhere else.
-func TestRB31Envelopes(t *testing.T) {
+// RB-31: an envelope finds its sandbox where it was made, and nowhere else. RB-31.
+func TestEnvelopes(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, nil)
 	c := daemontest.Client(t, d)

@@ -95,8 +95,8 @@ func (h *harbour) alone(t *testing.T) sandbox.Sandbox {
 	}
 }
 
-// A session moves with its files, environment and labels, and back.
-func TestRB97SwapThereAndBack(t *testing.T) {
+// A session moves with its files, environment and labels, and back. RB-97.
+func TestSwapThereAndBack(t *testing.T) {
 	h := newHarbour(t)
 	s := openSession(t, h.Client, sandbox.Spec{Env: map[string]string{"TOKEN": "sesame"}}, atoll.SessionOptions{Name: "agent", Labels: map[string]string{"team": "a"}})
 	runShell(t, s, "mkdir -p /workspace/sub; echo kept > /workspace/sub/note")
@@ -134,8 +134,8 @@ func TestRB97SwapThereAndBack(t *testing.T) {
 }
 
 // RB-97: targets come with reasons, one that cannot serve leaves the pointer, and
-// run-on never moves it.
-func TestRB97TargetsAndRunOn(t *testing.T) {
+// run-on never moves it. RB-97.
+func TestTargetsAndRunOn(t *testing.T) {
 	h := newHarbour(t)
 	s := openSession(t, h.Client, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
 	runShell(t, s, "mkdir -p /workspace; echo here > /workspace/x")
@@ -179,8 +179,8 @@ func TestRB97TargetsAndRunOn(t *testing.T) {
 }
 
 // RB-93, RB-94: a client that keeps writing while its session moves there and
-// back loses nothing that was acknowledged, and its handle follows.
-func TestRB94NothingAcknowledgedIsLost(t *testing.T) {
+// back loses nothing that was acknowledged, and its handle follows. RB-94.
+func TestNothingAcknowledgedIsLost(t *testing.T) {
 	h := newHarbour(t)
 	s := openSession(t, h.Client, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
 	runShell(t, s, "mkdir -p /workspace; echo 0 > /workspace/count")
@@ -236,8 +236,8 @@ func TestRB94NothingAcknowledgedIsLost(t *testing.T) {
 }
 
 // RB-94: only a move is followed. A sandbox that was replaced without its files
-// is fenced, and a request without leave to follow too.
-func TestRB94OnlyMovesAreFollowed(t *testing.T) {
+// is fenced, and a request without leave to follow too. RB-94.
+func TestOnlyMovesAreFollowed(t *testing.T) {
 	h := newHarbour(t)
 	s := openSession(t, h.Client, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
 	other, err := h.Sessions().Attach(t.Context(), "agent", atoll.SessionOptions{})
@@ -258,8 +258,8 @@ func TestRB94OnlyMovesAreFollowed(t *testing.T) {
 }
 
 // After a failure of any step, one sandbox is left: the old one, or the new one
-// if the pointer was already moved.
-func TestRB97FailuresLeaveOneSandbox(t *testing.T) {
+// if the pointer was already moved. RB-97.
+func TestFailuresLeaveOneSandbox(t *testing.T) {
 	broken := &faults.Error{Code: sandbox.CodeUnavailable, Text: "the sandbox does not exist"}
 	at := func(op string) func(*harbour) {
 		return func(h *harbour) {

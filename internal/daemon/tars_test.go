@@ -47,8 +47,8 @@ func keptTars(t *testing.T, m *daemontest.Machine, a *sandbox.Archive) []archive
 }
 
 // RB-44, RB-56: a session of a provider without snapshots is saved as an archive
-// of the files below /workspace, from which it is rebuilt.
-func TestRB44FilesAreArchivedWithoutSnapshots(t *testing.T) {
+// of the files below /workspace, from which it is rebuilt. RB-44.
+func TestFilesAreArchivedWithoutSnapshots(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
 	d := m.Start(t, func(o *daemon.Options) { withoutSnapshots(m, o); shortGrace(o) })
@@ -82,8 +82,8 @@ func TestRB44FilesAreArchivedWithoutSnapshots(t *testing.T) {
 }
 
 // RB-45, RB-46: saving again removes what the save before the last kept, and
-// removing the session the rest.
-func TestRB45ReplacedArchivesAreRemoved(t *testing.T) {
+// removing the session the rest. RB-45.
+func TestReplacedArchivesAreRemoved(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
 	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { withoutSnapshots(m, o) }))
@@ -152,8 +152,8 @@ func TestRB45ReplacedArchivesAreRemoved(t *testing.T) {
 	}
 }
 
-// RB-56: a sandbox that cannot be archived stays until it can be.
-func TestRB56AFailedArchiveKeepsTheSandbox(t *testing.T) {
+// RB-56: a sandbox that cannot be archived stays until it can be. RB-56.
+func TestAFailedArchiveKeepsTheSandbox(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
 	var broken atomic.Bool
@@ -200,8 +200,8 @@ func eventually(t *testing.T, what string, is func() bool) {
 }
 
 // RB-45: after a move, a session is rebuilt from the archive before the move,
-// of any kind, until it is saved again. Then that archive is removed.
-func TestRB45ArchivesAfterMoves(t *testing.T) {
+// of any kind, until it is saved again. Then that archive is removed. RB-45.
+func TestArchivesAfterMoves(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
 	worlds := map[string]*fake.World{"whole": {}, "bare": {}}

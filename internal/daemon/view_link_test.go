@@ -238,8 +238,8 @@ func TestAttackLinksOfARevokedKey(t *testing.T) {
 }
 
 // A link to a session works on in the sandbox that serves it next. The page needs
-// no key and no new link for that, and gets no more than it had.
-func TestRB66LinksFollowTheirSession(t *testing.T) {
+// no key and no new link for that, and gets no more than it had. RB-66.
+func TestLinksFollowTheirSession(t *testing.T) {
 	v := newViewing(t)
 	c := daemontest.Bearer(t, v.d, v.key["acme"])
 	session := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
@@ -377,8 +377,8 @@ func TestALinkForADesktopThatCannotStartIsRefused(t *testing.T) {
 	}
 }
 
-// A proxy may serve the daemon below a path.
-func TestRB64LinksBehindAPathPrefix(t *testing.T) {
+// A proxy may serve the daemon below a path. RB-64.
+func TestLinksBehindAPathPrefix(t *testing.T) {
 	v := newViewing(t)
 	to, _ := url.Parse("http://" + v.at)
 	proxy := httptest.NewServer(http.StripPrefix("/some/where", &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
@@ -395,7 +395,8 @@ func TestRB64LinksBehindAPathPrefix(t *testing.T) {
 	v.reads(p.views(a), "RFB 003.008\n")
 }
 
-func TestRB64LinksOverTLS(t *testing.T) {
+// RB-64.
+func TestLinksOverTLS(t *testing.T) {
 	config, pool := certificate(t)
 	m := daemontest.New(t)
 	m.Host = true

@@ -105,7 +105,8 @@ func (v *viewing) terminal(key, mode string) (s sandbox.StreamAccess) {
 	return s
 }
 
-func TestRB70ViewersShareATerminal(t *testing.T) {
+// RB-70.
+func TestViewersShareATerminal(t *testing.T) {
 	v := newViewing(t)
 	if code := v.call("reader", http.MethodPost, "/v1/sandboxes/box/streams", `{"kind":"terminal"}`, nil); code != http.StatusForbidden {
 		t.Errorf("a key that may only read starts a shell: %d", code)
@@ -157,8 +158,8 @@ func TestRB70ViewersShareATerminal(t *testing.T) {
 }
 
 // A viewer that lost its connection gets the rest of the output, and the daemon
-// tells it how much of its input arrived.
-func TestRB70ReconnectedViewersContinue(t *testing.T) {
+// tells it how much of its input arrived. RB-70.
+func TestReconnectedViewersContinue(t *testing.T) {
 	v := newViewing(t)
 	s := v.terminal("acme", "control")
 	c := v.sit(s, sandbox.TerminalMessage{Client: "me"})
@@ -265,7 +266,8 @@ func (c *cutter) cut() {
 }
 
 // The library's terminal reconnects when its connection is cut, again and again.
-func TestRB70TerminalsOfTheLibraryReconnect(t *testing.T) {
+// RB-70.
+func TestTerminalsOfTheLibraryReconnect(t *testing.T) {
 	v := newViewing(t)
 	way := newCutter(t, v.at)
 	c, err := atoll.New(atoll.Options{Host: "http://" + way.Addr().String(), Key: v.key["acme"]})

@@ -156,7 +156,8 @@ func (v *viewing) reads(ws *websocket.Conn, want string) {
 	}
 }
 
-func TestRB63ASocketAuthenticatesBeforeContent(t *testing.T) {
+// RB-63.
+func TestASocketAuthenticatesBeforeContent(t *testing.T) {
 	v := newViewing(t)
 	s := v.open("acme", "desktop", "control")
 	other := v.open("acme", "desktop", "control")
@@ -188,7 +189,7 @@ func TestRB63ASocketAuthenticatesBeforeContent(t *testing.T) {
 }
 
 // A stream that is too fast is held up, loses nothing, and is counted (RB-118).
-func TestRB118StreamsHaveRates(t *testing.T) {
+func TestStreamsHaveRates(t *testing.T) {
 	const perSecond = 64 << 10
 	v := newViewing(t, func(o *daemon.Options) { o.StreamRate = perSecond })
 	s := v.open("acme", "port", "control")
@@ -267,7 +268,8 @@ func TestViewersOfADesktopCannotType(t *testing.T) {
 	}
 }
 
-func TestRB67EndedStreamsCloseTheirSockets(t *testing.T) {
+// RB-67.
+func TestEndedStreamsCloseTheirSockets(t *testing.T) {
 	v := newViewing(t)
 	open := func(key string) (sandbox.StreamAccess, *websocket.Conn) {
 		s := v.open(key, "desktop", "view")
@@ -321,7 +323,8 @@ func (v *viewing) records(want ...string) {
 }
 
 // A stream of a session ends with its sandbox, and a new token shows the next one.
-func TestRB66StreamsRotateWithTheirSession(t *testing.T) {
+// RB-66.
+func TestStreamsRotateWithTheirSession(t *testing.T) {
 	v := newViewing(t)
 	c := daemontest.Bearer(t, v.d, v.key["acme"])
 	session := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})

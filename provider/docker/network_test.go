@@ -68,8 +68,8 @@ func openSpec(id string) sandbox.Spec {
 const address = `ip -o -4 addr | grep -v ' lo ' | wc -l`
 
 // A sandbox is connected to its network when it is created, resumed or
-// attached. There is no request if it is connected.
-func TestRB13NetworkIsConnected(t *testing.T) {
+// attached. There is no request if it is connected. RB-13.
+func TestNetworkIsConnected(t *testing.T) {
 	addNetwork(t, "rb13")
 	var connects atomic.Int32
 	opts := options(t.TempDir())
@@ -121,8 +121,8 @@ func TestRB13NetworkIsConnected(t *testing.T) {
 	check("attached after the network was lost", again, 1)
 }
 
-// A sandbox without a network is never connected.
-func TestRB13ClosedSandboxesStayClosed(t *testing.T) {
+// A sandbox without a network is never connected. RB-13.
+func TestClosedSandboxesStayClosed(t *testing.T) {
 	addNetwork(t, "rb13-closed")
 	var connects atomic.Int32
 	opts := options(t.TempDir())
@@ -143,8 +143,8 @@ func TestRB13ClosedSandboxesStayClosed(t *testing.T) {
 	}
 }
 
-// The network is disconnected during creation, right after the start.
-func TestRB13ConnectedAfterStart(t *testing.T) {
+// The network is disconnected during creation, right after the start. RB-13.
+func TestConnectedAfterStart(t *testing.T) {
 	addNetwork(t, "rb13-start")
 	var connects atomic.Int32
 	opts := options(t.TempDir())
@@ -162,7 +162,8 @@ func TestRB13ConnectedAfterStart(t *testing.T) {
 }
 
 // If another client connects the container first, "already exists" is success.
-func TestRB13AlreadyConnected(t *testing.T) {
+// RB-13.
+func TestAlreadyConnected(t *testing.T) {
 	addNetwork(t, "rb13-race")
 	var connects atomic.Int32
 	opts := options(t.TempDir())
@@ -195,8 +196,8 @@ func TestRB13AlreadyConnected(t *testing.T) {
 }
 
 // If the network is missing, the sandbox stays paused and is unavailable, not
-// gone. It works again once the network exists, and Destroy always works.
-func TestRB13MissingNetwork(t *testing.T) {
+// gone. It works again once the network exists, and Destroy always works. RB-13.
+func TestMissingNetwork(t *testing.T) {
 	addNetwork(t, "rb13-lost")
 	opts := options(t.TempDir())
 	opts.Network = "rb13-lost"
@@ -239,8 +240,8 @@ func TestRB13MissingNetwork(t *testing.T) {
 	}
 }
 
-// Create with a missing network leaves nothing behind.
-func TestRB13CreateWithoutNetwork(t *testing.T) {
+// Create with a missing network leaves nothing behind. RB-13.
+func TestCreateWithoutNetwork(t *testing.T) {
 	opts := options(t.TempDir())
 	opts.Network = "rb13-never"
 	p, spec := open(t, opts), openSpec("net-5")
