@@ -18,6 +18,7 @@ import (
 	"errors"
 	"io"
 	"iter"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -233,8 +234,9 @@ type CreateOptions struct {
 }
 
 // Create makes a sandbox, which lives until it is destroyed or its lifetime
-// ends. If ctx ends before the daemon answers, Create removes the sandbox that
-// the daemon may have made, which takes at most 30 seconds. With an idempotency
+// ends. If ctx ends before the daemon answers, Create has the daemon give up, and
+// removes the sandbox that it may have made, which takes at most 30 seconds and
+// does not wait for an image. With an idempotency
 // key, Create leaves the sandbox, and the caller can repeat the call. The
 // options may be left out.
 func (c *Client) Create(ctx context.Context, spec sandbox.Spec, options ...CreateOptions) (*Sandbox, error) {
@@ -250,10 +252,10 @@ func (c *Client) Create(ctx context.Context, spec sandbox.Spec, options ...Creat
 		return nil, err
 	}
 	if opts.IdempotencyKey != "" {
-		return c.create(ctx, text, opts.IdempotencyKey)
+		return c.create(ctx, text, opts.IdempotencyKey, false)
 	}
 	key := rand.Text()
-	s, err := c.create(ctx, text, key)
+	s, err := c.create(ctx, text, key, false)
 	if err != nil && ctx.Err() != nil {
 		err = errors.Join(err, c.uncreate(ctx, text, key))
 	}
@@ -273,19 +275,25 @@ func createBody(spec sandbox.Spec, opts CreateOptions) ([]byte, error) {
 	return text, nil
 }
 
-// create sends a request for a sandbox.
-func (c *Client) create(ctx context.Context, text []byte, key string) (*Sandbox, error) {
+// create sends a request for a sandbox. With abandon, it ends the earlier request
+// with that key, and returns the sandbox which that one made.
+func (c *Client) create(ctx context.Context, text []byte, key string, abandon bool) (*Sandbox, error) {
 	s := &Sandbox{client: c}
-	return s, c.once(ctx, "/v1/sandboxes", text, key, &s.info)
+	header := http.Header{}
+	if abandon {
+		header.Set("Atoll-Abandon", "true")
+	}
+	return s, c.once(ctx, "/v1/sandboxes", text, key, header, &s.info)
 }
 
 // once sends a request with an idempotency key: repeating it with the same key
 // has no further effect.
-func (c *Client) once(ctx context.Context, path string, text []byte, key string, out any) error {
+func (c *Client) once(ctx context.Context, path string, text []byte, key string, header http.Header, out any) error {
 	r, err := c.conn.Request(ctx, http.MethodPost, path, nil, bytes.NewReader(text))
 	if err != nil {
 		return err
 	}
+	maps.Copy(r.Header, header)
 	r.Header.Set("Content-Type", "application/json")
 	if key != "" {
 		r.Header.Set("Idempotency-Key", key)
@@ -297,15 +305,15 @@ func (c *Client) once(ctx context.Context, path string, text []byte, key string,
 // waits for.
 const teardown = 30 * time.Second
 
-// uncreate removes the sandbox that a request may have made whose context
-// ended. It repeats the request with the same key to learn which sandbox that
-// is.
+// uncreate ends a request whose context ended, if the daemon still serves it, and
+// removes the sandbox that it may have made. A daemon of an earlier version takes
+// this for a repetition of the request, and waits for its image.
 func (c *Client) uncreate(ctx context.Context, text []byte, key string) error {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardown)
 	defer cancel()
-	s, err := c.create(late, text, key)
-	switch {
-	case sandbox.CodeOf(err) == sandbox.CodeGone:
+	s, err := c.create(late, text, key, true)
+	switch code := sandbox.CodeOf(err); {
+	case code == sandbox.CodeGone || code == sandbox.CodeNotFound:
 		return nil
 	case err != nil:
 		return err

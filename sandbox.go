@@ -326,7 +326,7 @@ func (s *Sandbox) Fork(ctx context.Context, opts sandbox.ForkRequest) ([]*Sandbo
 		return nil, err
 	}
 	var out struct{ Sandboxes []sandbox.Sandbox }
-	if err := s.client.once(ctx, s.path("/fork"), text, opts.IdempotencyKey, &out); err != nil {
+	if err := s.client.once(ctx, s.path("/fork"), text, opts.IdempotencyKey, nil, &out); err != nil {
 		return nil, err
 	}
 	copies := make([]*Sandbox, len(out.Sandboxes))

@@ -11,4 +11,7 @@ type CreateRequest struct {
 	// refused.
 	IdempotencyKey string `json:"-"`
 	Raw            []byte `json:"-"`
+	// Abandon makes no sandbox: it ends the first request, whose caller has gone, if
+	// that is under way, and finds the sandbox that it made.
+	Abandon bool `json:"-"`
 }

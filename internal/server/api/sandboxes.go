@@ -18,6 +18,7 @@ type SandboxRef struct {
 
 type createInput struct {
 	IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"a repeated request with the same key returns the sandbox that the first request made"`
+	Abandon        bool   `header:"Atoll-Abandon" hidden:"true"`
 	Body           sandbox.CreateRequest
 	RawBody        []byte
 }
@@ -76,7 +77,7 @@ func (a *API) sandboxes() {
 
 func (a *API) create(ctx context.Context, in *createInput) (*sandboxOutput, error) {
 	req := in.Body
-	req.IdempotencyKey, req.Raw = in.IdempotencyKey, in.RawBody
+	req.IdempotencyKey, req.Raw, req.Abandon = in.IdempotencyKey, in.RawBody, in.Abandon
 	s, replayed, err := a.services.Sandboxes.Create(ctx, req)
 	if err != nil {
 		return nil, a.problem(ctx, err)

@@ -47,6 +47,8 @@ type Creator struct {
 	Secrets    *secrets.Service
 	Templates  *templates.Service
 	Ports      *ports.Service
+
+	underway underway
 }
 
 const opCreate = ops.SandboxCreate
@@ -69,6 +71,18 @@ type Made struct {
 // If another daemon has just closed the node that was chosen, the sandbox is made on
 // another one.
 func (s *Creator) Create(ctx context.Context, req plan.Request) (Made, error) {
+	if req.Abandon {
+		made, err := s.abandon(ctx, req.CreateRequest)
+		return made, core.Named(opCreate, err)
+	}
+	if who, err := guard.Principal(ctx); err == nil && req.IdempotencyKey != "" && !req.OfSession {
+		of, end, err := s.underway.begin(ctx, asked{who.Tenant, req.IdempotencyKey})
+		if err != nil {
+			return Made{}, core.Named(opCreate, err)
+		}
+		defer end()
+		ctx = of
+	}
 	made, err := s.createOnce(ctx, req)
 	if !errors.Is(err, store.ErrNodeClosed) {
 		return made, err
