@@ -135,6 +135,10 @@ soak: build ## for DURATION (1h): daemons are killed and upgraded, processes sto
 fleet: build ## for DURATION (1h): nodes and control daemons are killed and cut off, PostgreSQL too, and disks fill, while clients work (as root; needs postgresql iproute2)
 	@$(STATIC) ATOLL_SOAK_TIME=$(DURATION) $(call gotest,-timeout=0 -v '-run=^TestArchipelago$$|^TestNodeFallsSilent$$',./cmd/atoll)
 
+.PHONY: fleet-short
+fleet-short: build ## each kind of fault of fleet once, in two minutes
+	@$(STATIC) ATOLL_SOAK_TIME=60s $(call gotest,-timeout=10m -v '-run=^TestArchipelago$$',./cmd/atoll)
+
 .PHONY: kills
 kills: build ## kill everything at every fault point, and daemons at random while clients work, ROUNDS (200) times
 	@$(STATIC) ATOLL_KILL_ROUNDS=$(ROUNDS) $(call gotest,-timeout=2h -run=Killed,./provider/gvisor)

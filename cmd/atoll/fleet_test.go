@@ -69,11 +69,16 @@ func TestArchipelago(t *testing.T) {
 	}
 	workers.Go(func() { a.useSandboxes(ctx, t) })
 	begin, length := time.Now(), soakTime(t)
-	for end := begin.Add(length); time.Now().Before(end) && !t.Failed(); {
-		if len(a.controls) < 3 && time.Since(begin) > length/3 {
+	order := rand.Perm(len(a.harms(t, a.nodes[0], a.controls[0], nil)))
+	for n := 0; (n < len(order) || time.Since(begin) < length) && !t.Failed(); n++ {
+		if len(a.controls) < 3 && (time.Since(begin) > length/3 || n == len(order)/3) {
 			a.control(t)
 		}
-		a.fault(t)
+		if n < len(order) {
+			a.fault(t, order[n])
+		} else {
+			a.fault(t, rand.IntN(len(order)))
+		}
 	}
 	healed := time.Now()
 	cancel()
@@ -340,12 +345,28 @@ func (r *relay) set(cut bool) {
 	r.change.Broadcast()
 }
 
-// fault causes one fault, or two at once, and ends it.
-func (a *archipelago) fault(t *testing.T) {
+// fault causes one fault of a kind, or two at once, and ends it. How long it lasts,
+// and how long the next one waits, is chosen at random, shorter in a short run.
+func (a *archipelago) fault(t *testing.T, kind int) {
 	t.Helper()
 	node, control := a.nodes[rand.IntN(len(a.nodes))], a.controls[rand.IntN(len(a.controls))]
-	pause := func() { time.Sleep(time.Duration(500+rand.IntN(7000)) * time.Millisecond) }
-	harms := []harm{
+	longest := 7000
+	if soakTime(t) < 3*time.Minute {
+		longest = 1500
+	}
+	pause := func() { time.Sleep(time.Duration(500+rand.IntN(longest)) * time.Millisecond) }
+	now := a.harms(t, node, control, pause)[kind]
+	t.Logf("%s: %s, %s, %s", time.Now().Format("15:04:05"), now.name, node.name, control.name)
+	now.do(t)
+	a.faults[now.name]++
+	pause()
+}
+
+// harms returns a fault of each kind, for a node and a control daemon. pause is how
+// long it lasts.
+func (a *archipelago) harms(t *testing.T, node, control *member, pause func()) []harm {
+	t.Helper()
+	return []harm{
 		{"node is killed", func(t *testing.T) { node.kill(); pause(); node.start(t) }},
 		{"control daemon is killed", func(t *testing.T) { control.kill(); control.start(t) }},
 		{"control daemon is away", func(t *testing.T) { control.kill(); pause(); pause(); control.start(t) }},
@@ -401,19 +422,48 @@ func (a *archipelago) fault(t *testing.T) {
 			control.start(t)
 			both.Wait()
 		}},
+		{"control daemon is away for longer than its claims", func(t *testing.T) { a.outlived(t, control) }},
 	}
-	if long := 3 * time.Minute; soakTime(t) >= long {
-		harms = append(harms, harm{"control daemon is away for longer than its claims", func(t *testing.T) {
-			control.kill()
-			time.Sleep(40 * time.Second)
-			control.start(t)
-		}})
+}
+
+// outlived kills a control daemon, and starts it again when another one has taken
+// over a sandbox that it made.
+func (a *archipelago) outlived(t *testing.T, control *member) {
+	t.Helper()
+	name := fmt.Sprintf("outlived-%d", a.faults["control daemon is away for longer than its claims"])
+	var made sandbox.ID
+	if err := soon(func() error {
+		late, done := context.WithTimeout(t.Context(), 20*time.Second)
+		defer done()
+		box, err := control.client.Create(late, sandbox.Spec{Name: name, Resources: small.Resources}, atoll.CreateOptions{IdempotencyKey: name})
+		if err == nil && box.Info().State != sandbox.Running {
+			err = fmt.Errorf("it is %s", box.Info().State)
+		}
+		if err == nil {
+			made = box.ID()
+		}
+		return err
+	}); err != nil {
+		t.Errorf("%s: %v", name, err)
+		return
 	}
-	now := harms[rand.IntN(len(harms))]
-	t.Logf("%s: %s, %s, %s", time.Now().Format("15:04:05"), now.name, node.name, control.name)
-	now.do(t)
-	a.faults[now.name]++
-	pause()
+	control.kill()
+	other := a.controls[0]
+	if other == control {
+		other = a.controls[1]
+	}
+	if err := soon(func() error {
+		late, done := context.WithTimeout(t.Context(), 20*time.Second)
+		defer done()
+		_, err := atoll.Handle(other.client, made).Files().Write(late, "/n", strings.NewReader(name), atoll.WriteOptions{})
+		return err
+	}); err != nil {
+		t.Errorf("%s does not take over %s of %s: %v", other.name, name, control.name, err)
+	}
+	control.start(t)
+	if err := a.remove(t.Context(), func(ctx context.Context, c *atoll.Client) error { return c.Remove(ctx, string(made)) }); err != nil {
+		t.Errorf("%s: %v", name, err)
+	}
 }
 
 // drain moves the sessions from a node, and lets it take sandboxes again.
@@ -549,7 +599,7 @@ func (a *archipelago) useSession(ctx context.Context, t *testing.T, name string)
 			}
 			a.did("saves", 1)
 		case 1:
-			time.Sleep(6 * time.Second) // it is saved and ended
+			a.rests(ctx, name)
 		default:
 			time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
 		}
@@ -565,6 +615,23 @@ func (a *archipelago) useSession(ctx context.Context, t *testing.T, name string)
 	a.gone = append(a.gone, name)
 	a.saw["removed sessions"]++
 	return nil
+}
+
+// rests waits until a session that nobody uses has been saved and its sandbox ended,
+// or for so long that this does not happen now, because of a fault.
+func (a *archipelago) rests(ctx context.Context, name string) {
+	for end := time.Now().Add(15 * time.Second); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(200 * time.Millisecond) {
+		a.mu.Lock()
+		c := a.controls[rand.IntN(len(a.controls))]
+		a.mu.Unlock()
+		one, done := context.WithTimeout(ctx, 5*time.Second)
+		x, err := c.client.Sessions().Get(one, name)
+		done()
+		if err == nil && x.Info().Lease != nil && x.Info().Lease.State == "cold" {
+			a.did("rests", 1)
+			return
+		}
+	}
 }
 
 // holds fails unless a session has the last number that was acknowledged, or the
