@@ -73,6 +73,12 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Header.Get("Authorization") != "Bearer "+secretToken:
 		refuse(w, 401, "Unauthorized", "Unauthorized")
+	case r.URL.Path == "/apis":
+		groups := []map[string]string{{"name": "apps"}}
+		if s.objects != nil {
+			groups = append(groups, map[string]string{"name": agentsGroup})
+		}
+		reply(w, map[string]any{"kind": "APIGroupList", "groups": groups})
 	case r.URL.Path == root:
 		reply(w, map[string]any{"kind": "Namespace", "metadata": map[string]string{"name": "agents", "uid": "ns-1"}})
 	case strings.Contains(r.URL.Path, "/runtimeclasses/"):

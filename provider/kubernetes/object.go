@@ -101,11 +101,13 @@ func (p *Provider) controlled(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	err := p.api.Call(ctx, http.MethodGet, p.api.objects("")+"?limit=1", nil, new(any))
+	absent, err := p.api.absent(ctx, agentsGroup, err)
 	r := rest.RefusalOf(err)
+	absent = absent || r.Ours && r.Status == http.StatusNotFound
 	switch {
 	case err == nil:
 		return true, nil
-	case r.Ours && r.Status == http.StatusNotFound && p.opts.Kind == objectKind:
+	case absent && p.opts.Kind == objectKind:
 		return false, &sandbox.Error{
 			Code: sandbox.CodeNotFound, Op: "kubernetes.create", Subject: agents, Message: "the cluster has no agent-sandbox", Hint: "install it, or unset " + kindEnv,
 		}
@@ -114,17 +116,44 @@ func (p *Provider) controlled(ctx context.Context) (bool, error) {
 			Code: sandbox.CodeDenied, Op: "kubernetes.create", Subject: agents, Message: "the credential may not list objects of agent-sandbox in namespace " + p.api.namespace,
 			Hint: "grant deploy/kubernetes/provider-rbac.yaml, or unset " + kindEnv, Cause: err,
 		}
-	case r.Ours && (r.Status == http.StatusNotFound || r.Status == http.StatusForbidden) && p.opts.Kind == "":
+	case (absent || r.Ours && r.Status == http.StatusForbidden) && p.opts.Kind == "":
 		return false, nil
 	}
 	return false, err
 }
 
-// object returns the object with a name.
+// absent reports whether an error says that the API server has no resources of a
+// group. The answer to a path of an unknown group is not a status of the API server,
+// and others could have sent it: then its list of groups decides. It also returns
+// err, or why that is not known.
+func (a *api) absent(ctx context.Context, group string, err error) (bool, error) {
+	r := rest.RefusalOf(err)
+	if r.Ours || r.Status != http.StatusNotFound {
+		return false, err
+	}
+	var said struct {
+		Kind   string `json:"kind"`
+		Groups []struct {
+			Name string `json:"name"`
+		} `json:"groups"`
+	}
+	if asked := a.Call(ctx, http.MethodGet, "/apis", nil, &said); asked != nil {
+		return false, asked
+	}
+	for _, g := range said.Groups {
+		if g.Name == group {
+			return false, err
+		}
+	}
+	return said.Kind == "APIGroupList", err
+}
+
+// object returns the object with a name. ErrNone: there is none, or no agent-sandbox.
 func (a *api) object(ctx context.Context, name string) (o object, err error) {
 	err = a.Call(ctx, http.MethodGet, a.objects(name), nil, &o)
+	absent, err := a.absent(ctx, agentsGroup, err)
 	switch {
-	case missing(err, objectKinds, name):
+	case absent || missing(err, objectKinds, name):
 		err = hosted.ErrNone
 	case err == nil && (o.Meta.Name != name || o.Meta.UID == ""):
 		err = a.Strange("the API server answers for another object")
@@ -176,7 +205,8 @@ func (o *object) describe() hosted.Box {
 func (a *api) suspended(ctx context.Context, selector string, id sandbox.ID, there map[string]bool) (all []hosted.Box, err error) {
 	objects, err := listed[object](ctx, a, a.objects(""), "SandboxList", selector)
 	if err != nil {
-		if unmade(err) {
+		absent, err := a.absent(ctx, agentsGroup, err)
+		if absent || unmade(err) {
 			err = nil
 		}
 		return nil, err

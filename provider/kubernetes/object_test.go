@@ -29,7 +29,7 @@ func withAgents(t *testing.T) *server {
 func (s *server) object(w http.ResponseWriter, r *http.Request, name string) {
 	switch {
 	case s.objects == nil:
-		refuse(w, 404, "NotFound", "the server could not find the requested resource")
+		http.NotFound(w, r) // as the API server for a group that it does not have
 	case r.Method == http.MethodPost:
 		o := &object{}
 		_ = json.NewDecoder(r.Body).Decode(o)
