@@ -88,15 +88,6 @@ func TestTheLibraryIsLight(t *testing.T) {
 	one(t, checkDeps(rules, library), "reaches internal/daemon")
 }
 
-func TestCheckKernel(t *testing.T) {
-	one(t, checkKernel(kernelUsers, made("provider/gvisor", kernel+"/runsc/boot")), "")
-	one(t, checkKernel(kernelUsers, made("internal/image", kernel+"/pkg/log")), "imports "+kernel+"/pkg/log")
-	one(t, checkKernel(kernelUsers, made("internal/image", kernel+"x/pkg")), "")
-	inTest := made("internal/image")
-	inTest.XTestImports = []string{kernel + "/pkg/log"}
-	one(t, checkKernel(kernelUsers, inTest), "only provider/gvisor/..., internal/gateway/egress, internal/confine may")
-}
-
 func TestCheckPackage(t *testing.T) {
 	one(t, checkPackage(made("internal/image")), "")
 	for _, name := range []string{"internal/utils", "common", "internal/types/sandboxtypes", "pkg/image"} {

@@ -91,20 +91,6 @@ func (r *rule) refuses(dep string) string {
 	return ""
 }
 
-// checkKernel reports direct imports of gVisor, by code or by tests, outside
-// the allowed packages.
-func checkKernel(allowed []string, p *pkg) (violations []string) {
-	if matchAny(allowed, p.local()) {
-		return nil
-	}
-	for _, imp := range p.allImports() {
-		if match(kernel+"/...", imp) {
-			violations = append(violations, fmt.Sprintf("%s: imports %s: only %s may", p.local(), imp, strings.Join(allowed, ", ")))
-		}
-	}
-	return violations
-}
-
 // vagueNames are package names that do not say what a package contains.
 var vagueNames = []string{"util", "utils", "common", "types", "models", "helper", "helpers", "pkg", "misc", "base", "lib", "interfaces"}
 

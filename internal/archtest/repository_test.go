@@ -79,7 +79,6 @@ func report(t *testing.T, violations []string) {
 func TestDependencyDirection(t *testing.T) {
 	for _, p := range packages(t) {
 		report(t, checkDeps(rules, p))
-		report(t, checkKernel(kernelUsers, p))
 	}
 }
 

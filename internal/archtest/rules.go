@@ -6,9 +6,6 @@ import "slices"
 // milliseconds must not import.
 var heavy = []string{"net/http", "crypto/tls", "text/template", "html/template", "encoding/gob", "go/..."}
 
-// kernelUsers may import gVisor.
-var kernelUsers = []string{"provider/gvisor/...", "internal/gateway/egress", "internal/confine"}
-
 // controlServices lists what the control services of a daemon may reach.
 var controlServices = []string{
 	"sandbox", "internal/span", "driver", "internal/catalog", "internal/control/...", "internal/keyed", "internal/ops", "internal/stream", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/tree", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball",
