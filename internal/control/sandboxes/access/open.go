@@ -108,33 +108,11 @@ func (s *Opener) reach(ctx context.Context, b store.Sandbox, seen inuse.Mark) (_
 		if err != nil {
 			return b, nil, err
 		}
-		if box, err = s.attachSettled(ctx, &b); err != nil || box != nil && !s.Records.Uses.SuspendedSince(b.ID, seen) {
+		if box, err = s.Records.AttachSettled(ctx, &b); err != nil || box != nil && !s.Records.Uses.SuspendedSince(b.ID, seen) {
 			return b, box, err
 		}
 	}
 	return b, nil, &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: "the state of the sandbox keeps changing", Hint: "try again"}
-}
-
-// attachSettled is Records.Attach. If the sandbox is not there because an
-// operation has ended it, attachSettled waits for that operation, updates the
-// record and returns neither a handle nor an error.
-func (s *Opener) attachSettled(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
-	if err := s.Records.Here(ctx, b); err != nil {
-		return nil, err
-	}
-	box, err := s.Records.Providers.Attach(ctx, b)
-	if sandbox.CodeOf(err) != sandbox.CodeGone {
-		return box, err
-	}
-	now, err := s.Records.Quiet(ctx, b)
-	if err != nil {
-		return nil, err
-	}
-	if now.Version == b.Version {
-		return s.Records.Attach(ctx, b) // no operation has ended it: record that it is gone
-	}
-	*b = now
-	return nil, nil
 }
 
 // maxChanges limits how many changes of a sandbox's state reach waits for.

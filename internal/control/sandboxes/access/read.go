@@ -91,7 +91,10 @@ func (s *Reader) Usage(ctx context.Context, ref string) (_ sandbox.Usage, err er
 	if err != nil {
 		return sandbox.Usage{}, err
 	}
-	box, err := s.Records.Attach(ctx, &b)
+	box, err := s.Records.AttachSettled(ctx, &b)
+	if err == nil && box == nil {
+		return s.Usage(ctx, ref) // its state has just changed
+	}
 	if err != nil {
 		return sandbox.Usage{}, err
 	}

@@ -138,6 +138,29 @@ func (s *Records) Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbo
 	return box, err
 }
 
+// AttachSettled is Attach for callers that do not hold the lock of the sandbox. If the sandbox is not there because an
+// operation has ended it, AttachSettled waits for that operation, updates the
+// record and returns neither a handle nor an error: what that operation records
+// about the end must not be replaced by its absence.
+func (s *Records) AttachSettled(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
+	if err := s.Here(ctx, b); err != nil {
+		return nil, err
+	}
+	box, err := s.Providers.Attach(ctx, b)
+	if sandbox.CodeOf(err) != sandbox.CodeGone {
+		return box, err
+	}
+	now, err := s.Quiet(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	if now.Version == b.Version {
+		return s.Attach(ctx, b) // no operation has ended it: record that it is gone
+	}
+	*b = now
+	return nil, nil
+}
+
 // Here refuses a sandbox of another daemon that shares the store: its absence
 // on this machine proves nothing. If that daemon has ended, and the sandbox is on
 // a node, it becomes one of this daemon.

@@ -46,11 +46,11 @@ func (s *Ends) Wait(ctx context.Context, ref string) (_ sandbox.Exit, err error)
 	if b, err = s.Records.Record(ctx, who.Tenant, b.ID); err != nil {
 		return sandbox.Exit{}, err
 	}
-	switch {
-	case b.Exit != nil:
+	if b.Exit != nil {
 		return *b.Exit, nil
-	case b.State == sandbox.Gone || b.State == sandbox.Stopped:
-		return records.ExitOf(&b), nil
+	}
+	if exit, over := exitOf(&b); over {
+		return exit, nil
 	}
 	return s.waitEnd(ctx, b)
 }
@@ -61,9 +61,15 @@ func (s *Ends) waitEnd(ctx context.Context, b store.Sandbox) (exit sandbox.Exit,
 	for {
 		if b.Rest.Kept == "" {
 			life, _ := s.watched.Load(b.ID)
-			box, err := s.Records.Attach(ctx, &b)
+			box, err := s.Records.AttachSettled(ctx, &b)
 			if err != nil {
 				return exit, err
+			}
+			if box == nil { // an operation has ended it, or put it to disk
+				if exit, over := exitOf(&b); over {
+					return exit, nil
+				}
+				continue
 			}
 			if exit, err = box.Wait(ctx); err != nil {
 				return exit, err
@@ -87,10 +93,21 @@ func (s *Ends) waitEnd(ctx context.Context, b store.Sandbox) (exit sandbox.Exit,
 		if b, err = s.Records.Quiet(ctx, &b); err != nil {
 			return exit, err
 		}
-		if b.State == sandbox.Gone || b.State == sandbox.Stopped {
-			return records.ExitOf(&b), nil
+		if exit, over := exitOf(&b); over {
+			return exit, nil
 		}
 	}
+}
+
+// exitOf returns how a sandbox ended, if it has.
+func exitOf(b *store.Sandbox) (exit sandbox.Exit, over bool) {
+	switch {
+	case b.Exit != nil && (b.State == sandbox.Gone || b.State == sandbox.Stopped || b.State == sandbox.Failed):
+		return *b.Exit, true
+	case b.State == sandbox.Gone || b.State == sandbox.Stopped:
+		return records.ExitOf(b), true
+	}
+	return exit, false
 }
 
 // waitPoll is the interval at which waitEnd checks whether a sandbox on disk is

@@ -124,7 +124,10 @@ func (s *Mains) checkMain(tenant string, id sandbox.ID, process string) {
 	if err != nil {
 		return
 	}
-	box, err := s.Records.Attach(s.Core.Life, &b)
+	if s.Records.Here(s.Core.Life, &b) != nil {
+		return
+	}
+	box, err := s.Records.Providers.Attach(s.Core.Life, &b) // that it is gone is recorded elsewhere: the caller may have its lock
 	if err != nil {
 		return
 	}
