@@ -230,6 +230,60 @@ func TestWatchesThatCannotBegin(t *testing.T) {
 	}
 }
 
+// A client that does not read holds up neither the sandbox that reports changes nor
+// the end of the watch, which leaves no command and no state.
+func TestWatchesOfClientsThatDoNotRead(t *testing.T) {
+	t.Parallel()
+	r := repository(t, "git commit -q --allow-empty -m first")
+	box := &toldBox{watched: make(chan string, 8), changes: make(chan sandbox.FileEvent)}
+	service := New(Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w, err := service.watch(ctx, &repo{box: box, id: "1", dir: r.dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, reads, ended := make(chan sandbox.GitEvent), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		w.run(func(e sandbox.GitEvent, err error) bool {
+			if err != nil {
+				return false
+			}
+			select {
+			case got <- e: // it is on its way to the client
+			case <-ctx.Done():
+			}
+			select {
+			case <-reads:
+			case <-ctx.Done():
+			}
+			return ctx.Err() == nil
+		})
+	}()
+	<-got
+	reads <- struct{}{} // the files are watched from now on
+	<-box.watched
+	put(t, filepath.Join(r.dir, "x"), "")
+	box.changes <- sandbox.FileEvent{Op: sandbox.OpCreate, Path: "x"}
+	<-got
+	for range 10_000 { // more than fit anywhere
+		box.changes <- sandbox.FileEvent{Op: sandbox.OpWrite, Path: "x"}
+	}
+	cancel()
+	<-ended
+	<-w.said // its command has ended
+	for service.watches() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (s *Service) watches() int {
+	s.watched.mu.Lock()
+	defer s.watched.mu.Unlock()
+	return len(s.watched.of)
+}
+
 // A command of the sandbox that ends, or that says nonsense, ends the watch.
 func TestWatchesThatBreakOff(t *testing.T) {
 	t.Parallel()

@@ -19,7 +19,7 @@ import (
 const heartbeat = 15 * time.Second
 
 // writeDeadline bounds one write to a slow client.
-const writeDeadline = 30 * time.Second
+var writeDeadline = 30 * time.Second
 
 func writeJSON(w http.ResponseWriter, status int, v any) error {
 	text, err := json.Marshal(v)

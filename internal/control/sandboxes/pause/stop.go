@@ -48,8 +48,8 @@ func (s *Pauser) calmDown(ctx context.Context, ref string, grace time.Duration) 
 	if err != nil || b.State != sandbox.Running {
 		return done, err
 	}
-	box, err := s.Records.Attach(ctx, &b)
-	if err != nil {
+	box, err := s.Records.AttachSettled(ctx, &b)
+	if err != nil || box == nil {
 		return done, records.IgnoreGone(err)
 	}
 	if !s.Keeps(&b, box) {
