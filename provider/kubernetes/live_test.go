@@ -5,6 +5,8 @@ package kubernetes_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -327,6 +329,148 @@ func (l *live) suspended(t *testing.T, p driver.Provider, id sandbox.ID) {
 	}
 	if err := in.Destroy(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// Sandboxes reach what their policies permit and nothing else, and nothing reaches
+// them.
+func TestLiveEgress(t *testing.T) {
+	l := start(t, "Pod")
+	listen, reach := "nc -ll -p 8080 -e true & nc -ll -p 8081 -e true", "nc -w 2 %s %s </dev/null"
+	if l.echo == nil {
+		if os.Getenv("ATOLL_KUBERNETES_NETWORK_POLICY") != kubernetes.Enforced {
+			need.Thing(t, "a cluster that enforces policies", "if this one does, set ATOLL_KUBERNETES_NETWORK_POLICY=enforced")
+		}
+		listen = "python3 -m http.server 8080 & python3 -m http.server 8081"
+		reach = "python3 -c 'import socket; socket.create_connection((\"%s\", %s), 2)'"
+	}
+	l.must(t, "run", "server", "--image", l.image, "--image-pull-policy", "IfNotPresent", "--restart", "Never", "--command", "--", "/bin/sh", "-c", listen)
+	defer l.must(t, "delete", "pod", "server", "--now")
+	l.must(t, "wait", "--for=condition=Ready", "--timeout=1m", "pod/server")
+	ip := func(pod string) string { return l.must(t, "get", "pod", pod, "--output", "jsonpath={.status.podIP}") }
+	address, server := ip("server"), l.must(t, "get", "service", "kubernetes", "--namespace", "default", "--output", "jsonpath={.spec.clusterIP}")
+	prefix, err := netip.ParseAddr(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := l.open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	// The first attempts may be earlier than the plugin, which learns of a pod's
+	// address when it has one.
+	want := func(what string, reachable bool, try func() bool) {
+		t.Helper()
+		begin := time.Now()
+		for n := 1; ; n++ {
+			if try() == reachable {
+				t.Logf("%s: %v, at attempt %d", what, reachable, n)
+				return
+			}
+			if time.Since(begin) > 30*time.Second {
+				t.Errorf("%s: %v, want %v", what, !reachable, reachable)
+				return
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
+	only := []sandbox.EgressTarget{{Prefix: netip.PrefixFrom(prefix, prefix.BitLen()), Ports: []sandbox.PortRange{{Low: 8080, High: 8080}}}}
+	for name, tt := range map[string]struct {
+		rules            *sandbox.EgressRules
+		first, next, api bool
+	}{
+		"open":    {&sandbox.EgressRules{Open: true}, true, true, true},
+		"one":     {&sandbox.EgressRules{Allow: only}, true, false, false},
+		"nothing": {&sandbox.EgressRules{}, false, false, false},
+		"none":    {nil, false, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			id := sandbox.ID("sb-egress-" + name)
+			in, err := p.Create(t.Context(), &sandbox.Spec{ID: id, Image: "host", Network: sandbox.Network{Plain: tt.rules}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := in.Destroy(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}()
+			try := func(host, port string) func() bool {
+				return func() bool {
+					return strings.Contains(hostedtest.Says(t, in, "("+fmt.Sprintf(reach, host, port)+") >/dev/null 2>&1 && echo reached; :"), "reached")
+				}
+			}
+			want("port 8080", tt.first, try(address, "8080"))
+			want("port 8081", tt.next, try(address, "8081"))
+			want("the API server", tt.api, try(server, "443"))
+			hostedtest.Says(t, in, "("+strings.ReplaceAll(listen, "808", "909")+") >/dev/null 2>&1 &")
+			pod := l.must(t, "get", "pods", "--selector", "atoll.run/id="+string(id), "--output", "jsonpath={.items[*].metadata.name}")
+			want("itself", true, try("127.0.0.1", "9090"))
+			want("from the server", false, func() bool {
+				_, err := l.kubectl(t, "exec", "server", "--", "/bin/sh", "-c", fmt.Sprintf(reach, ip(pod), "9090"))
+				return err == nil
+			})
+		})
+	}
+}
+
+// The pod has the RuntimeClass of the options, whose handler decides what the
+// provider says of its isolation. A class that the cluster does not have is refused.
+func TestLiveRuntimeClass(t *testing.T) {
+	l := start(t, "Pod")
+	manifest := filepath.Join(t.TempDir(), "classes.yaml")
+	class := func(handler string) string { return l.namespace + "-" + handler }
+	var text strings.Builder
+	for _, handler := range []string{"runc", "runsc"} {
+		fmt.Fprintf(&text, "---\napiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: %s}\nhandler: %s\n", class(handler), handler)
+	}
+	if err := os.WriteFile(manifest, []byte(text.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.must(t, "apply", "--filename", manifest)
+	defer l.must(t, "delete", "--filename", manifest)
+	open := func(name string) driver.Provider {
+		o := l.options(t.TempDir())
+		o.RuntimeClass = name
+		p, err := kubernetes.New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = p.Close() })
+		return p
+	}
+	for handler, want := range map[string]sandbox.Isolation{"runc": sandbox.IsolationNone, "runsc": sandbox.IsolationKernel} {
+		if facts, err := open(class(handler)).Probe(t.Context()); err != nil || !facts.Available || facts.Isolation != want {
+			t.Errorf("Probe with the handler %s: %s, %+v, %v; want %s", handler, facts.Isolation, facts.Findings, err, want)
+		}
+	}
+	p := open(class("runc"))
+	in, err := p.Create(t.Context(), &sandbox.Spec{ID: "sb-class", Image: "host"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := l.must(t, "get", "pods", "--selector", "atoll.run/id=sb-class", "--output", "jsonpath={.items[*].spec.runtimeClassName}"); got != class("runc") {
+		t.Errorf("the pod has the RuntimeClass %q, want %q", got, class("runc"))
+	}
+	if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
+		t.Errorf("it says %q", got)
+	}
+	if err := in.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := p.Create(t.Context(), &sandbox.Spec{ID: "sb-class-kernel", Image: "host", Isolation: sandbox.IsolationKernel}); p.ErrorCode(err) != sandbox.CodeUnsupported {
+		t.Errorf("Create with more isolation than the class gives: %v, want unsupported", err)
+	}
+	missing := open(class("missing"))
+	if _, err := missing.Create(t.Context(), &sandbox.Spec{ID: "sb-class-missing", Image: "host"}); missing.ErrorCode(err) != sandbox.CodeNotFound || !strings.Contains(err.Error(), class("missing")) {
+		t.Errorf("Create with a missing class: %v, want not found", err)
+	}
+	if facts, err := missing.Probe(t.Context()); err != nil || facts.Available {
+		t.Errorf("Probe with a missing class: %+v, %v", facts, err)
+	}
+	if left := l.left(t); left != "" {
+		t.Errorf("left: %s", left)
 	}
 }
 
