@@ -84,7 +84,7 @@ func TestOwnersOnly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			coretest.OK(t, tt.do(coretest.Owner(t)))
 			coretest.WantCode(t, tt.do(coretest.As(t, coretest.Acme, key.Admin)), sandbox.CodeDenied)
-			var want sandbox.Code = sandbox.CodeDenied
+			want := sandbox.CodeDenied
 			if tt.ownersKeys {
 				want = ""
 			}
