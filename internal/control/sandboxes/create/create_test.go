@@ -1,6 +1,7 @@
 package create
 
 import (
+	"context"
 	"errors"
 	"os"
 	"slices"
@@ -9,10 +10,13 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/profiles"
+	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/prepare"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/remove"
@@ -256,5 +260,59 @@ func TestAllThere(t *testing.T) {
 		if err := allThere(tt.made, 2); sandbox.CodeOf(err) != tt.want || (err == nil) != (tt.want == "") {
 			t.Errorf("%s: the error is %v, want the code %q", tt.name, err, tt.want)
 		}
+	}
+}
+
+// node is the one provider of a daemon, as a node that takes sandboxes as far as the
+// daemon remembers.
+type node struct{}
+
+func (node) Known() []sandbox.Provider { return []sandbox.Provider{{Name: sandboxtest.Provider}} }
+func (node) Any() bool                 { return true }
+func (node) Find(name string) (sandbox.Provider, bool) {
+	return node{}.Known()[0], name == sandboxtest.Provider
+}
+func (node) Candidates(string, int64) []catalog.Facts { return nil }
+func (node) Reload(context.Context) error             { return nil }
+func (node) Choose(string, int64, sandbox.Isolation) (provider, why string) {
+	return sandboxtest.Provider, "it is the only one"
+}
+
+// A node that another daemon has cordoned meanwhile gets no sandboxes, and no copies
+// of those that it has.
+func TestCordonedNode(t *testing.T) {
+	for _, tt := range []struct {
+		state store.FleetState
+		code  sandbox.Code
+		count int // of records afterwards
+	}{{store.FleetActive, "", 3}, {store.FleetCordoned, sandbox.CodeUnavailable, 1}} {
+		t.Run(string(tt.state), func(t *testing.T) {
+			p := &coretest.Provider{Found: []driver.Found{{ID: "sb-1", State: sandbox.Running}}}
+			s, r := open(t, p)
+			s.Providers = providers.New(r.Core, providers.Config{
+				Default: providers.Opened{Name: sandboxtest.Provider, Binding: sandboxtest.Binding, Control: control.Config{Provider: p}}, Nodes: node{},
+			})
+			var b store.Sandbox
+			b.ID, b.Name, b.Spec.Image = "sb-1", "web", "host"
+			r.Add(t, b)
+			coretest.OK(t, r.Core.Store.Update(t.Context(), func(tx *store.Tx) error {
+				if err := tx.Operator().AddFleetNode(t.Context(), sandboxtest.Provider, "https://node.example.com"); err != nil {
+					return err
+				}
+				_, err := tx.Operator().ChangeFleetNode(t.Context(), sandboxtest.Provider, func(n *store.FleetNode) error {
+					n.State = tt.state
+					return nil
+				})
+				return err
+			}))
+			ctx := coretest.As(t, coretest.Acme, key.Write)
+			_, err := s.Create(ctx, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Image: "host"}}})
+			coretest.WantCode(t, err, tt.code)
+			_, err = s.Fork(ctx, "web", sandbox.ForkRequest{Count: 1})
+			coretest.WantCode(t, err, tt.code)
+			if n := len(all(t, r.Core)); n != tt.count {
+				t.Errorf("there are %d records, want %d: that of web and those of what was made", n, tt.count)
+			}
+		})
 	}
 }
