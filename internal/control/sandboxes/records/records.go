@@ -138,10 +138,11 @@ func (s *Records) Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbo
 	return box, err
 }
 
-// AttachSettled is Attach for callers that do not hold the lock of the sandbox. If the sandbox is not there because an
-// operation has ended it, AttachSettled waits for that operation, updates the
-// record and returns neither a handle nor an error: what that operation records
-// about the end must not be replaced by its absence.
+// AttachSettled is Attach for callers that do not hold the lock of the sandbox. If
+// the sandbox is not there because an operation has ended it, AttachSettled waits
+// for that operation, updates the record and returns neither a handle nor an
+// error: what that operation records about the end must not be replaced by its
+// absence.
 func (s *Records) AttachSettled(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
 	if err := s.Here(ctx, b); err != nil {
 		return nil, err
