@@ -17,6 +17,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/need"
+	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -79,13 +80,16 @@ func recovers(tb testing.TB, in driver.Instance) {
 			tb.Fatalf("the sandbox has ended: %+v", exit)
 		}
 		if time.Now().After(deadline) {
-			tb.Fatalf("the sandbox does not recover: %v", err)
+			tb.Fatalf("the sandbox does not recover: %v; its memory: %s", err, in.(*gvisor.Instance).LimitState())
 		}
 	}
 }
 
-// hasEnded returns how a sandbox has ended, if it has.
-func hasEnded(ctx context.Context, in driver.Instance) (sandbox.Exit, bool) {
+// hasEnded returns how a sandbox or a command has ended, if it has.
+func hasEnded(ctx context.Context, in interface {
+	Wait(ctx context.Context) (sandbox.Exit, error)
+},
+) (sandbox.Exit, bool) {
 	ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
 	defer cancel()
 	exit, err := in.Wait(ctx)

@@ -2,6 +2,9 @@ package gvisor
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -32,10 +35,33 @@ func (p *Provider) SetLowMemory(lowMemory func() bool) { p.pool.lowMemory = lowM
 
 // MakeRoom frees memory in a sandbox that makes no progress.
 func (in *Instance) MakeRoom() {
-	if !in.memory.makeRoom(map[int]bool{}) {
+	if ended, _ := in.memory.makeRoom(map[int]bool{}); !ended {
 		in.memory.endStarved()
 	}
 }
+
+// EndStopped kills a stub while the kernel is stopped, unless that would end the
+// sandbox.
+func (in *Instance) EndStopped(pid int) bool {
+	return in.memory.endStopped(pid, in.rec.cgroup().childrenOf(pid))
+}
+
+// Hold stops the kernel, as the process does that kills a stub.
+func (in *Instance) Hold() (release func()) { return in.memory.hold() }
+
+// Unfinished lists the stubs that gVisor's kernel traces or has not set up.
+func (in *Instance) Unfinished() (pids []int) {
+	for i, s := range in.memory.stubs() {
+		threads := in.rec.cgroup().childrenOf(s.pid)
+		if i > 0 && s.score == scoreProgram && (len(threads) == 0 || traced(s.pid) || slices.ContainsFunc(threads, traced)) {
+			pids = append(pids, s.pid)
+		}
+	}
+	return pids
+}
+
+// Killed counts the programs that were killed for lack of memory.
+func (in *Instance) Killed() int { return in.memory.killed() }
 
 // LimitVersion returns the version of the machine's control groups.
 func (p *Provider) LimitVersion() int { return p.groups().version }
@@ -45,6 +71,14 @@ func (in *Instance) Full() bool { return in.memory.full.Load() }
 
 // AtLimit reports whether the sandbox waits at its memory limit now.
 func (in *Instance) AtLimit() bool { return in.rec.cgroup().atLimit() }
+
+// LimitState describes the memory of the sandbox's group, for messages.
+func (in *Instance) LimitState() string {
+	g := in.rec.cgroup()
+	words, _ := os.ReadFile(in.box.path(filePanic))
+	return fmt.Sprintf("%d of %d bytes, at its limit: %v, full: %v, kills: %d of which %d are ours; stubs: %+v; its kernel said %q",
+		g.held(), g.memoryLimit(), g.atLimit(), in.memory.full.Load(), in.memory.killed(), in.box.starved(), in.memory.stubs(), words)
+}
 
 // Lend sets the limit of the sandbox's memory on this machine, and no other.
 func (in *Instance) Lend(limit int64) error { return in.rec.cgroup().lend(limit) }

@@ -39,7 +39,9 @@ func (in *Instance) frozen() error {
 }
 
 // stuck reports whether the sandbox is known not to answer.
-func (in *Instance) stuck() bool { return in.memory.full.Load() || in.rec.stopped() != "" }
+func (in *Instance) stuck() bool {
+	return in.memory.full.Load() || in.rec.stopped() != "" && !in.box.held()
+}
 
 // stopped names the process of the sandbox that is stopped by a signal. Without
 // its file server, a kernel blocks forever on shared files.

@@ -97,6 +97,9 @@ func (in *Instance) reattach(ctx context.Context) error {
 	if err := in.watchKernel(); err != nil {
 		return err
 	}
+	if in.rec.cgroup().atLimit() {
+		in.memory.starving()
+	}
 	in.memory.watchLimit()
 	in.expireAt(in.rec.Expires)
 	in.contact(ctx)
@@ -109,6 +112,10 @@ func (in *Instance) contact(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, reattachTime)
 	defer cancel()
 	asleep, failed := in.connect(ctx)
+	for failed != nil && in.memory.short() && ctx.Err() == nil && !isClosed(in.ended) {
+		time.Sleep(pollFree)
+		asleep, failed = in.connect(ctx)
+	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.asleep, in.unreachable = asleep, failed

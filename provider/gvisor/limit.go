@@ -26,11 +26,12 @@ import (
 // for the program's memory. If no program has the memory, the group waits for a
 // higher limit: version 1 does that by itself, version 2 is frozen.
 const (
-	lent     = 32 << 20        // bytes that are lent first
-	mostLent = 512 << 20       // and if no program is left
-	freeTime = 5 * time.Second // without any memory being freed
-	freeStep = 256 << 10       // bytes; a smaller change is none
-	pollFree = 5 * time.Millisecond
+	lent      = 32 << 20        // bytes that are lent first
+	mostLent  = 512 << 20       // and if no program is left
+	freeTime  = 5 * time.Second // without any memory being freed
+	freeStep  = 256 << 10       // bytes; a smaller change is none
+	busyTries = 5               // to kill a program that gVisor's kernel has not set up
+	pollFree  = 5 * time.Millisecond
 
 	atLimitTime = 100 * time.Millisecond
 	pollFull    = 100 * time.Millisecond
@@ -42,6 +43,11 @@ const (
 func (m *memoryGuard) watchLimit() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.box.held() {
+		if f, err := m.lockHeld(); err == nil {
+			f.Close()
+		}
+	}
 	if m.idle != nil && !isClosed(m.idle) || isClosed(m.released) || isClosed(m.ended) {
 		return
 	}
@@ -101,8 +107,11 @@ func (m *memoryGuard) serveLimit(g *cgroup, events *limitEvents) {
 		_ = events.SetReadDeadline(time.Unix(1, 0))
 	}()
 	for {
-		for g.starves() && !m.relieve(g) {
-			if !m.waitFull(g) {
+		for g.starves() {
+			m.starving()
+			done := m.relieve(g)
+			m.starving()
+			if !done && !m.waitFull(g) {
 				return
 			}
 		}
@@ -149,6 +158,7 @@ func (m *memoryGuard) waitFull(g *cgroup) bool {
 // returns false if that does not suffice.
 func (m *memoryGuard) relieve(g *cgroup) bool {
 	killed := map[int]bool{}
+	tries := busyTries
 	for extra := int64(lent); ; {
 		limit := m.limit()
 		if limit <= 0 {
@@ -158,19 +168,24 @@ func (m *memoryGuard) relieve(g *cgroup) bool {
 		if limit+extra > g.memoryLimit() && g.lend(limit+extra) != nil {
 			return m.settle(g, limit)
 		}
-		rest, _ := m.box.rest()
-		ended := rest == awake && m.makeRoom(killed) // while tasks are paused, it frees nothing
-		if m.freed(g, limit, extra) {
-			return m.settle(g, limit)
+		ended, busy := false, false
+		if rest, _ := m.box.rest(); rest == awake { // while tasks are paused, it frees nothing
+			ended, busy = m.makeRoom(killed)
+		}
+		if m.freed(g, limit, extra) && m.settle(g, limit) {
+			return true
 		}
 		if ended {
 			continue
 		}
 		// Those that were killed may still be in a system call that needs memory.
 		most := min(limit, mostLent, memoryFigures()["MemAvailable"]<<10/2)
-		if extra >= most {
+		if extra >= most && (!busy || tries == 0) {
 			_ = m.settle(g, limit)
 			return false
+		}
+		if extra >= most {
+			tries--
 		}
 		extra = min(2*extra, most)
 	}
@@ -215,6 +230,13 @@ func (m *memoryGuard) settle(g *cgroup, limit int64) bool {
 		limit = now
 	}
 }
+
+// starving records that the sandbox is at its limit now.
+func (m *memoryGuard) starving() { m.starved.Store(time.Now().UnixNano()) }
+
+// short reports whether calls may fail because the sandbox was at its limit a
+// moment ago: its kernel gets no memory, or the program of the call is killed.
+func (m *memoryGuard) short() bool { return time.Since(time.Unix(0, m.starved.Load())) < freeTime }
 
 // endStarved ends a sandbox whose memory cannot be freed.
 func (m *memoryGuard) endStarved() {

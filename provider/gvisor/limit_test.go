@@ -83,32 +83,68 @@ func TestAttackMemoryOfTheKernel(t *testing.T) {
 
 // waiting makes a sandbox that waits at its memory limit, or is slowed down there,
 // because the process that would make room is stopped. kill kills that process.
-func waiting(t *testing.T, state string) (in *gvisor.Instance, leave, kill func()) {
+func waiting(t *testing.T, state string, id sandbox.ID) (in *gvisor.Instance, leave, kill func()) {
 	t.Helper()
 	need.Program(t, "python3")
 	probe := newProvider(t, nil)
 	limited(t, probe, "memory")
 	haveHost(t)
-	cmd, out := startVictim(t, victimPlan{State: state, Images: imagesDir, ID: "waits", Memory: 192 << 20})
+	cmd, out := startVictim(t, victimPlan{State: state, Images: imagesDir, ID: id, Memory: 192 << 20})
 	kill = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	t.Cleanup(kill)
+	t.Cleanup(func() {
+		kill()
+		if t.Failed() {
+			t.Logf("the process that made the sandbox said: %s", out)
+			removeForeign(state, id)
+		}
+	})
 	eventually(t, "the sandbox is watched", func() bool {
-		return watched(state, "waits") && (probe.LimitVersion() != 1 || groupWaits("waits"))
+		return watched(state, string(id)) && (probe.LimitVersion() != 1 || groupWaits(string(id)))
 	})
 	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err, out)
-	}
-	p, found := attached(t, state, "waits")
-	sh(t, found, "echo kept > /root/kept")
-	if _, err := found.Exec(t.Context(), &sandbox.Command{Args: []string{"python3", "-c", "import os" + fillers["memfd"]}}); err != nil {
 		t.Fatal(err)
 	}
+	p, found := attached(t, state, id)
 	in = found.(*gvisor.Instance)
-	eventually(t, "the sandbox waits at its limit", in.AtLimit)
+	sh(t, found, "echo kept > /root/kept")
+	hog, err := found.Exec(t.Context(), &sandbox.Command{Args: []string{"python3", "-c", "import os" + fillers["memfd"]}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { hog.Close() })
+	eventually(t, "the sandbox waits at its limit", func() bool {
+		if exit, ended := hasEnded(t.Context(), found); ended {
+			t.Fatalf("the sandbox has ended before it waits at its limit: %+v", exit)
+		}
+		if exit, ended := hasEnded(t.Context(), hog); ended {
+			said, _ := io.ReadAll(hog.Stderr())
+			t.Fatalf("the program has ended before the sandbox waits at its limit: %+v, %s; the sandbox has %s", exit, said, in.LimitState())
+		}
+		return in.AtLimit()
+	})
 	return in, func() { p.Close() }, kill
+}
+
+// ownID makes an ID that no other run of the tests has: groups are found by it.
+func ownID(name string) sandbox.ID { return sandbox.ID(name + "-" + strconv.Itoa(os.Getpid())) }
+
+// removeForeign removes a sandbox that a test has left, if it can.
+func removeForeign(state string, id sandbox.ID) {
+	store, err := images()
+	if err != nil {
+		return
+	}
+	p, err := gvisor.New(gvisor.Options{StateDir: state, SnapshotDir: snapshotDir, Images: store})
+	if err != nil {
+		return
+	}
+	defer p.Close()
+	if in, err := p.Attach(context.Background(), id); err == nil {
+		_ = in.Destroy(context.Background())
+	}
 }
 
 // haveHost puts the image host into the store, so that victims need not.
@@ -162,17 +198,18 @@ func eventually(t *testing.T, what string, happens func() bool) {
 // limit until another one attaches, which ends the program.
 func TestAttachAtLimit(t *testing.T) {
 	state := t.TempDir()
-	in, leave, kill := waiting(t, state)
+	id := ownID("attached-at-limit")
+	in, leave, kill := waiting(t, state, id)
 	leave()
 	kill()
-	if watched(state, "waits") {
+	if watched(state, string(id)) {
 		t.Error("a process that was killed makes room")
 	}
 	// With version 2 it goes on slowly, and the program ends with its connection.
 	if version := newProvider(t, nil).LimitVersion(); version == 1 && !in.AtLimit() {
 		t.Error("the sandbox does not wait for another process")
 	}
-	_, found := attached(t, state, "waits")
+	_, found := attached(t, state, id)
 	recovers(t, found)
 	if o := sh(t, found, "cat /root/kept"); o.stdout != "kept\n" {
 		t.Errorf("the file has %+v", o)
@@ -185,12 +222,13 @@ func TestAttachAtLimit(t *testing.T) {
 // TestDestroyAtLimit destroys a sandbox that waits at its limit.
 func TestDestroyAtLimit(t *testing.T) {
 	state := t.TempDir()
-	in, _, kill := waiting(t, state)
+	id := ownID("destroyed-at-limit")
+	in, _, kill := waiting(t, state, id)
 	if err := in.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}
 	kill()
-	nothingLeft(t, state, "waits")
+	nothingLeft(t, state, id)
 }
 
 // TestReleaseAtLimit checks that a sandbox waits at its limit only for a process

@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -37,6 +35,7 @@ type stub struct {
 	pid, score int
 	start      uint64
 	resident   int64 // pages
+	threads    []int // processes of their own
 }
 
 // memoryGuard ends programs of a sandbox that has run out of memory.
@@ -51,6 +50,8 @@ type memoryGuard struct {
 	mu   sync.Mutex
 	idle chan struct{} // closed when watchLimit no longer watches; nil: it never did
 	full atomic.Bool   // it waits for a higher limit
+
+	starved atomic.Int64 // when it was last at its limit, in Unix nanoseconds
 }
 
 // stubs lists the sandbox's stubs, the oldest first. All others are forked from
@@ -58,16 +59,25 @@ type memoryGuard struct {
 func (m *memoryGuard) stubs() []stub {
 	kernel := strconv.Itoa(m.rec.Kernel.PID)
 	var list []stub
+	threads := map[string][]int{} // by the stub
 	for _, pid := range m.rec.cgroup().processes() {
 		stat, err := processStat(pid)
-		if err != nil || stat[statParent] != kernel {
+		if err != nil {
+			continue
+		}
+		if stat[statParent] != kernel {
+			threads[stat[statParent]] = append(threads[stat[statParent]], pid)
 			continue
 		}
 		start, _ := strconv.ParseUint(stat[statStart], 10, 64)
 		score, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/oom_score_adj")
 		if err == nil {
-			list = append(list, stub{pid, int(number(string(score))), start, number(stat[statResident])})
+			list = append(list, stub{pid, int(number(string(score))), start, number(stat[statResident]), nil})
 		}
+	}
+	for i, s := range list {
+		list[i].threads = threads[strconv.Itoa(s.pid)]
+		slices.Sort(list[i].threads)
 	}
 	slices.SortFunc(list, func(a, b stub) int { return cmp.Or(cmp.Compare(a.start, b.start), a.pid-b.pid) })
 	return list
@@ -78,11 +88,16 @@ func (m *memoryGuard) stubs() []stub {
 // sandbox.
 func (m *memoryGuard) spareGuest() {
 	for _, s := range m.stubs() {
-		text, _ := os.ReadFile("/proc/" + strconv.Itoa(s.pid) + "/maps")
-		if guestMapped(string(text)) {
+		if s.ofGuest() {
 			setOOMScore(s.pid, scoreSpared)
 		}
 	}
+}
+
+// ofGuest reports whether the guest's program runs in the stub.
+func (s stub) ofGuest() bool {
+	text, _ := os.ReadFile("/proc/" + strconv.Itoa(s.pid) + "/maps")
+	return guestMapped(string(text))
 }
 
 // barren reports whether the stub that all others are forked from has ended. No
@@ -150,7 +165,7 @@ func (m *memoryGuard) look(before sight) sight {
 	case now.kills > before.kills && m.barren():
 		m.endStarved()
 	case now.times == looks:
-		if !m.makeRoom(map[int]bool{}) {
+		if ended, busy := m.makeRoom(map[int]bool{}); !ended && !busy {
 			m.endStarved()
 		}
 		now.times = 0
@@ -192,39 +207,58 @@ func (g *cgroup) memoryLimit() int64 {
 	return g.figure(ctlMemory, "memory.limit_in_bytes")
 }
 
-// makeRoom kills the largest program that it has not killed yet. Without one the
-// kernel itself uses the memory, and makeRoom returns false.
-func (m *memoryGuard) makeRoom(killed map[int]bool) bool {
-	largest := stub{resident: leastProgram}
-	for i, s := range m.stubs() {
-		if i > 0 && s.score == scoreProgram && !killed[s.pid] && s.resident > largest.resident { // the first has no program
-			largest = s
+const (
+	untracedTime = time.Second           // until a program is killed that is not half as large as the largest
+	settledTime  = 20 * time.Millisecond // after gVisor's kernel has added a thread to a stub
+)
+
+// makeRoom kills the largest program that it has not killed yet, and waits for
+// its end. If it kills none, busy reports whether there is one that cannot be
+// killed now.
+func (m *memoryGuard) makeRoom(killed map[int]bool) (ended, busy bool) {
+	seen := map[int]threads{}
+	for start := time.Now(); ; time.Sleep(pollFree) {
+		list := m.programs(killed)
+		for _, s := range list {
+			if before, ok := seen[s.pid]; !ok || !slices.Equal(before.pids, s.threads) {
+				seen[s.pid] = threads{s.threads, time.Now()}
+			}
+		}
+		large := list
+		if time.Since(start) < untracedTime {
+			large = slices.DeleteFunc(slices.Clone(list), func(s stub) bool { return s.resident < list[0].resident/2 })
+		}
+		for _, s := range large {
+			if time.Since(seen[s.pid].since) >= settledTime && m.endStub(s.pid, s.threads) {
+				killed[s.pid] = true
+				return true, false
+			}
+		}
+		if len(list) == 0 || time.Since(start) > 2*untracedTime || isClosed(m.ended) || isClosed(m.released) {
+			return false, len(list) > 0
 		}
 	}
-	if largest.pid == 0 {
-		return false
-	}
-	m.awaitUntraced()
-	killed[largest.pid] = true
-	m.box.addStarved()
-	_ = unix.Kill(largest.pid, unix.SIGKILL)
-	return true
 }
 
-// awaitUntraced waits until gVisor's kernel sets up no stub: it ends itself if
-// one that it traces is killed.
-func (m *memoryGuard) awaitUntraced() {
-	for range 200 {
-		if !slices.ContainsFunc(m.rec.cgroup().processes(), traced) {
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
+// threads are the threads of a stub, and since when it has them.
+type threads struct {
+	pids  []int
+	since time.Time
 }
 
-func traced(pid int) bool {
-	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
-	return err == nil && !strings.Contains(string(status), "TracerPid:\t0\n")
+// programs lists the stubs of programs, the largest first, without those that
+// were killed. The guest's program is last: it connects a process that attaches,
+// and its mapped file, which would not be freed, makes it large.
+func (m *memoryGuard) programs(killed map[int]bool) []stub {
+	all := m.stubs()
+	list := slices.DeleteFunc(all[min(1, len(all)):], func(s stub) bool { // the first has no program
+		return s.score != scoreProgram || killed[s.pid] || s.resident <= leastProgram
+	})
+	slices.SortStableFunc(list, func(a, b stub) int { return cmp.Compare(b.resident, a.resident) })
+	for i := 0; i < len(list) && list[0].ofGuest(); i++ {
+		list = append(list[1:], list[0])
+	}
+	return list
 }
 
 // killed counts the programs that were killed for lack of memory.

@@ -28,6 +28,7 @@ import (
 //	rest         present while it is paused; see Pause
 //	lock         locked while that changes
 //	starved      grows when it is at its memory limit
+//	held         not empty while its kernel is stopped; see hold
 //
 // The kernel process inherits an open file description of upper that carries a
 // shared lock. So the lock, and not a pid file, shows whether a sandbox is
@@ -42,6 +43,7 @@ const (
 	fileRest    = "rest"
 	fileLock    = "lock"
 	fileStarved = "starved"
+	fileHeld    = "held"
 
 	halfMade = ".new-" // prefix of directories of sandboxes being created
 )

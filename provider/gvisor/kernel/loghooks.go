@@ -28,6 +28,11 @@ const (
 	logMounts    = "Restore using mounts: %v"                                               // no file system is loaded yet; for debugging
 )
 
+// logFull is logged when the sandbox is at its memory limit and the host gives
+// the kernel no more memory. Writing the line needs some, and the kernel would
+// end. So it is not written.
+const logFull = "Disabling pgalloc.MemoryFile.AllocateAndFill pre-population: madvise failed: %s"
+
 // boot is gVisor's command that becomes a kernel.
 type boot struct{ sentrycmd.Boot }
 
@@ -79,7 +84,7 @@ func (h *logHooks) Emit(depth int, level log.Level, at time.Time, format string,
 	if hook := h.hooks[format]; hook != nil && level != log.Warning {
 		hook(v)
 	}
-	if level <= h.most {
+	if level <= h.most && format != logFull {
 		h.Emitter.Emit(depth+1, level, at, format, v...)
 	}
 }
