@@ -111,14 +111,27 @@ func (in *Instance) reattach(ctx context.Context) error {
 func (in *Instance) contact(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, reattachTime)
 	defer cancel()
-	asleep, failed := in.connect(ctx)
-	for failed != nil && in.memory.short() && ctx.Err() == nil && !isClosed(in.ended) {
+	asleep, failed, again := in.tryContact(ctx)
+	for again && ctx.Err() == nil && !isClosed(in.ended) {
 		time.Sleep(pollFree)
-		asleep, failed = in.connect(ctx)
+		asleep, failed, again = in.tryContact(ctx)
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.asleep, in.unreachable = asleep, failed
+}
+
+// tryContact connects to the guest. If the sandbox is at its memory limit, or was
+// a moment ago, the attempt is short, and another one may succeed.
+func (in *Instance) tryContact(ctx context.Context) (asleep bool, failed error, again bool) {
+	short := in.memory.short()
+	if short {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, freeTime)
+		defer cancel()
+	}
+	asleep, failed = in.connect(ctx)
+	return asleep, failed, short && failed != nil
 }
 
 // retry connects again after a failed contact.

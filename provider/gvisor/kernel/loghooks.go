@@ -38,6 +38,7 @@ type boot struct{ sentrycmd.Boot }
 
 // Execute installs the hooks after gVisor has decided where to write its log.
 func (b *boot) Execute(ctx context.Context, f *flag.FlagSet, args ...any) subcommands.ExitStatus {
+	translateNoStub()
 	if l, err := internals(); err == nil {
 		said := log.Log()
 		lower = lowerLayers()
