@@ -80,6 +80,9 @@ func (in *Instance) LimitState() string {
 		g.held(), g.memoryLimit(), g.atLimit(), in.memory.full.Load(), in.memory.killed(), in.box.starved(), in.memory.stubs(), words)
 }
 
+// Ended reports whether the kernel has ended.
+func (in *Instance) Ended() bool { return !in.rec.Kernel.alive() }
+
 // Lend sets the limit of the sandbox's memory on this machine, and no other.
 func (in *Instance) Lend(limit int64) error { return in.rec.cgroup().lend(limit) }
 

@@ -489,6 +489,8 @@ func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
 		killed.Reason, killed.Detail = sandbox.ReasonMemory, "it reached its memory limit"
 	case why == sandbox.ReasonLifetime, !r.Expires.IsZero() && time.Now().After(r.Expires):
 		killed.Reason, killed.Detail = sandbox.ReasonLifetime, "its lifetime is over"
+	case said != "" && r.cgroup().refuses():
+		killed.Reason, killed.Detail = sandbox.ReasonMemory, "it reached its memory limit, and its kernel failed: "+said
 	case said != "":
 		killed.Reason, killed.Detail = sandbox.ReasonCrashed, "its kernel failed: "+said
 	default:

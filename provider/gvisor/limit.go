@@ -438,6 +438,17 @@ func (g *cgroup) atLimit() bool {
 	return limit > 0 && g.figure(ctlMemory, "memory.current") >= limit && g.held() >= almost(limit)
 }
 
+// refuses reports whether the group was at its limit while the host refused it
+// memory for system calls and signals. It does so with version 1, where only
+// programs wait.
+func (g *cgroup) refuses() bool {
+	if g.version != 1 || !g.has(ctlMemory) {
+		return false
+	}
+	limit := g.memoryLimit()
+	return limit > 0 && g.figure(ctlMemory, "memory.max_usage_in_bytes") >= limit
+}
+
 // starves reports whether the group is at its limit to stay. With version 2 it
 // is there for a moment whenever the host must give back its cache of files.
 func (g *cgroup) starves() bool {
