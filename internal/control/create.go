@@ -37,6 +37,12 @@ func (c *Control) Fit(ctx context.Context, p plan.Plan) (plan.Plan, error) {
 		Workspaces: c.cfg.Workspaces, Defaults: c.cfg.Defaults, NewID: c.cfg.NewID,
 	}
 	if enforcer, ok := driver.As[driver.EgressEnforcer](c.cfg.Provider); ok {
+		// Another daemon's ability is known when it has said who it is.
+		if b, ok := driver.As[driver.Binder](c.cfg.Provider); ok && p.Spec.Network.Asked() {
+			if _, err := b.Binding(ctx); err != nil {
+				return p, c.wrap(Action{Op: ops.SandboxCreate}, err)
+			}
+		}
 		ability := enforcer.EgressAbility()
 		t.Ability = &ability
 	}

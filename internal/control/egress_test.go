@@ -74,6 +74,46 @@ func TestRulesOfProviders(t *testing.T) {
 	}
 }
 
+// distant is a provider that knows its ability when it has been asked who it is, as
+// another daemon.
+type distant struct {
+	*bounding
+	err   error
+	asked bool
+}
+
+func (d *distant) Binding(context.Context) (string, error) {
+	d.asked = d.err == nil
+	return "there", d.err
+}
+
+func (d *distant) EgressAbility() sandbox.EgressAbility {
+	if !d.asked {
+		return sandbox.EgressAbility{Kind: sandbox.EgressNone}
+	}
+	return d.ability
+}
+
+// The first sandbox of another daemon can have rules. Without an answer, its error
+// says so, and not that the rules are impossible.
+func TestRulesOfAnotherDaemon(t *testing.T) {
+	p := &distant{bounding: &bounding{fake.New(fake.Options{}), sandbox.EgressAbility{Kind: sandbox.EgressHostPort}, nil}}
+	t.Cleanup(func() { _ = p.Close() })
+	c := control.New(control.Config{Provider: p})
+	create := func() error {
+		_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{"api.example.com"}}}}, acme, func(*plan.Plan) {})
+		return err
+	}
+	p.err = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "no answer"}
+	if err := create(); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+		t.Errorf("without an answer: %v, want unavailable", err)
+	}
+	p.err = nil
+	if err := create(); err != nil || p.got == nil || len(p.got.Allow) != 1 {
+		t.Errorf("%+v %v", p.got, err)
+	}
+}
+
 // A secret that only Atoll's gateway could insert is refused for that reason, on
 // a provider that enforces egress itself.
 func TestGatewaySecretsOfProviders(t *testing.T) {
