@@ -118,6 +118,33 @@ func TestSnapshotElsewhere(t *testing.T) {
 	}
 }
 
+// A daemon fetches the snapshot of another one once: later sandboxes need neither
+// the blob store nor the daemon that took it.
+func TestSnapshotIsFetchedOnce(t *testing.T) {
+	address, blobs := storetest.Postgres(t), t.TempDir()
+	m1, m2 := daemontest.New(t), daemontest.New(t)
+	with := func(o *daemon.Options) { o.Store, o.Blobs, o.PlainSnapshots = address, blobs, true }
+	d1 := m1.Start(t, with)
+	s := create(t, daemontest.Client(t, d1), sandbox.Spec{Name: "one"})
+	shell(t, s, "echo far > /f")
+	saved(t, s, "before")
+	c2 := daemontest.Client(t, m2.Start(t, with))
+	for i := range 2 {
+		if out := shell(t, create(t, c2, sandbox.Spec{Snapshot: "before"}), "cat /f"); out != "far\n" {
+			t.Errorf("sandbox %d: %q", i, out)
+		}
+		all := packs(t, blobs)
+		if i == 0 && len(all) == 0 {
+			t.Fatal("the blob store has no pack")
+		}
+		for _, pack := range all {
+			if err := os.Remove(pack); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // A daemon with another key than the one that saved a snapshot returns an error
 // and starts nothing.
 func TestSnapshotOfAnotherKey(t *testing.T) {
