@@ -30,6 +30,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/atoll-run/atoll/admin"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
@@ -389,14 +390,14 @@ func (c *Client) List(ctx context.Context, options ...ListOptions) iter.Seq2[san
 }
 
 // Providers returns the providers of the daemon.
-func (c *Client) Providers(ctx context.Context) ([]sandbox.Provider, error) {
-	var out struct{ Providers []sandbox.Provider }
+func (c *Client) Providers(ctx context.Context) ([]catalog.Provider, error) {
+	var out struct{ Providers []catalog.Provider }
 	return out.Providers, c.conn.Call(ctx, http.MethodGet, "/v1/providers", nil, nil, &out)
 }
 
 // ChooseProvider returns the provider that fits the needs of a sandbox. It
 // creates nothing.
-func (c *Client) ChooseProvider(ctx context.Context, n sandbox.Needs) (choice sandbox.Choice, err error) {
+func (c *Client) ChooseProvider(ctx context.Context, n catalog.Needs) (choice catalog.Choice, err error) {
 	return choice, c.conn.Call(ctx, http.MethodPost, "/v1/providers/choose", nil, n, &choice)
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/internal/stream"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Sandbox is a handle on one sandbox. Dropping it does not end the sandbox. Its
@@ -446,7 +447,7 @@ func (c *Client) profile(ctx context.Context, method, name, rest string, query u
 // TestProfile tells whether a stored profile would allow a request, and why. It
 // sends no request to the target. target is a URL; the scheme tcp stands for a
 // bare TCP connection.
-func (c *Client) TestProfile(ctx context.Context, name, method, target string) (out sandbox.Explanation, err error) {
+func (c *Client) TestProfile(ctx context.Context, name, method, target string) (out operator.Explanation, err error) {
 	in := map[string]string{"method": method, "url": target}
 	return out, c.profile(ctx, http.MethodPost, name, "/test", nil, in, &out)
 }

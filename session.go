@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -305,7 +306,7 @@ func (s *Session) Targets(ctx context.Context) ([]sandbox.SessionTarget, error) 
 
 // Capabilities returns the operations that the session supports now, with a
 // reason for each that it does not. It creates no sandbox.
-func (s *Session) Capabilities(ctx context.Context) (doc sandbox.CapabilityDocument, err error) {
+func (s *Session) Capabilities(ctx context.Context) (doc catalog.CapabilityDocument, err error) {
 	return doc, s.call(ctx, http.MethodGet, "/capabilities", nil, &doc)
 }
 

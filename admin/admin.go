@@ -12,7 +12,7 @@ import (
 	"net/http"
 
 	"github.com/atoll-run/atoll/internal/client"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Client administers a daemon. Its methods may be called concurrently. It needs
@@ -25,13 +25,13 @@ func New(conn *client.Conn) *Client { return &Client{conn} }
 
 // ImageUses lists the images that stopped sandboxes, snapshots and templates
 // need. It is for the owner of the machine.
-func (c *Client) ImageUses(ctx context.Context) ([]sandbox.ImageUse, error) {
-	var out struct{ Uses []sandbox.ImageUse }
+func (c *Client) ImageUses(ctx context.Context) ([]operator.ImageUse, error) {
+	var out struct{ Uses []operator.ImageUse }
 	return out.Uses, c.conn.Call(ctx, http.MethodGet, "/v1/images/uses", nil, nil, &out)
 }
 
 // Diagnose checks the health of the daemon. It is for the owner of the machine.
-func (c *Client) Diagnose(ctx context.Context) (d sandbox.Diagnosis, err error) {
+func (c *Client) Diagnose(ctx context.Context) (d operator.Diagnosis, err error) {
 	return d, c.conn.Call(ctx, http.MethodGet, "/v1/doctor", nil, nil, &d)
 }
 
@@ -47,7 +47,7 @@ func (c *Client) EgressSettings(ctx context.Context) (map[string]string, error) 
 // EnableE2B makes the daemon serve the E2B API, now and after later starts
 // without other E2B flags. It is for the owner of the machine. If the API is
 // already served with other settings, the error is CodeConflict.
-func (c *Client) EnableE2B(ctx context.Context, s sandbox.E2BSettings) (p sandbox.E2BPlace, err error) {
+func (c *Client) EnableE2B(ctx context.Context, s operator.E2BSettings) (p operator.E2BPlace, err error) {
 	return p, c.conn.Call(ctx, http.MethodPut, "/v1/e2b", nil, s, &p)
 }
 
@@ -61,7 +61,7 @@ func (c *Client) DisableE2B(ctx context.Context) error {
 // OpenConsole makes the daemon serve the web console, now and after later
 // starts, and returns a link that signs in once. It is for the owner of the
 // machine.
-func (c *Client) OpenConsole(ctx context.Context, s sandbox.ConsoleSettings) (l sandbox.ConsoleLink, err error) {
+func (c *Client) OpenConsole(ctx context.Context, s operator.ConsoleSettings) (l operator.ConsoleLink, err error) {
 	return l, c.conn.Call(ctx, http.MethodPut, "/v1/console", nil, s, &l)
 }
 

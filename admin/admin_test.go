@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/admin"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func owner(t *testing.T) (*admin.Client, func(key string) *atoll.Client) {
@@ -21,14 +22,14 @@ func owner(t *testing.T) (*admin.Client, func(key string) *atoll.Client) {
 func TestTenantsAndKeys(t *testing.T) {
 	a, bearer := owner(t)
 	ctx := t.Context()
-	made, err := a.CreateTenant(ctx, "acme", sandbox.Limits{Boxes: 1})
+	made, err := a.CreateTenant(ctx, "acme", operator.Limits{Boxes: 1})
 	if err != nil || made.ID != "acme" || made.Limits.Boxes != 1 {
 		t.Fatalf("made %+v, %v", made, err)
 	}
-	if _, err := a.CreateTenant(ctx, "acme", sandbox.Limits{}); sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
+	if _, err := a.CreateTenant(ctx, "acme", operator.Limits{}); sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
 		t.Errorf("a second acme: %v", err)
 	}
-	k, err := a.CreateKey(ctx, sandbox.NewKey{Tenant: "acme", Name: "ci", Verbs: []string{"read", "write", "exec"}})
+	k, err := a.CreateKey(ctx, operator.NewKey{Tenant: "acme", Name: "ci", Verbs: []string{"read", "write", "exec"}})
 	if err != nil || k.Token == "" {
 		t.Fatalf("made %+v, %v", k, err)
 	}
@@ -52,7 +53,7 @@ func TestTenantsAndKeys(t *testing.T) {
 		t.Errorf("a key that may not administer lists %+v, %v", keys, err)
 	}
 	disabled := true
-	if _, err := a.UpdateTenant(ctx, "acme", sandbox.TenantChange{Disabled: &disabled}); err != nil {
+	if _, err := a.UpdateTenant(ctx, "acme", operator.TenantChange{Disabled: &disabled}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Get(ctx, "one"); sandbox.CodeOf(err) != sandbox.CodeUnauthorized {
@@ -66,12 +67,12 @@ func TestAttackByNamingATenant(t *testing.T) {
 	a, bearer := owner(t)
 	ctx := t.Context()
 	for _, name := range []string{"acme", "other"} {
-		if _, err := a.CreateTenant(ctx, name, sandbox.Limits{}); err != nil {
+		if _, err := a.CreateTenant(ctx, name, operator.Limits{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, tenant := range []string{"acme", "default"} { // also an administrator of the owner's own tenant
-		k, err := a.CreateKey(ctx, sandbox.NewKey{Tenant: tenant, Verbs: []string{"admin"}})
+		k, err := a.CreateKey(ctx, operator.NewKey{Tenant: tenant, Verbs: []string{"admin"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,10 +91,10 @@ func TestAttackByNamingATenant(t *testing.T) {
 func TestAttackByAdministratorOfTenant(t *testing.T) {
 	a, bearer := owner(t)
 	ctx := t.Context()
-	if _, err := a.CreateTenant(ctx, "acme", sandbox.Limits{}); err != nil {
+	if _, err := a.CreateTenant(ctx, "acme", operator.Limits{}); err != nil {
 		t.Fatal(err)
 	}
-	k, err := a.CreateKey(ctx, sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
+	k, err := a.CreateKey(ctx, operator.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,16 +102,16 @@ func TestAttackByAdministratorOfTenant(t *testing.T) {
 	for name, try := range map[string]func() error{
 		"list tenants":  func() error { _, err := theirs.Tenants(ctx); return err },
 		"read a tenant": func() error { _, err := theirs.TenantByID(ctx, "default"); return err },
-		"make a tenant": func() error { _, err := theirs.CreateTenant(ctx, "other", sandbox.Limits{}); return err },
+		"make a tenant": func() error { _, err := theirs.CreateTenant(ctx, "other", operator.Limits{}); return err },
 		"make their key": func() error {
-			_, err := theirs.CreateKey(ctx, sandbox.NewKey{Tenant: "default", Verbs: []string{"admin"}})
+			_, err := theirs.CreateKey(ctx, operator.NewKey{Tenant: "default", Verbs: []string{"admin"}})
 			return err
 		},
 		"copy the store":  func() error { _, err := theirs.Backup(ctx); return err },
 		"diagnose":        func() error { _, err := theirs.Diagnose(ctx); return err },
 		"reload policies": func() error { _, err := theirs.ReloadPolicies(ctx); return err },
 		"uses of images":  func() error { _, err := theirs.ImageUses(ctx); return err },
-		"raise a limit":   func() error { _, err := theirs.UpdateTenant(ctx, "acme", sandbox.TenantChange{}); return err },
+		"raise a limit":   func() error { _, err := theirs.UpdateTenant(ctx, "acme", operator.TenantChange{}); return err },
 	} {
 		if err := try(); sandbox.CodeOf(err) != sandbox.CodeDenied {
 			t.Errorf("%s: got %v, want denied", name, err)
@@ -121,7 +122,7 @@ func TestAttackByAdministratorOfTenant(t *testing.T) {
 func TestKeyIsRevoked(t *testing.T) {
 	a, bearer := owner(t)
 	ctx := t.Context()
-	k, err := a.CreateKey(ctx, sandbox.NewKey{Verbs: []string{"read"}})
+	k, err := a.CreateKey(ctx, operator.NewKey{Verbs: []string{"read"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +150,7 @@ func TestKeyIsRevoked(t *testing.T) {
 func TestAuditAndBackup(t *testing.T) {
 	a, _ := owner(t)
 	ctx := t.Context()
-	if _, err := a.CreateTenant(ctx, "acme", sandbox.Limits{}); err != nil {
+	if _, err := a.CreateTenant(ctx, "acme", operator.Limits{}); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer

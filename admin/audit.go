@@ -7,18 +7,19 @@ import (
 
 	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // PruneAudit removes the oldest records of a log. It is for the owner of the
 // machine. It keeps the newest record, operations without an outcome, and
 // records that still have to be sent to a collector. [Client.VerifyAudit] still
 // works, because the hash of the last removed record is kept.
-func (c *Client) PruneAudit(ctx context.Context, what sandbox.AuditPrune) (done sandbox.AuditPruned, err error) {
+func (c *Client) PruneAudit(ctx context.Context, what operator.AuditPrune) (done operator.AuditPruned, err error) {
 	return done, c.conn.Call(ctx, http.MethodPost, "/v1/audit/prune", nil, what, &done)
 }
 
 // VerifyAudit verifies the hash chain of the log.
-func (c *Client) VerifyAudit(ctx context.Context) (report sandbox.AuditReport, err error) {
+func (c *Client) VerifyAudit(ctx context.Context) (report operator.AuditReport, err error) {
 	return report, c.conn.Call(ctx, http.MethodGet, "/v1/audit/verify", nil, nil, &report)
 }
 

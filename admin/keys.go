@@ -5,17 +5,17 @@ import (
 	"net/http"
 	"net/url"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // CreateKey makes an API key. Its Token is only in this result.
-func (c *Client) CreateKey(ctx context.Context, n sandbox.NewKey) (k sandbox.Key, err error) {
+func (c *Client) CreateKey(ctx context.Context, n operator.NewKey) (k operator.Key, err error) {
 	return k, c.conn.Call(ctx, http.MethodPost, "/v1/keys", nil, n, &k)
 }
 
 // Keys lists the API keys, including revoked and expired ones, oldest first.
-func (c *Client) Keys(ctx context.Context) ([]sandbox.Key, error) {
-	var out struct{ Keys []sandbox.Key }
+func (c *Client) Keys(ctx context.Context) ([]operator.Key, error) {
+	var out struct{ Keys []operator.Key }
 	return out.Keys, c.conn.Call(ctx, http.MethodGet, "/v1/keys", nil, nil, &out)
 }
 

@@ -5,36 +5,36 @@ import (
 	"net/http"
 	"net/url"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Load returns what the daemon has room for.
-func (c *Client) Load(ctx context.Context) (l sandbox.Load, err error) {
+func (c *Client) Load(ctx context.Context) (l operator.Load, err error) {
 	return l, c.conn.Call(ctx, http.MethodGet, "/v1/load", nil, nil, &l)
 }
 
 // Nodes lists the daemons on which this one makes sandboxes, by name.
-func (c *Client) Nodes(ctx context.Context) ([]sandbox.Node, error) {
-	var out struct{ Nodes []sandbox.Node }
+func (c *Client) Nodes(ctx context.Context) ([]operator.Node, error) {
+	var out struct{ Nodes []operator.Node }
 	return out.Nodes, c.conn.Call(ctx, http.MethodGet, "/v1/nodes", nil, nil, &out)
 }
 
 // Node asks a node for its load, and returns what is known of it.
-func (c *Client) Node(ctx context.Context, name string) (n sandbox.Node, err error) {
+func (c *Client) Node(ctx context.Context, name string) (n operator.Node, err error) {
 	return n, c.conn.Call(ctx, http.MethodGet, nodePath(name), nil, nil, &n)
 }
 
 func nodePath(name string) string { return "/v1/nodes/" + url.PathEscape(name) }
 
 // UpdateNode changes a node.
-func (c *Client) UpdateNode(ctx context.Context, name string, change sandbox.NodeChange) (n sandbox.Node, err error) {
+func (c *Client) UpdateNode(ctx context.Context, name string, change operator.NodeChange) (n operator.Node, err error) {
 	return n, c.conn.Call(ctx, http.MethodPatch, nodePath(name), nil, change, &n)
 }
 
 // DrainNode moves the sessions of a node to others. Sandboxes without a session
 // are kept, unless force is set.
-func (c *Client) DrainNode(ctx context.Context, name string, force bool) (d sandbox.NodeDrained, err error) {
-	return d, c.conn.Call(ctx, http.MethodPost, nodePath(name)+"/drain", nil, sandbox.NodeDrain{Force: force}, &d)
+func (c *Client) DrainNode(ctx context.Context, name string, force bool) (d operator.NodeDrained, err error) {
+	return d, c.conn.Call(ctx, http.MethodPost, nodePath(name)+"/drain", nil, operator.NodeDrain{Force: force}, &d)
 }
 
 // RemoveNode removes a node without sandboxes. With lost, it gives up a node that

@@ -17,6 +17,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // hop measures what a control daemon adds to a command in a sandbox on a node, to
@@ -48,7 +49,7 @@ func (b *bench) hop(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, node.Close(), end()) }()
-	made, err := node.Admin().CreateKey(ctx, sandbox.NewKey{Name: "control", Verbs: []string{"read", "write", "exec"}})
+	made, err := node.Admin().CreateKey(ctx, operator.NewKey{Name: "control", Verbs: []string{"read", "write", "exec"}})
 	if err != nil {
 		return err
 	}

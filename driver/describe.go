@@ -4,11 +4,12 @@ import (
 	"reflect"
 	"strings"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Describe fills in what the facts say about a provider. See also [Describe].
-func (f Facts) Describe(p *sandbox.Provider) {
+func (f Facts) Describe(p *catalog.Provider) {
 	p.Version, p.Available, p.Isolates, p.SharesFiles = f.Version, f.Available, f.Isolates, f.SharesFiles
 	p.Descriptor.Isolation = f.Isolation
 	p.Capabilities = f.Capabilities.Map()
@@ -28,8 +29,8 @@ func (f Facts) Describe(p *sandbox.Provider) {
 // anyImage is a reference that every provider accepts that fetches images.
 const anyImage = "docker.io/library/alpine:3"
 
-// Describe returns the sandbox.Provider for a provider and its facts.
-func Describe(from Provider, f Facts, p *sandbox.Provider) {
+// Describe returns the catalog.Provider for a provider and its facts.
+func Describe(from Provider, f Facts, p *catalog.Provider) {
 	f.Describe(p)
 	p.Descriptor.Permanent = IsPermanent(from)
 	p.Images = CheckImage(from, f, anyImage) == nil

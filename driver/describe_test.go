@@ -3,8 +3,8 @@ package driver_test
 import (
 	"testing"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/sandbox"
 )
 
 // An unavailable provider has a Problem.
@@ -15,7 +15,7 @@ func TestDescribeSaysWhatBlocks(t *testing.T) {
 		{Severity: driver.Blocker, Message: "no network"},
 	}
 	for available, want := range map[bool]string{false: "no key", true: ""} {
-		var p sandbox.Provider
+		var p catalog.Provider
 		driver.Facts{Available: available, Findings: findings}.Describe(&p)
 		if p.Problem != want {
 			t.Errorf("available %t: the problem is %q, want %q", available, p.Problem, want)

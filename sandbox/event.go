@@ -3,6 +3,8 @@ package sandbox
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/atoll-run/atoll/internal/field"
 )
 
 // Event is one record of the event log. It never has the value of a secret or
@@ -45,16 +47,16 @@ type Event struct {
 // MarshalJSON writes the duration in milliseconds.
 func (e Event) MarshalJSON() ([]byte, error) {
 	type plain Event
-	toMS(&e.Duration)
+	field.ToMS(&e.Duration)
 	return json.Marshal(plain(e))
 }
 
 // UnmarshalJSON reads the duration in milliseconds.
 func (e *Event) UnmarshalJSON(text []byte) error {
 	type plain Event
-	toMS(&e.Duration)
+	field.ToMS(&e.Duration)
 	err := json.Unmarshal(text, (*plain)(e))
-	fromMS(&e.Duration)
+	field.FromMS(&e.Duration)
 	return err
 }
 

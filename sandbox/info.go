@@ -3,6 +3,8 @@ package sandbox
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/atoll-run/atoll/internal/field"
 )
 
 // Sandbox describes a sandbox that exists or existed.
@@ -47,16 +49,16 @@ type Sandbox struct {
 // MarshalJSON writes the duration in milliseconds.
 func (s Sandbox) MarshalJSON() ([]byte, error) {
 	type plain Sandbox
-	toMS(&s.Left)
+	field.ToMS(&s.Left)
 	return json.Marshal(plain(s))
 }
 
 // UnmarshalJSON reads the duration in milliseconds.
 func (s *Sandbox) UnmarshalJSON(text []byte) error {
 	type plain Sandbox
-	toMS(&s.Left)
+	field.ToMS(&s.Left)
 	err := json.Unmarshal(text, (*plain)(s))
-	fromMS(&s.Left)
+	field.FromMS(&s.Left)
 	return err
 }
 

@@ -13,6 +13,8 @@ import (
 	"maps"
 	"strings"
 	"time"
+
+	"github.com/atoll-run/atoll/internal/field"
 )
 
 // ID identifies one sandbox. The control plane assigns it and never reuses it.
@@ -156,16 +158,16 @@ func (l Lifetime) HardTimeout() time.Duration {
 // MarshalJSON writes durations in milliseconds.
 func (l Lifetime) MarshalJSON() ([]byte, error) {
 	type plain Lifetime
-	toMS(&l.Timeout, &l.Idle)
+	field.ToMS(&l.Timeout, &l.Idle)
 	return json.Marshal(plain(l))
 }
 
 // UnmarshalJSON reads durations in milliseconds.
 func (l *Lifetime) UnmarshalJSON(text []byte) error {
 	type plain Lifetime
-	toMS(&l.Timeout, &l.Idle)
+	field.ToMS(&l.Timeout, &l.Idle)
 	err := json.Unmarshal(text, (*plain)(l))
-	fromMS(&l.Timeout, &l.Idle)
+	field.FromMS(&l.Timeout, &l.Idle)
 	return err
 }
 
@@ -228,7 +230,7 @@ func (c LifetimeChange) MarshalJSON() ([]byte, error) {
 	for _, d := range []**time.Duration{&c.Timeout, &c.Idle} {
 		if *d != nil {
 			scaled := **d
-			toMS(&scaled)
+			field.ToMS(&scaled)
 			*d = &scaled
 		}
 	}
@@ -244,7 +246,7 @@ func (c *LifetimeChange) UnmarshalJSON(text []byte) error {
 	}
 	for _, d := range []*time.Duration{c.Timeout, c.Idle} {
 		if d != nil {
-			fromMS(d)
+			field.FromMS(d)
 		}
 	}
 	return nil
@@ -252,18 +254,12 @@ func (c *LifetimeChange) UnmarshalJSON(text []byte) error {
 
 // Apply returns l with the changes made.
 func (c LifetimeChange) Apply(l Lifetime) Lifetime {
-	change(&l.Timeout, c.Timeout)
-	change(&l.TimeoutAction, c.TimeoutAction)
-	change(&l.Wakes, c.Wakes)
-	change(&l.Idle, c.Idle)
-	change(&l.IdleAction, c.IdleAction)
+	field.Change(&l.Timeout, c.Timeout)
+	field.Change(&l.TimeoutAction, c.TimeoutAction)
+	field.Change(&l.Wakes, c.Wakes)
+	field.Change(&l.Idle, c.Idle)
+	field.Change(&l.IdleAction, c.IdleAction)
 	return l
-}
-
-func change[T any](v, to *T) {
-	if to != nil {
-		*v = *to
-	}
 }
 
 // PauseKind says where the state of a paused sandbox is. The list is

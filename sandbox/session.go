@@ -3,6 +3,8 @@ package sandbox
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/atoll-run/atoll/internal/field"
 )
 
 // EnvelopeVersion is the version of envelopes that this package writes.
@@ -284,16 +286,16 @@ type SessionUsage struct {
 // MarshalJSON writes the duration in milliseconds.
 func (u SessionUsage) MarshalJSON() ([]byte, error) {
 	type plain SessionUsage
-	toMS(&u.Warm)
+	field.ToMS(&u.Warm)
 	return json.Marshal(plain(u))
 }
 
 // UnmarshalJSON reads the duration in milliseconds.
 func (u *SessionUsage) UnmarshalJSON(text []byte) error {
 	type plain SessionUsage
-	toMS(&u.Warm)
+	field.ToMS(&u.Warm)
 	err := json.Unmarshal(text, (*plain)(u))
-	fromMS(&u.Warm)
+	field.FromMS(&u.Warm)
 	return err
 }
 

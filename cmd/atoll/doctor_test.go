@@ -15,6 +15,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // The doctor finds faults of the machine under a real daemon and says how to
@@ -65,13 +66,13 @@ func TestDoctorFindsRealFaults(t *testing.T) {
 }
 
 // finding returns the daemon's finding about a subject.
-func (s *soaker) finding(t *testing.T, subject string) sandbox.Finding {
+func (s *soaker) finding(t *testing.T, subject string) operator.Finding {
 	t.Helper()
 	d, err := s.client.Admin().Diagnose(t.Context())
 	if err != nil {
 		t.Fatalf("%s: %v", subject, err)
 	}
-	i := slices.IndexFunc(d.Findings, func(f sandbox.Finding) bool { return f.Subject == subject })
+	i := slices.IndexFunc(d.Findings, func(f operator.Finding) bool { return f.Subject == subject })
 	if i < 0 {
 		t.Fatalf("nothing about the %s: %+v", subject, d)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // member is a daemon of an archipelago, in a network namespace of its own.
@@ -168,7 +169,7 @@ func newArchipelago(t *testing.T) *archipelago {
 		certify(t, certs, m.address)
 		m.args = []string{"--listen", m.address + ":7070", "--host", m.address, "--tls-cert", filepath.Join(certs, "cert.pem"), "--tls-key", filepath.Join(certs, "key.pem")}
 		m.begin(t)
-		k, err := m.client.Admin().CreateKey(t.Context(), sandbox.NewKey{Name: "control", Verbs: []string{"read", "write", "exec"}})
+		k, err := m.client.Admin().CreateKey(t.Context(), operator.NewKey{Name: "control", Verbs: []string{"read", "write", "exec"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -477,7 +478,7 @@ func (a *archipelago) drain(t *testing.T, control, node *member) {
 	a.did(fmt.Sprintf("drains (%v)", sandbox.CodeOf(err)), 1)
 	a.did("moves by drains", len(d.Moved))
 	if err := a.attempt(t.Context(), func(ctx context.Context, c *atoll.Client) error {
-		_, err := c.Admin().UpdateNode(ctx, node.name, sandbox.NodeChange{Cordoned: new(bool)})
+		_, err := c.Admin().UpdateNode(ctx, node.name, operator.NodeChange{Cordoned: new(bool)})
 		return err
 	}); err != nil {
 		t.Errorf("uncordon %s: %v", node.name, err)
@@ -711,7 +712,7 @@ func (a *archipelago) wantReady(t *testing.T) {
 				return err
 			}
 			for _, n := range all {
-				if n.State != sandbox.NodeReady {
+				if n.State != operator.NodeReady {
 					return fmt.Errorf("%s is %s at %s: %s", n.Name, n.State, c.name, n.Reason)
 				}
 			}

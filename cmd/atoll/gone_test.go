@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // orphaned is a command that says in a file that it was hung up, and its child.
@@ -35,7 +36,7 @@ func TestCallerGone(t *testing.T) {
 	address, e2b := freeAddress(t), freeAddress(t)
 	s := soakerOf(t, built.atoll, t.TempDir()+"/state", "--bridge="+address, "--e2b="+e2b)
 	b := s.box(t, "box")
-	key, err := s.client.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "exec", "write"}})
+	key, err := s.client.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read", "exec", "write"}})
 	if err != nil {
 		t.Fatal(err)
 	}

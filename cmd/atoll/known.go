@@ -3,7 +3,7 @@
 package main
 
 import (
-	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/cli"
 )
 

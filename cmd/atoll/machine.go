@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/machine/local"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // machineProgram implements cli.MachineProgram.
@@ -44,9 +45,9 @@ func (m machineProgram) config(dir string, verbose bool, command ...string) agen
 }
 
 func (machineProgram) Enrol(ctx context.Context, e cli.MachineEnrolment, show func(string, time.Duration)) error {
-	mode := sandbox.ModeSandboxes
+	mode := operator.ModeSandboxes
 	if e.Whole != "" {
-		mode = sandbox.ModeWholeMachine
+		mode = operator.ModeWholeMachine
 	}
 	_, err := agent.Enrol(ctx, agent.Request{
 		Dir: e.Dir, URL: e.URL, CA: e.CA, Name: e.Name, Mode: mode, Workdir: e.Whole, Token: e.Token, Consents: e.Consents, Version: atollVersion(),
@@ -84,7 +85,7 @@ func (machineProgram) Resume(dir string) (cli.MachineStatus, error) {
 	return statusOf(agent.Resume(dir))
 }
 
-func (machineProgram) Consent(dir string, to sandbox.Consent, agreed string) (cli.MachineStatus, error) {
+func (machineProgram) Consent(dir string, to operator.Consent, agreed string) (cli.MachineStatus, error) {
 	return statusOf(agent.SetConsent(dir, to, agreed))
 }
 

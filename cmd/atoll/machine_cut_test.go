@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -92,7 +93,7 @@ func TestMachineInItsOwnNetwork(t *testing.T) {
 	want("after the machine's program was killed")
 	_ = m.cmd.Process.Signal(syscall.SIGTERM)
 	_ = m.cmd.Wait()
-	wantFiles(t, sessions["one"], sandbox.AgentOffline)
+	wantFiles(t, sessions["one"], catalog.AgentOffline)
 	m.serve(t)
 	wantFiles(t, sessions["one"], "")
 	s.kill()
@@ -120,7 +121,7 @@ func TestMachineInItsOwnNetwork(t *testing.T) {
 
 // wantFiles waits until the document of capabilities gives a reason why there are
 // no files, "" if there are (RB-28).
-func wantFiles(t *testing.T, x *atoll.Session, why sandbox.UnavailableReason) {
+func wantFiles(t *testing.T, x *atoll.Session, why catalog.UnavailableReason) {
 	t.Helper()
 	err := eventually(func() error {
 		doc, err := x.Capabilities(t.Context())

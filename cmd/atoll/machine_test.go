@@ -21,7 +21,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // certify makes a certificate for an address.
@@ -100,7 +100,7 @@ type joined struct {
 // join enrols the machine lab and serves it.
 func (n *network) join(t *testing.T, s *soaker, broker *natsServer) *joined {
 	t.Helper()
-	invited, err := s.client.Admin().InviteMachine(t.Context(), sandbox.NewMachineToken{Name: "lab"})
+	invited, err := s.client.Admin().InviteMachine(t.Context(), operator.NewMachineToken{Name: "lab"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // A machine whose owner turned updates on continues in the program of its daemon,
@@ -25,7 +25,7 @@ func TestMachineUpdates(t *testing.T) {
 	certify(t, broker.dir, "127.0.0.1")
 	broker.start(t)
 	s := soakerOf(t, next, filepath.Join(t.TempDir(), "state"), "--machines-file", broker.file("machines.json"))
-	invited, err := s.client.Admin().InviteMachine(t.Context(), sandbox.NewMachineToken{Name: "lab"})
+	invited, err := s.client.Admin().InviteMachine(t.Context(), operator.NewMachineToken{Name: "lab"})
 	if err != nil {
 		t.Fatal(err)
 	}

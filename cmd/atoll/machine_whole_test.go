@@ -21,8 +21,10 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // A machine asks for the consents of its owner, and whoever approves it takes them.
@@ -142,7 +144,7 @@ func wholeMachine(t *testing.T, env ...string) *whole {
 	broker.start(t)
 	w := &whole{offered: t.TempDir()}
 	w.daemon = soakerOf(t, built.atoll, filepath.Join(t.TempDir(), "state"), "--machines-file", broker.file("machines.json"))
-	invited, err := w.daemon.client.Admin().InviteMachine(t.Context(), sandbox.NewMachineToken{Name: "desk", WholeMachine: true})
+	invited, err := w.daemon.client.Admin().InviteMachine(t.Context(), operator.NewMachineToken{Name: "desk", WholeMachine: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -349,7 +351,7 @@ func TestWholeMachineScreen(t *testing.T) {
 		t.Helper()
 		err := eventually(func() error {
 			_, err := box.UseComputer(t.Context(), look)
-			denied := sandbox.CodeOf(err) == sandbox.CodeDenied && strings.Contains(err.Error(), string(sandbox.ConsentRequired))
+			denied := sandbox.CodeOf(err) == sandbox.CodeDenied && strings.Contains(err.Error(), string(catalog.ConsentRequired))
 			if denied == shared || shared != (err == nil) {
 				return fmt.Errorf("a screenshot says %w", err)
 			}
@@ -387,7 +389,7 @@ func TestWholeMachineScreen(t *testing.T) {
 	if _, err := box.StartDesktop(t.Context(), sandbox.Screen{Width: 800, Height: 600}); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("starting a desktop on it: %v, want %s", err, sandbox.CodeConflict)
 	}
-	reader, err := s.client.Admin().CreateKey(t.Context(), sandbox.NewKey{Name: "reader", Verbs: []string{"read"}})
+	reader, err := s.client.Admin().CreateKey(t.Context(), operator.NewKey{Name: "reader", Verbs: []string{"read"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -461,7 +463,7 @@ func TestWholeMachineScreen(t *testing.T) {
 	}
 	for _, kind := range []string{"desktop", "port"} {
 		a, err := box.OpenStream(t.Context(), sandbox.NewStream{Kind: kind, Port: 5900, Mode: "control"})
-		if kind == "desktop" && (sandbox.CodeOf(err) != sandbox.CodeDenied || !strings.Contains(err.Error(), string(sandbox.ConsentRequired))) {
+		if kind == "desktop" && (sandbox.CodeOf(err) != sandbox.CodeDenied || !strings.Contains(err.Error(), string(catalog.ConsentRequired))) {
 			t.Errorf("a stream without consent: %v", err)
 		}
 		if err != nil {

@@ -20,11 +20,11 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/blob/blobtest"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/scratch"
 	"github.com/atoll-run/atoll/internal/store/storetest"
-	"github.com/atoll-run/atoll/sandbox"
 )
 
 // The scripts run the real static program, built once: a test binary with the
@@ -116,7 +116,7 @@ var limitsMemory = sync.OnceValues(func() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	var p sandbox.Provider
+	var p catalog.Provider
 	err = json.Unmarshal(js, &p)
 	return p.Limits["memory"].Enforced, err
 })

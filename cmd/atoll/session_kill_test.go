@@ -15,6 +15,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // sessionKills is the number of kills in TestSessionsUnderKills.
@@ -76,7 +77,7 @@ func another(t *testing.T, program string) *soaker {
 	address := free.Addr().String()
 	free.Close()
 	there := soakerOf(t, program, filepath.Join(t.TempDir(), "there"), "--listen", address, "--plain")
-	key, err := there.client.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "exec", "write"}})
+	key, err := there.client.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read", "exec", "write"}})
 	if err != nil {
 		t.Fatal(err)
 	}

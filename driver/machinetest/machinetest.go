@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/machine/local"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Options describe a machine.
@@ -71,8 +72,8 @@ func Start(ctx context.Context, o Options) (*Machine, error) {
 		show = func(string, time.Duration) {}
 	}
 	e, err := agent.Enrol(ctx, agent.Request{
-		Dir: o.Dir, URL: o.URL, CA: o.CA, Name: o.Name, Mode: sandbox.ModeSandboxes, Token: o.Token, Version: "test",
-		Consents: map[sandbox.Consent]string{sandbox.ConsentSandboxes: "a test"},
+		Dir: o.Dir, URL: o.URL, CA: o.CA, Name: o.Name, Mode: operator.ModeSandboxes, Token: o.Token, Version: "test",
+		Consents: map[operator.Consent]string{operator.ConsentSandboxes: "a test"},
 	}, show)
 	if err != nil {
 		return nil, err

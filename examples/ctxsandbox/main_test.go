@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 const want = `exec: 0 "one argument with spaces\n"
@@ -69,7 +70,7 @@ func TestLocal(t *testing.T) {
 // A daemon elsewhere, reached over TCP with a key.
 func TestRemote(t *testing.T) {
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.Listen, o.Plain = "127.0.0.1:0", true })
-	made, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Name: "agent", Verbs: []string{"read", "write", "exec"}})
+	made, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), operator.NewKey{Name: "agent", Verbs: []string{"read", "write", "exec"}})
 	if err != nil {
 		t.Fatal(err)
 	}

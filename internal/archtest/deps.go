@@ -82,7 +82,7 @@ func (r *rule) refuses(dep string) string {
 	case matchAny(r.deny, local(dep)):
 		return "forbidden"
 	case ours(dep):
-		if !matchAny(r.only, local(dep)) {
+		if !matchAny(r.only, local(dep)) && !(matchAny(r.only, "sandbox") && matchAny(vocabulary, local(dep))) {
 			return "not among its permitted dependencies"
 		}
 	case r.std && !standard(dep) && !matchAny(r.libs, dep):

@@ -118,7 +118,7 @@ func TestRulesAreApplied(t *testing.T) {
 		for _, name := range word.FindAllString(code(t, path, text), -1) {
 			calls[name]++
 		}
-		for _, dir := range []string{"internal/catalog/", "internal/lease/", "internal/session/"} {
+		for _, dir := range []string{"catalog/", "internal/lease/", "internal/session/"} {
 			if !strings.HasPrefix(path, dir) || strings.HasPrefix(path, "internal/session/sim/") {
 				continue
 			}

@@ -6,9 +6,13 @@ import "slices"
 // milliseconds must not import.
 var heavy = []string{"net/http", "crypto/tls", "text/template", "html/template", "encoding/gob", "go/..."}
 
+// vocabulary lists what a package that may reach package sandbox may reach as
+// well: other types that are plain data.
+var vocabulary = []string{"sandbox/operator", "catalog", "internal/field"}
+
 // controlServices lists what the control services of a daemon may reach.
 var controlServices = []string{
-	"sandbox", "internal/span", "driver", "internal/catalog", "internal/control/...", "internal/keyed", "internal/ops", "internal/stream", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/tree", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball",
+	"sandbox", "internal/span", "driver", "catalog", "internal/control/...", "internal/keyed", "internal/ops", "internal/stream", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/tree", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball",
 }
 
 // sandboxRules returns the rules of the packages in internal/control/sandboxes:
@@ -34,8 +38,16 @@ func sandboxRules() []rule {
 // first rule that matches a package applies.
 var rules = append(sandboxRules(), []rule{
 	{
-		pkgs: "sandbox", std: true, deny: []string{"os/exec", "net", "net/http"},
+		pkgs: "sandbox", std: true, only: []string{"internal/field"}, deny: []string{"os/exec", "net", "net/http"},
 		why: "the vocabulary is plain data for every package",
+	},
+	{
+		pkgs: "internal/field", std: true, only: []string{}, deny: []string{"os/exec", "net", "net/http"},
+		why: "the vocabulary uses it",
+	},
+	{
+		pkgs: "sandbox/operator", std: true, only: []string{"sandbox"}, deny: []string{"os/exec", "net", "net/http"},
+		why: "it is plain data for every package",
 	},
 	{
 		pkgs: "driver", std: true, only: []string{"sandbox"}, deny: []string{"os/exec", "net/http"},
@@ -245,7 +257,7 @@ var rules = append(sandboxRules(), []rule{
 	},
 	{
 		pkgs: "provider/all",
-		only: []string{"internal/catalog", module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/keyed", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/registry", "internal/gateway/..."},
+		only: []string{"catalog", module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/keyed", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/registry", "internal/gateway/..."},
 		why:  "the list of providers is the only place that imports them all",
 	},
 
@@ -320,7 +332,7 @@ var rules = append(sandboxRules(), []rule{
 		why:  "the state machine of leases is pure: a store runs it in its transactions, and a simulation in its own",
 	},
 	{
-		pkgs: "internal/catalog", std: true,
+		pkgs: "catalog", std: true,
 		only: []string{"sandbox"},
 		deny: []string{"net", "net/http", "os/exec", "database/sql"},
 		why:  "the catalog of providers is static data",
@@ -689,7 +701,7 @@ var rules = append(sandboxRules(), []rule{
 	},
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "admin", "internal/client", "internal/tree", "internal/sparse", "internal/offline", "internal/span", "internal/stream", "internal/envd", "internal/plainproto", "internal/template", "sandbox", "driver", "driver/drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
+		only: []string{module, "admin", "internal/client", "internal/tree", "internal/sparse", "internal/offline", "internal/span", "internal/stream", "internal/envd", "internal/plainproto", "internal/template", "sandbox", "driver", "driver/drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
 		deny: []string{kernel + "/...", "internal/daemon/..."},
 		why:  "commands use control and open a node with any providers",
 	},
@@ -697,7 +709,7 @@ var rules = append(sandboxRules(), []rule{
 		pkgs: "cmd/atoll",
 		only: []string{
 			module, "admin", "internal/client", "sandbox", "driver", "driver/drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/serial", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
-			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/store", "internal/eventlog",
+			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...", "internal/engine", "internal/statedir", "internal/fleet/...",
 		},
 		deny: []string{"github.com/nats-io/nats-server/v2/..."},

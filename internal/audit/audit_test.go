@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -250,7 +251,7 @@ func TestCanary(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				k, err := key.NewRing(s).Create(ctx, tx, sandbox.NewKey{Tenant: "acme", Verbs: []string{"exec"}})
+				k, err := key.NewRing(s).Create(ctx, tx, operator.NewKey{Tenant: "acme", Verbs: []string{"exec"}})
 				token = k.Token
 				return err
 			}))

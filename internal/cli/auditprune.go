@@ -5,11 +5,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func (a eventCommands) auditPruneCmd() *cobra.Command {
-	var what sandbox.AuditPrune
+	var what operator.AuditPrune
 	var before string
 	var asJSON bool
 	cmd := &cobra.Command{

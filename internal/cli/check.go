@@ -7,16 +7,16 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/driver/drivertest"
-	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // chargedFor reports whether the service behind a provider charges for
 // sandboxes.
 func chargedFor(provider string) bool {
-	return slices.ContainsFunc(catalog.Known(), func(d sandbox.Descriptor) bool { return d.Name == provider && d.Price == sandbox.PriceUse })
+	return slices.ContainsFunc(catalog.Known(), func(d catalog.Descriptor) bool { return d.Name == provider && d.Price == catalog.PriceUse })
 }
 
 const (

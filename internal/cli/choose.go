@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -44,7 +44,7 @@ func (a providerCommands) providerShowCmd() *cobra.Command {
 	return cmd
 }
 
-func (a providerCommands) showProvider(p sandbox.Provider) error {
+func (a providerCommands) showProvider(p catalog.Provider) error {
 	d := p.Descriptor
 	life := "none of its own"
 	if d.Lifetime.Hard > 0 {
@@ -82,7 +82,7 @@ func (a providerCommands) showProvider(p sandbox.Provider) error {
 
 func (a providerCommands) providerChooseCmd() *cobra.Command {
 	var asJSON bool
-	var n sandbox.Needs
+	var n catalog.Needs
 	var memory, disk sizeFlag
 	var cpus float64
 	var snapshot, pause, egress, price string
@@ -122,16 +122,16 @@ one. It makes nothing. A limit that is named must really be enforced.`,
 			}
 		}
 		n.Isolation = sandbox.Isolation(isolation)
-		n.Images, n.Pause, n.Egress, n.Price = image, sandbox.PauseKind(pause), sandbox.EgressKind(egress), sandbox.PriceClass(price)
+		n.Images, n.Pause, n.Egress, n.Price = image, sandbox.PauseKind(pause), sandbox.EgressKind(egress), catalog.PriceClass(price)
 		if a.provider != "" {
 			n.Provider = a.provider
 		}
 		switch snapshot {
 		case "":
 		case "memory":
-			n.Snapshot = sandbox.SnapshotMemory
+			n.Snapshot = catalog.SnapshotMemory
 		case "files":
-			n.Snapshot = sandbox.SnapshotFS
+			n.Snapshot = catalog.SnapshotFS
 		default:
 			return badFlag("snapshot", "%q is neither memory nor files", snapshot)
 		}

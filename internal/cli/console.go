@@ -11,11 +11,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func (a *App) consoleCmd() *cobra.Command {
-	var s sandbox.ConsoleSettings
+	var s operator.ConsoleSettings
 	var stay, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "console",
@@ -24,7 +24,7 @@ func (a *App) consoleCmd() *cobra.Command {
 there is no browser. The link signs in once, within two minutes. A page stays signed in
 for 12 hours.
 
-The daemon serves the console at ` + sandbox.DefaultConsole + `, now and after later starts, or where it
+The daemon serves the console at ` + operator.DefaultConsole + `, now and after later starts, or where it
 serves clients over TCP already (atoll up --listen). Elsewhere, open /console/ of the
 daemon's address and sign in with an API key; see: atoll key create.`,
 		Example: `  atoll console
@@ -32,7 +32,7 @@ daemon's address and sign in with an API key; see: atoll key create.`,
 		Args:    cobra.NoArgs,
 		GroupID: groupDaemon,
 	}
-	cmd.Flags().StringVar(&s.Listen, "listen", "", "loopback address for the console, HOST:PORT (default "+sandbox.DefaultConsole+")")
+	cmd.Flags().StringVar(&s.Listen, "listen", "", "loopback address for the console, HOST:PORT (default "+operator.DefaultConsole+")")
 	cmd.Flags().BoolVar(&stay, "no-browser", false, "only print the link")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the link as JSON")
 	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {

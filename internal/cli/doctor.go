@@ -10,6 +10,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // diagnosis is doctor's report about one provider.
@@ -41,29 +42,29 @@ func (a providerCommands) diagnose(ctx context.Context, system System, info Prov
 
 // diagnoseDaemon asks the daemon about its state. Nil: none runs. A daemon that
 // refuses or does not answer is a finding.
-func (a providerCommands) diagnoseDaemon(ctx context.Context) (*sandbox.Diagnosis, error) {
+func (a providerCommands) diagnoseDaemon(ctx context.Context) (*operator.Diagnosis, error) {
 	c, err := a.daemon(ctx)
 	if c == nil && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		return nil, err
 	}
-	var d sandbox.Diagnosis
+	var d operator.Diagnosis
 	if err == nil {
 		d, err = c.Admin().Diagnose(ctx)
 	}
 	if err != nil {
 		text, hint := explain(err)
-		f := sandbox.Finding{Severity: string(driver.Blocker), Subject: "daemon", Message: text, Fix: hint}
+		f := operator.Finding{Severity: string(driver.Blocker), Subject: "daemon", Message: text, Fix: hint}
 		switch sandbox.CodeOf(err) {
 		case sandbox.CodeDenied, sandbox.CodeUnauthorized:
 			f.Severity, d.Healthy = string(driver.Note), true
 		case sandbox.CodeNotFound:
 			f.Message, f.Fix = "it runs an older version, which does not support this check", "restart it: atoll down, then atoll up --detach"
 		}
-		d.Findings = []sandbox.Finding{f}
+		d.Findings = []operator.Finding{f}
 		return &d, ctx.Err()
 	}
 	if d.Version != a.Version.Atoll {
-		d.Findings = append(d.Findings, sandbox.Finding{
+		d.Findings = append(d.Findings, operator.Finding{
 			Severity: string(driver.Warning), Subject: "version", Message: "the daemon is " + cmp.Or(d.Version, "unknown") + " and this program " + cmp.Or(a.Version.Atoll, "unknown"),
 			Fix: "restart it with this program: atoll down, then atoll up --detach; sandboxes keep running",
 		})
@@ -72,7 +73,7 @@ func (a providerCommands) diagnoseDaemon(ctx context.Context) (*sandbox.Diagnosi
 }
 
 // showDiagnoses shows how the providers and the daemon are, if there is one.
-func (a providerCommands) showDiagnoses(all []diagnosis, d *sandbox.Diagnosis, asJSON bool) error {
+func (a providerCommands) showDiagnoses(all []diagnosis, d *operator.Diagnosis, asJSON bool) error {
 	healthy := d == nil || d.Healthy
 	if all != nil {
 		healthy = healthy && slices.ContainsFunc(all, func(d diagnosis) bool { return d.Default && d.Available })
@@ -80,8 +81,8 @@ func (a providerCommands) showDiagnoses(all []diagnosis, d *sandbox.Diagnosis, a
 	var err error
 	if asJSON {
 		err = a.printJSON(struct {
-			Providers []diagnosis        `json:"providers,omitempty"`
-			Daemon    *sandbox.Diagnosis `json:"daemon,omitempty"`
+			Providers []diagnosis         `json:"providers,omitempty"`
+			Daemon    *operator.Diagnosis `json:"daemon,omitempty"`
 		}{all, d})
 	} else {
 		var b strings.Builder
@@ -100,7 +101,7 @@ func (a providerCommands) showDiagnoses(all []diagnosis, d *sandbox.Diagnosis, a
 }
 
 // writeDaemon writes how a daemon is.
-func (a providerCommands) writeDaemon(b *strings.Builder, d *sandbox.Diagnosis) {
+func (a providerCommands) writeDaemon(b *strings.Builder, d *operator.Diagnosis) {
 	state, color := "well", green
 	if !d.Healthy {
 		state, color = "not well", red

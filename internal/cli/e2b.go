@@ -19,6 +19,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // e2bCommands are atoll e2b.
@@ -124,7 +125,7 @@ func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, e
 		token, _ = a.LookupEnv("ATOLL_KEY")
 	}
 	if token == "" {
-		k, err := c.Admin().CreateKey(ctx, sandbox.NewKey{Name: "e2b", Verbs: verbs})
+		k, err := c.Admin().CreateKey(ctx, operator.NewKey{Name: "e2b", Verbs: verbs})
 		if err != nil {
 			return nil, err
 		}

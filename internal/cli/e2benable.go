@@ -6,11 +6,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func (a e2bCommands) e2bEnableCmd() *cobra.Command {
-	var s sandbox.E2BSettings
+	var s operator.E2BSettings
 	var domain string
 	cmd := &cobra.Command{
 		Use:   "enable [HOST:PORT]",
@@ -18,7 +18,7 @@ func (a e2bCommands) e2bEnableCmd() *cobra.Command {
 		Long: `Enable has the running daemon serve the API of E2B, at ` + defaultE2B + ` unless an
 address is given. No restart is needed. Later starts of the daemon serve it too, unless
 their flags say something else. On a loopback address sandboxes are reached as
-PORT-ID.` + sandbox.DefaultE2BDomain + `, with certificates that the daemon signs, and by URLs without
+PORT-ID.` + operator.DefaultE2BDomain + `, with certificates that the daemon signs, and by URLs without
 TLS. Another address needs --domain, or a daemon with a certificate (--tls-cert).
 
 Only the owner of the machine can do this.`,
@@ -26,7 +26,7 @@ Only the owner of the machine can do this.`,
   atoll e2b enable 192.0.2.7:443 --domain box.example`,
 		Args: cobra.MaximumNArgs(1),
 	}
-	cmd.Flags().StringVar(&domain, "domain", "", "reach sandboxes as PORT-ID.DOMAIN, with TLS (default on a loopback address: "+sandbox.DefaultE2BDomain+"; empty for no domain)")
+	cmd.Flags().StringVar(&domain, "domain", "", "reach sandboxes as PORT-ID.DOMAIN, with TLS (default on a loopback address: "+operator.DefaultE2BDomain+"; empty for no domain)")
 	cmd.Flags().BoolVar(&s.Internet, "internet", false, "let sandboxes reach everything that the clients do not deny, as E2B does; otherwise only what they allow")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		s.Listen = defaultE2B

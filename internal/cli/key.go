@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // keyCommands are atoll key.
@@ -22,7 +22,7 @@ func (a keyCommands) keyCmd() *cobra.Command {
 }
 
 func (a keyCommands) keyCreateCmd() *cobra.Command {
-	var n sandbox.NewKey
+	var n operator.NewKey
 	var expires durationFlag
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -57,7 +57,7 @@ the daemon keeps only its hash.`,
 
 // explainKey explains the key on a terminal. Standard output contains only the
 // key, for scripts.
-func (a keyCommands) explainKey(k sandbox.Key) {
+func (a keyCommands) explainKey(k operator.Key) {
 	a.notef("This is the new API key %s, which allows %s", k.ID, strings.Join(k.Verbs, ", "))
 	if !k.Expires.IsZero() {
 		a.notef(" until %s", k.Expires.UTC().Format(time.RFC3339))
@@ -70,16 +70,16 @@ func (a keyCommands) keyListCmd() *cobra.Command {
 		Use: "ls", Short: "List API keys", Args: cobra.NoArgs,
 		Example: `  atoll key ls`,
 	}
-	return daemonList(a.App, cmd, "ID NAME ALLOWS STATE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Key, error) {
+	return daemonList(a.App, cmd, "ID NAME ALLOWS STATE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Key, error) {
 		return c.Admin().Keys(ctx)
-	}, func(k sandbox.Key) []string {
+	}, func(k operator.Key) []string {
 		return []string{k.ID, k.Name, keyAllows(k), keyState(k), ago(k.Created)}
 	})
 }
 
 // keyAllows names the permissions of a key. Pages that a link signed in may also
 // manage nodes and list tenants.
-func keyAllows(k sandbox.Key) string {
+func keyAllows(k operator.Key) string {
 	text := strings.Join(k.Verbs, ",")
 	if k.Page {
 		text += " (console page)"
@@ -87,7 +87,7 @@ func keyAllows(k sandbox.Key) string {
 	return text
 }
 
-func keyState(k sandbox.Key) string {
+func keyState(k operator.Key) string {
 	switch {
 	case !k.Revoked.IsZero():
 		return "revoked"

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // MachineProgram is the program of a self-hosted machine, with its files in a
@@ -29,7 +30,7 @@ type MachineProgram interface {
 	Resume(dir string) (MachineStatus, error)
 	// Consent stores what the owner agrees to, with the text that was shown or, without
 	// one, withdraws it.
-	Consent(dir string, to sandbox.Consent, agreed string) (MachineStatus, error)
+	Consent(dir string, to operator.Consent, agreed string) (MachineStatus, error)
 	Leave(ctx context.Context, dir string) error
 }
 
@@ -38,14 +39,14 @@ type MachineEnrolment struct {
 	Dir, URL, CA, Name string
 	Whole              string // the directory of the mode whole-machine; empty: sandboxes
 	Token              string
-	Consents           map[sandbox.Consent]string // what the owner agreed to, with the texts
+	Consents           map[operator.Consent]string // what the owner agreed to, with the texts
 }
 
 // MachineConsent is something that the owner of a machine agreed to.
 type MachineConsent struct {
-	To   sandbox.Consent `json:"to"`
-	Text string          `json:"text"`
-	At   time.Time       `json:"at"`
+	To   operator.Consent `json:"to"`
+	Text string           `json:"text"`
+	At   time.Time        `json:"at"`
 }
 
 // MachineStatus says how the program of a machine is.
@@ -65,7 +66,7 @@ type MachineStatus struct {
 }
 
 // agreed returns what the owner of a machine agreed to.
-func (s *MachineStatus) agreed() (all sandbox.Consents) {
+func (s *MachineStatus) agreed() (all operator.Consents) {
 	for _, c := range s.Consents {
 		all = append(all, c.To)
 	}
@@ -81,7 +82,7 @@ func (s MachineStatus) MarshalJSON() ([]byte, error) {
 		Consented time.Time `json:"consented"`
 		Screen    bool      `json:"screen"`
 		Updates   bool      `json:"updates"`
-	}{plain: plain(s), Screen: s.agreed().Has(sandbox.ConsentScreen), Updates: s.agreed().Has(sandbox.ConsentUpdates)}
+	}{plain: plain(s), Screen: s.agreed().Has(operator.ConsentScreen), Updates: s.agreed().Has(operator.ConsentUpdates)}
 	for _, c := range s.Consents {
 		if string(c.To) == s.Mode {
 			out.Consent, out.Consented = c.Text, c.At
@@ -113,16 +114,16 @@ func (a machineCommands) program() (MachineProgram, error) {
 
 // consentText is what the owner of a machine agrees to, for the daemon at url and
 // a directory.
-func consentText(to sandbox.Consent, url, whole string) string {
+func consentText(to operator.Consent, url, whole string) string {
 	switch url = "The daemon at " + url; to {
-	case sandbox.ConsentWholeMachine:
+	case operator.ConsentWholeMachine:
 		return url + ` may run ANY COMMAND AS YOU on this machine, beginning in ` + whole + `.
 Such commands can read, change and send all your files, and use your accounts and
 networks. Nothing isolates them.`
-	case sandbox.ConsentScreen:
+	case operator.ConsentScreen:
 		return url + ` may SEE AND USE THE SCREEN of this machine: take pictures
 of it, watch it, move the pointer, click and type, and read and write the clipboard.`
-	case sandbox.ConsentUpdates:
+	case operator.ConsentUpdates:
 		return url + ` may replace the program that serves it by newer ones,
 which it signs. The key of that daemon is then enough to run any program as you.`
 	}
@@ -216,14 +217,14 @@ func (a machineCommands) enrol(ctx context.Context, p MachineProgram, e MachineE
 		}
 		e.Token = strings.TrimSpace(string(text))
 	}
-	asks, flags := sandbox.Consents{sandbox.ConsentSandboxes}, ""
+	asks, flags := operator.Consents{operator.ConsentSandboxes}, ""
 	if e.Whole != "" {
-		asks, flags = sandbox.Consents{sandbox.ConsentWholeMachine}, "--whole-machine "
+		asks, flags = operator.Consents{operator.ConsentWholeMachine}, "--whole-machine "
 	}
 	if screen {
-		asks, flags = append(asks, sandbox.ConsentScreen), flags+"--screen "
+		asks, flags = append(asks, operator.ConsentScreen), flags+"--screen "
 	}
-	e.Consents = map[sandbox.Consent]string{}
+	e.Consents = map[operator.Consent]string{}
 	var texts []string
 	for _, to := range asks {
 		e.Consents[to] = consentText(to, e.URL, e.Whole)
@@ -239,7 +240,7 @@ func (a machineCommands) enrol(ctx context.Context, p MachineProgram, e MachineE
 		return err
 	}
 	s, err := p.Status(e.Dir)
-	if err == nil && !s.agreed().Has(sandbox.ConsentScreen) {
+	if err == nil && !s.agreed().Has(operator.ConsentScreen) {
 		a.notef("The screen is not shared: whoever approved the machine did not take it. Share it with: atoll machine screen on\n")
 	}
 	return err
@@ -327,7 +328,7 @@ What you agree to is shown first and stored.`,
 			Long: `Off takes no more programs of the daemon. The one that serves this machine stays,
 until you install a newer one, or leave the daemon.`,
 		},
-		sandbox.ConsentUpdates,
+		operator.ConsentUpdates,
 	})
 }
 
@@ -346,14 +347,14 @@ What you agree to is shown first and stored.`,
 			Use: "off", Short: "Share the screen no longer", Example: `  atoll machine screen off`,
 			Long: `Off ends what "on" began, at once. Commands that run on the machine end.`,
 		},
-		sandbox.ConsentScreen,
+		operator.ConsentScreen,
 	})
 }
 
 // consent is something that the owner of a machine agrees to by itself.
 type consent struct {
 	noun, on, off *cobra.Command
-	to            sandbox.Consent
+	to            operator.Consent
 }
 
 func (a machineCommands) consentCmd(c consent) *cobra.Command {
@@ -465,12 +466,12 @@ func (a machineCommands) listCmd() *cobra.Command {
 			return err
 		}
 		if asJSON {
-			return a.printJSON(append([]sandbox.Machine{}, all...))
+			return a.printJSON(append([]operator.Machine{}, all...))
 		}
 		rows := make([][]string, 0, len(all))
 		for _, m := range all {
 			state := string(m.State)
-			if m.State == sandbox.MachineActive {
+			if m.State == operator.MachineActive {
 				state = m.Liveness
 			}
 			rows = append(rows, []string{m.ID, m.Name, m.Mode, m.Consents.String(), state, m.Provider, ago(m.Created)})
@@ -523,11 +524,11 @@ You must agree to the mode whole-machine with --whole-machine. If you leave out
 		}
 		a.notef("The machine %s (%s, %s) offers the mode %s %s, with the key %s. Its owner agreed to: %s.\n", m.Name, m.OS, m.Arch, m.Mode, m.Directory, m.Key, m.Consents)
 		asks := m.Consents
-		m, err = c.Admin().ApproveMachine(ctx, sandbox.MachineApproval{Code: args[0], Consents: chosen(whole, screen)})
+		m, err = c.Admin().ApproveMachine(ctx, operator.MachineApproval{Code: args[0], Consents: chosen(whole, screen)})
 		if err != nil {
 			return err
 		}
-		if asks.Has(sandbox.ConsentScreen) && !screen {
+		if asks.Has(operator.ConsentScreen) && !screen {
 			a.notef("Its screen is not shared. Its owner can share it with: atoll machine screen on\n")
 		}
 		if asJSON {
@@ -540,18 +541,18 @@ You must agree to the mode whole-machine with --whole-machine. If you leave out
 }
 
 // chosen returns the consents that flags name.
-func chosen(whole, screen bool) (all sandbox.Consents) {
+func chosen(whole, screen bool) (all operator.Consents) {
 	if whole {
-		all = append(all, sandbox.ConsentWholeMachine)
+		all = append(all, operator.ConsentWholeMachine)
 	}
 	if screen {
-		all = append(all, sandbox.ConsentScreen)
+		all = append(all, operator.ConsentScreen)
 	}
 	return all
 }
 
 func (a machineCommands) inviteCmd() *cobra.Command {
-	var n sandbox.NewMachineToken
+	var n operator.NewMachineToken
 	var whole, screen, asJSON bool
 	cmd := &cobra.Command{
 		Use: "invite NAME", Short: "Make a token that enrols one machine without a code", Args: cobra.ExactArgs(1),

@@ -10,6 +10,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // nodeCommands are atoll node.
@@ -39,9 +40,9 @@ func (a nodeCommands) listCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "ls", Short: "List the nodes", Args: cobra.NoArgs, Example: `  atoll node ls`,
 	}
-	return daemonList(a.App, cmd, "NAME URL STATE SANDBOXES FREE IMAGES PROVIDER", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Node, error) {
+	return daemonList(a.App, cmd, "NAME URL STATE SANDBOXES FREE IMAGES PROVIDER", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Node, error) {
 		return c.Admin().Nodes(ctx)
-	}, func(n sandbox.Node) []string {
+	}, func(n operator.Node) []string {
 		free, images := "", ""
 		if n.Load != nil {
 			free, images = units.BytesSize(float64(n.Load.MemoryFree)), strconv.Itoa(len(n.Load.Images))
@@ -76,7 +77,7 @@ func (a nodeCommands) change(cmd *cobra.Command, cordoned bool) *cobra.Command {
 	var asJSON bool
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	return a.one(cmd, func(ctx context.Context, c *atoll.Client, name string) error {
-		n, err := c.Admin().UpdateNode(ctx, name, sandbox.NodeChange{Cordoned: &cordoned})
+		n, err := c.Admin().UpdateNode(ctx, name, operator.NodeChange{Cordoned: &cordoned})
 		if err != nil {
 			return err
 		}

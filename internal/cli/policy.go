@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // policyCommands are atoll policy.
@@ -136,7 +137,7 @@ stay in force. Connections that are no longer allowed are cut immediately.`,
 	return cmd
 }
 
-func (a policyCommands) wrotePolicies(p sandbox.Policies, err error, asJSON bool) error {
+func (a policyCommands) wrotePolicies(p operator.Policies, err error, asJSON bool) error {
 	if err != nil {
 		return err
 	}
@@ -154,7 +155,7 @@ func (a policyCommands) wrotePolicies(p sandbox.Policies, err error, asJSON bool
 }
 
 // aboutWhom says about which sandboxes a policy is.
-func aboutWhom(p *sandbox.Policy) string {
+func aboutWhom(p *operator.Policy) string {
 	about := cmp.Or(strings.Join(p.Tenants, ","), "*")
 	for _, label := range slices.Sorted(maps.Keys(p.Labels)) {
 		about += fmt.Sprintf(" %s=%s", label, strings.Join(p.Labels[label], "|"))
@@ -163,7 +164,7 @@ func aboutWhom(p *sandbox.Policy) string {
 }
 
 // said lists the limits of a policy.
-func said(p *sandbox.Policy) string {
+func said(p *operator.Policy) string {
 	var out []string
 	for _, field := range slices.Sorted(maps.Keys(p.Lines)) {
 		if !slices.Contains([]string{"name", "description", "tenants", "labels"}, field) {
@@ -221,7 +222,7 @@ from there and needs no daemon. The exit code is 0 if the sandbox is allowed, el
 }
 
 // explainPolicies asks the daemon, or policies in files.
-func (a policyCommands) explainPolicies(ctx context.Context, file, tenant string, req *control.RunRequest) (out sandbox.PolicyAnswer, err error) {
+func (a policyCommands) explainPolicies(ctx context.Context, file, tenant string, req *control.RunRequest) (out operator.PolicyAnswer, err error) {
 	if file == "" {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
@@ -243,7 +244,7 @@ func (a policyCommands) explainPolicies(ctx context.Context, file, tenant string
 	return b.Answer(r), nil
 }
 
-func (a policyCommands) showAnswer(p sandbox.PolicyAnswer) error {
+func (a policyCommands) showAnswer(p operator.PolicyAnswer) error {
 	rows := make([][]string, 0, len(p.Findings))
 	for _, f := range p.Findings {
 		word := "ok"

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // portCommands are atoll port.
@@ -212,7 +212,7 @@ func (a portCommands) portBase(ctx context.Context, s *atoll.Sandbox, port uint1
 // consoleBase returns the address of the console. If the daemon does not serve
 // one, it begins to.
 func consoleBase(ctx context.Context, c *atoll.Client) (*url.URL, error) {
-	link, err := c.Admin().OpenConsole(ctx, sandbox.ConsoleSettings{})
+	link, err := c.Admin().OpenConsole(ctx, operator.ConsoleSettings{})
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // profileCommands are atoll profile and atoll egress.
@@ -272,7 +273,7 @@ HTTP. The exit code is 0 if the request would be let through, else 1.`,
 	return cmd
 }
 
-func (a profileCommands) testProfile(ctx context.Context, file string, args []string) (e sandbox.Explanation, err error) {
+func (a profileCommands) testProfile(ctx context.Context, file string, args []string) (e operator.Explanation, err error) {
 	name, rest := "", args
 	if file == "" {
 		if len(args) < 2 {
@@ -307,7 +308,7 @@ func (a profileCommands) testProfile(ctx context.Context, file string, args []st
 
 // showExplanation writes one line for each rule that was looked at, and one
 // with the outcome.
-func (a profileCommands) showExplanation(e sandbox.Explanation) error {
+func (a profileCommands) showExplanation(e operator.Explanation) error {
 	var b strings.Builder
 	for _, s := range e.Steps {
 		why := "decides"

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver/drivertest"
-	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -30,7 +30,7 @@ func (a providerCommands) providerCmd() *cobra.Command {
 
 // describeProviders describes the providers of the daemon that is used, else of
 // this program.
-func (a providerCommands) describeProviders(ctx context.Context) ([]sandbox.Provider, error) {
+func (a providerCommands) describeProviders(ctx context.Context) ([]catalog.Provider, error) {
 	c, err := a.daemon(ctx)
 	if err != nil {
 		return nil, err
@@ -42,9 +42,9 @@ func (a providerCommands) describeProviders(ctx context.Context) ([]sandbox.Prov
 	if err != nil {
 		return nil, err
 	}
-	var all []sandbox.Provider
+	var all []catalog.Provider
 	for _, info := range a.Providers {
-		p := sandbox.Provider{Name: info.Name, Summary: info.Summary, Warning: info.Warning, Default: info.Name == a.chosenProvider()}
+		p := catalog.Provider{Name: info.Name, Summary: info.Summary, Warning: info.Warning, Default: info.Name == a.chosenProvider()}
 		c, err := system.Control(ctx, info.Name, false)
 		if err == nil {
 			err = c.Describe(ctx, &p)
@@ -73,7 +73,7 @@ func (a providerCommands) providerLsCmd() *cobra.Command {
 			return err
 		}
 		if !known {
-			all = slices.DeleteFunc(all, func(p sandbox.Provider) bool { return !p.Descriptor.Driver.Available })
+			all = slices.DeleteFunc(all, func(p catalog.Provider) bool { return !p.Descriptor.Driver.Available })
 		}
 		var rows [][]string
 		for _, p := range all {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/admin"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // limitFlag is a limit of a tenant: a number, a size if it counts bytes, or
@@ -74,8 +74,8 @@ func limitText(v float64, bytes bool) string {
 
 // limitFlags registers a flag for each limit. It returns a function that
 // returns the given limits, or nil if there are none.
-func limitFlags(flags *pflag.FlagSet) func() *sandbox.LimitsChange {
-	var c sandbox.LimitsChange
+func limitFlags(flags *pflag.FlagSet) func() *operator.LimitsChange {
+	var c operator.LimitsChange
 	all := map[string]*limitFlag{}
 	add := func(name, what string, f limitFlag) {
 		all[name] = &f
@@ -92,7 +92,7 @@ func limitFlags(flags *pflag.FlagSet) func() *sandbox.LimitsChange {
 	add("output-rate", "bytes of output per second, such as 10m; what is over is slowed down", size(&c.OutputRate))
 	add("output-burst", "bytes of output at once", size(&c.OutputBurst))
 	add("warm-hours", "hours per calendar month that sessions may have a sandbox, over all sandboxes", number(&c.WarmHours))
-	return func() *sandbox.LimitsChange {
+	return func() *operator.LimitsChange {
 		given := false
 		for name, f := range all {
 			if flags.Changed(name) {
@@ -142,10 +142,10 @@ func (a tenantCommands) tenantCreateCmd() *cobra.Command {
 	}
 	given := limitFlags(cmd.Flags())
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *admin.Client, name string) (sandbox.Tenant, error) {
-		t, err := c.CreateTenant(ctx, name, sandbox.Limits{})
+	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *admin.Client, name string) (operator.Tenant, error) {
+		t, err := c.CreateTenant(ctx, name, operator.Limits{})
 		if limits := given(); err == nil && limits != nil {
-			return c.UpdateTenant(ctx, name, sandbox.TenantChange{Limits: limits})
+			return c.UpdateTenant(ctx, name, operator.TenantChange{Limits: limits})
 		}
 		return t, err
 	})
@@ -153,7 +153,7 @@ func (a tenantCommands) tenantCreateCmd() *cobra.Command {
 }
 
 // tenantCommand adapts a command that is about one tenant and shows it.
-func (a tenantCommands) tenantCommand(asJSON *bool, do func(context.Context, *admin.Client, string) (sandbox.Tenant, error)) func(*cobra.Command, []string) error {
+func (a tenantCommands) tenantCommand(asJSON *bool, do func(context.Context, *admin.Client, string) (operator.Tenant, error)) func(*cobra.Command, []string) error {
 	return a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
 		t, err := do(ctx, c.Admin(), strings.Join(args, ""))
 		if err != nil {
@@ -166,7 +166,7 @@ func (a tenantCommands) tenantCommand(asJSON *bool, do func(context.Context, *ad
 	})
 }
 
-func (a tenantCommands) showTenant(t sandbox.Tenant) error {
+func (a tenantCommands) showTenant(t operator.Tenant) error {
 	state := "enabled"
 	if !t.Disabled.IsZero() {
 		state = "disabled " + ago(t.Disabled)
@@ -193,9 +193,9 @@ func (a tenantCommands) tenantListCmd() *cobra.Command {
 		Use: "ls", Short: "List tenants", Args: cobra.NoArgs,
 		Example: `  atoll tenant ls`,
 	}
-	return daemonList(a.App, cmd, "NAME STATE BOXES MEMORY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Tenant, error) {
+	return daemonList(a.App, cmd, "NAME STATE BOXES MEMORY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Tenant, error) {
 		return c.Admin().Tenants(ctx)
-	}, func(t sandbox.Tenant) []string {
+	}, func(t operator.Tenant) []string {
 		state := "enabled"
 		if !t.Disabled.IsZero() {
 			state = "disabled"
@@ -216,7 +216,7 @@ machine, any.`,
 		Example: `  atoll tenant show`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *admin.Client, name string) (sandbox.Tenant, error) {
+	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *admin.Client, name string) (operator.Tenant, error) {
 		if name == "" {
 			return c.Tenant(ctx)
 		}
@@ -241,8 +241,8 @@ sandboxes that already exist.`,
 		if limits == nil {
 			return usage(cmd, fmt.Errorf("no limit is given"))
 		}
-		return a.tenantCommand(&asJSON, func(ctx context.Context, c *admin.Client, name string) (sandbox.Tenant, error) {
-			return c.UpdateTenant(ctx, name, sandbox.TenantChange{Limits: limits})
+		return a.tenantCommand(&asJSON, func(ctx context.Context, c *admin.Client, name string) (operator.Tenant, error) {
+			return c.UpdateTenant(ctx, name, operator.TenantChange{Limits: limits})
 		})(cmd, args)
 	}
 	return cmd
@@ -260,8 +260,8 @@ func (a tenantCommands) tenantDisableCmd(disable bool) *cobra.Command {
 		cmd.Example = "  atoll tenant disable default"
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *admin.Client, name string) (sandbox.Tenant, error) {
-		return c.UpdateTenant(ctx, name, sandbox.TenantChange{Disabled: &disable})
+	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *admin.Client, name string) (operator.Tenant, error) {
+		return c.UpdateTenant(ctx, name, operator.TenantChange{Disabled: &disable})
 	})
 	return cmd
 }

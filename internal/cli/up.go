@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // defaultE2B is the default address for E2B clients, where their SDKs expect a
@@ -202,7 +203,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringArrayVar(&opts.Hosts, "host", nil, "a name under which this machine is reached over TCP; may be repeated")
 	flags.StringVar(&opts.E2B.Listen, "e2b", "", "also serve the API of E2B on this TCP address (without one: "+defaultE2B+")")
 	flags.Lookup("e2b").NoOptDefVal = defaultE2B
-	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory (default on a loopback address: "+sandbox.DefaultE2BDomain+", with TLS and without; empty for no domain)")
+	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory (default on a loopback address: "+operator.DefaultE2BDomain+", with TLS and without; empty for no domain)")
 	flags.StringVar(&opts.Bridge.Listen, "bridge", "", "also serve the API of Cloudflare's sandbox bridge on this TCP address (without one: "+defaultBridge+")")
 	flags.Lookup("bridge").NoOptDefVal = defaultBridge
 	flags.StringVar(&opts.MachinesFile, "machines-file", "", "JSON file with the url, user, password, account and issuer of the NATS server for self-hosted machines, as atoll-nats writes it; only its owner may be able to read it")
@@ -273,7 +274,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 			opts.E2B.TLS, opts.Bridge.TLS = opts.TLS, opts.TLS
 		}
 		if !cmd.Flags().Changed("e2b-domain") && opts.TLS == nil && isLoopback(opts.E2B.Listen) {
-			opts.E2B.Domain, opts.E2B.Plain = sandbox.DefaultE2BDomain, true
+			opts.E2B.Domain, opts.E2B.Plain = operator.DefaultE2BDomain, true
 		}
 		return a.runDaemon(cmd.Context(), opts)
 	}

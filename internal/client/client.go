@@ -21,6 +21,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Conn sends requests to a daemon. Its methods may be called concurrently.
@@ -57,7 +58,7 @@ func (c *Conn) sign(ctx context.Context, h http.Header) {
 		h.Set("Authorization", "Bearer "+c.Key)
 	}
 	if c.Tenant != "" {
-		h.Set(sandbox.TenantHeader, c.Tenant)
+		h.Set(operator.TenantHeader, c.Tenant)
 	}
 	c.Propagate(ctx, h)
 }

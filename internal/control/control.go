@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
@@ -135,7 +136,7 @@ func (c *Control) Probe(ctx context.Context) (driver.Facts, error) {
 }
 
 // Describe fills in what the provider says about itself.
-func (c *Control) Describe(ctx context.Context, p *sandbox.Provider) error {
+func (c *Control) Describe(ctx context.Context, p *catalog.Provider) error {
 	facts, err := c.Probe(ctx)
 	driver.Describe(c.cfg.Provider, facts, p)
 	return err

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // pulling is a provider that fetches images from a server. late makes it ignore
@@ -106,7 +107,7 @@ func TestAbandonedRequestsComeLate(t *testing.T) {
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.Listen, o.Plain = "127.0.0.1:0", true })
 	c := daemontest.Client(t, d)
 	token := func(verbs ...string) string {
-		k, err := c.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: verbs})
+		k, err := c.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: verbs})
 		if err != nil {
 			t.Fatal(err)
 		}

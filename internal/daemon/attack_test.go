@@ -20,12 +20,13 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // tokenOf creates a key of a tenant and returns its token.
 func tokenOf(t *testing.T, d *daemon.Daemon, tenant string, verbs ...string) string {
 	t.Helper()
-	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: verbs})
+	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), operator.NewKey{Tenant: tenant, Verbs: verbs})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // in runs a command in a session.
@@ -35,7 +35,7 @@ func TestBridgeSessions(t *testing.T) {
 	m := daemontest.New(t)
 	listen := func(o *daemon.Options) { o.Bridge.Listen = "127.0.0.1:0" }
 	d := m.Start(t, listen)
-	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "exec", "write"}})
+	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read", "exec", "write"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestBridgeTunnels(t *testing.T) {
 	d := m.Start(t, listen)
 	owner := daemontest.Client(t, d)
 	client := func(tenant string, verbs ...string) bridgeClient {
-		k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: verbs})
+		k, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Tenant: tenant, Verbs: verbs})
 		if err != nil {
 			t.Fatal(err)
 		}

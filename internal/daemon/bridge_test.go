@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // bridgeClient calls the API of Cloudflare's bridge.
@@ -27,7 +28,7 @@ func startBridge(t *testing.T) (owner *atoll.Client, mine, other bridgeClient) {
 	owner = daemontest.Client(t, d)
 	var all []bridgeClient
 	for _, tenant := range []string{"", "rival"} {
-		k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: []string{"read", "exec", "write"}})
+		k, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Tenant: tenant, Verbs: []string{"read", "exec", "write"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +132,7 @@ func TestAttackBridgeTerminal(t *testing.T) {
 	box := c.create()
 	upgrade := []string{"Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA=="}
 	for what, verbs := range map[string][]string{"reads": {"read"}, "reads and writes": {"read", "write"}} {
-		k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: verbs})
+		k, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: verbs})
 		if err != nil {
 			t.Fatal(err)
 		}

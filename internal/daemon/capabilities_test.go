@@ -8,13 +8,14 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // anyImage is a provider that takes every image for its only one.
@@ -43,12 +44,12 @@ func TestSessionDesktops(t *testing.T) {
 		}
 	})
 	c := daemontest.Client(t, d)
-	k, err := c.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read"}})
+	k, err := c.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	viewer := daemontest.Bearer(t, d, k.Token)
-	capabilities := func(c *atoll.Client, name string) sandbox.CapabilityDocument {
+	capabilities := func(c *atoll.Client, name string) catalog.CapabilityDocument {
 		t.Helper()
 		s, err := c.Sessions().Get(t.Context(), name)
 		if err != nil {
@@ -62,12 +63,12 @@ func TestSessionDesktops(t *testing.T) {
 	}
 
 	openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "plain"})
-	for what, reason := range map[string]sandbox.UnavailableReason{
+	for what, reason := range map[string]catalog.UnavailableReason{
 		"desktop":      capabilities(c, "plain").Desktop.Reason,
 		"recording":    capabilities(c, "plain").Recording.Reason,
 		"computer use": capabilities(c, "plain").ComputerUse.Reason,
 	} {
-		if reason != sandbox.NotProvisioned {
+		if reason != catalog.NotProvisioned {
 			t.Errorf("%s without a display: %q", what, reason)
 		}
 	}
@@ -95,9 +96,9 @@ func TestDescriptorsAreChecked(t *testing.T) {
 		}
 	}
 	right, _ := catalog.Find("fake")
-	for want, change := range map[string]func(*sandbox.Descriptor){
-		"is that of":        func(d *sandbox.Descriptor) { d.Name = "another" },
-		"takes no snapshot": func(d *sandbox.Descriptor) { d.Persistable = true },
+	for want, change := range map[string]func(*catalog.Descriptor){
+		"is that of":        func(d *catalog.Descriptor) { d.Name = "another" },
+		"takes no snapshot": func(d *catalog.Descriptor) { d.Persistable = true },
 	} {
 		m := daemontest.New(t)
 		opts := m.Options()

@@ -29,6 +29,7 @@ import (
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // controlVariable has the options of a control daemon that is a process.
@@ -210,7 +211,7 @@ func TestChaosOfControlsAndNodes(t *testing.T) {
 		progress(fmt.Sprintf("after node %d was away", i))
 		drain(other, string(rune('a'+i)))
 		no := false
-		if _, err := other.Admin().UpdateNode(ctx, string(rune('a'+i)), sandbox.NodeChange{Cordoned: &no}); err != nil {
+		if _, err := other.Admin().UpdateNode(ctx, string(rune('a'+i)), operator.NodeChange{Cordoned: &no}); err != nil {
 			t.Error(err)
 		}
 		c.start(t)

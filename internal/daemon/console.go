@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server/console"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 const (
@@ -55,7 +56,7 @@ func (d *Daemon) openConsole() error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	var kept sandbox.ConsoleSettings
+	var kept operator.ConsoleSettings
 	if err = errors.Join(err, json.Unmarshal(text, &kept)); err != nil {
 		return &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Op: "daemon.start", Subject: d.keptConsole(), Message: "cannot be read", Cause: err,
@@ -84,7 +85,7 @@ func (d *Daemon) listenConsole() error {
 }
 
 // OpenConsole implements api.Machine.
-func (o owned) OpenConsole(ctx context.Context, s sandbox.ConsoleSettings) (link sandbox.ConsoleLink, err error) {
+func (o owned) OpenConsole(ctx context.Context, s operator.ConsoleSettings) (link operator.ConsoleLink, err error) {
 	err = o.AsOwner(ctx, ops.DaemonConsole, "", func(ctx context.Context) (err error) {
 		link, err = o.d.console.open(ctx, s)
 		return err
@@ -92,7 +93,7 @@ func (o owned) OpenConsole(ctx context.Context, s sandbox.ConsoleSettings) (link
 	return link, err
 }
 
-func (f *consoleFace) open(ctx context.Context, s sandbox.ConsoleSettings) (link sandbox.ConsoleLink, err error) {
+func (f *consoleFace) open(ctx context.Context, s operator.ConsoleSettings) (link operator.ConsoleLink, err error) {
 	base, began, err := f.serve(s.Listen)
 	if err != nil {
 		return link, err
@@ -114,7 +115,7 @@ func (f *consoleFace) open(ctx context.Context, s sandbox.ConsoleSettings) (link
 		return link, &sandbox.Error{Code: sandbox.CodeExhausted, Message: "too many links to the console are unused", Hint: "try again in two minutes"}
 	}
 	code := rand.Text()
-	link = sandbox.ConsoleLink{URL: base + console.Root + "#code=" + code, Expires: now.Add(codeLifetime)}
+	link = operator.ConsoleLink{URL: base + console.Root + "#code=" + code, Expires: now.Add(codeLifetime)}
 	f.codes[code] = link.Expires
 	return link, nil
 }
@@ -144,7 +145,7 @@ func (f *consoleFace) serve(listen string) (base string, began bool, err error) 
 			Hint: "leave out --listen to use that address",
 		}
 	}
-	l, err := listenTCP(cmp.Or(listen, sandbox.DefaultConsole), nil, true, "http/1.1")
+	l, err := listenTCP(cmp.Or(listen, operator.DefaultConsole), nil, true, "http/1.1")
 	if err != nil && listen == "" {
 		l, err = listenTCP("127.0.0.1:0", nil, true, "http/1.1")
 	}
@@ -153,7 +154,7 @@ func (f *consoleFace) serve(listen string) (base string, began bool, err error) 
 	}
 	f.listen = l.Addr().String()
 	d.serve(l)
-	text, err := json.Marshal(sandbox.ConsoleSettings{Listen: f.listen})
+	text, err := json.Marshal(operator.ConsoleSettings{Listen: f.listen})
 	if err != nil {
 		return "", false, err
 	}
@@ -175,7 +176,7 @@ func (f *consoleFace) Redeem(ctx context.Context, code string) (string, error) {
 	}
 	// Only the owner of the machine gets links.
 	owner := guard.WithPrincipal(ctx, key.Peer(key.DefaultTenant, uint32(os.Geteuid())))
-	k, err := f.d.services.Tenants.CreatePageKey(owner, sandbox.NewKey{Name: consoleKey, Verbs: []string{string(key.Admin)}, Expires: console.Lifetime})
+	k, err := f.d.services.Tenants.CreatePageKey(owner, operator.NewKey{Name: consoleKey, Verbs: []string{string(key.Admin)}, Expires: console.Lifetime})
 	return k.Token, err
 }
 

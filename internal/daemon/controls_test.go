@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/fleet"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // nodeKeys writes the keys of nodes to a file.
@@ -93,7 +94,7 @@ func TestControlsTakeOver(t *testing.T) {
 
 	// What one decides about a node holds for the other one at once.
 	yes := true
-	if _, err := c1.Admin().UpdateNode(t.Context(), "a", sandbox.NodeChange{Cordoned: &yes}); err != nil {
+	if _, err := c1.Admin().UpdateNode(t.Context(), "a", operator.NodeChange{Cordoned: &yes}); err != nil {
 		t.Fatal(err)
 	}
 	if box := create(t, c2, sandbox.Spec{}); box.Info().Provider != "node-b" {
@@ -158,7 +159,7 @@ func TestNodesFile(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = d.Close() })
 		n.d, n.address = d, d.TCP().String()
-		k, err := n.client(t).Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "write", "exec"}})
+		k, err := n.client(t).Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read", "write", "exec"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +176,7 @@ func TestNodesFile(t *testing.T) {
 		s.Client = daemontest.Client(t, s.d)
 		return s
 	}
-	if n := start("").state(t, "a", sandbox.NodeUnreachable); !strings.Contains(n.Reason, "certificate") {
+	if n := start("").state(t, "a", operator.NodeUnreachable); !strings.Contains(n.Reason, "certificate") {
 		t.Errorf("without the certificate: %+v", n)
 	}
 	s := start(ca)
@@ -187,12 +188,12 @@ func TestNodesFile(t *testing.T) {
 		_, err := s.Admin().Node(t.Context(), "b")
 		return err
 	})
-	s.state(t, "b", sandbox.NodeReady)
+	s.state(t, "b", operator.NodeReady)
 	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-b" {
 		t.Errorf("placed on %s, want b, which has more memory", box.Info().Provider)
 	}
 	write(list, "b=https://"+b.address+"\n")
-	if n := s.state(t, "a", sandbox.NodeCordoned); !strings.Contains(n.Reason, "not listed") {
+	if n := s.state(t, "a", operator.NodeCordoned); !strings.Contains(n.Reason, "not listed") {
 		t.Errorf("left out: %+v", n)
 	}
 	opts := daemontest.New(t).Options()

@@ -50,6 +50,7 @@ import (
 	"github.com/atoll-run/atoll/internal/view"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Default limits of a sandbox, so that quotas can count them.
@@ -510,7 +511,7 @@ func (d *Daemon) ready(p driver.Provider) func(context.Context) error {
 				Hint: "remove what is not needed: rm and prune still work",
 			}
 		}
-		if d.fleet != nil && slices.ContainsFunc(d.fleet.Nodes(), func(n sandbox.Node) bool { return n.State == sandbox.NodeReady }) {
+		if d.fleet != nil && slices.ContainsFunc(d.fleet.Nodes(), func(n operator.Node) bool { return n.State == operator.NodeReady }) {
 			return nil // whatever this machine lacks
 		}
 		if d.gatewaySilent(ctx) {

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func TestOnePerStateDirectory(t *testing.T) {
@@ -92,7 +93,7 @@ func TestAttackOldCiphers(t *testing.T) {
 func TestTLS(t *testing.T) {
 	config, pool := certificate(t)
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.Listen, o.TLS = "127.0.0.1:0", config })
-	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"admin"}})
+	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -258,7 +259,7 @@ func TestSecretsStayOut(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	_, _ = s.Files().Write(t.Context(), "/file", strings.NewReader(canary), atoll.WriteOptions{})
-	k, err := c.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read"}})
+	k, err := c.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/bucket"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // doctor examines a running daemon. Each check returns findings, with a fix for
@@ -36,17 +37,17 @@ func newDoctor(d *Daemon) *doctor {
 func wallClock() time.Time { return time.Now().Round(0) }
 
 // Diagnose runs all checks. Only the owner of the machine may call it.
-func (doc *doctor) Diagnose(ctx context.Context) (sandbox.Diagnosis, error) {
+func (doc *doctor) Diagnose(ctx context.Context) (operator.Diagnosis, error) {
 	if err := doc.d.services.Machine.MayDiagnose(ctx); err != nil {
-		return sandbox.Diagnosis{}, err
+		return operator.Diagnosis{}, err
 	}
-	out := sandbox.Diagnosis{Version: doc.d.opts.Version, Node: doc.d.member.Node, Healthy: true}
+	out := operator.Diagnosis{Version: doc.d.opts.Version, Node: doc.d.member.Node, Healthy: true}
 	for _, check := range []func(context.Context) []driver.Finding{
 		doc.store, doc.audit, doc.sending, doc.provider, doc.sandboxes, doc.gateway, doc.buckets, doc.disks, doc.descriptors, doc.clock,
 	} {
 		for _, f := range check(ctx) {
 			out.Healthy = out.Healthy && f.Severity != driver.Blocker
-			out.Findings = append(out.Findings, sandbox.Finding{Severity: string(f.Severity), Subject: f.Subject, Message: f.Message, Fix: f.Fix})
+			out.Findings = append(out.Findings, operator.Finding{Severity: string(f.Severity), Subject: f.Subject, Message: f.Message, Fix: f.Fix})
 		}
 	}
 	return out, ctx.Err()

@@ -14,18 +14,19 @@ import (
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // finding returns a finding about a subject that is not OK.
-func finding(d sandbox.Diagnosis, subject string) sandbox.Finding {
-	i := slices.IndexFunc(d.Findings, func(f sandbox.Finding) bool { return f.Subject == subject && f.Severity != "ok" })
+func finding(d operator.Diagnosis, subject string) operator.Finding {
+	i := slices.IndexFunc(d.Findings, func(f operator.Finding) bool { return f.Subject == subject && f.Severity != "ok" })
 	if i < 0 {
-		return sandbox.Finding{}
+		return operator.Finding{}
 	}
 	return d.Findings[i]
 }
 
-func diagnose(t *testing.T, c *atoll.Client) sandbox.Diagnosis {
+func diagnose(t *testing.T, c *atoll.Client) operator.Diagnosis {
 	t.Helper()
 	d, err := c.Admin().Diagnose(t.Context())
 	if err != nil {
@@ -44,7 +45,7 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	for _, subject := range []string{"store", "audit", "sandboxes", "provider", "gateway", "disk", "descriptors", "clock"} {
-		if !slices.ContainsFunc(d.Findings, func(f sandbox.Finding) bool { return f.Subject == subject }) {
+		if !slices.ContainsFunc(d.Findings, func(f operator.Finding) bool { return f.Subject == subject }) {
 			t.Errorf("nothing about the %s", subject)
 		}
 		if f := finding(d, subject); f.Severity == "blocker" || f.Severity == "warning" && subject != "disk" {
@@ -68,7 +69,7 @@ func TestDoctor(t *testing.T) {
 		t.Fatal(err)
 	}
 	d = diagnose(t, c)
-	if !slices.ContainsFunc(d.Findings, func(f sandbox.Finding) bool { return strings.Contains(f.Message, "sb-nowhere") }) {
+	if !slices.ContainsFunc(d.Findings, func(f operator.Finding) bool { return strings.Contains(f.Message, "sb-nowhere") }) {
 		t.Errorf("%+v", d)
 	}
 	if strings.Contains(strings.Join(messages(d), " "), string(one.ID())) {
@@ -76,7 +77,7 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-func messages(d sandbox.Diagnosis) (all []string) {
+func messages(d operator.Diagnosis) (all []string) {
 	for _, f := range d.Findings {
 		all = append(all, f.Message)
 	}

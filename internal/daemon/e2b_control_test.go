@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/envd"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // list is the answer that is an array.
@@ -26,7 +26,7 @@ func (a answer) list(t *testing.T) (all []map[string]any) {
 // adminKey makes a key that allows everything in a tenant.
 func adminKey(t *testing.T, d *daemon.Daemon, tenant string) string {
 	t.Helper()
-	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: []string{"admin"}})
+	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), operator.NewKey{Tenant: tenant, Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,9 +136,9 @@ func TestE2BLogs(t *testing.T) {
 func TestE2BUploads(t *testing.T) {
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.E2B.Listen = "127.0.0.1:0" })
 	c, owner := e2bClient{t, d.E2B().String()}, daemontest.Client(t, d)
-	var keys []sandbox.Key
+	var keys []operator.Key
 	for _, tenant := range []string{"", "rival"} {
-		k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: []string{"write", "read"}})
+		k, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Tenant: tenant, Verbs: []string{"write", "read"}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/internal/identity"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 const wantsToken = `{"templateID":"base","iam":{"tokens":{"aws":{"audience":"sts.example.com","tokenType":"JWT-SVID"}}}}`
@@ -19,7 +19,7 @@ const wantsToken = `{"templateID":"base","iam":{"tokens":{"aws":{"audience":"sts
 func TestAttackE2BIdentity(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, func(o *daemon.Options) { o.E2B.Listen, o.E2B.Domain = "127.0.0.1:0", "box.test" })
-	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "exec", "write"}})
+	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read", "exec", "write"}})
 	if err != nil {
 		t.Fatal(err)
 	}

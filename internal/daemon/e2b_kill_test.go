@@ -18,7 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/envd"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // byNameClient connects to a daemon under names of a domain, over TLS.
@@ -50,7 +50,7 @@ func TestE2BKilledUnderStreams(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
 	d := m.Start(t, func(o *daemon.Options) { o.E2B.Listen, o.E2B.Domain = "127.0.0.1:0", "box.test" })
-	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "exec", "write"}})
+	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read", "exec", "write"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,13 +9,13 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/envd"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // keyWith returns a key of the default tenant with permissions, and its id.
 func keyWith(t *testing.T, d *daemon.Daemon, verbs ...string) (token, id string) {
 	t.Helper()
-	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: verbs})
+	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), operator.NewKey{Verbs: verbs})
 	ok(t, err)
 	return envd.Key(k.Token), k.ID
 }
@@ -121,12 +121,12 @@ func TestAttackE2BTokensAfterTheirKey(t *testing.T) {
 	kill := fmt.Sprintf(`{"process":{"pid":%v},"signal":"SIGNAL_SIGKILL"}`, pid)
 	c.want(200, c.call("POST", "/process.Process/SendSignal", kill, "E2b-Sandbox-Id", id, "E2b-Sandbox-Port", "49983", "X-Access-Token", other, "Content-Type", "application/json"))
 	yes := true
-	_, err := daemontest.Client(t, d).Admin().UpdateTenant(t.Context(), "default", sandbox.TenantChange{Disabled: &yes})
+	_, err := daemontest.Client(t, d).Admin().UpdateTenant(t.Context(), "default", operator.TenantChange{Disabled: &yes})
 	ok(t, err)
 	if got := read(other); got != http.StatusUnauthorized {
 		t.Errorf("a token of a disabled tenant: %d", got)
 	}
 	no := false
-	_, err = daemontest.Client(t, d).Admin().UpdateTenant(t.Context(), "default", sandbox.TenantChange{Disabled: &no})
+	_, err = daemontest.Client(t, d).Admin().UpdateTenant(t.Context(), "default", operator.TenantChange{Disabled: &no})
 	ok(t, err)
 }

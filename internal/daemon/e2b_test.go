@@ -19,7 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/envd"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // e2bClient calls the E2B API.
@@ -81,7 +81,7 @@ func startE2B(t *testing.T) (m *daemontest.Machine, c e2bClient, mine, other str
 	owner := daemontest.Client(t, d)
 	keys := []string{}
 	for _, tenant := range []string{"", "rival"} {
-		k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: []string{"read", "exec", "write"}})
+		k, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Tenant: tenant, Verbs: []string{"read", "exec", "write"}})
 		if err != nil {
 			t.Fatal(err)
 		}

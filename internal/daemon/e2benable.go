@@ -12,6 +12,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // e2bFace is the state of the E2B API.
@@ -87,7 +88,7 @@ func (d *Daemon) openE2B() error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	var asked sandbox.E2BSettings
+	var asked operator.E2BSettings
 	if err = errors.Join(err, json.Unmarshal(text, &asked)); err != nil {
 		return &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Op: "daemon.start", Subject: d.keptE2B(), Message: "cannot be read", Cause: err,
@@ -99,7 +100,7 @@ func (d *Daemon) openE2B() error {
 }
 
 // e2bOptions completes stored settings with the options of this start.
-func (d *Daemon) e2bOptions(s sandbox.E2BSettings) E2B {
+func (d *Daemon) e2bOptions(s operator.E2BSettings) E2B {
 	opts := E2B{Listen: s.Listen, TLS: d.opts.E2B.TLS, Internet: s.Internet}
 	host, _, _ := net.SplitHostPort(s.Listen)
 	ip := net.ParseIP(host)
@@ -108,14 +109,14 @@ func (d *Daemon) e2bOptions(s sandbox.E2BSettings) E2B {
 	case s.Domain != nil:
 		opts.Domain = *s.Domain
 	case opts.TLS == nil && loopback:
-		opts.Domain = sandbox.DefaultE2BDomain
+		opts.Domain = operator.DefaultE2BDomain
 	}
 	opts.Plain = opts.TLS == nil && loopback
 	return opts
 }
 
 // EnableE2B implements api.Machine.
-func (o owned) EnableE2B(ctx context.Context, s sandbox.E2BSettings) (place sandbox.E2BPlace, err error) {
+func (o owned) EnableE2B(ctx context.Context, s operator.E2BSettings) (place operator.E2BPlace, err error) {
 	err = o.AsOwner(ctx, ops.DaemonE2B, "enable", func(ctx context.Context) (err error) {
 		place, err = o.d.enableE2B(ctx, s)
 		return err
@@ -133,7 +134,7 @@ func (o owned) DisableE2B(ctx context.Context) error {
 	})
 }
 
-func (d *Daemon) enableE2B(ctx context.Context, s sandbox.E2BSettings) (place sandbox.E2BPlace, err error) {
+func (d *Daemon) enableE2B(ctx context.Context, s operator.E2BSettings) (place operator.E2BPlace, err error) {
 	d.e2b.change.Lock()
 	defer d.e2b.change.Unlock()
 	if d.e2b.over {
@@ -157,10 +158,10 @@ func (d *Daemon) enableE2B(ctx context.Context, s sandbox.E2BSettings) (place sa
 	if err == nil {
 		err = g.Reconfigure(ctx) // so that sandboxes cannot reach the new port
 	}
-	return sandbox.E2BPlace{Address: d.e2b.address().String(), Domain: want.Domain}, err
+	return operator.E2BPlace{Address: d.e2b.address().String(), Domain: want.Domain}, err
 }
 
-func (d *Daemon) keepE2B(s sandbox.E2BSettings) error {
+func (d *Daemon) keepE2B(s operator.E2BSettings) error {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return err

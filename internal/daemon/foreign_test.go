@@ -22,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // traces are the statements that the store ran, by the request they were for.
@@ -185,7 +186,7 @@ func TestAttackForeignNamesThroughAnotherDaemon(t *testing.T) {
 
 // probe tries all operations with objects of another tenant.
 func probe(t *testing.T, d *daemon.Daemon, ids things, work *traces) {
-	mine, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "other", Verbs: []string{"admin"}})
+	mine, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), operator.NewKey{Tenant: "other", Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +308,7 @@ func foreignThings(t *testing.T, db *store.Store, d *daemon.Daemon) things {
 	ok(t, err)
 	snap, err := box.Snapshot(ctx, sandbox.SnapshotRequest{Name: "mine-a"})
 	ok(t, err)
-	k, err := c.Admin().CreateKey(ctx, sandbox.NewKey{Verbs: []string{"read"}})
+	k, err := c.Admin().CreateKey(ctx, operator.NewKey{Verbs: []string{"read"}})
 	ok(t, err)
 	_, err = c.CreateProfile(ctx, sandbox.Profile{Name: "mine-a"})
 	ok(t, err)
@@ -321,7 +322,7 @@ func foreignThings(t *testing.T, db *store.Store, d *daemon.Daemon) things {
 		_, err := tx.Templates().Set(ctx, store.Template{Template: sandbox.Template{Name: "mine-a", Tag: "latest", Image: "sha256:" + strings.Repeat("a", 64), Created: tx.Now()}, Tenant: "default"})
 		return err
 	}))
-	_, err = c.Admin().CreateTenant(ctx, "mine-a", sandbox.Limits{})
+	_, err = c.Admin().CreateTenant(ctx, "mine-a", operator.Limits{})
 	ok(t, err)
 	session, err := c.Sessions().Create(ctx, sandbox.Spec{}, atoll.SessionOptions{Name: "mine-a"})
 	ok(t, err)

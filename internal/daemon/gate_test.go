@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // When a tenant has used up its warm time, sandboxes without turns are
@@ -20,7 +21,7 @@ func TestGateClosesAtTheQuota(t *testing.T) {
 	c := daemontest.Client(t, d)
 	quota := func(hours float64) {
 		t.Helper()
-		change := sandbox.TenantChange{Limits: &sandbox.LimitsChange{WarmHours: &hours}}
+		change := operator.TenantChange{Limits: &operator.LimitsChange{WarmHours: &hours}}
 		if _, err := c.Admin().UpdateTenant(t.Context(), "default", change); err != nil {
 			t.Fatal(err)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // hostSession opens a session of the provider host, with a repository, which is in
@@ -59,7 +60,7 @@ func follow(t *testing.T, g atoll.Git) (next func() (sandbox.GitEvent, error)) {
 func TestGitOfSessionsIsWatched(t *testing.T) {
 	d, s, dir := hostSession(t)
 	c := daemontest.Client(t, d)
-	k, err := c.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read"}})
+	k, err := c.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read"}})
 	ok(t, err)
 	mine := follow(t, s.Git(dir))
 	first, err := mine()

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // open is something that lasts, and a function that waits for its end.
@@ -108,7 +109,7 @@ func TestKeysEndWhatTheyOpened(t *testing.T) {
 		},
 		"tenant disabled": func(t *testing.T, _ *daemontest.Machine, d *daemon.Daemon, _ string) {
 			yes := true
-			_, err := daemontest.Client(t, d).Admin().UpdateTenant(t.Context(), "acme", sandbox.TenantChange{Disabled: &yes})
+			_, err := daemontest.Client(t, d).Admin().UpdateTenant(t.Context(), "acme", operator.TenantChange{Disabled: &yes})
 			ok(t, err)
 		},
 		"expired": func(t *testing.T, m *daemontest.Machine, _ *daemon.Daemon, id string) {
@@ -127,13 +128,13 @@ func TestKeysEndWhatTheyOpened(t *testing.T) {
 			box := create(t, bearer(t, d, "acme", "admin"), sandbox.Spec{Name: "one"})
 			t.Cleanup(func() { // its background command too
 				no := false
-				_, err := owner.Admin().UpdateTenant(context.Background(), "acme", sandbox.TenantChange{Disabled: &no})
+				_, err := owner.Admin().UpdateTenant(context.Background(), "acme", operator.TenantChange{Disabled: &no})
 				if err = errors.Join(err, box.Destroy(context.Background())); err != nil {
 					t.Error(err)
 				}
 			})
 			port := echo(t, box)
-			k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}, Expires: time.Hour})
+			k, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Tenant: "acme", Verbs: []string{"admin"}, Expires: time.Hour})
 			ok(t, err)
 			all := openAll(t, daemontest.Bearer(t, d, k.Token), box.ID(), port)
 			other := create(t, owner, sandbox.Spec{Name: "other"})

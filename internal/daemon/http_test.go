@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // TestBrokenRequests: an invalid request is not reported as a fault of the
@@ -31,7 +32,7 @@ func TestBrokenRequests(t *testing.T) {
 	box := create(t, owner, sandbox.Spec{Name: "one"})
 	_, err := box.Files().Write(t.Context(), "/f", strings.NewReader("as it was"), atoll.WriteOptions{})
 	ok(t, err)
-	k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"admin"}})
+	k, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"admin"}})
 	ok(t, err)
 	send := func(head, body string) (*http.Response, string) {
 		t.Helper()

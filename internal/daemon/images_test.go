@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
@@ -78,7 +79,7 @@ func TestImagesDecideTargets(t *testing.T) {
 		t.Errorf("left, which has no default image, is refused with %q", got)
 	}
 
-	choice, err := c.ChooseProvider(t.Context(), sandbox.Needs{Images: true})
+	choice, err := c.ChooseProvider(t.Context(), catalog.Needs{Images: true})
 	if err != nil || choice.Provider != "left" {
 		t.Errorf("for an image %q is chosen, %v; want left: %+v", choice.Provider, err, choice.Candidates)
 	}

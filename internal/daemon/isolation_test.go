@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/mcpserver"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // walls is a daemon with the providers soft (the default, a kernel), bare (none)
@@ -156,7 +157,7 @@ func TestIsolationSelectsTheProvider(t *testing.T) {
 // around that.
 func TestAttackIsolationOpensNoProvider(t *testing.T) {
 	w := newWalls(t)
-	key, err := w.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "exec", "write"}})
+	key, err := w.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read", "exec", "write"}})
 	if err != nil {
 		t.Fatal(err)
 	}

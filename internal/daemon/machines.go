@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/control/machines"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/machine/hub"
@@ -13,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/provider/selfhosted"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // openMachines connects the daemon to its self-hosted machines.
@@ -45,7 +47,7 @@ func (p machineProviders) open(ctx context.Context, name string) (providers.Open
 		return providers.Opened{}, err
 	}
 	own, err := selfhosted.New(selfhosted.Options{
-		Dir: filepath.Join(p.d.node.Dir(), selfhosted.Name, id), Machine: id, Name: m.Name, Whole: m.Mode == sandbox.ModeWholeMachine, Link: p.d.hub,
+		Dir: filepath.Join(p.d.node.Dir(), selfhosted.Name, id), Machine: id, Name: m.Name, Whole: m.Mode == operator.ModeWholeMachine, Link: p.d.hub,
 	})
 	if err != nil {
 		return providers.Opened{}, err
@@ -80,22 +82,22 @@ func (p machineProviders) Belongs(ctx context.Context, name, tenant string) (mac
 		return false, false
 	}
 	m, err := p.find(ctx, id)
-	return true, err == nil && m.Tenant == tenant && m.State == sandbox.MachineActive
+	return true, err == nil && m.Tenant == tenant && m.State == operator.MachineActive
 }
 
 // Known implements providers.Machines.
-func (p machineProviders) Known(ctx context.Context, tenant string) ([]sandbox.Provider, error) {
+func (p machineProviders) Known(ctx context.Context, tenant string) ([]catalog.Provider, error) {
 	if p.d.hub == nil {
 		return nil, nil
 	}
 	all, err := store.Read(ctx, p.d.store, func(tx *store.Tx) ([]store.Machine, error) { return tx.Machines().List(ctx, tenant) })
-	var out []sandbox.Provider
+	var out []catalog.Provider
 	for i := range all {
-		if all[i].State != sandbox.MachineActive {
+		if all[i].State != operator.MachineActive {
 			continue
 		}
-		one := sandbox.Provider{Name: machines.Prefix + all[i].ID, Summary: "the machine " + all[i].Name + ", mode " + all[i].Mode}
-		if all[i].Mode == sandbox.ModeWholeMachine {
+		one := catalog.Provider{Name: machines.Prefix + all[i].ID, Summary: "the machine " + all[i].Name + ", mode " + all[i].Mode}
+		if all[i].Mode == operator.ModeWholeMachine {
 			one.Warning = "the machine " + all[i].Name + " does not isolate: commands run with all rights of its owner"
 		}
 		out = append(out, one)

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control/nodes"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/eventlog"
@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // openFleet asks the node daemons of this daemon for their load.
@@ -74,25 +75,25 @@ func (p nodeProviders) open(name string) (providers.Opened, error) {
 }
 
 // Known implements providers.Nodes.
-func (p nodeProviders) Known() (all []sandbox.Provider) {
+func (p nodeProviders) Known() (all []catalog.Provider) {
 	for _, n := range p.d.fleet.Nodes() {
 		all = append(all, providerOf(&n))
 	}
 	return all
 }
 
-func providerOf(n *sandbox.Node) sandbox.Provider {
-	return sandbox.Provider{Name: n.Provider, Summary: "the node " + n.Name + " at " + n.URL, Problem: n.Reason}
+func providerOf(n *operator.Node) catalog.Provider {
+	return catalog.Provider{Name: n.Provider, Summary: "the node " + n.Name + " at " + n.URL, Problem: n.Reason}
 }
 
 // Any implements providers.Nodes.
 func (p nodeProviders) Any() bool { return p.d.fleet.Any() }
 
 // Find implements providers.Nodes.
-func (p nodeProviders) Find(name string) (sandbox.Provider, bool) {
+func (p nodeProviders) Find(name string) (catalog.Provider, bool) {
 	short, is := strings.CutPrefix(name, fleet.Prefix)
 	if !is {
-		return sandbox.Provider{}, false
+		return catalog.Provider{}, false
 	}
 	n, err := p.d.fleet.Node(short)
 	return providerOf(&n), err == nil

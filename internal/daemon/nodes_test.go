@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
@@ -20,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // nodeDaemon is the daemon of a node. It can be killed and started again.
@@ -81,7 +83,7 @@ func newNode(t *testing.T, free int64) *nodeDaemon {
 	n := &nodeDaemon{m: daemontest.New(t), free: free}
 	n.start(t)
 	t.Cleanup(func() { n.kill(t) })
-	k, err := n.client(t).Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "write", "exec"}})
+	k, err := n.client(t).Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read", "write", "exec"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +120,7 @@ func (s *isle) start(t *testing.T) {
 }
 
 // state waits until a node has a state.
-func (s *isle) state(t *testing.T, name string, want sandbox.NodeState) sandbox.Node {
+func (s *isle) state(t *testing.T, name string, want operator.NodeState) operator.Node {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		n, err := s.Admin().Node(t.Context(), name)
@@ -136,7 +138,7 @@ func (s *isle) state(t *testing.T, name string, want sandbox.NodeState) sandbox.
 
 func (s *isle) cordon(t *testing.T, name string, cordoned bool) {
 	t.Helper()
-	if _, err := s.Admin().UpdateNode(t.Context(), name, sandbox.NodeChange{Cordoned: &cordoned}); err != nil {
+	if _, err := s.Admin().UpdateNode(t.Context(), name, operator.NodeChange{Cordoned: &cordoned}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -171,12 +173,12 @@ func TestNodesPlaceAndServe(t *testing.T) {
 	if err != nil || len(events) != 1 || events[0].Subject != "node-a" || !strings.Contains(events[0].Policy, "GiB of memory free") || events[0].Sandbox != box.ID() {
 		t.Errorf("the log has %+v, %v; want why a was chosen", events, err)
 	}
-	choice, err := s.ChooseProvider(t.Context(), sandbox.Needs{})
+	choice, err := s.ChooseProvider(t.Context(), catalog.Needs{})
 	if err != nil || choice.Provider != "node-a" || !strings.Contains(strings.Join(choice.Candidates[0].Reasons, "; "), "GiB of memory free") {
 		t.Errorf("the choice: %+v, %v", choice, err)
 	}
 	all, err := s.Admin().Nodes(t.Context())
-	if err != nil || len(all) != 2 || all[0].Name != "a" || all[0].Placed != 1 || all[0].State != sandbox.NodeReady || all[0].Load == nil {
+	if err != nil || len(all) != 2 || all[0].Name != "a" || all[0].Placed != 1 || all[0].State != operator.NodeReady || all[0].Load == nil {
 		t.Errorf("the nodes: %+v, %v", all, err)
 	}
 
@@ -208,7 +210,7 @@ func TestNodesPlaceByImage(t *testing.T) {
 	if _, err := images.Import(t.Context(), "dir:"+root, "tools:1", image.GetOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.state(t, "b", sandbox.NodeReady) // asks it
+	s.state(t, "b", operator.NodeReady) // asks it
 	if box := s.create(t, sandbox.Spec{Image: "tools:1"}); box.Info().Provider != "node-b" {
 		t.Errorf("placed: %+v; want it on b, which has the image", box.Info())
 	}
@@ -226,7 +228,7 @@ func TestNodesPlaceByIsolation(t *testing.T) {
 	s.b.kill(t)
 	s.b.gives = sandbox.IsolationHardware
 	s.b.start(t)
-	s.state(t, "b", sandbox.NodeReady)
+	s.state(t, "b", operator.NodeReady)
 	box := s.create(t, sandbox.Spec{Isolation: sandbox.IsolationKernel})
 	if box.Info().Provider != "node-b" || box.Info().Isolation != sandbox.IsolationHardware {
 		t.Errorf("placed: %+v; want it on b, which is strong enough", box.Info())
@@ -234,7 +236,7 @@ func TestNodesPlaceByIsolation(t *testing.T) {
 	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-a" {
 		t.Errorf("placed: %+v; want it on a, which has more memory", box.Info())
 	}
-	choice, err := s.ChooseProvider(t.Context(), sandbox.Needs{Isolation: sandbox.IsolationKernel})
+	choice, err := s.ChooseProvider(t.Context(), catalog.Needs{Isolation: sandbox.IsolationKernel})
 	if err != nil || choice.Provider != "node-b" {
 		t.Errorf("the choice: %+v, %v", choice, err)
 	}
@@ -285,7 +287,7 @@ func TestNodesDrain(t *testing.T) {
 	if got := runShell(t, session, "cat /workspace/note; echo $TOKEN"); got != "kept\nsesame" || first.Provider != "node-a" {
 		t.Errorf("after the drain it has %q", got)
 	}
-	if n := s.state(t, "a", sandbox.NodeCordoned); n.Placed != 1 || livingOn(t, s.a) != 1 || livingOn(t, s.b) != 1 {
+	if n := s.state(t, "a", operator.NodeCordoned); n.Placed != 1 || livingOn(t, s.a) != 1 || livingOn(t, s.b) != 1 {
 		t.Errorf("after the drain: %+v", n)
 	}
 	wantCode(t, s.Admin().RemoveNode(t.Context(), "a", false), sandbox.CodeConflict)
@@ -299,9 +301,9 @@ func TestNodesDrain(t *testing.T) {
 	if err := s.Admin().RemoveNode(t.Context(), "a", false); err != nil {
 		t.Error("a second removal:", err)
 	}
-	s.state(t, "a", sandbox.NodeRemoved)
+	s.state(t, "a", operator.NodeRemoved)
 	s.cordon(t, "a", false)
-	s.state(t, "a", sandbox.NodeReady)
+	s.state(t, "a", operator.NodeReady)
 	for _, want := range []string{sandbox.EventNodeDrained, sandbox.EventNodeRemoved, sandbox.EventNodeChanged} {
 		if events, err := logged(t, s.Client, want); err != nil || len(events) == 0 || events[0].Subject != "a" {
 			t.Errorf("%s: the log has %+v, %v", want, events, err)
@@ -326,7 +328,7 @@ func TestNodesLost(t *testing.T) {
 	if wantCode(t, err, sandbox.CodeUnavailable); !strings.Contains(fmt.Sprint(err), "the node a: it does not answer") {
 		t.Errorf("on a dead node: %v", err)
 	}
-	s.state(t, "a", sandbox.NodeUnreachable)
+	s.state(t, "a", operator.NodeUnreachable)
 	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-b" {
 		t.Errorf("placed on %s, want b", box.Info().Provider)
 	}
@@ -352,7 +354,7 @@ func TestNodesLost(t *testing.T) {
 		t.Errorf("a sandbox without a session: %+v, %v", got, err)
 	}
 	yes := false
-	_, err = s.Admin().UpdateNode(t.Context(), "a", sandbox.NodeChange{Cordoned: &yes})
+	_, err = s.Admin().UpdateNode(t.Context(), "a", operator.NodeChange{Cordoned: &yes})
 	wantCode(t, err, sandbox.CodeConflict)
 
 	if livingOn(t, s.a) != 2 {
@@ -364,7 +366,7 @@ func TestNodesLost(t *testing.T) {
 			t.Fatal("the old sandboxes live on")
 		}
 	}
-	if n := s.state(t, "a", sandbox.NodeRemoved); !n.Lost || n.Placed != 0 {
+	if n := s.state(t, "a", operator.NodeRemoved); !n.Lost || n.Placed != 0 {
 		t.Errorf("the node that came back: %+v", n)
 	}
 	if got := runShell(t, now, "cat /workspace/note"); got != "saved" {
@@ -380,7 +382,7 @@ func TestAttackNodeIsAnother(t *testing.T) {
 	other := &nodeDaemon{m: daemontest.New(t), free: 1 << 40, address: s.a.address}
 	other.start(t)
 	t.Cleanup(func() { other.kill(t) })
-	s.state(t, "a", sandbox.NodeUnreachable)
+	s.state(t, "a", operator.NodeUnreachable)
 	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-b" {
 		t.Errorf("placed on %s, want b", box.Info().Provider)
 	}
@@ -409,10 +411,10 @@ func TestAttackLoadAndNodes(t *testing.T) {
 	s.create(t, sandbox.Spec{Provider: "node-a", Resources: sandbox.Resources{Memory: 1 << 30}})
 	tenant := func(d *daemon.Daemon) *atoll.Client {
 		owner := daemontest.Client(t, d).Admin()
-		if _, err := owner.CreateTenant(t.Context(), "acme", sandbox.Limits{}); err != nil {
+		if _, err := owner.CreateTenant(t.Context(), "acme", operator.Limits{}); err != nil {
 			t.Fatal(err)
 		}
-		k, err := owner.CreateKey(t.Context(), sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
+		k, err := owner.CreateKey(t.Context(), operator.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -437,14 +439,14 @@ func TestAttackLoadAndNodes(t *testing.T) {
 	_, list := acme.Admin().Nodes(t.Context())
 	_, get := acme.Admin().Node(t.Context(), "a")
 	_, missing := acme.Admin().Node(t.Context(), "nothing")
-	_, change := acme.Admin().UpdateNode(t.Context(), "a", sandbox.NodeChange{Cordoned: &yes})
+	_, change := acme.Admin().UpdateNode(t.Context(), "a", operator.NodeChange{Cordoned: &yes})
 	_, drain := acme.Admin().DrainNode(t.Context(), "a", true)
 	for i, err := range []error{list, get, missing, change, drain, acme.Admin().RemoveNode(t.Context(), "a", true)} {
 		if sandbox.CodeOf(err) != sandbox.CodeDenied {
 			t.Errorf("attempt %d: %v", i, err)
 		}
 	}
-	if n := s.state(t, "a", sandbox.NodeReady); n.Placed != 1 {
+	if n := s.state(t, "a", operator.NodeReady); n.Placed != 1 {
 		t.Errorf("the node: %+v", n)
 	}
 }

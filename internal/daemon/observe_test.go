@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func fetch(t *testing.T, d *daemon.Daemon, path, token, id string) (*http.Response, string) {
@@ -68,7 +69,7 @@ func TestMetrics(t *testing.T) {
 		t.Error("a name is part of a metric")
 	}
 	for tenant, want := range map[string]int{"default": http.StatusOK, "acme": http.StatusForbidden} {
-		k, err := c.Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: []string{"read"}})
+		k, err := c.Admin().CreateKey(t.Context(), operator.NewKey{Tenant: tenant, Verbs: []string{"read"}})
 		if err != nil {
 			t.Fatal(err)
 		}

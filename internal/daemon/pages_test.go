@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // signedIn is a page of the console that is signed in.
@@ -62,23 +62,23 @@ func (p *signedIn) send(t *testing.T, method, path, body string, out any) int {
 // nothing else that is only for the owner. No key does.
 func TestAttackPagesAndNodes(t *testing.T) {
 	s := newIsle(t)
-	link, err := s.Admin().OpenConsole(t.Context(), sandbox.ConsoleSettings{Listen: "127.0.0.1:0"})
+	link, err := s.Admin().OpenConsole(t.Context(), operator.ConsoleSettings{Listen: "127.0.0.1:0"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	base, code, _ := strings.Cut(link.URL, "/console/#code=")
 	owners := signIn(t, base, map[string]string{"code": code})
-	k, err := s.Admin().CreateKey(t.Context(), sandbox.NewKey{Name: "console", Verbs: []string{"admin"}})
+	k, err := s.Admin().CreateKey(t.Context(), operator.NewKey{Name: "console", Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	keys := signIn(t, base, map[string]string{"key": k.Token})
 
-	var who sandbox.Caller
+	var who operator.Caller
 	if status := owners.send(t, "GET", "/v1/caller", "", &who); status != http.StatusOK || !who.Nodes || !who.Tenants || who.Owner || strings.Join(who.Verbs, " ") != "admin" {
 		t.Errorf("the page of a link is %+v, %d", who, status)
 	}
-	who = sandbox.Caller{}
+	who = operator.Caller{}
 	if status := keys.send(t, "GET", "/v1/caller", "", &who); status != http.StatusOK || who.Nodes || who.Tenants || who.Owner {
 		t.Errorf("the page of a key is %+v, %d", who, status)
 	}
@@ -138,7 +138,7 @@ func TestAttackPagesAndNodes(t *testing.T) {
 			t.Errorf("%s %s by the page of a link: %d", one.method, one.path, status)
 		}
 	}
-	if n := s.state(t, "a", sandbox.NodeReady); n.Name != "a" {
+	if n := s.state(t, "a", operator.NodeReady); n.Name != "a" {
 		t.Errorf("the node: %+v", n)
 	}
 }

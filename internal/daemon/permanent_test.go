@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
@@ -83,7 +84,7 @@ func TestMachinesAreNeverGone(t *testing.T) {
 	check(c)
 
 	all, err := c.Providers(t.Context())
-	if err != nil || !slices.ContainsFunc(all, func(p sandbox.Provider) bool { return p.Name == "personal" && p.Descriptor.Permanent }) {
+	if err != nil || !slices.ContainsFunc(all, func(p catalog.Provider) bool { return p.Name == "personal" && p.Descriptor.Permanent }) {
 		t.Errorf("the descriptor says nothing of it: %v", err)
 	}
 	lies.Store(true) // while a daemon finds its sandboxes again

@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // echo starts a server inside and returns its port.
@@ -170,7 +171,7 @@ func TestAttackPortTokens(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, plainTCP)
 	owner := daemontest.Client(t, d)
-	key, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "exec"}})
+	key, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read", "exec"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,12 +6,14 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // service is a provider with separate sandboxes in every account.
@@ -146,7 +148,7 @@ func TestProvidersOfOthers(t *testing.T) {
 		o.SharedProviders = []string{"two"}
 	})
 	owner := daemontest.Client(t, d)
-	key, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Name: "ci", Tenant: "acme", Verbs: []string{"write"}})
+	key, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Name: "ci", Tenant: "acme", Verbs: []string{"write"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +162,7 @@ func TestProvidersOfOthers(t *testing.T) {
 		t.Errorf("the owner: %v", err)
 	}
 	all, err := owner.Providers(t.Context())
-	all = slices.DeleteFunc(all, func(p sandbox.Provider) bool { return !p.Descriptor.Driver.Available })
+	all = slices.DeleteFunc(all, func(p catalog.Provider) bool { return !p.Descriptor.Driver.Available })
 	if err != nil || len(all) != 3 || !all[0].Default || all[1].Default || all[0].Binding != "1" || !all[0].Available || !all[0].Capabilities["files"] {
 		t.Errorf("%+v %v", all, err)
 	}
@@ -191,7 +193,7 @@ func TestLimitsOfProviders(t *testing.T) {
 	if err != nil || unasked.Info().Resources.Memory != 0 || len(unasked.Info().Limits) != 0 {
 		t.Errorf("without a limit it shows %+v, %v", unasked.Info(), err)
 	}
-	if _, err := c.Admin().UpdateTenant(t.Context(), "default", sandbox.TenantChange{Limits: &sandbox.LimitsChange{Memory: new(int64(1 << 30))}}); err != nil {
+	if _, err := c.Admin().UpdateTenant(t.Context(), "default", operator.TenantChange{Limits: &operator.LimitsChange{Memory: new(int64(1 << 30))}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Create(t.Context(), sandbox.Spec{Provider: "loose", Resources: asked}, atoll.CreateOptions{}); sandbox.CodeOf(err) != sandbox.CodeUnsupported {

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // neighbours is a daemon with two tenants. Tenant acme has the templates web and
@@ -57,7 +58,7 @@ func newNeighbours(t *testing.T, change func(*daemon.Options)) *neighbours {
 
 func (s *neighbours) key(tenant string, verbs ...string) (*atoll.Client, string) {
 	s.Helper()
-	k, err := daemontest.Client(s, s.d).Admin().CreateKey(s.Context(), sandbox.NewKey{Tenant: tenant, Verbs: verbs})
+	k, err := daemontest.Client(s, s.d).Admin().CreateKey(s.Context(), operator.NewKey{Tenant: tenant, Verbs: verbs})
 	ok(s.T, err)
 	return daemontest.Bearer(s, s.d, k.Token), envd.Key(k.Token)
 }
@@ -257,7 +258,7 @@ func TestAttackTemplatesOfOthers(t *testing.T) {
 	if all, err := s.acme.Templates(ctx); err != nil || len(all) != 4 {
 		t.Errorf("the owner has %v, %v", all, err)
 	}
-	ok(t, second(daemontest.Client(t, s.d).Admin().UpdateTenant(ctx, "acme", sandbox.TenantChange{Disabled: new(true)})))
+	ok(t, second(daemontest.Client(t, s.d).Admin().UpdateTenant(ctx, "acme", operator.TenantChange{Disabled: new(true)})))
 	_, err := s.make(s.rival, sandbox.Spec{Image: "template:acme/web"})
 	wantCode(t, err, sandbox.CodeNotFound)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // A published port belongs to the sandbox until it is removed: a stop closes
@@ -94,7 +95,7 @@ func TestPublishingIsForTheOwner(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner := daemontest.Client(t, d)
 	create(t, owner, sandbox.Spec{Name: "web"})
-	k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"admin"}})
+	k, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,12 +18,13 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // limit changes the limits of a tenant, given by their JSON names.
 func limit(t *testing.T, owner *atoll.Client, tenant string, limits map[string]float64) {
 	t.Helper()
-	var change sandbox.LimitsChange
+	var change operator.LimitsChange
 	text, err := json.Marshal(limits)
 	if err == nil {
 		err = json.Unmarshal(text, &change)
@@ -31,7 +32,7 @@ func limit(t *testing.T, owner *atoll.Client, tenant string, limits map[string]f
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := owner.Admin().UpdateTenant(t.Context(), tenant, sandbox.TenantChange{Limits: &change}); err != nil {
+	if _, err := owner.Admin().UpdateTenant(t.Context(), tenant, operator.TenantChange{Limits: &change}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -40,7 +41,7 @@ func limit(t *testing.T, owner *atoll.Client, tenant string, limits map[string]f
 func TestTooMuch(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner := daemontest.Client(t, d)
-	k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
+	k, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,9 +131,9 @@ func TestUsageCanBeAddedUp(t *testing.T) {
 func TestTenantsAreTheOwners(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner, boss := daemontest.Client(t, d), bearer(t, d, "acme", "admin")
-	_, err := boss.Admin().UpdateTenant(t.Context(), "acme", sandbox.TenantChange{Limits: &sandbox.LimitsChange{Boxes: new(int64(99))}})
+	_, err := boss.Admin().UpdateTenant(t.Context(), "acme", operator.TenantChange{Limits: &operator.LimitsChange{Boxes: new(int64(99))}})
 	wantCode(t, err, sandbox.CodeDenied)
-	_, err = boss.Admin().CreateTenant(t.Context(), "mine", sandbox.Limits{})
+	_, err = boss.Admin().CreateTenant(t.Context(), "mine", operator.Limits{})
 	wantCode(t, err, sandbox.CodeDenied)
 	_, err = boss.Admin().Tenants(t.Context())
 	wantCode(t, err, sandbox.CodeDenied)
@@ -142,17 +143,17 @@ func TestTenantsAreTheOwners(t *testing.T) {
 	wantCode(t, err2, sandbox.CodeDenied)
 	_, err = boss.Admin().Backup(t.Context())
 	wantCode(t, err, sandbox.CodeDenied)
-	for _, bad := range []sandbox.LimitsChange{{Boxes: new(int64(-1))}, {CPUs: new(-0.5)}} {
-		_, err = owner.Admin().UpdateTenant(t.Context(), "acme", sandbox.TenantChange{Limits: &bad})
+	for _, bad := range []operator.LimitsChange{{Boxes: new(int64(-1))}, {CPUs: new(-0.5)}} {
+		_, err = owner.Admin().UpdateTenant(t.Context(), "acme", operator.TenantChange{Limits: &bad})
 		wantCode(t, err, sandbox.CodeInvalid)
 	}
 	off, on := true, false
-	if _, err := owner.Admin().UpdateTenant(t.Context(), "acme", sandbox.TenantChange{Disabled: &off}); err != nil {
+	if _, err := owner.Admin().UpdateTenant(t.Context(), "acme", operator.TenantChange{Disabled: &off}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = boss.Admin().Tenant(t.Context())
 	wantCode(t, err, sandbox.CodeUnauthorized)
-	if _, err := owner.Admin().UpdateTenant(t.Context(), "acme", sandbox.TenantChange{Disabled: &on}); err != nil {
+	if _, err := owner.Admin().UpdateTenant(t.Context(), "acme", operator.TenantChange{Disabled: &on}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := boss.Admin().Tenant(t.Context()); err != nil {

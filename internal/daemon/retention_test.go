@@ -7,6 +7,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Only the owner of the machine can prune. Pruning is recorded, and the log is
@@ -27,15 +28,15 @@ func TestPruneAudit(t *testing.T) {
 	d = m.Start(t, nil)
 	c = daemontest.Client(t, d)
 	for _, tenant := range []string{"", "default"} {
-		_, err := bearer(t, d, "acme", "admin").Admin().PruneAudit(t.Context(), sandbox.AuditPrune{Tenant: tenant, UpTo: 1})
+		_, err := bearer(t, d, "acme", "admin").Admin().PruneAudit(t.Context(), operator.AuditPrune{Tenant: tenant, UpTo: 1})
 		wantCode(t, err, sandbox.CodeDenied)
 	}
-	_, err := c.Admin().PruneAudit(t.Context(), sandbox.AuditPrune{})
+	_, err := c.Admin().PruneAudit(t.Context(), operator.AuditPrune{})
 	wantCode(t, err, sandbox.CodeInvalid)
-	_, err = c.Admin().PruneAudit(t.Context(), sandbox.AuditPrune{Tenant: "nobody", UpTo: 1})
+	_, err = c.Admin().PruneAudit(t.Context(), operator.AuditPrune{Tenant: "nobody", UpTo: 1})
 	wantCode(t, err, sandbox.CodeNotFound)
-	done, err := c.Admin().PruneAudit(t.Context(), sandbox.AuditPrune{UpTo: 4})
-	if err != nil || done != (sandbox.AuditPruned{Removed: 4, Through: 4}) {
+	done, err := c.Admin().PruneAudit(t.Context(), operator.AuditPrune{UpTo: 4})
+	if err != nil || done != (operator.AuditPruned{Removed: 4, Through: 4}) {
 		t.Fatalf("%+v %v", done, err)
 	}
 	report, err := c.Admin().VerifyAudit(t.Context())
@@ -58,7 +59,7 @@ func TestPruneAudit(t *testing.T) {
 	if report, err = c.Admin().VerifyAudit(t.Context()); err != nil || report.Sound || report.FaultSeq != 5 {
 		t.Errorf("nobody notices: %+v %v", report, err)
 	}
-	_, err = c.Admin().PruneAudit(t.Context(), sandbox.AuditPrune{UpTo: 100})
+	_, err = c.Admin().PruneAudit(t.Context(), operator.AuditPrune{UpTo: 100})
 	wantCode(t, err, sandbox.CodeConflict)
 }
 

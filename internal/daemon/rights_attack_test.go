@@ -31,6 +31,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // caller is a key with some permissions.
@@ -54,7 +55,7 @@ func newRightsWorld(t *testing.T, change func(*daemon.Options)) *rightsWorld {
 	m := daemontest.New(t)
 	w := &rightsWorld{m: m, d: m.Start(t, change), keys: map[string]caller{}, names: map[string]string{"providers": "fake"}, streams: map[string]string{}}
 	w.owner, w.db = daemontest.Client(t, w.d), m.Store(t)
-	_, err := w.owner.Admin().CreateTenant(t.Context(), "mine-a", sandbox.Limits{})
+	_, err := w.owner.Admin().CreateTenant(t.Context(), "mine-a", operator.Limits{})
 	ok(t, err)
 	w.names["tenants"] = "mine-a"
 	for _, kind := range []string{"sandboxes", "snapshots", "sessions", "keys", "profiles", "secrets", "workspaces", "templates", "recordings"} {
@@ -72,7 +73,7 @@ func (w *rightsWorld) with(t *testing.T, verbs ...ops.Verb) caller {
 		for _, v := range verbs {
 			words = append(words, string(v))
 		}
-		k, err := w.owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: words})
+		k, err := w.owner.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: words})
 		ok(t, err)
 		w.keys[name] = caller{k.Token, k.ID}
 	}
@@ -103,8 +104,8 @@ func (w *rightsWorld) renew(t *testing.T, kind string) {
 		t.Cleanup(func() { _ = s.Close() })
 		w.streams[kind] = w.stream(t, "/v1/sessions/"+name)
 	case "keys":
-		var k sandbox.Key
-		k, err = w.owner.Admin().CreateKey(ctx, sandbox.NewKey{Verbs: []string{"read"}})
+		var k operator.Key
+		k, err = w.owner.Admin().CreateKey(ctx, operator.NewKey{Verbs: []string{"read"}})
 		name = k.ID
 	case "profiles":
 		_, err = w.owner.CreateProfile(ctx, sandbox.Profile{Name: name})

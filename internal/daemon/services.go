@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/core"
@@ -138,7 +139,7 @@ func (d *Daemon) openProvider(ctx context.Context, config *services.Config) (err
 	}
 	config.Control, config.Binding, config.Former, config.Open = first.Control, first.Binding, first.Former, d.backend
 	for _, e := range d.node.Providers().Entries() {
-		config.Known = append(config.Known, sandbox.Provider{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
+		config.Known = append(config.Known, catalog.Provider{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
 	}
 	config.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
 	d.provider = first.Control.Provider

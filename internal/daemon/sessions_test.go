@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // openSession makes a session and its sandbox.
@@ -454,7 +455,7 @@ func TestEnvelopes(t *testing.T) {
 func TestAttackSessionOfAnotherTenant(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	victim := bearer(t, d, "acme", "admin")
-	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "evil", Verbs: []string{"admin"}})
+	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), operator.NewKey{Tenant: "evil", Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func on(address string) func(*daemon.Options) {
@@ -39,7 +40,7 @@ func TestSharedStore(t *testing.T) {
 	address := storetest.Postgres(t)
 	m1, m2 := daemontest.New(t), daemontest.New(t)
 	d1, d2 := m1.Start(t, on(address)), m2.Start(t, on(address))
-	k, err := daemontest.Client(t, d1).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
+	k, err := daemontest.Client(t, d1).Admin().CreateKey(t.Context(), operator.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,13 +105,13 @@ func TestSharedQuota(t *testing.T) {
 	m1, m2 := daemontest.New(t), daemontest.New(t)
 	d1, d2 := m1.Start(t, on(address)), m2.Start(t, on(address))
 	acme := bearer(t, d1, "acme", "write")
-	k, err := daemontest.Client(t, d2).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "acme", Verbs: []string{"write"}})
+	k, err := daemontest.Client(t, d2).Admin().CreateKey(t.Context(), operator.NewKey{Tenant: "acme", Verbs: []string{"write"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	other := daemontest.Bearer(t, d2, k.Token)
 	if err := openStore(t, address).Update(t.Context(), func(tx *store.Tx) error {
-		return tx.Tenants().SetLimits(t.Context(), "acme", sandbox.Limits{Boxes: 3})
+		return tx.Tenants().SetLimits(t.Context(), "acme", operator.Limits{Boxes: 3})
 	}); err != nil {
 		t.Fatal(err)
 	}

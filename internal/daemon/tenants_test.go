@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func TestMain(m *testing.M) {
@@ -38,7 +39,7 @@ func create(t *testing.T, c *atoll.Client, spec sandbox.Spec) *atoll.Sandbox {
 // bearer makes a key of a tenant and returns a client with it.
 func bearer(t *testing.T, d *daemon.Daemon, tenant string, verbs ...string) *atoll.Client {
 	t.Helper()
-	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: verbs})
+	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), operator.NewKey{Tenant: tenant, Verbs: verbs})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +131,7 @@ func TestKeysAllowWhatTheySay(t *testing.T) {
 	_, execErr := s.Exec(ctx, sandbox.Command{Shell: "true"})
 	_, createErr := reader.Create(ctx, sandbox.Spec{}, atoll.CreateOptions{})
 	_, writeErr := s.Files().Write(ctx, "/x", strings.NewReader(""), atoll.WriteOptions{})
-	_, keyErr := reader.Admin().CreateKey(ctx, sandbox.NewKey{Verbs: []string{"read"}})
+	_, keyErr := reader.Admin().CreateKey(ctx, operator.NewKey{Verbs: []string{"read"}})
 	_, auditErr := reader.Admin().VerifyAudit(ctx)
 	_, stopErr := s.Stop(ctx, 1)
 	_, pauseErr := s.Pause(ctx, sandbox.PauseMemory)
@@ -165,7 +166,7 @@ func TestAttackKeysDoNotReachTheMachine(t *testing.T) {
 		_, err := admin.Create(ctx, spec, atoll.CreateOptions{})
 		wantCode(t, err, sandbox.CodeDenied)
 	}
-	_, err := admin.Admin().CreateKey(ctx, sandbox.NewKey{Tenant: "other", Verbs: []string{"admin"}})
+	_, err := admin.Admin().CreateKey(ctx, operator.NewKey{Tenant: "other", Verbs: []string{"admin"}})
 	wantCode(t, err, sandbox.CodeDenied)
 	_, err = admin.Create(ctx, sandbox.Spec{ID: "sb-chosen"}, atoll.CreateOptions{})
 	wantCode(t, err, sandbox.CodeInvalid)
@@ -176,7 +177,7 @@ func TestAttackKeysDoNotReachTheMachine(t *testing.T) {
 func TestBadKeys(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner, ctx := daemontest.Client(t, d), t.Context()
-	k, err := owner.Admin().CreateKey(ctx, sandbox.NewKey{Name: "x", Verbs: []string{"read"}})
+	k, err := owner.Admin().CreateKey(ctx, operator.NewKey{Name: "x", Verbs: []string{"read"}})
 	if err != nil {
 		t.Fatal(err)
 	}

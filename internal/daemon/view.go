@@ -5,8 +5,8 @@ import (
 	"io"
 	"path/filepath"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/code"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
@@ -124,7 +124,7 @@ func (d *Daemon) ownScreen(ctx context.Context, box sandbox.Sandbox) (bool, erro
 	}
 	if m.Liveness == catalog.MachineOnline && !m.Consented {
 		return true, &sandbox.Error{
-			Code: sandbox.CodeDenied, Subject: box.Name, Message: "the owner of the machine does not share its screen (" + string(sandbox.ConsentRequired) + ")",
+			Code: sandbox.CodeDenied, Subject: box.Name, Message: "the owner of the machine does not share its screen (" + string(catalog.ConsentRequired) + ")",
 			Hint: "the owner shares it there with: atoll machine screen on",
 		}
 	}

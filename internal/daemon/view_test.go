@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // viewing is a daemon with a sandbox of the tenant acme, and a server that
@@ -46,11 +47,11 @@ func newViewing(t *testing.T, set ...func(*daemon.Options)) *viewing {
 	v := &viewing{at: addr, dir: m.Dir, key: map[string]string{}, id: map[string]string{}, t: t, d: d, got: make(chan []byte, 100)}
 	admin := daemontest.Client(t, d).Admin()
 	for _, tenant := range []string{"acme", "rival"} {
-		if _, err := admin.CreateTenant(t.Context(), tenant, sandbox.Limits{}); err != nil {
+		if _, err := admin.CreateTenant(t.Context(), tenant, operator.Limits{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for name, k := range map[string]sandbox.NewKey{
+	for name, k := range map[string]operator.NewKey{
 		"acme": {Tenant: "acme", Verbs: []string{"read", "exec", "write"}}, "reader": {Tenant: "acme", Verbs: []string{"read"}},
 		"guest": {Tenant: "acme", Verbs: []string{"read", "exec"}},
 		"rival": {Tenant: "rival", Verbs: []string{"read", "exec", "write"}}, "boss": {Tenant: "acme", Verbs: []string{"admin"}},

@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // checkAll asks all nodes for their load.
@@ -28,12 +29,12 @@ func (f *Fleet) checkAll(ctx context.Context) {
 }
 
 // Check asks a node for its load now, and returns what is known of it then.
-func (f *Fleet) Check(ctx context.Context, name string) (sandbox.Node, error) {
+func (f *Fleet) Check(ctx context.Context, name string) (operator.Node, error) {
 	f.mu.Lock()
 	n := f.nodes[name]
 	f.mu.Unlock()
 	if n == nil {
-		return sandbox.Node{}, missing(name)
+		return operator.Node{}, missing(name)
 	}
 	f.ask(ctx, n)
 	return f.Node(name)

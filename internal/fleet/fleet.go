@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Config configures a Fleet.
@@ -81,7 +82,7 @@ type node struct {
 	direct   *remote.Provider
 	client   *atoll.Client
 
-	load    *sandbox.Load
+	load    *operator.Load
 	images  map[string]bool // of load
 	promise int64           // memory of sandboxes that were placed there since
 	seen    time.Time       // of the last answer
@@ -347,24 +348,24 @@ func (n *node) refusal() error {
 }
 
 // state returns the state of the node, and why it gets no new sandboxes.
-func (n *node) state() (sandbox.NodeState, string) {
+func (n *node) state() (operator.NodeState, string) {
 	switch {
 	case n.State == store.FleetRemoved:
-		return sandbox.NodeRemoved, "it was removed"
+		return operator.NodeRemoved, "it was removed"
 	case n.problem != "":
-		return sandbox.NodeUnreachable, silent + n.problem
+		return operator.NodeUnreachable, silent + n.problem
 	case n.State == store.FleetDraining:
-		return sandbox.NodeDraining, "its sessions are being moved"
+		return operator.NodeDraining, "its sessions are being moved"
 	case n.State == store.FleetCordoned:
-		return sandbox.NodeCordoned, "it is cordoned"
+		return operator.NodeCordoned, "it is cordoned"
 	case !n.listed:
-		return sandbox.NodeCordoned, "it is not listed any more"
+		return operator.NodeCordoned, "it is not listed any more"
 	}
-	return sandbox.NodeReady, ""
+	return operator.NodeReady, ""
 }
 
-func (n *node) public() sandbox.Node {
-	out := sandbox.Node{Name: n.Name, URL: n.URL, Provider: n.provider, Seen: n.seen, Removed: n.Removed, Lost: n.Lost}
+func (n *node) public() operator.Node {
+	out := operator.Node{Name: n.Name, URL: n.URL, Provider: n.provider, Seen: n.seen, Removed: n.Removed, Lost: n.Lost}
 	out.State, out.Reason = n.state()
 	if n.load != nil {
 		load := *n.load
@@ -375,10 +376,10 @@ func (n *node) public() sandbox.Node {
 }
 
 // Nodes returns all nodes, by name.
-func (f *Fleet) Nodes() []sandbox.Node {
+func (f *Fleet) Nodes() []operator.Node {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	all := make([]sandbox.Node, 0, len(f.nodes))
+	all := make([]operator.Node, 0, len(f.nodes))
 	for _, name := range slices.Sorted(maps.Keys(f.nodes)) {
 		all = append(all, f.nodes[name].public())
 	}
@@ -386,12 +387,12 @@ func (f *Fleet) Nodes() []sandbox.Node {
 }
 
 // Node returns a node. CodeNotFound: there is none with that name.
-func (f *Fleet) Node(name string) (sandbox.Node, error) {
+func (f *Fleet) Node(name string) (operator.Node, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.nodes[name]
 	if n == nil {
-		return sandbox.Node{}, missing(name)
+		return operator.Node{}, missing(name)
 	}
 	return n.public(), nil
 }

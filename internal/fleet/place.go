@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -23,7 +23,7 @@ func (f *Fleet) Any() bool {
 func (f *Fleet) Choose(ref string, memory int64, demand sandbox.Isolation) (provider, why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	best, ok := catalog.Best(sandbox.Needs{Isolation: demand}, f.facts(ref, memory))
+	best, ok := catalog.Best(catalog.Needs{Isolation: demand}, f.facts(ref, memory))
 	if !ok {
 		return "", ""
 	}
@@ -49,7 +49,7 @@ func (f *Fleet) facts(ref string, memory int64) iter.Seq[catalog.Facts] {
 		for _, n := range f.nodes {
 			at := &catalog.Node{HasImage: anywhere || n.images[name]}
 			_, at.Refused = n.state()
-			one := catalog.Facts{Descriptor: sandbox.Descriptor{Name: n.provider}, Available: true, Node: at}
+			one := catalog.Facts{Descriptor: catalog.Descriptor{Name: n.provider}, Available: true, Node: at}
 			if n.load != nil {
 				one.Descriptor.Isolation = n.load.Isolation
 				at.Free = min(max(n.load.MemoryFree-n.promise, 0), n.load.MemoryTotal-n.load.MemoryReserved-n.promise)

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Verb is a permission of a key.
@@ -128,7 +129,7 @@ func NewRing(s *store.Store) *Ring { return &Ring{s} }
 
 const maxName = 100
 
-func validate(n *sandbox.NewKey) error {
+func validate(n *operator.NewKey) error {
 	switch {
 	case len(n.Verbs) == 0:
 		return invalid("verbs", "none given")
@@ -161,15 +162,15 @@ func invalid(subject, format string, args ...any) error {
 // contains the token. Show it to the owner only after the transaction is
 // committed, and at once: it is not stored and cannot be read again. marks are
 // what nobody can ask for, such as ops.Page.
-func (r *Ring) Create(ctx context.Context, tx *store.Tx, n sandbox.NewKey, marks ...Verb) (sandbox.Key, error) {
+func (r *Ring) Create(ctx context.Context, tx *store.Tx, n operator.NewKey, marks ...Verb) (operator.Key, error) {
 	if err := validate(&n); err != nil {
-		return sandbox.Key{}, err
+		return operator.Key{}, err
 	}
 	if _, err := tx.Tenants().Get(ctx, n.Tenant); err != nil {
-		return sandbox.Key{}, err
+		return operator.Key{}, err
 	}
 	token, id := newToken()
-	k := sandbox.Key{ID: id, Name: n.Name, Created: tx.Now()}
+	k := operator.Key{ID: id, Name: n.Name, Created: tx.Now()}
 	for _, v := range Verbs() { // in a fixed order, without duplicates
 		if slices.Contains(n.Verbs, string(v)) {
 			k.Verbs = append(k.Verbs, string(v))
@@ -182,7 +183,7 @@ func (r *Ring) Create(ctx context.Context, tx *store.Tx, n sandbox.NewKey, marks
 		k.Expires = k.Created.Add(n.Expires)
 	}
 	if err := tx.Tenants().AddKey(ctx, store.Key{Key: k, Tenant: n.Tenant, Hash: hash(token)}); err != nil {
-		return sandbox.Key{}, err
+		return operator.Key{}, err
 	}
 	k.Token = token
 	return k, nil
@@ -225,7 +226,7 @@ func Imports(ctx context.Context, tx *store.Tx, token string) (add string, repla
 // write in the default tenant.
 func Import(ctx context.Context, tx *store.Tx, token string) error {
 	id, _ := idOf(token)
-	k := sandbox.Key{ID: id, Name: imported, Created: tx.Now(), Verbs: []string{string(Read), string(Exec), string(Write)}}
+	k := operator.Key{ID: id, Name: imported, Created: tx.Now(), Verbs: []string{string(Read), string(Exec), string(Write)}}
 	return tx.Tenants().AddKey(ctx, store.Key{Key: k, Tenant: DefaultTenant, Hash: hash(token)})
 }
 

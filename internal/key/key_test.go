@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -26,7 +27,7 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-func newKey(t *testing.T, s *store.Store, tenant string, n sandbox.NewKey) (token string, k sandbox.Key) {
+func newKey(t *testing.T, s *store.Store, tenant string, n operator.NewKey) (token string, k operator.Key) {
 	t.Helper()
 	n.Tenant = tenant
 	ok(t, s.Update(t.Context(), func(tx *store.Tx) (err error) {
@@ -43,14 +44,14 @@ func TestAuthenticate(t *testing.T) {
 		now := time.Unix(1_800_000_000, 0)
 		s := open(store.Options{Now: func() time.Time { return now }})
 		ring := key.NewRing(s)
-		token, k := newKey(t, s, "acme", sandbox.NewKey{Name: "ci", Verbs: []string{"exec", "read", "exec"}, Expires: time.Hour})
+		token, k := newKey(t, s, "acme", operator.NewKey{Name: "ci", Verbs: []string{"exec", "read", "exec"}, Expires: time.Hour})
 		p, err := ring.Authenticate(t.Context(), token)
 		ok(t, err)
 		if p.Tenant != "acme" || p.Key != k.ID || len(p.Verbs) != 2 || p.Verbs[0] != key.Read {
 			t.Errorf("the bearer is %+v", p)
 		}
-		other, _ := newKey(t, s, "rival", sandbox.NewKey{Verbs: []string{"admin"}})
-		revoked, rk := newKey(t, s, "acme", sandbox.NewKey{Verbs: []string{"read"}})
+		other, _ := newKey(t, s, "rival", operator.NewKey{Verbs: []string{"admin"}})
+		revoked, rk := newKey(t, s, "acme", operator.NewKey{Verbs: []string{"read"}})
 		update := func(f func(tx *store.Tx) error) { t.Helper(); ok(t, s.Update(t.Context(), f)) }
 		err = s.Update(t.Context(), func(tx *store.Tx) error { return tx.Tenants().RevokeKey(t.Context(), "rival", rk.ID) })
 		if sandbox.CodeOf(err) != sandbox.CodeNotFound {
@@ -78,7 +79,7 @@ func TestAuthenticate(t *testing.T) {
 		} {
 			refused("malformed", bad, key.ErrUnknown)
 		}
-		mine, _ := newKey(t, s, "elsewhere", sandbox.NewKey{Verbs: []string{"read"}})
+		mine, _ := newKey(t, s, "elsewhere", operator.NewKey{Verbs: []string{"read"}})
 		stranger := storetest.SQLite(t, store.Options{})
 		ok(t, stranger.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.Tenants().Ensure(t.Context(), "acme"); return err }))
 		_, err = key.NewRing(stranger).Authenticate(t.Context(), mine)
@@ -107,8 +108,8 @@ func TestAuthenticate(t *testing.T) {
 
 func TestCreateRefuses(t *testing.T) {
 	s := storetest.SQLite(t, store.Options{})
-	newKey(t, s, "acme", sandbox.NewKey{Verbs: []string{"read"}})
-	for name, n := range map[string]sandbox.NewKey{
+	newKey(t, s, "acme", operator.NewKey{Verbs: []string{"read"}})
+	for name, n := range map[string]operator.NewKey{
 		"no verbs":  {},
 		"odd verb":  {Verbs: []string{"read write"}},
 		"a mark":    {Verbs: []string{"admin", "page"}},
@@ -127,7 +128,7 @@ func TestCreateRefuses(t *testing.T) {
 		}
 	}
 	err := s.Update(t.Context(), func(tx *store.Tx) error {
-		_, err := key.NewRing(s).Create(t.Context(), tx, sandbox.NewKey{Tenant: "nobody", Verbs: []string{"read"}})
+		_, err := key.NewRing(s).Create(t.Context(), tx, operator.NewKey{Tenant: "nobody", Verbs: []string{"read"}})
 		return err
 	})
 	if sandbox.CodeOf(err) != sandbox.CodeNotFound {
@@ -183,7 +184,7 @@ func TestTokens(t *testing.T) {
 	var count [256]float64
 	const n = 200
 	for range n {
-		token, k := newKey(t, s, "acme", sandbox.NewKey{Verbs: []string{"read"}})
+		token, k := newKey(t, s, "acme", operator.NewKey{Verbs: []string{"read"}})
 		if seen[token] || !key.Looks(token) || !strings.HasPrefix(token, "atoll_"+k.ID+"_") {
 			t.Fatalf("a bad key: %q", token)
 		}
@@ -220,10 +221,10 @@ func FuzzLooks(f *testing.F) {
 func BenchmarkAuthenticate(b *testing.B) {
 	s := storetest.SQLite(b, store.Options{})
 	ring := key.NewRing(s)
-	var k sandbox.Key
+	var k operator.Key
 	if err := s.Update(b.Context(), func(tx *store.Tx) (err error) {
 		if _, err = tx.Tenants().Ensure(b.Context(), "acme"); err == nil {
-			k, err = ring.Create(b.Context(), tx, sandbox.NewKey{Tenant: "acme", Verbs: []string{"read"}})
+			k, err = ring.Create(b.Context(), tx, operator.NewKey{Tenant: "acme", Verbs: []string{"read"}})
 		}
 		return err
 	}); err != nil {
@@ -242,9 +243,9 @@ func TestImport(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		maker, s := storetest.SQLite(t, store.Options{}), open(store.Options{})
 		ring := key.NewRing(s)
-		first, k := newKey(t, maker, "acme", sandbox.NewKey{Verbs: []string{"admin"}})
-		second, _ := newKey(t, maker, "acme", sandbox.NewKey{Verbs: []string{"admin"}})
-		own, _ := newKey(t, s, key.DefaultTenant, sandbox.NewKey{Verbs: []string{"read"}})
+		first, k := newKey(t, maker, "acme", operator.NewKey{Verbs: []string{"admin"}})
+		second, _ := newKey(t, maker, "acme", operator.NewKey{Verbs: []string{"admin"}})
+		own, _ := newKey(t, s, key.DefaultTenant, operator.NewKey{Verbs: []string{"read"}})
 		imports := func(token string) (add string, replaced []string, err error) {
 			err = s.View(t.Context(), func(tx *store.Tx) error {
 				add, replaced, err = key.Imports(t.Context(), tx, token)

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Beat is how often a machine says that it lives. Fresh is how long a machine
@@ -79,9 +79,9 @@ type Greeting struct {
 	Provider string `json:"provider,omitempty"`
 	// Consents are what the owner agrees to now. Those to updates ask for newer
 	// programs for this system.
-	Consents sandbox.Consents `json:"consents,omitempty"`
-	OS       string           `json:"os,omitempty"`
-	Arch     string           `json:"arch,omitempty"`
+	Consents operator.Consents `json:"consents,omitempty"`
+	OS       string            `json:"os,omitempty"`
+	Arch     string            `json:"arch,omitempty"`
 }
 
 // UnmarshalJSON also reads what programs send in which every consent had a field.
@@ -89,13 +89,13 @@ func (g *Greeting) UnmarshalJSON(text []byte) error {
 	type plain Greeting
 	var old struct{ Screen, Updates bool }
 	err := errors.Join(json.Unmarshal(text, (*plain)(g)), json.Unmarshal(text, &old))
-	g.Consents = older(g.Consents, old.Screen, sandbox.ConsentScreen)
-	g.Consents = older(g.Consents, old.Updates, sandbox.ConsentUpdates)
+	g.Consents = older(g.Consents, old.Screen, operator.ConsentScreen)
+	g.Consents = older(g.Consents, old.Updates, operator.ConsentUpdates)
 	return err
 }
 
 // older adds a consent of an older program, and leaves out what is none.
-func older(c sandbox.Consents, has bool, to sandbox.Consent) sandbox.Consents {
+func older(c operator.Consents, has bool, to operator.Consent) operator.Consents {
 	if has {
 		c = append(c, to)
 	}
@@ -110,14 +110,14 @@ type Farewell struct {
 
 // Enrolment asks for an enrolment, and again for its state.
 type Enrolment struct {
-	Name      string           `json:"name"`
-	Mode      string           `json:"mode"`
-	Directory string           `json:"directory,omitempty"`
-	OS        string           `json:"os"`
-	Arch      string           `json:"arch"`
-	Version   string           `json:"version"`
-	Token     string           `json:"token,omitempty"`    // from an invitation; empty: a person approves
-	Consents  sandbox.Consents `json:"consents,omitempty"` // that the owner gave
+	Name      string            `json:"name"`
+	Mode      string            `json:"mode"`
+	Directory string            `json:"directory,omitempty"`
+	OS        string            `json:"os"`
+	Arch      string            `json:"arch"`
+	Version   string            `json:"version"`
+	Token     string            `json:"token,omitempty"`    // from an invitation; empty: a person approves
+	Consents  operator.Consents `json:"consents,omitempty"` // that the owner gave
 	// Poll asks for the state of an enrolment that was requested.
 	Poll bool `json:"poll,omitempty"`
 }
@@ -127,7 +127,7 @@ func (e *Enrolment) UnmarshalJSON(text []byte) error {
 	type plain Enrolment
 	var old struct{ ConsentWhole bool }
 	err := errors.Join(json.Unmarshal(text, (*plain)(e)), json.Unmarshal(text, &old))
-	e.Consents = older(e.Consents, old.ConsentWhole, sandbox.ConsentWholeMachine)
+	e.Consents = older(e.Consents, old.ConsentWhole, operator.ConsentWholeMachine)
 	return err
 }
 
@@ -149,6 +149,6 @@ type Answer struct {
 	Tenant  string        `json:"tenant,omitempty"`
 	Signer  string        `json:"signer,omitempty"` // public key of the daemon's account, which signs programs
 	// Consents are what the daemon takes of those that were asked for.
-	Consents sandbox.Consents `json:"consents,omitempty"`
-	Error    string           `json:"error,omitempty"`
+	Consents operator.Consents `json:"consents,omitempty"`
+	Error    string            `json:"error,omitempty"`
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 type portArgs struct {
@@ -35,11 +36,11 @@ type explainArgs struct {
 }
 
 type explainOut struct {
-	Allowed *bool                 `json:"allowed,omitempty" jsonschema:"for profile"`
-	Rule    string                `json:"rule,omitempty" jsonschema:"for profile: the rule that decides"`
-	Message string                `json:"message"`
-	Denied  []deniedOut           `json:"denied,omitempty" jsonschema:"for sandbox: the last refusals, oldest first"`
-	Steps   []sandbox.ExplainStep `json:"steps,omitempty" jsonschema:"for profile: the rules about the host, in order"`
+	Allowed *bool                  `json:"allowed,omitempty" jsonschema:"for profile"`
+	Rule    string                 `json:"rule,omitempty" jsonschema:"for profile: the rule that decides"`
+	Message string                 `json:"message"`
+	Denied  []deniedOut            `json:"denied,omitempty" jsonschema:"for sandbox: the last refusals, oldest first"`
+	Steps   []operator.ExplainStep `json:"steps,omitempty" jsonschema:"for profile: the rules about the host, in order"`
 }
 
 type deniedOut struct {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 var schemePorts = map[string]uint16{"https": 443, "wss": 443, "http": 80, "ws": 80, "tcp": 0}
@@ -14,28 +15,28 @@ var schemePorts = map[string]uint16{"https": 443, "wss": 443, "http": 80, "ws": 
 // Explain returns what would happen to a request. It makes no network calls, so
 // addresses of names are not checked. target is a URL with the scheme https,
 // http, wss, ws, or tcp for a plain connection; without a scheme it is https.
-func (p *Policy) Explain(method, target string) (sandbox.Explanation, error) {
+func (p *Policy) Explain(method, target string) (operator.Explanation, error) {
 	if !strings.Contains(target, "://") {
 		target = "https://" + target
 	}
 	u, err := url.Parse(target)
 	if err != nil || u.Host == "" || u.User != nil {
-		return sandbox.Explanation{}, invalid("url", "%q is not a URL such as https://api.example.com/v1", clip(target))
+		return operator.Explanation{}, invalid("url", "%q is not a URL such as https://api.example.com/v1", clip(target))
 	}
 	port, known := schemePorts[u.Scheme]
 	if !known {
-		return sandbox.Explanation{}, invalid("url", "the scheme is not one of https, http, wss, ws and tcp")
+		return operator.Explanation{}, invalid("url", "the scheme is not one of https, http, wss, ws and tcp")
 	}
 	host, named, err := SplitHostPort(u.Host)
 	if err != nil {
-		return sandbox.Explanation{}, invalid("url", "%q: %v", clip(u.Host), err)
+		return operator.Explanation{}, invalid("url", "%q: %v", clip(u.Host), err)
 	}
 	if named != 0 {
 		port = named
 	}
 	f := Flow{Name: host.Name, Addr: host.Addr, Port: port}
 	d := p.Connect(f)
-	e := sandbox.Explanation{Resolves: f.Name != "" && p.CanResolve(f.Name), Inspect: d.Inspect, HostOnly: d.HostOnly}
+	e := operator.Explanation{Resolves: f.Name != "" && p.CanResolve(f.Name), Inspect: d.Inspect, HostOnly: d.HostOnly}
 	req := Request{
 		Method: strings.ToUpper(method), TLS: u.Scheme == "https" || u.Scheme == "wss", Host: u.Host,
 		Path: rawPath(u), WebSocket: strings.HasPrefix(u.Scheme, "ws"),
@@ -57,7 +58,7 @@ func rawPath(u *url.URL) string {
 	return "/"
 }
 
-func (p *Policy) explained(e sandbox.Explanation, f Flow, d Decision, req *Request) sandbox.Explanation {
+func (p *Policy) explained(e operator.Explanation, f Flow, d Decision, req *Request) operator.Explanation {
 	e.Allow, e.Reason, e.Rule, e.Message, e.Path, e.Limits = d.Allow, string(d.Reason), d.Rule, d.Message(), d.Path, d.Limits
 	for _, i := range d.Inject {
 		e.Inject = append(e.Inject, i.Secrets()...)
@@ -108,8 +109,8 @@ func prefixes(all []netip.Prefix) string {
 const maxSteps = 100
 
 // steps lists the rules that apply to a host, up to the one that decided.
-func (p *Policy) steps(f Flow, req *Request, d Decision) []sandbox.ExplainStep {
-	steps := []sandbox.ExplainStep{}
+func (p *Policy) steps(f Flow, req *Request, d Decision) []operator.ExplainStep {
+	steps := []operator.ExplainStep{}
 	var path *requestPath
 	if req != nil {
 		if parsed, err := parseRequestPath(req.Path); err == nil {
@@ -120,7 +121,7 @@ func (p *Policy) steps(f Flow, req *Request, d Decision) []sandbox.ExplainStep {
 		return steps
 	}
 	for r := range p.candidates(f) {
-		s := sandbox.ExplainStep{Rule: r.label(), Action: r.rule.Action, Matches: r.number == d.Number}
+		s := operator.ExplainStep{Rule: r.label(), Action: r.rule.Action, Matches: r.number == d.Number}
 		if !s.Matches && req != nil && path != nil {
 			s.Why = r.mismatch(req.Method, path)
 		}

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Meter limits rates: commands and output per second. Its state is in the
@@ -22,7 +22,7 @@ type Meter struct {
 }
 
 type buckets struct {
-	limits       sandbox.Limits
+	limits       operator.Limits
 	exec, output *rate.Limiter
 	used         time.Time
 }
@@ -37,7 +37,7 @@ func NewMeter(now func() time.Time) *Meter {
 
 // Exec counts one command of a tenant with the limits l, or returns
 // CodeExhausted with the time after which to retry.
-func (m *Meter) Exec(tenant string, l sandbox.Limits) error {
+func (m *Meter) Exec(tenant string, l operator.Limits) error {
 	if l.ExecRate <= 0 {
 		return nil
 	}
@@ -47,7 +47,7 @@ func (m *Meter) Exec(tenant string, l sandbox.Limits) error {
 
 // Output counts n bytes of a tenant's command output. It returns how long to
 // wait before reading more, which slows the command down.
-func (m *Meter) Output(tenant string, l sandbox.Limits, n int) time.Duration {
+func (m *Meter) Output(tenant string, l operator.Limits, n int) time.Duration {
 	if l.OutputRate <= 0 || n <= 0 {
 		return 0
 	}
@@ -78,7 +78,7 @@ func take(lim *rate.Limiter, now time.Time, n int, e Exceeded) error {
 // then they are full again, unless a rate is extremely low.
 const forgetAfter = time.Hour
 
-func (m *Meter) get(tenant string, l sandbox.Limits, now time.Time) *buckets {
+func (m *Meter) get(tenant string, l operator.Limits, now time.Time) *buckets {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	b := m.tenants[tenant]
@@ -113,12 +113,12 @@ func change(lim *rate.Limiter, now time.Time) func(rate.Limit, int) {
 	}
 }
 
-func execRate(l sandbox.Limits) (rate.Limit, int) { return bucket(l.ExecRate, float64(l.ExecBurst)) }
+func execRate(l operator.Limits) (rate.Limit, int) { return bucket(l.ExecRate, float64(l.ExecBurst)) }
 
 // minOutputBurst prevents one read of output from being split into many parts.
 const minOutputBurst = 64 << 10
 
-func outputRate(l sandbox.Limits) (rate.Limit, int) {
+func outputRate(l operator.Limits) (rate.Limit, int) {
 	r, burst := bucket(float64(l.OutputRate), float64(l.OutputBurst))
 	return r, max(burst, minOutputBurst)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/docker/go-units"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Exceeded describes the limit that was exceeded. It is the cause of the
@@ -59,7 +60,7 @@ const boxRetry = 5 * time.Second
 // *sandbox.Error: CodeExhausted with an [*Exceeded] as its cause, or
 // CodeInvalid if ask leaves a limited resource unlimited, or has unlimited
 // processes with any of these quotas.
-func Check(l sandbox.Limits, u sandbox.TenantUsage, ask sandbox.Resources) error {
+func Check(l operator.Limits, u operator.TenantUsage, ask sandbox.Resources) error {
 	for _, c := range []struct {
 		name              string
 		limit, used, want float64
@@ -93,7 +94,7 @@ func Check(l sandbox.Limits, u sandbox.TenantUsage, ask sandbox.Resources) error
 
 // CheckSnapshot decides whether a tenant with the usage u may have one more
 // snapshot of that many bytes; zero if unknown. Errors are as for Check.
-func CheckSnapshot(l sandbox.Limits, u sandbox.TenantUsage, bytes int64) error {
+func CheckSnapshot(l operator.Limits, u operator.TenantUsage, bytes int64) error {
 	switch {
 	case l.Snapshots > 0 && u.Snapshots+1 > l.Snapshots:
 		return exceeded(&Exceeded{Resource: "snapshots", Limit: float64(l.Snapshots), Used: float64(u.Snapshots), Asked: 1, RetryAfter: boxRetry})
@@ -113,7 +114,7 @@ func Month(now time.Time) (from, to time.Time) {
 // CheckWarm decides whether a tenant whose sessions used sandboxes for that
 // long in the current month may continue. It returns CodeExhausted with an
 // [*Exceeded] as its cause.
-func CheckWarm(l sandbox.Limits, used time.Duration, now time.Time) error {
+func CheckWarm(l operator.Limits, used time.Duration, now time.Time) error {
 	if l.WarmHours <= 0 || used.Hours() < l.WarmHours {
 		return nil
 	}

@@ -9,35 +9,36 @@ import (
 
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 const gib = 1 << 30
 
 func TestCheck(t *testing.T) {
-	limits := sandbox.Limits{Boxes: 3, CPUs: 1, Memory: 4 * gib, Disk: 10 * gib}
+	limits := operator.Limits{Boxes: 3, CPUs: 1, Memory: 4 * gib, Disk: 10 * gib}
 	fits := sandbox.Resources{CPUs: 0.1, Memory: gib, Disk: gib}
 	for _, tt := range []struct {
 		name     string
-		limits   sandbox.Limits
-		used     sandbox.TenantUsage
+		limits   operator.Limits
+		used     operator.TenantUsage
 		ask      sandbox.Resources
 		code     sandbox.Code
 		resource string
 	}{
-		{"no limits", sandbox.Limits{}, sandbox.TenantUsage{Boxes: 1e6}, sandbox.Resources{}, "", ""},
-		{"fits", limits, sandbox.TenantUsage{}, fits, "", ""},
-		{"fits exactly", limits, sandbox.TenantUsage{Boxes: 2, CPUs: 0.9, Memory: 3 * gib, Disk: 9 * gib}, fits, "", ""},
-		{"fractions add up", limits, sandbox.TenantUsage{CPUs: 0.1 + 0.2 + 0.1 + 0.2 + 0.3}, fits, "", ""},
-		{"boxes", limits, sandbox.TenantUsage{Boxes: 3}, fits, sandbox.CodeExhausted, "boxes"},
-		{"cpus", limits, sandbox.TenantUsage{CPUs: 0.95}, fits, sandbox.CodeExhausted, "cpus"},
-		{"memory", limits, sandbox.TenantUsage{Memory: 3*gib + 1}, fits, sandbox.CodeExhausted, "memory"},
-		{"disk", limits, sandbox.TenantUsage{Disk: 10 * gib}, fits, sandbox.CodeExhausted, "disk"},
-		{"more than all", limits, sandbox.TenantUsage{}, sandbox.Resources{CPUs: 1, Memory: math.MaxInt64, Disk: gib}, sandbox.CodeExhausted, "memory"},
-		{"memory left open", limits, sandbox.TenantUsage{}, sandbox.Resources{CPUs: 0.1, Disk: gib}, sandbox.CodeInvalid, "memory"},
-		{"memory without end", limits, sandbox.TenantUsage{}, sandbox.Resources{CPUs: 0.1, Memory: -1, Disk: gib}, sandbox.CodeInvalid, "memory"},
-		{"processes without end", sandbox.Limits{Boxes: 3}, sandbox.TenantUsage{}, sandbox.Resources{PIDs: -1}, sandbox.CodeInvalid, "pids"},
-		{"processes without end or limits", sandbox.Limits{ExecRate: 3}, sandbox.TenantUsage{}, sandbox.Resources{PIDs: -1}, "", ""},
-		{"a limit lowered below use", sandbox.Limits{Boxes: 1}, sandbox.TenantUsage{Boxes: 5}, fits, sandbox.CodeExhausted, "boxes"},
+		{"no limits", operator.Limits{}, operator.TenantUsage{Boxes: 1e6}, sandbox.Resources{}, "", ""},
+		{"fits", limits, operator.TenantUsage{}, fits, "", ""},
+		{"fits exactly", limits, operator.TenantUsage{Boxes: 2, CPUs: 0.9, Memory: 3 * gib, Disk: 9 * gib}, fits, "", ""},
+		{"fractions add up", limits, operator.TenantUsage{CPUs: 0.1 + 0.2 + 0.1 + 0.2 + 0.3}, fits, "", ""},
+		{"boxes", limits, operator.TenantUsage{Boxes: 3}, fits, sandbox.CodeExhausted, "boxes"},
+		{"cpus", limits, operator.TenantUsage{CPUs: 0.95}, fits, sandbox.CodeExhausted, "cpus"},
+		{"memory", limits, operator.TenantUsage{Memory: 3*gib + 1}, fits, sandbox.CodeExhausted, "memory"},
+		{"disk", limits, operator.TenantUsage{Disk: 10 * gib}, fits, sandbox.CodeExhausted, "disk"},
+		{"more than all", limits, operator.TenantUsage{}, sandbox.Resources{CPUs: 1, Memory: math.MaxInt64, Disk: gib}, sandbox.CodeExhausted, "memory"},
+		{"memory left open", limits, operator.TenantUsage{}, sandbox.Resources{CPUs: 0.1, Disk: gib}, sandbox.CodeInvalid, "memory"},
+		{"memory without end", limits, operator.TenantUsage{}, sandbox.Resources{CPUs: 0.1, Memory: -1, Disk: gib}, sandbox.CodeInvalid, "memory"},
+		{"processes without end", operator.Limits{Boxes: 3}, operator.TenantUsage{}, sandbox.Resources{PIDs: -1}, sandbox.CodeInvalid, "pids"},
+		{"processes without end or limits", operator.Limits{ExecRate: 3}, operator.TenantUsage{}, sandbox.Resources{PIDs: -1}, "", ""},
+		{"a limit lowered below use", operator.Limits{Boxes: 1}, operator.TenantUsage{Boxes: 5}, fits, sandbox.CodeExhausted, "boxes"},
 	} {
 		err := quota.Check(tt.limits, tt.used, tt.ask)
 		if sandbox.CodeOf(err) != tt.code {
@@ -52,17 +53,17 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s: retry after %v, %v", tt.name, wait, refused)
 		}
 	}
-	err := quota.Check(limits, sandbox.TenantUsage{Memory: 4 * gib}, fits)
+	err := quota.Check(limits, operator.TenantUsage{Memory: 4 * gib}, fits)
 	if want := "quota of memory: 4GiB used, 1GiB requested, 4GiB allowed"; !strings.Contains(err.Error(), want) {
 		t.Errorf("the refusal says %q", err)
 	}
 }
 
 func TestValidate(t *testing.T) {
-	if err := (sandbox.Limits{Boxes: 1, CPUs: 0.5, ExecRate: 10}).Validate(); err != nil {
+	if err := (operator.Limits{Boxes: 1, CPUs: 0.5, ExecRate: 10}).Validate(); err != nil {
 		t.Error(err)
 	}
-	for _, l := range []sandbox.Limits{{Boxes: -1}, {CPUs: math.NaN()}, {CPUs: math.Inf(1)}, {Memory: -1}, {Disk: -1}, {ExecRate: -1}, {ExecBurst: -1}, {OutputRate: -1}, {OutputBurst: -1}, {WarmHours: -1}} {
+	for _, l := range []operator.Limits{{Boxes: -1}, {CPUs: math.NaN()}, {CPUs: math.Inf(1)}, {Memory: -1}, {Disk: -1}, {ExecRate: -1}, {ExecBurst: -1}, {OutputRate: -1}, {OutputBurst: -1}, {WarmHours: -1}} {
 		if sandbox.CodeOf(l.Validate()) != sandbox.CodeInvalid {
 			t.Errorf("%+v is accepted", l)
 		}
@@ -72,7 +73,7 @@ func TestValidate(t *testing.T) {
 // RB-59.
 func TestMonths(t *testing.T) {
 	now := time.Date(2026, 12, 31, 23, 0, 0, 0, time.UTC)
-	l := sandbox.Limits{WarmHours: 1.5}
+	l := operator.Limits{WarmHours: 1.5}
 	for used, want := range map[time.Duration]sandbox.Code{0: "", 89 * time.Minute: "", 90 * time.Minute: sandbox.CodeExhausted, 90 * time.Hour: sandbox.CodeExhausted} {
 		err := quota.CheckWarm(l, used, now)
 		if sandbox.CodeOf(err) != want {
@@ -81,7 +82,7 @@ func TestMonths(t *testing.T) {
 		if wait, refused := quota.RetryAfter(err); refused != (want != "") || refused && wait != time.Hour {
 			t.Errorf("%v: again after %v", used, wait)
 		}
-		if err := quota.CheckWarm(sandbox.Limits{}, used, now); err != nil {
+		if err := quota.CheckWarm(operator.Limits{}, used, now); err != nil {
 			t.Errorf("without a limit: %v", err)
 		}
 	}
@@ -93,7 +94,7 @@ func TestMonths(t *testing.T) {
 func TestExecRate(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	m := quota.NewMeter(func() time.Time { return now })
-	l := sandbox.Limits{ExecRate: 2, ExecBurst: 3}
+	l := operator.Limits{ExecRate: 2, ExecBurst: 3}
 	start := func(tenant string, want time.Duration) {
 		t.Helper()
 		err := m.Exec(tenant, l)
@@ -117,7 +118,7 @@ func TestExecRate(t *testing.T) {
 	for range 3 {
 		start("acme", 0)
 	}
-	l = sandbox.Limits{}
+	l = operator.Limits{}
 	for range 100 {
 		start("acme", 0)
 	}
@@ -127,7 +128,7 @@ func TestOutputRate(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	m := quota.NewMeter(func() time.Time { return now })
 	const rate = 1 << 20
-	l := sandbox.Limits{OutputRate: rate}
+	l := operator.Limits{OutputRate: rate}
 	for _, tt := range []struct {
 		n    int
 		want time.Duration
@@ -140,7 +141,7 @@ func TestOutputRate(t *testing.T) {
 	if got := m.Output("acme", l, rate/4); got != 250*time.Millisecond {
 		t.Errorf("after waiting: %v", got)
 	}
-	if got := m.Output("acme", sandbox.Limits{}, math.MaxInt); got != 0 {
+	if got := m.Output("acme", operator.Limits{}, math.MaxInt); got != 0 {
 		t.Errorf("without a limit: %v", got)
 	}
 }
@@ -149,7 +150,7 @@ func TestOutputRate(t *testing.T) {
 func TestForgetsTenants(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	m := quota.NewMeter(func() time.Time { return now })
-	l := sandbox.Limits{ExecRate: 1}
+	l := operator.Limits{ExecRate: 1}
 	for i := range 100 {
 		if err := m.Exec(strings.Repeat("a", i+1), l); err != nil {
 			t.Error(err)

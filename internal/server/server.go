@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/server/console"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 const (
@@ -394,7 +395,7 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		ctx, err := s.cfg.Authenticate(r.Context(), Caller{UID: peerOf(r.Context()), Token: bearer(r), Tenant: r.Header.Get(sandbox.TenantHeader)})
+		ctx, err := s.cfg.Authenticate(r.Context(), Caller{UID: peerOf(r.Context()), Token: bearer(r), Tenant: r.Header.Get(operator.TenantHeader)})
 		if err != nil {
 			// Bound the wait for the rest of the request body.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(cutTime))

@@ -4,13 +4,13 @@ import (
 	"context"
 	"strings"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Key is the stored record of an API key. It can verify the key but does not
 // contain it.
 type Key struct {
-	sandbox.Key
+	operator.Key
 	Tenant string
 	Hash   []byte // see package key
 	// TenantDisabled is read with the key but stored with the tenant.

@@ -5,12 +5,13 @@ import (
 	"encoding/json"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Machine is the record of a self-hosted machine. Tenant is empty while nobody
 // has approved it.
 type Machine struct {
-	sandbox.Machine
+	operator.Machine
 	Tenant string
 	// Secret is the hash of the code of a pending machine, or of the token of an
 	// invited one.
@@ -30,9 +31,9 @@ func scanMachine(row scanner) (m Machine, err error) {
 	}
 	err = json.Unmarshal([]byte(text), &m.Machine)
 	if len(m.Consents) == 0 { // an older program stored it
-		m.Consents = sandbox.Consents{sandbox.ConsentSandboxes}
+		m.Consents = operator.Consents{operator.ConsentSandboxes}
 		if whole != 0 {
-			m.Consents = append(m.Consents, sandbox.ConsentWholeMachine)
+			m.Consents = append(m.Consents, operator.ConsentWholeMachine)
 		}
 	}
 	return m, err
@@ -60,10 +61,10 @@ func (ms Machines) Get(ctx context.Context, tenant, id string) (Machine, error) 
 // hash. It is of no tenant yet. CodeNotFound: there is none, or it waited for
 // too long.
 func (ms Machines) Pending(ctx context.Context, secret string) (Machine, error) {
-	return ms.waiting(ctx, sandbox.MachinePending, secret)
+	return ms.waiting(ctx, operator.MachinePending, secret)
 }
 
-func (ms Machines) waiting(ctx context.Context, state sandbox.MachineState, secret string) (Machine, error) {
+func (ms Machines) waiting(ctx context.Context, state operator.MachineState, secret string) (Machine, error) {
 	m, err := scanMachine(ms.tx.queryRow(ctx, "SELECT "+machineColumns+" FROM machines WHERE state = $1 AND secret = $2 AND expires > $3",
 		string(state), secret, nanos(ms.tx.Now())))
 	return m, missing(err, "machine", "")
@@ -76,7 +77,7 @@ func (ms Machines) Set(ctx context.Context, m Machine) error {
 		return err
 	}
 	whole := 0
-	if m.Consents.Has(sandbox.ConsentWholeMachine) {
+	if m.Consents.Has(operator.ConsentWholeMachine) {
 		whole = 1
 	}
 	_, err = ms.tx.exec(ctx, `INSERT INTO machines (id, tenant, state, public_key, secret, whole, created, expires, machine_json) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
@@ -108,7 +109,7 @@ func (o *Operator) ActiveMachines(ctx context.Context) ([]Machine, error) {
 // InvitedMachine returns the machine for which a token was made, given by its
 // hash.
 func (o *Operator) InvitedMachine(ctx context.Context, secret string) (Machine, error) {
-	return o.tx.Machines().waiting(ctx, sandbox.MachineInvited, secret)
+	return o.tx.Machines().waiting(ctx, operator.MachineInvited, secret)
 }
 
 // AddPendingMachine stores a machine that waits for approval, and forgets those

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 type statement struct {
@@ -197,7 +198,7 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 	}
 	tenant, err := store.Read(ctx, s, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Get(ctx, "acme") })
 	ok(t, err)
-	if tenant.Limits != (sandbox.Limits{Boxes: 3}) {
+	if tenant.Limits != (operator.Limits{Boxes: 3}) {
 		t.Errorf("the tenant became %+v", tenant)
 	}
 	k, err := store.Read(ctx, s, func(tx *store.Tx) (store.Key, error) { return tx.Operator().Key(ctx, "k1") })

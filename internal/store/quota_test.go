@@ -10,16 +10,17 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
-func setLimits(t *testing.T, s *store.Store, tenant string, l sandbox.Limits) {
+func setLimits(t *testing.T, s *store.Store, tenant string, l operator.Limits) {
 	t.Helper()
 	ok(t, s.Update(context.Background(), func(tx *store.Tx) error { return tx.Tenants().SetLimits(context.Background(), tenant, l) }))
 }
 
-func usage(t *testing.T, s *store.Store, tenant string) sandbox.TenantUsage {
+func usage(t *testing.T, s *store.Store, tenant string) operator.TenantUsage {
 	t.Helper()
-	u, err := store.Read(context.Background(), s, func(tx *store.Tx) (sandbox.TenantUsage, error) {
+	u, err := store.Read(context.Background(), s, func(tx *store.Tx) (operator.TenantUsage, error) {
 		return tx.Tenants().Usage(context.Background(), tenant)
 	})
 	ok(t, err)
@@ -38,7 +39,7 @@ func TestQuotaHoldsTogether(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		stores := []*store.Store{open(store.Options{}), open(store.Options{})}
 		tenants(t, stores[0], "acme", "rival")
-		setLimits(t, stores[0], "acme", sandbox.Limits{Boxes: 7, Memory: 500})
+		setLimits(t, stores[0], "acme", operator.Limits{Boxes: 7, Memory: 500})
 		for _, s := range stores { // both have open connections
 			var wg sync.WaitGroup
 			for range 8 {
@@ -83,7 +84,7 @@ func TestNoLimitIsMoreThanAny(t *testing.T) {
 		if u := usage(t, s, "acme"); u.CPUs != 1 || u.Memory != 100 || u.Disk != 20 {
 			t.Errorf("%+v", u)
 		}
-		setLimits(t, s, "acme", sandbox.Limits{CPUs: 2, Memory: 200, Disk: 100})
+		setLimits(t, s, "acme", operator.Limits{CPUs: 2, Memory: 200, Disk: 100})
 		for name, change := range map[string]func(*sandbox.Resources){
 			"cpus":   func(r *sandbox.Resources) { r.CPUs = -1 },
 			"memory": func(r *sandbox.Resources) { r.Memory = -1 },
@@ -105,7 +106,7 @@ func TestQuotaFollowsState(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})
 		tenants(t, s, "acme")
-		setLimits(t, s, "acme", sandbox.Limits{CPUs: 2})
+		setLimits(t, s, "acme", operator.Limits{CPUs: 2})
 		mustCreate(t, s, "acme", sized("a", 1.5, 100))
 		_, _, err := create(s, "acme", sized("b", 1, 100), store.Create{})
 		wantCode(t, err, sandbox.CodeExhausted)
@@ -114,7 +115,7 @@ func TestQuotaFollowsState(t *testing.T) {
 		}
 		_, err = update(s, "acme", "id-a", store.Expect{}, setState(sandbox.Stopped))
 		ok(t, err)
-		if u := usage(t, s, "acme"); u != (sandbox.TenantUsage{Boxes: 1, Disk: 10}) {
+		if u := usage(t, s, "acme"); u != (operator.TenantUsage{Boxes: 1, Disk: 10}) {
 			t.Errorf("a stopped sandbox uses %+v", u)
 		}
 		mustCreate(t, s, "acme", sized("b", 1, 100))
@@ -134,7 +135,7 @@ func TestQuotaFollowsState(t *testing.T) {
 		}
 		_, err = update(s, "acme", "id-a", store.Expect{}, setState(sandbox.Gone))
 		ok(t, err)
-		if u := usage(t, s, "acme"); u != (sandbox.TenantUsage{Boxes: 1, CPUs: 2, Memory: 100, Disk: 10}) {
+		if u := usage(t, s, "acme"); u != (operator.TenantUsage{Boxes: 1, CPUs: 2, Memory: 100, Disk: 10}) {
 			t.Errorf("in use: %+v", u)
 		}
 	})
@@ -145,7 +146,7 @@ func TestTenantSettings(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})
 		tenants(t, s, "acme", "acme")
-		limits := sandbox.Limits{Boxes: 3, ExecRate: 0.5}
+		limits := operator.Limits{Boxes: 3, ExecRate: 0.5}
 		setLimits(t, s, "acme", limits)
 		for _, err := range []error{
 			s.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().SetLimits(ctx, "nobody", limits) }),
@@ -154,7 +155,7 @@ func TestTenantSettings(t *testing.T) {
 		} {
 			wantCode(t, err, sandbox.CodeNotFound)
 		}
-		wantCode(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().SetLimits(ctx, "acme", sandbox.Limits{Disk: -1}) }), sandbox.CodeInvalid)
+		wantCode(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().SetLimits(ctx, "acme", operator.Limits{Disk: -1}) }), sandbox.CodeInvalid)
 		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().Disable(ctx, "acme", true) }))
 		_, _, err := create(s, "acme", box("web"), store.Create{})
 		wantCode(t, err, sandbox.CodeDenied)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Summary is the part of a record that listings return.
@@ -248,7 +249,7 @@ func (bs Sandboxes) Create(ctx context.Context, tenant string, b Sandbox, c Crea
 // mayHave checks the limits of a locked tenant for a sandbox that changes from
 // old to now. A nil old is a new sandbox.
 func (bs Sandboxes) mayHave(ctx context.Context, t Tenant, old, now *Sandbox) error {
-	if t.Limits == (sandbox.Limits{}) {
+	if t.Limits == (operator.Limits{}) {
 		return nil
 	}
 	used, err := bs.tx.Tenants().Usage(ctx, t.ID)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Snapshot is the record of a snapshot. The provider stores its content.
@@ -125,7 +126,7 @@ func (ss Snapshots) allowed(ctx context.Context, t *Tenant, s *Snapshot) error {
 			Hint: "choose another name, or remove that snapshot first",
 		}
 	}
-	if t.Limits == (sandbox.Limits{}) {
+	if t.Limits == (operator.Limits{}) {
 		return nil
 	}
 	used, err := ss.tx.Tenants().Usage(ctx, t.ID)

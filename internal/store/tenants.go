@@ -5,12 +5,13 @@ import (
 	"encoding/json"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Tenant is one customer of the daemon. Tenants are isolated from each other.
 type Tenant struct {
-	sandbox.Tenant       // without Usage, which [Tenants.Usage] counts
-	Version        int64 // increased by every change
+	operator.Tenant       // without Usage, which [Tenants.Usage] counts
+	Version         int64 // increased by every change
 }
 
 const tenantColumns = "id, created, disabled, limits_json, version"
@@ -57,7 +58,7 @@ func (ts Tenants) Ensure(ctx context.Context, tenant string) (Tenant, error) {
 }
 
 // SetLimits changes the limits of a tenant. Existing usage is not affected.
-func (ts Tenants) SetLimits(ctx context.Context, tenant string, l sandbox.Limits) error {
+func (ts Tenants) SetLimits(ctx context.Context, tenant string, l operator.Limits) error {
 	if err := l.Validate(); err != nil {
 		return err
 	}
@@ -85,7 +86,7 @@ func (ts Tenants) Disable(ctx context.Context, tenant string, disabled bool) err
 const holding = "(state IN ('creating', 'running', 'pausing', 'paused', 'resuming', 'lost') AND pause <> 'disk')"
 
 // Usage counts what a tenant uses.
-func (ts Tenants) Usage(ctx context.Context, tenant string) (u sandbox.TenantUsage, err error) {
+func (ts Tenants) Usage(ctx context.Context, tenant string) (u operator.TenantUsage, err error) {
 	err = ts.tx.queryRow(ctx, `SELECT COUNT(*),
 		CAST(COALESCE(SUM(CASE WHEN cpus > 0 AND `+holding+` THEN cpus END), 0) AS DOUBLE PRECISION),
 		CAST(COALESCE(SUM(CASE WHEN memory > 0 AND `+holding+` THEN memory END), 0) AS BIGINT),

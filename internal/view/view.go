@@ -13,6 +13,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/eventlog"
@@ -44,7 +45,7 @@ var (
 	errReaped   = errors.New("reaped")
 	errRefused  = errors.New("unauthorized")
 	errUnknown  = errors.New("unavailable") // the store cannot be read
-	errConsent  = errors.New(string(sandbox.ConsentRequired))
+	errConsent  = errors.New(string(catalog.ConsentRequired))
 )
 
 // Config configures a Service. Its functions may be called concurrently.

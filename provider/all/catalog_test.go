@@ -6,13 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/all"
-	"github.com/atoll-run/atoll/sandbox"
 )
 
 // The catalog says the same about a provider as its driver: neither more nor
@@ -23,7 +22,7 @@ func TestCatalog(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	known := map[string]sandbox.Descriptor{}
+	known := map[string]catalog.Descriptor{}
 	for _, d := range catalog.Known() {
 		known[d.Name] = d
 	}
@@ -42,7 +41,7 @@ func TestCatalog(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			now := sandbox.Provider{Name: e.Name, Summary: e.Summary}
+			now := catalog.Provider{Name: e.Name, Summary: e.Summary}
 			driver.Describe(p, facts, &now)
 			want := known[e.Name]
 			listed := map[string]bool{}
@@ -58,7 +57,7 @@ func TestCatalog(t *testing.T) {
 			if e.Name == "host" { // only root can run commands as other users
 				now.Capabilities["users"] = want.RunAs
 			}
-			got := catalog.Describe([]sandbox.Provider{now})[0].Descriptor
+			got := catalog.Describe([]catalog.Provider{now})[0].Descriptor
 			for what, pair := range map[string][2]any{
 				"pause": {got.Pause, want.Pause}, "snapshot": {got.Snapshot, want.Snapshot}, "fork": {got.Fork, want.Fork}, "ports": {got.Ports, want.Ports},
 				"terminal": {got.Terminal, want.Terminal}, "run as": {got.RunAs, want.RunAs}, "files": {got.FileSystem, want.FileSystem},

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -32,7 +33,7 @@ func (in *Instance) showScreen() (net.Conn, error) {
 		return nil, &sandbox.Error{Code: code, Op: "host.screen", Subject: string(in.id), Message: message, Hint: hint}
 	}
 	if !in.provider.screen {
-		return refuse(sandbox.CodeDenied, "the owner of the machine does not share its screen ("+string(sandbox.ConsentRequired)+")", "the owner shares it there with: atoll machine screen on")
+		return refuse(sandbox.CodeDenied, "the owner of the machine does not share its screen ("+string(catalog.ConsentRequired)+")", "the owner shares it there with: atoll machine screen on")
 	}
 	if os.Getenv("DISPLAY") == "" {
 		return refuse(sandbox.CodeConflict, "the machine's program has no display", "on that machine, in its graphical session: atoll machine join")

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -16,7 +17,7 @@ import (
 // peer is the other daemon's description of itself.
 type peer struct {
 	binding  string
-	provider sandbox.Provider
+	provider catalog.Provider
 }
 
 // errNoAddress is the error of every call without an address.
@@ -60,7 +61,7 @@ func (p *Provider) ask(ctx context.Context) (*peer, error) {
 	if err != nil {
 		return nil, p.explain(err)
 	}
-	at := slices.IndexFunc(all, func(one sandbox.Provider) bool {
+	at := slices.IndexFunc(all, func(one catalog.Provider) bool {
 		return one.Name == p.opts.Provider || p.opts.Provider == "" && one.Default
 	})
 	if at < 0 {
@@ -162,7 +163,7 @@ func blocker(err error) driver.Finding {
 }
 
 // describe adds the other daemon's provider to facts.
-func (p *Provider) describe(facts *driver.Facts, other *sandbox.Provider) {
+func (p *Provider) describe(facts *driver.Facts, other *catalog.Provider) {
 	facts.Version, facts.Available, facts.Isolates = other.Name+" "+other.Version, other.Available, other.Isolates
 	facts.Isolation = other.Descriptor.Isolation
 	facts.SharesFiles = other.SharesFiles
@@ -194,7 +195,7 @@ func (p *Provider) describe(facts *driver.Facts, other *sandbox.Provider) {
 
 // capabilities returns those of the other daemon's provider that its API can
 // carry.
-func capabilities(other *sandbox.Provider) (c driver.Capabilities) {
+func capabilities(other *catalog.Provider) (c driver.Capabilities) {
 	if text, err := json.Marshal(other.Capabilities); err == nil {
 		_ = json.Unmarshal(text, &c) // both types have the same boolean fields
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // other is a daemon that serves TCP, with a key for it.
@@ -45,7 +46,7 @@ func serve(t *testing.T, m *daemontest.Machine) *other {
 			}}}
 		}
 	})
-	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "write", "exec"}})
+	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read", "write", "exec"}})
 	if err != nil {
 		t.Fatal(err)
 	}

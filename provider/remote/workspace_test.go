@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // A workspace of this daemon moves with a session to another daemon and back:
@@ -89,7 +90,7 @@ func TestEnvelopesLeaveTheInstallation(t *testing.T) {
 		t.Errorf("%+v, %v", res, err)
 	}
 
-	k, err := daemontest.Client(t, o.daemon).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "acme", Verbs: []string{"read", "write", "exec"}})
+	k, err := daemontest.Client(t, o.daemon).Admin().CreateKey(t.Context(), operator.NewKey{Tenant: "acme", Verbs: []string{"read", "write", "exec"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/driver/machinetest"
 	"github.com/atoll-run/atoll/internal/machine/agent"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // What the owner of a machine agrees to later, or withdraws, is an event of the
@@ -15,7 +16,7 @@ import (
 func TestConsentsAreEvents(t *testing.T) {
 	w := newWorld(t)
 	client := w.daemon(t)
-	invited, err := client.Admin().InviteMachine(t.Context(), sandbox.NewMachineToken{Name: "laptop"})
+	invited, err := client.Admin().InviteMachine(t.Context(), operator.NewMachineToken{Name: "laptop"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +54,7 @@ func TestConsentsAreEvents(t *testing.T) {
 	}
 	set := func(text string) {
 		t.Helper()
-		if _, err := agent.SetConsent(at, sandbox.ConsentUpdates, text); err != nil {
+		if _, err := agent.SetConsent(at, operator.ConsentUpdates, text); err != nil {
 			t.Fatal(err)
 		}
 	}

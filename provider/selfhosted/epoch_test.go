@@ -18,13 +18,14 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // A machine knows the epoch of each session, also after its program was killed.
 // A request for an earlier one does nothing.
 func TestRB106Epochs(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "work")
-	id := w.invite(t, "acme", dir, sandbox.ModeWholeMachine, t.TempDir())
+	id := w.invite(t, "acme", dir, operator.ModeWholeMachine, t.TempDir())
 	m := start(t, dir)
 	w.await(t, id, "online")
 	in := create(t, w.open(t, id, true))
@@ -77,7 +78,7 @@ func TestRB106Epochs(t *testing.T) {
 func TestRB106SessionsAreFenced(t *testing.T) {
 	w := newWorld(t)
 	client := w.daemon(t)
-	invited, err := client.Admin().InviteMachine(t.Context(), sandbox.NewMachineToken{Name: "laptop"})
+	invited, err := client.Admin().InviteMachine(t.Context(), operator.NewMachineToken{Name: "laptop"})
 	if err != nil {
 		t.Fatal(err)
 	}

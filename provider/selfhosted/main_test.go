@@ -30,7 +30,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/provider/selfhosted"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // The test binary is the program of a machine, too, of any version.
@@ -120,16 +120,16 @@ func (w *world) openHub(t *testing.T) {
 }
 
 // token returns a token that enrols a machine.
-func (w *world) token(t *testing.T, tenant string, allows sandbox.Consents) string {
+func (w *world) token(t *testing.T, tenant string, allows operator.Consents) string {
 	t.Helper()
 	token := rand.Text()
 	err := w.store.Update(t.Context(), func(tx *store.Tx) error {
 		if _, err := tx.Tenants().Ensure(t.Context(), tenant); err != nil {
 			return err
 		}
-		return tx.Machines().Set(t.Context(), store.Machine{Tenant: tenant, Secret: machines.Hash(token), Machine: sandbox.Machine{
+		return tx.Machines().Set(t.Context(), store.Machine{Tenant: tenant, Secret: machines.Hash(token), Machine: operator.Machine{
 			Consents: allows,
-			ID:       machines.NewID(), Name: "laptop", State: sandbox.MachineInvited, Created: tx.Now(), Expires: tx.Now().Add(time.Hour),
+			ID:       machines.NewID(), Name: "laptop", State: operator.MachineInvited, Created: tx.Now(), Expires: tx.Now().Add(time.Hour),
 		}})
 	})
 	if err != nil {
@@ -142,8 +142,8 @@ func (w *world) token(t *testing.T, tenant string, allows sandbox.Consents) stri
 func (w *world) invite(t *testing.T, tenant, dir, mode, workdir string) string {
 	t.Helper()
 	e, err := agent.Enrol(t.Context(), agent.Request{
-		Dir: dir, URL: "nats://" + w.proxy.addr(), Name: "laptop", Mode: mode, Workdir: workdir, Token: w.token(t, tenant, sandbox.Consents{sandbox.Consent(mode)}),
-		Version: "test", Consents: map[sandbox.Consent]string{sandbox.Consent(mode): "agreed"},
+		Dir: dir, URL: "nats://" + w.proxy.addr(), Name: "laptop", Mode: mode, Workdir: workdir, Token: w.token(t, tenant, operator.Consents{operator.Consent(mode)}),
+		Version: "test", Consents: map[operator.Consent]string{operator.Consent(mode): "agreed"},
 	}, func(string, time.Duration) { t.Error("a code, in spite of the token") })
 	if err != nil {
 		t.Fatal(err)
@@ -228,7 +228,7 @@ func (w *world) open(t *testing.T, id string, whole bool) *selfhosted.Provider {
 // await waits until a machine has a liveness.
 func (w *world) await(t *testing.T, id, want string) {
 	t.Helper()
-	m := &store.Machine{Machine: sandbox.Machine{ID: id, State: sandbox.MachineActive}}
+	m := &store.Machine{Machine: operator.Machine{ID: id, State: operator.MachineActive}}
 	var got string
 	for range 1200 {
 		if got, _ = w.hub.Liveness(m); got == want {

@@ -28,6 +28,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/provider/selfhosted"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // gaps are those of provider remote: JSON cannot carry invalid UTF-8 in
@@ -78,7 +79,7 @@ func create(t *testing.T, p driver.Provider) driver.Instance {
 // be paused and have snapshots.
 func TestConformanceMemory(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "memory")
-	id := w.invite(t, "acme", dir, sandbox.ModeSandboxes, "")
+	id := w.invite(t, "acme", dir, operator.ModeSandboxes, "")
 	start(t, dir)
 	w.await(t, id, "online")
 	state := t.TempDir()
@@ -93,7 +94,7 @@ func TestConformanceMemory(t *testing.T) {
 func TestConformance(t *testing.T) {
 	need.Full(t, "TestConformanceMemory takes the same way to other sandboxes")
 	w, dir := newWorld(t), dir(t, "host")
-	id := w.invite(t, "acme", dir, sandbox.ModeSandboxes, "")
+	id := w.invite(t, "acme", dir, operator.ModeSandboxes, "")
 	start(t, dir)
 	w.await(t, id, "online")
 	state := t.TempDir()
@@ -121,11 +122,11 @@ func output(in driver.Instance, script string) (string, error) {
 // A machine that offers sandboxes has no screen to share.
 func TestScreensOfSandboxes(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "memory")
-	w.invite(t, "acme", dir, sandbox.ModeSandboxes, "")
-	if _, err := agent.SetConsent(dir, sandbox.ConsentScreen, "yes"); sandbox.CodeOf(err) != sandbox.CodeConflict {
+	w.invite(t, "acme", dir, operator.ModeSandboxes, "")
+	if _, err := agent.SetConsent(dir, operator.ConsentScreen, "yes"); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("sharing the screen: %v, want %s", err, sandbox.CodeConflict)
 	}
-	if e, err := agent.Load(dir); err != nil || e.Agreed().Has(sandbox.ConsentScreen) {
+	if e, err := agent.Load(dir); err != nil || e.Agreed().Has(operator.ConsentScreen) {
 		t.Errorf("afterwards the enrolment is %+v, %v", e, err)
 	}
 }
@@ -134,7 +135,7 @@ func TestScreensOfSandboxes(t *testing.T) {
 // upload. Nothing is run twice, and all output arrives.
 func TestRB110CutInTheMiddle(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "host")
-	id := w.invite(t, "acme", dir, sandbox.ModeSandboxes, "")
+	id := w.invite(t, "acme", dir, operator.ModeSandboxes, "")
 	start(t, dir)
 	w.await(t, id, "online")
 	in := create(t, w.open(t, id, false))
@@ -224,7 +225,7 @@ func (c *cutting) Read(b []byte) (int, error) {
 func TestRB114Offline(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "work")
 	work := t.TempDir()
-	id := w.invite(t, "acme", dir, sandbox.ModeWholeMachine, work)
+	id := w.invite(t, "acme", dir, operator.ModeWholeMachine, work)
 	p := w.open(t, id, true)
 	if _, err := p.Create(t.Context(), spec("host")); sandbox.CodeOf(err) != sandbox.CodeUnavailable || !strings.Contains(err.Error(), "offline") {
 		t.Errorf("create on a machine that never connected: %v", err)
@@ -268,7 +269,7 @@ func TestRB114Offline(t *testing.T) {
 // The process that started last serves the machine, and the other one ends.
 func TestRB99OneProcessServes(t *testing.T) {
 	w, dir1, dir2 := newWorld(t), dir(t, "memory"), dir(t, "memory")
-	id := w.invite(t, "acme", dir1, sandbox.ModeSandboxes, "")
+	id := w.invite(t, "acme", dir1, operator.ModeSandboxes, "")
 	first := start(t, dir1)
 	w.await(t, id, "online")
 	text, err := os.ReadFile(filepath.Join(dir1, "enrolment.json"))
@@ -292,7 +293,7 @@ func TestRB99OneProcessServes(t *testing.T) {
 // A revoked machine loses its connection, and is not let in again.
 func TestRB100Revoked(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "memory")
-	id := w.invite(t, "acme", dir, sandbox.ModeSandboxes, "")
+	id := w.invite(t, "acme", dir, operator.ModeSandboxes, "")
 	m := start(t, dir)
 	w.await(t, id, "online")
 	p := w.open(t, id, false)
@@ -302,7 +303,7 @@ func TestRB100Revoked(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		m.State = sandbox.MachineRevoked
+		m.State = operator.MachineRevoked
 		return tx.Machines().Set(t.Context(), m)
 	})
 	if err != nil {
@@ -343,8 +344,8 @@ func raw(t *testing.T, w *world, dir, instance string) (*nats.Conn, error) {
 // of the daemon or of the server.
 func TestRB101CrossTenant(t *testing.T) {
 	w, mine, theirs := newWorld(t), dir(t, "memory"), dir(t, "memory")
-	id := w.invite(t, "acme", mine, sandbox.ModeSandboxes, "")
-	other := w.invite(t, "rival", theirs, sandbox.ModeSandboxes, "")
+	id := w.invite(t, "acme", mine, operator.ModeSandboxes, "")
+	other := w.invite(t, "rival", theirs, operator.ModeSandboxes, "")
 	conn, err := raw(t, w, mine, "me")
 	if err != nil {
 		t.Fatal(err)
@@ -414,8 +415,8 @@ func TestRB102Enrolment(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		_, err := agent.Enrol(t.Context(), agent.Request{
-			Dir: dir, URL: "nats://" + w.proxy.addr(), Name: "laptop", Mode: sandbox.ModeSandboxes, Version: "test",
-			Consents: map[sandbox.Consent]string{sandbox.ConsentSandboxes: "agreed"},
+			Dir: dir, URL: "nats://" + w.proxy.addr(), Name: "laptop", Mode: operator.ModeSandboxes, Version: "test",
+			Consents: map[operator.Consent]string{operator.ConsentSandboxes: "agreed"},
 		}, func(code string, _ time.Duration) { codes <- code })
 		done <- err
 	}()
@@ -454,29 +455,29 @@ func TestRB102Enrolment(t *testing.T) {
 // What the owner agreed to is in the request, and a token allows no more than it
 // was made for.
 func TestRB102Consents(t *testing.T) {
-	whole, screen, plain := sandbox.ConsentWholeMachine, sandbox.ConsentScreen, sandbox.ConsentSandboxes
+	whole, screen, plain := operator.ConsentWholeMachine, operator.ConsentScreen, operator.ConsentSandboxes
 	for _, c := range []struct {
 		name        string
 		mode        string
-		asks, token sandbox.Consents
+		asks, token operator.Consents
 		refused     string
 	}{
-		{"sandboxes", sandbox.ModeSandboxes, sandbox.Consents{plain}, nil, ""},
-		{"all", sandbox.ModeWholeMachine, sandbox.Consents{whole, screen}, sandbox.Consents{plain, whole, screen}, ""},
-		{"less than the token", sandbox.ModeWholeMachine, sandbox.Consents{whole}, sandbox.Consents{plain, whole, screen}, ""},
-		{"the mode is not agreed to", sandbox.ModeWholeMachine, sandbox.Consents{screen}, sandbox.Consents{plain, whole, screen}, "has not agreed"},
-		{"a token without the mode", sandbox.ModeWholeMachine, sandbox.Consents{whole}, sandbox.Consents{plain}, "does not allow whole-machine"},
-		{"a token without the screen", sandbox.ModeWholeMachine, sandbox.Consents{whole, screen}, sandbox.Consents{plain, whole}, "does not allow screen"},
-		{"a screen of sandboxes", sandbox.ModeSandboxes, sandbox.Consents{plain, screen}, sandbox.Consents{plain, whole, screen}, "screens of their own"},
+		{"sandboxes", operator.ModeSandboxes, operator.Consents{plain}, nil, ""},
+		{"all", operator.ModeWholeMachine, operator.Consents{whole, screen}, operator.Consents{plain, whole, screen}, ""},
+		{"less than the token", operator.ModeWholeMachine, operator.Consents{whole}, operator.Consents{plain, whole, screen}, ""},
+		{"the mode is not agreed to", operator.ModeWholeMachine, operator.Consents{screen}, operator.Consents{plain, whole, screen}, "has not agreed"},
+		{"a token without the mode", operator.ModeWholeMachine, operator.Consents{whole}, operator.Consents{plain}, "does not allow whole-machine"},
+		{"a token without the screen", operator.ModeWholeMachine, operator.Consents{whole, screen}, operator.Consents{plain, whole}, "does not allow screen"},
+		{"a screen of sandboxes", operator.ModeSandboxes, operator.Consents{plain, screen}, operator.Consents{plain, whole, screen}, "screens of their own"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w, dir := newWorld(t), dir(t, "memory")
-			texts := map[sandbox.Consent]string{}
+			texts := map[operator.Consent]string{}
 			for _, to := range c.asks {
 				texts[to] = "agreed"
 			}
 			e, err := agent.Enrol(t.Context(), agent.Request{
-				Dir: dir, URL: "nats://" + w.proxy.addr(), Name: "laptop", Mode: c.mode, Workdir: map[string]string{sandbox.ModeWholeMachine: dir}[c.mode],
+				Dir: dir, URL: "nats://" + w.proxy.addr(), Name: "laptop", Mode: c.mode, Workdir: map[string]string{operator.ModeWholeMachine: dir}[c.mode],
 				Token: w.token(t, "acme", c.token), Version: "test", Consents: texts,
 			}, func(string, time.Duration) {})
 			if c.refused != "" {
@@ -500,7 +501,7 @@ func TestRB102Consents(t *testing.T) {
 // still says that it lives, and does more.
 func TestRB112HeartbeatsBesideWork(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "host")
-	id := w.invite(t, "acme", dir, sandbox.ModeSandboxes, "")
+	id := w.invite(t, "acme", dir, operator.ModeSandboxes, "")
 	start(t, dir)
 	w.await(t, id, "online")
 	in := create(t, w.open(t, id, false))

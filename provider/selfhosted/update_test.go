@@ -26,7 +26,7 @@ import (
 	"github.com/atoll-run/atoll/internal/machine/agent"
 	"github.com/atoll-run/atoll/internal/machine/hub"
 	"github.com/atoll-run/atoll/internal/machine/update"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 const agreed = "agreed"
@@ -75,11 +75,11 @@ func runs(t *testing.T, dir, version string) {
 func TestRB115Updates(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "memory")
 	w.offers(t, "v1.1.0", release("v1.1.0"))
-	id := w.invite(t, "acme", dir, sandbox.ModeSandboxes, "")
+	id := w.invite(t, "acme", dir, operator.ModeSandboxes, "")
 	m := start(t, dir)
 	w.await(t, id, "online")
 	in := create(t, w.open(t, id, false))
-	if _, err := agent.SetConsent(dir, sandbox.ConsentUpdates, agreed); err != nil {
+	if _, err := agent.SetConsent(dir, operator.ConsentUpdates, agreed); err != nil {
 		t.Fatal(err)
 	}
 	m.says(t, "waits for the end of 1 sandboxes")
@@ -115,7 +115,7 @@ func TestRB115Updates(t *testing.T) {
 	m.stop(syscall.SIGTERM)
 	m = start(t, dir)
 	runs(t, dir, "v1.1.0")
-	if _, err := agent.SetConsent(dir, sandbox.ConsentUpdates, ""); err != nil {
+	if _, err := agent.SetConsent(dir, operator.ConsentUpdates, ""); err != nil {
 		t.Fatal(err)
 	}
 	m.stop(syscall.SIGTERM)
@@ -222,7 +222,7 @@ func offerOf(version string, program []byte) update.Offer {
 // program, it runs none on the others.
 func TestRB115HostileUpdates(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "memory")
-	id := w.invite(t, "acme", dir, sandbox.ModeSandboxes, "")
+	id := w.invite(t, "acme", dir, operator.ModeSandboxes, "")
 	m := start(t, dir)
 	w.await(t, id, "online")
 	a := w.attack(t)
@@ -233,13 +233,13 @@ func TestRB115HostileUpdates(t *testing.T) {
 	if err := in.Destroy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if e, err := agent.Load(dir); err != nil || e.Agreed().Has(sandbox.ConsentUpdates) {
+	if e, err := agent.Load(dir); err != nil || e.Agreed().Has(operator.ConsentUpdates) {
 		t.Errorf("the machine takes updates: %+v, %v", e.Consents, err)
 	}
 	if n := a.opened.Load(); n != 0 {
 		t.Errorf("a machine without updates asked for %d programs", n)
 	}
-	if _, err := agent.SetConsent(dir, sandbox.ConsentUpdates, agreed); err != nil {
+	if _, err := agent.SetConsent(dir, operator.ConsentUpdates, agreed); err != nil {
 		t.Fatal(err)
 	}
 	other, err := nkeys.CreateAccount()

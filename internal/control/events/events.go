@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // WriteOTLP writes records in the JSON form of OpenTelemetry's protocol.
@@ -106,14 +107,14 @@ func (s *Service) ExportOTLP(ctx context.Context, q sandbox.EventQuery, w io.Wri
 }
 
 // VerifyAudit checks the hash chain of the log of the caller's tenant.
-func (s *Service) VerifyAudit(ctx context.Context) (sandbox.AuditReport, error) {
+func (s *Service) VerifyAudit(ctx context.Context) (operator.AuditReport, error) {
 	const op = ops.AuditVerify
 	who, err := s.Look(ctx, op, "")
 	if err != nil {
-		return sandbox.AuditReport{}, err
+		return operator.AuditReport{}, err
 	}
 	r, err := s.log.Verify(ctx, who.Tenant)
-	out := sandbox.AuditReport{
+	out := operator.AuditReport{
 		Records: r.Records, Anchored: r.Anchored, Sound: err == nil && r.Fault == nil, Pruned: r.Pruned, PrunedAt: r.PrunedAt,
 	}
 	if r.Fault != nil {

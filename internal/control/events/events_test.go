@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -133,16 +134,16 @@ func TestExport(t *testing.T) {
 func TestPrune(t *testing.T) {
 	s, owner := open(t, nil)
 	admin := tenant(t, "acme", key.Admin)
-	if _, err := s.PruneAudit(admin, sandbox.AuditPrune{UpTo: 4}); sandbox.CodeOf(err) != sandbox.CodeDenied {
+	if _, err := s.PruneAudit(admin, operator.AuditPrune{UpTo: 4}); sandbox.CodeOf(err) != sandbox.CodeDenied {
 		t.Errorf("a tenant prunes its log: %v, want %s", err, sandbox.CodeDenied)
 	}
-	if _, err := s.PruneAudit(owner, sandbox.AuditPrune{Tenant: "acme"}); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+	if _, err := s.PruneAudit(owner, operator.AuditPrune{Tenant: "acme"}); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Errorf("nothing selected: %v, want %s", err, sandbox.CodeInvalid)
 	}
-	if _, err := s.PruneAudit(owner, sandbox.AuditPrune{Tenant: "nobody", UpTo: 1}); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+	if _, err := s.PruneAudit(owner, operator.AuditPrune{Tenant: "nobody", UpTo: 1}); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 		t.Errorf("no such tenant: %v, want %s", err, sandbox.CodeNotFound)
 	}
-	done, err := s.PruneAudit(owner, sandbox.AuditPrune{Tenant: "acme", UpTo: 4})
+	done, err := s.PruneAudit(owner, operator.AuditPrune{Tenant: "acme", UpTo: 4})
 	ok(t, err)
 	if done.Removed != 4 || done.Through != 4 {
 		t.Errorf("PruneAudit() = %+v, want 4 removed", done)

@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 const opPrune = ops.AuditPrune
@@ -18,7 +19,7 @@ const opPrune = ops.AuditPrune
 // PruneAudit removes the oldest records of a tenant's log, by default the
 // caller's. The removal is recorded in the same log. Only the owner of the
 // machine may call it.
-func (s *Service) PruneAudit(ctx context.Context, in sandbox.AuditPrune) (out sandbox.AuditPruned, err error) {
+func (s *Service) PruneAudit(ctx context.Context, in operator.AuditPrune) (out operator.AuditPruned, err error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return out, err
@@ -35,7 +36,7 @@ func (s *Service) PruneAudit(ctx context.Context, in sandbox.AuditPrune) (out sa
 		}
 		note := s.note(ctx, who)
 		done, err := s.log.Prune(ctx, in.Tenant, eventlog.Prune{UpTo: in.UpTo, Before: in.Before}, note)
-		out = sandbox.AuditPruned{Removed: done.Removed, Through: done.Through}
+		out = operator.AuditPruned{Removed: done.Removed, Through: done.Through}
 		return err
 	})
 	return out, err

@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Sandboxes finds running sandboxes.
@@ -30,7 +31,7 @@ type Sandboxes interface {
 type Use struct {
 	Record store.Sandbox
 	Who    key.Principal
-	Limits sandbox.Limits // of the tenant
+	Limits operator.Limits // of the tenant
 	// Sandbox is the handle for callers, which passes the guard. Inner is the
 	// handle for the daemon itself.
 	Sandbox, Inner *control.Sandbox
@@ -52,10 +53,10 @@ type Tenants interface {
 	Valid(ctx context.Context, tx *store.Tx, tenant, keyID string) error
 	// WithLimits returns a context with the limits of the tenant, so that they are
 	// not read again.
-	WithLimits(ctx context.Context, l sandbox.Limits) context.Context
+	WithLimits(ctx context.Context, l operator.Limits) context.Context
 	// MeterOutput counts bytes of output. It returns how long to wait before
 	// reading more.
-	MeterOutput(tenant string, l sandbox.Limits, bytes int) time.Duration
+	MeterOutput(tenant string, l operator.Limits, bytes int) time.Duration
 }
 
 // Config configures a Service.
@@ -83,7 +84,7 @@ type Handle struct {
 	inner  *control.Sandbox // unguarded, for the daemon itself
 	exec   *Service
 	who    key.Principal
-	limits sandbox.Limits   // of the tenant, when the handle was opened
+	limits operator.Limits  // of the tenant, when the handle was opened
 	redact *secret.Redactor // for the output of its commands; nil: output is not redacted
 	wired  bool             // it has a network
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -90,7 +91,7 @@ func TestSharePorts(t *testing.T) {
 // as its maker may. All else is refused in the same way.
 func TestEnterPort(t *testing.T) {
 	s, r := open(t)
-	made, err := r.Tenants.CreateKey(coretest.As(t, coretest.Acme, key.Admin), sandbox.NewKey{Name: "ci", Verbs: []string{"exec"}})
+	made, err := r.Tenants.CreateKey(coretest.As(t, coretest.Acme, key.Admin), operator.NewKey{Name: "ci", Verbs: []string{"exec"}})
 	coretest.OK(t, err)
 	as := guard.WithPrincipal(t.Context(), key.Principal{Tenant: coretest.Acme, Key: made.ID, Verbs: []key.Verb{key.Exec}})
 	one, _, err := s.SharePorts(as, "web", []uint16{80}, time.Hour)

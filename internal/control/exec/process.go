@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Exec starts a command; see control.Sandbox.Exec.
@@ -51,7 +52,7 @@ type command struct {
 	driver.Process
 	exec   *Service
 	tenant string
-	limits sandbox.Limits
+	limits operator.Limits
 	bytes  atomic.Int64 // of output read
 	paused atomic.Int32 // number of readers that wait for the quota
 	pauses atomic.Int64 // number of waits, started or ended
@@ -71,7 +72,7 @@ type commandEnd struct {
 }
 
 // command wraps a process whose output starts at the cursor.
-func (h *Handle) command(p driver.Process, limits sandbox.Limits, at driver.Cursor) *command {
+func (h *Handle) command(p driver.Process, limits operator.Limits, at driver.Cursor) *command {
 	c := &command{Process: p, exec: h.exec, tenant: h.who.Tenant, limits: limits, quit: make(chan struct{})}
 	c.stdout = h.redacted(&meteredOutput{p.Stdout(), c}, at.Stdout > 0)
 	c.stderr = h.redacted(&meteredOutput{p.Stderr(), c}, at.Stderr > 0)

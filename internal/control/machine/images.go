@@ -9,12 +9,13 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // ImageUses lists the images used by stopped and paused sandboxes, snapshots
 // and templates of all tenants. Only the owner of the machine may call it,
 // before removing images: prewarmed sandboxes release theirs.
-func (s *Service) ImageUses(ctx context.Context) (all []sandbox.ImageUse, err error) {
+func (s *Service) ImageUses(ctx context.Context) (all []operator.ImageUse, err error) {
 	err = s.AsOwner(ctx, ops.ImageUses, "", func(ctx context.Context) error {
 		for _, be := range s.cfg.Providers.Opened() {
 			if d, ok := driver.As[driver.Drainer](be.Driver); ok {
@@ -28,19 +29,19 @@ func (s *Service) ImageUses(ctx context.Context) (all []sandbox.ImageUse, err er
 }
 
 // NeededImages is ImageUses without a guard, for the daemon itself.
-func (s *Service) NeededImages(ctx context.Context) ([]sandbox.ImageUse, error) {
+func (s *Service) NeededImages(ctx context.Context) ([]operator.ImageUse, error) {
 	boxes, err := s.cfg.Sandboxes.Recorded(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var all []sandbox.ImageUse
+	var all []operator.ImageUse
 	need := func(image, tenant, format string, args ...any) {
 		by := fmt.Sprintf(format, args...)
 		if tenant != key.DefaultTenant {
 			by += " of the tenant " + tenant
 		}
 		if image != "" && image != "host" {
-			all = append(all, sandbox.ImageUse{Image: image, By: by})
+			all = append(all, operator.ImageUse{Image: image, By: by})
 		}
 	}
 	for _, b := range boxes {

@@ -8,13 +8,13 @@ import (
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Load returns what the daemon has room for. The owner of the machine, and keys
 // of the owner's tenant, see all sandboxes and images. Others see their own
 // sandboxes, and those images that their sandboxes were made from.
-func (s *Service) Load(ctx context.Context) (l sandbox.Load, err error) {
+func (s *Service) Load(ctx context.Context) (l operator.Load, err error) {
 	const op = ops.LoadGet
 	defer core.Name(op, &err)
 	who, err := s.Look(ctx, op, "")

@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -121,7 +122,7 @@ func TestNeededImages(t *testing.T) {
 	coretest.OK(t, err)
 	all, err := s.NeededImages(t.Context())
 	coretest.OK(t, err)
-	want := []sandbox.ImageUse{
+	want := []operator.ImageUse{
 		{Image: "sha256:stopped", By: "the sandbox sb-2, which is stopped of the tenant acme"},
 		{Image: "sha256:named", By: "the snapshot named of the tenant acme"},
 		{Image: "sha256:template", By: "the template base:v1"},

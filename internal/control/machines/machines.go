@@ -11,13 +11,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Link is the connection to the machines.
@@ -25,13 +26,13 @@ type Link interface {
 	// Liveness returns whether a machine answers, and when it was heard of last.
 	Liveness(m *store.Machine) (liveness string, seen time.Time)
 	// Consents returns what the owner of a machine agreed to, by its last message.
-	Consents(id string) (all sandbox.Consents, heard bool)
+	Consents(id string) (all operator.Consents, heard bool)
 	// Revoked closes the connection of a machine that was revoked.
 	Revoked(id string)
 	// OnConsents has the link report what the owner of a machine agrees to: when
 	// it hears of the machine first, and after each change. A report that fails is
 	// repeated.
-	OnConsents(report func(ctx context.Context, tenant, id string, agreed sandbox.Consents) error)
+	OnConsents(report func(ctx context.Context, tenant, id string, agreed operator.Consents) error)
 }
 
 // Service manages machines. It is safe for concurrent use.
@@ -91,10 +92,10 @@ var errOff = &sandbox.Error{
 	Hint: "start it with: atoll up --machines-file FILE",
 }
 
-func (s *Service) public(m *store.Machine) sandbox.Machine {
+func (s *Service) public(m *store.Machine) operator.Machine {
 	out := m.Machine
 	out.Liveness = "offline"
-	if out.State == sandbox.MachineActive {
+	if out.State == operator.MachineActive {
 		out.Provider = Prefix + m.ID
 		var seen time.Time
 		if out.Liveness, seen = s.link.Liveness(m); !seen.IsZero() {
@@ -108,7 +109,7 @@ func (s *Service) public(m *store.Machine) sandbox.Machine {
 }
 
 // Machines lists the machines of the caller's tenant, oldest first.
-func (s *Service) Machines(ctx context.Context) (_ []sandbox.Machine, err error) {
+func (s *Service) Machines(ctx context.Context) (_ []operator.Machine, err error) {
 	const op = ops.MachineList
 	defer core.Name(op, &err)
 	who, err := s.Look(ctx, op, "")
@@ -119,7 +120,7 @@ func (s *Service) Machines(ctx context.Context) (_ []sandbox.Machine, err error)
 		return nil, errOff
 	}
 	stored, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Machine, error) { return tx.Machines().List(ctx, who.Tenant) })
-	out := make([]sandbox.Machine, 0, len(stored))
+	out := make([]operator.Machine, 0, len(stored))
 	for i := range stored {
 		out = append(out, s.public(&stored[i]))
 	}
@@ -138,10 +139,10 @@ func (s *Service) State(ctx context.Context, tenant, provider string) (*catalog.
 		return nil, err
 	}
 	// Sandboxes have screens of their own.
-	own := m.Mode == sandbox.ModeWholeMachine
+	own := m.Mode == operator.ModeWholeMachine
 	consents, _ := s.link.Consents(m.ID)
-	state := &catalog.Machine{Liveness: catalog.MachineOffline, Own: own, Display: true, Consented: !own || consents.Has(sandbox.ConsentScreen)}
-	if m.State == sandbox.MachineActive {
+	state := &catalog.Machine{Liveness: catalog.MachineOffline, Own: own, Display: true, Consented: !own || consents.Has(operator.ConsentScreen)}
+	if m.State == operator.MachineActive {
 		liveness, _ := s.link.Liveness(&m)
 		state.Liveness = catalog.Liveness(liveness)
 	}
@@ -150,19 +151,19 @@ func (s *Service) State(ctx context.Context, tenant, provider string) (*catalog.
 
 // Machine returns a machine of the caller's tenant by its id, or by its name
 // among those that were not revoked.
-func (s *Service) Machine(ctx context.Context, ref string) (_ sandbox.Machine, err error) {
+func (s *Service) Machine(ctx context.Context, ref string) (_ operator.Machine, err error) {
 	const op = ops.MachineList
 	defer core.Name(op, &err)
 	who, err := s.Look(ctx, op, ref)
 	if err != nil {
-		return sandbox.Machine{}, err
+		return operator.Machine{}, err
 	}
 	if s.link == nil {
-		return sandbox.Machine{}, errOff
+		return operator.Machine{}, errOff
 	}
 	m, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Machine, error) { return find(ctx, tx, who.Tenant, ref) })
 	if err != nil {
-		return sandbox.Machine{}, err
+		return operator.Machine{}, err
 	}
 	return s.public(&m), nil
 }
@@ -177,7 +178,7 @@ func find(ctx context.Context, tx *store.Tx, tenant, ref string) (store.Machine,
 		return m, failed
 	}
 	for i := range all {
-		if all[i].Name == ref && all[i].State != sandbox.MachineRevoked {
+		if all[i].Name == ref && all[i].State != operator.MachineRevoked {
 			return all[i], nil
 		}
 	}
@@ -191,25 +192,25 @@ var errCode = &sandbox.Error{
 
 // LookupMachine returns the machine that waits with a code. Every failure is
 // CodeNotFound.
-func (s *Service) LookupMachine(ctx context.Context, code string) (_ sandbox.Machine, err error) {
+func (s *Service) LookupMachine(ctx context.Context, code string) (_ operator.Machine, err error) {
 	const op = ops.MachineLookup
 	defer core.Name(op, &err)
 	if _, err := s.Look(ctx, op, ""); err != nil {
-		return sandbox.Machine{}, err
+		return operator.Machine{}, err
 	}
 	if s.link == nil {
-		return sandbox.Machine{}, errOff
+		return operator.Machine{}, errOff
 	}
 	m, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Machine, error) { return tx.Machines().Pending(ctx, HashCode(code)) })
 	if err != nil {
-		return sandbox.Machine{}, errCode
+		return operator.Machine{}, errCode
 	}
 	return s.public(&m), nil
 }
 
 // ApproveMachine makes a machine that waits with a code one of the caller's
 // tenant.
-func (s *Service) ApproveMachine(ctx context.Context, a sandbox.MachineApproval) (sandbox.Machine, error) {
+func (s *Service) ApproveMachine(ctx context.Context, a operator.MachineApproval) (operator.Machine, error) {
 	var m store.Machine
 	err := s.ChangeTx(ctx, ops.MachineApprove, "", func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
 		if s.link == nil {
@@ -227,22 +228,22 @@ func (s *Service) ApproveMachine(ctx context.Context, a sandbox.MachineApproval)
 		return m.ID, tx.Machines().Set(ctx, m)
 	})
 	if err != nil {
-		return sandbox.Machine{}, err
+		return operator.Machine{}, err
 	}
 	return s.public(&m), nil
 }
 
 // consented records what the owner of a machine agrees to, if that changed. It is
 // an event: nobody asked this daemon.
-func (s *Service) consented(ctx context.Context, tenant, id string, agreed sandbox.Consents) error {
+func (s *Service) consented(ctx context.Context, tenant, id string, agreed operator.Consents) error {
 	changed := false
 	err := s.Store.Update(ctx, func(tx *store.Tx) error {
 		m, err := tx.Machines().Get(ctx, tenant, id)
 		if err != nil {
 			return err
 		}
-		agreed = append(slices.Clone(agreed), sandbox.Consent(m.Mode)).Known()
-		if changed = m.State == sandbox.MachineActive && !slices.Equal(agreed, m.Consents.Known()); !changed {
+		agreed = append(slices.Clone(agreed), operator.Consent(m.Mode)).Known()
+		if changed = m.State == operator.MachineActive && !slices.Equal(agreed, m.Consents.Known()); !changed {
 			return nil
 		}
 		m.Consents = agreed
@@ -256,29 +257,29 @@ func (s *Service) consented(ctx context.Context, tenant, id string, agreed sandb
 }
 
 // taking returns the consents of a request, which may have a field for one.
-func taking(all sandbox.Consents, whole bool) sandbox.Consents {
+func taking(all operator.Consents, whole bool) operator.Consents {
 	if whole {
-		all = append(slices.Clone(all), sandbox.ConsentWholeMachine)
+		all = append(slices.Clone(all), operator.ConsentWholeMachine)
 	}
 	return all
 }
 
 // taken returns what is taken of the consents that a machine asks to be approved
 // with. Its mode always is, and that of the whole machine has to be named.
-func taken(asks, takes sandbox.Consents) (all sandbox.Consents, err error) {
-	if asks.Has(sandbox.ConsentWholeMachine) && !takes.Has(sandbox.ConsentWholeMachine) {
+func taken(asks, takes operator.Consents) (all operator.Consents, err error) {
+	if asks.Has(operator.ConsentWholeMachine) && !takes.Has(operator.ConsentWholeMachine) {
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeConflict, Subject: "consents", Message: "the machine offers commands with all rights of its owner, which has to be agreed to",
 			Hint: "agree with: atoll machine approve --whole-machine CODE",
 		}
 	}
 	for _, to := range takes {
-		if !asks.Has(to) && to != sandbox.ConsentSandboxes {
+		if !asks.Has(to) && to != operator.ConsentSandboxes {
 			return nil, &sandbox.Error{Code: sandbox.CodeConflict, Subject: "consents", Message: "the machine does not offer " + string(to), Hint: "leave it out: it offers " + asks.String()}
 		}
 	}
 	for _, to := range asks {
-		if takes.Has(to) || to == sandbox.ConsentSandboxes {
+		if takes.Has(to) || to == operator.ConsentSandboxes {
 			all = append(all, to)
 		}
 	}
@@ -287,11 +288,11 @@ func taken(asks, takes sandbox.Consents) (all sandbox.Consents, err error) {
 
 // Activate makes m an active machine.
 func Activate(m *store.Machine, now time.Time) {
-	m.State, m.Approved, m.Expires, m.Secret = sandbox.MachineActive, now, time.Time{}, ""
+	m.State, m.Approved, m.Expires, m.Secret = operator.MachineActive, now, time.Time{}, ""
 }
 
 // InviteMachine makes a token that enrols one machine without a person.
-func (s *Service) InviteMachine(ctx context.Context, n sandbox.NewMachineToken) (sandbox.MachineToken, error) {
+func (s *Service) InviteMachine(ctx context.Context, n operator.NewMachineToken) (operator.MachineToken, error) {
 	var m store.Machine
 	token := "amt_" + rand.Text() + rand.Text()
 	err := s.ChangeTx(ctx, ops.MachineInvite, n.Name, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
@@ -301,16 +302,16 @@ func (s *Service) InviteMachine(ctx context.Context, n sandbox.NewMachineToken) 
 		if err := sandbox.ValidateName(n.Name); err != nil {
 			return "", err
 		}
-		m = store.Machine{Tenant: tenant, Secret: Hash(token), Machine: sandbox.Machine{
-			Consents: append(taking(n.Consents, n.WholeMachine), sandbox.ConsentSandboxes).Known(),
-			ID:       NewID(), Name: n.Name, State: sandbox.MachineInvited, Mode: sandbox.ModeSandboxes, Created: tx.Now(), Expires: tx.Now().Add(TokenLife),
+		m = store.Machine{Tenant: tenant, Secret: Hash(token), Machine: operator.Machine{
+			Consents: append(taking(n.Consents, n.WholeMachine), operator.ConsentSandboxes).Known(),
+			ID:       NewID(), Name: n.Name, State: operator.MachineInvited, Mode: operator.ModeSandboxes, Created: tx.Now(), Expires: tx.Now().Add(TokenLife),
 		}}
 		return m.ID, tx.Machines().Set(ctx, m)
 	})
 	if err != nil {
-		return sandbox.MachineToken{}, err
+		return operator.MachineToken{}, err
 	}
-	return sandbox.MachineToken{Machine: s.public(&m), Token: token}, nil
+	return operator.MachineToken{Machine: s.public(&m), Token: token}, nil
 }
 
 // RevokeMachine ends the enrolment of a machine, and closes its connection. It
@@ -325,10 +326,10 @@ func (s *Service) RevokeMachine(ctx context.Context, ref string) error {
 		if m, err = find(ctx, tx, tenant, ref); err != nil {
 			return "", err
 		}
-		if m.State == sandbox.MachineRevoked {
+		if m.State == operator.MachineRevoked {
 			return m.ID, nil
 		}
-		m.State, m.Secret, m.Expires, m.Revoked = sandbox.MachineRevoked, "", time.Time{}, tx.Now()
+		m.State, m.Secret, m.Expires, m.Revoked = operator.MachineRevoked, "", time.Time{}, tx.Now()
 		return m.ID, tx.Machines().Set(ctx, m)
 	})
 	if err == nil {

@@ -5,26 +5,27 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // The mode of the whole machine has to be taken, and the screen may be; nothing is
 // taken that the machine does not offer.
 func TestTakenConsents(t *testing.T) {
-	whole, screen, plain := sandbox.ConsentWholeMachine, sandbox.ConsentScreen, sandbox.ConsentSandboxes
+	whole, screen, plain := operator.ConsentWholeMachine, operator.ConsentScreen, operator.ConsentSandboxes
 	for _, c := range []struct {
 		name        string
-		asks, takes sandbox.Consents
-		want        sandbox.Consents // nil: refused
+		asks, takes operator.Consents
+		want        operator.Consents // nil: refused
 	}{
-		{"sandboxes", sandbox.Consents{plain}, nil, sandbox.Consents{plain}},
-		{"sandboxes, named", sandbox.Consents{plain}, sandbox.Consents{plain}, sandbox.Consents{plain}},
-		{"the whole machine of sandboxes", sandbox.Consents{plain}, sandbox.Consents{whole}, nil},
-		{"nothing of a whole machine", sandbox.Consents{whole, screen}, nil, nil},
-		{"the screen alone", sandbox.Consents{whole, screen}, sandbox.Consents{screen}, nil},
-		{"without the screen", sandbox.Consents{whole, screen}, sandbox.Consents{whole}, sandbox.Consents{whole}},
-		{"all", sandbox.Consents{whole, screen}, sandbox.Consents{screen, whole}, sandbox.Consents{whole, screen}},
-		{"a screen that is not offered", sandbox.Consents{whole}, sandbox.Consents{whole, screen}, nil},
-		{"updates, which nobody offered", sandbox.Consents{whole}, sandbox.Consents{whole, sandbox.ConsentUpdates}, nil},
+		{"sandboxes", operator.Consents{plain}, nil, operator.Consents{plain}},
+		{"sandboxes, named", operator.Consents{plain}, operator.Consents{plain}, operator.Consents{plain}},
+		{"the whole machine of sandboxes", operator.Consents{plain}, operator.Consents{whole}, nil},
+		{"nothing of a whole machine", operator.Consents{whole, screen}, nil, nil},
+		{"the screen alone", operator.Consents{whole, screen}, operator.Consents{screen}, nil},
+		{"without the screen", operator.Consents{whole, screen}, operator.Consents{whole}, operator.Consents{whole}},
+		{"all", operator.Consents{whole, screen}, operator.Consents{screen, whole}, operator.Consents{whole, screen}},
+		{"a screen that is not offered", operator.Consents{whole}, operator.Consents{whole, screen}, nil},
+		{"updates, which nobody offered", operator.Consents{whole}, operator.Consents{whole, operator.ConsentUpdates}, nil},
 	} {
 		got, err := taken(c.asks, c.takes)
 		if (err == nil) != (c.want != nil) || !slices.Equal(got, c.want) || err != nil && sandbox.CodeOf(err) != sandbox.CodeConflict {

@@ -11,14 +11,15 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Fleet knows the nodes.
 type Fleet interface {
-	Nodes() []sandbox.Node
+	Nodes() []operator.Node
 	// Check asks a node for its load now. CodeNotFound: there is no such node.
-	Check(ctx context.Context, name string) (sandbox.Node, error)
-	Node(name string) (sandbox.Node, error)
+	Check(ctx context.Context, name string) (operator.Node, error)
+	Node(name string) (operator.Node, error)
 	// Reload reads what was decided about the nodes.
 	Reload(ctx context.Context) error
 }
@@ -34,7 +35,7 @@ type Sandboxes interface {
 type Sessions interface {
 	// Evacuate moves the sessions of a node to others, one by one. kept are the
 	// sandboxes of sessions that could not be moved, with reasons.
-	Evacuate(ctx context.Context, provider string) (moved []sandbox.NodeMoved, kept []sandbox.NodeSandbox, err error)
+	Evacuate(ctx context.Context, provider string) (moved []operator.NodeMoved, kept []operator.NodeSandbox, err error)
 }
 
 // Service manages nodes. It is safe for concurrent use.
@@ -66,7 +67,7 @@ func (s *Service) asOwner(ctx context.Context, op ops.Op, name string, act func(
 }
 
 // Nodes lists the nodes, by name.
-func (s *Service) Nodes(ctx context.Context) (all []sandbox.Node, err error) {
+func (s *Service) Nodes(ctx context.Context) (all []operator.Node, err error) {
 	err = s.asOwner(ctx, ops.NodeList, "", func(ctx context.Context) error {
 		all = s.fleet.Nodes()
 		for i := range all {
@@ -79,7 +80,7 @@ func (s *Service) Nodes(ctx context.Context) (all []sandbox.Node, err error) {
 	return all, err
 }
 
-func (s *Service) count(ctx context.Context, n *sandbox.Node) error {
+func (s *Service) count(ctx context.Context, n *operator.Node) error {
 	boxes, err := s.on(ctx, n.Provider)
 	n.Placed = len(boxes)
 	return err
@@ -91,7 +92,7 @@ func (s *Service) on(ctx context.Context, provider string) ([]store.Sandbox, err
 }
 
 // Node asks a node for its load, and returns what is known of it.
-func (s *Service) Node(ctx context.Context, name string) (n sandbox.Node, err error) {
+func (s *Service) Node(ctx context.Context, name string) (n operator.Node, err error) {
 	err = s.asOwner(ctx, ops.NodeList, name, func(ctx context.Context) error {
 		if n, err = s.fleet.Check(ctx, name); err != nil {
 			return err
@@ -102,7 +103,7 @@ func (s *Service) Node(ctx context.Context, name string) (n sandbox.Node, err er
 }
 
 // UpdateNode cordons a node, or takes it back.
-func (s *Service) UpdateNode(ctx context.Context, name string, c sandbox.NodeChange) (n sandbox.Node, err error) {
+func (s *Service) UpdateNode(ctx context.Context, name string, c operator.NodeChange) (n operator.Node, err error) {
 	err = s.asOwner(ctx, ops.NodeChange, name, func(ctx context.Context) error {
 		if c.Cordoned != nil {
 			change := takeBack
@@ -164,8 +165,8 @@ func takeBack(n *store.FleetNode) error {
 
 // DrainNode moves the sessions of a node to others. Sandboxes without a session
 // are kept, unless force is set. The node stays cordoned.
-func (s *Service) DrainNode(ctx context.Context, name string, force bool) (out sandbox.NodeDrained, err error) {
-	out = sandbox.NodeDrained{Node: name, Moved: []sandbox.NodeMoved{}, Kept: []sandbox.NodeSandbox{}, Ended: []sandbox.NodeSandbox{}}
+func (s *Service) DrainNode(ctx context.Context, name string, force bool) (out operator.NodeDrained, err error) {
+	out = operator.NodeDrained{Node: name, Moved: []operator.NodeMoved{}, Kept: []operator.NodeSandbox{}, Ended: []operator.NodeSandbox{}}
 	err = s.asOwner(ctx, ops.NodeDrain, name, func(ctx context.Context) error {
 		err := s.change(ctx, name, func(n *store.FleetNode) error {
 			if n.State == store.FleetRemoved {
@@ -188,7 +189,7 @@ func (s *Service) DrainNode(ctx context.Context, name string, force bool) (out s
 	return out, err
 }
 
-func (s *Service) drain(ctx context.Context, out *sandbox.NodeDrained, force bool) error {
+func (s *Service) drain(ctx context.Context, out *operator.NodeDrained, force bool) error {
 	n, err := s.fleet.Node(out.Node)
 	if err != nil {
 		return err
@@ -198,7 +199,7 @@ func (s *Service) drain(ctx context.Context, out *sandbox.NodeDrained, force boo
 		return err
 	}
 	out.Moved = append(out.Moved, moved...)
-	of := map[sandbox.ID]sandbox.NodeSandbox{}
+	of := map[sandbox.ID]operator.NodeSandbox{}
 	for _, k := range kept {
 		of[k.Sandbox] = k
 	}
@@ -206,7 +207,7 @@ func (s *Service) drain(ctx context.Context, out *sandbox.NodeDrained, force boo
 	for _, b := range left {
 		k, session := of[b.ID]
 		if !session {
-			k = sandbox.NodeSandbox{Tenant: b.Tenant, Sandbox: b.ID, Reason: "it belongs to no session"}
+			k = operator.NodeSandbox{Tenant: b.Tenant, Sandbox: b.ID, Reason: "it belongs to no session"}
 		}
 		k.Name = b.Name
 		if force && !session {
@@ -236,7 +237,7 @@ func (s *Service) RemoveNode(ctx context.Context, name string, lost bool) error 
 		if lost {
 			return s.giveUp(ctx, n)
 		}
-		if n.State == sandbox.NodeRemoved {
+		if n.State == operator.NodeRemoved {
 			return nil
 		}
 		if err := s.change(ctx, name, cordon); err != nil { // so that no sandbox is placed there meanwhile
@@ -272,13 +273,13 @@ func (s *Service) remove(lost bool) func(*store.FleetNode) error {
 }
 
 // giveUp removes a node on the operator's word that it never comes back.
-func (s *Service) giveUp(ctx context.Context, n sandbox.Node) error {
-	if n.State != sandbox.NodeRemoved {
+func (s *Service) giveUp(ctx context.Context, n operator.Node) error {
+	if n.State != operator.NodeRemoved {
 		now, err := s.fleet.Check(ctx, n.Name)
 		if err != nil {
 			return err
 		}
-		if now.State != sandbox.NodeUnreachable {
+		if now.State != operator.NodeUnreachable {
 			return &sandbox.Error{
 				Code: sandbox.CodeConflict, Subject: n.Name, Message: "the node answers, so it is not lost",
 				Hint: "move its sessions first with: atoll node drain " + n.Name,

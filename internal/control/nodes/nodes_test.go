@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -24,11 +25,11 @@ func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
 type fleet struct {
 	core     *core.Core
 	answers  bool // the node
-	moved    []sandbox.NodeMoved
-	stuck    []sandbox.NodeSandbox // of sessions that cannot be moved
-	stays    map[string]error      // sandboxes that cannot be ended
-	ended    []string              // sandboxes, with their tenants
-	givenUp  []string              // providers
+	moved    []operator.NodeMoved
+	stuck    []operator.NodeSandbox // of sessions that cannot be moved
+	stays    map[string]error       // sandboxes that cannot be ended
+	ended    []string               // sandboxes, with their tenants
+	givenUp  []string               // providers
 	reloaded int
 }
 
@@ -42,23 +43,23 @@ func (f *fleet) row(ctx context.Context) (n store.FleetNode, err error) {
 	return all[i], nil
 }
 
-func (f *fleet) Nodes() []sandbox.Node {
+func (f *fleet) Nodes() []operator.Node {
 	n, _ := f.Node("east")
-	return []sandbox.Node{n}
+	return []operator.Node{n}
 }
 
-func (f *fleet) Node(name string) (sandbox.Node, error) {
+func (f *fleet) Node(name string) (operator.Node, error) {
 	if name != "east" {
-		return sandbox.Node{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: name, Message: "no such node"}
+		return operator.Node{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: name, Message: "no such node"}
 	}
 	n, err := f.row(context.Background())
-	return sandbox.Node{Name: name, Provider: "node-east", State: sandbox.NodeState(n.State)}, err
+	return operator.Node{Name: name, Provider: "node-east", State: operator.NodeState(n.State)}, err
 }
 
-func (f *fleet) Check(_ context.Context, name string) (sandbox.Node, error) {
+func (f *fleet) Check(_ context.Context, name string) (operator.Node, error) {
 	n, err := f.Node(name)
 	if !f.answers {
-		n.State = sandbox.NodeUnreachable
+		n.State = operator.NodeUnreachable
 	}
 	return n, err
 }
@@ -81,7 +82,7 @@ func (f *fleet) GiveUp(_ context.Context, provider string) error {
 	return nil
 }
 
-func (f *fleet) Evacuate(context.Context, string) ([]sandbox.NodeMoved, []sandbox.NodeSandbox, error) {
+func (f *fleet) Evacuate(context.Context, string) ([]operator.NodeMoved, []operator.NodeSandbox, error) {
 	return f.moved, f.stuck, nil
 }
 
@@ -128,7 +129,7 @@ func TestOnlyTheOwnerManagesNodes(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"list":   func() error { _, err := s.Nodes(ctx); return err },
 		"get":    func() error { _, err := s.Node(ctx, "east"); return err },
-		"change": func() error { _, err := s.UpdateNode(ctx, "east", sandbox.NodeChange{Cordoned: &yes}); return err },
+		"change": func() error { _, err := s.UpdateNode(ctx, "east", operator.NodeChange{Cordoned: &yes}); return err },
 		"drain":  func() error { _, err := s.DrainNode(ctx, "east", true); return err },
 		"remove": func() error { return s.RemoveNode(ctx, "east", true) },
 	} {
@@ -165,7 +166,7 @@ func TestCordon(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, w := open(t, tt.from)
-			_, err := s.UpdateNode(coretest.Owner(t), "east", sandbox.NodeChange{Cordoned: tt.change})
+			_, err := s.UpdateNode(coretest.Owner(t), "east", operator.NodeChange{Cordoned: tt.change})
 			coretest.WantCode(t, err, tt.code)
 			w.wantState(t, tt.to)
 		})
@@ -188,7 +189,7 @@ func TestDrain(t *testing.T) {
 			s, w := open(t, store.FleetActive)
 			w.place(t, "sb-busy", "sb-plain", "sb-stays")
 			w.stays["sb-stays"] = errors.New("its disk is full")
-			w.stuck = []sandbox.NodeSandbox{{Tenant: coretest.Acme, Sandbox: "sb-busy", Reason: "its session is in use"}}
+			w.stuck = []operator.NodeSandbox{{Tenant: coretest.Acme, Sandbox: "sb-busy", Reason: "its session is in use"}}
 			out, err := s.DrainNode(coretest.Owner(t), "east", tt.force)
 			coretest.OK(t, err)
 			if !slices.Equal(w.ended, tt.ended) {
@@ -248,14 +249,14 @@ func TestLostNodeComesBack(t *testing.T) {
 	w.answers = false
 	coretest.OK(t, s.RemoveNode(coretest.Owner(t), "east", true))
 	no := false
-	_, err := s.UpdateNode(coretest.Owner(t), "east", sandbox.NodeChange{Cordoned: &no})
+	_, err := s.UpdateNode(coretest.Owner(t), "east", operator.NodeChange{Cordoned: &no})
 	coretest.WantCode(t, err, sandbox.CodeConflict)
 	w.wantState(t, store.FleetRemoved)
 	coretest.OK(t, w.core.Store.Update(t.Context(), func(tx *store.Tx) error {
 		_, err := tx.Operator().ChangeFleetNode(t.Context(), "east", func(n *store.FleetNode) error { n.Cleared = coretest.Now; return nil })
 		return err
 	}))
-	_, err = s.UpdateNode(coretest.Owner(t), "east", sandbox.NodeChange{Cordoned: &no})
+	_, err = s.UpdateNode(coretest.Owner(t), "east", operator.NodeChange{Cordoned: &no})
 	coretest.OK(t, err)
 	w.wantState(t, store.FleetActive)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Terms are what a provider offers, and the settings of the daemon for it.
@@ -223,7 +224,7 @@ func Required(loose map[string]sandbox.Enforcement) error {
 
 // Demanded returns an error for a limit that a policy or a quota requires and the
 // provider does not enforce. loose are the limits that it does not enforce.
-func Demanded(provider string, loose map[string]sandbox.Enforcement, caps sandbox.Resources, quota sandbox.Limits) error {
+func Demanded(provider string, loose map[string]sandbox.Enforcement, caps sandbox.Resources, quota operator.Limits) error {
 	for name, demanded := range map[string]bool{
 		"cpus": caps.CPUs != 0 || quota.CPUs != 0, "memory": caps.Memory != 0 || quota.Memory != 0,
 		"disk": caps.Disk != 0 || quota.Disk != 0, "pids": caps.PIDs != 0,

@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 const caps = `policies:
@@ -379,13 +380,13 @@ func TestDemanded(t *testing.T) {
 	loose := map[string]sandbox.Enforcement{"memory": {Why: "no cgroups"}}
 	for name, tt := range map[string]struct {
 		caps  sandbox.Resources
-		quota sandbox.Limits
+		quota operator.Limits
 		code  sandbox.Code
 	}{
 		"nothing demands it": {},
 		"another limit":      {caps: sandbox.Resources{CPUs: 1}},
 		"a policy":           {caps: sandbox.Resources{Memory: 1 << 30}, code: sandbox.CodeUnsupported},
-		"a quota":            {quota: sandbox.Limits{Memory: 1 << 30}, code: sandbox.CodeUnsupported},
+		"a quota":            {quota: operator.Limits{Memory: 1 << 30}, code: sandbox.CodeUnsupported},
 	} {
 		if err := plan.Demanded("fake", loose, tt.caps, tt.quota); sandbox.CodeOf(err) != tt.code {
 			t.Errorf("%s: %v, want %q", name, err, tt.code)

@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Files is the source of the machine's policies.
@@ -122,7 +123,7 @@ func (s *Service) keep(ctx context.Context, why error) error {
 }
 
 // Reload is Load for the owner of the machine.
-func (s *Service) Reload(ctx context.Context) (sandbox.Policies, error) {
+func (s *Service) Reload(ctx context.Context) (operator.Policies, error) {
 	err := s.AsOwner(ctx, ops.PolicyReload, s.cfg.Source, func(ctx context.Context) error {
 		if s.cfg.Load == nil {
 			return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: "policies", Message: "this daemon has none", Hint: "start it with: atoll up --policy DIR"}
@@ -134,10 +135,10 @@ func (s *Service) Reload(ctx context.Context) (sandbox.Policies, error) {
 
 // Get returns the policies that may apply to sandboxes of the caller's tenant.
 // The owner of the machine sees all.
-func (s *Service) Get(ctx context.Context) (sandbox.Policies, error) {
+func (s *Service) Get(ctx context.Context) (operator.Policies, error) {
 	who, err := s.Look(ctx, ops.PolicyGet, "")
 	if err != nil {
-		return sandbox.Policies{}, err
+		return operator.Policies{}, err
 	}
 	if who.UID != nil {
 		return s.state(""), nil
@@ -147,10 +148,10 @@ func (s *Service) Get(ctx context.Context) (sandbox.Policies, error) {
 
 // state describes the policies, for a tenant or, if tenant is empty, for the
 // owner of the machine. Only the owner sees file names.
-func (s *Service) state(tenant string) sandbox.Policies {
+func (s *Service) state(tenant string) operator.Policies {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := sandbox.Policies{Digest: s.set.Digest(), Loaded: s.loaded}
+	out := operator.Policies{Digest: s.set.Digest(), Loaded: s.loaded}
 	if tenant != "" {
 		out.Policies = s.set.PoliciesOf(tenant)
 		return out
@@ -161,23 +162,23 @@ func (s *Service) state(tenant string) sandbox.Policies {
 
 // Explain returns the decision of the policies about a sandbox, without
 // creating it.
-func (s *Service) Explain(ctx context.Context, spec sandbox.Spec) (_ sandbox.PolicyAnswer, err error) {
+func (s *Service) Explain(ctx context.Context, spec sandbox.Spec) (_ operator.PolicyAnswer, err error) {
 	const op = ops.PolicyExplain
 	defer core.Name(op, &err)
 	who, err := s.Look(ctx, op, "")
 	if err != nil {
-		return sandbox.PolicyAnswer{}, err
+		return operator.PolicyAnswer{}, err
 	}
 	if err := spec.Validate(); err != nil {
-		return sandbox.PolicyAnswer{}, err
+		return operator.PolicyAnswer{}, err
 	}
 	asked, err := s.AskedImage(ctx, who.Tenant, &spec)
 	if err != nil {
-		return sandbox.PolicyAnswer{}, err
+		return operator.PolicyAnswer{}, err
 	}
 	k, err := s.Known(ctx, who.Tenant, &spec, asked)
 	if err != nil {
-		return sandbox.PolicyAnswer{}, err
+		return operator.PolicyAnswer{}, err
 	}
 	r := k.Request(who.Tenant, &spec, asked)
 	r.Resources = spec.Resources

@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Policies provides the machine's policies.
@@ -171,18 +172,18 @@ func (s *Service) List(ctx context.Context) ([]sandbox.StoredProfile, error) {
 
 // Test returns what would happen to a request under a profile, without sending
 // it. An empty method is GET.
-func (s *Service) Test(ctx context.Context, name, method, target string) (_ sandbox.Explanation, err error) {
+func (s *Service) Test(ctx context.Context, name, method, target string) (_ operator.Explanation, err error) {
 	const op = ops.ProfileTest
 	defer core.Name(op, &err)
 	stored, err := s.get(ctx, name, 0)
 	if err != nil {
-		return sandbox.Explanation{}, err
+		return operator.Explanation{}, err
 	}
 	compiled, err := policy.Compile(stored.Profile, policy.Options{
 		Operator: s.cfg.Operator, EgressLimits: s.cfg.Policies.Set().EgressLimits(policyset.About{Tenant: stored.Tenant}),
 	})
 	if err != nil {
-		return sandbox.Explanation{}, err
+		return operator.Explanation{}, err
 	}
 	e, err := compiled.Explain(cmp.Or(method, "GET"), target)
 	return e, err

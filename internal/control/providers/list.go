@@ -4,18 +4,17 @@ import (
 	"context"
 	"slices"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/sandbox"
 )
 
 // ChooseProvider selects a provider that meets the needs of a sandbox, and
 // explains the choice. It creates nothing.
-func (s *Service) ChooseProvider(ctx context.Context, n sandbox.Needs) (sandbox.Choice, error) {
+func (s *Service) ChooseProvider(ctx context.Context, n catalog.Needs) (catalog.Choice, error) {
 	all, err := s.Providers(ctx)
 	if err != nil {
-		return sandbox.Choice{}, err
+		return catalog.Choice{}, err
 	}
 	facts := catalog.FactsOf(all)
 	if s.HasNodes() {
@@ -30,7 +29,7 @@ func (s *Service) ChooseProvider(ctx context.Context, n sandbox.Needs) (sandbox.
 }
 
 // Providers describes the providers of the daemon.
-func (s *Service) Providers(ctx context.Context) ([]sandbox.Provider, error) {
+func (s *Service) Providers(ctx context.Context) ([]catalog.Provider, error) {
 	who, err := s.Look(ctx, ops.ProviderList, "")
 	if err != nil {
 		return nil, err
@@ -46,7 +45,7 @@ func (s *Service) Providers(ctx context.Context) ([]sandbox.Provider, error) {
 	if s.cfg.Nodes != nil {
 		list = append(slices.Clone(list), s.cfg.Nodes.Known()...)
 	}
-	all := make([]sandbox.Provider, len(list))
+	all := make([]catalog.Provider, len(list))
 	for i, known := range list {
 		all[i] = s.describe(ctx, known)
 	}
@@ -54,7 +53,7 @@ func (s *Service) Providers(ctx context.Context) ([]sandbox.Provider, error) {
 }
 
 // describe fills in what a provider says about itself.
-func (s *Service) describe(ctx context.Context, p sandbox.Provider) sandbox.Provider {
+func (s *Service) describe(ctx context.Context, p catalog.Provider) catalog.Provider {
 	p.Default, p.Capabilities = p.Name == s.cfg.Default.Name, map[string]bool{}
 	if p.Problem != "" { // a node that gets no sandboxes
 		return p

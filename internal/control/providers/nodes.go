@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -14,7 +14,7 @@ import (
 func (s *Service) HasNodes() bool { return s.cfg.Nodes != nil && s.cfg.Nodes.Any() }
 
 // node returns the provider of a node.
-func (s *Service) node(name string) (p sandbox.Provider, ok bool) {
+func (s *Service) node(name string) (p catalog.Provider, ok bool) {
 	if s.cfg.Nodes == nil {
 		return p, false
 	}
@@ -53,13 +53,13 @@ func (s *Service) Place(spec *sandbox.Spec) (provider, why string, err error) {
 		return provider, why, nil
 	}
 	var all []string
-	for _, c := range catalog.Choose(sandbox.Needs{Isolation: spec.Isolation}, s.cfg.Nodes.Candidates(spec.Image, memory)).Candidates {
+	for _, c := range catalog.Choose(catalog.Needs{Isolation: spec.Isolation}, s.cfg.Nodes.Candidates(spec.Image, memory)).Candidates {
 		all = append(all, c.Provider+": "+strings.Join(c.Reasons, "; "))
 	}
 	refusal := &sandbox.Error{
 		Code: sandbox.CodeUnavailable, Op: "node.place", Subject: "nodes", Message: "no node takes a sandbox: " + strings.Join(all, ", "), Hint: "see: atoll node ls",
 	}
-	if slices.ContainsFunc(s.cfg.Nodes.Known(), func(n sandbox.Provider) bool { return n.Problem == "" }) { // it is too weak
+	if slices.ContainsFunc(s.cfg.Nodes.Known(), func(n catalog.Provider) bool { return n.Problem == "" }) { // it is too weak
 		refusal.Code, refusal.Subject = sandbox.CodeUnsupported, "isolation"
 		refusal.Hint = "demand less, or see what each one gives with: atoll provider choose --isolation " + string(spec.Isolation)
 	}

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/key"
@@ -42,7 +42,7 @@ type Config struct {
 	Open func(ctx context.Context, name string) (Opened, error)
 	// Known lists the providers that Open knows, with what is known without
 	// opening them.
-	Known []sandbox.Provider
+	Known []catalog.Provider
 	// Shared are the additional providers that callers with an API key may choose.
 	// The owner of the machine may choose any.
 	Shared []string
@@ -59,7 +59,7 @@ type Config struct {
 // must be safe for concurrent use.
 type Machines interface {
 	// Known lists those of a tenant, with what is known without opening them.
-	Known(ctx context.Context, tenant string) ([]sandbox.Provider, error)
+	Known(ctx context.Context, tenant string) ([]catalog.Provider, error)
 	// Belongs reports whether a provider is that of a machine, and whether a tenant
 	// may use it.
 	Belongs(ctx context.Context, name, tenant string) (machine, ok bool)
@@ -69,10 +69,10 @@ type Machines interface {
 type Nodes interface {
 	// Known lists them, with what is known without opening them. One that takes no
 	// sandboxes has a Problem.
-	Known() []sandbox.Provider
+	Known() []catalog.Provider
 	// Any reports whether there are any, and Find returns one of them.
 	Any() bool
-	Find(name string) (p sandbox.Provider, ok bool)
+	Find(name string) (p catalog.Provider, ok bool)
 	// Candidates describes them for a sandbox with an image that asks for memory.
 	Candidates(image string, memory int64) []catalog.Facts
 	// Choose returns the one that suits a sandbox best, and why. Empty: none does.

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
 	"github.com/atoll-run/atoll/internal/control/providers"
@@ -41,7 +41,7 @@ func open(t *testing.T, nodes providers.Nodes) *providers.Service {
 		},
 	}
 	for name := range gives {
-		cfg.Known = append(cfg.Known, sandbox.Provider{Name: name, Available: true})
+		cfg.Known = append(cfg.Known, catalog.Provider{Name: name, Available: true})
 	}
 	return providers.New(coretest.Open(t), cfg)
 }
@@ -49,7 +49,7 @@ func open(t *testing.T, nodes providers.Nodes) *providers.Service {
 // machines has one machine, of acme.
 type machines struct{}
 
-func (machines) Known(context.Context, string) ([]sandbox.Provider, error) { return nil, nil }
+func (machines) Known(context.Context, string) ([]catalog.Provider, error) { return nil, nil }
 
 func (machines) Belongs(_ context.Context, name, tenant string) (machine, ok bool) {
 	return name == "machine-1", tenant == coretest.Acme
@@ -59,18 +59,18 @@ func (machines) Belongs(_ context.Context, name, tenant string) (machine, ok boo
 // a sandbox.
 type nodes struct{ chosen string }
 
-func (nodes) Known() []sandbox.Provider {
-	return []sandbox.Provider{{Name: "node-a"}, {Name: "node-b", Problem: "it is cordoned"}}
+func (nodes) Known() []catalog.Provider {
+	return []catalog.Provider{{Name: "node-a"}, {Name: "node-b", Problem: "it is cordoned"}}
 }
 func (nodes) Any() bool { return true }
 
-func (n nodes) Find(name string) (sandbox.Provider, bool) {
+func (n nodes) Find(name string) (catalog.Provider, bool) {
 	for _, p := range n.Known() {
 		if p.Name == name {
 			return p, true
 		}
 	}
-	return sandbox.Provider{}, false
+	return catalog.Provider{}, false
 }
 func (nodes) Candidates(string, int64) []catalog.Facts { return nil }
 func (n nodes) Choose(string, int64, sandbox.Isolation) (provider, why string) {

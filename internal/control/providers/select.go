@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/key"
@@ -57,8 +57,8 @@ func (s *Service) KeepHere(spec *sandbox.Spec) {
 
 // stronger chooses among the providers of this daemon that the caller may use.
 // The machines of users are not among them: they are used only by name.
-func (s *Service) stronger(ctx context.Context, who key.Principal, spec *sandbox.Spec) (sandbox.Choice, []sandbox.Provider) {
-	all := make([]sandbox.Provider, 0, len(s.cfg.Known))
+func (s *Service) stronger(ctx context.Context, who key.Principal, spec *sandbox.Spec) (catalog.Choice, []catalog.Provider) {
+	all := make([]catalog.Provider, 0, len(s.cfg.Known))
 	for _, known := range s.cfg.Known {
 		if s.Permit(ctx, who, known.Name) == nil {
 			all = append(all, s.describe(ctx, known))
@@ -77,10 +77,10 @@ func (s *Service) stronger(ctx context.Context, who key.Principal, spec *sandbox
 
 // noneMeets is the refusal when no provider is strong enough and can be used. It
 // says what the available ones give, and what the strong ones lack.
-func noneMeets(choice sandbox.Choice, all []sandbox.Provider, demand sandbox.Isolation) error {
+func noneMeets(choice catalog.Choice, all []catalog.Provider, demand sandbox.Isolation) error {
 	var each []string
 	for _, c := range choice.Candidates {
-		p := all[slices.IndexFunc(all, func(p sandbox.Provider) bool { return p.Name == c.Provider })]
+		p := all[slices.IndexFunc(all, func(p catalog.Provider) bool { return p.Name == c.Provider })]
 		switch gives := p.Descriptor.Isolation; {
 		case gives.Meets(demand):
 			each = append(each, c.Provider+": "+strings.Join(c.Reasons, ", "))

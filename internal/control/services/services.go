@@ -10,6 +10,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/core"
@@ -56,7 +57,7 @@ type Config struct {
 	Former  []string
 	// Open opens the other providers, and Known lists them; see providers.Config.
 	Open  func(ctx context.Context, name string) (providers.Opened, error)
-	Known []sandbox.Provider
+	Known []catalog.Provider
 	// Shared are the additional providers that callers with an API key may choose.
 	// The owner of the machine may choose any.
 	Shared []string

@@ -4,7 +4,7 @@ import (
 	"context"
 	"slices"
 
-	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -14,24 +14,24 @@ import (
 
 // Capabilities returns what a session can do now, with a reason for each
 // missing capability. It makes no sandbox.
-func (s *Service) Capabilities(ctx context.Context, ref string) (_ sandbox.CapabilityDocument, err error) {
+func (s *Service) Capabilities(ctx context.Context, ref string) (_ catalog.CapabilityDocument, err error) {
 	const op = ops.SessionGet
 	defer core.Name(op, &err)
 	who, err := guard.Principal(ctx)
 	if err != nil {
-		return sandbox.CapabilityDocument{}, err
+		return catalog.CapabilityDocument{}, err
 	}
 	row, err := s.Get(ctx, ref)
 	if err != nil {
-		return sandbox.CapabilityDocument{}, err
+		return catalog.CapabilityDocument{}, err
 	}
 	all, err := s.providers.Providers(ctx)
 	if err != nil {
-		return sandbox.CapabilityDocument{}, err
+		return catalog.CapabilityDocument{}, err
 	}
-	at := slices.IndexFunc(all, func(p sandbox.Provider) bool { return serving(&row, &p) })
+	at := slices.IndexFunc(all, func(p catalog.Provider) bool { return serving(&row, &p) })
 	if at < 0 {
-		return sandbox.CapabilityDocument{}, &sandbox.Error{
+		return catalog.CapabilityDocument{}, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: row.Name, Message: "this daemon does not have the provider of the session", Hint: "see: atoll session targets " + row.Name,
 		}
 	}
@@ -47,7 +47,7 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (_ sandbox.Capab
 		return err
 	})
 	if err != nil {
-		return sandbox.CapabilityDocument{}, err
+		return catalog.CapabilityDocument{}, err
 	}
 	q := catalog.Query{
 		SessionID: row.ID, Isolation: serves.Isolation, Liveness: row.Lease.State, Epoch: row.Lease.Epoch, Shared: len(group) > 1, Now: s.Store.Now(),
@@ -57,7 +57,7 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (_ sandbox.Capab
 		q.DesktopView, q.ComputerView = true, true
 	}
 	if q.Machine, err = s.machines.State(ctx, who.Tenant, all[at].Name); err != nil {
-		return sandbox.CapabilityDocument{}, core.Named(op, err)
+		return catalog.CapabilityDocument{}, core.Named(op, err)
 	}
 	if q.Machine != nil && q.Machine.Own { // its screen is not of an image
 		q.NoDesktop = false
@@ -77,7 +77,7 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (_ sandbox.Capab
 
 // serving reports whether a provider has the sandbox of a session, or would make
 // its next one.
-func serving(row *sandbox.Session, p *sandbox.Provider) bool {
+func serving(row *sandbox.Session, p *catalog.Provider) bool {
 	switch {
 	case row.Lease.Provider != "":
 		return p.Name == row.Lease.Provider

@@ -9,12 +9,13 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Evacuate moves the sessions of all tenants that have their sandbox on a node to
 // other nodes, one by one. kept are the sandboxes of those that could not be
 // moved, with reasons.
-func (s *Movers) Evacuate(ctx context.Context, provider string) (moved []sandbox.NodeMoved, kept []sandbox.NodeSandbox, err error) {
+func (s *Movers) Evacuate(ctx context.Context, provider string) (moved []operator.NodeMoved, kept []operator.NodeSandbox, err error) {
 	all, err := s.leases.active(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -32,9 +33,9 @@ func (s *Movers) Evacuate(ctx context.Context, provider string) (moved []sandbox
 		case ctx.Err() != nil:
 			return moved, kept, ctx.Err()
 		case err != nil:
-			kept = append(kept, sandbox.NodeSandbox{Tenant: k.Tenant, Sandbox: box.ID, Session: row.Name, Reason: err.Error()})
+			kept = append(kept, operator.NodeSandbox{Tenant: k.Tenant, Sandbox: box.ID, Session: row.Name, Reason: err.Error()})
 		default:
-			moved = append(moved, sandbox.NodeMoved{Tenant: k.Tenant, Session: row.Name, Receipt: receipt})
+			moved = append(moved, operator.NodeMoved{Tenant: k.Tenant, Session: row.Name, Receipt: receipt})
 		}
 	}
 	return moved, kept, nil

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/key"
@@ -49,7 +49,7 @@ type Sandboxes interface {
 
 // Providers are those that a session can move to.
 type Providers interface {
-	Providers(ctx context.Context) ([]sandbox.Provider, error)
+	Providers(ctx context.Context) ([]catalog.Provider, error)
 	// Binding returns the binding of a provider.
 	Binding(ctx context.Context, provider string) (string, error)
 	// Present returns the present name of a binding in a record.

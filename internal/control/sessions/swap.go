@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"

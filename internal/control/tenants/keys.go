@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Authenticate returns the principal of a key; see key.Ring.Authenticate.
@@ -20,21 +21,21 @@ func (s *Service) Authenticate(ctx context.Context, token string) (key.Principal
 // CreateKey creates a key for a tenant, by default the caller's. Only the owner
 // of the machine can create keys for other tenants; a missing tenant is
 // created. The result contains the token, which cannot be read again.
-func (s *Service) CreateKey(ctx context.Context, n sandbox.NewKey) (sandbox.Key, error) {
+func (s *Service) CreateKey(ctx context.Context, n operator.NewKey) (operator.Key, error) {
 	return s.createKey(ctx, n)
 }
 
 // CreatePageKey creates the key of a page that a link of the owner of the machine
 // signed in.
-func (s *Service) CreatePageKey(ctx context.Context, n sandbox.NewKey) (sandbox.Key, error) {
+func (s *Service) CreatePageKey(ctx context.Context, n operator.NewKey) (operator.Key, error) {
 	return s.createKey(ctx, n, ops.Page)
 }
 
-func (s *Service) createKey(ctx context.Context, n sandbox.NewKey, marks ...key.Verb) (sandbox.Key, error) {
+func (s *Service) createKey(ctx context.Context, n operator.NewKey, marks ...key.Verb) (operator.Key, error) {
 	const op = ops.KeyCreate
 	who, err := guard.Principal(ctx)
 	if err != nil {
-		return sandbox.Key{}, err
+		return operator.Key{}, err
 	}
 	if n.Tenant == "" {
 		n.Tenant = who.Tenant
@@ -45,7 +46,7 @@ func (s *Service) createKey(ctx context.Context, n sandbox.NewKey, marks ...key.
 		}
 		return nil
 	}
-	var made sandbox.Key
+	var made operator.Key
 	err = s.Change(ctx, op, guard.Subject{Subject: n.Name}, func(ctx context.Context) (string, error) {
 		err := s.Store.Update(ctx, func(tx *store.Tx) (err error) {
 			if who.UID != nil {
@@ -59,18 +60,18 @@ func (s *Service) createKey(ctx context.Context, n sandbox.NewKey, marks ...key.
 		return made.ID, err
 	}, others)
 	if err != nil {
-		return sandbox.Key{}, err
+		return operator.Key{}, err
 	}
 	return made, nil
 }
 
 // Caller returns who makes a request. It needs no permission.
-func (s *Service) Caller(ctx context.Context) (sandbox.Caller, error) {
+func (s *Service) Caller(ctx context.Context) (operator.Caller, error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
-		return sandbox.Caller{}, err
+		return operator.Caller{}, err
 	}
-	c := sandbox.Caller{Tenant: who.Tenant, Key: who.Key, Owner: who.UID != nil, Nodes: who.Allow(ops.NodeList) == nil, Tenants: who.Allow(ops.TenantList) == nil}
+	c := operator.Caller{Tenant: who.Tenant, Key: who.Key, Owner: who.UID != nil, Nodes: who.Allow(ops.NodeList) == nil, Tenants: who.Allow(ops.TenantList) == nil}
 	for _, v := range who.Verbs {
 		if v != ops.Page {
 			c.Verbs = append(c.Verbs, string(v))
@@ -80,9 +81,9 @@ func (s *Service) Caller(ctx context.Context) (sandbox.Caller, error) {
 }
 
 // Keys lists the keys of the caller's tenant, oldest first.
-func (s *Service) Keys(ctx context.Context) ([]sandbox.Key, error) {
+func (s *Service) Keys(ctx context.Context) ([]operator.Key, error) {
 	stored, err := core.Read(ctx, s.Core, ops.KeyList, "", func(tx *store.Tx, tenant string) ([]store.Key, error) { return tx.Tenants().Keys(ctx, tenant) })
-	keys := make([]sandbox.Key, len(stored))
+	keys := make([]operator.Key, len(stored))
 	for i := range stored {
 		keys[i] = stored[i].Key
 		keys[i].Verbs = slices.DeleteFunc(keys[i].Verbs, func(v string) bool { return v == string(ops.Page) })

@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Service manages tenants and keys. It is safe for concurrent use.
@@ -26,7 +27,7 @@ func New(c *core.Core) *Service {
 	return &Service{Core: c, ring: key.NewRing(c.Store), meter: quota.NewMeter(c.Store.Now)}
 }
 
-func withUsage(ctx context.Context, tx *store.Tx, stored store.Tenant) (t sandbox.Tenant, err error) {
+func withUsage(ctx context.Context, tx *store.Tx, stored store.Tenant) (t operator.Tenant, err error) {
 	t = stored.Tenant
 	if t.Usage, err = tx.Tenants().Usage(ctx, t.ID); err != nil {
 		return t, err
@@ -37,21 +38,21 @@ func withUsage(ctx context.Context, tx *store.Tx, stored store.Tenant) (t sandbo
 	return t, err
 }
 
-func read(ctx context.Context, tx *store.Tx, id string) (sandbox.Tenant, error) {
+func read(ctx context.Context, tx *store.Tx, id string) (operator.Tenant, error) {
 	stored, err := tx.Tenants().Get(ctx, id)
 	if err != nil {
-		return sandbox.Tenant{}, err
+		return operator.Tenant{}, err
 	}
 	return withUsage(ctx, tx, stored)
 }
 
-func (s *Service) read(ctx context.Context, id string) (sandbox.Tenant, error) {
-	return store.Read(ctx, s.Store, func(tx *store.Tx) (sandbox.Tenant, error) { return read(ctx, tx, id) })
+func (s *Service) read(ctx context.Context, id string) (operator.Tenant, error) {
+	return store.Read(ctx, s.Store, func(tx *store.Tx) (operator.Tenant, error) { return read(ctx, tx, id) })
 }
 
 // OwnTenant returns the caller's tenant.
-func (s *Service) OwnTenant(ctx context.Context) (sandbox.Tenant, error) {
-	return core.Read(ctx, s.Core, ops.QuotaGet, "", func(tx *store.Tx, tenant string) (sandbox.Tenant, error) { return read(ctx, tx, tenant) })
+func (s *Service) OwnTenant(ctx context.Context) (operator.Tenant, error) {
+	return core.Read(ctx, s.Core, ops.QuotaGet, "", func(tx *store.Tx, tenant string) (operator.Tenant, error) { return read(ctx, tx, tenant) })
 }
 
 // Exists returns nil if there is a tenant of that name, also a disabled one, else
@@ -64,11 +65,11 @@ func (s *Service) Exists(ctx context.Context, name string) error {
 }
 
 // Tenants lists all tenants by name. Only the owner of the machine may call it.
-func (s *Service) Tenants(ctx context.Context) (all []sandbox.Tenant, err error) {
+func (s *Service) Tenants(ctx context.Context) (all []operator.Tenant, err error) {
 	err = s.AsOwner(ctx, ops.TenantList, "", func(ctx context.Context) error {
 		return s.Store.View(ctx, func(tx *store.Tx) error {
 			known, err := tx.Operator().Tenants(ctx)
-			all = make([]sandbox.Tenant, len(known))
+			all = make([]operator.Tenant, len(known))
 			for i := 0; i < len(known) && err == nil; i++ {
 				all[i], err = withUsage(ctx, tx, known[i])
 			}
@@ -79,7 +80,7 @@ func (s *Service) Tenants(ctx context.Context) (all []sandbox.Tenant, err error)
 }
 
 // Tenant returns any tenant. Only the owner of the machine may call it.
-func (s *Service) Tenant(ctx context.Context, id string) (t sandbox.Tenant, err error) {
+func (s *Service) Tenant(ctx context.Context, id string) (t operator.Tenant, err error) {
 	err = s.AsOwner(ctx, ops.TenantGet, id, func(ctx context.Context) error {
 		t, err = s.read(ctx, id)
 		return err
@@ -89,7 +90,7 @@ func (s *Service) Tenant(ctx context.Context, id string) (t sandbox.Tenant, err 
 
 // CreateTenant creates a tenant. If the name is in use, it returns
 // CodeAlreadyExists. Only the owner of the machine may call it.
-func (s *Service) CreateTenant(ctx context.Context, n sandbox.NewTenant) (t sandbox.Tenant, err error) {
+func (s *Service) CreateTenant(ctx context.Context, n operator.NewTenant) (t operator.Tenant, err error) {
 	err = s.AsOwner(ctx, ops.TenantCreate, n.ID, func(ctx context.Context) error {
 		return s.Store.Update(ctx, func(tx *store.Tx) error {
 			if _, err := tx.Tenants().Get(ctx, n.ID); err == nil {
@@ -111,7 +112,7 @@ func (s *Service) CreateTenant(ctx context.Context, n sandbox.NewTenant) (t sand
 // UpdateTenant changes the limits of a tenant, or disables or enables it. New
 // limits do not affect existing sandboxes. Disabling ends the tenant's requests
 // in progress. Only the owner of the machine may call it.
-func (s *Service) UpdateTenant(ctx context.Context, id string, c sandbox.TenantChange) (t sandbox.Tenant, err error) {
+func (s *Service) UpdateTenant(ctx context.Context, id string, c operator.TenantChange) (t operator.Tenant, err error) {
 	op := ops.TenantLimits
 	if c.Disabled != nil {
 		op = ops.TenantDisable

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -59,7 +60,7 @@ func wantCode(t *testing.T, err error, want sandbox.Code) {
 }
 
 // login returns a key of a tenant, and the context of a request that bears it.
-func login(t *testing.T, s *tenants.Service, owner context.Context, n sandbox.NewKey) (sandbox.Key, context.Context) {
+func login(t *testing.T, s *tenants.Service, owner context.Context, n operator.NewKey) (operator.Key, context.Context) {
 	t.Helper()
 	k, err := s.CreateKey(owner, n)
 	ok(t, err)
@@ -70,9 +71,9 @@ func login(t *testing.T, s *tenants.Service, owner context.Context, n sandbox.Ne
 
 func TestKeys(t *testing.T) {
 	s, owner := open(t, store.Options{})
-	k, admin := login(t, s, owner, sandbox.NewKey{Name: "ci", Tenant: "acme", Verbs: []string{"admin"}})
-	_, reader := login(t, s, owner, sandbox.NewKey{Tenant: "acme", Verbs: []string{"read"}})
-	_, rival := login(t, s, owner, sandbox.NewKey{Tenant: "rival", Verbs: []string{"admin"}})
+	k, admin := login(t, s, owner, operator.NewKey{Name: "ci", Tenant: "acme", Verbs: []string{"admin"}})
+	_, reader := login(t, s, owner, operator.NewKey{Tenant: "acme", Verbs: []string{"read"}})
+	_, rival := login(t, s, owner, operator.NewKey{Tenant: "rival", Verbs: []string{"admin"}})
 
 	all, err := s.Keys(admin)
 	ok(t, err)
@@ -81,9 +82,9 @@ func TestKeys(t *testing.T) {
 	}
 	_, err = s.Keys(reader)
 	wantCode(t, err, sandbox.CodeDenied)
-	_, err = s.CreateKey(admin, sandbox.NewKey{Tenant: "rival", Verbs: []string{"read"}})
+	_, err = s.CreateKey(admin, operator.NewKey{Tenant: "rival", Verbs: []string{"read"}})
 	wantCode(t, err, sandbox.CodeDenied)
-	_, err = s.CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read"}})
+	_, err = s.CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read"}})
 	wantCode(t, err, sandbox.CodeUnauthorized)
 	wantCode(t, s.RevokeKey(rival, k.ID), sandbox.CodeNotFound)
 	if err := context.Cause(admin); err != nil {
@@ -95,9 +96,9 @@ func TestKeys(t *testing.T) {
 func TestRequestsEnd(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	s, owner := open(t, store.Options{Now: func() time.Time { return now }})
-	revoked, one := login(t, s, owner, sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
-	_, two := login(t, s, owner, sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
-	_, other := login(t, s, owner, sandbox.NewKey{Tenant: "rival", Verbs: []string{"admin"}})
+	revoked, one := login(t, s, owner, operator.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
+	_, two := login(t, s, owner, operator.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
+	_, other := login(t, s, owner, operator.NewKey{Tenant: "rival", Verbs: []string{"admin"}})
 	inside := s.KeepAlive(t.Context(), key.Bearer("acme", "id"), "acme", "")
 
 	wantEnded := func(what string, want map[string]bool) {
@@ -113,7 +114,7 @@ func TestRequestsEnd(t *testing.T) {
 	ok(t, s.RevokeKey(two, revoked.ID))
 	wantEnded("one key was revoked", map[string]bool{"one": true})
 	off := true
-	changed, err := s.UpdateTenant(owner, "acme", sandbox.TenantChange{Disabled: &off})
+	changed, err := s.UpdateTenant(owner, "acme", operator.TenantChange{Disabled: &off})
 	ok(t, err)
 	if changed.Disabled.IsZero() {
 		t.Error("the tenant is not disabled")
@@ -123,24 +124,24 @@ func TestRequestsEnd(t *testing.T) {
 
 func TestTenants(t *testing.T) {
 	s, owner := open(t, store.Options{})
-	want := sandbox.Limits{Boxes: 3, ExecRate: 1, ExecBurst: 2}
-	made, err := s.CreateTenant(owner, sandbox.NewTenant{ID: "acme", Limits: want})
+	want := operator.Limits{Boxes: 3, ExecRate: 1, ExecBurst: 2}
+	made, err := s.CreateTenant(owner, operator.NewTenant{ID: "acme", Limits: want})
 	ok(t, err)
 	if made.ID != "acme" || made.Limits != want {
 		t.Errorf("CreateTenant() = %+v, want acme with %+v", made, want)
 	}
-	_, err = s.CreateTenant(owner, sandbox.NewTenant{ID: "acme"})
+	_, err = s.CreateTenant(owner, operator.NewTenant{ID: "acme"})
 	wantCode(t, err, sandbox.CodeAlreadyExists)
-	_, admin := login(t, s, owner, sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
+	_, admin := login(t, s, owner, operator.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
 	if own, err := s.OwnTenant(admin); err != nil || own.Limits != want {
 		t.Errorf("OwnTenant() = %+v, %v, want %+v", own, err, want)
 	}
 	for what, call := range map[string]func() error{
 		"list":   func() error { _, err := s.Tenants(admin); return err },
 		"get":    func() error { _, err := s.Tenant(admin, "acme"); return err },
-		"create": func() error { _, err := s.CreateTenant(admin, sandbox.NewTenant{ID: "mine"}); return err },
+		"create": func() error { _, err := s.CreateTenant(admin, operator.NewTenant{ID: "mine"}); return err },
 		"update": func() error {
-			_, err := s.UpdateTenant(admin, "acme", sandbox.TenantChange{Limits: &sandbox.LimitsChange{Boxes: new(int64(9))}})
+			_, err := s.UpdateTenant(admin, "acme", operator.TenantChange{Limits: &operator.LimitsChange{Boxes: new(int64(9))}})
 			return err
 		},
 	} {
@@ -155,7 +156,7 @@ func TestTenants(t *testing.T) {
 
 func TestMeterExec(t *testing.T) {
 	s, owner := open(t, store.Options{Now: func() time.Time { return time.Unix(1_800_000_000, 0) }})
-	_, err := s.CreateTenant(owner, sandbox.NewTenant{ID: "acme", Limits: sandbox.Limits{ExecRate: 1, ExecBurst: 2}})
+	_, err := s.CreateTenant(owner, operator.NewTenant{ID: "acme", Limits: operator.Limits{ExecRate: 1, ExecBurst: 2}})
 	ok(t, err)
 	ok(t, s.MeterExec(t.Context(), "acme"))
 	ok(t, s.MeterExec(t.Context(), "acme"))
@@ -164,7 +165,7 @@ func TestMeterExec(t *testing.T) {
 	if after, known := quota.RetryAfter(err); !known || after != time.Second {
 		t.Errorf("try again after %v (%t), want 1s", after, known)
 	}
-	ok(t, s.MeterExec(s.WithLimits(t.Context(), sandbox.Limits{}), "acme"))
+	ok(t, s.MeterExec(s.WithLimits(t.Context(), operator.Limits{}), "acme"))
 	ok(t, s.MeterExec(t.Context(), key.DefaultTenant))
 }
 
@@ -175,7 +176,7 @@ func TestImportKey(t *testing.T) {
 	var tokens [2]string
 	var ids [2]string
 	for i := range tokens {
-		k, err := other.CreateKey(foreign, sandbox.NewKey{Verbs: []string{"read"}})
+		k, err := other.CreateKey(foreign, operator.NewKey{Verbs: []string{"read"}})
 		ok(t, err)
 		tokens[i], ids[i] = k.Token, k.ID
 	}
@@ -210,6 +211,6 @@ func TestImportKey(t *testing.T) {
 	}
 	ok(t, s.RevokeKey(owner, ids[1]))
 	wantCode(t, s.ImportKey(owner, tokens[1]), sandbox.CodeInvalid)
-	_, err := s.CreateKey(owner, sandbox.NewKey{Name: "of --key-file", Verbs: []string{"read"}})
+	_, err := s.CreateKey(owner, operator.NewKey{Name: "of --key-file", Verbs: []string{"read"}})
 	wantCode(t, err, sandbox.CodeInvalid)
 }

@@ -16,7 +16,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/sandbox"
@@ -173,7 +173,7 @@ func (w *world) watch(d *daemon) {
 			continue
 		}
 		*f = catalog.Facts{
-			Descriptor: sandbox.Descriptor{Name: n.name}, Available: true,
+			Descriptor: catalog.Descriptor{Name: n.name}, Available: true,
 			Node: &catalog.Node{Free: nodeMemory - n.used, HasImage: w.o.Images == 0 || i < w.o.Images},
 		}
 	}
@@ -184,7 +184,7 @@ func (w *world) watch(d *daemon) {
 func (w *world) place(d *daemon, weight int) (at int, ok bool) {
 	memory := int64(weight) * boxMemory
 	began := time.Now()
-	best, ok := catalog.Best(sandbox.Needs{}, func(yield func(catalog.Facts) bool) {
+	best, ok := catalog.Best(catalog.Needs{}, func(yield func(catalog.Facts) bool) {
 		for i := range d.facts {
 			f := d.facts[i]
 			if f.Node == nil { // a node that it has not asked yet

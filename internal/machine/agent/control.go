@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Status says how the program of a machine is.
@@ -108,10 +109,10 @@ func (a *Agent) obey(order string) error {
 	a.orders.Lock()
 	defer a.orders.Unlock()
 	if to, ok := strings.CutPrefix(order, withdraws); ok {
-		return a.consent(ctx, sandbox.Consent(to), "")
+		return a.consent(ctx, operator.Consent(to), "")
 	}
 	if to, text, ok := strings.Cut(order, agrees); ok {
-		return a.consent(ctx, sandbox.Consent(to), text)
+		return a.consent(ctx, operator.Consent(to), text)
 	}
 	switch order {
 	case orderPause:
@@ -144,7 +145,7 @@ func (a *Agent) setPaused(paused bool) error {
 
 // consent stores what the owner agreed to or, without a text, withdrew. If that is
 // the screen, commands that run end, because they have what they started with.
-func (a *Agent) consent(ctx context.Context, to sandbox.Consent, text string) error {
+func (a *Agent) consent(ctx context.Context, to operator.Consent, text string) error {
 	if err := changeable(to); err != nil {
 		return err
 	}
@@ -152,7 +153,7 @@ func (a *Agent) consent(ctx context.Context, to sandbox.Consent, text string) er
 	a.enrolled.consent(to, text)
 	paused, err := a.enrolled.Paused, a.enrolled.save(a.cfg.Dir)
 	a.mu.Unlock()
-	if to != sandbox.ConsentScreen {
+	if to != operator.ConsentScreen {
 		return err
 	}
 	a.local.Share(text != "")
@@ -167,7 +168,7 @@ func (a *Agent) consent(ctx context.Context, to sandbox.Consent, text string) er
 }
 
 // agreed returns what the owner agrees to now.
-func (a *Agent) agreed() sandbox.Consents {
+func (a *Agent) agreed() operator.Consents {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.enrolled.Agreed()
@@ -271,8 +272,8 @@ func Leave(ctx context.Context, cfg Config) (Status, error) {
 }
 
 // changeable refuses consents that a machine joins with for good.
-func changeable(to sandbox.Consent) error {
-	if to == sandbox.ConsentScreen || to == sandbox.ConsentUpdates {
+func changeable(to operator.Consent) error {
+	if to == operator.ConsentScreen || to == operator.ConsentUpdates {
 		return nil
 	}
 	return &sandbox.Error{
@@ -283,7 +284,7 @@ func changeable(to sandbox.Consent) error {
 // SetConsent stores that the owner of a machine agreed to something, with the text
 // that was shown. Without a text, the consent is withdrawn: what uses the screen
 // ends at once; the program that serves the machine stays.
-func SetConsent(dir string, to sandbox.Consent, text string) (Status, error) {
+func SetConsent(dir string, to operator.Consent, text string) (Status, error) {
 	if err := changeable(to); err != nil {
 		return Status{}, err
 	}
@@ -296,17 +297,17 @@ func SetConsent(dir string, to sandbox.Consent, text string) (Status, error) {
 	e, err := Load(dir)
 	switch {
 	case err != nil:
-	case to == sandbox.ConsentScreen && e.Mode != sandbox.ModeWholeMachine:
+	case to == operator.ConsentScreen && e.Mode != operator.ModeWholeMachine:
 		err = &sandbox.Error{
 			Code: sandbox.CodeConflict, Op: "machine.screen", Subject: dir, Message: "the machine offers sandboxes, which have screens of their own",
 			Hint: "to offer the machine itself: atoll machine leave, and atoll machine join --whole-machine DIR URL",
 		}
-	case to == sandbox.ConsentUpdates && e.Signer == "":
+	case to == operator.ConsentUpdates && e.Signer == "":
 		err = &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Op: "machine.updates", Subject: dir, Message: "the machine joined with a program that kept no key of the daemon",
 			Hint: "join again: atoll machine leave, and atoll machine join URL",
 		}
-	case to == sandbox.ConsentUpdates:
+	case to == operator.ConsentUpdates:
 		err = programs(dir).Forgive()
 	}
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/machine"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Enrolled is what a machine keeps of its enrolment, in a file that only its
@@ -41,13 +42,13 @@ type Enrolled struct {
 
 // Consent is something that the owner of a machine agreed to.
 type Consent struct {
-	To   sandbox.Consent `json:"to"`
-	Text string          `json:"text"` // as it was shown
-	At   time.Time       `json:"at"`
+	To   operator.Consent `json:"to"`
+	Text string           `json:"text"` // as it was shown
+	At   time.Time        `json:"at"`
 }
 
 // Agreed returns what the owner agreed to.
-func (e *Enrolled) Agreed() (all sandbox.Consents) {
+func (e *Enrolled) Agreed() (all operator.Consents) {
 	for _, c := range e.Consents {
 		all = append(all, c.To)
 	}
@@ -56,7 +57,7 @@ func (e *Enrolled) Agreed() (all sandbox.Consents) {
 
 // consent stores that the owner agreed to something or, without a text, does so
 // no longer.
-func (e *Enrolled) consent(to sandbox.Consent, text string) {
+func (e *Enrolled) consent(to operator.Consent, text string) {
 	e.Consents = slices.DeleteFunc(slices.Clone(e.Consents), func(c Consent) bool { return c.To == to })
 	if text != "" {
 		e.Consents = append(e.Consents, Consent{to, text, time.Now().UTC()})
@@ -68,7 +69,7 @@ func (e *Enrolled) UnmarshalJSON(text []byte) error {
 	type plain Enrolled
 	var old struct{ Consent, Screen, Updates *Consent }
 	err := errors.Join(json.Unmarshal(text, (*plain)(e)), json.Unmarshal(text, &old))
-	for to, c := range map[sandbox.Consent]*Consent{sandbox.Consent(e.Mode): old.Consent, sandbox.ConsentScreen: old.Screen, sandbox.ConsentUpdates: old.Updates} {
+	for to, c := range map[operator.Consent]*Consent{operator.Consent(e.Mode): old.Consent, operator.ConsentScreen: old.Screen, operator.ConsentUpdates: old.Updates} {
 		if c != nil {
 			e.Consents = append(e.Consents, Consent{to, c.Text, c.At})
 		}
@@ -112,7 +113,7 @@ type Request struct {
 	Version string
 	// Consents are what the owner agreed to, with the texts that were shown. One is to
 	// the mode.
-	Consents map[sandbox.Consent]string
+	Consents map[operator.Consent]string
 }
 
 // Enrol asks a daemon for an enrolment and stores it. show is called with the
@@ -167,7 +168,7 @@ func Enrol(ctx context.Context, r Request, show func(code string, life time.Dura
 		case machine.Authorized:
 			e.Machine, e.Tenant, e.Signer = a.Machine, a.Tenant, a.Signer
 			for _, to := range e.Agreed() {
-				if to != sandbox.Consent(e.Mode) && !a.Consents.Has(to) { // whoever approved it did not take it
+				if to != operator.Consent(e.Mode) && !a.Consents.Has(to) { // whoever approved it did not take it
 					e.consent(to, "")
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // What the owner agreed to in an older program, which had a field for each
@@ -17,7 +18,7 @@ func TestConsentsOfOlderPrograms(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, enrolmentFile), []byte(old), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	want := func(want ...sandbox.Consent) Enrolled {
+	want := func(want ...operator.Consent) Enrolled {
 		t.Helper()
 		e, err := Load(dir)
 		if err != nil || !slices.Equal(e.Agreed(), want) {
@@ -25,21 +26,21 @@ func TestConsentsOfOlderPrograms(t *testing.T) {
 		}
 		return e
 	}
-	for _, c := range want(sandbox.ConsentWholeMachine, sandbox.ConsentScreen).Consents {
-		if text := map[sandbox.Consent]string{sandbox.ConsentWholeMachine: "all", sandbox.ConsentScreen: "see"}[c.To]; c.Text != text || c.At.IsZero() {
+	for _, c := range want(operator.ConsentWholeMachine, operator.ConsentScreen).Consents {
+		if text := map[operator.Consent]string{operator.ConsentWholeMachine: "all", operator.ConsentScreen: "see"}[c.To]; c.Text != text || c.At.IsZero() {
 			t.Errorf("the consent to %s is %+v", c.To, c)
 		}
 	}
-	if _, err := SetConsent(dir, sandbox.ConsentScreen, ""); err != nil {
+	if _, err := SetConsent(dir, operator.ConsentScreen, ""); err != nil {
 		t.Fatal(err)
 	}
-	want(sandbox.ConsentWholeMachine)
-	if _, err := SetConsent(dir, sandbox.ConsentScreen, "see"); err != nil {
+	want(operator.ConsentWholeMachine)
+	if _, err := SetConsent(dir, operator.ConsentScreen, "see"); err != nil {
 		t.Fatal(err)
 	}
-	want(sandbox.ConsentWholeMachine, sandbox.ConsentScreen)
-	if _, err := SetConsent(dir, sandbox.ConsentWholeMachine, ""); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+	want(operator.ConsentWholeMachine, operator.ConsentScreen)
+	if _, err := SetConsent(dir, operator.ConsentWholeMachine, ""); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Errorf("withdrawing the mode by itself: %v", err)
 	}
-	want(sandbox.ConsentWholeMachine, sandbox.ConsentScreen)
+	want(operator.ConsentWholeMachine, operator.ConsentScreen)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/machine"
 	"github.com/atoll-run/atoll/internal/machine/update"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 const (
@@ -82,7 +83,7 @@ func Run(ctx context.Context, cfg Config) error {
 func (a *Agent) wanted() (yes bool, signer string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.enrolled.Agreed().Has(sandbox.ConsentUpdates), a.enrolled.Signer
+	return a.enrolled.Agreed().Has(operator.ConsentUpdates), a.enrolled.Signer
 }
 
 // update handles the offers of the daemon. What is refused is said once.

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/machine"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Limits of a connection of a machine.
@@ -71,13 +72,13 @@ func (h *Hub) user(req *jwt.AuthorizationRequestClaims) (*jwt.UserClaims, error)
 	switch code := sandbox.CodeOf(err); {
 	case err != nil && code != sandbox.CodeNotFound:
 		return nil, fmt.Errorf("the enrolment cannot be looked up: %w", err)
-	case err != nil || m.State == sandbox.MachinePending:
+	case err != nil || m.State == operator.MachinePending:
 		user.Name, user.Limits.Payload = "enrol", enrolPayload
 		user.Expires = h.now().Add(enrolling).Unix()
 		user.Pub.Allow.Add(machine.EnrolSubject(key))
 		user.Sub.Allow.Add(machine.EnrolSubject(key) + machine.ReplySuffix)
 		return user, nil
-	case m.State != sandbox.MachineActive:
+	case m.State != operator.MachineActive:
 		return nil, errRevoked
 	case !token(instance) || !token(m.Tenant):
 		return nil, fmt.Errorf("the connection has no valid name")

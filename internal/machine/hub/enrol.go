@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/machine"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Times of an enrolment.
@@ -54,26 +55,26 @@ func (h *Hub) enrolment(ctx context.Context, key string, data []byte) (machine.A
 	if err := json.Unmarshal(data, &e); err != nil {
 		return machine.Answer{}, refused("the request cannot be read")
 	}
-	whole := e.Mode == sandbox.ModeWholeMachine
+	whole := e.Mode == operator.ModeWholeMachine
 	switch {
 	case e.Poll:
 		return h.state(ctx, key)
 	case sandbox.ValidateName(e.Name) != nil:
 		return machine.Answer{}, sandbox.ValidateName(e.Name)
-	case !whole && e.Mode != sandbox.ModeSandboxes:
+	case !whole && e.Mode != operator.ModeSandboxes:
 		return machine.Answer{}, refused("the mode is not known")
-	case !whole && e.Consents.Has(sandbox.ConsentScreen):
+	case !whole && e.Consents.Has(operator.ConsentScreen):
 		return machine.Answer{}, refused("sandboxes have screens of their own")
-	case whole && (!e.Consents.Has(sandbox.ConsentWholeMachine) || e.Directory == ""):
+	case whole && (!e.Consents.Has(operator.ConsentWholeMachine) || e.Directory == ""):
 		return machine.Answer{}, refused("the owner of the machine has not agreed to the mode whole-machine")
 	}
 	var a machine.Answer
-	e.Consents = append(e.Consents, sandbox.Consent(e.Mode)).Known()
+	e.Consents = append(e.Consents, operator.Consent(e.Mode)).Known()
 	err := h.cfg.Store.Update(ctx, func(tx *store.Tx) error {
 		now := tx.Now()
-		m := store.Machine{Machine: sandbox.Machine{
+		m := store.Machine{Machine: operator.Machine{
 			ID: machines.NewID(), Name: e.Name, Mode: e.Mode, Directory: clip(e.Directory), OS: clip(e.OS), Arch: clip(e.Arch), Version: clip(e.Version),
-			Consents: e.Consents, Key: key, Created: now, State: sandbox.MachinePending, Expires: now.Add(codeLife),
+			Consents: e.Consents, Key: key, Created: now, State: operator.MachinePending, Expires: now.Add(codeLife),
 		}}
 		if e.Token == "" {
 			code := machines.NewCode()
@@ -86,7 +87,7 @@ func (h *Hub) enrolment(ctx context.Context, key string, data []byte) (machine.A
 			return refused("the token is not valid: it was used, or an hour has passed")
 		}
 		for _, to := range e.Consents {
-			if to != sandbox.ConsentSandboxes && !invited.Consents.Has(to) {
+			if to != operator.ConsentSandboxes && !invited.Consents.Has(to) {
 				return refused("the token does not allow " + string(to))
 			}
 		}
@@ -107,9 +108,9 @@ func (h *Hub) state(ctx context.Context, key string) (machine.Answer, error) {
 		return machine.Answer{State: machine.Expired}, nil
 	case err != nil:
 		return machine.Answer{}, err
-	case m.State == sandbox.MachineActive:
+	case m.State == operator.MachineActive:
 		return machine.Answer{State: machine.Authorized, Machine: m.ID, Tenant: m.Tenant, Consents: m.Consents}, nil
-	case m.State == sandbox.MachinePending:
+	case m.State == operator.MachinePending:
 		return machine.Answer{State: machine.Pending, Every: pollTime}, nil
 	}
 	return machine.Answer{State: machine.Denied}, nil

@@ -20,10 +20,11 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 
-	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/machine"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Config configures a Hub.
@@ -58,9 +59,9 @@ type Hub struct {
 	offers offers
 
 	mu     sync.Mutex
-	peers  map[string]*peer                                                            // by machine
-	heard  chan struct{}                                                               // closed and replaced when a machine was heard
-	report func(ctx context.Context, tenant, id string, agreed sandbox.Consents) error // nil: nobody asks
+	peers  map[string]*peer                                                             // by machine
+	heard  chan struct{}                                                                // closed and replaced when a machine was heard
+	report func(ctx context.Context, tenant, id string, agreed operator.Consents) error // nil: nobody asks
 }
 
 // connection identifies a connection of a NATS server.
@@ -77,8 +78,8 @@ type peer struct {
 	left     bool
 	conns    map[string]connection // by instance
 
-	reported  *sandbox.Consents // nil: none yet
-	reporting bool              // a report is on its way
+	reported  *operator.Consents // nil: none yet
+	reporting bool               // a report is on its way
 }
 
 // Open connects to the NATS server. Later, the connection is made again for as
@@ -212,7 +213,7 @@ const reportTimeout = 10 * time.Second
 // OnConsents has report called with what the owner of a machine agrees to, when the
 // machine is heard first and after each change, one call at a time for a machine.
 // After an error, the next message of the machine repeats the call.
-func (h *Hub) OnConsents(report func(ctx context.Context, tenant, id string, agreed sandbox.Consents) error) {
+func (h *Hub) OnConsents(report func(ctx context.Context, tenant, id string, agreed operator.Consents) error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.report = report
@@ -271,7 +272,7 @@ func (h *Hub) Stats() (byLiveness map[string]int, streams int) {
 }
 
 // Consents returns what the owner of a machine agreed to, by its last message.
-func (h *Hub) Consents(id string) (all sandbox.Consents, heard bool) {
+func (h *Hub) Consents(id string) (all operator.Consents, heard bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	p := h.peers[id]
@@ -283,7 +284,7 @@ func (h *Hub) Consents(id string) (all sandbox.Consents, heard bool) {
 
 // Liveness returns whether a machine answers, and when it was heard of last.
 func (h *Hub) Liveness(m *store.Machine) (string, time.Time) {
-	l, seen := h.liveness(m.ID, m.State == sandbox.MachineActive)
+	l, seen := h.liveness(m.ID, m.State == operator.MachineActive)
 	return string(l), seen
 }
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/machine"
 	"github.com/atoll-run/atoll/internal/machine/update"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Program is the program of machines.
@@ -60,7 +60,7 @@ func (o *offers) take(id string) (done func(), ok bool) {
 // asks with every beat, so the first ones may be left without an answer.
 func (h *Hub) offer(to machine.Subjects, g machine.Greeting) {
 	p := h.cfg.Program
-	if p == nil || !g.Consents.Has(sandbox.ConsentUpdates) || g.OS != runtime.GOOS || g.Arch != runtime.GOARCH || !update.Newer(p.Version, g.Version) {
+	if p == nil || !g.Consents.Has(operator.ConsentUpdates) || g.OS != runtime.GOOS || g.Arch != runtime.GOARCH || !update.Newer(p.Version, g.Version) {
 		return
 	}
 	h.offers.begin.Do(func() {

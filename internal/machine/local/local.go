@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Options configure the daemon of a machine.
@@ -69,12 +70,12 @@ func Restore(ctx context.Context, dir, backup string) error {
 
 // Start starts the daemon of a machine.
 func Start(ctx context.Context, e agent.Enrolled, o Options) (*Daemon, error) {
-	d := &Daemon{opts: o, entry: o.Sandboxes, whole: e.Mode == sandbox.ModeWholeMachine}
+	d := &Daemon{opts: o, entry: o.Sandboxes, whole: e.Mode == operator.ModeWholeMachine}
 	var err error
 	if d.epochs, err = openEpochs(filepath.Join(o.Dir, "epochs.json")); err != nil {
 		return nil, err
 	}
-	d.Share(e.Agreed().Has(sandbox.ConsentScreen))
+	d.Share(e.Agreed().Has(operator.ConsentScreen))
 	if d.whole {
 		d.entry = registry.Entry{Name: host.Name, Open: func(h registry.Host) (driver.Provider, error) {
 			return host.New(host.Options{Dir: h.Dir, Workdir: e.Directory, Screen: d.screen.Load()})
@@ -117,7 +118,7 @@ func (r *running) renew(ctx context.Context) error {
 			}
 		}
 	}
-	k, err := r.client.Admin().CreateKey(ctx, sandbox.NewKey{Name: keyName, Verbs: []string{"read", "write", "exec"}})
+	k, err := r.client.Admin().CreateKey(ctx, operator.NewKey{Name: keyName, Verbs: []string{"read", "write", "exec"}})
 	r.key = k.Token
 	return err
 }

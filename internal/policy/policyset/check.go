@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Field is a part of a request that policies can restrict.
@@ -63,14 +64,14 @@ type Grant struct {
 
 // finding is the result of one field of one policy.
 type finding struct {
-	sandbox.PolicyFinding
+	operator.PolicyFinding
 	policy string
 	field  Field
 	hint   string
 }
 
 func found(field Field, ok bool, asked, limit string) *finding {
-	return &finding{field: field, PolicyFinding: sandbox.PolicyFinding{OK: ok, Asked: asked, Limit: limit}}
+	return &finding{field: field, PolicyFinding: operator.PolicyFinding{OK: ok, Asked: asked, Limit: limit}}
 }
 
 // Check returns nil, or CodeDenied for the first rule that does not allow the
@@ -104,8 +105,8 @@ func (set *Set) judge(r *Request) (out []*finding) {
 }
 
 // Explain lists the findings of all rules that apply to a request.
-func (set *Set) Explain(r Request) []sandbox.PolicyFinding {
-	out := []sandbox.PolicyFinding{}
+func (set *Set) Explain(r Request) []operator.PolicyFinding {
+	out := []operator.PolicyFinding{}
 	for _, f := range set.judge(&r) {
 		out = append(out, f.PolicyFinding)
 	}
@@ -113,11 +114,11 @@ func (set *Set) Explain(r Request) []sandbox.PolicyFinding {
 }
 
 // Answer returns the decision about a request, with its findings.
-func (set *Set) Answer(r Request) sandbox.PolicyAnswer {
+func (set *Set) Answer(r Request) operator.PolicyAnswer {
 	caps := set.Caps(r.About)
-	a := sandbox.PolicyAnswer{
+	a := operator.PolicyAnswer{
 		Allow: true, Limits: caps.Resources, Lifetime: caps.Lifetime, Isolation: caps.Isolation,
-		Findings: set.Explain(r), Ceilings: []sandbox.PolicyCeiling{},
+		Findings: set.Explain(r), Ceilings: []operator.PolicyCeiling{},
 	}
 	if err := set.Check(r); err != nil {
 		a.Allow, a.Message = false, err.Error()
@@ -126,7 +127,7 @@ func (set *Set) Answer(r Request) sandbox.PolicyAnswer {
 		}
 	}
 	for _, c := range set.EgressLimits(r.About) {
-		a.Ceilings = append(a.Ceilings, sandbox.PolicyCeiling{Policy: c.Name, Profile: c.Profile})
+		a.Ceilings = append(a.Ceilings, operator.PolicyCeiling{Policy: c.Name, Profile: c.Profile})
 	}
 	return a
 }

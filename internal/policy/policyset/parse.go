@@ -22,6 +22,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Limits of a set.
@@ -280,7 +281,7 @@ func number[T int64 | float64](s string) (T, error) {
 }
 
 func (d *document) policy(n *yaml.Node) error {
-	p := entry{Policy: sandbox.Policy{File: d.file, Lines: map[string]int{}}}
+	p := entry{Policy: operator.Policy{File: d.file, Lines: map[string]int{}}}
 	var modes []string
 	err := d.fields(n, p.Lines, map[string]func(*yaml.Node) error{
 		"name": into(d, &p.Name), "description": into(d, &p.Description), "tenants": d.strings(&p.Tenants), "labels": d.labels(&p.Labels),
@@ -306,7 +307,7 @@ func (d *document) policy(n *yaml.Node) error {
 }
 
 // check refuses policies that cannot be meant.
-func (d *document) check(n *yaml.Node, p *sandbox.Policy) error {
+func (d *document) check(n *yaml.Node, p *operator.Policy) error {
 	at := func(field string) *yaml.Node { return &yaml.Node{Line: p.Lines[field]} }
 	if sandbox.ValidateName(p.Name) != nil {
 		return d.fail(n, "a policy needs a name of 1 to %d characters of a-z, 0-9 and -", sandbox.MaxNameLen)

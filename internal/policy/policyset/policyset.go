@@ -18,6 +18,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Set is a set of policies. The zero value allows everything. A Set is
@@ -30,22 +31,22 @@ type Set struct {
 
 // entry is a policy with its keys.
 type entry struct {
-	sandbox.Policy
+	operator.Policy
 	keys [][]crypto.PublicKey // for each of SignedImages
 }
 
 // Policies returns the policies in the order of their files.
-func (set *Set) Policies() []sandbox.Policy {
+func (set *Set) Policies() []operator.Policy {
 	return set.list(func(*entry) bool { return true })
 }
 
 // PoliciesOf returns the policies that may apply to sandboxes of a tenant.
-func (set *Set) PoliciesOf(tenant string) []sandbox.Policy {
+func (set *Set) PoliciesOf(tenant string) []operator.Policy {
 	return set.list(func(p *entry) bool { return p.concerns(tenant) })
 }
 
-func (set *Set) list(wanted func(*entry) bool) []sandbox.Policy {
-	out := []sandbox.Policy{}
+func (set *Set) list(wanted func(*entry) bool) []operator.Policy {
+	out := []operator.Policy{}
 	if set != nil {
 		for i := range set.policies {
 			if wanted(&set.policies[i]) {

@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/atoll-run/atoll/internal/policy"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Limits on keys.
@@ -82,7 +82,7 @@ func (d *document) images(p *entry) func(*yaml.Node) error {
 			if item.Kind != yaml.MappingNode {
 				return d.text(item, &p.Images)
 			}
-			var s sandbox.SignedImage
+			var s operator.SignedImage
 			err := d.fields(item, nil, map[string]func(*yaml.Node) error{"image": into(d, &s.Image), "signedBy": d.strings(&s.SignedBy)})
 			if err != nil {
 				return err
@@ -95,7 +95,7 @@ func (d *document) images(p *entry) func(*yaml.Node) error {
 }
 
 // signers decodes the keys of a signed image.
-func (d *document) signers(n *yaml.Node, s *sandbox.SignedImage) (keys []crypto.PublicKey, err error) {
+func (d *document) signers(n *yaml.Node, s *operator.SignedImage) (keys []crypto.PublicKey, err error) {
 	switch {
 	case s.Image == "":
 		return nil, d.fail(n, "the entry needs an image, such as ghcr.io/acme/*")

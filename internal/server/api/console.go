@@ -7,14 +7,14 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
-type consoleInput struct{ Body sandbox.ConsoleSettings }
+type consoleInput struct{ Body operator.ConsoleSettings }
 
-type consoleOutput struct{ Body sandbox.ConsoleLink }
+type consoleOutput struct{ Body operator.ConsoleLink }
 
-type callerOutput struct{ Body sandbox.Caller }
+type callerOutput struct{ Body operator.Caller }
 
 func (a *API) console() {
 	huma.Register(a.huma, operation("openConsole", http.MethodPut, "/v1/console", "Health", "Serve the web console, now and after later starts of the daemon, and get a link that signs in; only for the owner of the machine", ops.DaemonConsole),

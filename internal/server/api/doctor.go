@@ -6,11 +6,13 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
-type diagnosisOutput struct{ Body sandbox.Diagnosis }
+type diagnosisOutput struct{ Body operator.Diagnosis }
 
 type egressSettingsOutput struct {
 	Body struct {
@@ -18,19 +20,19 @@ type egressSettingsOutput struct {
 	}
 }
 
-type e2bInput struct{ Body sandbox.E2BSettings }
+type e2bInput struct{ Body operator.E2BSettings }
 
-type e2bOutput struct{ Body sandbox.E2BPlace }
+type e2bOutput struct{ Body operator.E2BPlace }
 
 type imageUsesOutput struct {
 	Body struct {
-		Uses []sandbox.ImageUse `json:"uses"`
+		Uses []operator.ImageUse `json:"uses"`
 	}
 }
 
 type providersOutput struct {
 	Body struct {
-		Providers []sandbox.Provider `json:"providers"`
+		Providers []catalog.Provider `json:"providers"`
 	}
 }
 
@@ -38,18 +40,18 @@ type providerInput struct {
 	Name string `path:"name" maxLength:"63"`
 }
 
-type providerOutput struct{ Body sandbox.Provider }
+type providerOutput struct{ Body catalog.Provider }
 
-type needsInput struct{ Body sandbox.Needs }
+type needsInput struct{ Body catalog.Needs }
 
-type choiceOutput struct{ Body sandbox.Choice }
+type choiceOutput struct{ Body catalog.Choice }
 
 func (a *API) doctor() {
 	huma.Register(a.huma, operation("listProviders", http.MethodGet, "/v1/providers", "Health", "List the providers and their capabilities", ops.ProviderList),
 		func(ctx context.Context, _ *none) (*providersOutput, error) {
 			all, err := a.services.Providers.Providers(ctx)
 			out := &providersOutput{}
-			out.Body.Providers = append([]sandbox.Provider{}, all...)
+			out.Body.Providers = append([]catalog.Provider{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getProvider", http.MethodGet, "/v1/providers/{name}", "Health", "Get a provider", ops.ProviderList),
@@ -74,7 +76,7 @@ func (a *API) doctor() {
 		func(ctx context.Context, _ *none) (*imageUsesOutput, error) {
 			uses, err := a.services.Machine.ImageUses(ctx)
 			out := &imageUsesOutput{}
-			out.Body.Uses = append([]sandbox.ImageUse{}, uses...)
+			out.Body.Uses = append([]operator.ImageUse{}, uses...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("egressSettings", http.MethodGet, "/v1/egress-settings", "Health", "Get fingerprints of the egress settings, by the names of their environment variables; only for the owner of the machine", ops.DaemonDiagnose),
@@ -87,7 +89,7 @@ func (a *API) doctor() {
 	huma.Register(a.huma, operation("diagnose", http.MethodGet, "/v1/doctor", "Health", "Diagnose the daemon; only for the owner of the machine", ops.DaemonDiagnose),
 		func(ctx context.Context, _ *none) (*diagnosisOutput, error) {
 			d, err := a.services.Machine.Diagnose(ctx)
-			d.Findings = append([]sandbox.Finding{}, d.Findings...)
+			d.Findings = append([]operator.Finding{}, d.Findings...)
 			return &diagnosisOutput{d}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("enableE2B", http.MethodPut, "/v1/e2b", "Health", "Serve the E2B API, now and after later starts of the daemon; only for the owner of the machine", ops.DaemonE2B),

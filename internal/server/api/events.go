@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // heartbeat is the interval of heartbeats on a stream without events.
@@ -111,11 +112,11 @@ type eventsOutput struct {
 	}
 }
 
-type reportOutput struct{ Body sandbox.AuditReport }
+type reportOutput struct{ Body operator.AuditReport }
 
-type auditPruneInput struct{ Body sandbox.AuditPrune }
+type auditPruneInput struct{ Body operator.AuditPrune }
 
-type auditPrunedOutput struct{ Body sandbox.AuditPruned }
+type auditPrunedOutput struct{ Body operator.AuditPruned }
 
 func (a *API) events() {
 	huma.Register(a.huma, operation("listEvents", http.MethodGet, "/v1/events", "Events", "List events", ops.EventList),

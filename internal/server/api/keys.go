@@ -7,16 +7,16 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
-type newKeyInput struct{ Body sandbox.NewKey }
+type newKeyInput struct{ Body operator.NewKey }
 
-type keyOutput struct{ Body sandbox.Key }
+type keyOutput struct{ Body operator.Key }
 
 type keysOutput struct {
 	Body struct {
-		Keys []sandbox.Key `json:"keys" doc:"oldest first"`
+		Keys []operator.Key `json:"keys" doc:"oldest first"`
 	}
 }
 
@@ -35,7 +35,7 @@ func (a *API) keys() {
 		func(ctx context.Context, _ *none) (*keysOutput, error) {
 			all, err := a.services.Keys.Keys(ctx)
 			out := &keysOutput{}
-			out.Body.Keys = append([]sandbox.Key{}, all...)
+			out.Body.Keys = append([]operator.Key{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	revoke := operation("revokeKey", http.MethodDelete, "/v1/keys/{id}", "Keys", "Revoke an API key", ops.KeyRevoke)

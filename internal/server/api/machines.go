@@ -7,18 +7,18 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Machines manages the self-hosted machines of a tenant. A ref is the id or the
 // name of a machine.
 type Machines interface {
-	Machines(ctx context.Context) ([]sandbox.Machine, error)
-	Machine(ctx context.Context, ref string) (sandbox.Machine, error)
+	Machines(ctx context.Context) ([]operator.Machine, error)
+	Machine(ctx context.Context, ref string) (operator.Machine, error)
 	// LookupMachine returns the machine that waits with a code.
-	LookupMachine(ctx context.Context, code string) (sandbox.Machine, error)
-	ApproveMachine(ctx context.Context, a sandbox.MachineApproval) (sandbox.Machine, error)
-	InviteMachine(ctx context.Context, n sandbox.NewMachineToken) (sandbox.MachineToken, error)
+	LookupMachine(ctx context.Context, code string) (operator.Machine, error)
+	ApproveMachine(ctx context.Context, a operator.MachineApproval) (operator.Machine, error)
+	InviteMachine(ctx context.Context, n operator.NewMachineToken) (operator.MachineToken, error)
 	RevokeMachine(ctx context.Context, ref string) error
 	// Connected reports whether machines can connect. Without, the other methods
 	// fail with CodeNotFound.
@@ -33,19 +33,19 @@ type machineCodeInput struct {
 	Code string `path:"code" maxLength:"16" doc:"the code that the machine shows"`
 }
 
-type machineOutput struct{ Body sandbox.Machine }
+type machineOutput struct{ Body operator.Machine }
 
 type machinesOutput struct {
 	Body struct {
-		Machines []sandbox.Machine `json:"machines" doc:"oldest first"`
+		Machines []operator.Machine `json:"machines" doc:"oldest first"`
 	}
 }
 
-type approveMachineInput struct{ Body sandbox.MachineApproval }
+type approveMachineInput struct{ Body operator.MachineApproval }
 
-type inviteMachineInput struct{ Body sandbox.NewMachineToken }
+type inviteMachineInput struct{ Body operator.NewMachineToken }
 
-type machineTokenOutput struct{ Body sandbox.MachineToken }
+type machineTokenOutput struct{ Body operator.MachineToken }
 
 func (a *API) machines() {
 	const tag, base = "Machines", "/v1/machines"
@@ -53,7 +53,7 @@ func (a *API) machines() {
 		func(ctx context.Context, _ *none) (*machinesOutput, error) {
 			all, err := a.services.Machines.Machines(ctx)
 			out := &machinesOutput{}
-			out.Body.Machines = append([]sandbox.Machine{}, all...)
+			out.Body.Machines = append([]operator.Machine{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getMachine", http.MethodGet, base+"/{machine}", tag, "Describe a self-hosted machine", ops.MachineList),

@@ -6,6 +6,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -17,7 +18,7 @@ type targetsOutput struct {
 }
 
 type sessionCapabilitiesOutput struct {
-	Body sandbox.CapabilityDocument
+	Body catalog.CapabilityDocument
 }
 
 type swapInput struct {

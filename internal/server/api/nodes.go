@@ -7,18 +7,18 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Nodes manages the daemons on which this one makes sandboxes. It is for the
 // owner of the machine.
 type Nodes interface {
-	Nodes(ctx context.Context) ([]sandbox.Node, error)
+	Nodes(ctx context.Context) ([]operator.Node, error)
 	// Node asks a node for its load first.
-	Node(ctx context.Context, name string) (sandbox.Node, error)
-	UpdateNode(ctx context.Context, name string, c sandbox.NodeChange) (sandbox.Node, error)
+	Node(ctx context.Context, name string) (operator.Node, error)
+	UpdateNode(ctx context.Context, name string, c operator.NodeChange) (operator.Node, error)
 	// DrainNode moves sessions to other nodes. With force, it ends other sandboxes.
-	DrainNode(ctx context.Context, name string, force bool) (sandbox.NodeDrained, error)
+	DrainNode(ctx context.Context, name string, force bool) (operator.NodeDrained, error)
 	// RemoveNode removes a node without sandboxes, or gives up a lost one.
 	RemoveNode(ctx context.Context, name string, lost bool) error
 }
@@ -30,12 +30,12 @@ type NodeRef struct {
 
 type changeNodeInput struct {
 	NodeRef
-	Body sandbox.NodeChange
+	Body operator.NodeChange
 }
 
 type drainNodeInput struct {
 	NodeRef
-	Body sandbox.NodeDrain
+	Body operator.NodeDrain
 }
 
 type removeNodeInput struct {
@@ -43,17 +43,17 @@ type removeNodeInput struct {
 	Lost bool `query:"lost" doc:"give up a node that does not answer and never comes back, with its sandboxes"`
 }
 
-type loadOutput struct{ Body sandbox.Load }
+type loadOutput struct{ Body operator.Load }
 
-type nodeOutput struct{ Body sandbox.Node }
+type nodeOutput struct{ Body operator.Node }
 
 type nodesOutput struct {
 	Body struct {
-		Nodes []sandbox.Node `json:"nodes" doc:"by name"`
+		Nodes []operator.Node `json:"nodes" doc:"by name"`
 	}
 }
 
-type drainedOutput struct{ Body sandbox.NodeDrained }
+type drainedOutput struct{ Body operator.NodeDrained }
 
 func (a *API) nodes() {
 	const tag, base, one = "Nodes", "/v1/nodes", "/v1/nodes/{node}"
@@ -66,7 +66,7 @@ func (a *API) nodes() {
 		func(ctx context.Context, _ *none) (*nodesOutput, error) {
 			all, err := a.services.Nodes.Nodes(ctx)
 			out := &nodesOutput{}
-			out.Body.Nodes = append([]sandbox.Node{}, all...)
+			out.Body.Nodes = append([]operator.Node{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getNode", http.MethodGet, one, tag, "Ask a node for its load, and describe it; only for the owner of the machine", ops.NodeList),

@@ -8,20 +8,21 @@ import (
 
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Policies returns the policies that apply to the caller's tenant.
 type Policies interface {
-	Get(ctx context.Context) (sandbox.Policies, error)
+	Get(ctx context.Context) (operator.Policies, error)
 	// Reload is for the owner of the machine.
-	Reload(ctx context.Context) (sandbox.Policies, error)
-	Explain(ctx context.Context, spec sandbox.Spec) (sandbox.PolicyAnswer, error)
+	Reload(ctx context.Context) (operator.Policies, error)
+	Explain(ctx context.Context, spec sandbox.Spec) (operator.PolicyAnswer, error)
 }
 
 type (
-	policiesOutput struct{ Body sandbox.Policies }
+	policiesOutput struct{ Body operator.Policies }
 	explainInput   struct{ Body sandbox.CreateRequest }
-	answerOutput   struct{ Body sandbox.PolicyAnswer }
+	answerOutput   struct{ Body operator.PolicyAnswer }
 )
 
 func (a *API) policies() {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // ProfileTest is a request to check against a profile. It is not sent.
@@ -47,7 +48,7 @@ type profileTestInput struct {
 	Body ProfileTest
 }
 
-type explanationOutput struct{ Body sandbox.Explanation }
+type explanationOutput struct{ Body operator.Explanation }
 
 func (a *API) profiles() {
 	const tag = "Profiles"

@@ -14,8 +14,10 @@ import (
 	"iter"
 	"time"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Services are the control services that carry out requests. All methods may be
@@ -89,11 +91,11 @@ type Snapshots interface {
 
 // Keys manages the API keys of a tenant.
 type Keys interface {
-	CreateKey(ctx context.Context, k sandbox.NewKey) (sandbox.Key, error)
-	Keys(ctx context.Context) ([]sandbox.Key, error)
+	CreateKey(ctx context.Context, k operator.NewKey) (operator.Key, error)
+	Keys(ctx context.Context) ([]operator.Key, error)
 	RevokeKey(ctx context.Context, id string) error
 	// Caller returns who makes the request. Everybody may ask.
-	Caller(ctx context.Context) (sandbox.Caller, error)
+	Caller(ctx context.Context) (operator.Caller, error)
 }
 
 // Profiles manages egress profiles.
@@ -106,7 +108,7 @@ type Profiles interface {
 	List(ctx context.Context) ([]sandbox.StoredProfile, error)
 	Remove(ctx context.Context, name string) error
 	// Test checks a request against a profile. An empty method is GET.
-	Test(ctx context.Context, name, method, url string) (sandbox.Explanation, error)
+	Test(ctx context.Context, name, method, url string) (operator.Explanation, error)
 }
 
 // Secrets manages secrets. No method returns a value.
@@ -126,8 +128,8 @@ type Events interface {
 	// log. ExportOTLP writes them in OTLP, for OpenTelemetry collectors.
 	ExportEvents(ctx context.Context, q sandbox.EventQuery, w io.Writer) error
 	ExportOTLP(ctx context.Context, q sandbox.EventQuery, w io.Writer) error
-	VerifyAudit(ctx context.Context) (sandbox.AuditReport, error)
-	PruneAudit(ctx context.Context, in sandbox.AuditPrune) (sandbox.AuditPruned, error)
+	VerifyAudit(ctx context.Context) (operator.AuditReport, error)
+	PruneAudit(ctx context.Context, in operator.AuditPrune) (operator.AuditPruned, error)
 }
 
 // Workspaces manages durable directories. Their names are unique within the
@@ -149,19 +151,19 @@ type Workspaces interface {
 type Tenants interface {
 	// OwnTenant returns the caller's tenant. The other methods are for the owner of
 	// the machine.
-	OwnTenant(ctx context.Context) (sandbox.Tenant, error)
-	Tenants(ctx context.Context) ([]sandbox.Tenant, error)
-	Tenant(ctx context.Context, id string) (sandbox.Tenant, error)
-	CreateTenant(ctx context.Context, t sandbox.NewTenant) (sandbox.Tenant, error)
-	UpdateTenant(ctx context.Context, id string, c sandbox.TenantChange) (sandbox.Tenant, error)
+	OwnTenant(ctx context.Context) (operator.Tenant, error)
+	Tenants(ctx context.Context) ([]operator.Tenant, error)
+	Tenant(ctx context.Context, id string) (operator.Tenant, error)
+	CreateTenant(ctx context.Context, t operator.NewTenant) (operator.Tenant, error)
+	UpdateTenant(ctx context.Context, id string, c operator.TenantChange) (operator.Tenant, error)
 }
 
 // Providers describes and selects providers.
 type Providers interface {
 	// Providers describes all providers.
-	Providers(ctx context.Context) ([]sandbox.Provider, error)
+	Providers(ctx context.Context) ([]catalog.Provider, error)
 	// ChooseProvider selects a provider for the needs of a sandbox.
-	ChooseProvider(ctx context.Context, n sandbox.Needs) (sandbox.Choice, error)
+	ChooseProvider(ctx context.Context, n catalog.Needs) (catalog.Choice, error)
 }
 
 // Machine has operations for the owner of the machine.
@@ -169,22 +171,22 @@ type Machine interface {
 	// Backup returns a copy of the database, which the caller closes.
 	Backup(ctx context.Context) (io.ReadCloser, error)
 	// ImageUses is for the owner of the machine.
-	ImageUses(ctx context.Context) ([]sandbox.ImageUse, error)
+	ImageUses(ctx context.Context) ([]operator.ImageUse, error)
 	// Diagnose is for the owner of the machine.
-	Diagnose(ctx context.Context) (sandbox.Diagnosis, error)
+	Diagnose(ctx context.Context) (operator.Diagnosis, error)
 	// EnableE2B makes the daemon serve the E2B API, now and after later starts.
 	// DisableE2B ends that. Both are for the owner of the machine.
-	EnableE2B(ctx context.Context, s sandbox.E2BSettings) (sandbox.E2BPlace, error)
+	EnableE2B(ctx context.Context, s operator.E2BSettings) (operator.E2BPlace, error)
 	DisableE2B(ctx context.Context) error
 	// OpenConsole makes the daemon serve the web console, now and after later
 	// starts, and returns a link that signs in once. It is for the owner of the
 	// machine.
-	OpenConsole(ctx context.Context, s sandbox.ConsoleSettings) (sandbox.ConsoleLink, error)
+	OpenConsole(ctx context.Context, s operator.ConsoleSettings) (operator.ConsoleLink, error)
 	// EgressSettings returns fingerprints of the owner's settings for all networks.
 	// It is for the owner of the machine.
 	EgressSettings(ctx context.Context) (map[string]string, error)
 	// Load returns what the daemon has room for.
-	Load(ctx context.Context) (sandbox.Load, error)
+	Load(ctx context.Context) (operator.Load, error)
 	// Ready returns an error if the daemon cannot make sandboxes.
 	Ready(ctx context.Context) error
 }

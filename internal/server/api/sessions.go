@@ -11,6 +11,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
@@ -31,7 +32,7 @@ type Sessions interface {
 	// Send keeps the file that goes along with an envelope.
 	Send(ctx context.Context, r io.Reader) (sandbox.ArchiveFile, error)
 	Get(ctx context.Context, ref string) (sandbox.Session, error)
-	Capabilities(ctx context.Context, ref string) (sandbox.CapabilityDocument, error)
+	Capabilities(ctx context.Context, ref string) (catalog.CapabilityDocument, error)
 	List(ctx context.Context, labels map[string]string) ([]sandbox.Session, error)
 	Update(ctx context.Context, ref string, c sandbox.SessionChange) (sandbox.Session, error)
 	Remove(ctx context.Context, ref string) error

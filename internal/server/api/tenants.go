@@ -7,7 +7,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // TenantRef names a tenant.
@@ -15,24 +15,24 @@ type TenantRef struct {
 	ID string `path:"id" maxLength:"63" doc:"name of the tenant"`
 }
 
-type newTenantInput struct{ Body sandbox.NewTenant }
+type newTenantInput struct{ Body operator.NewTenant }
 
 type changeTenantInput struct {
 	TenantRef
-	Body sandbox.TenantChange
+	Body operator.TenantChange
 }
 
-type tenantOutput struct{ Body sandbox.Tenant }
+type tenantOutput struct{ Body operator.Tenant }
 
 type tenantsOutput struct {
 	Body struct {
-		Tenants []sandbox.Tenant `json:"tenants" doc:"by name"`
+		Tenants []operator.Tenant `json:"tenants" doc:"by name"`
 	}
 }
 
 func (a *API) tenants() {
-	one := func(ctx context.Context) func(sandbox.Tenant, error) (*tenantOutput, error) {
-		return func(t sandbox.Tenant, err error) (*tenantOutput, error) {
+	one := func(ctx context.Context) func(operator.Tenant, error) (*tenantOutput, error) {
+		return func(t operator.Tenant, err error) (*tenantOutput, error) {
 			if err != nil {
 				return nil, a.problem(ctx, err)
 			}
@@ -47,7 +47,7 @@ func (a *API) tenants() {
 		func(ctx context.Context, _ *none) (*tenantsOutput, error) {
 			all, err := a.services.Tenants.Tenants(ctx)
 			out := &tenantsOutput{}
-			out.Body.Tenants = append([]sandbox.Tenant{}, all...)
+			out.Body.Tenants = append([]operator.Tenant{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getTenant", http.MethodGet, "/v1/tenants/{id}", "Tenants", "Get a tenant, with its limits and usage; only for the owner of the machine", ops.TenantGet),

@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 const opWake = ops.SandboxWake
@@ -58,7 +59,7 @@ func (s *Opener) Use(ctx context.Context, ref string) (u exec.Use, err error) {
 
 // findToUse is Records.Find for running commands. It also returns the tenant's
 // limits.
-func (s *Opener) findToUse(ctx context.Context, tenant, ref string) (b store.Sandbox, l sandbox.Limits, err error) {
+func (s *Opener) findToUse(ctx context.Context, tenant, ref string) (b store.Sandbox, l operator.Limits, err error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return b, l, err
 	}

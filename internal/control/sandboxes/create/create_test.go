@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
@@ -267,9 +267,9 @@ func TestAllThere(t *testing.T) {
 // daemon remembers.
 type node struct{}
 
-func (node) Known() []sandbox.Provider { return []sandbox.Provider{{Name: sandboxtest.Provider}} }
+func (node) Known() []catalog.Provider { return []catalog.Provider{{Name: sandboxtest.Provider}} }
 func (node) Any() bool                 { return true }
-func (node) Find(name string) (sandbox.Provider, bool) {
+func (node) Find(name string) (catalog.Provider, bool) {
 	return node{}.Known()[0], name == sandboxtest.Provider
 }
 func (node) Candidates(string, int64) []catalog.Facts { return nil }

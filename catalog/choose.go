@@ -11,8 +11,8 @@ import (
 
 // NeedsOf returns the needs of a Spec. A caller adds needs that a Spec cannot
 // express.
-func NeedsOf(s *sandbox.Spec) sandbox.Needs {
-	n := sandbox.Needs{
+func NeedsOf(s *sandbox.Spec) Needs {
+	n := Needs{
 		Images: s.Image != "" && s.Image != "host", Mounts: len(s.Mounts) > 0, User: s.User != "", Isolation: s.Isolation,
 	}
 	switch {
@@ -31,7 +31,7 @@ func NeedsOf(s *sandbox.Spec) sandbox.Needs {
 
 // Facts describe a provider of this daemon.
 type Facts struct {
-	Descriptor sandbox.Descriptor
+	Descriptor Descriptor
 	Available  bool
 	Why        string          // why it is unavailable
 	Isolates   bool            // isolates the machine from code in the sandbox
@@ -57,7 +57,7 @@ type Node struct {
 // Nodes are before others: those with enough memory first, then those that have
 // the image, then those with more free memory. Then the default provider is before
 // others, then the cheaper price class, then the name.
-func Choose(n sandbox.Needs, facts []Facts) sandbox.Choice {
+func Choose(n Needs, facts []Facts) Choice {
 	type judged struct {
 		Facts
 		why []string // it does not meet the needs
@@ -69,9 +69,9 @@ func Choose(n sandbox.Needs, facts []Facts) sandbox.Choice {
 	slices.SortFunc(list, func(a, b judged) int {
 		return cmp.Or(cmp.Compare(order(len(a.why) > 0), order(len(b.why) > 0)), compare(&a.Facts, &b.Facts))
 	})
-	choice := sandbox.Choice{Candidates: []sandbox.Candidate{}}
+	choice := Choice{Candidates: []Candidate{}}
 	for _, f := range list {
-		c := sandbox.Candidate{Provider: f.Descriptor.Name, Reasons: f.why, Fits: len(f.why) == 0}
+		c := Candidate{Provider: f.Descriptor.Name, Reasons: f.why, Fits: len(f.why) == 0}
 		if c.Fits {
 			c.Reasons = f.Merits()
 			if choice.Provider == "" {
@@ -85,7 +85,7 @@ func Choose(n sandbox.Needs, facts []Facts) sandbox.Choice {
 
 // Best returns the one that Choose chooses, without an explanation of the others:
 // there may be thousands of them. ok is false if none meets the needs.
-func Best(n sandbox.Needs, facts iter.Seq[Facts]) (best Facts, ok bool) {
+func Best(n Needs, facts iter.Seq[Facts]) (best Facts, ok bool) {
 	for f := range facts {
 		if (!ok || compare(&f, &best) < 0) && len(refusals(n, f)) == 0 {
 			best, ok = f, true
@@ -122,12 +122,12 @@ func order(later bool) int {
 	return 0
 }
 
-func priceRank(p sandbox.PriceClass) int {
-	return slices.Index([]sandbox.PriceClass{sandbox.PriceFree, sandbox.PriceUse, sandbox.PricePlan}, p)
+func priceRank(p PriceClass) int {
+	return slices.Index([]PriceClass{PriceFree, PriceUse, PricePlan}, p)
 }
 
 // refusals returns why a provider does not meet the needs.
-func refusals(n sandbox.Needs, f Facts) []string {
+func refusals(n Needs, f Facts) []string {
 	d := f.Descriptor
 	var why []string
 	refuse := func(when bool, format string, args ...any) {
@@ -141,17 +141,17 @@ func refusals(n sandbox.Needs, f Facts) []string {
 	}
 	refuse(!f.Available, "not available: %s", cmp.Or(f.Why, d.Driver.Reason, "unknown reason"))
 	refuse(f.Denied != "", "policy: %s", f.Denied)
-	refuse(d.Tier == sandbox.TierNone, "cannot create sandboxes")
+	refuse(d.Tier == TierNone, "cannot create sandboxes")
 	refuse(n.Images && !f.Images, "does not support OCI images")
 	refuse(n.Mounts && !f.Mounts, "cannot mount directories of this machine")
 	refuse(n.User && !d.RunAs, "cannot run commands as another user")
 	refuse(n.Egress != "" && d.Egress.Rank() < n.Egress.Rank(), "enforces egress at level %s, and %s is needed", d.Egress, n.Egress)
 	refuse(n.Pause == sandbox.PauseMemory && d.Pause != sandbox.PauseMemory, "does not keep memory while paused")
 	refuse(n.Pause == sandbox.PauseDisk && d.Pause == "", "cannot pause")
-	refuse(n.Snapshot == sandbox.SnapshotMemory && d.Snapshot.Kind != sandbox.SnapshotMemory, "cannot take snapshots of memory")
-	refuse(n.Snapshot != "" && d.Snapshot.Kind == sandbox.SnapshotNone, "cannot take snapshots")
+	refuse(n.Snapshot == SnapshotMemory && d.Snapshot.Kind != SnapshotMemory, "cannot take snapshots of memory")
+	refuse(n.Snapshot != "" && d.Snapshot.Kind == SnapshotNone, "cannot take snapshots")
 	refuse(n.Fork && !d.Fork, "cannot fork")
-	refuse(n.Ports && d.Ports.Kind == sandbox.PortNone, "exposes no ports")
+	refuse(n.Ports && d.Ports.Kind == PortNone, "exposes no ports")
 	refuse(n.Desktop && !d.Desktop.Available, "has no desktop")
 	refuse(n.Isolated && !f.Isolates, "does not isolate")
 	refuse(!n.Isolation.Valid(), "%q is no isolation", n.Isolation)

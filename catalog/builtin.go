@@ -1,11 +1,9 @@
 package catalog
 
-import "github.com/atoll-run/atoll/sandbox"
-
 // Builtin returns the providers that Atoll has drivers for, the default first,
 // with their names, summaries and warnings. Package provider/all opens them.
-func Builtin() []sandbox.Provider {
-	list := []sandbox.Provider{
+func Builtin() []Provider {
+	list := []Provider{
 		{Name: "gvisor", Summary: "a kernel of its own for every sandbox, from this program alone"},
 		{
 			Name: "host", Summary: "plain processes of this machine, without isolation",
@@ -16,9 +14,9 @@ func Builtin() []sandbox.Provider {
 	}
 	for _, name := range []string{"e2b", "superserve", "boxlite", "islo", "cloudflare", "daytona", "vercel", "runloop", "opensandbox", "blaxel", "modal", "microsandbox", "kubernetes"} {
 		d, _ := Find(name)
-		list = append(list, sandbox.Provider{Name: name, Summary: d.Summary + ", named by " + d.Credentials[0].Env + " and the like"})
+		list = append(list, Provider{Name: name, Summary: d.Summary + ", named by " + d.Credentials[0].Env + " and the like"})
 	}
 	return append(list,
-		sandbox.Provider{Name: "remote", Summary: "another Atoll daemon, named by ATOLL_REMOTE_HOST and ATOLL_REMOTE_KEY"},
-		sandbox.Provider{Name: "none", Summary: "no sandboxes at all, for deployments that need none"})
+		Provider{Name: "remote", Summary: "another Atoll daemon, named by ATOLL_REMOTE_HOST and ATOLL_REMOTE_KEY"},
+		Provider{Name: "none", Summary: "no sandboxes at all, for deployments that need none"})
 }

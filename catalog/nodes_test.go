@@ -40,11 +40,11 @@ func TestChooseNodes(t *testing.T) {
 		var facts []Facts
 		for _, p := range tt.nodes {
 			p.Node.Full = p.Free < tt.memory
-			facts = append(facts, Facts{Descriptor: sandbox.Descriptor{Name: p.Provider, Isolation: p.Isolation}, Available: true, Node: &p.Node})
+			facts = append(facts, Facts{Descriptor: Descriptor{Name: p.Provider, Isolation: p.Isolation}, Available: true, Node: &p.Node})
 		}
-		got := Choose(sandbox.Needs{Isolation: tt.demand}, facts)
+		got := Choose(Needs{Isolation: tt.demand}, facts)
 		var all []string
-		first := sandbox.Candidate{}
+		first := Candidate{}
 		for i, c := range got.Candidates {
 			if i == 0 {
 				first = c
@@ -58,12 +58,12 @@ func TestChooseNodes(t *testing.T) {
 		if strings.Join(all, " ") != tt.want || tt.why != "" && strings.Join(first.Reasons, "; ") != tt.why || first.Fits != (got.Provider != "") || first.Fits && got.Provider != first.Provider {
 			t.Errorf("%s: %+v, want %s because %s", tt.name, got, tt.want, tt.why)
 		}
-		if best, ok := Best(sandbox.Needs{Isolation: tt.demand}, slices.Values(facts)); ok != first.Fits || best.Descriptor.Name != got.Provider || ok && !slices.Equal(best.Merits(), first.Reasons) {
+		if best, ok := Best(Needs{Isolation: tt.demand}, slices.Values(facts)); ok != first.Fits || best.Descriptor.Name != got.Provider || ok && !slices.Equal(best.Merits(), first.Reasons) {
 			t.Errorf("%s: the best is %+v, %v, and the first is %+v", tt.name, best, ok, first)
 		}
 	}
 	facts := append(facts(t), Facts{Descriptor: known(t, "remote"), Available: true, Node: &Node{Free: gib}}, Facts{Descriptor: known(t, "boxlite"), Available: true, Node: &Node{Refused: "is cordoned"}})
-	got := Choose(sandbox.Needs{}, facts)
+	got := Choose(Needs{}, facts)
 	if got.Provider != "remote" || got.Candidates[0].Provider != "remote" || got.Candidates[1].Provider != "gvisor" {
 		t.Errorf("nodes and others: %+v; want the node before the default", got)
 	}
@@ -72,16 +72,16 @@ func TestChooseNodes(t *testing.T) {
 func BenchmarkChoose10000(b *testing.B) {
 	nodes := make([]Facts, 10_000)
 	for i := range nodes {
-		nodes[i] = Facts{Descriptor: sandbox.Descriptor{Name: fmt.Sprintf("node-%05d", i)}, Available: true, Node: &Node{Free: int64(i*7919%10_000) << 20}}
+		nodes[i] = Facts{Descriptor: Descriptor{Name: fmt.Sprintf("node-%05d", i)}, Available: true, Node: &Node{Free: int64(i*7919%10_000) << 20}}
 	}
 	b.Run("best", func(b *testing.B) {
 		for b.Loop() {
-			Best(sandbox.Needs{}, slices.Values(nodes))
+			Best(Needs{}, slices.Values(nodes))
 		}
 	})
 	b.Run("explained", func(b *testing.B) {
 		for b.Loop() {
-			Choose(sandbox.Needs{}, nodes)
+			Choose(Needs{}, nodes)
 		}
 	})
 }

@@ -1,6 +1,10 @@
-package sandbox
+package catalog
 
-import "time"
+import (
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
 
 // UnavailableReason says why a capability is not available. Empty: it is
 // available. The list is closed.
@@ -24,14 +28,14 @@ const (
 // has now. Every cell is always present. One that is not available has a
 // Reason.
 type CapabilityDocument struct {
-	SessionID   string    `json:"sessionId"`
-	Backend     string    `json:"backend"`
-	OS          string    `json:"os"`
-	Liveness    string    `json:"liveness"`            // cold, warming, warm or draining
-	Isolation   Isolation `json:"isolation,omitempty"` // of its sandbox; without one, of the provider
-	LeaseEpoch  int64     `json:"leaseEpoch"`
-	HeartbeatMs int64     `json:"viewerHeartbeatIntervalMs"`
-	Negotiated  time.Time `json:"negotiatedAt"`
+	SessionID   string            `json:"sessionId"`
+	Backend     string            `json:"backend"`
+	OS          string            `json:"os"`
+	Liveness    string            `json:"liveness"`            // cold, warming, warm or draining
+	Isolation   sandbox.Isolation `json:"isolation,omitempty"` // of its sandbox; without one, of the provider
+	LeaseEpoch  int64             `json:"leaseEpoch"`
+	HeartbeatMs int64             `json:"viewerHeartbeatIntervalMs"`
+	Negotiated  time.Time         `json:"negotiatedAt"`
 
 	FileSystem  FileSystemCell  `json:"FileSystem"`
 	Terminal    TerminalCell    `json:"Terminal"`

@@ -1,6 +1,10 @@
-package sandbox
+package operator
 
-import "time"
+import (
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
 
 // NodeState is the state of a node.
 type NodeState string
@@ -39,7 +43,7 @@ type Load struct {
 	Sandboxes      int      `json:"sandboxes" doc:"how many there are"`
 	Images         []string `json:"images" doc:"names of the images that are stored there"`
 	// Isolation is that of a new sandbox which names no provider.
-	Isolation Isolation `json:"isolation,omitempty" enum:"none,kernel,hardware" doc:"what isolates a new sandbox there; missing: it is not known"`
+	Isolation sandbox.Isolation `json:"isolation,omitempty" enum:"none,kernel,hardware" doc:"what isolates a new sandbox there; missing: it is not known"`
 }
 
 // NodeChange changes a node. Nil fields stay as they are.
@@ -62,16 +66,16 @@ type NodeDrained struct {
 
 // NodeMoved is a session that a drain moved.
 type NodeMoved struct {
-	Tenant  string  `json:"tenant"`
-	Session string  `json:"session"`
-	Receipt Receipt `json:"receipt"`
+	Tenant  string          `json:"tenant"`
+	Session string          `json:"session"`
+	Receipt sandbox.Receipt `json:"receipt"`
 }
 
 // NodeSandbox is a sandbox on a node.
 type NodeSandbox struct {
-	Tenant  string `json:"tenant"`
-	Sandbox ID     `json:"sandbox"`
-	Name    string `json:"name"`
-	Session string `json:"session,omitempty"`
-	Reason  string `json:"reason,omitempty" doc:"why it is still there"`
+	Tenant  string     `json:"tenant"`
+	Sandbox sandbox.ID `json:"sandbox"`
+	Name    string     `json:"name"`
+	Session string     `json:"session,omitempty"`
+	Reason  string     `json:"reason,omitempty" doc:"why it is still there"`
 }

@@ -7,16 +7,14 @@ import (
 	"os"
 	"strings"
 	"testing"
-
-	"github.com/atoll-run/atoll/sandbox"
 )
 
 var update = flag.Bool("update", false, "write docs/reference/providers.md anew")
 
 // The matrix of providers is made of their descriptors. After a change:
-// go test ./internal/catalog -run TestMatrix -update
+// go test ./catalog -run TestMatrix -update
 func TestMatrix(t *testing.T) {
-	const file = "../../docs/reference/providers.md"
+	const file = "../docs/reference/providers.md"
 	text := matrix(Known())
 	if *update {
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
@@ -28,11 +26,11 @@ func TestMatrix(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(have) != text {
-		t.Errorf("%s is not what the descriptors say; write it anew with: go test ./internal/catalog -run TestMatrix -update", file)
+		t.Errorf("%s is not what the descriptors say; write it anew with: go test ./catalog -run TestMatrix -update", file)
 	}
 }
 
-func matrix(list []sandbox.Descriptor) string {
+func matrix(list []Descriptor) string {
 	mark := func(b bool) string {
 		if b {
 			return "yes"
@@ -42,7 +40,7 @@ func matrix(list []sandbox.Descriptor) string {
 	var b strings.Builder
 	b.WriteString(`# Providers
 
-What each system can do through Atoll's driver or, without one, as far as Atoll knows. Generated from the descriptors in ` + "`internal/catalog`" + `. ` + "`atoll provider ls`" + ` shows which ones this build has a driver for,
+What each system can do through Atoll's driver or, without one, as far as Atoll knows. Generated from the descriptors in ` + "`catalog`" + `. ` + "`atoll provider ls`" + ` shows which ones this build has a driver for,
 and ` + "`atoll provider show NAME`" + ` everything about one. *Isolation* is the wall around a sandbox: the
 machine's own kernel (none), a kernel of its own (kernel), or a virtual machine (hardware); – means that it is not known, which counts as none. *Verified* says what the driver was tested with: the technology itself (live), a fake that the official client
 accepts too (fake), or nothing yet (none).
@@ -56,7 +54,7 @@ accepts too (fake), or nothing yet (none).
 		if name == "selfhosted" {
 			page = "../guide/own-machine.md"
 		}
-		if _, err := os.Stat("../../docs/reference/" + page); err != nil {
+		if _, err := os.Stat("../docs/reference/" + page); err != nil {
 			return name
 		}
 		return "[" + name + "](" + page + ")"

@@ -9,14 +9,14 @@ import (
 // What the living provider says of its isolation wins over its descriptor, and
 // decides the choice.
 func TestFactsWinOverTheDescriptor(t *testing.T) {
-	emulated := sandbox.Provider{Name: "microvm", Available: true}
+	emulated := Provider{Name: "microvm", Available: true}
 	emulated.Descriptor.Isolation = sandbox.IsolationNone // its processor is emulated
-	silent := sandbox.Provider{Name: "gvisor", Available: true, Default: true}
-	all := Describe([]sandbox.Provider{silent, emulated})
+	silent := Provider{Name: "gvisor", Available: true, Default: true}
+	all := Describe([]Provider{silent, emulated})
 	if all[0].Descriptor.Isolation != sandbox.IsolationKernel || all[1].Descriptor.Isolation != sandbox.IsolationNone {
 		t.Errorf("gvisor gives %q, microvm %q", all[0].Descriptor.Isolation, all[1].Descriptor.Isolation)
 	}
-	if got := ChooseFrom(sandbox.Needs{Isolation: sandbox.IsolationHardware}, all); got.Provider != "" {
+	if got := ChooseFrom(Needs{Isolation: sandbox.IsolationHardware}, all); got.Provider != "" {
 		t.Errorf("hardware is given by %s", got.Provider)
 	}
 	if doc, err := Negotiate(all[0].Descriptor, Query{}); err != nil || doc.Isolation != sandbox.IsolationKernel {

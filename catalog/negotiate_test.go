@@ -14,7 +14,7 @@ import (
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-func known(t *testing.T, name string) sandbox.Descriptor {
+func known(t *testing.T, name string) Descriptor {
 	t.Helper()
 	for _, d := range Known() {
 		if d.Name == name {
@@ -22,10 +22,10 @@ func known(t *testing.T, name string) sandbox.Descriptor {
 		}
 	}
 	t.Fatalf("%s is not known", name)
-	return sandbox.Descriptor{}
+	return Descriptor{}
 }
 
-func negotiate(t *testing.T, provider string, q Query) sandbox.CapabilityDocument {
+func negotiate(t *testing.T, provider string, q Query) CapabilityDocument {
 	t.Helper()
 	q.Now = now
 	doc, err := Negotiate(known(t, provider), q)
@@ -122,15 +122,15 @@ func TestInvariants(t *testing.T) {
 			t.Errorf("%s: %v", d.Name, err)
 		}
 	}
-	breaks := map[string]func(*sandbox.Descriptor){
-		"is that of":                func(d *sandbox.Descriptor) { d.Name = "other" },
-		"no backend id":             func(d *sandbox.Descriptor) { d.BackendID = "" },
-		"exposes no port":           func(d *sandbox.Descriptor) { d.Ports.Kind = sandbox.PortNone },
-		"without a transport":       func(d *sandbox.Descriptor) { d.Desktop.Transport = "" },
-		"must record":               func(d *sandbox.Descriptor) { d.Recording = false },
-		"takes no snapshot":         func(d *sandbox.Descriptor) { d.Snapshot.Kind = sandbox.SnapshotNone },
-		"is not hosted":             func(d *sandbox.Descriptor) { d.Tier = sandbox.TierDev },
-		"egress \"x\" is not known": func(d *sandbox.Descriptor) { d.Egress = "x" },
+	breaks := map[string]func(*Descriptor){
+		"is that of":                func(d *Descriptor) { d.Name = "other" },
+		"no backend id":             func(d *Descriptor) { d.BackendID = "" },
+		"exposes no port":           func(d *Descriptor) { d.Ports.Kind = PortNone },
+		"without a transport":       func(d *Descriptor) { d.Desktop.Transport = "" },
+		"must record":               func(d *Descriptor) { d.Recording = false },
+		"takes no snapshot":         func(d *Descriptor) { d.Snapshot.Kind = SnapshotNone },
+		"is not hosted":             func(d *Descriptor) { d.Tier = TierDev },
+		"egress \"x\" is not known": func(d *Descriptor) { d.Egress = "x" },
 	}
 	for want, change := range breaks {
 		d := known(t, "modal")
@@ -177,7 +177,7 @@ func TestKnownValues(t *testing.T) {
 
 // RB-18.
 func TestNegotiate(t *testing.T) {
-	if _, err := Negotiate(sandbox.Descriptor{}, warm()); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+	if _, err := Negotiate(Descriptor{}, warm()); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Errorf("an unknown provider: %v", err)
 	}
 	doc := negotiate(t, "modal", Query{SessionID: "s", Liveness: "warm", Epoch: 4})
@@ -211,23 +211,23 @@ func TestCatalogDesktop(t *testing.T) {
 	tests := []struct {
 		name, provider string
 		q              Query
-		want           sandbox.UnavailableReason
+		want           UnavailableReason
 	}{
-		{"headless", "vercel", warm(), sandbox.TierIsHeadless},
-		{"dev", "docker", warm(), sandbox.BackendUnsupported},
-		{"headless beats policy", "vercel", Query{DesktopOff: true}, sandbox.TierIsHeadless},
-		{"policy", "modal", Query{Liveness: "warm", DesktopOff: true}, sandbox.DisabledByPolicy},
-		{"no secret", "modal", Query{Liveness: "warm", NoStreamSecret: true}, sandbox.DisabledByPolicy},
-		{"policy beats cold", "modal", Query{DesktopOff: true}, sandbox.DisabledByPolicy},
-		{"cold", "modal", Query{}, sandbox.LeaseCold},
+		{"headless", "vercel", warm(), TierIsHeadless},
+		{"dev", "docker", warm(), BackendUnsupported},
+		{"headless beats policy", "vercel", Query{DesktopOff: true}, TierIsHeadless},
+		{"policy", "modal", Query{Liveness: "warm", DesktopOff: true}, DisabledByPolicy},
+		{"no secret", "modal", Query{Liveness: "warm", NoStreamSecret: true}, DisabledByPolicy},
+		{"policy beats cold", "modal", Query{DesktopOff: true}, DisabledByPolicy},
+		{"cold", "modal", Query{}, LeaseCold},
 		{"warming", "modal", Query{Liveness: "warming"}, ""},
 		{"warm", "modal", warm(), ""},
-		{"without a display in the image", "modal", Query{Liveness: "warm", NoDesktop: true}, sandbox.NotProvisioned},
-		{"policy beats the image", "modal", Query{DesktopOff: true, NoDesktop: true}, sandbox.DisabledByPolicy},
-		{"the image beats cold", "modal", Query{NoDesktop: true}, sandbox.NotProvisioned},
-		{"the operating system beats all", "modal", Query{OS: "macos", DesktopOff: true}, sandbox.OSUnsupported},
+		{"without a display in the image", "modal", Query{Liveness: "warm", NoDesktop: true}, NotProvisioned},
+		{"policy beats the image", "modal", Query{DesktopOff: true, NoDesktop: true}, DisabledByPolicy},
+		{"the image beats cold", "modal", Query{NoDesktop: true}, NotProvisioned},
+		{"the operating system beats all", "modal", Query{OS: "macos", DesktopOff: true}, OSUnsupported},
 		{"RB-22: minted beats cold", "modal", Query{Desktop: minted}, ""},
-		{"RB-22: minted does not beat policy", "modal", Query{Desktop: minted, DesktopOff: true}, sandbox.DisabledByPolicy},
+		{"RB-22: minted does not beat policy", "modal", Query{Desktop: minted, DesktopOff: true}, DisabledByPolicy},
 	}
 	for _, tt := range tests {
 		c := negotiate(t, tt.provider, tt.q).Desktop
@@ -243,26 +243,26 @@ func TestCatalogTerminal(t *testing.T) {
 	tests := []struct {
 		name, provider string
 		q              Query
-		transport      sandbox.Transport
-		reason         sandbox.UnavailableReason
+		transport      Transport
+		reason         UnavailableReason
 	}{
-		{"none", "none", warm(), "", sandbox.BackendUnsupported},
-		{"policy", "modal", Query{Liveness: "warm", TerminalOff: true, Terminal: minted}, sandbox.TransportSSE, sandbox.DisabledByPolicy},
-		{"cold", "modal", Query{}, sandbox.TransportSSE, sandbox.LeaseCold},
-		{"minted", "modal", Query{Terminal: minted}, sandbox.TransportPTY, ""},
-		{"warm", "modal", warm(), sandbox.TransportPTY, ""},
-		{"os", "modal", Query{OS: "plan9", Liveness: "warm", Terminal: minted}, "", sandbox.OSUnsupported},
+		{"none", "none", warm(), "", BackendUnsupported},
+		{"policy", "modal", Query{Liveness: "warm", TerminalOff: true, Terminal: minted}, TransportSSE, DisabledByPolicy},
+		{"cold", "modal", Query{}, TransportSSE, LeaseCold},
+		{"minted", "modal", Query{Terminal: minted}, TransportPTY, ""},
+		{"warm", "modal", warm(), TransportPTY, ""},
+		{"os", "modal", Query{OS: "plan9", Liveness: "warm", Terminal: minted}, "", OSUnsupported},
 	}
 	for _, tt := range tests {
 		c := negotiate(t, tt.provider, tt.q).Terminal
-		if c.Transport != tt.transport || c.Reason != tt.reason || (c.URL != "") != (c.Transport == sandbox.TransportPTY && tt.q.Terminal != nil) {
+		if c.Transport != tt.transport || c.Reason != tt.reason || (c.URL != "") != (c.Transport == TransportPTY && tt.q.Terminal != nil) {
 			t.Errorf("%s: %+v, want %q and reason %q", tt.name, c, tt.transport, tt.reason)
 		}
 	}
 	d := known(t, "modal")
 	d.Terminal.PTY = false
 	doc, err := Negotiate(d, Query{Now: now, TerminalOff: true})
-	if c := doc.Terminal; err != nil || c.Transport != sandbox.TransportSSE || c.Reason != "" || c.URL != "" {
+	if c := doc.Terminal; err != nil || c.Transport != TransportSSE || c.Reason != "" || c.URL != "" {
 		t.Errorf("no pty: %+v, %v", c, err)
 	}
 }
@@ -272,15 +272,15 @@ func TestRecordingAndComputerUse(t *testing.T) {
 	tests := []struct {
 		name, provider      string
 		q                   Query
-		recording, computer sandbox.UnavailableReason
+		recording, computer UnavailableReason
 	}{
-		{"headless", "vercel", warm(), sandbox.TierIsHeadless, sandbox.TierIsHeadless},
+		{"headless", "vercel", warm(), TierIsHeadless, TierIsHeadless},
 		{"cold", "modal", Query{}, "", ""},
-		{"desktop off", "modal", Query{Liveness: "warm", DesktopOff: true}, sandbox.DisabledByPolicy, sandbox.DisabledByPolicy},
-		{"computer off", "modal", Query{Liveness: "warm", ComputerOff: true}, "", sandbox.DisabledByPolicy},
-		{"no display", "modal", Query{Liveness: "warm", NoDesktop: true}, sandbox.NotProvisioned, sandbox.NotProvisioned},
-		{"no recorder", "modal", Query{Liveness: "warm", NoRecording: true}, sandbox.NotProvisioned, ""},
-		{"os", "modal", Query{OS: "windows"}, sandbox.OSUnsupported, sandbox.OSUnsupported},
+		{"desktop off", "modal", Query{Liveness: "warm", DesktopOff: true}, DisabledByPolicy, DisabledByPolicy},
+		{"computer off", "modal", Query{Liveness: "warm", ComputerOff: true}, "", DisabledByPolicy},
+		{"no display", "modal", Query{Liveness: "warm", NoDesktop: true}, NotProvisioned, NotProvisioned},
+		{"no recorder", "modal", Query{Liveness: "warm", NoRecording: true}, NotProvisioned, ""},
+		{"os", "modal", Query{OS: "windows"}, OSUnsupported, OSUnsupported},
 	}
 	for _, tt := range tests {
 		doc := negotiate(t, tt.provider, tt.q)
@@ -336,15 +336,15 @@ func TestSharedSessions(t *testing.T) {
 // RB-25.
 func TestMode(t *testing.T) {
 	online := &Machine{Liveness: MachineOnline, Display: true, Consented: true}
-	if c := negotiate(t, "modal", warm()).Desktop; c.Mode != "interactive" || c.Transport != sandbox.TransportVNC || c.Client != "novnc" || c.Resolution != Screen {
+	if c := negotiate(t, "modal", warm()).Desktop; c.Mode != "interactive" || c.Transport != TransportVNC || c.Client != "novnc" || c.Resolution != Screen {
 		t.Errorf("%+v", c)
 	}
 	q := warm()
-	q.DesktopView, q.Desktop = true, &Stream{Resolution: sandbox.Resolution{Width: 640, Height: 480}}
+	q.DesktopView, q.Desktop = true, &Stream{Resolution: Resolution{Width: 640, Height: 480}}
 	if c := negotiate(t, "modal", q).Desktop; c.Mode != "read-only" || c.Resolution.Width != 640 {
 		t.Errorf("%+v", c)
 	}
-	if c := negotiate(t, "selfhosted", Query{Liveness: "warm", Machine: online}).Desktop; c.Mode != "read-only" || c.Transport != sandbox.TransportRelay || c.Client != "frames" {
+	if c := negotiate(t, "selfhosted", Query{Liveness: "warm", Machine: online}).Desktop; c.Mode != "read-only" || c.Transport != TransportRelay || c.Client != "frames" {
 		t.Errorf("%+v", c)
 	}
 }
@@ -383,17 +383,17 @@ func TestMachineOverlay(t *testing.T) {
 		name                     string
 		m                        Machine
 		off                      bool
-		files, desktop, computer sandbox.UnavailableReason
+		files, desktop, computer UnavailableReason
 	}{
-		{"offline", Machine{}, false, sandbox.AgentOffline, sandbox.AgentOffline, sandbox.AgentOffline},
-		{"reconnecting", Machine{Liveness: MachineReconnecting}, false, sandbox.AgentReconnecting, sandbox.AgentReconnecting, sandbox.AgentReconnecting},
-		{"no display", Machine{Liveness: MachineOnline}, false, "", sandbox.DisplayUnavailable, sandbox.DisplayUnavailable},
-		{"a policy wins over no display", Machine{Liveness: MachineOnline}, true, "", sandbox.DisabledByPolicy, sandbox.DisabledByPolicy},
-		{"no consent", Machine{Liveness: MachineOnline, Display: true}, false, "", "", sandbox.ConsentRequired},
+		{"offline", Machine{}, false, AgentOffline, AgentOffline, AgentOffline},
+		{"reconnecting", Machine{Liveness: MachineReconnecting}, false, AgentReconnecting, AgentReconnecting, AgentReconnecting},
+		{"no display", Machine{Liveness: MachineOnline}, false, "", DisplayUnavailable, DisplayUnavailable},
+		{"a policy wins over no display", Machine{Liveness: MachineOnline}, true, "", DisabledByPolicy, DisabledByPolicy},
+		{"no consent", Machine{Liveness: MachineOnline, Display: true}, false, "", "", ConsentRequired},
 		{"all", Machine{Liveness: MachineOnline, Display: true, Consented: true}, false, "", "", ""},
-		{"a person's screen", Machine{Liveness: MachineOnline, Own: true, Display: true}, false, "", sandbox.ConsentRequired, sandbox.ConsentRequired},
+		{"a person's screen", Machine{Liveness: MachineOnline, Own: true, Display: true}, false, "", ConsentRequired, ConsentRequired},
 		{"a person's screen, shared", Machine{Liveness: MachineOnline, Own: true, Display: true, Consented: true}, false, "", "", ""},
-		{"a person's screen, offline", Machine{Liveness: MachineOffline, Own: true, Display: true, Consented: true}, false, sandbox.AgentOffline, sandbox.AgentOffline, sandbox.AgentOffline},
+		{"a person's screen, offline", Machine{Liveness: MachineOffline, Own: true, Display: true, Consented: true}, false, AgentOffline, AgentOffline, AgentOffline},
 	}
 	for _, tt := range tests {
 		doc := negotiate(t, "selfhosted", Query{Liveness: "warm", Machine: &tt.m, DesktopOff: tt.off})

@@ -1,6 +1,10 @@
-package sandbox
+package catalog
 
-import "time"
+import (
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
 
 // Tier is the kind of machine that the sandboxes of a provider are.
 type Tier string
@@ -39,14 +43,14 @@ type Descriptor struct {
 	Recording  bool              `json:"recording"`
 
 	// Isolation is what its sandboxes have. Empty: not known, which counts as none.
-	Isolation Isolation `json:"isolation,omitempty"`
+	Isolation sandbox.Isolation `json:"isolation,omitempty"`
 
-	Lifetime LifetimeSupport `json:"lifetime"`
-	Pause    PauseKind       `json:"pause,omitempty"` // strongest kind; empty: none
-	Snapshot SnapshotSupport `json:"snapshot"`
-	Fork     bool            `json:"fork"`
-	Egress   EgressKind      `json:"egress"` // finest rules that the provider enforces
-	Ports    PortSupport     `json:"ports"`
+	Lifetime LifetimeSupport    `json:"lifetime"`
+	Pause    sandbox.PauseKind  `json:"pause,omitempty"` // strongest kind; empty: none
+	Snapshot SnapshotSupport    `json:"snapshot"`
+	Fork     bool               `json:"fork"`
+	Egress   sandbox.EgressKind `json:"egress"` // finest rules that the provider enforces
+	Ports    PortSupport        `json:"ports"`
 
 	WorkspaceRoot     string `json:"workspaceRoot"`
 	NativeBucketMount bool   `json:"nativeBucketMount"`

@@ -1,4 +1,6 @@
-package sandbox
+package catalog
+
+import "github.com/atoll-run/atoll/sandbox"
 
 // Provider describes a provider of a daemon, which makes sandboxes.
 type Provider struct {
@@ -23,7 +25,7 @@ type Provider struct {
 	// Capabilities are what its sandboxes can do, by name.
 	Capabilities map[string]bool `json:"capabilities"`
 	// Limits says which limits of a sandbox are enforced, by name.
-	Limits map[string]Enforcement `json:"limits,omitempty"`
+	Limits map[string]sandbox.Enforcement `json:"limits,omitempty"`
 	// Descriptor is the static description of the provider.
 	Descriptor Descriptor `json:"descriptor"`
 	// Problem says why it cannot be used, or why nothing more is known.

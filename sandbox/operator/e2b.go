@@ -1,4 +1,4 @@
-package sandbox
+package operator
 
 // DefaultE2BDomain is the domain under which a loopback address serves the API of
 // E2B. Systems that resolve names below localhost need no DNS for it.

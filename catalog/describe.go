@@ -4,22 +4,20 @@ import (
 	"cmp"
 	"slices"
 	"strings"
-
-	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Describe adds descriptors to what is known about providers, and appends known
 // systems without a driver.
-func Describe(list []sandbox.Provider) []sandbox.Provider {
+func Describe(list []Provider) []Provider {
 	known := Known()
 	for i := range list {
 		p := &list[i]
 		permanent, isolation := p.Descriptor.Permanent, p.Descriptor.Isolation // set by the driver
-		at := slices.IndexFunc(known, func(d sandbox.Descriptor) bool { return d.Name == p.Name })
+		at := slices.IndexFunc(known, func(d Descriptor) bool { return d.Name == p.Name })
 		if machine, ok := MachineDescriptor(p.Name); ok {
 			p.Descriptor = machine
 		} else if at < 0 { // a provider that an embedding program brought
-			p.Descriptor = base(p.Name, p.Summary, sandbox.TierDev)
+			p.Descriptor = base(p.Name, p.Summary, TierDev)
 			p.Descriptor.Persistable = false
 		} else {
 			p.Descriptor = known[at]
@@ -27,13 +25,13 @@ func Describe(list []sandbox.Provider) []sandbox.Provider {
 		}
 		p.Descriptor.Permanent = p.Descriptor.Permanent || permanent
 		p.Descriptor.Isolation = cmp.Or(isolation, p.Descriptor.Isolation)
-		p.Descriptor.Driver = sandbox.DriverSupport{Available: true}
+		p.Descriptor.Driver = DriverSupport{Available: true}
 		if len(p.Capabilities) > 0 {
 			fit(&p.Descriptor, p.Capabilities)
 		}
 	}
 	for _, d := range known {
-		list = append(list, sandbox.Provider{Name: d.Name, Summary: d.Summary, Capabilities: map[string]bool{}, Descriptor: d, Problem: d.Driver.Reason})
+		list = append(list, Provider{Name: d.Name, Summary: d.Summary, Capabilities: map[string]bool{}, Descriptor: d, Problem: d.Driver.Reason})
 	}
 	return list
 }
@@ -47,13 +45,13 @@ const (
 
 // MachineDescriptor returns the descriptor of the provider of a self-hosted
 // machine or of a node, and whether the name is that of one.
-func MachineDescriptor(name string) (sandbox.Descriptor, bool) {
+func MachineDescriptor(name string) (Descriptor, bool) {
 	kind := "selfhosted"
 	switch {
 	case strings.HasPrefix(name, ofNode):
 		kind = "remote"
 	case !strings.HasPrefix(name, ofMachine):
-		return sandbox.Descriptor{}, false
+		return Descriptor{}, false
 	}
 	d, ok := Find(kind)
 	d.Name, d.Permanent = name, false // the driver says whether it is
@@ -61,39 +59,39 @@ func MachineDescriptor(name string) (sandbox.Descriptor, bool) {
 }
 
 // fit changes a descriptor to what the driver supports here.
-func fit(d *sandbox.Descriptor, can map[string]bool) {
+func fit(d *Descriptor, can map[string]bool) {
 	if !can["pause"] {
 		d.Pause, d.Lifetime.Suspend = "", false
 	}
 	switch {
 	case !can["snapshot"]:
-		d.Snapshot, d.Fork, d.Persistable = sandbox.SnapshotSupport{Kind: sandbox.SnapshotNone}, false, false
-	case !can["memory"] && d.Snapshot.Kind == sandbox.SnapshotMemory:
-		d.Snapshot.Kind = sandbox.SnapshotFS
+		d.Snapshot, d.Fork, d.Persistable = SnapshotSupport{Kind: SnapshotNone}, false, false
+	case !can["memory"] && d.Snapshot.Kind == SnapshotMemory:
+		d.Snapshot.Kind = SnapshotFS
 	}
 	switch {
 	case !can["ports"]:
-		d.Ports = sandbox.PortSupport{Kind: sandbox.PortNone}
-	case !can["previews"] && d.Ports.Kind == sandbox.PortPreview:
-		d.Ports.Kind = sandbox.PortTunnel
+		d.Ports = PortSupport{Kind: PortNone}
+	case !can["previews"] && d.Ports.Kind == PortPreview:
+		d.Ports.Kind = PortTunnel
 	}
 	switch {
 	case can["terminal"]:
 		pty(d)
 	case d.Terminal.PTY:
-		d.Terminal = sandbox.TerminalSupport{Available: true, Transport: sandbox.TransportSSE}
+		d.Terminal = TerminalSupport{Available: true, Transport: TransportSSE}
 	}
 	d.RunAs, d.FileSystem.Available = can["users"], can["files"]
-	d.Desktop, d.Recording = sandbox.DesktopSupport{}, false // no driver supports one yet
+	d.Desktop, d.Recording = DesktopSupport{}, false // no driver supports one yet
 }
 
 // ChooseFrom selects one of the described providers.
-func ChooseFrom(n sandbox.Needs, list []sandbox.Provider) sandbox.Choice {
+func ChooseFrom(n Needs, list []Provider) Choice {
 	return Choose(n, FactsOf(list))
 }
 
 // FactsOf returns the facts of the described providers.
-func FactsOf(list []sandbox.Provider) []Facts {
+func FactsOf(list []Provider) []Facts {
 	facts := make([]Facts, len(list))
 	for i, p := range list {
 		holds := map[string]bool{}

@@ -1,9 +1,16 @@
-package sandbox
+// Package operator has the types of what the operator of a daemon sees and
+// changes: tenants and their limits, keys, policies, nodes, machines, the audit
+// log and where the daemon serves its console and the API of E2B. As in package
+// sandbox, they are plain data, the same in the API, the library and the store.
+package operator
 
 import (
 	"encoding/json"
 	"math"
 	"time"
+
+	"github.com/atoll-run/atoll/internal/field"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Key describes an API key.
@@ -29,16 +36,16 @@ type NewKey struct {
 // MarshalJSON writes the duration in milliseconds.
 func (k NewKey) MarshalJSON() ([]byte, error) {
 	type plain NewKey
-	toMS(&k.Expires)
+	field.ToMS(&k.Expires)
 	return json.Marshal(plain(k))
 }
 
 // UnmarshalJSON reads the duration in milliseconds.
 func (k *NewKey) UnmarshalJSON(text []byte) error {
 	type plain NewKey
-	toMS(&k.Expires)
+	field.ToMS(&k.Expires)
 	err := json.Unmarshal(text, (*plain)(k))
-	fromMS(&k.Expires)
+	field.FromMS(&k.Expires)
 	return err
 }
 
@@ -88,7 +95,7 @@ func (l Limits) Validate() error {
 		"warmHours": l.WarmHours,
 	} {
 		if v < 0 || math.IsNaN(v) || math.IsInf(v, 0) {
-			return invalid(name, "a limit is 0 for none, or positive")
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: name, Message: "a limit is 0 for none, or positive"}
 		}
 	}
 	return nil
@@ -119,17 +126,17 @@ type LimitsChange struct {
 
 // Apply returns l with the changes made.
 func (c LimitsChange) Apply(l Limits) Limits {
-	change(&l.Boxes, c.Boxes)
-	change(&l.CPUs, c.CPUs)
-	change(&l.Memory, c.Memory)
-	change(&l.Disk, c.Disk)
-	change(&l.Snapshots, c.Snapshots)
-	change(&l.SnapshotBytes, c.SnapshotBytes)
-	change(&l.ExecRate, c.ExecRate)
-	change(&l.ExecBurst, c.ExecBurst)
-	change(&l.OutputRate, c.OutputRate)
-	change(&l.OutputBurst, c.OutputBurst)
-	change(&l.WarmHours, c.WarmHours)
+	field.Change(&l.Boxes, c.Boxes)
+	field.Change(&l.CPUs, c.CPUs)
+	field.Change(&l.Memory, c.Memory)
+	field.Change(&l.Disk, c.Disk)
+	field.Change(&l.Snapshots, c.Snapshots)
+	field.Change(&l.SnapshotBytes, c.SnapshotBytes)
+	field.Change(&l.ExecRate, c.ExecRate)
+	field.Change(&l.ExecBurst, c.ExecBurst)
+	field.Change(&l.OutputRate, c.OutputRate)
+	field.Change(&l.OutputBurst, c.OutputBurst)
+	field.Change(&l.WarmHours, c.WarmHours)
 	return l
 }
 

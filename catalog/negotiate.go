@@ -11,7 +11,7 @@ import (
 )
 
 // Screen is the size of a desktop whose stream has none.
-var Screen = sandbox.Resolution{Width: 1280, Height: 800}
+var Screen = Resolution{Width: 1280, Height: 800}
 
 // viewerHeartbeat is the interval of a viewer's heartbeats.
 const viewerHeartbeat = 30 * time.Second
@@ -50,7 +50,7 @@ type Query struct {
 type Stream struct {
 	URL, Token string
 	Expires    time.Time
-	Resolution sandbox.Resolution
+	Resolution Resolution
 }
 
 // Liveness is the liveness of a user's own machine.
@@ -91,9 +91,9 @@ func MachineLiveness(active, answered bool, seen, now time.Time) Liveness {
 
 // Negotiate returns the current capabilities of a sandbox of a provider. It is
 // pure and makes no network calls.
-func Negotiate(d sandbox.Descriptor, q Query) (sandbox.CapabilityDocument, error) {
+func Negotiate(d Descriptor, q Query) (CapabilityDocument, error) {
 	if d.Name == "" {
-		return sandbox.CapabilityDocument{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "session.negotiate", Message: "unknown provider"}
+		return CapabilityDocument{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "session.negotiate", Message: "unknown provider"}
 	}
 	if q.OS == "" {
 		q.OS = d.OS.Default
@@ -101,7 +101,7 @@ func Negotiate(d sandbox.Descriptor, q Query) (sandbox.CapabilityDocument, error
 	if q.Liveness == "" {
 		q.Liveness = "cold"
 	}
-	doc := sandbox.CapabilityDocument{
+	doc := CapabilityDocument{
 		SessionID: q.SessionID, Backend: d.Name, OS: q.OS, Liveness: q.Liveness, Isolation: cmp.Or(q.Isolation, d.Isolation), LeaseEpoch: q.Epoch,
 		HeartbeatMs: viewerHeartbeat.Milliseconds(), Negotiated: q.Now,
 		FileSystem: fileCell(d), Terminal: terminalCell(d, q), Git: gitCell(d, q),
@@ -111,43 +111,43 @@ func Negotiate(d sandbox.Descriptor, q Query) (sandbox.CapabilityDocument, error
 		overlay(&doc, d, *q.Machine)
 	}
 	if !slices.Contains(d.OS.Supported, q.OS) {
-		refuseAll(&doc, sandbox.OSUnsupported)
+		refuseAll(&doc, OSUnsupported)
 	}
 	reveal(&doc.Desktop, q)
 	return doc, nil
 }
 
-func fileCell(d sandbox.Descriptor) sandbox.FileSystemCell {
-	c := sandbox.FileSystemCell{Available: d.FileSystem.Available, ReadOnly: d.FileSystem.ReadOnly, Root: d.WorkspaceRoot, PathSep: "/", TreeMode: "lazy"}
+func fileCell(d Descriptor) FileSystemCell {
+	c := FileSystemCell{Available: d.FileSystem.Available, ReadOnly: d.FileSystem.ReadOnly, Root: d.WorkspaceRoot, PathSep: "/", TreeMode: "lazy"}
 	if !c.Available {
-		c.Reason = sandbox.BackendUnsupported
+		c.Reason = BackendUnsupported
 	}
 	return c
 }
 
-func gitCell(d sandbox.Descriptor, q Query) sandbox.GitCell {
-	c := sandbox.GitCell{Available: d.Git && !q.NoGit, Repos: []string{}}
+func gitCell(d Descriptor, q Query) GitCell {
+	c := GitCell{Available: d.Git && !q.NoGit, Repos: []string{}}
 	switch {
 	case !d.Git:
-		c.Reason = sandbox.BackendUnsupported
+		c.Reason = BackendUnsupported
 	case q.NoGit:
-		c.Reason = sandbox.NotProvisioned
+		c.Reason = NotProvisioned
 	}
 	return c
 }
 
-func terminalCell(d sandbox.Descriptor, q Query) sandbox.TerminalCell {
-	c := sandbox.TerminalCell{PTYCapable: d.Terminal.PTY, Shell: "/bin/bash", Transport: sandbox.TransportSSE}
+func terminalCell(d Descriptor, q Query) TerminalCell {
+	c := TerminalCell{PTYCapable: d.Terminal.PTY, Shell: "/bin/bash", Transport: TransportSSE}
 	switch {
 	case !d.Terminal.Available:
-		c.Transport, c.Reason = "", sandbox.BackendUnsupported
+		c.Transport, c.Reason = "", BackendUnsupported
 	case !d.Terminal.PTY:
 	case q.TerminalOff:
-		c.Reason = sandbox.DisabledByPolicy
+		c.Reason = DisabledByPolicy
 	case q.Liveness == "cold" && q.Terminal == nil:
-		c.Reason = sandbox.LeaseCold
+		c.Reason = LeaseCold
 	default:
-		c.Transport = sandbox.TransportPTY
+		c.Transport = TransportPTY
 		if q.Terminal != nil {
 			c.URL, c.Token, c.ExpiresAt = q.Terminal.URL, q.Terminal.Token, q.Terminal.Expires
 		}
@@ -156,32 +156,32 @@ func terminalCell(d sandbox.Descriptor, q Query) sandbox.TerminalCell {
 }
 
 // noScreen returns why a provider cannot have a desktop. Empty: it can.
-func noScreen(d sandbox.Descriptor) sandbox.UnavailableReason {
+func noScreen(d Descriptor) UnavailableReason {
 	switch {
 	case d.Desktop.Available:
 		return ""
-	case d.Tier == sandbox.TierHeadless:
-		return sandbox.TierIsHeadless
+	case d.Tier == TierHeadless:
+		return TierIsHeadless
 	}
-	return sandbox.BackendUnsupported
+	return BackendUnsupported
 }
 
-func desktopCell(d sandbox.Descriptor, q Query) sandbox.DesktopCell {
-	c := sandbox.DesktopCell{Mode: "read-only", Resolution: Screen, Unredacted: true, Shared: q.Shared, SharedSessionIDs: []string{}}
+func desktopCell(d Descriptor, q Query) DesktopCell {
+	c := DesktopCell{Mode: "read-only", Resolution: Screen, Unredacted: true, Shared: q.Shared, SharedSessionIDs: []string{}}
 	switch {
 	case noScreen(d) != "":
 		c.Reason = noScreen(d)
 	case q.DesktopOff, q.NoStreamSecret:
-		c.Reason = sandbox.DisabledByPolicy
+		c.Reason = DisabledByPolicy
 	case q.NoDesktop:
-		c.Reason = sandbox.NotProvisioned
+		c.Reason = NotProvisioned
 	case q.Liveness == "cold" && q.Desktop == nil:
-		c.Reason = sandbox.LeaseCold
+		c.Reason = LeaseCold
 	}
 	if c.Reason != "" {
 		return c
 	}
-	relay := d.Desktop.Transport == sandbox.TransportRelay
+	relay := d.Desktop.Transport == TransportRelay
 	c.Transport, c.Client = d.Desktop.Transport, "novnc"
 	if relay {
 		c.Client = "frames"
@@ -189,14 +189,14 @@ func desktopCell(d sandbox.Descriptor, q Query) sandbox.DesktopCell {
 	if !relay && !q.DesktopView {
 		c.Mode = "interactive"
 	}
-	if q.Desktop != nil && q.Desktop.Resolution != (sandbox.Resolution{}) {
+	if q.Desktop != nil && q.Desktop.Resolution != (Resolution{}) {
 		c.Resolution = q.Desktop.Resolution
 	}
 	return c
 }
 
 // reveal fills in what a viewer may know about an available desktop.
-func reveal(c *sandbox.DesktopCell, q Query) {
+func reveal(c *DesktopCell, q Query) {
 	c.RequiresAcknowledgment = c.Reason == ""
 	c.Acknowledged = q.Acknowledged
 	if c.Reason != "" {
@@ -210,15 +210,15 @@ func reveal(c *sandbox.DesktopCell, q Query) {
 	}
 }
 
-func recordingCell(d sandbox.Descriptor, q Query) sandbox.RecordingCell {
-	c := sandbox.RecordingCell{Modes: []string{}, Codecs: []string{}}
+func recordingCell(d Descriptor, q Query) RecordingCell {
+	c := RecordingCell{Modes: []string{}, Codecs: []string{}}
 	switch {
 	case noScreen(d) != "":
 		c.Reason = noScreen(d)
 	case q.DesktopOff:
-		c.Reason = sandbox.DisabledByPolicy
+		c.Reason = DisabledByPolicy
 	case q.NoDesktop, q.NoRecording:
-		c.Reason = sandbox.NotProvisioned
+		c.Reason = NotProvisioned
 	default:
 		c.Available = true
 		c.Modes, c.Codecs = []string{string(sandbox.RecordManual), string(sandbox.RecordOnTurn)}, []string{sandbox.FormatVideo}
@@ -226,15 +226,15 @@ func recordingCell(d sandbox.Descriptor, q Query) sandbox.RecordingCell {
 	return c
 }
 
-func computerCell(d sandbox.Descriptor, q Query) sandbox.ComputerUseCell {
-	c := sandbox.ComputerUseCell{ReadOnly: q.ComputerView}
+func computerCell(d Descriptor, q Query) ComputerUseCell {
+	c := ComputerUseCell{ReadOnly: q.ComputerView}
 	switch {
 	case noScreen(d) != "":
 		c.Reason = noScreen(d)
 	case q.DesktopOff, q.ComputerOff:
-		c.Reason = sandbox.DisabledByPolicy
+		c.Reason = DisabledByPolicy
 	case q.NoDesktop:
-		c.Reason = sandbox.NotProvisioned
+		c.Reason = NotProvisioned
 	default:
 		c.Available = true
 	}
@@ -242,44 +242,44 @@ func computerCell(d sandbox.Descriptor, q Query) sandbox.ComputerUseCell {
 }
 
 // overlay removes what a user's own machine cannot do now.
-func overlay(doc *sandbox.CapabilityDocument, d sandbox.Descriptor, m Machine) {
+func overlay(doc *CapabilityDocument, d Descriptor, m Machine) {
 	switch {
 	case m.Liveness == MachineReconnecting:
-		refuseAll(doc, sandbox.AgentReconnecting)
+		refuseAll(doc, AgentReconnecting)
 	case m.Liveness != MachineOnline:
-		refuseAll(doc, sandbox.AgentOffline)
+		refuseAll(doc, AgentOffline)
 	case !m.Display:
-		refuseScreen(doc, sandbox.DisplayUnavailable, false)
+		refuseScreen(doc, DisplayUnavailable, false)
 	case !m.Consented && m.Own:
-		refuseScreen(doc, sandbox.ConsentRequired, false)
+		refuseScreen(doc, ConsentRequired, false)
 	case !m.Consented:
 		doc.Desktop.Mode = "read-only"
 		if doc.ComputerUse.Available {
-			doc.ComputerUse.Available, doc.ComputerUse.Reason = false, sandbox.ConsentRequired
+			doc.ComputerUse.Available, doc.ComputerUse.Reason = false, ConsentRequired
 		}
 	}
 	if m.Own && doc.Recording.Available { // nobody agrees to that
-		doc.Recording = sandbox.RecordingCell{Modes: []string{}, Codecs: []string{}, Reason: sandbox.ConsentRequired}
+		doc.Recording = RecordingCell{Modes: []string{}, Codecs: []string{}, Reason: ConsentRequired}
 	}
 }
 
 // refuseAll makes all cells unavailable for one reason.
-func refuseAll(doc *sandbox.CapabilityDocument, why sandbox.UnavailableReason) {
+func refuseAll(doc *CapabilityDocument, why UnavailableReason) {
 	doc.FileSystem.Available, doc.FileSystem.Reason = false, why
 	doc.Git.Available, doc.Git.Reason = false, why
-	doc.Terminal = sandbox.TerminalCell{PTYCapable: doc.Terminal.PTYCapable, Shell: doc.Terminal.Shell, Reason: why}
+	doc.Terminal = TerminalCell{PTYCapable: doc.Terminal.PTYCapable, Shell: doc.Terminal.Shell, Reason: why}
 	refuseScreen(doc, why, true)
 }
 
 // refuseScreen makes everything that needs a screen unavailable. An unavailable
 // cell keeps its reason unless force is set.
-func refuseScreen(doc *sandbox.CapabilityDocument, why sandbox.UnavailableReason, force bool) {
+func refuseScreen(doc *CapabilityDocument, why UnavailableReason, force bool) {
 	if force || doc.Desktop.Reason == "" {
 		c := &doc.Desktop
 		c.Transport, c.Client, c.Mode, c.Reason = "", "", "read-only", why
 	}
 	if force || doc.Recording.Available {
-		doc.Recording = sandbox.RecordingCell{Modes: []string{}, Codecs: []string{}, Reason: why}
+		doc.Recording = RecordingCell{Modes: []string{}, Codecs: []string{}, Reason: why}
 	}
 	if force || doc.ComputerUse.Available {
 		doc.ComputerUse.Available, doc.ComputerUse.Reason = false, why
@@ -288,7 +288,7 @@ func refuseScreen(doc *sandbox.CapabilityDocument, why sandbox.UnavailableReason
 
 // Served returns the descriptor of a provider whose sandboxes' ports the daemon
 // reaches. The daemon then serves the desktop of every image that has one.
-func Served(d sandbox.Descriptor) sandbox.Descriptor {
+func Served(d Descriptor) Descriptor {
 	if !d.Desktop.Available {
 		screen(&d)
 	}
@@ -305,8 +305,8 @@ func DesktopImage(name string) bool {
 
 // HasDesktop reports whether the provider with that name or backend id can have
 // a desktop.
-func HasDesktop(list []sandbox.Descriptor, name string) bool {
-	i := slices.IndexFunc(list, func(d sandbox.Descriptor) bool { return d.Name == name || d.BackendID == name })
+func HasDesktop(list []Descriptor, name string) bool {
+	i := slices.IndexFunc(list, func(d Descriptor) bool { return d.Name == name || d.BackendID == name })
 	return i >= 0 && list[i].Desktop.Available
 }
 
@@ -316,7 +316,7 @@ var StreamPorts = []int{6080, 7681}
 // MergePorts returns the ports to declare at creation: the declared ones in
 // their order, and those of the streams if the provider can have a desktop,
 // policy allows it, and ports cannot be exposed later.
-func MergePorts(d sandbox.Descriptor, declared []int, desktop bool) []int {
+func MergePorts(d Descriptor, declared []int, desktop bool) []int {
 	ports := slices.Clone(declared)
 	if !desktop || !d.Desktop.Available || d.Ports.OnDemand {
 		return ports

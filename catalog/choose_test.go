@@ -21,23 +21,23 @@ func facts(t *testing.T) []Facts {
 func TestChoose(t *testing.T) {
 	tests := []struct {
 		name string
-		n    sandbox.Needs
+		n    Needs
 		want string
 		why  map[string]string // part of the reason per provider
 	}{
-		{"anything", sandbox.Needs{}, "gvisor", map[string]string{"docker": "no daemon answers", "none": "cannot create sandboxes"}},
-		{"named", sandbox.Needs{Provider: "e2b"}, "e2b", map[string]string{"gvisor": "the spec names e2b"}},
-		{"named and not there", sandbox.Needs{Provider: "docker"}, "", map[string]string{"docker": "no daemon answers"}},
-		{"a desktop", sandbox.Needs{Desktop: true}, "e2b", map[string]string{"gvisor": "has no desktop"}},
-		{"a desktop for free", sandbox.Needs{Desktop: true, Price: sandbox.PriceFree}, "", map[string]string{"e2b": "price class use is above free"}},
-		{"memory", sandbox.Needs{Limits: []string{"memory"}, Snapshot: sandbox.SnapshotMemory}, "gvisor", map[string]string{"host": "does not enforce the memory limit", "e2b": "cannot take snapshots of memory"}},
-		{"files of its own", sandbox.Needs{OwnFiles: true}, "gvisor", map[string]string{"host": "has no root file system of its own"}},
-		{"a kernel of its own", sandbox.Needs{Isolation: sandbox.IsolationKernel}, "gvisor", map[string]string{"host": "gives none, and isolation kernel is needed", "e2b": "gives unknown isolation"}},
-		{"hardware", sandbox.Needs{Isolation: sandbox.IsolationHardware}, "microvm", map[string]string{"gvisor": "gives kernel, and isolation hardware is needed"}},
-		{"hardware of one that has less", sandbox.Needs{Isolation: sandbox.IsolationHardware, Provider: "gvisor"}, "", map[string]string{"gvisor": "gives kernel"}},
-		{"a word that is none", sandbox.Needs{Isolation: "vm"}, "", map[string]string{"gvisor": `"vm" is no isolation`}},
-		{"any", sandbox.Needs{Isolation: sandbox.IsolationNone}, "gvisor", nil},
-		{"rules for requests", sandbox.Needs{Egress: sandbox.EgressFull}, "gvisor", map[string]string{"e2b": "enforces egress at level host, and full is needed"}},
+		{"anything", Needs{}, "gvisor", map[string]string{"docker": "no daemon answers", "none": "cannot create sandboxes"}},
+		{"named", Needs{Provider: "e2b"}, "e2b", map[string]string{"gvisor": "the spec names e2b"}},
+		{"named and not there", Needs{Provider: "docker"}, "", map[string]string{"docker": "no daemon answers"}},
+		{"a desktop", Needs{Desktop: true}, "e2b", map[string]string{"gvisor": "has no desktop"}},
+		{"a desktop for free", Needs{Desktop: true, Price: PriceFree}, "", map[string]string{"e2b": "price class use is above free"}},
+		{"memory", Needs{Limits: []string{"memory"}, Snapshot: SnapshotMemory}, "gvisor", map[string]string{"host": "does not enforce the memory limit", "e2b": "cannot take snapshots of memory"}},
+		{"files of its own", Needs{OwnFiles: true}, "gvisor", map[string]string{"host": "has no root file system of its own"}},
+		{"a kernel of its own", Needs{Isolation: sandbox.IsolationKernel}, "gvisor", map[string]string{"host": "gives none, and isolation kernel is needed", "e2b": "gives unknown isolation"}},
+		{"hardware", Needs{Isolation: sandbox.IsolationHardware}, "microvm", map[string]string{"gvisor": "gives kernel, and isolation hardware is needed"}},
+		{"hardware of one that has less", Needs{Isolation: sandbox.IsolationHardware, Provider: "gvisor"}, "", map[string]string{"gvisor": "gives kernel"}},
+		{"a word that is none", Needs{Isolation: "vm"}, "", map[string]string{"gvisor": `"vm" is no isolation`}},
+		{"any", Needs{Isolation: sandbox.IsolationNone}, "gvisor", nil},
+		{"rules for requests", Needs{Egress: sandbox.EgressFull}, "gvisor", map[string]string{"e2b": "enforces egress at level host, and full is needed"}},
 	}
 	for _, tt := range tests {
 		got := Choose(tt.n, facts(t))
@@ -55,7 +55,7 @@ func TestChoose(t *testing.T) {
 	}
 	denied := facts(t)
 	denied[0].Denied = "provider gvisor is not in the list"
-	if got := Choose(sandbox.Needs{}, denied); got.Provider != "host" {
+	if got := Choose(Needs{}, denied); got.Provider != "host" {
 		t.Errorf("a denied provider: %+v", got)
 	}
 }
