@@ -98,8 +98,10 @@ func killUnderStreams(t *testing.T, c e2bByName) {
 	frame := string(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(start)))) + start
 	killed := make(chan struct{})
 	var wg sync.WaitGroup
+	t.Cleanup(wg.Wait)
 	for range followers {
 		resp := c.do("POST", "49983-"+id, "/process.Process/Start", frame, "X-Access-Token", token,
+			"Authorization", "Basic cm9vdDo=", // the fake has no user but root
 			"Content-Type", "application/connect+json", "Connect-Protocol-Version", "1")
 		f := frames{t, resp.Body}
 		f.until("start")
