@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto'
 
 import { Address, startDaemon } from './address.js'
 import { Conn, labelsQuery, segment } from './conn.js'
-import { UnavailableError, unreachable } from './errors.js'
+import { GoneError, NotFoundError, UnavailableError, unreachable } from './errors.js'
 import type * as m from './models.js'
 import { Sandbox } from './sandbox.js'
 import { Sessions } from './session.js'
@@ -100,18 +100,27 @@ export class Client {
 
   /**
    * Make a sandbox, which lives until it is destroyed or its lifetime ends. A repeated call with the same idempotencyKey returns
-   * the same sandbox. Without a key, an aborted call removes the sandbox that the daemon may have made.
+   * the same sandbox. Without a key, an aborted call has the daemon give up, and removes the sandbox that it may have made.
    */
   async create(spec: m.CreateRequest = {}, o: { idempotencyKey?: string; signal?: AbortSignal } = {}): Promise<Sandbox> {
     const ask = { json: spec, headers: { 'Idempotency-Key': o.idempotencyKey ?? randomUUID() } }
     try {
       return new Sandbox(this.#conn, await this.#conn.call('POST', '/v1/sandboxes', { ...ask, signal: o.signal }))
     } catch (e) {
-      if (o.signal?.aborted && !o.idempotencyKey) {
-        const made = await this.#conn.call<m.Sandbox>('POST', '/v1/sandboxes', ask)
-        await this.remove(made.id)
-      }
+      if (o.signal?.aborted && !o.idempotencyKey) await this.#uncreate(ask)
       throw e
+    }
+  }
+
+  async #uncreate(ask: { json: m.CreateRequest; headers: Record<string, string> }): Promise<void> {
+    try {
+      const made = await this.#conn.call<m.Sandbox>('POST', '/v1/sandboxes', {
+        ...ask,
+        headers: { ...ask.headers, 'Atoll-Abandon': 'true' },
+      })
+      await this.remove(made.id)
+    } catch (e) {
+      if (!(e instanceof NotFoundError || e instanceof GoneError)) throw e
     }
   }
 

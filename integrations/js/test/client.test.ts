@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
+import { createServer, type AddressInfo } from 'node:net'
 import { test } from 'node:test'
 import { setTimeout } from 'node:timers/promises'
 
@@ -224,6 +225,17 @@ test('creating once', async () => {
     (e: atoll.AtollError) => e instanceof atoll.InvalidError && e.message !== '' && e.code === 'invalid',
   )
   await assert.rejects(client.create({}, { signal: AbortSignal.abort() }), { name: 'AbortError' })
+})
+
+test('creating is given up while a registry does not answer', async () => {
+  const abort = new AbortController()
+  const registry = createServer(() => abort.abort()).listen(0, '127.0.0.1')
+  await once(registry, 'listening')
+  const { port } = registry.address() as AddressInfo
+  const name = 'given-up'
+  await assert.rejects(client.create({ name, image: `127.0.0.1:${port}/none` }, { signal: abort.signal }), { name: 'AbortError' })
+  await (await client.create({ name })).destroy() // the name is free
+  registry.close()
 })
 
 test('workspaces, profiles and secrets', async () => {

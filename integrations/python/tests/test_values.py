@@ -35,3 +35,27 @@ async def test_canceled_create(seconds: float) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await (await task).destroy()  # it was faster
         assert [s async for s in client.list({"test": "canceled"})] == []
+
+
+@pytest.mark.anyio
+async def test_canceled_pull() -> None:
+    """A registry that does not answer holds up nobody who has given up."""
+    asked = asyncio.Event()
+
+    async def hang(_r: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        writer.close()
+
+    registry = await asyncio.start_server(hang, "127.0.0.1", 0)
+    port = registry.sockets[0].getsockname()[1]
+    async with await atoll.connect_async() as client:
+        task = asyncio.create_task(client.create(Spec(name="given-up", image=f"127.0.0.1:{port}/none")))
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with await client.create(Spec(name="given-up")):  # the name is free
+            pass
+    registry.close()

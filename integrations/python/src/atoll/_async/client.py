@@ -99,7 +99,8 @@ class AsyncClient:
 
     async def _uncreate(self, body: m.Spec | m.CreateRequest, headers: Mapping[str, str]) -> None:
         with contextlib.suppress(errors.NotFoundError, errors.GoneError):  # there was no sandbox
-            info = await self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=headers)
+            abandon = {**headers, "Atoll-Abandon": "true"}  # ends the first request, if it is still served
+            info = await self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=abandon)
             await self.remove(info.id)
 
     async def get(self, ref: str) -> AsyncSandbox:

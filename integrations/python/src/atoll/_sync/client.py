@@ -98,7 +98,8 @@ class Client:
 
     def _uncreate(self, body: m.Spec | m.CreateRequest, headers: Mapping[str, str]) -> None:
         with contextlib.suppress(errors.NotFoundError, errors.GoneError):  # there was no sandbox
-            info = self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=headers)
+            abandon = {**headers, "Atoll-Abandon": "true"}  # ends the first request, if it is still served
+            info = self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=abandon)
             self.remove(info.id)
 
     def get(self, ref: str) -> Sandbox:
