@@ -15,8 +15,8 @@ import (
 // gVisor has no hook in the middle of a save or a restore. But it logs how far
 // it is, on the goroutine that does the work, and goes on when the line is
 // written. These are the formats of the lines that stand in for hooks. This is
-// the only place that depends on what gVisor logs. TestLogHooks compares the
-// formats with what a kernel logs; fitsVersion disables the hooks where another
+// the only place that depends on what gVisor logs. TestWordsOfGVisor compares the
+// formats with its source; fitsVersion disables the hooks where another
 // version of gVisor is linked in.
 const (
 	logSaving    = "Sandbox save started, pausing all tasks."                               // nothing is saved yet

@@ -9,7 +9,8 @@ import (
 
 // noStub is how the errors begin with which gVisor says that the host gave it no
 // memory for a program's address space, or that it was killed meanwhile. They
-// have no number, so the kernel would end. TestAttackForksAtLimit meets them.
+// have no number, so the kernel would end. TestAttackForksAtLimit meets them, and
+// TestWordsOfGVisor compares them with its source.
 var noStub = []string{"createStub: ", "createSysmsgThread: ", "creating stub process: ", "unable to attach: "}
 
 // translateNoStub makes a system call fail with ENOMEM then. Call it before the
