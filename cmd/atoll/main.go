@@ -11,10 +11,10 @@ import (
 	"github.com/atoll-run/atoll/internal/cli"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/node"
-	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/gateway/egress"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // must be initialised before everything else
 	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/unpack"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/provider/gvisor"
 )
@@ -31,7 +31,7 @@ func main() {
 		},
 		Up:      func(ctx context.Context, o cli.UpOptions) (cli.Daemon, error) { return up(ctx, providers, o) },
 		Restore: daemon.Restore, Accept: daemon.Accept,
-		Machine: machineProgram{providers[0]}, Providers: known(), Program: engine.Self(),
+		Machine: machineProgram{providers[0]}, Providers: known(), Program: unpack.Self(),
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
 	}
 	os.Exit(app.Main(context.Background(), os.Args[1:]))

@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/internal/cli"
-	"github.com/atoll-run/atoll/internal/engine"
+	"github.com/atoll-run/atoll/internal/unpack"
 )
 
 //go:embed built
@@ -38,7 +38,7 @@ func main() {
 // continueInEngine returns only if it fails. A shell that completes a word does
 // not wait until the engine is unpacked.
 func continueInEngine(stateDir string) error {
-	packed, err := engine.Embedded(embedded, "built")
+	packed, err := unpack.Embedded(embedded, "built")
 	if err != nil {
 		return err
 	}

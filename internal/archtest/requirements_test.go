@@ -38,7 +38,7 @@ func sources(t *testing.T, each func(path, text string)) {
 }
 
 // seen are the directories whose tests go through a daemon or a driver.
-var seen = regexp.MustCompile(`^(internal/daemon|internal/control|cmd/atoll|provider|driver/drivertest|test)/`)
+var seen = regexp.MustCompile(`^(internal/daemon|internal/control|internal/engine|cmd/atoll|provider|driver/drivertest|test)/`)
 
 // The table of requirements names every test with a requirement's number in its
 // name or at the end of its comment, and no test that does not exist. What it

@@ -12,7 +12,7 @@ var vocabulary = []string{"sandbox/operator", "catalog", "internal/field"}
 
 // controlServices lists what the control services of a daemon may reach.
 var controlServices = []string{
-	"sandbox", "internal/span", "driver", "catalog", "internal/control/...", "internal/keyed", "internal/ops", "internal/stream", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/tree", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball",
+	"sandbox", "internal/span", "driver", "catalog", "internal/engine", "internal/control/...", "internal/keyed", "internal/ops", "internal/stream", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/tree", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball",
 }
 
 // sandboxRules returns the rules of the packages in internal/control/sandboxes:
@@ -430,10 +430,10 @@ var rules = append(sandboxRules(), []rule{
 		why:  "decisions are pure",
 	},
 	{
-		pkgs: "internal/control",
+		pkgs: "internal/engine",
 		only: []string{"sandbox", "internal/span", "driver", "internal/control/plan", "internal/policy/...", "internal/ops"},
 		deny: []string{kernel + "/...", "os/exec", "net/http"},
-		why:  "control uses providers only through the driver contract",
+		why:  "the engine uses providers only through the driver contract",
 	},
 	{
 		pkgs: "internal/control/...",
@@ -694,23 +694,23 @@ var rules = append(sandboxRules(), []rule{
 		why:  "the engine and programs without it find the same directory",
 	},
 	{
-		pkgs: "internal/engine/...",
-		only: []string{"sandbox", "internal/statedir", "internal/engine"},
+		pkgs: "internal/unpack/...",
+		only: []string{"sandbox", "internal/statedir", "internal/unpack"},
 		deny: []string{kernel + "/...", "os/exec", "net", "net/http", "database/sql"},
 		why:  "the light program unpacks the engine and starts it, whatever that contains",
 	},
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "admin", "internal/client", "internal/tree", "internal/sparse", "internal/offline", "internal/span", "internal/stream", "internal/envd", "internal/plainproto", "internal/template", "sandbox", "driver", "driver/drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
+		only: []string{module, "admin", "internal/client", "internal/tree", "internal/sparse", "internal/offline", "internal/span", "internal/stream", "internal/envd", "internal/plainproto", "internal/template", "sandbox", "driver", "driver/drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "catalog", "internal/engine", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
 		deny: []string{kernel + "/...", "internal/daemon/..."},
-		why:  "commands use control and open a node with any providers",
+		why:  "commands use the engine and open a node with any providers",
 	},
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "admin", "internal/client", "sandbox", "driver", "driver/drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/keyed", "internal/serial", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
+			module, "admin", "internal/client", "sandbox", "driver", "driver/drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/engine", "internal/control/...", "internal/keyed", "internal/serial", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
 			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/store", "internal/eventlog",
-			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...", "internal/engine", "internal/statedir", "internal/fleet/...",
+			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...", "internal/unpack", "internal/statedir", "internal/fleet/...",
 		},
 		deny: []string{"github.com/nats-io/nats-server/v2/..."},
 		why:  "main only dispatches; the NATS server looks at its process every second, for which the kernel of a sandbox, the same program, is killed",

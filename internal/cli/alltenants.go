@@ -8,7 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -112,11 +112,11 @@ func (b boxOfTenant) Name() string { return b.tenant + "/" + b.remoteBox.Name() 
 func (everyTenant) warning(context.Context, string) string { return "" }
 func (everyTenant) tidy(context.Context)                   {}
 
-func (everyTenant) Run(context.Context, control.RunRequest, func(context.Context, box, driver.Process) error) (sandbox.Exit, error) {
+func (everyTenant) Run(context.Context, engine.RunRequest, func(context.Context, box, driver.Process) error) (sandbox.Exit, error) {
 	return sandbox.Exit{}, oneTenant()
 }
 
-func (everyTenant) Start(context.Context, control.RunRequest) (box, error) { return nil, oneTenant() }
+func (everyTenant) Start(context.Context, engine.RunRequest) (box, error) { return nil, oneTenant() }
 
 func oneTenant() error {
 	return badFlag("all-tenants", "a sandbox is made in one tenant: give --tenant")

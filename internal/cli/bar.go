@@ -6,7 +6,7 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 )
 
 // bar shows on a terminal how the fetching of an image goes. It may be used
@@ -20,7 +20,7 @@ type bar struct {
 	over  bool
 }
 
-func (b *bar) show(p control.Progress) {
+func (b *bar) show(p engine.Progress) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.over {

@@ -23,16 +23,16 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // System is the node that the commands act on. It is opened when the first command
 // needs it; everything in it opens as late as it can.
 type System interface {
-	// Control returns the control plane of the named provider. If attached is
+	// Engine returns the engine of the named provider. If attached is
 	// set, the sandboxes it makes end with this process, however it ends.
-	Control(ctx context.Context, provider string, attached bool) (*control.Control, error)
+	Engine(ctx context.Context, provider string, attached bool) (*engine.Engine, error)
 	// Probe returns what the named provider can do here.
 	Probe(ctx context.Context, provider string) (driver.Facts, error)
 	// Trial returns what the conformance suite needs to test the named provider:
@@ -232,13 +232,13 @@ func clientOnly(what string) error {
 	}
 }
 
-// control opens the control plane of the chosen provider.
-func (a *App) control(ctx context.Context, attached bool) (*control.Control, error) {
+// openEngine opens the engine of the chosen provider.
+func (a *App) openEngine(ctx context.Context, attached bool) (*engine.Engine, error) {
 	system, err := a.node()
 	if err != nil {
 		return nil, err
 	}
-	return system.Control(ctx, a.chosenProvider(), attached)
+	return system.Engine(ctx, a.chosenProvider(), attached)
 }
 
 // interruptible adapts a command that stops when the user interrupts it.

@@ -5,13 +5,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // creator returns the target of `atoll create`: the daemon, or this process with
 // --no-daemon.
-func (a runCommands) creator(ctx context.Context, req *control.RunRequest) (target, error) {
+func (a runCommands) creator(ctx context.Context, req *engine.RunRequest) (target, error) {
 	if a.noDaemon() {
 		return a.runnerFor(ctx, req, true)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -244,8 +244,8 @@ const requireLimitsHelp = "fail if one of the limits is not enforced on this mac
 func (f *boxFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	f.life.register(cmd)
-	flags.StringVar(&f.image, "image", control.HostImage, `image: "host" (this machine's programs, read-only), a reference such as debian:12, oci:DIR, docker-archive:FILE, dir:DIR or tar:FILE`)
-	flags.StringVar(&f.pull, "pull", string(control.PullMissing), "when to fetch the image: missing, always or never")
+	flags.StringVar(&f.image, "image", engine.HostImage, `image: "host" (this machine's programs, read-only), a reference such as debian:12, oci:DIR, docker-archive:FILE, dir:DIR or tar:FILE`)
+	flags.StringVar(&f.pull, "pull", string(engine.PullMissing), "when to fetch the image: missing, always or never")
 	flags.StringVar(&f.platform, "platform", "", "platform of the image, such as linux/amd64")
 	flags.StringVar(&f.entrypoint, "entrypoint", "", "replace the image's entrypoint")
 	flags.Float64Var(&f.cpus, "cpus", 0, "number of processors, such as 0.5")
@@ -301,8 +301,8 @@ func (f *boxFlags) validate(cmd *cobra.Command, detach bool) error {
 }
 
 // request converts the flags and arguments of a command to a request.
-func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args []string) (control.RunRequest, error) {
-	var req control.RunRequest
+func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args []string) (engine.RunRequest, error) {
+	var req engine.RunRequest
 	if err := box.validate(cmd, how.detach); err != nil {
 		return req, err
 	}

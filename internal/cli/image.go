@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
@@ -61,7 +61,7 @@ func (a imageCommands) get(f *getFlags, policy image.Policy, how func(*image.Sto
 	defer done()
 	opts := image.GetOptions{Policy: policy, Platform: f.platform}
 	if show != nil {
-		opts.Progress = func(p image.Progress) { show(control.Progress{Phase: p.String(), Done: p.Done, Total: p.Total}) }
+		opts.Progress = func(p image.Progress) { show(engine.Progress{Phase: p.String(), Done: p.Done, Total: p.Total}) }
 	}
 	img, err := how(store, opts)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
@@ -222,7 +222,7 @@ from there and needs no daemon. The exit code is 0 if the sandbox is allowed, el
 }
 
 // explainPolicies asks the daemon, or policies in files.
-func (a policyCommands) explainPolicies(ctx context.Context, file, tenant string, req *control.RunRequest) (out operator.PolicyAnswer, err error) {
+func (a policyCommands) explainPolicies(ctx context.Context, file, tenant string, req *engine.RunRequest) (out operator.PolicyAnswer, err error) {
 	if file == "" {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {

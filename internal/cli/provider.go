@@ -12,7 +12,7 @@ import (
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver/drivertest"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -45,7 +45,7 @@ func (a providerCommands) describeProviders(ctx context.Context) ([]catalog.Prov
 	var all []catalog.Provider
 	for _, info := range a.Providers {
 		p := catalog.Provider{Name: info.Name, Summary: info.Summary, Warning: info.Warning, Default: info.Name == a.chosenProvider()}
-		c, err := system.Control(ctx, info.Name, false)
+		c, err := system.Engine(ctx, info.Name, false)
 		if err == nil {
 			err = c.Describe(ctx, &p)
 		}
@@ -141,7 +141,7 @@ at most, gives each a lifetime of an hour at most, and removes in the end what i
 			return err
 		}
 		h := drivertest.Harness{
-			New: open, Close: end, Spec: func() sandbox.Spec { return sandbox.Spec{Image: control.HostImage} }, Observe: a.checkProgress(ctx),
+			New: open, Close: end, Spec: func() sandbox.Spec { return sandbox.Spec{Image: engine.HostImage} }, Observe: a.checkProgress(ctx),
 		}
 		finish := func() error { return nil }
 		if chargedFor(name) {

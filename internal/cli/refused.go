@@ -6,7 +6,7 @@ import (
 	"regexp"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/offline"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -104,7 +104,7 @@ func (a *App) warnEgress(ctx context.Context) {
 		return
 	}
 	var theirs map[string]string
-	for _, name := range control.EgressVariables() {
+	for _, name := range engine.EgressVariables() {
 		value, _ := a.LookupEnv(name)
 		if value == "" {
 			continue
@@ -118,7 +118,7 @@ func (a *App) warnEgress(ctx context.Context) {
 			}
 		}
 		switch theirs[name] {
-		case control.EgressFingerprint(name, value):
+		case engine.EgressFingerprint(name, value):
 		case "":
 			a.say("warning", name+" has no effect: the daemon was started without it; restart the daemon with: atoll down, then atoll up -d")
 		default:

@@ -12,7 +12,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -69,7 +69,7 @@ func (r remote) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 
 // create creates the sandbox of a request and returns it with the command to
 // run in it; nil if there is none.
-func (r remote) create(ctx context.Context, req *control.RunRequest) (*atoll.Sandbox, *sandbox.Command, error) {
+func (r remote) create(ctx context.Context, req *engine.RunRequest) (*atoll.Sandbox, *sandbox.Command, error) {
 	spec := req.Spec
 	var err error
 	if spec.Image, err = absoluteImage(spec.Image); err != nil {
@@ -85,8 +85,8 @@ func (r remote) create(ctx context.Context, req *control.RunRequest) (*atoll.San
 	}
 	cmd := req.Command
 	if cmd.Shell == "" {
-		img := control.ImageConfig{Entrypoint: s.Info().Entrypoint, Cmd: s.Info().Cmd}
-		cmd.Args = control.CommandLine(img, req.Entrypoint, cmd.Args)
+		img := engine.ImageConfig{Entrypoint: s.Info().Entrypoint, Cmd: s.Info().Cmd}
+		cmd.Args = engine.CommandLine(img, req.Entrypoint, cmd.Args)
 	}
 	switch {
 	case cmd.Shell != "" || len(cmd.Args) > 0:
@@ -118,7 +118,7 @@ const orphanTime = 10 * time.Second
 // remoteTeardown limits the removal of a sandbox after its caller has gone.
 const remoteTeardown = 30 * time.Second
 
-func (r remote) Run(ctx context.Context, req control.RunRequest, use func(context.Context, box, driver.Process) error) (exit sandbox.Exit, err error) {
+func (r remote) Run(ctx context.Context, req engine.RunRequest, use func(context.Context, box, driver.Process) error) (exit sandbox.Exit, err error) {
 	if !req.Keep && req.Spec.Lifetime.Idle == 0 {
 		// If this process is killed, nothing else removes the sandbox.
 		req.Spec.Lifetime.Idle, req.Spec.Lifetime.IdleAction = orphanTime, sandbox.IdleDelete
@@ -156,7 +156,7 @@ func (r remote) Run(ctx context.Context, req control.RunRequest, use func(contex
 	return p.Wait(ctx)
 }
 
-func (r remote) Start(ctx context.Context, req control.RunRequest) (box, error) {
+func (r remote) Start(ctx context.Context, req engine.RunRequest) (box, error) {
 	c := &req.Command
 	if req.Entrypoint == nil || *req.Entrypoint != "" || len(c.Args) > 0 { // create has none at all
 		m := sandbox.MainCommand{}

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -162,7 +162,7 @@ func (a runCommands) limitForgotten(t target, box *boxFlags, spec *sandbox.Spec)
 }
 
 // startDetached makes a sandbox that stays.
-func (a runCommands) startDetached(ctx context.Context, t target, req control.RunRequest, quiet bool) (box, error) {
+func (a runCommands) startDetached(ctx context.Context, t target, req engine.RunRequest, quiet bool) (box, error) {
 	signals, ctx, stop := catchSignals(ctx)
 	defer stop()
 	_ = signals // no command of ours runs: every signal ends the attempt
@@ -186,7 +186,7 @@ func (a runCommands) startDetached(ctx context.Context, t target, req control.Ru
 }
 
 // sweep removes leftovers of a killed atoll. A failure is not fatal.
-func (a *App) sweep(ctx context.Context, c *control.Control) {
+func (a *App) sweep(ctx context.Context, c *engine.Engine) {
 	if _, err := c.Sweep(ctx); err != nil && ctx.Err() == nil {
 		text, _ := explain(err)
 		a.say("warning", "could not remove what an earlier run left behind: "+text)
@@ -321,7 +321,7 @@ func (a *App) outcome(exit sandbox.Exit, how *commandFlags) error {
 
 // progress returns a function that shows the progress of a pull, and one that
 // clears it, which may be called again. It shows progress only on a terminal.
-func (a *App) progress(quiet bool) (show func(control.Progress), done func()) {
+func (a *App) progress(quiet bool) (show func(engine.Progress), done func()) {
 	if quiet || !isTerminal(a.Stderr) {
 		return nil, func() {}
 	}

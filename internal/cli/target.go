@@ -14,7 +14,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -26,10 +26,10 @@ type target interface {
 	// warning is shown to everyone who makes a sandbox with the provider.
 	warning(ctx context.Context, provider string) string
 	// Run makes a sandbox, runs a command in it, and removes it, as
-	// control.Control.Run.
-	Run(ctx context.Context, req control.RunRequest, use func(context.Context, box, driver.Process) error) (sandbox.Exit, error)
+	// engine.Engine.Run.
+	Run(ctx context.Context, req engine.RunRequest, use func(context.Context, box, driver.Process) error) (sandbox.Exit, error)
 	// Start makes a sandbox that stays, with the command in its background.
-	Start(ctx context.Context, req control.RunRequest) (box, error)
+	Start(ctx context.Context, req engine.RunRequest) (box, error)
 	// tidy removes what an earlier run left behind, where that is ours to do.
 	tidy(ctx context.Context)
 }
@@ -137,7 +137,7 @@ func (a *App) here(ctx context.Context, attached bool) (target, error) {
 	if a.tenant != "" {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: "tenant", Message: "tenants belong to a daemon, and none runs", Hint: "start one with: atoll up"}
 	}
-	c, err := a.control(ctx, attached)
+	c, err := a.openEngine(ctx, attached)
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func (a *App) here(ctx context.Context, attached bool) (target, error) {
 // one. Sandboxes that stay should have a daemon, but work without if none may
 // be started. Without a daemon, a sandbox that goes away with its command is
 // tied to this process by the kernel.
-func (a *App) runnerFor(ctx context.Context, req *control.RunRequest, detach bool) (target, error) {
+func (a *App) runnerFor(ctx context.Context, req *engine.RunRequest, detach bool) (target, error) {
 	c, err := a.daemon(ctx)
 	if err != nil {
 		return nil, err
@@ -178,7 +178,7 @@ func (a *App) tooWeak(ctx context.Context, spec *sandbox.Spec) (bool, error) {
 	if spec.Isolation == "" || spec.Provider != "" {
 		return false, nil
 	}
-	c, err := a.control(ctx, true)
+	c, err := a.openEngine(ctx, true)
 	if err != nil {
 		return false, err
 	}
@@ -205,11 +205,11 @@ func (a *App) find(ctx context.Context, name string) (box, error) {
 // local is this machine without a daemon.
 type local struct {
 	app *App
-	*control.Control
+	*engine.Engine
 }
 
 // localBox is a sandbox of this machine.
-type localBox struct{ *control.Sandbox }
+type localBox struct{ *engine.Sandbox }
 
 // Main implements box. A main command needs a daemon.
 func (b localBox) Main() *sandbox.MainCommand { return nil }
@@ -221,28 +221,28 @@ func (b localBox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
 }
 
 func (l local) Find(ctx context.Context, ref string) (box, error) {
-	b, err := l.Control.Find(ctx, ref)
+	b, err := l.Engine.Find(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	return localBox{b}, nil
 }
 
-func (l local) Run(ctx context.Context, req control.RunRequest, use func(context.Context, box, driver.Process) error) (sandbox.Exit, error) {
-	return l.Control.Run(ctx, req, func(ctx context.Context, b *control.Sandbox, p driver.Process) error {
+func (l local) Run(ctx context.Context, req engine.RunRequest, use func(context.Context, box, driver.Process) error) (sandbox.Exit, error) {
+	return l.Engine.Run(ctx, req, func(ctx context.Context, b *engine.Sandbox, p driver.Process) error {
 		return use(ctx, localBox{b}, p)
 	})
 }
 
-func (l local) Start(ctx context.Context, req control.RunRequest) (box, error) {
-	b, _, err := l.Control.Start(ctx, req)
+func (l local) Start(ctx context.Context, req engine.RunRequest) (box, error) {
+	b, _, err := l.Engine.Start(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	return localBox{b}, nil
 }
 
-func (l local) tidy(ctx context.Context) { l.app.sweep(ctx, l.Control) }
+func (l local) tidy(ctx context.Context) { l.app.sweep(ctx, l.Engine) }
 
 func (l local) warning(_ context.Context, provider string) string {
 	return l.app.warningOf(cmp.Or(provider, l.app.chosenProvider()))

@@ -15,7 +15,7 @@ func TestFaultPoints(t *testing.T) {
 	called := regexp.MustCompile(`\.Fault\("([a-z]+\.[a-z]+)"\)`)
 	var tests strings.Builder
 	points := map[string]bool{}
-	for _, dir := range []string{"internal/control", "internal/daemon", "provider/gvisor"} {
+	for _, dir := range []string{"internal/control", "internal/engine", "internal/daemon", "provider/gvisor"} {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") {
 				return err

@@ -58,7 +58,7 @@ func (p machineProviders) open(ctx context.Context, name string) (providers.Open
 		return first, own.Close()
 	}
 	opened := &registry.Provider{Provider: own, Name: name, Binding: id}
-	result := providers.Opened{Name: name, Binding: id, Control: p.d.node.Config(opened)}
+	result := providers.Opened{Name: name, Binding: id, Engine: p.d.node.Config(opened)}
 	p.d.machineOpen[name] = result
 	p.d.machineClose = append(p.d.machineClose, own)
 	return result, nil

@@ -68,7 +68,7 @@ func (p nodeProviders) open(name string) (providers.Opened, error) {
 		return providers.Opened{}, err
 	}
 	opened := &registry.Provider{Provider: own, Name: name, Binding: binding}
-	result := providers.Opened{Name: name, Binding: binding, Control: p.d.node.Config(opened)}
+	result := providers.Opened{Name: name, Binding: binding, Engine: p.d.node.Config(opened)}
 	p.d.machineOpen[name] = result
 	p.d.machineClose = append(p.d.machineClose, own)
 	return result, nil

@@ -137,12 +137,12 @@ func (d *Daemon) openProvider(ctx context.Context, config *services.Config) (err
 	if err != nil {
 		return err
 	}
-	config.Control, config.Binding, config.Former, config.Open = first.Control, first.Binding, first.Former, d.backend
+	config.Engine, config.Binding, config.Former, config.Open = first.Engine, first.Binding, first.Former, d.backend
 	for _, e := range d.node.Providers().Entries() {
 		config.Known = append(config.Known, catalog.Provider{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
 	}
 	config.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
-	d.provider = first.Control.Provider
+	d.provider = first.Engine.Provider
 	config.Builder, err = d.openTemplates()
 	return err
 }
@@ -159,7 +159,7 @@ func (d *Daemon) backend(ctx context.Context, name string) (providers.Opened, er
 	if err != nil {
 		return providers.Opened{}, err
 	}
-	return providers.Opened{Name: p.Name, Binding: p.Binding, Former: p.Former, Control: d.node.Config(p)}, nil
+	return providers.Opened{Name: p.Name, Binding: p.Binding, Former: p.Former, Engine: d.node.Config(p)}, nil
 }
 
 // openKeys opens the keys of this machine, and what is encrypted with them.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/catalog"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plan"
@@ -20,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/sandboxes/remove"
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/control/sessions"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/metrics"
@@ -108,10 +108,10 @@ func (s sessionSandboxes) Reach(ctx context.Context, ref string) error {
 	return s.records.Intact(ctx, who.Tenant, h.ID())
 }
 
-func (s sessionSandboxes) Files(ctx context.Context, ref string) (control.Files, error) {
+func (s sessionSandboxes) Files(ctx context.Context, ref string) (engine.Files, error) {
 	h, err := s.exec.Open(ctx, ref)
 	if err != nil {
-		return control.Files{}, err
+		return engine.Files{}, err
 	}
 	return h.Files(), nil
 }

@@ -1,250 +1,154 @@
-//go:build linux
-
-// Package engine unpacks the engine that a light program embeds, and continues
-// in it.
+// Package engine turns requests into calls of one provider. Every request passes
+// through it: the request is validated, defaults are filled in, the guard is
+// called, a driver runs the action, and an error is wrapped once into a
+// *sandbox.Error.
 //
-// The light program is the command line with a client of the daemon. The engine
-// is the program with everything linked in. It is unpacked once, to
-// engine/DIGEST/atoll in the state directory, when a command needs it.
+// The services of the daemon (internal/control/...) and the command line without
+// a daemon use these calls, so no rule can be bypassed by choosing another
+// interface.
 package engine
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
-	"io"
-	"io/fs"
-	"os"
-	"path"
-	"path/filepath"
+	"context"
+	"crypto/rand"
+	"encoding/base32"
 	"strings"
-	"syscall"
+	"sync"
 	"time"
 
-	"github.com/klauspost/compress/zstd"
-	"golang.org/x/sys/unix"
-
-	"github.com/atoll-run/atoll/internal/statedir"
+	"github.com/atoll-run/atoll/catalog"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-const (
-	dirName     = "engine" // in the state directory
-	programName = "atoll"
-	lockName    = "lock"
-	temporary   = ".new-" // prefix of unfinished directories
+// defaultTeardown limits the removal of a sandbox whose caller has gone.
+const defaultTeardown = 30 * time.Second
 
-	// maxMemory limits the memory for unpacking.
-	maxMemory = 256 << 20
-	// lockTime limits the wait for another process that unpacks.
-	lockTime = time.Minute
-	lockPoll = 10 * time.Millisecond
-	// unusedTime is for how long an engine of another version was not started
-	// when it is removed.
-	unusedTime = time.Hour
-)
-
-// Packed is an engine that is embedded in this program. It is immutable and safe
-// for concurrent use.
-type Packed struct {
-	digest string                  // SHA-256 of the executable, in hexadecimal
-	size   int64                   // of the executable
-	open   func() (fs.File, error) // the executable, compressed with zstd
+// Action is one operation that the guard decides about.
+type Action struct {
+	Op      ops.Op
+	Sandbox sandbox.ID // empty if the action has no sandbox
+	Name    string     // name of the sandbox, if known
+	Subject string     // what is accessed: a name, a path, a process; never a secret
+	// Command is the command of process.exec. Its environment may contain secrets.
+	Command *sandbox.Command
 }
 
-// Embedded returns the engine that Pack wrote to a directory.
-func Embedded(files fs.FS, dir string) (*Packed, error) {
-	sum, err := fs.ReadFile(files, path.Join(dir, sumFile))
-	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this program was built without its engine", Hint: "build atoll with make build", Cause: err}
-	}
-	p := &Packed{digest: strings.TrimSpace(string(sum)), open: func() (fs.File, error) { return files.Open(path.Join(dir, packedFile)) }}
-	f, err := p.open()
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	head := make([]byte, zstd.HeaderMaxSize) // reading all of it would take longer than starting
-	n, _ := io.ReadFull(f, head)
-	var h zstd.Header
-	if err := h.Decode(head[:n]); err != nil || !h.HasFCS {
-		return nil, damaged()
-	}
-	p.size = int64(h.FrameContentSize)
-	return p, nil
+// Config configures an Engine. Only Provider is required.
+type Config struct {
+	// Provider creates the sandboxes. Its owner closes it after the last call of
+	// the Engine has returned.
+	Provider driver.Provider
+	// Images provides images and their configuration. Nil knows only "host".
+	Images Images
+	// Defaults are used for resources that a request leaves at zero. If they are
+	// zero too, the provider decides.
+	Defaults sandbox.Resources
+	// Facts returns the provider's capabilities, as found by its Probe. Nil: Probe
+	// is called each time.
+	Facts func(context.Context) (driver.Facts, error)
+	// Workspaces means that the caller attaches workspaces. Otherwise requests
+	// with workspaces are refused.
+	Workspaces bool
+	// Guard runs every action: it calls act once, or returns the reason for
+	// refusing. Nil allows everything: the caller owns the machine.
+	Guard func(ctx context.Context, a Action, act func(context.Context) error) error
+	// LockNames prevents all other creators of sandboxes on this node, in any
+	// process, from using a name until release is called. Nil: a lock in this
+	// process only.
+	LockNames func(context.Context) (release func(), err error)
+	// Owner marks sandboxes that must not outlive their creator. Nil: this
+	// process.
+	Owner Owner
+	// Now returns the time. Nil: time.Now.
+	Now func() time.Time
+	// NewID returns a new, unique sandbox id. Nil: random ids.
+	NewID func() sandbox.ID
+	// Teardown limits the removal of a sandbox whose caller has gone. Zero: 30
+	// seconds.
+	Teardown time.Duration
 }
 
-// Exec replaces this process by the engine, with the arguments args and, as its
-// name, the path of this program. Empty stateDir means the user's own. Exec unpacks
-// the engine first if that is necessary; without unpack, the error then has
-// CodeNotFound. It returns only if it fails.
-func (p *Packed) Exec(stateDir string, args []string, unpack bool) error {
-	state, err := statedir.Open(stateDir, os.LookupEnv)
-	if err != nil {
-		return err
+// Engine drives one provider on one node. It is safe for
+// concurrent use.
+type Engine struct {
+	cfg   Config
+	names sync.Mutex // the default for LockNames
+}
+
+// New returns an Engine. It panics without a provider, which is a programming
+// error.
+func New(cfg Config) *Engine {
+	if cfg.Provider == nil {
+		panic("engine: no provider")
 	}
-	dir := filepath.Join(state, dirName)
-	path := filepath.Join(dir, p.digest, programName)
-	if err = p.check(dir); errors.Is(err, fs.ErrNotExist) {
-		if !unpack {
-			return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "engine.start", Subject: path, Message: "the engine is not unpacked yet"}
+	e := &Engine{cfg: cfg}
+	if e.cfg.Now == nil {
+		e.cfg.Now = time.Now
+	}
+	if e.cfg.Facts == nil {
+		e.cfg.Facts = e.cfg.Provider.Probe
+	}
+	if e.cfg.NewID == nil {
+		e.cfg.NewID = randomID
+	}
+	if e.cfg.Teardown <= 0 {
+		e.cfg.Teardown = defaultTeardown
+	}
+	if e.cfg.Owner == nil {
+		e.cfg.Owner = thisProcess
+	}
+	if e.cfg.LockNames == nil {
+		e.cfg.LockNames = func(context.Context) (func(), error) {
+			e.names.Lock()
+			return e.names.Unlock, nil
 		}
-		err = p.Unpack(dir)
-	}
-	if err != nil {
-		return err
-	}
-	removeOthers(dir, p.digest)
-	self, err := os.Executable()
-	if err != nil {
-		self = programName
-	}
-	if err := syscall.Exec(path, append([]string{self}, args...), os.Environ()); err != nil { //nolint:gosec // the program that was unpacked
-		return failed(dir, err)
-	}
-	return nil
-}
-
-// check returns nil if the engine is in dir. An error with fs.ErrNotExist means
-// that it is not, or is incomplete. The digest was checked when it was unpacked,
-// and only the owner can have changed it since.
-func (p *Packed) check(dir string) error {
-	for _, d := range []string{dir, filepath.Join(dir, p.digest)} {
-		if _, err := os.Lstat(d); err != nil {
-			return err
-		}
-		if err := statedir.CheckOwned(d, uint32(os.Geteuid())); err != nil {
-			return err
-		}
-	}
-	path := filepath.Join(dir, p.digest, programName)
-	var st unix.Stat_t
-	if err := unix.Lstat(path, &st); err != nil {
-		return &os.PathError{Op: "lstat", Path: path, Err: err}
-	}
-	if st.Mode != unix.S_IFREG|mode || st.Uid != uint32(os.Geteuid()) || st.Size != p.size {
-		return &os.PathError{Op: "check", Path: path, Err: unix.ENOENT} // is replaced
-	}
-	if now := time.Now(); now.Sub(time.Unix(st.Mtim.Sec, st.Mtim.Nsec)) > unusedTime/2 {
-		_ = os.Chtimes(path, time.Time{}, now) // it is used; see removeOthers
-	}
-	return nil
-}
-
-// mode is that of the executable. Kernels of root's sandboxes run as nobody.
-const mode = 0o755
-
-// Unpack writes the engine to dir/DIGEST/atoll. Of several processes, one does.
-func (p *Packed) Unpack(dir string) (err error) {
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return failed(dir, err)
-	}
-	if err := statedir.CheckOwned(dir, uint32(os.Geteuid())); err != nil {
-		return err
-	}
-	if noExec(dir) {
-		return failed(dir, unix.EACCES)
-	}
-	release, err := lock(filepath.Join(dir, lockName), lockTime)
-	if err != nil {
-		return failed(dir, err)
-	}
-	defer release()
-	if p.check(dir) == nil {
-		return nil // by another process, meanwhile
-	}
-	clearUnfinished(dir)
-	tmp, err := os.MkdirTemp(dir, temporary)
-	if err != nil {
-		return failed(dir, err)
-	}
-	defer os.RemoveAll(tmp)
-	if err := p.write(filepath.Join(tmp, programName)); err != nil {
-		return failed(dir, err)
-	}
-	final := filepath.Join(dir, p.digest)
-	if err := os.RemoveAll(final); err != nil { // incomplete
-		return failed(dir, err)
-	}
-	if err := os.Rename(tmp, final); err != nil {
-		return failed(dir, err)
-	}
-	return nil
-}
-
-var errDamaged = errors.New("the engine in this program is damaged")
-
-func damaged() error {
-	return &sandbox.Error{Code: sandbox.CodeInternal, Op: "engine.start", Message: errDamaged.Error(), Hint: "install atoll again"}
-}
-
-// write unpacks the engine into a new file, and checks its digest.
-func (p *Packed) write(path string) (err error) {
-	in, err := p.open()
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	z, err := zstd.NewReader(in, zstd.WithDecoderMaxMemory(maxMemory))
-	if err != nil {
-		return err
-	}
-	defer z.Close()
-	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, out.Close()) }()
-	sum := sha256.New()
-	n, err := io.Copy(io.MultiWriter(out, sum), z)
-	switch {
-	case err == nil && (n != p.size || hex.EncodeToString(sum.Sum(nil)) != p.digest), err != nil && !isFile(err):
-		return errDamaged
-	case err != nil:
-		return err
-	}
-	if err := out.Chmod(mode); err != nil {
-		return err
-	}
-	return out.Sync() // after a crash it must not be there in part
-}
-
-// isFile reports whether err is of a file, and not of zstd.
-func isFile(err error) bool {
-	var p *fs.PathError
-	return errors.As(err, &p)
-}
-
-// failed returns the error of a user whose engine cannot be unpacked or started.
-func failed(dir string, cause error) error {
-	e := &sandbox.Error{
-		Code: sandbox.CodeUnavailable, Op: "engine.start", Subject: dir, Message: "the engine of Atoll cannot be unpacked and started: " + reason(cause),
-		Hint: "choose another directory with --state-dir or $ATOLL_STATE_DIR", Cause: cause,
-	}
-	switch {
-	case errors.Is(cause, unix.ENOSPC), errors.Is(cause, unix.EDQUOT):
-		e.Code, e.Message = sandbox.CodeExhausted, "no space left for the engine of Atoll"
-		e.Hint = "free 100 MB there, or " + e.Hint
-	case noExec(dir):
-		e.Message = "the engine of Atoll cannot run there: the file system is mounted with noexec"
-	case errors.Is(cause, errDamaged):
-		return damaged()
-	case errors.Is(cause, errLocked):
-		e.Code, e.Message, e.Hint = sandbox.CodeTimeout, cause.Error(), "see which process uses it: fuser "+filepath.Join(dir, lockName)
 	}
 	return e
 }
 
-func reason(err error) string {
-	var p *fs.PathError
-	if errors.As(err, &p) {
-		return p.Err.Error()
+// do passes an action to the guard. Every action goes through it.
+func (e *Engine) do(ctx context.Context, a Action, act func(context.Context) error) error {
+	drive := func(ctx context.Context) error { return span.In(ctx, "driver", string(a.Op), a.Sandbox, act) }
+	if e.cfg.Guard != nil {
+		return e.wrap(a, e.cfg.Guard(ctx, a, drive))
 	}
-	return err.Error()
+	return e.wrap(a, drive(ctx))
 }
 
-// noExec reports whether the file system of a directory is mounted with noexec.
-func noExec(dir string) bool {
-	var fs unix.Statfs_t
-	return unix.Statfs(dir, &fs) == nil && fs.Flags&unix.ST_NOEXEC != 0
+// Guarded returns a handle on the same sandbox whose actions pass a guard; see
+// Config.Guard.
+func (s *Sandbox) Guarded(guard func(ctx context.Context, a Action, act func(context.Context) error) error) *Sandbox {
+	own := *s
+	own.e = &Engine{cfg: s.e.cfg}
+	own.e.cfg.Guard = guard
+	return &own
+}
+
+// Probe returns the capabilities of the provider.
+func (e *Engine) Probe(ctx context.Context) (driver.Facts, error) {
+	var facts driver.Facts
+	err := e.do(ctx, Action{Op: ops.ProviderProbe}, func(ctx context.Context) (err error) {
+		facts, err = e.cfg.Provider.Probe(ctx)
+		return err
+	})
+	return facts, err
+}
+
+// Describe fills in what the provider says about itself.
+func (e *Engine) Describe(ctx context.Context, p *catalog.Provider) error {
+	facts, err := e.Probe(ctx)
+	driver.Describe(e.cfg.Provider, facts, p)
+	return err
+}
+
+var idEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
+
+// randomID has 65 random bits: enough to be unique, and short enough to type.
+func randomID() sandbox.ID {
+	var b [9]byte
+	_, _ = rand.Read(b[:]) // never fails: it crashes the program instead
+	return sandbox.ID("sb-" + strings.ToLower(idEncoding.EncodeToString(b[:]))[:13])
 }

@@ -1,385 +1,438 @@
-//go:build linux
-
-package engine
+package engine_test
 
 import (
-	"bufio"
-	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
+	"context"
 	"errors"
-	"io"
-	"io/fs"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"slices"
+	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
-	"testing/fstest"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"go.uber.org/goleak"
 
-	"github.com/atoll-run/atoll/internal/need"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control/plan"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// script is what is packed in place of the engine. It shows how it was started.
-var script = "#!/bin/sh\necho \"$0 $*\"\n" + strings.Repeat("# more\n", 100)
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestMain runs this test binary as a light program, which Exec replaces, or as
-// an engine.
-func TestMain(m *testing.M) {
-	if slices.Equal(os.Args[1:], []string{"a", "b"}) {
-		os.Stdout.WriteString(Self() + "\n")
-		_, _ = io.Copy(io.Discard, os.Stdin) // until the test has looked
-		os.Exit(0)
-	}
-	if state := os.Getenv("ATOLL_TEST_STATE"); state != "" {
-		p, err := Embedded(os.DirFS(os.Getenv("ATOLL_TEST_PACKED")), ".")
-		if err == nil {
-			err = p.Exec(state, []string{"a", "b"}, os.Getenv("ATOLL_TEST_NO") == "")
-		}
-		os.Stderr.WriteString(string(sandbox.CodeOf(err)) + ": " + err.Error())
-		os.Exit(7)
-	}
-	os.Exit(m.Run())
-}
-
-// packed returns the engine with a content, as a program embeds it, and its
-// directory.
-func packed(t *testing.T, content string) (*Packed, string) {
+func setup(t *testing.T, change ...func(*engine.Config)) (*boxes, *engine.Engine) {
 	t.Helper()
-	dir := t.TempDir()
-	file := filepath.Join(t.TempDir(), "engine")
-	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
+	p := newBoxes()
+	n := 0
+	cfg := engine.Config{Provider: p, NewID: func() sandbox.ID { n++; return sandbox.ID(fmt.Sprintf("sb-%d", n)) }}
+	for _, c := range change {
+		c(&cfg)
 	}
-	if err := Pack(file, dir); err != nil {
-		t.Fatal(err)
-	}
-	p, err := Embedded(os.DirFS(dir), ".")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p, dir
+	return p, engine.New(cfg)
 }
 
-// start runs a light program with the engine in a directory.
-func start(t *testing.T, dir, state string, env ...string) (string, error) {
+func create(t *testing.T, c *engine.Engine, spec sandbox.Spec) *engine.Sandbox {
 	t.Helper()
-	self, err := os.Executable()
+	box, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: spec})
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), self)
-	cmd.Env = append(os.Environ(), append(env, "ATOLL_TEST_STATE="+state, "ATOLL_TEST_PACKED="+dir)...)
-	out, err := cmd.CombinedOutput()
-	return strings.TrimSpace(string(out)), err
+	return box
 }
 
-func TestExec(t *testing.T) {
-	t.Parallel()
-	p, dir := packed(t, script)
-	state := filepath.Join(t.TempDir(), "state")
-	if out, err := start(t, dir, state, "ATOLL_TEST_NO=1"); err == nil || !strings.HasPrefix(out, "not_found: ") {
-		t.Errorf("without permission to unpack: %q, %v", out, err)
-	}
-	path := filepath.Join(state, "engine", p.digest, "atoll")
-	for _, no := range []string{"", "1"} { // the second time it is there
-		out, err := start(t, dir, state, "ATOLL_TEST_NO="+no)
-		if want := path + " a b"; err != nil || out != want {
-			t.Errorf("got %q, %v, want %q", out, err, want)
+// carryOut creates what a request asks for, without a daemon. change changes the
+// plan before it is adapted to the provider.
+func carryOut(ctx context.Context, c *engine.Engine, req sandbox.CreateRequest, change ...func(*plan.Plan)) (*engine.Sandbox, error) {
+	if len(change) == 0 {
+		p, err := c.Plan(ctx, req)
+		if err != nil {
+			return nil, err
 		}
+		return c.Create(ctx, p, nil)
 	}
-	got, err := os.ReadFile(path)
-	if err != nil || string(got) != script {
-		t.Errorf("unpacked: %q, %v", got, err)
+	p, err := plan.Draft(plan.Ask{Request: plan.Request{CreateRequest: req}})
+	for _, f := range change {
+		f(&p)
 	}
-	for name, want := range map[string]os.FileMode{state: 0o700, filepath.Join(state, "engine"): 0o700, path: 0o755} {
-		if info, err := os.Stat(name); err != nil || info.Mode().Perm() != want {
-			t.Errorf("%s: %v, %v, want %v", name, info.Mode(), err, want)
-		}
+	if err == nil {
+		p, err = c.Fit(ctx, p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.Create(ctx, p, nil)
+}
+
+func bound(p *plan.Plan) { p.Bound = true }
+func acme(p *plan.Plan)  { p.Tenant = "acme" }
+
+// wantError checks the code of an error, and that it is the one type that
+// leaves the engine, with an operation.
+func wantError(t *testing.T, err error, code sandbox.Code) *sandbox.Error {
+	t.Helper()
+	var e *sandbox.Error
+	if !errors.As(err, &e) || err != error(e) {
+		t.Fatalf("got %T %v, want a *sandbox.Error", err, err)
+	}
+	if e.Code != code || e.Op == "" {
+		t.Fatalf("got code %q, op %q, want %q: %v", e.Code, e.Op, code, err)
+	}
+	return e
+}
+
+func TestCreateCompletesTheSpec(t *testing.T) {
+	p, c := setup(t, func(cfg *engine.Config) {
+		cfg.Defaults = sandbox.Resources{CPUs: 2, Memory: 1 << 30, Disk: 1 << 31, PIDs: 100}
+	})
+	env := map[string]string{"A": "1"}
+	box := create(t, c, sandbox.Spec{Env: env, Workdir: "/a//b/", Labels: map[string]string{"team": "red"}, Resources: sandbox.Resources{Memory: -1}})
+	spec := p.made[0]
+	if box.Name() != "sb-1" || spec.ID != "sb-1" || spec.Name != "sb-1" || spec.Image != "host" || spec.Hostname != "sb-1" || spec.Workdir != "/a/b" {
+		t.Errorf("completed to %+v", spec)
+	}
+	if want := (sandbox.Resources{CPUs: 2, Memory: -1, Disk: 1 << 31, PIDs: 100}); spec.Resources != want {
+		t.Errorf("resources %+v, want %+v", spec.Resources, want)
+	}
+	if want := map[string]string{"team": "red", "atoll.name": "sb-1", "atoll.image": "host"}; !maps.Equal(spec.Labels, want) {
+		t.Errorf("labels %v, want %v", spec.Labels, want)
+	}
+	env["A"] = "2"
+	if spec.Env["A"] != "1" {
+		t.Error("the driver's spec shares its map with the caller's")
 	}
 }
 
-// An engine knows the program that was called, and is not removed while it runs.
-func TestSelf(t *testing.T) {
-	t.Parallel()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
+func TestCreateRefuses(t *testing.T) {
+	tests := map[string]sandbox.CreateRequest{
+		"a bad name":       {Spec: sandbox.Spec{Name: "../etc"}},
+		"a reserved label": {Spec: sandbox.Spec{Labels: map[string]string{"atoll.owner": "me"}}},
+		"little memory":    {Spec: sandbox.Spec{Resources: sandbox.Resources{Memory: 1}}},
+		"a pull policy":    {Pull: "sometimes"},
+		"a relative mount": {Spec: sandbox.Spec{Mounts: []sandbox.Mount{{Source: "a", Target: "/a"}}}},
 	}
-	content, err := os.ReadFile(self)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, dir := packed(t, string(content))
-	state := filepath.Join(t.TempDir(), "state")
-	cmd := exec.CommandContext(t.Context(), self)
-	cmd.Env = append(os.Environ(), "ATOLL_TEST_STATE="+state, "ATOLL_TEST_PACKED="+dir)
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if said, err := bufio.NewReader(out).ReadString('\n'); err != nil || said != self+"\n" {
-		t.Errorf("Self returned %q, %v, want %s", said, err, self)
-	}
-	path := filepath.Join(state, dirName, p.digest, programName)
-	old := time.Now().Add(-2 * unusedTime)
-	if err := os.Chtimes(path, old, old); err != nil {
-		t.Fatal(err)
-	}
-	if unused(path) {
-		t.Error("it counts as unused while it runs")
-	}
-	if err := errors.Join(in.Close(), cmd.Wait()); err != nil {
-		t.Fatal(err)
-	}
-	if !unused(path) {
-		t.Error("it counts as used after its end")
-	}
-}
-
-// Many processes start at once; the engine is there once, and nothing else.
-func TestExecAtOnce(t *testing.T) {
-	t.Parallel()
-	_, dir := packed(t, script)
-	state := filepath.Join(t.TempDir(), "state")
-	var all sync.WaitGroup
-	for range 8 {
-		all.Go(func() {
-			if out, err := start(t, dir, state); err != nil {
-				t.Errorf("%v: %s", err, out)
+	for name, req := range tests {
+		t.Run(name, func(t *testing.T) {
+			p, c := setup(t)
+			_, err := carryOut(t.Context(), c, req)
+			wantError(t, err, sandbox.CodeInvalid)
+			if len(p.made) != 0 {
+				t.Error("the driver was called")
 			}
 		})
 	}
-	all.Wait()
-	entries, err := os.ReadDir(filepath.Join(state, "engine"))
-	if err != nil || len(entries) != 2 { // the engine and the lock
-		t.Errorf("%v, %v", entries, err)
-	}
 }
 
-// What was left by a process that was killed is replaced.
-func TestUnfinished(t *testing.T) {
-	t.Parallel()
-	p, _ := packed(t, script)
-	dir := filepath.Join(t.TempDir(), "engine")
-	final := filepath.Join(dir, p.digest)
-	err := errors.Join(os.MkdirAll(final, 0o700), os.MkdirAll(filepath.Join(dir, temporary+"1"), 0o700),
-		os.WriteFile(filepath.Join(final, programName), []byte("#!/bin/s"), 0o755))
+func TestNamesAreUnique(t *testing.T) {
+	p, c := setup(t, func(cfg *engine.Config) { cfg.NewID = nil })
+	var wg sync.WaitGroup
+	errs := make([]error, 16)
+	for i := range errs {
+		wg.Go(func() {
+			_, errs[i] = carryOut(context.Background(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one"}})
+		})
+	}
+	wg.Wait()
+	made := 0
+	for _, err := range errs {
+		if err == nil {
+			made++
+			continue
+		}
+		if e := wantError(t, err, sandbox.CodeAlreadyExists); e.Hint == "" {
+			t.Error("no hint")
+		}
+	}
+	if made != 1 || p.count() != 1 {
+		t.Fatalf("%d made, %d alive, want one", made, p.count())
+	}
+	box, err := c.Find(t.Context(), "one")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Unpack(dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.check(dir); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat(filepath.Join(dir, temporary+"1")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("what was unfinished is left: %v", err)
+	// The id of one sandbox cannot become the name of another.
+	_, err = carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Name: string(box.ID())}})
+	wantError(t, err, sandbox.CodeAlreadyExists)
+}
+
+func TestNameLockFailureMakesNothing(t *testing.T) {
+	p, c := setup(t, func(cfg *engine.Config) {
+		cfg.LockNames = func(context.Context) (func(), error) { return nil, errUnknown }
+	})
+	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Name: "one"}})
+	wantError(t, err, sandbox.CodeInternal)
+	if p.count() != 0 {
+		t.Error("something was made")
 	}
 }
 
-// An engine that others could have changed is not started.
-func TestAttackEngineOfOthers(t *testing.T) {
-	t.Parallel()
-	p, dir := packed(t, script)
+func TestFind(t *testing.T) {
+	p, c := setup(t)
+	create(t, c, sandbox.Spec{Name: "one"})
+	for _, ref := range []string{"one", "sb-1"} {
+		box, err := c.Find(t.Context(), ref)
+		if err != nil || box.ID() != "sb-1" || box.Name() != "one" {
+			t.Errorf("Find(%s): %v", ref, err)
+		}
+	}
+	_, err := c.Find(t.Context(), "two")
+	if e := wantError(t, err, sandbox.CodeNotFound); e.Subject != "two" || e.Hint == "" {
+		t.Errorf("got %+v", e)
+	}
+	_, err = c.Find(t.Context(), "\x1b[2J")
+	wantError(t, err, sandbox.CodeInvalid)
+	// An incomplete listing proves nothing about missing sandboxes.
+	p.fail["list"] = errUnknown
+	_, err = c.Find(t.Context(), "two")
+	wantError(t, err, sandbox.CodeInternal)
+}
+
+func TestListHidesAtollsLabels(t *testing.T) {
+	_, c := setup(t)
+	create(t, c, sandbox.Spec{Name: "one", Labels: map[string]string{"team": "red"}})
+	if _, err := carryOut(t.Context(), c, sandbox.CreateRequest{}, bound); err != nil {
+		t.Fatal(err)
+	}
+	all, err := c.List(t.Context())
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%v, %v", all, err)
+	}
+	for _, s := range all {
+		if s.Bound != (s.Name != "one") || s.Image != "host" {
+			t.Errorf("got %+v", s)
+		}
+		if s.Name == "one" && (len(s.Labels) != 1 || s.Labels["team"] != "red") {
+			t.Errorf("labels %v", s.Labels)
+		}
+	}
+}
+
+func TestGuardForbids(t *testing.T) {
+	var asked []engine.Action
+	p, c := setup(t, func(cfg *engine.Config) {
+		cfg.Guard = func(ctx context.Context, a engine.Action, act func(context.Context) error) error {
+			asked = append(asked, a)
+			if a.Op == "sandbox.create" || a.Op == "files.read" {
+				return act(ctx)
+			}
+			return &sandbox.Error{Code: sandbox.CodeDenied, Message: "not you"}
+		}
+	})
+	box := create(t, c, sandbox.Spec{Name: "one"})
+	if _, _, err := box.Files().Read(t.Context(), "/x", driver.ReadOptions{}); err != nil {
+		t.Error(err)
+	}
+	ctx := t.Context()
+	_, execErr := box.Exec(ctx, sandbox.Command{Args: []string{"true"}})
+	_, psErr := box.Processes(ctx)
+	_, logErr := box.Logs(ctx, "1", driver.LogOptions{})
+	_, findErr := c.Find(ctx, "one")
+	_, listErr := c.List(ctx)
+	_, sweepErr := c.Sweep(ctx)
+	_, writeErr := box.Files().Write(ctx, "/x", strings.NewReader(""), driver.WriteOptions{})
+	for _, err := range []error{execErr, psErr, logErr, findErr, listErr, sweepErr, writeErr, box.Kill(ctx, "1", 9), box.Destroy(ctx)} {
+		wantError(t, err, sandbox.CodeDenied)
+	}
+	if p.count() != 1 {
+		t.Error("a forbidden destruction happened")
+	}
+	if a := asked[1]; a.Op != "files.read" || a.Sandbox != "sb-1" || a.Name != "one" || a.Subject != "/x" {
+		t.Errorf("the guard was asked about %+v", a)
+	}
+}
+
+func TestErrorsAreWrappedOnce(t *testing.T) {
 	tests := []struct {
-		name   string
-		change func(t *testing.T, engine string) error
-		code   string // empty: it is replaced
+		name string
+		err  error
+		want sandbox.Error // Cause is checked by errors.Is
 	}{
-		{"a directory that others can write to", func(_ *testing.T, e string) error { return os.Chmod(e, 0o770) }, "unavailable"},
-		{"a version that others can write to", func(_ *testing.T, e string) error { return os.Chmod(filepath.Join(e, p.digest), 0o722) }, "unavailable"},
-		{"a program that others can write to", func(_ *testing.T, e string) error {
-			return os.Chmod(filepath.Join(e, p.digest, programName), 0o757)
-		}, ""},
-		{"a link to a program", func(_ *testing.T, e string) error {
-			path := filepath.Join(e, p.digest, programName)
-			return errors.Join(os.Rename(path, path+"2"), os.Symlink(path+"2", path))
-		}, ""},
-		{"a link to a version", func(_ *testing.T, e string) error {
-			path := filepath.Join(e, p.digest)
-			return errors.Join(os.Rename(path, path+"2"), os.Symlink(path+"2", path))
-		}, "unavailable"},
-		{"a link to a directory", func(_ *testing.T, e string) error { return errors.Join(os.Rename(e, e+"2"), os.Symlink(e+"2", e)) }, "unavailable"},
-		{"a directory of another user", func(t *testing.T, e string) error {
-			need.Root(t, "it gives a file to another user")
-			return os.Chown(e, 65534, 65534)
-		}, "unavailable"},
-		{"a program of another user", func(t *testing.T, e string) error {
-			need.Root(t, "it gives a file to another user")
-			return os.Chown(filepath.Join(e, p.digest, programName), 65534, 65534)
-		}, ""},
+		{"classified by the provider", errKnown, sandbox.Error{Code: "exhausted", Op: "process.exec", Subject: "one", Message: "the box ran out of luck"}},
+		{"unknown", errUnknown, sandbox.Error{Code: "internal", Op: "process.exec", Subject: "one", Message: "what was that"}},
+		{"canceled", fmt.Errorf("x: %w", context.Canceled), sandbox.Error{Code: "canceled", Op: "process.exec", Subject: "one", Message: "canceled"}},
+		{"too slow", context.DeadlineExceeded, sandbox.Error{Code: "timeout", Op: "process.exec", Subject: "one", Message: "took too long"}},
+		{"typed", &sandbox.Error{Code: "denied", Message: "no", Hint: "ask"}, sandbox.Error{Code: "denied", Op: "process.exec", Subject: "one", Message: "no", Hint: "ask"}},
+		{"typed inside", fmt.Errorf("while: %w", &sandbox.Error{Code: "denied", Subject: "it", Message: "no"}), sandbox.Error{Code: "denied", Op: "process.exec", Subject: "it", Message: "while: it: no"}},
+		{"from inside a sandbox", errors.New("\x1b]0;title\x07\xff\u202e"), sandbox.Error{Code: "internal", Op: "process.exec", Subject: "one", Message: "\ufffd]0;title\ufffd\ufffd\ufffd"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			state := filepath.Join(t.TempDir(), "state")
-			if out, err := start(t, dir, state); err != nil {
-				t.Fatalf("%v: %s", err, out)
+			p, c := setup(t)
+			box := create(t, c, sandbox.Spec{Name: "one"})
+			p.fail["exec"] = tt.err
+			_, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"true"}})
+			got := *wantError(t, err, tt.want.Code)
+			if !errors.Is(err, tt.err) {
+				t.Error("the cause is lost")
 			}
-			if err := tt.change(t, filepath.Join(state, "engine")); err != nil {
-				t.Fatal(err)
+			got.Cause = nil
+			if tt.want.Hint == "" {
+				got.Hint = ""
 			}
-			out, err := start(t, dir, state)
-			if tt.code == "" {
-				info, failed := os.Lstat(filepath.Join(state, "engine", p.digest, programName))
-				if err != nil || failed != nil || info.Mode() != 0o755 {
-					t.Errorf("it was not replaced: %s, %v, %v", out, err, failed)
-				}
-				return
-			}
-			if err == nil || !strings.HasPrefix(out, tt.code+": ") {
-				t.Errorf("got %q, %v, want %s", out, err, tt.code)
+			if got != tt.want {
+				t.Errorf("got  %+v\nwant %+v", got, tt.want)
 			}
 		})
 	}
 }
 
-// A program whose engine was damaged says so, and leaves nothing.
-func TestDamaged(t *testing.T) {
-	t.Parallel()
-	_, dir := packed(t, strings.Repeat(script, 100))
-	good, err := os.ReadFile(filepath.Join(dir, packedFile))
-	if err != nil {
-		t.Fatal(err)
-	}
-	sum := sha256.Sum256([]byte("something else"))
-	for name, files := range map[string]fstest.MapFS{
-		"another digest": {packedFile: {Data: good}, sumFile: {Data: []byte(hex.EncodeToString(sum[:]))}},
-		"cut":            {packedFile: {Data: good[:len(good)-9]}, sumFile: {Data: []byte(hex.EncodeToString(sum[:]))}},
-		"no zstd":        {packedFile: {Data: bytes.Repeat([]byte("x"), 99)}, sumFile: {Data: []byte(hex.EncodeToString(sum[:]))}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			state := t.TempDir()
-			p, err := Embedded(files, ".")
-			if err == nil {
-				err = p.Unpack(filepath.Join(state, "engine"))
-				if left, _ := filepath.Glob(filepath.Join(state, "engine", "*", "*")); len(left) > 0 {
-					t.Errorf("left: %v", left)
-				}
-			}
-			var e *sandbox.Error
-			if !errors.As(err, &e) || e.Code != sandbox.CodeInternal || !strings.Contains(e.Hint, "install atoll again") {
-				t.Errorf("got %v", err)
-			}
-		})
-	}
-	if _, err := Embedded(fstest.MapFS{}, "."); sandbox.CodeOf(err) != sandbox.CodeUnsupported {
-		t.Errorf("without an engine: %v", err)
+func TestLongErrorsAreCut(t *testing.T) {
+	p, c := setup(t)
+	p.fail["create"] = errors.New(strings.Repeat("é", 100_000))
+	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{})
+	if e := wantError(t, err, sandbox.CodeInternal); len(e.Message) > 3000 || strings.Contains(e.Message, "\ufffd") {
+		t.Errorf("%d bytes", len(e.Message))
 	}
 }
 
-// Engines of other versions go, unless they are new or a process runs them.
-func TestRemoveOthers(t *testing.T) {
-	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "engine")
-	put := func(digit string, age time.Duration) string {
-		path := filepath.Join(dir, strings.Repeat(digit, 64), programName)
-		when := time.Now().Add(-age)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o755), os.Chtimes(path, when, when)); err != nil {
+func TestUnsupported(t *testing.T) {
+	p, c := setup(t)
+	p.plain = true
+	box := create(t, c, sandbox.Spec{})
+	_, err := box.Files().Stat(t.Context(), "/x")
+	wantError(t, err, sandbox.CodeUnsupported)
+	_, err = box.Files().Watch(t.Context(), "/x", true)
+	wantError(t, err, sandbox.CodeUnsupported)
+	_, err = box.Processes(t.Context())
+	wantError(t, err, sandbox.CodeUnsupported)
+	_, err = carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}})
+	wantError(t, err, sandbox.CodeUnsupported)
+}
+
+func TestFiles(t *testing.T) {
+	p, c := setup(t)
+	box := create(t, c, sandbox.Spec{Name: "one"})
+	files := box.Files()
+	if info, err := files.Stat(t.Context(), "/a/../b//c/"); err != nil || info.Path != "/b/c" {
+		t.Errorf("Stat: %+v, %v", info, err)
+	}
+	if err := files.Move(t.Context(), "/x/./y", "/z/", false); err != nil {
+		t.Error(err)
+	}
+	x := p.alive["sb-1"]
+	if got := strings.Join(x.seen, " "); got != "/b/c /x/y /z" {
+		t.Errorf("the driver saw %s", got)
+	}
+	bad := map[string]error{
+		"relative":  files.Remove(t.Context(), "etc/passwd", true),
+		"empty":     files.Mkdir(t.Context(), "", driver.MkdirOptions{}),
+		"NUL":       files.Remove(t.Context(), "/a\x00b", false),
+		"mode":      files.Mkdir(t.Context(), "/a", driver.MkdirOptions{Mode: 0o10000}),
+		"owner":     files.Mkdir(t.Context(), "/a", driver.MkdirOptions{Owner: "a:b:c"}),
+		"to":        files.Move(t.Context(), "/a", "b", false),
+		"unbounded": files.Remove(t.Context(), "/"+strings.Repeat("a", 5000), false),
+	}
+	for name, err := range bad {
+		t.Run(name, func(t *testing.T) { wantError(t, err, sandbox.CodeInvalid) })
+	}
+	if len(x.seen) != 3 {
+		t.Errorf("the driver saw a bad path: %q", x.seen[3:])
+	}
+}
+
+func TestListFiles(t *testing.T) {
+	p, c := setup(t)
+	files := create(t, c, sandbox.Spec{Name: "one"}).Files()
+	var names []string
+	for info, err := range files.List(t.Context(), "/d", driver.ListOptions{}) {
+		if err != nil {
 			t.Fatal(err)
 		}
-		return path
+		names = append(names, info.Path)
 	}
-	own, old, fresh, runs := put("a", 2*unusedTime), put("b", 2*unusedTime), put("c", unusedTime/2), put("d", 2*unusedTime)
-	f, err := os.Open(runs)
+	if strings.Join(names, "") != "ab" {
+		t.Errorf("got %q", names)
+	}
+	p.fail["list-files"] = errKnown
+	n := 0
+	for _, err := range files.List(t.Context(), "/d", driver.ListOptions{}) {
+		if n++; n == 3 {
+			wantError(t, err, sandbox.CodeExhausted)
+		} else if err != nil {
+			t.Errorf("item %d: %v", n, err)
+		}
+	}
+	if n != 3 {
+		t.Errorf("%d items, want 3", n)
+	}
+	for range files.List(t.Context(), "/d", driver.ListOptions{}) {
+		break // must not panic by yielding again
+	}
+}
+
+func TestProcesses(t *testing.T) {
+	p, c := setup(t)
+	box := create(t, c, sandbox.Spec{Name: "one"})
+	proc, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"sleep"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
-		t.Fatal(err)
+	wantError(t, proc.Signal(t.Context(), 0), sandbox.CodeInvalid)
+	wantError(t, proc.Signal(t.Context(), 65), sandbox.CodeInvalid)
+	wantError(t, box.Kill(t.Context(), "1", -9), sandbox.CodeInvalid)
+	wantError(t, proc.Resize(t.Context(), sandbox.WindowSize{Cols: 60_000}), sandbox.CodeInvalid)
+	p.fail["signal"] = errKnown
+	e := wantError(t, proc.Signal(t.Context(), 15), sandbox.CodeExhausted)
+	if e.Subject != "p1" {
+		t.Errorf("subject %q", e.Subject)
 	}
-	other := filepath.Join(dir, "notes")
-	if err := os.WriteFile(other, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	removeOthers(dir, strings.Repeat("a", 64))
-	for path, want := range map[string]bool{own: true, old: false, fresh: true, runs: true, other: true} {
-		if _, err := os.Stat(path); (err == nil) != want {
-			t.Errorf("%s: %v, want it to be there: %v", path, err, want)
-		}
-	}
-}
-
-// Errors of the disk say what to do.
-func TestDiskErrors(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		cause error
-		code  sandbox.Code
-		hint  string
-	}{
-		{&os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC}, sandbox.CodeExhausted, "free 100 MB"},
-		{&os.PathError{Op: "write", Path: "/x", Err: unix.EDQUOT}, sandbox.CodeExhausted, "free 100 MB"},
-		{&os.PathError{Op: "mkdir", Path: "/x", Err: unix.EROFS}, sandbox.CodeUnavailable, "--state-dir"},
-		{errLocked, sandbox.CodeTimeout, "fuser"},
-	} {
-		var e *sandbox.Error
-		if err := failed(t.TempDir(), tt.cause); !errors.As(err, &e) || e.Code != tt.code || !strings.Contains(e.Hint, tt.hint) {
-			t.Errorf("%v: got %v", tt.cause, err)
-		}
-	}
-}
-
-// A lock that is held does not hold a command up for ever.
-func TestLocked(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), lockName)
-	release, err := lock(path, 0)
+	logs, err := box.Logs(t.Context(), "1", driver.LogOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := lock(path, 0); !errors.Is(err, errLocked) {
-		t.Errorf("got %v", err)
+	if chunk, err := logs.Next(); err != nil || string(chunk.Data) != "x" {
+		t.Errorf("%+v, %v", chunk, err)
 	}
-	release()
-	if again, err := lock(path, 0); err != nil {
-		t.Error(err)
-	} else {
-		again()
+	_, err = logs.Next()
+	wantError(t, err, sandbox.CodeExhausted)
+	_, err = box.Logs(t.Context(), "1", driver.LogOptions{Tail: -1})
+	wantError(t, err, sandbox.CodeInvalid)
+	_, err = box.Exec(t.Context(), sandbox.Command{Args: []string{"a\x00b"}})
+	wantError(t, err, sandbox.CodeInvalid)
+}
+
+// A limit that is not enforced is reported, or refused if the provider chooses
+// the size itself. Defaults that would not be enforced are left out.
+func TestLimitsThatDoNotHold(t *testing.T) {
+	defaults := func(cfg *engine.Config) { cfg.Defaults = sandbox.Resources{Memory: 1 << 30} }
+	asked := sandbox.Spec{Resources: sandbox.Resources{Memory: 64 << 20}}
+
+	p, c := setup(t, defaults)
+	if box := create(t, c, asked); len(box.Limits()) != 0 || p.made[0].Resources.Memory != 64<<20 {
+		t.Errorf("where limits hold: %v, made with %+v", box.Limits(), p.made[0].Resources)
+	}
+	p.loose = true
+	if box := create(t, c, sandbox.Spec{}); len(box.Limits()) != 0 || p.made[1].Resources != (sandbox.Resources{}) {
+		t.Errorf("a default: %v, made with %+v", box.Limits(), p.made[1].Resources)
+	}
+	want := map[string]sandbox.Enforcement{"memory": {Why: "nothing limits it"}}
+	if box := create(t, c, asked); !maps.Equal(box.Limits(), want) {
+		t.Errorf("got %v, want %v", box.Limits(), want)
+	}
+	p.fixed = true
+	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: asked})
+	if e := wantError(t, err, sandbox.CodeUnsupported); e.Subject != "memory" || e.Hint == "" {
+		t.Errorf("got %+v", e)
+	}
+	if _, err := carryOut(t.Context(), c, sandbox.CreateRequest{}); err != nil {
+		t.Errorf("without a limit: %v", err)
 	}
 }
 
-// Pack writes nothing if the engine is the same.
-func TestPackAgain(t *testing.T) {
-	t.Parallel()
-	p, dir := packed(t, script)
-	file := filepath.Join(t.TempDir(), "engine")
-	if err := os.WriteFile(file, []byte(script), 0o600); err != nil {
-		t.Fatal(err)
+// An image is not fetched for a provider that runs none.
+func TestProviderWithoutImages(t *testing.T) {
+	lib := &library{err: errUnknown}
+	p, c := setup(t, func(cfg *engine.Config) { cfg.Images = lib })
+	p.noImages = true
+	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}})
+	if e := wantError(t, err, sandbox.CodeUnsupported); e.Subject != "debian:12" || lib.asked.Ref != "" {
+		t.Errorf("got %+v, asked for %+v", e, lib.asked)
 	}
-	path := filepath.Join(dir, packedFile)
-	if err := os.WriteFile(path, []byte("untouched"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := Pack(file, dir); err != nil {
-		t.Fatal(err)
-	}
-	if got, _ := os.ReadFile(path); string(got) != "untouched" {
-		t.Error("it was packed again")
-	}
-	if err := os.WriteFile(file, bytes.Repeat([]byte("x"), 1000), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := Pack(file, dir); err != nil {
-		t.Fatal(err)
-	}
-	if q, err := Embedded(os.DirFS(dir), "."); err != nil || q.digest == p.digest || q.size != 1000 {
-		t.Errorf("%+v, %v", q, err)
+}
+
+// A provider without a gateway says so, where a secret needs one.
+func TestGatewaySecretWithoutGateway(t *testing.T) {
+	_, c := setup(t)
+	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Secrets: []sandbox.SecretRef{{Name: "github"}}}}, acme)
+	if e := wantError(t, err, sandbox.CodeUnsupported); !strings.Contains(e.Message, "egress gateway") {
+		t.Errorf("got %+v", e)
 	}
 }

@@ -18,7 +18,7 @@ type form struct {
 	Seq    int64     `json:"seq"`  // 1, 2, 3, … within the tenant
 	Time   time.Time `json:"time"` // in UTC; it may go back if the clock is set, Seq never does
 	Type   Type      `json:"type"`
-	Op     string    `json:"op"` // as in control.Action, e.g. "files.read"
+	Op     string    `json:"op"` // as in engine.Action, e.g. "files.read"
 	Actor  Actor     `json:"actor,omitzero"`
 
 	Sandbox sandbox.ID        `json:"sandbox,omitempty"`

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -121,18 +121,18 @@ func (c *Core) AsOwner(ctx context.Context, op ops.Op, subject string, act func(
 }
 
 // Act runs an action of a sandbox handle, which names the operation in its errors;
-// see control.Config.Guard.
-func (c *Core) Act(ctx context.Context, a control.Action, act func(context.Context) error) error {
+// see engine.Config.Guard.
+func (c *Core) Act(ctx context.Context, a engine.Action, act func(context.Context) error) error {
 	return c.Guard.Do(ctx, a.Op, SubjectOf(a), act)
 }
 
 // SubjectOf returns the subject of an action.
-func SubjectOf(a control.Action) guard.Subject {
+func SubjectOf(a engine.Action) guard.Subject {
 	return guard.Subject{Sandbox: a.Sandbox, Name: a.Name, Subject: a.Subject, Command: a.Command}
 }
 
 // ActionOf returns an action of who for the audit log.
-func ActionOf(who key.Principal, a control.Action) audit.Action {
+func ActionOf(who key.Principal, a engine.Action) audit.Action {
 	return guard.Action(who, a.Op, SubjectOf(a))
 }
 
@@ -143,8 +143,8 @@ func Named(op ops.Op, err error) error {
 		if err == nil {
 			return nil
 		}
-		if control.DiskFull(err) {
-			return control.Full(string(op), err)
+		if engine.DiskFull(err) {
+			return engine.Full(string(op), err)
 		}
 		return &sandbox.Error{Code: sandbox.CodeOf(err), Op: string(op), Message: "the request failed", Cause: err}
 	}

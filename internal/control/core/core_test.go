@@ -9,10 +9,10 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -84,7 +84,7 @@ func TestOperationsAreNamed(t *testing.T) {
 			t.Errorf("%s: the error is %v, want one with an operation", name, err)
 		}
 	}
-	if err := c.Act(ctx, control.Action{Op: ops.SandboxPause}, fails); err != cause {
+	if err := c.Act(ctx, engine.Action{Op: ops.SandboxPause}, fails); err != cause {
 		t.Errorf("Act: the error is %v, want that of the handle", err)
 	}
 }

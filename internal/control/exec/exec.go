@@ -7,8 +7,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/secret"
@@ -34,7 +34,7 @@ type Use struct {
 	Limits operator.Limits // of the tenant
 	// Sandbox is the handle for callers, which passes the guard. Inner is the
 	// handle for the daemon itself.
-	Sandbox, Inner *control.Sandbox
+	Sandbox, Inner *engine.Sandbox
 }
 
 // Redactors provides redactors for output.
@@ -80,8 +80,8 @@ func New(c *core.Core, cfg Config) *Service { return &Service{Core: c, cfg: cfg}
 
 // Handle is a running sandbox of a tenant, opened by Open.
 type Handle struct {
-	*control.Sandbox
-	inner  *control.Sandbox // unguarded, for the daemon itself
+	*engine.Sandbox
+	inner  *engine.Sandbox // unguarded, for the daemon itself
 	exec   *Service
 	who    key.Principal
 	limits operator.Limits  // of the tenant, when the handle was opened

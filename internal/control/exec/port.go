@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -154,7 +154,7 @@ func (s *Service) SharePorts(ctx context.Context, ref string, ports []uint16, li
 	if life == 0 {
 		life = defaultPassLife
 	}
-	action := control.Action{Op: op, Sandbox: h.ID(), Name: h.Name(), Subject: portNames(ports)}
+	action := engine.Action{Op: op, Sandbox: h.ID(), Name: h.Name(), Subject: portNames(ports)}
 	err = s.Do(ctx, op, core.SubjectOf(action), func(context.Context) (err error) {
 		if life < 0 || life > maxPassLife {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "expires", Message: "is not within a year from now"}

@@ -9,8 +9,8 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
@@ -18,7 +18,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
-// Exec starts a command; see control.Sandbox.Exec.
+// Exec starts a command; see engine.Sandbox.Exec.
 func (h *Handle) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
 	p, err := h.Sandbox.Exec(h.exec.cfg.Tenants.WithLimits(ctx, h.limits), cmd)
 	if err != nil {
@@ -27,7 +27,7 @@ func (h *Handle) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process,
 	return h.exec.watch(ctx, h, p, &cmd), nil
 }
 
-// Reconnect connects to a background command; see control.Sandbox.Reconnect.
+// Reconnect connects to a background command; see engine.Sandbox.Reconnect.
 // Its end is recorded by the call that started it.
 func (h *Handle) Reconnect(ctx context.Context, id string) (driver.Process, error) {
 	p, err := h.Sandbox.Reconnect(ctx, id)
@@ -38,7 +38,7 @@ func (h *Handle) Reconnect(ctx context.Context, id string) (driver.Process, erro
 }
 
 // Rejoin connects to a command where an earlier connection was lost; see
-// control.Sandbox.Rejoin. Its end is recorded by the call that started it.
+// engine.Sandbox.Rejoin. Its end is recorded by the call that started it.
 func (h *Handle) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
 	p, at, err := h.Sandbox.Rejoin(ctx, id, from, skip)
 	if err != nil {
@@ -185,7 +185,7 @@ func (s *Service) watch(ctx context.Context, h *Handle, inner driver.Process, cm
 
 // recordLetGo records the end of a command whose caller has closed it. If the
 // caller has not waited for the end, a goroutine does.
-func (s *Service) recordLetGo(box *control.Sandbox, c *command, fact audit.Action, began time.Time, held bool) {
+func (s *Service) recordLetGo(box *engine.Sandbox, c *command, fact audit.Action, began time.Time, held bool) {
 	if end := c.end.Load(); end != nil {
 		s.recordEnd(fact, end.at.Sub(began), c.bytes.Load(), &end.exit.Code, end.exit.Reason)
 		return
@@ -212,7 +212,7 @@ func (s *Service) recordLetGo(box *control.Sandbox, c *command, fact audit.Actio
 
 // awaitBackground waits for the end of a background command, independently of
 // its caller.
-func (s *Service) awaitBackground(box *control.Sandbox, c *command, fact audit.Action) {
+func (s *Service) awaitBackground(box *engine.Sandbox, c *command, fact audit.Action) {
 	exit, err := c.Process.Wait(s.Life)
 	if err == nil {
 		s.endedAlone(fact, c.Info().Started, exit)
@@ -227,7 +227,7 @@ func (s *Service) awaitBackground(box *control.Sandbox, c *command, fact audit.A
 
 // awaitAgain waits for the end of a command on a new connection. If it cannot,
 // the command may still be running, and is found again later.
-func (s *Service) awaitAgain(box *control.Sandbox, fact audit.Action) {
+func (s *Service) awaitAgain(box *engine.Sandbox, fact audit.Action) {
 	ctx := s.Life
 	c, err := box.Reconnect(ctx, fact.Subject)
 	if err != nil {
@@ -264,7 +264,7 @@ func (s *Service) recordEnds(fact audit.Action, took time.Duration, bytes int64,
 
 // WatchBackground records the ends of commands that an earlier daemon started
 // in a sandbox.
-func (s *Service) WatchBackground(tenant string, box *control.Sandbox) {
+func (s *Service) WatchBackground(tenant string, box *engine.Sandbox) {
 	all, err := box.Processes(s.Life)
 	if err != nil {
 		return // a provider that keeps no list has no commands to find

@@ -67,7 +67,7 @@ func (l *redactedLog) add(c sandbox.LogChunk) {
 // Unwrap returns the control log.
 func (l *redactedLog) Unwrap() any { return l.LogReader }
 
-// Logs returns the output of a command; see control.Sandbox.Logs.
+// Logs returns the output of a command; see engine.Sandbox.Logs.
 func (h *Handle) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
 	l, err := h.Sandbox.Logs(ctx, id, opts)
 	if err != nil || h.redact == nil {

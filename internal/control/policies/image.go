@@ -6,8 +6,8 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/plan"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/template"
@@ -20,7 +20,7 @@ import (
 func (s *Service) AskedImage(ctx context.Context, tenant string, spec *sandbox.Spec) ([]string, error) {
 	if spec.Snapshot == "" {
 		if spec.Image == "" {
-			return []string{control.HostImage}, nil
+			return []string{engine.HostImage}, nil
 		}
 		if ref, ok := strings.CutPrefix(spec.Image, template.Prefix); ok {
 			spec.Image = template.Prefix + template.ShortRef(tenant, ref)
@@ -45,7 +45,7 @@ func (s *Service) localSignatures(ctx context.Context, spec *sandbox.Spec, asked
 	case spec.Image == "" || policyset.IsLocal(spec.Image):
 		return nil, false
 	}
-	img, err := s.cfg.Images.Ensure(ctx, control.ImageRequest{Ref: spec.Image, Pull: control.PullNever})
+	img, err := s.cfg.Images.Ensure(ctx, engine.ImageRequest{Ref: spec.Image, Pull: engine.PullNever})
 	return img.Signatures, sandbox.CodeOf(err) == sandbox.CodeNotFound
 }
 
@@ -54,7 +54,7 @@ func (s *Service) localSignatures(ctx context.Context, spec *sandbox.Spec, asked
 func (s *Service) signatures(ctx context.Context, images []string) (out []policy.Signature) {
 	for _, ref := range images {
 		if strings.HasPrefix(ref, "sha256:") && s.cfg.Images != nil {
-			if img, err := s.cfg.Images.Ensure(ctx, control.ImageRequest{Ref: ref, Pull: control.PullNever}); err == nil {
+			if img, err := s.cfg.Images.Ensure(ctx, engine.ImageRequest{Ref: ref, Pull: engine.PullNever}); err == nil {
 				out = append(out, img.Signatures...)
 			}
 		}
@@ -65,8 +65,8 @@ func (s *Service) signatures(ctx context.Context, images []string) (out []policy
 // FetchSigned pulls the image of a request if a policy requires signatures. It
 // replaces the name in the request by the digest, and returns all names of the
 // image. An image that no signature could make allowed is not pulled.
-func (s *Service) FetchSigned(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, req control.ImageRequest) ([]string, error) {
-	if spec.Image == control.HostImage || strings.HasPrefix(spec.Image, template.Prefix) || s.cfg.Images == nil ||
+func (s *Service) FetchSigned(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, req engine.ImageRequest) ([]string, error) {
+	if spec.Image == engine.HostImage || strings.HasPrefix(spec.Image, template.Prefix) || s.cfg.Images == nil ||
 		!s.Set().AsksWho(policyset.About{Tenant: a.Tenant, Labels: spec.Labels}) {
 		return images, nil
 	}
@@ -91,7 +91,7 @@ func (s *Service) FetchSigned(ctx context.Context, a audit.Action, spec *sandbox
 // PermitSigned pulls the image of a plan that the policies cannot judge without
 // its signatures, and judges it.
 func (s *Service) PermitSigned(ctx context.Context, a audit.Action, p plan.Plan) (plan.Plan, error) {
-	img, err := s.cfg.Images.Ensure(ctx, control.ImageRequest{Ref: p.Spec.Image, Pull: control.Pull(p.Pull), Platform: p.Platform})
+	img, err := s.cfg.Images.Ensure(ctx, engine.ImageRequest{Ref: p.Spec.Image, Pull: engine.Pull(p.Pull), Platform: p.Platform})
 	if err != nil {
 		return p, err
 	}

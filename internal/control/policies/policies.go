@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -34,7 +34,7 @@ type Config struct {
 	// Defaults are the limits of sandboxes that request none.
 	Defaults sandbox.Resources
 	// Images provides the images of this machine. Nil: there are none.
-	Images control.Images
+	Images engine.Images
 	// Snapshot returns a snapshot of a tenant by its name or id.
 	Snapshot func(ctx context.Context, tenant, ref string) (store.Snapshot, error)
 	// Changed applies changed policies to the networks of sandboxes.

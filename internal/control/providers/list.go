@@ -61,8 +61,8 @@ func (s *Service) describe(ctx context.Context, p catalog.Provider) catalog.Prov
 	found, err := s.peek(ctx, p.Name)
 	if err == nil {
 		p.Binding = found.Binding
-		facts, probeErr := found.Control.Provider.Probe(ctx)
-		driver.Describe(found.Control.Provider, facts, &p)
+		facts, probeErr := found.Engine.Provider.Probe(ctx)
+		driver.Describe(found.Engine.Provider, facts, &p)
 		err = probeErr
 	}
 	if err != nil {
@@ -93,11 +93,11 @@ func (s *Service) CheckImage(ctx context.Context, provider, image string) error 
 	if err != nil {
 		return err
 	}
-	facts, err := found.Control.Provider.Probe(ctx)
+	facts, err := found.Engine.Provider.Probe(ctx)
 	if err != nil {
 		return err
 	}
-	return driver.CheckImage(found.Control.Provider, facts, image)
+	return driver.CheckImage(found.Engine.Provider, facts, image)
 }
 
 // peek opens a provider without adding it to the providers that this daemon

@@ -12,8 +12,8 @@ import (
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -27,9 +27,9 @@ type Opened struct {
 	Binding string
 	// Former are the bindings recorded by earlier versions.
 	Former []string
-	// Control configures the creation of its sandboxes. The Service sets
+	// Engine configures the creation of its sandboxes. The Service sets
 	// Workspaces and Defaults.
-	Control control.Config
+	Engine engine.Config
 }
 
 // Config configures a Service.
@@ -50,7 +50,7 @@ type Config struct {
 	Machines Machines
 	// Nodes are the providers of the node daemons of this one. Nil: there are none.
 	Nodes Nodes
-	// Workspaces and Defaults are those of control.Config, for all providers.
+	// Workspaces and Defaults are those of engine.Config, for all providers.
 	Workspaces bool
 	Defaults   sandbox.Resources
 }
@@ -96,14 +96,14 @@ func New(c *core.Core, cfg Config) *Service {
 	return s
 }
 
-// Backend is an open provider. Its Control has no guard: calls are part of an
+// Backend is an open provider. Its Engine has no guard: calls are part of an
 // operation that passed one, or internal to the daemon.
 type Backend struct {
 	Name    string
 	Binding string   // see Opened
 	Former  []string // see Opened
 	Driver  driver.Provider
-	Control *control.Control
+	Engine  *engine.Engine
 
 	facts func(context.Context) (driver.Facts, error)
 }
@@ -175,12 +175,12 @@ func (s *Service) Backend(ctx context.Context, name string) (*Backend, error) {
 }
 
 func (s *Service) add(o Opened) *Backend {
-	o.Control.Workspaces, o.Control.Defaults = s.cfg.Workspaces, s.cfg.Defaults
+	o.Engine.Workspaces, o.Engine.Defaults = s.cfg.Workspaces, s.cfg.Defaults
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open[o.Name] == nil {
 		s.open[o.Name] = &Backend{
-			Name: o.Name, Binding: o.Binding, Former: o.Former, Driver: o.Control.Provider, Control: control.New(o.Control), facts: o.Control.Facts,
+			Name: o.Name, Binding: o.Binding, Former: o.Former, Driver: o.Engine.Provider, Engine: engine.New(o.Engine), facts: o.Engine.Facts,
 		}
 	}
 	return s.open[o.Name]
@@ -220,12 +220,12 @@ func (s *Service) Of(ctx context.Context, b *store.Sandbox) (*Backend, error) {
 }
 
 // Attach returns an unguarded handle on a recorded sandbox.
-func (s *Service) Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
+func (s *Service) Attach(ctx context.Context, b *store.Sandbox) (*engine.Sandbox, error) {
 	be, err := s.Of(ctx, b)
 	if err != nil {
 		return nil, err
 	}
-	return be.Control.Attach(ctx, b.ID, b.Name)
+	return be.Engine.Attach(ctx, b.ID, b.Name)
 }
 
 // Permanent reports whether the provider's sandboxes are machines that belong

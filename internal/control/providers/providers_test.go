@@ -9,9 +9,9 @@ import (
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
@@ -25,7 +25,7 @@ var gives = map[string]sandbox.Isolation{"weak": sandbox.IsolationNone, "strong"
 
 func opened(name string) providers.Opened {
 	p := &coretest.Provider{Can: driver.Facts{Provider: name, Available: true, Isolates: true, Isolation: gives[name], Capabilities: driver.Capabilities{Images: true}}}
-	return providers.Opened{Name: name, Binding: name + "-1", Former: []string{name + "-0"}, Control: control.Config{Provider: p}}
+	return providers.Opened{Name: name, Binding: name + "-1", Former: []string{name + "-0"}, Engine: engine.Config{Provider: p}}
 }
 
 // open returns a Service whose tenants may also use the provider strong.

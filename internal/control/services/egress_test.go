@@ -16,13 +16,13 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/control/profiles"
 	"github.com/atoll-run/atoll/internal/control/services"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/identity"
@@ -142,7 +142,7 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 	must(err)
 	r.Services = services.New(services.Config{
 		Environments: environments,
-		Control:      control.Config{Provider: provider}, Provider: "fake", Log: log,
+		Engine:       engine.Config{Provider: provider}, Provider: "fake", Log: log,
 		Config: core.Config{
 			Node: "local", Store: r.store, Audit: audit.New(log, audit.Options{RecordArgs: true}),
 			Logger: slog.New(slog.NewTextHandler(r.logged, nil)), Fault: fault,

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/catalog"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/events"
@@ -35,6 +34,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/templates"
 	"github.com/atoll-run/atoll/internal/control/tenants"
 	"github.com/atoll-run/atoll/internal/control/workspaces"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/policy"
@@ -48,9 +48,9 @@ import (
 // Config configures the services. Its owner closes its fields after closing the
 // services.
 type Config struct {
-	// Control configures the creation of sandboxes with the default provider,
+	// Engine configures the creation of sandboxes with the default provider,
 	// whose name is Provider.
-	Control  control.Config
+	Engine   engine.Config
 	Provider string
 	// Binding and Former belong to the default provider; see providers.Opened.
 	Binding string
@@ -151,10 +151,10 @@ func New(cfg Config) *Services {
 	s.Events = events.New(c, cfg.Log, cfg.OTLP)
 	s.Workspaces = workspaces.New(c, workspaces.Config{Trees: cfg.Workspaces, Buckets: cfg.Buckets, Sandboxes: s.Sandboxes.Records, Access: s.Tenants, Every: cfg.SaveEvery})
 	if cfg.Defaults == (sandbox.Resources{}) {
-		cfg.Defaults = cfg.Control.Defaults
+		cfg.Defaults = cfg.Engine.Defaults
 	}
 	s.Providers = providers.New(c, providers.Config{
-		Default: providers.Opened{Name: cfg.Provider, Binding: cfg.Binding, Former: cfg.Former, Control: cfg.Control}, Open: cfg.Open, Known: cfg.Known, Shared: cfg.Shared, Machines: cfg.MachineProviders, Nodes: cfg.Nodes,
+		Default: providers.Opened{Name: cfg.Provider, Binding: cfg.Binding, Former: cfg.Former, Engine: cfg.Engine}, Open: cfg.Open, Known: cfg.Known, Shared: cfg.Shared, Machines: cfg.MachineProviders, Nodes: cfg.Nodes,
 		Workspaces: cfg.Workspaces != nil, Defaults: cfg.Defaults,
 	})
 	s.Snapshots = snapshots.New(c, snapshots.Config{
@@ -162,7 +162,7 @@ func New(cfg Config) *Services {
 		Archive: cfg.Archive, Plain: cfg.PlainSnapshots, Cache: cfg.SnapshotCache, Scratch: cfg.Scratch,
 	})
 	s.Policies = policies.New(c, policies.Config{
-		Files: cfg.Policies, Defaults: cfg.Defaults, Images: cfg.Control.Images, Snapshot: s.Snapshots.Find,
+		Files: cfg.Policies, Defaults: cfg.Defaults, Images: cfg.Engine.Images, Snapshot: s.Snapshots.Find,
 		Changed: func(ctx context.Context) error { return s.Profiles.EnforceAll(ctx) },
 	})
 	s.Secrets = secrets.New(c, secrets.Config{Sealer: cfg.Sealer, Sources: cfg.Sources, Policies: s.Policies, Gateway: enforcer{s}})
@@ -202,7 +202,7 @@ type built struct {
 
 // CreateForBuild implements templates.Sandboxes.
 func (b built) CreateForBuild(ctx context.Context, spec sandbox.Spec, base []string) (sandbox.ID, error) {
-	made, err := b.Create(ctx, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: spec, Pull: string(control.PullNever)}, Base: base, Bound: true})
+	made, err := b.Create(ctx, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: spec, Pull: string(engine.PullNever)}, Base: base, Bound: true})
 	return made.ID, err
 }
 

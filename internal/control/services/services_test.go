@@ -12,11 +12,11 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/services"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/key"
@@ -59,7 +59,7 @@ func (m *machine) start(t *testing.T) (p *services.Services, ctx context.Context
 		provider = m.provider(provider)
 	}
 	p = services.New(services.Config{
-		Control:  control.Config{Provider: provider},
+		Engine:   engine.Config{Provider: provider},
 		Provider: "fake", Log: log, Environments: environments,
 		Config: core.Config{Node: "local", Store: db, Audit: audit.New(log, audit.Options{}), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))},
 	})

@@ -14,8 +14,8 @@ import (
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
@@ -42,7 +42,7 @@ type Sandboxes interface {
 	// account, address or machine. CodeGone: it ended.
 	TakeOver(ctx context.Context, tenant, binding string, spec sandbox.Spec) (store.Sandbox, error)
 	// Files returns access to the files of a running sandbox, until ctx ends.
-	Files(ctx context.Context, ref string) (control.Files, error)
+	Files(ctx context.Context, ref string) (engine.Files, error)
 	// Flush stores what recordings of a sandbox have until now.
 	Flush(ctx context.Context, id sandbox.ID)
 }

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -98,8 +98,8 @@ func check(row *store.Session) error {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "record", Message: fmt.Sprintf("%.80q is not manual or on-turn", row.Record)}
 	}
 	for k := range row.Labels {
-		if strings.HasPrefix(k, control.ReservedPrefix) {
-			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "labels", Message: fmt.Sprintf("%.80q begins with %q, which Atoll keeps for itself", k, control.ReservedPrefix)}
+		if strings.HasPrefix(k, engine.ReservedPrefix) {
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "labels", Message: fmt.Sprintf("%.80q begins with %q, which Atoll keeps for itself", k, engine.ReservedPrefix)}
 		}
 	}
 	return sandbox.ValidateLabels(row.Labels)

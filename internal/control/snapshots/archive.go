@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/keyed"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
@@ -316,7 +316,7 @@ func (svc *Service) isArchived(ctx context.Context, id string) (bool, error) {
 
 // Restore creates a sandbox from a named snapshot. A missing or damaged
 // snapshot is fetched from the archive.
-func (svc *Service) Restore(ctx context.Context, be *providers.Backend, p plan.Plan, id string) (made *control.Sandbox, how driver.Restored, err error) {
+func (svc *Service) Restore(ctx context.Context, be *providers.Backend, p plan.Plan, id string) (made *engine.Sandbox, how driver.Restored, err error) {
 	s, err := svc.record(ctx, id)
 	if err != nil {
 		return nil, how, err
@@ -324,7 +324,7 @@ func (svc *Service) Restore(ctx context.Context, be *providers.Backend, p plan.P
 	restore := func() error {
 		ref, err := svc.locate(ctx, be, &s)
 		if err == nil {
-			made, how, err = be.Control.Restore(ctx, p, ref)
+			made, how, err = be.Engine.Restore(ctx, p, ref)
 		}
 		return err
 	}
@@ -346,7 +346,7 @@ func (svc *Service) Restore(ctx context.Context, be *providers.Backend, p plan.P
 	if err != nil {
 		return nil, how, err
 	}
-	return be.Control.Restore(ctx, p, ref)
+	return be.Engine.Restore(ctx, p, ref)
 }
 
 // fetch replaces the local copy of a snapshot with the one in the archive.

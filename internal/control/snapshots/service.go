@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/keyed"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
@@ -27,7 +27,7 @@ type Sandboxes interface {
 	// operations on it. The caller calls Release.
 	LockForSnapshot(ctx context.Context, ref string) (*Locked, error)
 	// Attach returns an unguarded handle on a recorded sandbox of this node.
-	Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error)
+	Attach(ctx context.Context, b *store.Sandbox) (*engine.Sandbox, error)
 }
 
 // Locked is a sandbox that no other operation changes until Release.

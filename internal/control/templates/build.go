@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
@@ -94,7 +94,7 @@ func (svc *Service) BuildTemplate(ctx context.Context, req template.NamedRequest
 		return t.Template, err
 	}
 	if core.FirstError(who.Allow(op), allowed(who)) == nil {
-		if base, err = svc.cfg.Policies.FetchSigned(ctx, record, &spec, base, control.ImageRequest{}); err != nil {
+		if base, err = svc.cfg.Policies.FetchSigned(ctx, record, &spec, base, engine.ImageRequest{}); err != nil {
 			return t.Template, err
 		}
 		if err := svc.cfg.Policies.Permit(ctx, record, &spec, base, policyset.Images, policyset.Network, policyset.Secrets); err != nil {

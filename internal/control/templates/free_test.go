@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -16,7 +16,7 @@ func (free) AskedImage(_ context.Context, _ string, spec *sandbox.Spec) ([]strin
 	return []string{spec.Image}, nil
 }
 
-func (free) FetchSigned(_ context.Context, _ audit.Action, _ *sandbox.Spec, images []string, _ control.ImageRequest) ([]string, error) {
+func (free) FetchSigned(_ context.Context, _ audit.Action, _ *sandbox.Spec, images []string, _ engine.ImageRequest) ([]string, error) {
 	return images, nil
 }
 

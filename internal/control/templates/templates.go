@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
@@ -54,7 +54,7 @@ type Snapshots interface {
 // Policies decides what may be built. Package policies implements it.
 type Policies interface {
 	AskedImage(ctx context.Context, tenant string, spec *sandbox.Spec) ([]string, error)
-	FetchSigned(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, req control.ImageRequest) ([]string, error)
+	FetchSigned(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, req engine.ImageRequest) ([]string, error)
 	Permit(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, fields ...policyset.Field) error
 	Set() *policyset.Set
 }

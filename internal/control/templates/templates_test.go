@@ -9,11 +9,11 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
@@ -65,7 +65,7 @@ func open(t *testing.T) (*Service, *saved) {
 	c, s := coretest.Open(t), &saved{there: []string{"sn-1", "sn-2"}}
 	p := &coretest.Provider{Can: driver.Facts{Provider: "fake", Isolation: sandbox.IsolationKernel, Capabilities: driver.Capabilities{Memory: true}}}
 	return New(c, Config{
-		Providers: providers.New(c, providers.Config{Default: providers.Opened{Name: "fake", Control: control.Config{Provider: p}}}), Snapshots: s, Sandboxes: &noSandboxes{},
+		Providers: providers.New(c, providers.Config{Default: providers.Opened{Name: "fake", Engine: engine.Config{Provider: p}}}), Snapshots: s, Sandboxes: &noSandboxes{},
 	}), s
 }
 

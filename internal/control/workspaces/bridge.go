@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/tree"
 	"github.com/atoll-run/atoll/internal/workspace"
@@ -56,7 +56,7 @@ func (s *Service) held(ctx context.Context, id sandbox.ID) ([]store.Held, error)
 
 // Load copies workspaces to a new sandbox, except those that were already
 // copied. It is called before the first command.
-func (s *Service) Load(ctx context.Context, box *control.Sandbox) error {
+func (s *Service) Load(ctx context.Context, box *engine.Sandbox) error {
 	all, err := s.held(ctx, box.ID())
 	if err != nil {
 		return err
@@ -73,7 +73,7 @@ func (s *Service) Load(ctx context.Context, box *control.Sandbox) error {
 	return nil
 }
 
-func (s *Service) load(ctx context.Context, box *control.Sandbox, h store.Held, w *workspace.Workspace) error {
+func (s *Service) load(ctx context.Context, box *engine.Sandbox, h store.Held, w *workspace.Workspace) error {
 	at, err := s.target(ctx, h)
 	if err != nil {
 		return err
@@ -148,7 +148,7 @@ func (s *Service) fetchLast(ctx context.Context, attached []store.Attachment, ro
 
 // fetch copies a directory of a sandbox to dir, as "tree". A missing directory
 // counts as empty.
-func fetch(ctx context.Context, files control.Files, at, dir string) error {
+func fetch(ctx context.Context, files engine.Files, at, dir string) error {
 	_, err := files.Stat(ctx, at)
 	switch {
 	case sandbox.CodeOf(err) == sandbox.CodeNotFound:

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/keyed"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -44,7 +44,7 @@ type Sandboxes interface {
 	Unsettled()
 	// Running returns an unguarded handle on a sandbox of any tenant. It is nil if
 	// the sandbox is known not to run.
-	Running(ctx context.Context, id sandbox.ID) (*control.Sandbox, error)
+	Running(ctx context.Context, id sandbox.ID) (*engine.Sandbox, error)
 }
 
 // Access keeps requests alive while their credentials are valid.

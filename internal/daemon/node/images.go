@@ -3,33 +3,33 @@ package node
 import (
 	"context"
 
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// images adapts the node's image store to the control plane.
+// images adapts the node's image store to the engine.
 type images struct{ n *Node }
 
 // Ensure pulls an image and resolves its digest, so that the sandbox uses this
 // image even if the tag moves meanwhile.
-func (i images) Ensure(ctx context.Context, req control.ImageRequest) (control.ImageConfig, error) {
+func (i images) Ensure(ctx context.Context, req engine.ImageRequest) (engine.ImageConfig, error) {
 	store, err := i.n.Images()
 	if err != nil {
-		return control.ImageConfig{}, err
+		return engine.ImageConfig{}, err
 	}
 	opts := image.GetOptions{Policy: image.Policy(req.Pull), Platform: req.Platform}
 	if req.Progress != nil {
 		opts.Progress = func(p image.Progress) {
-			req.Progress(control.Progress{Phase: p.String(), Done: p.Done, Total: p.Total})
+			req.Progress(engine.Progress{Phase: p.String(), Done: p.Done, Total: p.Total})
 		}
 	}
 	img, err := store.Get(ctx, req.Ref, opts)
 	if err != nil {
-		return control.ImageConfig{}, err
+		return engine.ImageConfig{}, err
 	}
-	out := control.ImageConfig{Ref: img.Digest, Entrypoint: img.Config.Entrypoint, Cmd: img.Config.Cmd}
+	out := engine.ImageConfig{Ref: img.Digest, Entrypoint: img.Config.Entrypoint, Cmd: img.Config.Cmd}
 	for _, s := range img.Signatures {
 		out.Signatures = append(out.Signatures, policy.Signature(s))
 	}

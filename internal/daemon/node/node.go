@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/registry"
@@ -110,14 +110,14 @@ func (n *Node) Images() (*image.Store, error) { return n.images() }
 // node closes it.
 func (n *Node) Providers() *registry.Registry { return n.providers }
 
-// Config returns the control configuration for an open provider.
-func (n *Node) Config(p *registry.Provider) control.Config {
-	return control.Config{Provider: p.Provider, Facts: p.Facts, Images: images{n}, LockNames: n.lockNames}
+// Config returns the configuration of the engine for an open provider.
+func (n *Node) Config(p *registry.Provider) engine.Config {
+	return engine.Config{Provider: p.Provider, Facts: p.Facts, Images: images{n}, LockNames: n.lockNames}
 }
 
-// Control returns a control for a provider. With attached, its sandboxes end
+// Engine returns the engine of a provider. With attached, its sandboxes end
 // with this process.
-func (n *Node) Control(ctx context.Context, name string, attached bool) (*control.Control, error) {
+func (n *Node) Engine(ctx context.Context, name string, attached bool) (*engine.Engine, error) {
 	from := n.providers
 	if attached {
 		from = n.attached
@@ -126,12 +126,12 @@ func (n *Node) Control(ctx context.Context, name string, attached bool) (*contro
 	if err != nil {
 		return nil, err
 	}
-	return control.New(n.Config(p)), nil
+	return engine.New(n.Config(p)), nil
 }
 
 // Probe returns the capabilities of a provider.
 func (n *Node) Probe(ctx context.Context, name string) (driver.Facts, error) {
-	c, err := n.Control(ctx, name, false)
+	c, err := n.Engine(ctx, name, false)
 	if err != nil {
 		return driver.Facts{}, err
 	}

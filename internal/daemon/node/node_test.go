@@ -10,7 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/sandbox"
@@ -52,17 +52,17 @@ func TestNodeIsLazy(t *testing.T) {
 		t.Errorf("%d providers opened, %v made", opened, entries)
 	}
 	for range 3 {
-		if _, err := n.Control(t.Context(), "fake", false); err != nil {
+		if _, err := n.Engine(t.Context(), "fake", false); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if opened != 1 {
 		t.Errorf("opened %d times", opened)
 	}
-	if _, err := n.Control(t.Context(), "fake", true); err != nil || opened != 2 {
+	if _, err := n.Engine(t.Context(), "fake", true); err != nil || opened != 2 {
 		t.Errorf("opened %d times, %v", opened, err)
 	}
-	if _, err := n.Control(t.Context(), "nope", false); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+	if _, err := n.Engine(t.Context(), "nope", false); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Error(err)
 	}
 	if _, err := n.Probe(t.Context(), "broken"); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
@@ -80,12 +80,12 @@ func TestNodeRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer n.Close()
-	c, err := n.Control(t.Context(), "fake", false)
+	c, err := n.Engine(t.Context(), "fake", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	req := control.RunRequest{Command: sandbox.Command{Args: []string{"sh", "-c", "exit 3"}}}
-	exit, err := c.Run(t.Context(), req, func(context.Context, *control.Sandbox, driver.Process) error { return nil })
+	req := engine.RunRequest{Command: sandbox.Command{Args: []string{"sh", "-c", "exit 3"}}}
+	exit, err := c.Run(t.Context(), req, func(context.Context, *engine.Sandbox, driver.Process) error { return nil })
 	if err != nil || exit.Code != 3 {
 		t.Errorf("%+v, %v", exit, err)
 	}

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -26,12 +26,12 @@ type Operator struct {
 func (n *Node) SetOperator(o Operator) { n.operator = o }
 
 // EgressFingerprints returns fingerprints of non-empty settings, by variable;
-// see control.EgressFingerprint.
+// see engine.EgressFingerprint.
 func (n *Node) EgressFingerprints() map[string]string {
 	all := map[string]string{}
-	for _, name := range control.EgressVariables() {
+	for _, name := range engine.EgressVariables() {
 		if value := n.setting(name); value != "" {
-			all[name] = control.EgressFingerprint(name, value)
+			all[name] = engine.EgressFingerprint(name, value)
 		}
 	}
 	return all
@@ -41,8 +41,8 @@ func (n *Node) EgressFingerprints() map[string]string {
 func (n *Node) setting(variable string) string {
 	o := n.operator
 	said := map[string]string{
-		control.EnvEgressAllow: strings.Join(o.Allow, ","), control.EnvEgressHostPorts: strings.Join(o.HostPorts, ","),
-		control.EnvEgressProxy: o.Proxy, control.EnvEgressRoots: o.Roots, control.EnvEgressHosts: o.Hosts,
+		engine.EnvEgressAllow: strings.Join(o.Allow, ","), engine.EnvEgressHostPorts: strings.Join(o.HostPorts, ","),
+		engine.EnvEgressProxy: o.Proxy, engine.EnvEgressRoots: o.Roots, engine.EnvEgressHosts: o.Hosts,
 	}[variable]
 	if said == "" {
 		said, _ = n.env(variable)
@@ -52,32 +52,32 @@ func (n *Node) setting(variable string) string {
 
 // Operator returns the machine owner's network settings.
 func (n *Node) Operator() (gateway.Settings, error) {
-	s := gateway.Settings{Proxy: n.setting(control.EnvEgressProxy)}
-	for _, c := range control.EgressList(n.setting(control.EnvEgressAllow)) {
+	s := gateway.Settings{Proxy: n.setting(engine.EnvEgressProxy)}
+	for _, c := range engine.EgressList(n.setting(engine.EnvEgressAllow)) {
 		p, err := parsePrefix(c)
 		if err != nil {
-			return s, unusable(control.EnvEgressAllow, c+" is neither an address nor a CIDR")
+			return s, unusable(engine.EnvEgressAllow, c+" is neither an address nor a CIDR")
 		}
 		s.Private = append(s.Private, p)
 	}
-	for _, c := range control.EgressList(n.setting(control.EnvEgressHostPorts)) {
+	for _, c := range engine.EgressList(n.setting(engine.EnvEgressHostPorts)) {
 		port, err := strconv.ParseUint(c, 10, 16)
 		if err != nil || port == 0 {
-			return s, unusable(control.EnvEgressHostPorts, c+" is not a port")
+			return s, unusable(engine.EnvEgressHostPorts, c+" is not a port")
 		}
 		s.HostPorts = append(s.HostPorts, uint16(port))
 	}
-	if file := n.setting(control.EnvEgressRoots); file != "" {
+	if file := n.setting(engine.EnvEgressRoots); file != "" {
 		pem, err := os.ReadFile(file)
 		if err != nil {
-			return s, unusable(control.EnvEgressRoots, err.Error())
+			return s, unusable(engine.EnvEgressRoots, err.Error())
 		}
 		s.Roots = pem
 	}
-	if file := n.setting(control.EnvEgressHosts); file != "" {
+	if file := n.setting(engine.EnvEgressHosts); file != "" {
 		hosts, err := gateway.ReadHosts(file)
 		if err != nil {
-			return s, unusable(control.EnvEgressHosts, err.Error())
+			return s, unusable(engine.EnvEgressHosts, err.Error())
 		}
 		s.Hosts = hosts
 	}

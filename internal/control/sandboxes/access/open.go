@@ -5,13 +5,13 @@ package access
 import (
 	"context"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/inuse"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
@@ -94,7 +94,7 @@ func (s *Opener) occupy(ctx context.Context, id sandbox.ID) error {
 // was paused in a way that lets it wake is resumed. seen is a mark from before
 // the record b was read: if the sandbox is paused, stopped or removed at the
 // same time, reach waits for that and decides again.
-func (s *Opener) reach(ctx context.Context, b store.Sandbox, seen inuse.Mark) (_ store.Sandbox, box *control.Sandbox, err error) {
+func (s *Opener) reach(ctx context.Context, b store.Sandbox, seen inuse.Mark) (_ store.Sandbox, box *engine.Sandbox, err error) {
 	for range maxChanges {
 		if between(b.State) || s.Records.Uses.SuspendedSince(b.ID, seen) {
 			seen = s.Records.Uses.Mark()
@@ -128,7 +128,7 @@ func (s *Opener) wake(ctx context.Context, b *store.Sandbox) (store.Sandbox, err
 	if err != nil {
 		return *b, err
 	}
-	a := core.ActionOf(who, control.Action{Op: opWake, Sandbox: b.ID, Name: b.Name, Subject: b.Name})
+	a := core.ActionOf(who, engine.Action{Op: opWake, Sandbox: b.ID, Name: b.Name, Subject: b.Name})
 	t, err := s.Records.LockID(ctx, b.Tenant, b.ID, a, lifecycle.Resume)
 	if err != nil {
 		return *b, err

@@ -5,10 +5,10 @@ import (
 	"os"
 	"testing"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
@@ -28,11 +28,11 @@ func (provider) Of(context.Context, *store.Sandbox) (*providers.Backend, error) 
 func (provider) Backend(context.Context, string) (*providers.Backend, error) { return nil, errAway }
 func (provider) OnNode(string) bool                                          { return false }
 
-func (p provider) Attach(context.Context, *store.Sandbox) (*control.Sandbox, error) {
+func (p provider) Attach(context.Context, *store.Sandbox) (*engine.Sandbox, error) {
 	if p.gone {
 		return nil, &sandbox.Error{Code: sandbox.CodeGone, Message: "no such sandbox"}
 	}
-	return new(control.Sandbox), nil
+	return new(engine.Sandbox), nil
 }
 
 func (provider) DetachLater(sandbox.ID, string)                {}

@@ -7,7 +7,6 @@ import (
 	"errors"
 
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plan"
@@ -23,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/control/templates"
 	"github.com/atoll-run/atoll/internal/control/workspaces"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -57,7 +57,7 @@ const opCreate = ops.SandboxCreate
 type Made struct {
 	store.Sandbox
 	// Image is the configuration of the image. It is empty if Replayed is set.
-	Image control.ImageConfig
+	Image engine.ImageConfig
 	// Replayed means that an earlier request with the same idempotency key created
 	// the sandbox.
 	Replayed bool
@@ -184,7 +184,7 @@ func (s *Creator) place(ctx context.Context, who key.Principal, p plan.Plan) (be
 		return nil, p, "", err
 	}
 	p.Spec.Provider = be.Name
-	p, err = be.Control.Fit(ctx, p)
+	p, err = be.Engine.Fit(ctx, p)
 	return be, p, chosen, err
 }
 

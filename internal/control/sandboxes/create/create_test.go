@@ -11,7 +11,6 @@ import (
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
 	"github.com/atoll-run/atoll/internal/control/plan"
@@ -24,6 +23,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/sandboxes/supervise"
 	"github.com/atoll-run/atoll/internal/control/secrets"
 	"github.com/atoll-run/atoll/internal/control/templates"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
@@ -290,7 +290,7 @@ func TestCordonedNode(t *testing.T) {
 			p := &coretest.Provider{Found: []driver.Found{{ID: "sb-1", State: sandbox.Running}}}
 			s, r := open(t, p)
 			s.Providers = providers.New(r.Core, providers.Config{
-				Default: providers.Opened{Name: sandboxtest.Provider, Binding: sandboxtest.Binding, Control: control.Config{Provider: p}}, Nodes: node{},
+				Default: providers.Opened{Name: sandboxtest.Provider, Binding: sandboxtest.Binding, Engine: engine.Config{Provider: p}}, Nodes: node{},
 			})
 			var b store.Sandbox
 			b.ID, b.Name, b.Spec.Image = "sb-1", "web", "host"

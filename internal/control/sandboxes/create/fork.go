@@ -10,13 +10,13 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -134,7 +134,7 @@ func allThere(made []store.Sandbox, count int) error {
 
 // copied is a running copy, and why it lacks the saved processes, if it does.
 type copied struct {
-	box    *control.Sandbox // nil: creation failed
+	box    *engine.Sandbox // nil: creation failed
 	reason string
 }
 
@@ -176,7 +176,7 @@ func (s *Creator) source(ctx context.Context, be *providers.Backend, t *records.
 	if err != nil {
 		return ref, nil, err
 	}
-	if !control.Can[driver.Snapshotter](box) {
+	if !engine.Can[driver.Snapshotter](box) {
 		return ref, nil, records.Unsupported(&t.Sandbox, "this provider makes no snapshots", "")
 	}
 	id := snapshots.NewID()

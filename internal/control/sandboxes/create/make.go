@@ -8,11 +8,11 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -106,12 +106,12 @@ func madeEarlier(b *store.Sandbox) error {
 
 // make creates a recorded sandbox with the provider, and records the outcome.
 // chosen is why it is not the default provider, if it was not asked for.
-func (s *Creator) make(ctx context.Context, be *providers.Backend, p *plan.Plan, chosen string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
+func (s *Creator) make(ctx context.Context, be *providers.Backend, p *plan.Plan, chosen string, intent *audit.Intent) (box store.Sandbox, image engine.ImageConfig, err error) {
 	if err := s.Core.Fault("create.recorded"); err != nil {
 		return box, image, err
 	}
 	published, makeErr := s.Ports.Reserve(p.Tenant, p.Spec.ID, p.Spec.Name, p.Spec.Ports)
-	var made *control.Sandbox
+	var made *engine.Sandbox
 	var how driver.Restored
 	if makeErr == nil {
 		made, how, makeErr = s.bringUp(ctx, be, p, nil)
@@ -159,7 +159,7 @@ func (s *Creator) make(ctx context.Context, be *providers.Backend, p *plan.Plan,
 // bringUp creates a recorded sandbox from its image or from its snapshot, which is
 // from if that is not nil. Before that, it stores what must not be in the record
 // elsewhere. It does not load copies of workspaces.
-func (s *Creator) bringUp(ctx context.Context, be *providers.Backend, p *plan.Plan, from *driver.SnapshotRef) (made *control.Sandbox, how driver.Restored, err error) {
+func (s *Creator) bringUp(ctx context.Context, be *providers.Backend, p *plan.Plan, from *driver.SnapshotRef) (made *engine.Sandbox, how driver.Restored, err error) {
 	if err := s.Snapshots.PutEnvironment(p.Spec.ID, p.Spec.Env); err != nil {
 		return nil, how, err
 	}
@@ -168,10 +168,10 @@ func (s *Creator) bringUp(ctx context.Context, be *providers.Backend, p *plan.Pl
 	case err != nil:
 		return nil, how, err
 	case from != nil:
-		return be.Control.Restore(ctx, mounted, *from)
+		return be.Engine.Restore(ctx, mounted, *from)
 	case p.Origin != "":
 		return s.Snapshots.Restore(ctx, be, mounted, p.Origin)
 	}
-	made, err = be.Control.Create(ctx, mounted, nil)
+	made, err = be.Engine.Create(ctx, mounted, nil)
 	return made, how, err
 }

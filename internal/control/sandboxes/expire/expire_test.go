@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -48,7 +48,7 @@ func (a *actor) StopLocked(_ context.Context, t *records.Operation) (store.Sandb
 	return t.Sandbox, a.note("stop %s", t.Sandbox.ID)
 }
 
-func (a *actor) Keeps(*store.Sandbox, *control.Sandbox) bool    { return true }
+func (a *actor) Keeps(*store.Sandbox, *engine.Sandbox) bool     { return true }
 func (a *actor) HasMemory(context.Context, *store.Sandbox) bool { return true }
 func (a *actor) Remove(context.Context, *store.Sandbox, audit.Action, string) error {
 	return a.note("remove")
@@ -75,8 +75,8 @@ func (away) Of(context.Context, *store.Sandbox) (*providers.Backend, error) { re
 
 func (away) Backend(context.Context, string) (*providers.Backend, error) { return nil, errAway }
 
-func (away) Attach(context.Context, *store.Sandbox) (*control.Sandbox, error) { return nil, errAway }
-func (away) OnNode(string) bool                                               { return false }
+func (away) Attach(context.Context, *store.Sandbox) (*engine.Sandbox, error) { return nil, errAway }
+func (away) OnNode(string) bool                                              { return false }
 
 // open returns an Expirer on an empty store, and what it acts through.
 func open(t *testing.T) (*Expirer, *actor) {

@@ -6,11 +6,11 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -31,7 +31,7 @@ type Pauser interface {
 	PauseLocked(ctx context.Context, t *records.Operation, toDisk, wakes bool) (store.Sandbox, error)
 	PutToSleep(ctx context.Context, t *records.Operation, wakes bool) error
 	StopLocked(ctx context.Context, t *records.Operation) (store.Sandbox, error)
-	Keeps(b *store.Sandbox, box *control.Sandbox) bool
+	Keeps(b *store.Sandbox, box *engine.Sandbox) bool
 	HasMemory(ctx context.Context, b *store.Sandbox) bool
 }
 
@@ -60,7 +60,7 @@ func (s *Expirer) Expire(ctx context.Context, ref string, at time.Time, extend b
 		if err != nil {
 			return err
 		}
-		a := core.ActionOf(who, control.Action{Op: opUpdate, Subject: ref})
+		a := core.ActionOf(who, engine.Action{Op: opUpdate, Subject: ref})
 		if err := s.Policies.PermitUntil(ctx, a, &found, at); err != nil && (!extend || found.Expires.IsZero() || at.After(found.Expires)) {
 			return err
 		}

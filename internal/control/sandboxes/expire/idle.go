@@ -7,9 +7,9 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -122,7 +122,7 @@ func (s *Expirer) goIdle(ctx context.Context, t *records.Operation) error {
 		_, err = s.Pauser.StopLocked(ctx, t)
 	case action == sandbox.IdleSleep && disk && s.Pauser.HasMemory(ctx, &t.Sandbox):
 		err = s.Pauser.PutToSleep(ctx, t, true)
-	case control.Can[driver.Pauser](box):
+	case engine.Can[driver.Pauser](box):
 		// Without memory in snapshots, pausing to disk would end its processes.
 		_, err = s.Pauser.PauseLocked(ctx, t, false, true)
 	default:

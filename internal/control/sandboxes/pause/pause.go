@@ -7,7 +7,6 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/control/ports"
@@ -19,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/secrets"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/control/workspaces"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -108,8 +108,8 @@ func (s *Pauser) HasMemory(ctx context.Context, b *store.Sandbox) bool {
 // Keeps reports whether the files of a sandbox can be kept when it ends. They
 // cannot for a sandbox that was created without a daemon, because its
 // configuration is unknown.
-func (s *Pauser) Keeps(b *store.Sandbox, box *control.Sandbox) bool {
-	return b.Spec.ID != "" && control.Can[driver.Snapshotter](box)
+func (s *Pauser) Keeps(b *store.Sandbox, box *engine.Sandbox) bool {
+	return b.Spec.ID != "" && engine.Can[driver.Snapshotter](box)
 }
 
 // freeze pauses a sandbox in memory.
@@ -118,7 +118,7 @@ func (s *Pauser) freeze(ctx context.Context, t *records.Operation, wakes bool) (
 	if err != nil {
 		return t.Sandbox, err
 	}
-	if !control.Can[driver.Pauser](box) {
+	if !engine.Can[driver.Pauser](box) {
 		return t.Sandbox, records.Unsupported(&t.Sandbox, "this provider cannot pause in memory", "pause to disk instead, with: atoll pause --to-disk "+t.Sandbox.Name)
 	}
 	s.Flush(ctx, t.Sandbox.ID)
@@ -155,13 +155,13 @@ func (s *Pauser) Flush(ctx context.Context, id sandbox.ID) { s.Recordings.Flush(
 
 // stopClock stops the provider's lifetime of a sandbox that is about to be
 // paused, and reports whether it did. Some providers cannot.
-func (s *Pauser) stopClock(ctx context.Context, box *control.Sandbox, b *store.Sandbox) bool {
+func (s *Pauser) stopClock(ctx context.Context, box *engine.Sandbox, b *store.Sandbox) bool {
 	switch {
 	case b.Expires.IsZero():
 		return false
 	case b.Spec.Lifetime.HardTimeout() == 0:
 		return true // the daemon enforces the lifetime
-	case !control.Can[driver.DeadlineSetter](box):
+	case !engine.Can[driver.DeadlineSetter](box):
 		return false
 	}
 	return box.SetDeadline(ctx, time.Time{}) == nil
@@ -226,7 +226,7 @@ func (s *Pauser) putAway(ctx context.Context, t *records.Operation, how away) (s
 
 // writeDown writes a snapshot of a sandbox. A sandbox that is paused in memory
 // is resumed for that.
-func (s *Pauser) writeDown(ctx context.Context, t *records.Operation, box *control.Sandbox, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
+func (s *Pauser) writeDown(ctx context.Context, t *records.Operation, box *engine.Sandbox, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
 	if t.Sandbox.State == sandbox.Paused {
 		if err := box.Resume(ctx); err != nil {
 			return snap, err

@@ -3,10 +3,10 @@ package pause
 import (
 	"context"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -77,7 +77,7 @@ func (s *Pauser) Start(ctx context.Context, ref string) (_ store.Sandbox, err er
 	case t.Verdict != lifecycle.Done:
 		b, err = s.bring(ctx, t, records.StepStart, false)
 	case b.Spec.Main != nil && b.Exit != nil:
-		err = s.Mains.Start(ctx, &b, control.ImageConfig{})
+		err = s.Mains.Start(ctx, &b, engine.ImageConfig{})
 	}
 	return b, err
 }
@@ -153,7 +153,7 @@ func (s *Pauser) bring(ctx context.Context, t *records.Operation, step string, f
 	if err := s.Core.Fault(step + ".recorded"); err != nil {
 		return t.Sandbox, err
 	}
-	box, how, err := be.Control.Restore(ctx, p, ref)
+	box, how, err := be.Engine.Restore(ctx, p, ref)
 	if err := s.Core.Fault(step + ".made"); err != nil {
 		return t.Sandbox, err
 	}
@@ -173,7 +173,7 @@ func (s *Pauser) bring(ctx context.Context, t *records.Operation, step string, f
 	case how.Memory:
 		s.Core.Go(func() { s.Exec.WatchBackground(b.Tenant, box) })
 	default:
-		err = s.Mains.Start(ctx, &b, control.ImageConfig{})
+		err = s.Mains.Start(ctx, &b, engine.ImageConfig{})
 	}
 	return b, err
 }

@@ -5,13 +5,13 @@ import (
 	"context"
 
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/policies"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/control/tenants"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -37,7 +37,7 @@ func (s *Preparer) Again(ctx context.Context, b *store.Sandbox) (ask plan.Ask, e
 		return ask, err
 	}
 	ask = plan.Ask{
-		Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: spec, Pull: string(control.PullNever)}}, Tenant: b.Tenant, Images: []string{b.Image, spec.Image}, Again: true,
+		Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: spec, Pull: string(engine.PullNever)}}, Tenant: b.Tenant, Images: []string{b.Image, spec.Image}, Again: true,
 	}
 	ask.Policies, err = s.Policies.Known(ctx, b.Tenant, &spec, ask.Images)
 	ask.Policies.Fetches = false // its image is the one that it had
@@ -50,7 +50,7 @@ func (s *Preparer) Fit(ctx context.Context, be *providers.Backend, a audit.Actio
 	if err != nil {
 		return p, s.Policies.Refused(ctx, a, err)
 	}
-	return be.Control.Fit(ctx, p)
+	return be.Engine.Fit(ctx, p)
 }
 
 // Demanded refuses those limits in loose, which the provider does not enforce,

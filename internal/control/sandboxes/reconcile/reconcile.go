@@ -14,7 +14,6 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/ports"
 	"github.com/atoll-run/atoll/internal/control/providers"
@@ -22,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/sandboxes/supervise"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/control/workspaces"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -153,7 +153,7 @@ func (s *Reconciler) reconcile(ctx context.Context, be *providers.Backend, b sto
 			return s.Records.End(ctx, &b) // it was paused to disk or stopped, but its removal was interrupted
 		}
 		return nil
-	case there && be.Control.Orphaned(f):
+	case there && be.Engine.Orphaned(f):
 		if err := s.Records.End(ctx, &b); err != nil {
 			return err
 		}
@@ -164,7 +164,7 @@ func (s *Reconciler) reconcile(ctx context.Context, be *providers.Backend, b sto
 	case there && f.State != sandbox.Running && f.State != sandbox.Paused:
 		return s.reconcileEnded(ctx, &b, f)
 	}
-	box, err := be.Control.Attach(ctx, b.ID, b.Name)
+	box, err := be.Engine.Attach(ctx, b.ID, b.Name)
 	switch code := sandbox.CodeOf(err); {
 	case err == nil:
 		if len(b.Spec.Workspaces) > 0 {
@@ -230,7 +230,7 @@ func (s *Reconciler) reconcileEnded(ctx context.Context, b *store.Sandbox, f dri
 
 // extra handles a sandbox without a record on this node.
 func (s *Reconciler) extra(ctx context.Context, be *providers.Backend, f driver.Found) error {
-	if f.Labels[control.LabelOwner] != "" || s.Records.Inflight.Has(f.ID) || f.State == sandbox.Creating || f.State == sandbox.Gone {
+	if f.Labels[engine.LabelOwner] != "" || s.Records.Inflight.Has(f.ID) || f.State == sandbox.Creating || f.State == sandbox.Gone {
 		return nil // another process is responsible for it
 	}
 	release, err := s.Records.Locks.Take(ctx, f.ID)
@@ -253,7 +253,7 @@ func (s *Reconciler) extra(ctx context.Context, be *providers.Backend, f driver.
 // adopt records a sandbox that exists without a record. One that was created
 // without a daemon belongs to the owner of the machine.
 func (s *Reconciler) adopt(ctx context.Context, be *providers.Backend, f driver.Found) error {
-	tenant, name := f.Labels[control.LabelTenant], f.Labels[control.LabelName]
+	tenant, name := f.Labels[engine.LabelTenant], f.Labels[engine.LabelName]
 	if tenant == "" {
 		tenant = key.DefaultTenant
 	}
@@ -261,7 +261,7 @@ func (s *Reconciler) adopt(ctx context.Context, be *providers.Backend, f driver.
 		Summary: store.Summary{
 			Sandbox: sandbox.Sandbox{
 				ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: be.Name, Isolation: be.Isolation(ctx), Node: s.Core.Node,
-				Image: f.Labels[control.LabelImage], Labels: map[string]string{}, Exit: f.Exit,
+				Image: f.Labels[engine.LabelImage], Labels: map[string]string{}, Exit: f.Exit,
 			},
 			Binding: be.Binding,
 		},
@@ -270,7 +270,7 @@ func (s *Reconciler) adopt(ctx context.Context, be *providers.Backend, f driver.
 		b.Rest.Pause = sandbox.PauseMemory
 	}
 	for k, v := range f.Labels {
-		if !strings.HasPrefix(k, control.ReservedPrefix) {
+		if !strings.HasPrefix(k, engine.ReservedPrefix) {
 			b.Labels[k] = v
 		}
 	}
@@ -292,7 +292,7 @@ func (s *Reconciler) adopt(ctx context.Context, be *providers.Backend, f driver.
 	if err != nil {
 		return err
 	}
-	if box, err := be.Control.Attach(ctx, f.ID, b.Name); err == nil && f.State == sandbox.Running {
+	if box, err := be.Engine.Attach(ctx, f.ID, b.Name); err == nil && f.State == sandbox.Running {
 		s.Ends.Refind(tenant, box)
 	}
 	fact := audit.Action{Tenant: tenant, Op: ops.SandboxAdopt, Sandbox: f.ID, Name: b.Name, Subject: b.Name}

@@ -7,10 +7,10 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/sandboxtest"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -57,7 +57,7 @@ func TestReconcileRecorded(t *testing.T) {
 		{"is on disk, and nowhere else", resting(sandbox.Stopped, store.Rest{Kept: "sn-1"}), driver.Found{}, nil, sandbox.Stopped, "", nil},
 		{"is of another account", of("account-2"), driver.Found{}, nil, sandbox.Lost, "its provider, account or address is not the one that the daemon works on", nil},
 		{"is in an incomplete list", state(sandbox.Running), driver.Found{}, map[string]error{"list": errAway}, sandbox.Running, "", nil},
-		{"was built with by a daemon that ended", state(sandbox.Running), driver.Found{State: sandbox.Running, Labels: map[string]string{control.LabelOwner: sandboxtest.Dead}}, nil, sandbox.Gone, "the daemon that built with it ended", []string{"destroy sb-1"}},
+		{"was built with by a daemon that ended", state(sandbox.Running), driver.Found{State: sandbox.Running, Labels: map[string]string{engine.LabelOwner: sandboxtest.Dead}}, nil, sandbox.Gone, "the daemon that built with it ended", []string{"destroy sb-1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := &coretest.Provider{Fails: tt.fails}
@@ -108,7 +108,7 @@ func found(s sandbox.State, exit *sandbox.Exit) driver.Found {
 // A sandbox without a record is recorded, unless another process is responsible for
 // it. One that Atoll ended is ended again, and one that ended by itself is not.
 func TestReconcileUnrecorded(t *testing.T) {
-	theirs := map[string]string{control.LabelTenant: coretest.Acme, control.LabelName: "web", control.LabelImage: "debian:12", "team": "a"}
+	theirs := map[string]string{engine.LabelTenant: coretest.Acme, engine.LabelName: "web", engine.LabelImage: "debian:12", "team": "a"}
 	gone := func(reason string) *store.Sandbox {
 		b := state(sandbox.Gone)
 		b.Reason = reason
@@ -126,7 +126,7 @@ func TestReconcileUnrecorded(t *testing.T) {
 		{"of a tenant", driver.Found{State: sandbox.Running, Labels: theirs}, nil, false, "web", sandbox.Running, nil},
 		{"whose name is taken", driver.Found{State: sandbox.Running, Labels: theirs}, nil, true, "sb-1", sandbox.Running, nil},
 		{"that is paused", driver.Found{State: sandbox.Paused, Labels: theirs}, nil, false, "web", sandbox.Paused, nil},
-		{"of a process without a daemon", driver.Found{State: sandbox.Running, Labels: map[string]string{control.LabelOwner: "me", control.LabelTenant: coretest.Acme}}, nil, false, "", "", nil},
+		{"of a process without a daemon", driver.Found{State: sandbox.Running, Labels: map[string]string{engine.LabelOwner: "me", engine.LabelTenant: coretest.Acme}}, nil, false, "", "", nil},
 		{"that is being created", driver.Found{State: sandbox.Creating, Labels: theirs}, nil, false, "", "", nil},
 		{"that has ended", driver.Found{State: sandbox.Gone, Labels: theirs}, nil, false, "", "", nil},
 		{"that was removed", driver.Found{State: sandbox.Running, Labels: theirs}, gone(records.ReasonRemoved), false, "sb-1", sandbox.Gone, []string{"destroy sb-1"}},
@@ -226,7 +226,7 @@ func TestStats(t *testing.T) {
 	p := &coretest.Provider{Found: []driver.Found{
 		{ID: "sb-1", State: sandbox.Running},
 		{ID: "sb-5", State: sandbox.Running},
-		{ID: "sb-6", State: sandbox.Running, Labels: map[string]string{control.LabelOwner: "me"}},
+		{ID: "sb-6", State: sandbox.Running, Labels: map[string]string{engine.LabelOwner: "me"}},
 		{ID: "sb-7", State: sandbox.Creating},
 	}}
 	s, r := open(t, p)

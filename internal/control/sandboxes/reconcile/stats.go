@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -51,7 +51,7 @@ func (s *Reconciler) Stats(ctx context.Context) (c Stats, err error) {
 		}
 	}
 	for id, f := range seen {
-		if f.Labels[control.LabelOwner] == "" && f.State != sandbox.Creating && f.State != sandbox.Gone && !s.Records.Inflight.Has(id) {
+		if f.Labels[engine.LabelOwner] == "" && f.State != sandbox.Creating && f.State != sandbox.Gone && !s.Records.Inflight.Has(id) {
 			c.Unrecorded = append(c.Unrecorded, id)
 		}
 	}

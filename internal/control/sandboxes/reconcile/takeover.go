@@ -51,7 +51,7 @@ func (s *Reconciler) TakeOver(ctx context.Context, tenant, binding string, spec 
 	if err := claim(ctx, be, &spec); err != nil {
 		return out, err
 	}
-	box, err := be.Control.Attach(ctx, spec.ID, spec.Name)
+	box, err := be.Engine.Attach(ctx, spec.ID, spec.Name)
 	if err != nil {
 		return out, err
 	}
@@ -91,7 +91,7 @@ func (s *Reconciler) takeBack(ctx context.Context, be *providers.Backend, b stor
 	if err := claim(ctx, be, spec); err != nil {
 		return b, err
 	}
-	box, err := be.Control.Attach(ctx, b.ID, b.Name)
+	box, err := be.Engine.Attach(ctx, b.ID, b.Name)
 	if err != nil {
 		return b, err
 	}

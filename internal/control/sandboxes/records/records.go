@@ -8,10 +8,10 @@ import (
 	"errors"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/inuse"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/keyed"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -43,7 +43,7 @@ type Records struct {
 type Providers interface {
 	// Of returns the provider of a sandbox, and Attach a handle on the sandbox.
 	Of(ctx context.Context, b *store.Sandbox) (*providers.Backend, error)
-	Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error)
+	Attach(ctx context.Context, b *store.Sandbox) (*engine.Sandbox, error)
 	// Backend returns a provider by its name.
 	Backend(ctx context.Context, name string) (*providers.Backend, error)
 	// OnNode reports whether a provider is a node.
@@ -127,7 +127,7 @@ func (s *Records) RecordedBy(ctx context.Context, daemon string) (all []store.Sa
 
 // Attach asks the provider for a recorded sandbox. If it is proved to be gone,
 // attach records that.
-func (s *Records) Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
+func (s *Records) Attach(ctx context.Context, b *store.Sandbox) (*engine.Sandbox, error) {
 	if err := s.Here(ctx, b); err != nil {
 		return nil, err
 	}
@@ -143,7 +143,7 @@ func (s *Records) Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbo
 // for that operation, updates the record and returns neither a handle nor an
 // error: what that operation records about the end must not be replaced by its
 // absence.
-func (s *Records) AttachSettled(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
+func (s *Records) AttachSettled(ctx context.Context, b *store.Sandbox) (*engine.Sandbox, error) {
 	if err := s.Here(ctx, b); err != nil {
 		return nil, err
 	}
@@ -180,7 +180,7 @@ func (s *Records) Here(ctx context.Context, b *store.Sandbox) error {
 
 // Running returns an unguarded handle on a sandbox of any tenant. It is nil if
 // the sandbox is known not to run.
-func (s *Records) Running(ctx context.Context, id sandbox.ID) (*control.Sandbox, error) {
+func (s *Records) Running(ctx context.Context, id sandbox.ID) (*engine.Sandbox, error) {
 	b, err := store.Read(ctx, s.Core.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
 	switch {
 	case sandbox.CodeOf(err) == sandbox.CodeNotFound:

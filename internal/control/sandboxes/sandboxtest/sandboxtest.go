@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
 	"github.com/atoll-run/atoll/internal/control/policies"
@@ -18,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/control/tenants"
 	"github.com/atoll-run/atoll/internal/control/workspaces"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -51,7 +51,7 @@ func Open(t testing.TB, p *coretest.Provider) *Rig {
 		p.Can = driver.Facts{Provider: Provider, Available: true, Isolation: sandbox.IsolationKernel, Capabilities: p.Can.Capabilities, Limits: p.Can.Limits}
 	}
 	r := &Rig{Core: c, Provider: p, Records: records.New(c)}
-	r.Providers = providers.New(c, providers.Config{Default: providers.Opened{Name: Provider, Binding: Binding, Control: control.Config{Provider: p, Owner: owner{}}}})
+	r.Providers = providers.New(c, providers.Config{Default: providers.Opened{Name: Provider, Binding: Binding, Engine: engine.Config{Provider: p, Owner: owner{}}}})
 	r.Snapshots = snapshots.New(c, snapshots.Config{Providers: r.Providers, Sandboxes: r.Records})
 	r.Workspaces = workspaces.New(c, workspaces.Config{Sandboxes: r.Records})
 	r.Policies = policies.New(c, policies.Config{Snapshot: r.Snapshots.Find})
@@ -62,7 +62,7 @@ func Open(t testing.TB, p *coretest.Provider) *Rig {
 	return r
 }
 
-// Dead names a process that has ended, in the label control.LabelOwner.
+// Dead names a process that has ended, in the label engine.LabelOwner.
 const Dead = "dead"
 
 // owner is the owner of sandboxes that must not outlive this process.
@@ -75,8 +75,8 @@ func (owner) Foreign(string) bool    { return false }
 // quiet has no commands and no secrets.
 type quiet struct{}
 
-func (quiet) WatchBackground(string, *control.Sandbox) {}
-func (quiet) Forget(sandbox.ID)                        {}
+func (quiet) WatchBackground(string, *engine.Sandbox) {}
+func (quiet) Forget(sandbox.ID)                       {}
 
 // Add records a sandbox of coretest.Acme at the provider.
 func (r *Rig) Add(t testing.TB, b store.Sandbox) store.Sandbox {

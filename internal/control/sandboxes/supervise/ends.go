@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -26,7 +26,7 @@ type Ends struct {
 
 // Background watches the background commands of a sandbox.
 type Background interface {
-	WatchBackground(tenant string, box *control.Sandbox)
+	WatchBackground(tenant string, box *engine.Sandbox)
 }
 
 // Wait waits until a sandbox has ended, and returns the reason.
@@ -115,10 +115,10 @@ func exitOf(b *store.Sandbox) (exit sandbox.Exit, over bool) {
 const waitPoll = time.Second
 
 // watcher is a goroutine that waits until a sandbox ends or is put to disk.
-type watcher struct{ box *control.Sandbox }
+type watcher struct{ box *engine.Sandbox }
 
 // Refind follows a sandbox that this daemon did not create, or had lost.
-func (s *Ends) Refind(tenant string, box *control.Sandbox) {
+func (s *Ends) Refind(tenant string, box *engine.Sandbox) {
 	if _, known := s.watched.Load(box.ID()); !known {
 		s.Core.Go(func() { s.Exec.WatchBackground(tenant, box) })
 	}
@@ -126,7 +126,7 @@ func (s *Ends) Refind(tenant string, box *control.Sandbox) {
 }
 
 // Follow waits for the end of a sandbox in the background, and records it.
-func (s *Ends) Follow(tenant string, box *control.Sandbox) {
+func (s *Ends) Follow(tenant string, box *engine.Sandbox) {
 	w := &watcher{box}
 	if _, twice := s.watched.LoadOrStore(box.ID(), w); !twice {
 		s.await(tenant, w)
@@ -135,7 +135,7 @@ func (s *Ends) Follow(tenant string, box *control.Sandbox) {
 
 // FollowAnew is follow for a sandbox that runs again. It replaces the watcher
 // of its former run.
-func (s *Ends) FollowAnew(tenant string, box *control.Sandbox) {
+func (s *Ends) FollowAnew(tenant string, box *engine.Sandbox) {
 	w := &watcher{box}
 	s.watched.Store(box.ID(), w)
 	s.await(tenant, w)

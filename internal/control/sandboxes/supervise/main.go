@@ -5,12 +5,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/remove"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -52,9 +52,9 @@ type mainProcess struct {
 }
 
 // Start starts the main command of a running sandbox, on behalf of its owner.
-func (s *Mains) Start(ctx context.Context, b *store.Sandbox, image control.ImageConfig) error {
+func (s *Mains) Start(ctx context.Context, b *store.Sandbox, image engine.ImageConfig) error {
 	m := b.Spec.Main
-	args := control.CommandLine(image, m.Entrypoint, m.Args)
+	args := engine.CommandLine(image, m.Entrypoint, m.Args)
 	if len(args) == 0 && m.TTY != nil {
 		args = []string{"/bin/sh"}
 	}

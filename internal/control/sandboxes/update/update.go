@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/control/plan"
@@ -22,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/sandboxes/prepare"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
 	"github.com/atoll-run/atoll/internal/control/secrets"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
@@ -47,8 +47,8 @@ func validate(c *sandbox.Change) error {
 		return err
 	}
 	for k := range c.Labels {
-		if strings.HasPrefix(k, control.ReservedPrefix) {
-			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "labels", Message: fmt.Sprintf("%q begins with %q, which Atoll keeps for itself", k, control.ReservedPrefix)}
+		if strings.HasPrefix(k, engine.ReservedPrefix) {
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "labels", Message: fmt.Sprintf("%q begins with %q, which Atoll keeps for itself", k, engine.ReservedPrefix)}
 		}
 	}
 	return c.Resources.Validate()
@@ -93,7 +93,7 @@ func (s *Updater) update(ctx context.Context, t *records.Operation, c *sandbox.C
 	changed, told := c.Resources, *c
 	told.Resources = held(changed, loose)
 	c = &told
-	var box *control.Sandbox
+	var box *engine.Sandbox
 	if live && (c.Resources != sandbox.Resources{} || c.Lifetime.Timeout != nil || c.Lifetime.TimeoutAction != nil) {
 		var err error
 		if box, err = s.Records.Attach(ctx, &t.Sandbox); err != nil {
@@ -182,15 +182,15 @@ func setLoose(b *store.Sandbox, changed sandbox.Resources, loose map[string]sand
 
 // canChange returns an error if the provider does not support a change to a
 // running sandbox.
-func (s *Updater) canChange(t *records.Operation, box *control.Sandbox, c *sandbox.Change) error {
-	if c.Resources != (sandbox.Resources{}) && !control.Can[driver.Resizer](box) {
+func (s *Updater) canChange(t *records.Operation, box *engine.Sandbox, c *sandbox.Change) error {
+	if c.Resources != (sandbox.Resources{}) && !engine.Can[driver.Resizer](box) {
 		return records.Unsupported(&t.Sandbox, "this provider cannot change the limits of a running sandbox", "stop it, change it, and start it again")
 	}
 	// The daemon can enforce a shorter lifetime; only the provider can extend one.
 	was := t.Sandbox.Spec.Lifetime
 	longer := was.HardTimeout() > 0 && !t.Sandbox.Expires.IsZero() && (c.Lifetime.Apply(was).HardTimeout() == 0 ||
 		c.Lifetime.Timeout != nil && s.Core.Store.Now().Add(*c.Lifetime.Timeout).After(t.Sandbox.Expires))
-	if longer && !control.Can[driver.DeadlineSetter](box) {
+	if longer && !engine.Can[driver.DeadlineSetter](box) {
 		return records.Unsupported(&t.Sandbox, "this provider cannot extend the lifetime of a running sandbox", "")
 	}
 	return nil
@@ -215,13 +215,13 @@ func (s *Updater) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
 
 // tell applies a change to a running sandbox. If the second part fails, the
 // first is undone.
-func (s *Updater) tell(ctx context.Context, t *records.Operation, box *control.Sandbox, c *sandbox.Change, before *store.Sandbox, now time.Time) error {
+func (s *Updater) tell(ctx context.Context, t *records.Operation, box *engine.Sandbox, c *sandbox.Change, before *store.Sandbox, now time.Time) error {
 	if c.Resources != (sandbox.Resources{}) {
 		if err := box.Resize(ctx, c.Resources); err != nil {
 			return err
 		}
 	}
-	if c.Lifetime.Timeout == nil && c.Lifetime.TimeoutAction == nil || !control.Can[driver.DeadlineSetter](box) || t.Sandbox.Rest.Pause != "" {
+	if c.Lifetime.Timeout == nil && c.Lifetime.TimeoutAction == nil || !engine.Can[driver.DeadlineSetter](box) || t.Sandbox.Rest.Pause != "" {
 		return nil
 	}
 	at := time.Time{}

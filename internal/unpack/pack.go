@@ -1,4 +1,4 @@
-package engine
+package unpack
 
 import (
 	"crypto/sha256"

@@ -1,4 +1,4 @@
-package control
+package engine
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 // Sandbox is a handle on one sandbox. It needs no Close: dropping it does not
 // end the sandbox. It is safe for concurrent use.
 type Sandbox struct {
-	c     *Control
+	e     *Engine
 	inst  driver.Instance
 	name  string
 	image ImageConfig // set by Create; zero after Find
@@ -32,7 +32,7 @@ func (s *Sandbox) Limits() map[string]sandbox.Enforcement { return s.limits }
 
 // Isolated reports whether code inside is kept from the machine and its network.
 func (s *Sandbox) Isolated(ctx context.Context) (bool, error) {
-	facts, err := s.c.cfg.Facts(ctx)
+	facts, err := s.e.cfg.Facts(ctx)
 	return facts.Isolates, err
 }
 
@@ -52,7 +52,7 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process
 	var p driver.Process
 	a := s.action(ops.ProcessExec, "")
 	a.Command = &cmd
-	err := s.c.do(ctx, a, func(ctx context.Context) (err error) {
+	err := s.e.do(ctx, a, func(ctx context.Context) (err error) {
 		if err := cmd.Validate(); err != nil {
 			return err
 		}
@@ -70,15 +70,15 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process
 // Wait waits until the sandbox has ended, and returns the reason.
 func (s *Sandbox) Wait(ctx context.Context) (sandbox.Exit, error) {
 	exit, err := s.inst.Wait(ctx)
-	return exit, s.c.wrap(s.action(ops.SandboxWait, ""), err)
+	return exit, s.e.wrap(s.action(ops.SandboxWait, ""), err)
 }
 
 // Destroy ends the sandbox and removes its files. It succeeds if the sandbox is
 // already gone.
 func (s *Sandbox) Destroy(ctx context.Context) error {
-	return s.c.do(ctx, s.action(ops.SandboxDestroy, ""), func(ctx context.Context) error {
+	return s.e.do(ctx, s.action(ops.SandboxDestroy, ""), func(ctx context.Context) error {
 		err := s.inst.Destroy(ctx)
-		if err != nil && s.c.codeOf(err) == sandbox.CodeGone {
+		if err != nil && s.e.codeOf(err) == sandbox.CodeGone {
 			return nil
 		}
 		return err
@@ -87,7 +87,7 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 
 // Teardown destroys the sandbox even if ctx has ended, within Config.Teardown.
 func (s *Sandbox) Teardown(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.c.cfg.Teardown)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.e.cfg.Teardown)
 	defer cancel()
 	return s.Destroy(ctx)
 }
@@ -104,7 +104,7 @@ func (s *Sandbox) manager() (driver.ProcessManager, error) {
 // Processes lists the commands started through the API, oldest first.
 func (s *Sandbox) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error) {
 	var out []sandbox.ProcessInfo
-	err := s.c.do(ctx, s.action(ops.ProcessList, ""), func(ctx context.Context) error {
+	err := s.e.do(ctx, s.action(ops.ProcessList, ""), func(ctx context.Context) error {
 		m, err := s.manager()
 		if err != nil {
 			return err
@@ -119,7 +119,7 @@ func (s *Sandbox) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error) 
 // this does not affect the command.
 func (s *Sandbox) Reconnect(ctx context.Context, id string) (driver.Process, error) {
 	var p driver.Process
-	err := s.c.do(ctx, s.action(ops.ProcessReconnect, id), func(ctx context.Context) error {
+	err := s.e.do(ctx, s.action(ops.ProcessReconnect, id), func(ctx context.Context) error {
 		m, err := s.manager()
 		if err != nil {
 			return err
@@ -137,7 +137,7 @@ func (s *Sandbox) Reconnect(ctx context.Context, id string) (driver.Process, err
 // lost; see driver.Rejoiner. The caller closes or detaches the process.
 func (s *Sandbox) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
 	var p driver.Process
-	err := s.c.do(ctx, s.action(ops.ProcessReconnect, id), func(ctx context.Context) (err error) {
+	err := s.e.do(ctx, s.action(ops.ProcessReconnect, id), func(ctx context.Context) (err error) {
 		r, ok := driver.As[driver.Rejoiner](s.inst)
 		if !ok {
 			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot rejoin commands"}
@@ -154,7 +154,7 @@ func (s *Sandbox) Rejoin(ctx context.Context, id string, from driver.Cursor, ski
 // Logs returns the output of a command. The caller closes the reader.
 func (s *Sandbox) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
 	var r driver.LogReader
-	err := s.c.do(ctx, s.action(ops.ProcessLogs, id), func(ctx context.Context) error {
+	err := s.e.do(ctx, s.action(ops.ProcessLogs, id), func(ctx context.Context) error {
 		if opts.Tail < 0 {
 			return invalid("", "tail", "a negative number of lines", "")
 		}
@@ -173,7 +173,7 @@ func (s *Sandbox) Logs(ctx context.Context, id string, opts driver.LogOptions) (
 
 // Kill sends a signal to a command, by its id.
 func (s *Sandbox) Kill(ctx context.Context, id string, sig int) error {
-	return s.c.do(ctx, s.action(ops.ProcessKill, id), func(ctx context.Context) error {
+	return s.e.do(ctx, s.action(ops.ProcessKill, id), func(ctx context.Context) error {
 		if err := validateSignal(sig); err != nil {
 			return err
 		}

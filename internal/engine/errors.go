@@ -1,4 +1,4 @@
-package control
+package engine
 
 import (
 	"context"
@@ -18,7 +18,7 @@ const maxMessage = 2048
 
 // wrap converts any error to a *sandbox.Error. If it already is one, missing
 // fields are filled in.
-func (c *Control) wrap(a Action, err error) error {
+func (e *Engine) wrap(a Action, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -31,9 +31,9 @@ func (c *Control) wrap(a Action, err error) error {
 			out.Message = known.Message
 		}
 	default:
-		out.Code = c.codeOf(err)
+		out.Code = e.codeOf(err)
 	}
-	if out.Code == sandbox.CodeGone && driver.IsPermanent(c.cfg.Provider) {
+	if out.Code == sandbox.CodeGone && driver.IsPermanent(e.cfg.Provider) {
 		out.Code, out.Message, out.Hint = sandbox.CodeUnavailable, "the machine does not respond", "start it, or look at its connection"
 	}
 	if DiskFull(err) && known == nil {
@@ -75,12 +75,12 @@ func Full(op string, cause error) error {
 
 // codeOf returns the code of an error: from the error itself, the provider, or
 // the images.
-func (c *Control) codeOf(err error) sandbox.Code {
-	if code := c.cfg.Provider.ErrorCode(err); code != "" {
+func (e *Engine) codeOf(err error) sandbox.Code {
+	if code := e.cfg.Provider.ErrorCode(err); code != "" {
 		return code
 	}
-	if c.cfg.Images != nil {
-		if code := c.cfg.Images.ErrorCode(err); code != "" {
+	if e.cfg.Images != nil {
+		if code := e.cfg.Images.ErrorCode(err); code != "" {
 			return code
 		}
 	}

@@ -1,4 +1,4 @@
-package control_test
+package engine_test
 
 import (
 	"context"
@@ -11,14 +11,14 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func finish(_ context.Context, _ *control.Sandbox, p driver.Process) error { return p.Close() }
+func finish(_ context.Context, _ *engine.Sandbox, p driver.Process) error { return p.Close() }
 
-func request(args ...string) control.RunRequest {
-	return control.RunRequest{Command: sandbox.Command{Args: args}}
+func request(args ...string) engine.RunRequest {
+	return engine.RunRequest{Command: sandbox.Command{Args: args}}
 }
 
 func TestRunRemovesTheSandbox(t *testing.T) {
@@ -28,12 +28,12 @@ func TestRunRemovesTheSandbox(t *testing.T) {
 		name string
 		ctx  context.Context
 		fail map[string]error
-		use  func(context.Context, *control.Sandbox, driver.Process) error
+		use  func(context.Context, *engine.Sandbox, driver.Process) error
 		code sandbox.Code // "" for success
 	}{
 		{name: "the command ends", use: finish},
 		{name: "the command cannot be started", fail: map[string]error{"exec": errKnown}, use: finish, code: sandbox.CodeExhausted},
-		{name: "the caller goes away", ctx: canceled, use: func(ctx context.Context, _ *control.Sandbox, p driver.Process) error {
+		{name: "the caller goes away", ctx: canceled, use: func(ctx context.Context, _ *engine.Sandbox, p driver.Process) error {
 			cancel()
 			<-ctx.Done()
 			return nil
@@ -76,7 +76,7 @@ func TestRunRemovesTheSandboxAfterAPanic(t *testing.T) {
 				t.Error("the panic is lost")
 			}
 		}()
-		_, _ = c.Run(t.Context(), request("true"), func(context.Context, *control.Sandbox, driver.Process) error { panic("x") })
+		_, _ = c.Run(t.Context(), request("true"), func(context.Context, *engine.Sandbox, driver.Process) error { panic("x") })
 	}()
 	if p.count() != 0 {
 		t.Error("the sandbox stays")
@@ -90,7 +90,7 @@ func TestRunKeeps(t *testing.T) {
 	if _, err := c.Run(t.Context(), req, finish); err != nil {
 		t.Fatal(err)
 	}
-	if p.count() != 1 || p.made[0].Labels[control.LabelOwner] != "" {
+	if p.count() != 1 || p.made[0].Labels[engine.LabelOwner] != "" {
 		t.Errorf("%d sandboxes, labels %v", p.count(), p.made[0].Labels)
 	}
 }
@@ -98,7 +98,7 @@ func TestRunKeeps(t *testing.T) {
 func TestUseErrorsPassUntouched(t *testing.T) {
 	p, c := setup(t)
 	want := errors.New("my own")
-	_, err := c.Run(t.Context(), request("true"), func(context.Context, *control.Sandbox, driver.Process) error { return want })
+	_, err := c.Run(t.Context(), request("true"), func(context.Context, *engine.Sandbox, driver.Process) error { return want })
 	if err != want || p.count() != 0 {
 		t.Errorf("%v, %d sandboxes", err, p.count())
 	}
@@ -113,17 +113,17 @@ func TestStart(t *testing.T) {
 	if ran := p.alive[box.ID()].ran; len(ran) != 1 || !ran[0].Background {
 		t.Errorf("ran %+v", ran)
 	}
-	if p.made[0].Labels[control.LabelOwner] != "" {
+	if p.made[0].Labels[engine.LabelOwner] != "" {
 		t.Error("it would go away with us")
 	}
-	if _, info, err = c.Start(t.Context(), control.RunRequest{}); err != nil || info != nil {
+	if _, info, err = c.Start(t.Context(), engine.RunRequest{}); err != nil || info != nil {
 		t.Errorf("an idle sandbox: %v, %v", info, err)
 	}
 	p.fail["exec"] = errKnown
 	_, _, err = c.Start(t.Context(), request("sleep"))
 	wantError(t, err, sandbox.CodeExhausted)
 	p.plain = true // its sandboxes end with this process
-	_, _, err = c.Start(t.Context(), control.RunRequest{})
+	_, _, err = c.Start(t.Context(), engine.RunRequest{})
 	wantError(t, err, sandbox.CodeUnsupported)
 	if p.count() != 2 {
 		t.Errorf("%d sandboxes, want 2", p.count())
@@ -132,12 +132,12 @@ func TestStart(t *testing.T) {
 
 // library is an image store with one image in it.
 type library struct {
-	img   control.ImageConfig
+	img   engine.ImageConfig
 	err   error
-	asked control.ImageRequest
+	asked engine.ImageRequest
 }
 
-func (l *library) Ensure(_ context.Context, req control.ImageRequest) (control.ImageConfig, error) {
+func (l *library) Ensure(_ context.Context, req engine.ImageRequest) (engine.ImageConfig, error) {
 	l.asked = req
 	return l.img, l.err
 }
@@ -169,12 +169,12 @@ func TestImageCommand(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			lib := &library{img: control.ImageConfig{Ref: "sha256:1", Entrypoint: tt.entrypoint, Cmd: tt.cmd}}
-			p, c := setup(t, func(cfg *control.Config) { cfg.Images = lib })
+			lib := &library{img: engine.ImageConfig{Ref: "sha256:1", Entrypoint: tt.entrypoint, Cmd: tt.cmd}}
+			p, c := setup(t, func(cfg *engine.Config) { cfg.Images = lib })
 			req := request(tt.args...)
-			req.Spec.Image, req.Pull, req.Platform, req.Entrypoint = "app:1", string(control.PullAlways), "linux/arm64", tt.override
+			req.Spec.Image, req.Pull, req.Platform, req.Entrypoint = "app:1", string(engine.PullAlways), "linux/arm64", tt.override
 			var ran []string
-			_, err := c.Run(t.Context(), req, func(_ context.Context, _ *control.Sandbox, p driver.Process) error {
+			_, err := c.Run(t.Context(), req, func(_ context.Context, _ *engine.Sandbox, p driver.Process) error {
 				ran = p.Info().Args
 				return p.Close()
 			})
@@ -183,10 +183,10 @@ func TestImageCommand(t *testing.T) {
 			} else if err != nil || strings.Join(ran, " ") != tt.want {
 				t.Errorf("ran %q, %v, want %q", ran, err, tt.want)
 			}
-			if p.made[0].Image != "sha256:1" || p.made[0].Labels[control.LabelImage] != "app:1" {
-				t.Errorf("made from %s, labelled %s", p.made[0].Image, p.made[0].Labels[control.LabelImage])
+			if p.made[0].Image != "sha256:1" || p.made[0].Labels[engine.LabelImage] != "app:1" {
+				t.Errorf("made from %s, labelled %s", p.made[0].Image, p.made[0].Labels[engine.LabelImage])
 			}
-			if lib.asked.Ref != "app:1" || lib.asked.Pull != control.PullAlways || lib.asked.Platform != "linux/arm64" {
+			if lib.asked.Ref != "app:1" || lib.asked.Pull != engine.PullAlways || lib.asked.Platform != "linux/arm64" {
 				t.Errorf("asked for %+v", lib.asked)
 			}
 			if !slices.Equal(lib.img.Entrypoint, tt.entrypoint) {
@@ -198,7 +198,7 @@ func TestImageCommand(t *testing.T) {
 
 func TestImageErrors(t *testing.T) {
 	lib := &library{err: errUnknown}
-	p, c := setup(t, func(cfg *control.Config) { cfg.Images = lib })
+	p, c := setup(t, func(cfg *engine.Config) { cfg.Images = lib })
 	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "debain:12"}})
 	if e := wantError(t, err, sandbox.CodeNotFound); e.Subject != "debain:12" || e.Op != "image.get" {
 		t.Errorf("got %+v", e)
@@ -215,7 +215,7 @@ func TestSweep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	me := p.alive[mine.ID()].labels[control.LabelOwner]
+	me := p.alive[mine.ID()].labels[engine.LabelOwner]
 	scope, _, _ := strings.Cut(me, "/")
 	dead := exec.Command(os.Args[0], "-test.run=^$")
 	if err := dead.Run(); err != nil {
@@ -223,7 +223,7 @@ func TestSweep(t *testing.T) {
 	}
 	orphan := func(name, owner string, state sandbox.State) {
 		box := create(t, c, sandbox.Spec{Name: name})
-		p.alive[box.ID()].labels[control.LabelOwner] = owner
+		p.alive[box.ID()].labels[engine.LabelOwner] = owner
 		p.alive[box.ID()].state = state
 	}
 	orphan("dead-owner", scope+"/"+strconv.Itoa(dead.Process.Pid)+"/12345", sandbox.Running)
@@ -261,7 +261,7 @@ func TestSweep(t *testing.T) {
 func TestGoneWhileSweepingIsFine(t *testing.T) {
 	p, c := setup(t)
 	box := create(t, c, sandbox.Spec{})
-	p.alive[box.ID()].labels[control.LabelOwner] = "elsewhere/1/1"
+	p.alive[box.ID()].labels[engine.LabelOwner] = "elsewhere/1/1"
 	p.alive[box.ID()].state = sandbox.Stopped
 	p.fail["attach"] = errGone
 	if _, err := c.Sweep(t.Context()); err != nil {

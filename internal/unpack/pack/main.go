@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/atoll-run/atoll/internal/engine"
+	"github.com/atoll-run/atoll/internal/unpack"
 )
 
 func main() {
@@ -13,7 +13,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: pack ENGINE DIR")
 		os.Exit(2)
 	}
-	if err := engine.Pack(os.Args[1], os.Args[2]); err != nil {
+	if err := unpack.Pack(os.Args[1], os.Args[2]); err != nil {
 		fmt.Fprintln(os.Stderr, "pack:", err)
 		os.Exit(1)
 	}

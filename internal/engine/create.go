@@ -1,4 +1,4 @@
-package control
+package engine
 
 import (
 	"context"
@@ -21,38 +21,38 @@ const (
 )
 
 // Plan returns how a sandbox is made without a daemon.
-func (c *Control) Plan(ctx context.Context, req sandbox.CreateRequest) (plan.Plan, error) {
+func (e *Engine) Plan(ctx context.Context, req sandbox.CreateRequest) (plan.Plan, error) {
 	p, err := plan.Draft(plan.Ask{Request: plan.Request{CreateRequest: req}})
 	if err != nil {
-		return p, c.wrap(Action{Op: ops.SandboxCreate}, err)
+		return p, e.wrap(Action{Op: ops.SandboxCreate}, err)
 	}
-	return c.Fit(ctx, p)
+	return e.Fit(ctx, p)
 }
 
 // Fit adapts a plan to the provider; see plan.Plan.
-func (c *Control) Fit(ctx context.Context, p plan.Plan) (plan.Plan, error) {
+func (e *Engine) Fit(ctx context.Context, p plan.Plan) (plan.Plan, error) {
 	t := plan.Terms{
-		Facts:      func() (driver.Facts, error) { return c.cfg.Facts(ctx) },
-		Holds:      func(ref sandbox.SecretRef) bool { return driver.Holds(c.cfg.Provider, ref) },
-		Workspaces: c.cfg.Workspaces, Defaults: c.cfg.Defaults, NewID: c.cfg.NewID,
+		Facts:      func() (driver.Facts, error) { return e.cfg.Facts(ctx) },
+		Holds:      func(ref sandbox.SecretRef) bool { return driver.Holds(e.cfg.Provider, ref) },
+		Workspaces: e.cfg.Workspaces, Defaults: e.cfg.Defaults, NewID: e.cfg.NewID,
 	}
-	if enforcer, ok := driver.As[driver.EgressEnforcer](c.cfg.Provider); ok {
+	if enforcer, ok := driver.As[driver.EgressEnforcer](e.cfg.Provider); ok {
 		// Another daemon's ability is known when it has said who it is.
-		if b, ok := driver.As[driver.Binder](c.cfg.Provider); ok && p.Spec.Network.Asked() {
+		if b, ok := driver.As[driver.Binder](e.cfg.Provider); ok && p.Spec.Network.Asked() {
 			if _, err := b.Binding(ctx); err != nil {
-				return p, c.wrap(Action{Op: ops.SandboxCreate}, err)
+				return p, e.wrap(Action{Op: ops.SandboxCreate}, err)
 			}
 		}
 		ability := enforcer.EgressAbility()
 		t.Ability = &ability
 	}
 	p, err := p.Fit(t)
-	return p, c.wrap(Action{Op: ops.SandboxCreate}, err)
+	return p, e.wrap(Action{Op: ops.SandboxCreate}, err)
 }
 
 // specOf returns the Spec of a plan for the provider, including hidden
 // variables.
-func (c *Control) specOf(p *plan.Plan) *sandbox.Spec {
+func (e *Engine) specOf(p *plan.Plan) *sandbox.Spec {
 	spec := p.Spec
 	if len(p.Hidden) > 0 {
 		spec.Env = maps.Clone(spec.Env)
@@ -63,29 +63,29 @@ func (c *Control) specOf(p *plan.Plan) *sandbox.Spec {
 	}
 	spec.Secrets = nil
 	for _, ref := range p.Spec.Secrets {
-		if driver.Holds(c.cfg.Provider, ref) {
+		if driver.Holds(e.cfg.Provider, ref) {
 			spec.Secrets = append(spec.Secrets, ref)
 		}
 	}
-	spec.Labels, spec.Lifetime.Timeout = c.labels(p), spec.Lifetime.HardTimeout()
+	spec.Labels, spec.Lifetime.Timeout = e.labels(p), spec.Lifetime.HardTimeout()
 	return &spec
 }
 
 // Create creates a sandbox. On an error, or if ctx ends first, nothing remains.
 // progress is called during a pull; it may be nil.
-func (c *Control) Create(ctx context.Context, p plan.Plan, progress func(Progress)) (*Sandbox, error) {
-	return c.make(ctx, &p, progress, func(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
-		return c.makeNamed(ctx, spec, p.AsksName)
+func (e *Engine) Create(ctx context.Context, p plan.Plan, progress func(Progress)) (*Sandbox, error) {
+	return e.make(ctx, &p, progress, func(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+		return e.makeNamed(ctx, spec, p.AsksName)
 	})
 }
 
 // make creates a sandbox from a plan by calling create. progress may be nil.
-func (c *Control) make(ctx context.Context, p *plan.Plan, progress func(Progress), create func(context.Context, *sandbox.Spec) (driver.Instance, error)) (*Sandbox, error) {
+func (e *Engine) make(ctx context.Context, p *plan.Plan, progress func(Progress), create func(context.Context, *sandbox.Spec) (driver.Instance, error)) (*Sandbox, error) {
 	var box *Sandbox
-	spec := c.specOf(p)
+	spec := e.specOf(p)
 	a := Action{Op: ops.SandboxCreate, Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
-	err := c.do(ctx, a, func(ctx context.Context) error {
-		img, err := c.ensureImage(ctx, p, progress, spec)
+	err := e.do(ctx, a, func(ctx context.Context) error {
+		img, err := e.ensureImage(ctx, p, progress, spec)
 		if err != nil {
 			return err
 		}
@@ -93,18 +93,18 @@ func (c *Control) make(ctx context.Context, p *plan.Plan, progress func(Progress
 		if err != nil {
 			return err
 		}
-		box = &Sandbox{c: c, inst: inst, name: spec.Name, image: img, limits: p.Limits}
+		box = &Sandbox{e: e, inst: inst, name: spec.Name, image: img, limits: p.Limits}
 		return nil
 	})
 	return box, err
 }
 
 // CheckIsolation refuses a demand that the provider does not meet now.
-func (c *Control) CheckIsolation(ctx context.Context, demand sandbox.Isolation) error {
+func (e *Engine) CheckIsolation(ctx context.Context, demand sandbox.Isolation) error {
 	if demand == "" {
 		return nil
 	}
-	facts, err := c.cfg.Facts(ctx)
+	facts, err := e.cfg.Facts(ctx)
 	if err != nil {
 		return err
 	}
@@ -112,13 +112,13 @@ func (c *Control) CheckIsolation(ctx context.Context, demand sandbox.Isolation) 
 }
 
 // labels returns a sandbox's own labels together with Atoll's.
-func (c *Control) labels(p *plan.Plan) map[string]string {
+func (e *Engine) labels(p *plan.Plan) map[string]string {
 	labels := map[string]string{LabelName: p.Spec.Name}
 	if len(p.Spec.Image) <= sandbox.MaxLabelLen {
 		labels[LabelImage] = printable(p.Spec.Image)
 	}
 	if p.Bound {
-		labels[LabelOwner] = c.cfg.Owner.Token()
+		labels[LabelOwner] = e.cfg.Owner.Token()
 	}
 	if p.Tenant != "" {
 		labels[LabelTenant] = p.Tenant
@@ -128,26 +128,26 @@ func (c *Control) labels(p *plan.Plan) map[string]string {
 }
 
 // ensureImage makes the image of spec available, and sets its digest in spec.
-func (c *Control) ensureImage(ctx context.Context, p *plan.Plan, progress func(Progress), spec *sandbox.Spec) (ImageConfig, error) {
+func (e *Engine) ensureImage(ctx context.Context, p *plan.Plan, progress func(Progress), spec *sandbox.Spec) (ImageConfig, error) {
 	if spec.Image == HostImage {
 		return ImageConfig{Ref: HostImage}, nil
 	}
-	if own, ok := driver.As[driver.ImageChecker](c.cfg.Provider); ok {
+	if own, ok := driver.As[driver.ImageChecker](e.cfg.Provider); ok {
 		return ImageConfig{Ref: spec.Image}, own.CheckImage(spec.Image)
 	}
-	facts, err := c.cfg.Facts(ctx)
+	facts, err := e.cfg.Facts(ctx)
 	if err != nil {
 		return ImageConfig{}, err
 	}
-	facts.Capabilities.Images = facts.Capabilities.Images && c.cfg.Images != nil
-	if err := driver.CheckImage(c.cfg.Provider, facts, spec.Image); err != nil {
+	facts.Capabilities.Images = facts.Capabilities.Images && e.cfg.Images != nil
+	if err := driver.CheckImage(e.cfg.Provider, facts, spec.Image); err != nil {
 		return ImageConfig{}, err
 	}
-	img, err := c.cfg.Images.Ensure(ctx, ImageRequest{
+	img, err := e.cfg.Images.Ensure(ctx, ImageRequest{
 		Ref: spec.Image, Platform: p.Platform, Pull: Pull(p.Pull), Progress: progress,
 	})
 	if err != nil {
-		return ImageConfig{}, c.wrap(Action{Op: ops.ImageGet, Subject: spec.Image}, err)
+		return ImageConfig{}, e.wrap(Action{Op: ops.ImageGet, Subject: spec.Image}, err)
 	}
 	if img.Ref != "" {
 		spec.Image = img.Ref
@@ -157,16 +157,16 @@ func (c *Control) ensureImage(ctx context.Context, p *plan.Plan, progress func(P
 
 // makeNamed creates the sandbox while no other one can take its name. A
 // generated name is as unique as the id and needs no lock.
-func (c *Control) makeNamed(ctx context.Context, spec *sandbox.Spec, chosen bool) (driver.Instance, error) {
+func (e *Engine) makeNamed(ctx context.Context, spec *sandbox.Spec, chosen bool) (driver.Instance, error) {
 	if !chosen {
-		return c.cfg.Provider.Create(ctx, spec)
+		return e.cfg.Provider.Create(ctx, spec)
 	}
-	release, err := c.cfg.LockNames(ctx)
+	release, err := e.cfg.LockNames(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	for found, err := range c.cfg.Provider.List(ctx) {
+	for found, err := range e.cfg.Provider.List(ctx) {
 		if err != nil {
 			return nil, err
 		}
@@ -177,5 +177,5 @@ func (c *Control) makeNamed(ctx context.Context, spec *sandbox.Spec, chosen bool
 			}
 		}
 	}
-	return c.cfg.Provider.Create(ctx, spec)
+	return e.cfg.Provider.Create(ctx, spec)
 }

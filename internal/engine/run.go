@@ -1,4 +1,4 @@
-package control
+package engine
 
 import (
 	"context"
@@ -29,13 +29,13 @@ type RunRequest struct {
 //
 // If Run returns an error and an exit with a Reason, the command ended and a
 // later step failed.
-func (c *Control) Run(ctx context.Context, req RunRequest, use func(context.Context, *Sandbox, driver.Process) error) (exit sandbox.Exit, err error) {
+func (e *Engine) Run(ctx context.Context, req RunRequest, use func(context.Context, *Sandbox, driver.Process) error) (exit sandbox.Exit, err error) {
 	if req.Keep {
-		if err := c.outlives(ctx); err != nil {
+		if err := e.outlives(ctx); err != nil {
 			return sandbox.Exit{}, err
 		}
 	}
-	box, err := c.makeFor(ctx, &req, !req.Keep)
+	box, err := e.makeFor(ctx, &req, !req.Keep)
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
@@ -64,12 +64,12 @@ func (c *Control) Run(ctx context.Context, req RunRequest, use func(context.Cont
 // the background. If neither the request nor the image has a command, the
 // sandbox is idle and the returned process info is nil. On an error nothing
 // remains.
-func (c *Control) Start(ctx context.Context, req RunRequest) (*Sandbox, *sandbox.ProcessInfo, error) {
+func (e *Engine) Start(ctx context.Context, req RunRequest) (*Sandbox, *sandbox.ProcessInfo, error) {
 	req.Command.Background = true
-	if err := c.outlives(ctx); err != nil {
+	if err := e.outlives(ctx); err != nil {
 		return nil, nil, err
 	}
-	box, err := c.makeFor(ctx, &req, false)
+	box, err := e.makeFor(ctx, &req, false)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -88,20 +88,20 @@ func (c *Control) Start(ctx context.Context, req RunRequest) (*Sandbox, *sandbox
 
 // makeFor creates the sandbox of a request. If it is bound, it does not outlive
 // this process.
-func (c *Control) makeFor(ctx context.Context, req *RunRequest, bound bool) (*Sandbox, error) {
-	p, err := c.Plan(ctx, req.CreateRequest)
+func (e *Engine) makeFor(ctx context.Context, req *RunRequest, bound bool) (*Sandbox, error) {
+	p, err := e.Plan(ctx, req.CreateRequest)
 	if err != nil {
 		return nil, err
 	}
 	p.Bound = bound
-	return c.Create(ctx, p, req.Progress)
+	return e.Create(ctx, p, req.Progress)
 }
 
 // outlives returns an error if sandboxes of the provider end with this process.
-func (c *Control) outlives(ctx context.Context) error {
-	facts, err := c.Probe(ctx)
+func (e *Engine) outlives(ctx context.Context) error {
+	facts, err := e.Probe(ctx)
 	if err == nil && facts.Available && !facts.Capabilities.Reattach {
-		err = c.wrap(Action{Op: ops.SandboxCreate}, &sandbox.Error{
+		err = e.wrap(Action{Op: ops.SandboxCreate}, &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Message: "sandboxes of this provider end with the process that creates them",
 		})
 	}

@@ -1,4 +1,4 @@
-package control
+package engine
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 // optional runs an operation of the optional interface T of the sandbox's
 // provider.
 func optional[T any](ctx context.Context, s *Sandbox, op ops.Op, lacks string, act func(context.Context, T) error) error {
-	return s.c.do(ctx, s.action(op, ""), func(ctx context.Context) error {
+	return s.e.do(ctx, s.action(op, ""), func(ctx context.Context) error {
 		t, ok := driver.As[T](s.inst)
 		if !ok {
 			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: lacks}
@@ -69,9 +69,9 @@ func (s *Sandbox) SetDeadline(ctx context.Context, at time.Time) error {
 // Restore creates a sandbox from a snapshot of the same provider. It works like
 // Create, except that the image is not pulled: the plan names the exact image of
 // the first sandbox.
-func (c *Control) Restore(ctx context.Context, p plan.Plan, ref driver.SnapshotRef) (box *Sandbox, how driver.Restored, err error) {
-	box, err = c.make(ctx, &p, nil, func(ctx context.Context, spec *sandbox.Spec) (inst driver.Instance, err error) {
-		restorer, ok := driver.As[driver.Restorer](c.cfg.Provider)
+func (e *Engine) Restore(ctx context.Context, p plan.Plan, ref driver.SnapshotRef) (box *Sandbox, how driver.Restored, err error) {
+	box, err = e.make(ctx, &p, nil, func(ctx context.Context, spec *sandbox.Spec) (inst driver.Instance, err error) {
+		restorer, ok := driver.As[driver.Restorer](e.cfg.Provider)
 		if !ok {
 			return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot create sandboxes from snapshots"}
 		}

@@ -1,4 +1,4 @@
-package control
+package engine
 
 import (
 	"context"
@@ -23,7 +23,7 @@ func (s *Sandbox) Files() Files { return Files{s} }
 
 // with runs an operation of the optional interface T on a cleaned path.
 func with[T any](ctx context.Context, f Files, op ops.Op, p *string, act func(context.Context, T) error) error {
-	return f.box.c.do(ctx, f.box.action(op, *p), func(ctx context.Context) error {
+	return f.box.e.do(ctx, f.box.action(op, *p), func(ctx context.Context) error {
 		if err := sandbox.ValidatePath("path", *p); err != nil {
 			return err
 		}

@@ -1,4 +1,4 @@
-package control
+package engine
 
 import (
 	"cmp"
@@ -27,10 +27,10 @@ func summarize(f driver.Found) sandbox.Sandbox {
 }
 
 // List returns the sandboxes that exist, oldest first.
-func (c *Control) List(ctx context.Context) ([]sandbox.Sandbox, error) {
+func (e *Engine) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 	var out []sandbox.Sandbox
-	err := c.do(ctx, Action{Op: ops.SandboxList}, func(ctx context.Context) error {
-		for found, err := range c.cfg.Provider.List(ctx) {
+	err := e.do(ctx, Action{Op: ops.SandboxList}, func(ctx context.Context) error {
+		for found, err := range e.cfg.Provider.List(ctx) {
 			if err != nil {
 				return err
 			}
@@ -46,21 +46,21 @@ func (c *Control) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 
 // Find returns the sandbox with that name or id. It returns CodeNotFound only
 // after searching all sandboxes.
-func (c *Control) Find(ctx context.Context, ref string) (*Sandbox, error) {
+func (e *Engine) Find(ctx context.Context, ref string) (*Sandbox, error) {
 	var box *Sandbox
-	err := c.do(ctx, Action{Op: ops.SandboxFind, Name: ref, Subject: ref}, func(ctx context.Context) error {
+	err := e.do(ctx, Action{Op: ops.SandboxFind, Name: ref, Subject: ref}, func(ctx context.Context) error {
 		if err := sandbox.ValidateName(ref); err != nil {
 			return err
 		}
-		found, err := c.look(ctx, ref)
+		found, err := e.look(ctx, ref)
 		if err != nil {
 			return err
 		}
-		inst, err := c.cfg.Provider.Attach(ctx, found.ID)
+		inst, err := e.cfg.Provider.Attach(ctx, found.ID)
 		if err != nil {
 			return err
 		}
-		box = &Sandbox{c: c, inst: inst, name: nameOf(found)}
+		box = &Sandbox{e: e, inst: inst, name: nameOf(found)}
 		return nil
 	})
 	return box, err
@@ -68,14 +68,14 @@ func (c *Control) Find(ctx context.Context, ref string) (*Sandbox, error) {
 
 // Attach returns a handle on the sandbox with that id. name is its name.
 // CodeGone is proof that the sandbox is gone.
-func (c *Control) Attach(ctx context.Context, id sandbox.ID, name string) (*Sandbox, error) {
+func (e *Engine) Attach(ctx context.Context, id sandbox.ID, name string) (*Sandbox, error) {
 	var box *Sandbox
-	err := c.do(ctx, Action{Op: ops.SandboxFind, Sandbox: id, Name: name, Subject: name}, func(ctx context.Context) error {
-		inst, err := c.cfg.Provider.Attach(ctx, id)
+	err := e.do(ctx, Action{Op: ops.SandboxFind, Sandbox: id, Name: name, Subject: name}, func(ctx context.Context) error {
+		inst, err := e.cfg.Provider.Attach(ctx, id)
 		if err != nil {
 			return err
 		}
-		box = &Sandbox{c: c, inst: inst, name: name}
+		box = &Sandbox{e: e, inst: inst, name: name}
 		return nil
 	})
 	return box, err
@@ -83,9 +83,9 @@ func (c *Control) Attach(ctx context.Context, id sandbox.ID, name string) (*Sand
 
 // look finds the sandbox with that name or id. A name takes precedence; an id
 // equal to another sandbox's name cannot be created.
-func (c *Control) look(ctx context.Context, ref string) (driver.Found, error) {
+func (e *Engine) look(ctx context.Context, ref string) (driver.Found, error) {
 	var byID *driver.Found
-	for found, err := range c.cfg.Provider.List(ctx) {
+	for found, err := range e.cfg.Provider.List(ctx) {
 		switch {
 		case err != nil:
 			return driver.Found{}, err
@@ -107,19 +107,19 @@ func (c *Control) look(ctx context.Context, ref string) (driver.Found, error) {
 // Sweep destroys sandboxes whose owner process is gone, and returns their
 // names. It continues after a failure, and destroys only sandboxes that are
 // proved to be orphans.
-func (c *Control) Sweep(ctx context.Context) ([]string, error) {
+func (e *Engine) Sweep(ctx context.Context) ([]string, error) {
 	var swept []string
-	err := c.do(ctx, Action{Op: ops.SandboxSweep}, func(ctx context.Context) error {
+	err := e.do(ctx, Action{Op: ops.SandboxSweep}, func(ctx context.Context) error {
 		var failed []error
-		for found, err := range c.cfg.Provider.List(ctx) {
+		for found, err := range e.cfg.Provider.List(ctx) {
 			if err != nil {
 				failed = append(failed, err)
 				break
 			}
-			if !c.Orphaned(found) {
+			if !e.Orphaned(found) {
 				continue
 			}
-			if err := c.destroyFound(ctx, found); err != nil {
+			if err := e.destroyFound(ctx, found); err != nil {
 				failed = append(failed, err)
 				continue
 			}
@@ -132,21 +132,21 @@ func (c *Control) Sweep(ctx context.Context) ([]string, error) {
 
 // Orphaned reports whether a sandbox is an orphan: its owner is dead or, if
 // that cannot be determined here, the sandbox itself is dead.
-func (c *Control) Orphaned(f driver.Found) bool {
+func (e *Engine) Orphaned(f driver.Found) bool {
 	owner := f.Labels[LabelOwner]
 	if owner == "" {
 		return false
 	}
 	ended := f.State == sandbox.Stopped || f.State == sandbox.Failed
-	return c.cfg.Owner.Dead(owner) || ended && c.cfg.Owner.Foreign(owner)
+	return e.cfg.Owner.Dead(owner) || ended && e.cfg.Owner.Foreign(owner)
 }
 
-func (c *Control) destroyFound(ctx context.Context, f driver.Found) error {
-	inst, err := c.cfg.Provider.Attach(ctx, f.ID)
+func (e *Engine) destroyFound(ctx context.Context, f driver.Found) error {
+	inst, err := e.cfg.Provider.Attach(ctx, f.ID)
 	if err == nil {
 		err = inst.Destroy(ctx)
 	}
-	if err != nil && c.codeOf(err) == sandbox.CodeGone {
+	if err != nil && e.codeOf(err) == sandbox.CodeGone {
 		return nil // another caller was faster
 	}
 	return err

@@ -1,4 +1,4 @@
-package control_test
+package engine_test
 
 import (
 	"context"
@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/plan"
+	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
@@ -34,7 +34,7 @@ func (b *bounding) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 func TestRulesOfProviders(t *testing.T) {
 	p := &bounding{fake.New(fake.Options{}), sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}}, nil}
 	t.Cleanup(func() { _ = p.Close() })
-	c := control.New(control.Config{Provider: p})
+	c := engine.New(engine.Config{Provider: p})
 	create := func(n sandbox.Network, e plan.Egress) error {
 		p.got = nil
 		_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Network: n}}, acme, func(p *plan.Plan) { p.Egress = e })
@@ -99,7 +99,7 @@ func (d *distant) EgressAbility() sandbox.EgressAbility {
 func TestRulesOfAnotherDaemon(t *testing.T) {
 	p := &distant{bounding: &bounding{fake.New(fake.Options{}), sandbox.EgressAbility{Kind: sandbox.EgressHostPort}, nil}}
 	t.Cleanup(func() { _ = p.Close() })
-	c := control.New(control.Config{Provider: p})
+	c := engine.New(engine.Config{Provider: p})
 	create := func() error {
 		_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{"api.example.com"}}}}, acme, func(*plan.Plan) {})
 		return err
@@ -119,7 +119,7 @@ func TestRulesOfAnotherDaemon(t *testing.T) {
 func TestGatewaySecretsOfProviders(t *testing.T) {
 	p := &bounding{fake.New(fake.Options{}), sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}}, nil}
 	t.Cleanup(func() { _ = p.Close() })
-	c := control.New(control.Config{Provider: p})
+	c := engine.New(engine.Config{Provider: p})
 	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{
 		Network: sandbox.Network{Egress: []string{"api.example.com"}}, Secrets: []sandbox.SecretRef{{Name: "token", Env: "TOKEN", Mode: sandbox.SecretGateway}},
 	}}, acme)
@@ -151,9 +151,9 @@ func (p *templates) Create(ctx context.Context, spec *sandbox.Spec) (driver.Inst
 // noImages fails a test that fetches an image.
 type noImages struct{ t *testing.T }
 
-func (n noImages) Ensure(_ context.Context, req control.ImageRequest) (control.ImageConfig, error) {
+func (n noImages) Ensure(_ context.Context, req engine.ImageRequest) (engine.ImageConfig, error) {
 	n.t.Errorf("the image %s is fetched", req.Ref)
-	return control.ImageConfig{}, errors.New("the registry does not answer")
+	return engine.ImageConfig{}, errors.New("the registry does not answer")
 }
 
 func (noImages) ErrorCode(error) sandbox.Code { return sandbox.CodeUnavailable }
@@ -162,7 +162,7 @@ func (noImages) ErrorCode(error) sandbox.Code { return sandbox.CodeUnavailable }
 func TestImagesOfProviders(t *testing.T) {
 	p := &templates{Provider: fake.New(fake.Options{})}
 	t.Cleanup(func() { _ = p.Close() })
-	c := control.New(control.Config{Provider: p, Images: noImages{t}})
+	c := engine.New(engine.Config{Provider: p, Images: noImages{t}})
 	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}})
 	wantError(t, err, sandbox.CodeUnsupported)
 	box, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "template:base"}})

@@ -1,4 +1,4 @@
-package control_test
+package engine_test
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package control
+package engine
 
 import (
 	"crypto/sha256"

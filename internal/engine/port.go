@@ -1,4 +1,4 @@
-package control
+package engine
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 // dialling. The caller closes the connection, which has a CloseWrite method.
 func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	var conn net.Conn
-	err := s.c.do(ctx, s.action(ops.PortOpen, strconv.Itoa(int(port))), func(ctx context.Context) (err error) {
+	err := s.e.do(ctx, s.action(ops.PortOpen, strconv.Itoa(int(port))), func(ctx context.Context) (err error) {
 		if port == 0 {
 			return invalid("", "port", "is not a number from 1 to 65535", "")
 		}
@@ -64,7 +64,7 @@ func (s *Sandbox) previews(ctx context.Context, op ops.Op, port uint16, f func(c
 	if port != 0 {
 		subject = strconv.Itoa(int(port))
 	}
-	return s.c.do(ctx, s.action(op, subject), func(ctx context.Context) error {
+	return s.e.do(ctx, s.action(op, subject), func(ctx context.Context) error {
 		d, ok := driver.As[driver.Previewer](s.inst)
 		if !ok {
 			return &sandbox.Error{
@@ -78,7 +78,7 @@ func (s *Sandbox) previews(ctx context.Context, op ops.Op, port uint16, f func(c
 // Usage returns the resource usage of the sandbox.
 func (s *Sandbox) Usage(ctx context.Context) (sandbox.Usage, error) {
 	var u sandbox.Usage
-	err := s.c.do(ctx, s.action(ops.SandboxUsage, ""), func(ctx context.Context) (err error) {
+	err := s.e.do(ctx, s.action(ops.SandboxUsage, ""), func(ctx context.Context) (err error) {
 		m, ok := driver.As[driver.Meter](s.inst)
 		if !ok {
 			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider does not report resource usage"}

@@ -1,4 +1,4 @@
-package control
+package engine
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 // Diff writes the changes of the sandbox relative to its image, as an image
 // layer.
 func (s *Sandbox) Diff(ctx context.Context, w io.Writer) error {
-	return s.c.do(ctx, s.action(ops.SandboxDiff, ""), func(ctx context.Context) error {
+	return s.e.do(ctx, s.action(ops.SandboxDiff, ""), func(ctx context.Context) error {
 		d, ok := driver.As[driver.Differ](s.inst)
 		if !ok {
 			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot list changes relative to the image"}
