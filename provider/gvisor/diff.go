@@ -7,6 +7,7 @@ import (
 	"gvisor.dev/gvisor/pkg/urpc"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/gvisor/layer"
 )
 
 var _ driver.Differ = (*Instance)(nil)
@@ -22,7 +23,7 @@ func (in *Instance) Diff(ctx context.Context, w io.Writer) error {
 			rest = awake
 		}
 		return in.hold(ctx, rest, false, func(conn *urpc.Client) error {
-			return layerOf(conn, in.box, giveUp{ctx, w}, whole, true)
+			return withChanges(conn, in.box, func(s layer.Source) error { return s.Export(giveUp{ctx, w}) })
 		})
 	})))
 }

@@ -1,4 +1,4 @@
-package gvisor
+package layer
 
 import (
 	"archive/tar"
@@ -13,11 +13,11 @@ import (
 
 // authority finds the gateway's certificate in the kernel's list of a sandbox's
 // files. It returns nil if there is none.
-func authority(tree io.ReadSeeker, upper io.ReaderAt) ([]byte, error) {
-	if _, err := tree.Seek(0, io.SeekStart); err != nil {
+func (s Source) authority() ([]byte, error) {
+	if _, err := s.Tree.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
-	for tr := tar.NewReader(bufio.NewReaderSize(tree, 1<<16)); ; {
+	for tr := tar.NewReader(bufio.NewReaderSize(s.Tree, 1<<16)); ; {
 		h, err := tr.Next()
 		if err == io.EOF {
 			return nil, nil
@@ -33,7 +33,7 @@ func authority(tree io.ReadSeeker, upper io.ReaderAt) ([]byte, error) {
 			return nil, err
 		}
 		var ca bytes.Buffer
-		err = content{size, segments, upper}.writeTo(&ca)
+		err = content{size, segments, s.Upper}.writeTo(&ca)
 		return ca.Bytes(), err
 	}
 }

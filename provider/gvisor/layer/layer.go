@@ -1,4 +1,13 @@
-package gvisor
+// Package layer writes what a sandbox has changed of its image as a tar stream
+// in the format of an image layer: a file named .wh.NAME records that NAME was
+// removed, and .wh..wh..opq that a directory hides the image's entries. The
+// format does not depend on the engine's version.
+//
+// A sandbox's kernel can write such a stream itself, but reads every file into
+// its own memory, including holes: `truncate -s 1T x` inside would crash it. So
+// it is asked only for the tree, with the location of every file's data in the
+// writable layer. That layer is our file, and the data is read from it.
+package layer
 
 import (
 	"archive/tar"
@@ -9,84 +18,50 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path"
-	"path/filepath"
 	"strconv"
 	"strings"
-
-	"gvisor.dev/gvisor/pkg/urpc"
-	"gvisor.dev/gvisor/runsc/boot"
 
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/provider/internal/netfiles"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The changes of a sandbox are written as a tar stream in the format of an
-// image layer: a file named .wh.NAME records that NAME was removed, and
-// .wh..wh..opq that a directory hides the image's entries. The format does not
-// depend on the engine's version.
-//
-// The kernel can write such a stream itself, but reads every file into its own
-// memory, including holes: `truncate -s 1T x` inside would crash it. So it is
-// asked only for the tree, with the location of every file's data in the
-// writable layer. That layer is our file, and the data is read from it.
-
-// saveFiles writes the files of a paused sandbox to a snapshot.
-func saveFiles(conn *urpc.Client, b box, dir string) error {
-	out, err := os.OpenFile(filepath.Join(dir, snapFiles), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	return errors.Join(layerOf(conn, b, out, sparse, false), out.Close())
+// Source is what a sandbox has changed, while it is paused. The caller owns the
+// files.
+type Source struct {
+	// Tree is the kernel's list of files: a tar stream with the places of each
+	// file's data instead of its content. It is not trusted.
+	Tree io.ReadSeeker
+	// Upper is the file behind the sandbox's writable layer.
+	Upper io.ReaderAt
 }
 
-// layerOf writes the changes of a paused sandbox as a layer. For an image it
-// leaves out the files of the network link.
-func layerOf(conn *urpc.Client, b box, w io.Writer, regular func(*tar.Writer, *tar.Header, content) error, forImage bool) error {
-	tree, err := memfile("tree", nil)
+// Save writes all changes for a snapshot. Files with large holes are written
+// without them, in a form that only Atoll's guest reads.
+func (s Source) Save(w io.Writer) error { return s.write(w, sparse, nil) }
+
+// Export writes the changes for an image: files with zeros for their holes, and
+// without what the network link has added. A file of more than 32 GiB returns
+// CodeExhausted.
+func (s Source) Export(w io.Writer) error {
+	ca, err := s.authority()
 	if err != nil {
 		return err
 	}
-	defer tree.Close()
-	if err := saveTree(conn, tree); err != nil {
+	if len(ca) > 0 {
+		return s.write(w, unplugged(ca), netfiles.Plugged)
+	}
+	return s.write(w, whole, netfiles.Provided)
+}
+
+func (s Source) write(w io.Writer, regular func(*tar.Writer, *tar.Header, content) error, skip func(string) bool) error {
+	if _, err := s.Tree.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	upper, err := os.Open(b.path(fileUpper))
-	if err != nil {
-		return err
-	}
-	defer upper.Close()
 	out := bufio.NewWriterSize(w, 1<<20)
-	l := &layerWriter{out: tar.NewWriter(out), upper: upper, regular: regular, removed: map[string]bool{}}
-	if forImage {
-		ca, err := authority(tree, upper)
-		if err != nil {
-			return err
-		}
-		l.skip = netfiles.Provided
-		if len(ca) > 0 {
-			l.regular, l.skip = unplugged(ca), netfiles.Plugged
-		}
-	}
-	if _, err := tree.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	return errors.Join(l.write(bufio.NewReaderSize(tree, 1<<16)), out.Flush())
-}
-
-// saveTree makes the kernel write the tree of its writable layer. The other
-// output, the data and its offsets, is discarded.
-func saveTree(conn *urpc.Client, tree *os.File) error {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer null.Close()
-	return conn.Call(boot.ContMgrFSSave, &boot.FSSaveArgs{
-		FilePayload: urpc.FilePayload{Files: []*os.File{null, tree, null, null}},
-	}, nil)
+	l := &writer{out: tar.NewWriter(out), upper: s.Upper, regular: regular, skip: skip, removed: map[string]bool{}}
+	return errors.Join(l.write(bufio.NewReaderSize(s.Tree, 1<<16)), out.Flush())
 }
 
 // Names and records with a special meaning in a layer or in the kernel's tree.
@@ -98,8 +73,8 @@ const (
 	aclPrefix    = xattrRecord + "system.posix_acl_"
 )
 
-// layerWriter converts the kernel's tree and the data in upper to a layer.
-type layerWriter struct {
+// writer converts the kernel's tree and the data in upper to a layer.
+type writer struct {
 	out     *tar.Writer
 	upper   io.ReaderAt
 	regular func(*tar.Writer, *tar.Header, content) error // writes a file
@@ -110,7 +85,7 @@ type layerWriter struct {
 	removed map[string]bool
 }
 
-func (l *layerWriter) write(tree io.Reader) error {
+func (l *writer) write(tree io.Reader) error {
 	tr := tar.NewReader(tree)
 	for {
 		h, err := tr.Next()
@@ -126,7 +101,7 @@ func (l *layerWriter) write(tree io.Reader) error {
 	}
 }
 
-func (l *layerWriter) member(h *tar.Header, r io.Reader) error {
+func (l *writer) member(h *tar.Header, r io.Reader) error {
 	gone := h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0 || h.Typeflag == tar.TypeLink && l.removed[h.Linkname]
 	if gone {
 		l.removed[h.Name] = true // also if it is skipped: other names may be links to it
@@ -136,7 +111,7 @@ func (l *layerWriter) member(h *tar.Header, r io.Reader) error {
 	}
 	h.Format = tar.FormatPAX
 	opaque := h.PAXRecords[opaqueRecord] == "y"
-	h.PAXRecords = layerRecords(h.PAXRecords)
+	h.PAXRecords = attributes(h.PAXRecords)
 	switch {
 	case h.Typeflag == tar.TypeReg:
 		size, segments, err := readSegments(r, h.Size)
@@ -154,8 +129,8 @@ func (l *layerWriter) member(h *tar.Header, r io.Reader) error {
 	return l.out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: h.Name + opaqueMarker, Format: tar.FormatPAX})
 }
 
-// layerRecords returns the extended attributes that are meaningful elsewhere.
-func layerRecords(of map[string]string) map[string]string {
+// attributes returns the extended attributes that are meaningful elsewhere.
+func attributes(of map[string]string) map[string]string {
 	records := map[string]string{}
 	for k, v := range of {
 		switch {
@@ -212,7 +187,7 @@ const maxWhole = 32 << 30
 // whole writes a file with zeros for its holes, as other tools read it.
 func whole(tw *tar.Writer, h *tar.Header, c content) error {
 	if c.size > maxWhole {
-		return &providerError{sandbox.CodeExhausted, fmt.Sprintf("%q has %d bytes, at most %d can be part of an image", h.Name, c.size, int64(maxWhole)), nil}
+		return &sandbox.Error{Code: sandbox.CodeExhausted, Message: fmt.Sprintf("%q has %d bytes, at most %d can be part of an image", h.Name, c.size, int64(maxWhole))}
 	}
 	h.Size = c.size
 	if err := tw.WriteHeader(h); err != nil {
