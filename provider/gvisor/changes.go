@@ -1,24 +1,13 @@
 package gvisor
 
 import (
-	"errors"
 	"os"
-	"path/filepath"
 
 	"gvisor.dev/gvisor/pkg/urpc"
 	"gvisor.dev/gvisor/runsc/boot"
 
 	"github.com/atoll-run/atoll/provider/gvisor/layer"
 )
-
-// saveFiles writes the files of a paused sandbox to a snapshot.
-func saveFiles(conn *urpc.Client, b box, dir string) error {
-	out, err := os.OpenFile(filepath.Join(dir, snapFiles), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	return errors.Join(withChanges(conn, b, func(s layer.Source) error { return s.Save(out) }), out.Close())
-}
 
 // withChanges calls f with the changes of a paused sandbox.
 func withChanges(conn *urpc.Client, b box, f func(layer.Source) error) error {

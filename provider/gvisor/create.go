@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
+	"github.com/atoll-run/atoll/provider/gvisor/snapshot"
 	"github.com/atoll-run/atoll/provider/internal/netfiles"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -83,8 +84,8 @@ type maker struct {
 	img  *image.Image
 	res  sandbox.Resources
 
-	from  *saved // the snapshot to restore; nil: none
-	why   string // why its memory cannot be restored
+	from  *snapshot.Saved // the snapshot to restore; nil: none
+	why   string          // why its memory cannot be restored
 	box   box
 	rec   *record
 	args  *launchArgs

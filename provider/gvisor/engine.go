@@ -59,7 +59,7 @@ func (in *Instance) memoryLost() error {
 // is the guest that the snapshot's memory needs, or else this Atoll's own.
 func (m *maker) guestImage() (image *os.File, digest string, err error) {
 	if m.restoresMemory() {
-		image, err = reopen(m.from.parts[snapGuest])
+		image, err = reopen(m.from.Guest())
 		return image, m.from.Memory.Guest, err
 	}
 	own, err := m.p.program()
@@ -90,6 +90,11 @@ func linkOrCopy(from *os.File, to string) error {
 	if unix.Linkat(unix.AT_FDCWD, procFD(from), unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW) == nil {
 		return nil
 	}
+	return copyFile(from, to)
+}
+
+// copyFile copies a file to another name.
+func copyFile(from *os.File, to string) error {
 	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 	"gvisor.dev/gvisor/pkg/urpc"
 
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/provider/gvisor/snapshot"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -73,7 +74,7 @@ func newPool() *pool {
 // warmSet holds the ready sandboxes of one shape and the data to create more.
 type warmSet struct {
 	image string
-	from  *saved // nil without a snapshot
+	from  *snapshot.Saved // nil without a snapshot
 	ready []*maker
 	asked []time.Time // times of recent requests, oldest first
 	kept  bool        // its size follows asked, not a call of Warm
@@ -101,7 +102,7 @@ func (p *Provider) Warm(ctx context.Context, spec *sandbox.Spec, n int) error {
 }
 
 // prepareOne creates a sandbox of a shape as far as possible without its user.
-func (p *Provider) prepareOne(ctx context.Context, s shape, ref string, from *saved) (*maker, error) {
+func (p *Provider) prepareOne(ctx context.Context, s shape, ref string, from *snapshot.Saved) (*maker, error) {
 	img, err := p.opts.Images.Get(ctx, ref, image.GetOptions{})
 	if err != nil {
 		return nil, err
@@ -186,7 +187,7 @@ func (l *pool) empty(closing bool) (ready []*maker) {
 	defer l.mu.Unlock()
 	for _, s := range l.shapes {
 		ready = append(ready, s.ready...)
-		s.from.close()
+		s.from.Close()
 	}
 	l.shapes, l.closed = nil, l.closed || closing
 	return ready
@@ -236,7 +237,7 @@ func (l *pool) take(s shape) (m *maker, dead []*maker) {
 func (m *maker) alive() bool { return m.rec.Kernel.alive() && !m.rec.Kernel.stopped() }
 
 // maker returns a maker for a sandbox, prewarmed if the pool has a fitting one.
-func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *saved, why string) (*maker, error) {
+func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *snapshot.Saved, why string) (*maker, error) {
 	m := p.taken(spec, img, from, why)
 	if m == nil {
 		m = p.newMaker(spec, img)
@@ -253,7 +254,7 @@ func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *saved, why 
 
 // taken returns the most advanced prewarmed sandbox that fits a request, or
 // nil.
-func (p *Provider) taken(spec *sandbox.Spec, img *image.Image, from *saved, why string) *maker {
+func (p *Provider) taken(spec *sandbox.Spec, img *image.Image, from *snapshot.Saved, why string) *maker {
 	for _, s := range p.shapesFor(spec, img, from, why) {
 		// With another guest, only the snapshot that contains it can be prewarmed.
 		if p.pooled() && (s.from != "" || s.guest == p.guest()) {
@@ -273,7 +274,7 @@ func (p *Provider) taken(spec *sandbox.Spec, img *image.Image, from *saved, why 
 // shapesFor lists the shapes that fit a request, the most advanced first.
 // Mounts are fixed when a kernel is launched, the network when it restores a
 // snapshot.
-func (p *Provider) shapesFor(spec *sandbox.Spec, img *image.Image, from *saved, why string) (shapes []shape) {
+func (p *Provider) shapesFor(spec *sandbox.Spec, img *image.Image, from *snapshot.Saved, why string) (shapes []shape) {
 	if len(spec.Mounts) > 0 {
 		return nil
 	}
@@ -289,7 +290,7 @@ func (p *Provider) shapesFor(spec *sandbox.Spec, img *image.Image, from *saved, 
 		g := s
 		g.stage = atGuest
 		if memory {
-			g.from = from.id
+			g.from = from.ID()
 		}
 		shapes = append(shapes, g)
 	}

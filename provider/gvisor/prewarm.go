@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/atoll-run/atoll/provider/gvisor/snapshot"
 )
 
 // The pool's size follows the requests. A shape that was requested twice
@@ -32,7 +34,7 @@ func (p *Provider) pooled() bool {
 }
 
 // ask records a request for a shape.
-func (l *pool) ask(s shape, ref string, from *saved) {
+func (l *pool) ask(s shape, ref string, from *snapshot.Saved) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -41,7 +43,7 @@ func (l *pool) ask(s shape, ref string, from *saved) {
 	sh := l.warm(s, ref)
 	sh.asked = append(sh.asked, time.Now())
 	if s.from != "" && sh.from == nil {
-		sh.from = from.share()
+		sh.from = from.Share()
 	}
 }
 
@@ -132,7 +134,7 @@ func (p *Provider) keepOne(ctx context.Context) bool {
 	if ref == "" || ctx.Err() != nil {
 		return false
 	}
-	defer from.close()
+	defer from.Close()
 	m, err := p.prepareOne(ctx, s, ref, from)
 	if err != nil {
 		p.pool.forget(s)
@@ -148,7 +150,7 @@ func (p *Provider) keepOne(ctx context.Context) bool {
 
 // next returns the shape to prewarm next, with an empty ref if there is none,
 // and the sandboxes to end. At most most sandboxes may be ready.
-func (l *pool) next(now time.Time, most int) (what shape, ref string, from *saved, surplus []*maker) {
+func (l *pool) next(now time.Time, most int) (what shape, ref string, from *snapshot.Saved, surplus []*maker) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.busy > 0 || l.closed {
@@ -160,7 +162,7 @@ func (l *pool) next(now time.Time, most int) (what shape, ref string, from *save
 	for s, sh := range l.shapes {
 		want := sh.want(now)
 		if len(sh.asked) == 0 && len(sh.ready) == 0 {
-			sh.from.close()
+			sh.from.Close()
 			delete(l.shapes, s)
 			continue
 		}
@@ -186,7 +188,7 @@ func (l *pool) next(now time.Time, most int) (what shape, ref string, from *save
 		surplus = append(surplus, lesser.drop(1)...)
 	}
 	best.kept = true
-	return what, best.image, best.from.share(), surplus
+	return what, best.image, best.from.Share(), surplus
 }
 
 // lesser returns a set that should give up a sandbox for than: it has at least
@@ -222,7 +224,7 @@ func (sh *warmSet) drop(n int) (dropped []*maker) {
 // want returns how many sandboxes of a shape should be ready: as many as were
 // requested in a burst, and one for a while after that.
 func (sh *warmSet) want(now time.Time) (n int) {
-	if sh.from.removed() {
+	if sh.from.Removed() {
 		sh.asked = nil
 	}
 	for len(sh.asked) > 0 && now.Sub(sh.asked[0]) > poolMemory {

@@ -1,10 +1,21 @@
 package gvisor
 
 import (
+	"errors"
+	"io"
 	"os"
 	"testing"
 	"time"
+
+	"github.com/atoll-run/atoll/provider/gvisor/snapshot"
 )
+
+// empty is a sandbox without files.
+type empty struct{}
+
+func (empty) SaveMemory(_, _, _ *os.File) error { return nil }
+func (empty) SaveGuest(string) error            { return nil }
+func (empty) SaveFiles(io.Writer) error         { return nil }
 
 // TestPoolWants checks that a pool follows the requests, forgets them, and
 // never exceeds its limit.
@@ -53,12 +64,17 @@ func TestPoolWants(t *testing.T) {
 // TestPoolWantsSnapshots checks that a snapshot is prewarmed only from its
 // second restore on.
 func TestPoolWantsSnapshots(t *testing.T) {
-	manifest, err := os.Open("prewarm_test.go")
+	dir := t.TempDir()
+	d := snapshot.New(dir, snapshot.Manifest{})
+	if err := errors.Join(d.SaveFiles(empty{}), d.Finish(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	from, err := snapshots.Open(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer manifest.Close()
-	sh := &warmSet{from: &saved{parts: map[string]*os.File{snapManifest: manifest}}, asked: []time.Time{time.Now()}}
+	defer from.Close()
+	sh := &warmSet{from: from, asked: []time.Time{time.Now()}}
 	if n := sh.want(time.Now()); n != 0 {
 		t.Errorf("%d of a snapshot that was restored once", n)
 	}

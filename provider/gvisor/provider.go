@@ -166,7 +166,7 @@ func New(opts Options) (*Provider, error) {
 	p := &Provider{
 		opts:      opts,
 		pool:      newPool(),
-		snapshots: snapshotstore.NewSnapshots(opts.SnapshotDir, Name, describeSnapshot),
+		snapshots: snapshotstore.NewSnapshots(opts.SnapshotDir, Name, snapshots.Describe),
 		boxes:     boxes,
 		groups:    sync.OnceValue(findMachineCgroups),
 		static:    sync.OnceValue(func() driver.Finding { return probeKernelFile(opts.Kernel) }),

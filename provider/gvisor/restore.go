@@ -9,8 +9,12 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/provider/gvisor/snapshot"
 	"github.com/atoll-run/atoll/sandbox"
 )
+
+// snapshots opens snapshots, with their memory if this engine can restore it.
+var snapshots = snapshot.Reader{Restorable: restorable}
 
 // Restore creates a sandbox from a snapshot. See driver.Restorer.
 func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, driver.Restored, error) {
@@ -35,11 +39,11 @@ func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 		return nil, none, withCause(ctx, err)
 	}
 	defer release()
-	from, err := openSnapshot(ctx, dir)
+	from, err := snapshots.Open(ctx, dir)
 	if err != nil {
 		return nil, none, withCause(ctx, err)
 	}
-	defer from.close()
+	defer from.Close()
 	img, err := p.opts.Images.Get(ctx, spec.Image, image.GetOptions{})
 	if err != nil {
 		return nil, none, err
@@ -91,7 +95,7 @@ func (m *maker) decideMemory() {
 		return
 	}
 	mem := m.from.Memory
-	switch lacking := mem.lacks(cpuFeatures()); {
+	switch lacking := mem.Lacks(cpuFeatures()); {
 	case mem.Engine != m.rec.Engine:
 		m.why = fmt.Sprintf("its memory was written by engine %s, and this is %s", plain(mem.Engine), m.rec.Engine)
 	case len(lacking) > 0:
@@ -133,13 +137,13 @@ func (m *maker) restoreFiles(ctx context.Context) error {
 	if m.from == nil || m.restoresMemory() {
 		return nil
 	}
-	err := m.in.client.ImportLayer(ctx, m.from.files())
+	err := m.in.client.ImportLayer(ctx, m.from.Files())
 	if err == nil {
 		err = m.p.opts.Fault("restore.files")
 	}
 	var se *sandbox.Error
 	if errors.As(err, &se) && se.Code == sandbox.CodeInvalid {
-		return damaged("%s", se.Message)
+		return snapshot.Damaged("%s", se.Message)
 	}
 	return err
 }

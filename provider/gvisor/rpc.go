@@ -20,6 +20,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/span"
+	"github.com/atoll-run/atoll/provider/gvisor/snapshot"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -108,7 +109,7 @@ func startKernel(dir, id string, res sandbox.Resources, link *Link) error {
 
 // restoreKernel makes a waiting kernel restore the state of a snapshot. The
 // kernel reads the pages while it already runs.
-func restoreKernel(dir string, link *Link, s *saved) error {
+func restoreKernel(dir string, link *Link, s *snapshot.Saved) error {
 	conn, err := dialControl(dir)
 	if err != nil {
 		return err
@@ -119,9 +120,9 @@ func restoreKernel(dir string, link *Link, s *saved) error {
 	}
 	opts := &boot.RestoreOpts{HavePagesFile: true, Background: true}
 	defer func() { closeAll(opts.Files) }()
-	for _, name := range []string{snapKernel, snapIndex, snapPages} {
+	for _, part := range s.State() {
 		// Each kernel reads from the beginning and needs its own offset.
-		f, err := reopen(s.parts[name])
+		f, err := reopen(part)
 		if err != nil {
 			return err
 		}

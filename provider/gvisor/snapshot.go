@@ -7,10 +7,8 @@ import (
 	"io"
 	"iter"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/cpuid"
@@ -21,6 +19,8 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
+	"github.com/atoll-run/atoll/provider/gvisor/layer"
+	"github.com/atoll-run/atoll/provider/gvisor/snapshot"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -49,9 +49,9 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 // snapshotInto writes a draft and completes it before the sandbox ends, if it
 // is to end.
 func (in *Instance) snapshotInto(ctx context.Context, dir string, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
-	var m *manifest
+	var d *snapshot.Draft
 	finish := func() error {
-		if err := m.write(ctx, dir); err != nil {
+		if err := d.Finish(ctx); err != nil {
 			return err
 		}
 		snap, err = in.p.snapshots.Finish(ctx, opts)
@@ -64,7 +64,7 @@ func (in *Instance) snapshotInto(ctx context.Context, dir string, opts driver.Sn
 			}
 			rest = awake
 		}
-		m, err = in.save(ctx, dir, opts, rest)
+		d, err = in.save(ctx, dir, opts, rest)
 		if err == nil && opts.Stop {
 			if err = finish(); err == nil {
 				err = in.stop()
@@ -79,27 +79,6 @@ func (in *Instance) snapshotInto(ctx context.Context, dir string, opts driver.Sn
 		err = finish()
 	}
 	return snap, err
-}
-
-// describeSnapshot reads a manifest without checking for damage.
-func describeSnapshot(dir string) (driver.SnapshotKind, string, error) {
-	f, err := os.Open(filepath.Join(dir, snapManifest))
-	if err != nil {
-		return "", "", err
-	}
-	defer f.Close()
-	js, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
-	if err != nil {
-		return "", "", err
-	}
-	var s saved
-	if err := s.parse(js); err != nil {
-		return "", "", err
-	}
-	if s.Memory == nil {
-		return driver.SnapshotFilesystem, "", nil
-	}
-	return driver.SnapshotMemory, s.Memory.Engine, nil
 }
 
 // FindSnapshot implements driver.SnapshotKeeper.
@@ -134,26 +113,37 @@ func (p *Provider) ImportSnapshot(ctx context.Context, id string, r io.Reader) (
 
 // save writes all of a snapshot except its manifest, with the sandbox paused.
 // The sandbox continues afterwards unless it is to be stopped.
-func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOptions, rest string) (m *manifest, err error) {
-	err = in.hold(ctx, rest, opts.Stop, func(conn *urpc.Client) (err error) {
-		if m, err = in.saveParts(conn, dir, opts); err != nil {
+func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOptions, rest string) (*snapshot.Draft, error) {
+	d := snapshot.New(dir, snapshot.Manifest{Image: in.rec.Spec.Image, Digest: in.rec.Spec.Digest, Transient: opts.Transient && !opts.Stop})
+	if opts.Memory {
+		d.Memory = &snapshot.Memory{Engine: in.rec.Engine, Guest: in.rec.Guest, CPU: cpuFeatures(), Mounts: in.rec.Mounts, Group: in.rec.group()}
+	}
+	return d, in.hold(ctx, rest, opts.Stop, func(conn *urpc.Client) error {
+		from := saver{conn, in.box, opts.Transient}
+		if opts.Memory {
+			if err := d.SaveMemory(from, max(in.memoryUsed(), 0)); err != nil {
+				return err
+			}
+		}
+		if err := in.p.opts.Fault("snapshot.memory"); err != nil {
 			return err
 		}
-		if err := in.saveKnown(ctx, m); err != nil {
+		if err := d.SaveFiles(from); err != nil {
 			return err
+		}
+		if in.p.opts.Network != nil {
+			if err := addKnown(ctx, &d.Manifest, in.p.opts.Network, in.rec.ID); err != nil {
+				return err
+			}
 		}
 		return in.p.opts.Fault("snapshot.saved")
 	})
-	return m, err
 }
 
-// saveKnown records the programs' knowledge about the network: its authority
-// and, with memory, its addresses.
-func (in *Instance) saveKnown(ctx context.Context, m *manifest) error {
-	if in.p.opts.Network == nil {
-		return nil
-	}
-	known, err := in.p.opts.Network.Known(ctx, in.rec.ID)
+// addKnown adds the programs' knowledge about the network: its authority and,
+// with memory, its addresses.
+func addKnown(ctx context.Context, m *snapshot.Manifest, n Network, id sandbox.ID) error {
+	known, err := n.Known(ctx, id)
 	if err != nil {
 		return fmt.Errorf("asking the kernel about its network: %w", err)
 	}
@@ -216,46 +206,20 @@ func (in *Instance) stop() error {
 	return nil
 }
 
-// saveParts makes the kernel write and returns the descriptions of the parts.
-func (in *Instance) saveParts(conn *urpc.Client, dir string, opts driver.SnapshotOptions) (*manifest, error) {
-	m := &manifest{Format: manifestFormat, Created: time.Now().UTC(), Image: in.rec.Spec.Image, Digest: in.rec.Spec.Digest, Transient: opts.Transient && !opts.Stop}
-	if opts.Memory {
-		m.Memory = &memory{Engine: in.rec.Engine, Guest: in.rec.Guest, CPU: cpuFeatures(), Mounts: in.rec.Mounts, Group: in.rec.group()}
-		if err := in.saveMemory(conn, dir); err != nil {
-			return nil, fmt.Errorf("saving the memory: %w", err)
-		}
-		if err := in.saveGuest(dir, opts.Transient); err != nil {
-			return nil, fmt.Errorf("saving the guest's program: %w", err)
-		}
-	}
-	if err := in.p.opts.Fault("snapshot.memory"); err != nil {
-		return nil, err
-	}
-	if err := saveFiles(conn, in.box, dir); err != nil {
-		return nil, fmt.Errorf("saving the files: %w", err)
-	}
-	return m, nil
+// saver is a paused sandbox that is saved; see snapshot.Sandbox.
+type saver struct {
+	conn *urpc.Client
+	box  box
+	link bool // to the guest's program; otherwise it is copied
 }
 
-// saveMemory makes the kernel write its state and all of its memory. The kernel
-// continues afterwards, even after an error.
-func (in *Instance) saveMemory(conn *urpc.Client, dir string) error {
-	files, err := createParts(dir, snapPages, snapKernel, snapIndex)
-	if err != nil {
-		return err
-	}
-	defer closeAll(files)
-	surplus, err := in.allocate(files[0])
-	if err != nil {
-		return err
-	}
-	defer surplus()
-	files = append(files[1:], files[0]) // in the kernel's order
-	err = conn.Call(boot.ContMgrCheckpoint, &control.SaveOpts{
+// SaveMemory implements snapshot.Sandbox.
+func (s saver) SaveMemory(state, index, pages *os.File) error {
+	err := s.conn.Call(boot.ContMgrCheckpoint, &control.SaveOpts{
 		Metadata:      statefile.CompressionLevelNone.ToMetadata(),
 		HavePagesFile: true,
 		Resume:        true,
-		FilePayload:   urpc.FilePayload{Files: files},
+		FilePayload:   urpc.FilePayload{Files: []*os.File{state, index, pages}},
 	}, nil)
 	if err != nil && strings.Contains(err.Error(), kernel.StillShared) {
 		return &sandbox.Error{
@@ -270,67 +234,23 @@ func (in *Instance) saveMemory(conn *urpc.Client, dir string) error {
 	return err
 }
 
-// saveMargin is the disk space, besides its memory, for a kernel's data and for
-// the writes of its programs meanwhile.
-const saveMargin = 16 << 20
-
-// allocate reserves disk space for the memory before the kernel writes, because
-// a kernel does not survive running out of space. surplus returns the unused
-// space.
-func (in *Instance) allocate(pages *os.File) (surplus func(), err error) {
-	fd := int(pages.Fd())
-	need := max(in.memoryUsed(), 0)
-	err = unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, 0, max(need, 1))
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		err = nil // free space was checked, but is not reserved
-	}
-	var fs unix.Statfs_t
-	if err == nil {
-		err = unix.Fstatfs(fd, &fs)
-	}
-	if err == nil && int64(fs.Bavail)*fs.Bsize < saveMargin {
-		err = unix.ENOSPC
-	}
-	if err != nil {
-		return nil, fmt.Errorf("making room for %d bytes: %w", need, err)
-	}
-	return func() {
-		if info, err := pages.Stat(); err == nil {
-			_ = pages.Truncate(info.Size()) // frees the space beyond
-		}
-	}, nil
-}
-
-// saveGuest adds the program that the memory needs. A permanent snapshot gets a
-// copy: damage to its files must not affect those of sandboxes.
-func (in *Instance) saveGuest(dir string, transient bool) error {
-	image, err := os.Open(in.box.path(fileGuest))
+// SaveGuest implements snapshot.Sandbox. A permanent snapshot gets a copy: damage
+// to its files must not affect those of sandboxes.
+func (s saver) SaveGuest(path string) error {
+	image, err := os.Open(s.box.path(fileGuest))
 	if err != nil {
 		return err
 	}
 	defer image.Close()
-	if transient {
-		return linkOrCopy(image, filepath.Join(dir, snapGuest))
+	if s.link {
+		return linkOrCopy(image, path)
 	}
-	files, err := createParts(dir, snapGuest)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(files[0], image)
-	return errors.Join(err, files[0].Close())
+	return copyFile(image, path)
 }
 
-// createParts creates new files for the kernel to write to.
-func createParts(dir string, names ...string) (files []*os.File, err error) {
-	for _, name := range names {
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
-			closeAll(files)
-			return nil, err
-		}
-		files = append(files, f)
-	}
-	return files, nil
+// SaveFiles implements snapshot.Sandbox.
+func (s saver) SaveFiles(w io.Writer) error {
+	return withChanges(s.conn, s.box, func(c layer.Source) error { return c.Save(w) })
 }
 
 // cpuFeatures returns the features of this machine's processor.

@@ -1,4 +1,4 @@
-package gvisor
+package snapshot
 
 import (
 	"io/fs"
