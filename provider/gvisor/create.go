@@ -40,14 +40,14 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	}
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
-	defer p.pool.begin()()
+	defer p.pool.Begin()()
 	m, err := p.maker(spec, img, nil, "")
 	if err != nil {
 		return nil, err
 	}
 	in, err := m.make(ctx)
 	if err != nil {
-		m.undo()
+		m.Undo()
 		return nil, withCause(ctx, err)
 	}
 	return in, nil
@@ -201,8 +201,8 @@ func (m *maker) publish() error {
 	return nil
 }
 
-// undo removes everything that a failed make left behind.
-func (m *maker) undo() {
+// Undo removes everything that a failed make left behind.
+func (m *maker) Undo() {
 	if m.in != nil {
 		m.in.release()
 	}

@@ -17,21 +17,11 @@ import (
 
 // Ready returns the number of sandboxes in the pool, and how many of them have
 // the memory of a snapshot.
-func (p *Provider) Ready() (all, restored int) {
-	p.pool.mu.Lock()
-	defer p.pool.mu.Unlock()
-	for s, sh := range p.pool.shapes {
-		all += len(sh.ready)
-		if s.from != "" {
-			restored += len(sh.ready)
-		}
-	}
-	return all, restored
-}
+func (p *Provider) Ready() (all, restored int) { return p.pool.Ready() }
 
 // SetLowMemory replaces the check for low memory. Call it before any other
 // method of the provider.
-func (p *Provider) SetLowMemory(lowMemory func() bool) { p.pool.lowMemory = lowMemory }
+func (p *Provider) SetLowMemory(lowMemory func() bool) { p.lowMemory = lowMemory }
 
 // MakeRoom frees memory in a sandbox that makes no progress.
 func (in *Instance) MakeRoom() {

@@ -13,15 +13,22 @@ import (
 // a pool must not. So a guard process waits for the end of the process that
 // keeps the pool and then removes its unfinished sandboxes.
 
-// guardPool starts the guard process.
-func (p *Provider) guardPool() (*child, error) {
-	boxes, err := filepath.Abs(p.boxes) // the process has another working directory
+// Guard starts the guard process, unless sandboxes end with this process anyway.
+func (w prewarmer) Guard() (ended <-chan struct{}, stop func(), err error) {
+	if w.p.opts.Attached {
+		return nil, func() {}, nil
+	}
+	boxes, err := filepath.Abs(w.p.boxes) // the process has another working directory
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	maker := self()
 	args := []string{argvGuard, strconv.Itoa(maker.PID), strconv.FormatUint(maker.Start, 10), boxes}
-	return p.reaper.start(p.opts.Kernel, args, nil, nil, &syscall.SysProcAttr{Setsid: true}, place{})
+	guard, err := w.p.reaper.start(w.p.opts.Kernel, args, nil, nil, &syscall.SysProcAttr{Setsid: true}, place{})
+	if err != nil {
+		return nil, nil, err
+	}
+	return guard.done, guard.kill, nil
 }
 
 // runGuard is the main function of the guard process.

@@ -16,7 +16,7 @@ const (
 	argvGofer    = "runsc-gofer"
 	argvSelf     = "/proc/self/exe"
 	argvDeadline = "atoll-deadline" // see startDeadline
-	argvGuard    = "atoll-pool"     // see guardPool
+	argvGuard    = "atoll-pool"     // see Guard of prewarmer
 	argvProbe    = "atoll-probe"    // see probeNamespaces
 )
 

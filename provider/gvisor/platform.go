@@ -2,11 +2,9 @@ package gvisor
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -80,8 +78,7 @@ func (p *Provider) try(platform string) error {
 	if err != nil {
 		return err
 	}
-	id := sandbox.ID(warmPrefix + strings.ToLower(rand.Text()[:16]))
-	m := p.newMaker(&sandbox.Spec{ID: id, Image: "host", Resources: sandbox.Resources{Memory: 256 << 20}}, img)
+	m := p.newMaker(&sandbox.Spec{ID: warmID(), Image: "host", Resources: sandbox.Resources{Memory: 256 << 20}}, img)
 	m.platform = platform
 	if p.trialKernel != "" {
 		m.kernel = p.trialKernel
@@ -94,7 +91,7 @@ func (p *Provider) try(platform string) error {
 		if err != nil && ctx.Err() != nil {
 			err = fmt.Errorf("a kernel did not start within %v", trialTime)
 		}
-		m.undo() // kills its processes and waits for them
+		m.Undo() // kills its processes and waits for them
 		ended <- err
 	}()
 	select {

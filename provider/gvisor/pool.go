@@ -1,21 +1,23 @@
 package gvisor
 
 import (
+	"bufio"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/urpc"
 
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/provider/gvisor/pool"
 	"github.com/atoll-run/atoll/provider/gvisor/snapshot"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -24,61 +26,8 @@ import (
 // ID.
 const warmPrefix = "0-"
 
-// stage is the stage up to which a sandbox is prewarmed.
-type stage int
-
-const (
-	// atKernel: its kernel waits for a call that says what to start or to restore.
-	// It can restore any snapshot, with or without a network.
-	atKernel stage = iota
-	// atGuest: its guest waits to be configured.
-	atGuest
-)
-
-// shape lists the properties that must be equal for a prewarmed sandbox to
-// serve a request. Name, environment and user are assigned later.
-type shape struct {
-	digest    string
-	resources sandbox.Resources
-	guest     string // digest of the guest's program
-	from      string // the snapshot whose memory was restored; empty: none
-	stage     stage
-}
-
-// pool holds unused sandboxes. Each is used once: a sandbox is never handed to
-// a second user.
-type pool struct {
-	mu     sync.Mutex
-	shapes map[shape]*warmSet
-	busy   int           // sandboxes being created for callers
-	idle   chan struct{} // signals the pool's goroutine that busy is 0
-	closed bool
-	making sync.Mutex // held while the pool creates one
-
-	lowMemory func() bool // too little memory for a pool; must not change after the first use
-
-	off atomic.Pointer[error] // why the pool is disabled at the moment
-
-	once sync.Once // starts the pool's goroutine, which ends with ctx
-	ctx  context.Context
-	stop context.CancelFunc
-	work sync.WaitGroup
-}
-
-func newPool() *pool {
-	l := &pool{idle: make(chan struct{}, 1), lowMemory: lowMemory}
-	l.ctx, l.stop = context.WithCancel(context.Background())
-	return l
-}
-
-// warmSet holds the ready sandboxes of one shape and the data to create more.
-type warmSet struct {
-	image string
-	from  *snapshot.Saved // nil without a snapshot
-	ready []*maker
-	asked []time.Time // times of recent requests, oldest first
-	kept  bool        // its size follows asked, not a call of Warm
-}
+// prewarmer makes the sandboxes of the pool. It implements pool.Maker.
+type prewarmer struct{ p *Provider }
 
 // Warm creates n sandboxes with the image and resources of spec in advance. A
 // Create with the same image and resources, and without mounts, then only has
@@ -86,35 +35,39 @@ type warmSet struct {
 // resources of the machine like any other. Drain removes them.
 func (p *Provider) Warm(ctx context.Context, spec *sandbox.Spec, n int) error {
 	p.sweepOnce()
-	s := shape{resources: withDefaults(spec.Resources), guest: p.guest(), stage: atGuest}
+	s := pool.Shape{Resources: withDefaults(spec.Resources), Guest: p.guest(), Stage: pool.AtGuest}
 	for range n {
-		m, err := p.prepareOne(ctx, s, spec.Image, nil)
+		m, err := prewarmer{p}.Make(ctx, s, spec.Image, nil)
 		if err != nil {
 			return err
 		}
-		s.digest = m.img.Digest
-		if !p.pool.put(s, spec.Image, m) {
-			m.undo()
+		s.Digest = m.img.Digest
+		if !p.pool.Put(s, spec.Image, m) {
+			m.Undo()
 			return errors.New("the provider is closed")
 		}
 	}
 	return nil
 }
 
-// prepareOne creates a sandbox of a shape as far as possible without its user.
-func (p *Provider) prepareOne(ctx context.Context, s shape, ref string, from *snapshot.Saved) (*maker, error) {
-	img, err := p.opts.Images.Get(ctx, ref, image.GetOptions{})
+// Drain ends the sandboxes of the pool, including one that is being created,
+// and waits for that.
+func (p *Provider) Drain() { p.pool.Drain() }
+
+// Make creates a sandbox of a shape as far as possible without its user.
+func (w prewarmer) Make(ctx context.Context, s pool.Shape, ref string, from *snapshot.Saved) (*maker, error) {
+	img, err := w.p.opts.Images.Get(ctx, ref, image.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
-	if s.digest != "" && img.Digest != s.digest {
+	if s.Digest != "" && img.Digest != s.Digest {
 		return nil, fmt.Errorf("%s is another image now", ref)
 	}
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
-	m := p.earlyMaker(s, ref, img)
+	m := w.p.newMaker(&sandbox.Spec{ID: warmID(), Image: ref, Resources: bounded(s.Resources)}, img)
 	m.from = from
-	if s.stage == atKernel {
+	if s.Stage == pool.AtKernel {
 		if err = m.prepare(); err == nil {
 			err = m.launch(ctx)
 		}
@@ -128,18 +81,18 @@ func (p *Provider) prepareOne(ctx context.Context, s shape, ref string, from *sn
 		err = errors.New(m.why)
 	}
 	if err != nil {
-		m.undo()
+		m.Undo()
 		return nil, withCause(ctx, err)
 	}
+	m.from = nil
 	return m, nil
 }
 
-// earlyMaker begins a sandbox that has no user yet.
-func (p *Provider) earlyMaker(s shape, ref string, img *image.Image) *maker {
-	id := sandbox.ID(warmPrefix + strings.ToLower(rand.Text()[:16]))
-	m := p.newMaker(&sandbox.Spec{ID: id, Image: ref, Resources: bounded(s.resources)}, img)
-	return m
-}
+// LowMemory implements pool.Maker.
+func (w prewarmer) LowMemory() bool { return w.p.lowMemory() }
+
+// warmID returns the ID of a sandbox that has no user yet.
+func warmID() sandbox.ID { return sandbox.ID(warmPrefix + strings.ToLower(rand.Text()[:16])) }
 
 // prewarm runs a program in a sandbox, so that its first command is faster.
 func (m *maker) prewarm(ctx context.Context) error {
@@ -160,81 +113,8 @@ func bounded(r sandbox.Resources) sandbox.Resources {
 	return r
 }
 
-// closePool ends the sandboxes of the pool permanently.
-func (p *Provider) closePool() {
-	p.pool.once.Do(func() {}) // prevents starting the goroutine
-	p.pool.stop()
-	p.pool.work.Wait()
-	for _, m := range p.pool.empty(true) {
-		m.undo()
-	}
-}
-
-// Drain ends the sandboxes of the pool, including one that is being created,
-// and waits for that.
-func (p *Provider) Drain() {
-	ready := p.pool.empty(false)
-	p.pool.making.Lock()
-	defer p.pool.making.Unlock()
-	for _, m := range ready {
-		m.undo()
-	}
-}
-
-// empty removes all sandboxes from the pool. With closing the pool stays empty.
-func (l *pool) empty(closing bool) (ready []*maker) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, s := range l.shapes {
-		ready = append(ready, s.ready...)
-		s.from.Close()
-	}
-	l.shapes, l.closed = nil, l.closed || closing
-	return ready
-}
-
-// warm returns the set of a shape and creates it if it is missing. l.mu is
-// held.
-func (l *pool) warm(s shape, ref string) *warmSet {
-	if l.shapes == nil {
-		l.shapes = map[shape]*warmSet{}
-	}
-	if l.shapes[s] == nil {
-		l.shapes[s] = &warmSet{image: ref}
-	}
-	return l.shapes[s]
-}
-
-// put adds a sandbox to the pool. It fails if the pool was closed meanwhile, or
-// drained if the sandbox was created for expected requests.
-func (l *pool) put(s shape, ref string, m *maker) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || ref == "" && l.shapes[s] == nil {
-		return false
-	}
-	sh := l.warm(s, ref)
-	sh.ready = append(sh.ready, m)
-	return true
-}
-
-// take returns a running sandbox, or nil, and those that have ended.
-func (l *pool) take(s shape) (m *maker, dead []*maker) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	sh := l.shapes[s]
-	for sh != nil && len(sh.ready) > 0 {
-		m, sh.ready = sh.ready[0], sh.ready[1:]
-		if m.alive() {
-			return m, dead
-		}
-		dead = append(dead, m)
-	}
-	return nil, dead
-}
-
-// alive reports whether the kernel of a prewarmed sandbox runs.
-func (m *maker) alive() bool { return m.rec.Kernel.alive() && !m.rec.Kernel.stopped() }
+// Alive reports whether the kernel of a prewarmed sandbox runs.
+func (m *maker) Alive() bool { return m.rec.Kernel.alive() && !m.rec.Kernel.stopped() }
 
 // maker returns a maker for a sandbox, prewarmed if the pool has a fitting one.
 func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *snapshot.Saved, why string) (*maker, error) {
@@ -246,7 +126,7 @@ func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *snapshot.Sa
 	}
 	m.from, m.why = from, why
 	if err := m.become(spec); err != nil {
-		m.undo()
+		m.Undo()
 		return nil, err
 	}
 	return m, nil
@@ -257,14 +137,10 @@ func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *snapshot.Sa
 func (p *Provider) taken(spec *sandbox.Spec, img *image.Image, from *snapshot.Saved, why string) *maker {
 	for _, s := range p.shapesFor(spec, img, from, why) {
 		// With another guest, only the snapshot that contains it can be prewarmed.
-		if p.pooled() && (s.from != "" || s.guest == p.guest()) {
-			p.pool.ask(s, spec.Image, from)
+		if s.From != "" || s.Guest == p.guest() {
+			p.pool.Want(s, spec.Image, from)
 		}
-		m, dead := p.pool.take(s)
-		for _, d := range dead {
-			d.undo()
-		}
-		if m != nil {
+		if m, ok := p.pool.Take(s); ok {
 			return m
 		}
 	}
@@ -274,23 +150,23 @@ func (p *Provider) taken(spec *sandbox.Spec, img *image.Image, from *snapshot.Sa
 // shapesFor lists the shapes that fit a request, the most advanced first.
 // Mounts are fixed when a kernel is launched, the network when it restores a
 // snapshot.
-func (p *Provider) shapesFor(spec *sandbox.Spec, img *image.Image, from *snapshot.Saved, why string) (shapes []shape) {
+func (p *Provider) shapesFor(spec *sandbox.Spec, img *image.Image, from *snapshot.Saved, why string) (shapes []pool.Shape) {
 	if len(spec.Mounts) > 0 {
 		return nil
 	}
-	s := shape{digest: img.Digest, resources: withDefaults(spec.Resources), guest: p.guest()}
+	s := pool.Shape{Digest: img.Digest, Resources: withDefaults(spec.Resources), Guest: p.guest()}
 	memory := from != nil && from.Memory != nil && why == ""
 	if memory {
-		s.guest = from.Memory.Guest
+		s.Guest = from.Memory.Guest
 	}
 	if memory && from.Transient {
-		return []shape{s} // it is restored only once
+		return []pool.Shape{s} // it is restored only once
 	}
 	if !memory || !spec.Network.Asked() {
 		g := s
-		g.stage = atGuest
+		g.Stage = pool.AtGuest
 		if memory {
-			g.from = from.ID()
+			g.From = from.ID()
 		}
 		shapes = append(shapes, g)
 	}
@@ -344,4 +220,31 @@ func (m *maker) join(ctx context.Context) error {
 		return m.explain(err)
 	}
 	return nil
+}
+
+// poolUnused is the share of the machine's memory, in percent, that a pool leaves
+// free.
+const poolUnused = 10
+
+// lowMemory reports whether the machine has too little memory left for a pool.
+func lowMemory() bool {
+	figures := memoryFigures()
+	return figures["MemAvailable"]*100 < figures["MemTotal"]*poolUnused
+}
+
+// memoryFigures returns the machine's memory in KiB, by name. See
+// proc_meminfo(5).
+func memoryFigures() map[string]int64 {
+	figures := map[string]int64{}
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return figures
+	}
+	defer f.Close()
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		name, rest, _ := strings.Cut(sc.Text(), ":")
+		kb, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+		figures[name], _ = strconv.ParseInt(kb, 10, 64)
+	}
+	return figures
 }

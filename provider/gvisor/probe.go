@@ -58,9 +58,9 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	f.Findings = append(f.Findings, probeInternals(kernel.Items())...)
 	f.Findings = append(f.Findings, probeOrphans(p.boxes)...)
 	f.Findings = append(f.Findings, probeStopped(p.boxes)...)
-	if why := p.pool.off.Load(); why != nil {
+	if why := p.pool.Disabled(); why != nil {
 		f.Findings = append(f.Findings, driver.Finding{
-			Severity: driver.Warning, Subject: "pool", Message: "no sandboxes are kept ready: " + (*why).Error(), Fix: "no action is needed: it is retried every few seconds",
+			Severity: driver.Warning, Subject: "pool", Message: "no sandboxes are kept ready: " + why.Error(), Fix: "no action is needed: it is retried every few seconds",
 		})
 	}
 	return f, nil

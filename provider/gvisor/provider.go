@@ -25,6 +25,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/snapshotstore"
+	"github.com/atoll-run/atoll/provider/gvisor/pool"
 	"github.com/atoll-run/atoll/provider/internal/identity"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -93,11 +94,12 @@ type Provider struct {
 	opened  atomic.Pointer[program]  // the same, if it is open
 	reaper  reaper
 	swept   sync.Once
-	pool    *pool
+	pool    *pool.Pool[*maker]
 
 	snapshots *snapshotstore.Snapshots
 
-	trialKernel string // executable for try, in tests
+	trialKernel string      // executable for try, in tests
+	lowMemory   func() bool // too little memory for a pool; must not change after the first use
 
 	mu        sync.Mutex
 	instances map[sandbox.ID]*Instance
@@ -165,7 +167,7 @@ func New(opts Options) (*Provider, error) {
 	}
 	p := &Provider{
 		opts:      opts,
-		pool:      newPool(),
+		lowMemory: lowMemory,
 		snapshots: snapshotstore.NewSnapshots(opts.SnapshotDir, Name, snapshots.Describe),
 		boxes:     boxes,
 		groups:    sync.OnceValue(findMachineCgroups),
@@ -173,6 +175,7 @@ func New(opts Options) (*Provider, error) {
 		instances: map[sandbox.ID]*Instance{},
 		quit:      make(chan struct{}),
 	}
+	p.pool = pool.New(prewarmer{p}, opts.Pool)
 	p.chosen = sync.OnceValue(p.choose)
 	p.program = sync.OnceValues(func() (*program, error) {
 		found, err := findProgram(opts.Kernel, opts.StateDir)
@@ -336,7 +339,7 @@ func (p *Provider) ErrorCode(err error) sandbox.Code {
 
 // Close releases all sandboxes. It ends only those of the pool.
 func (p *Provider) Close() error {
-	p.closePool()
+	p.pool.Close()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.closed {

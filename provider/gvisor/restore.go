@@ -56,7 +56,7 @@ func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 	}
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
-	defer p.pool.begin()()
+	defer p.pool.Begin()()
 	for {
 		m, err := p.maker(spec, img, from, refused)
 		if err != nil {
@@ -66,7 +66,7 @@ func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 		if err == nil {
 			return in, driver.Restored{Memory: m.restoresMemory(), Why: m.why}, nil
 		}
-		m.undo()
+		m.Undo()
 		var kernel *memoryError
 		if ctx.Err() != nil || refused != "" || !errors.As(err, &kernel) {
 			return nil, none, withCause(ctx, err)
