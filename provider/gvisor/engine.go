@@ -66,8 +66,8 @@ func (m *maker) guestImage() (image *os.File, digest string, err error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("preparing the guest: %w", err)
 	}
-	image, err = reopen(own.image)
-	return image, own.digest, err
+	image, err = reopen(own.Image)
+	return image, own.Digest, err
 }
 
 // keepGuest links the guest's image into the state directory and opens it.

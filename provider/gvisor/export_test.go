@@ -11,6 +11,7 @@ import (
 
 	guestprogram "github.com/atoll-run/atoll/internal/guest/program"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/provider/gvisor/guestimage"
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -104,12 +105,12 @@ func (in *Instance) Status(ctx context.Context) (kernel.Status, error) {
 // UseGuest makes an executable the guest of new sandboxes, as if this were
 // another build of Atoll. Call it before any other method of the provider.
 func (p *Provider) UseGuest(executable string) {
-	p.program = sync.OnceValues(func() (*program, error) {
+	p.program = sync.OnceValues(func() (*guestimage.Guest, error) {
 		found, err := guestprogram.File(executable)
 		if err != nil {
 			return nil, err
 		}
-		own, err := openProgram(found, p.opts.StateDir)
+		own, err := guestimage.Open(found, p.opts.StateDir)
 		p.opened.Store(own)
 		return own, err
 	})

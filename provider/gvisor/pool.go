@@ -183,7 +183,7 @@ func (p *Provider) guest() string {
 	if err != nil {
 		return ""
 	}
-	return own.digest
+	return own.Digest
 }
 
 // become assigns a prewarmed sandbox its ID and Spec.

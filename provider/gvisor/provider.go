@@ -25,6 +25,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/snapshotstore"
+	"github.com/atoll-run/atoll/provider/gvisor/guestimage"
 	"github.com/atoll-run/atoll/provider/gvisor/pool"
 	"github.com/atoll-run/atoll/provider/internal/identity"
 	"github.com/atoll-run/atoll/sandbox"
@@ -88,10 +89,10 @@ type Provider struct {
 	opts    Options
 	boxes   string // directory of state directories
 	groups  func() cgroupRoot
-	static  func() driver.Finding    // whether the kernel's executable is usable
-	program func() (*program, error) // the guest of new sandboxes
-	chosen  func() choice            // the platform of new kernels
-	opened  atomic.Pointer[program]  // the same, if it is open
+	static  func() driver.Finding             // whether the kernel's executable is usable
+	program func() (*guestimage.Guest, error) // the guest of new sandboxes
+	chosen  func() choice                     // the platform of new kernels
+	opened  atomic.Pointer[guestimage.Guest]  // the same, if it is open
 	reaper  reaper
 	swept   sync.Once
 	pool    *pool.Pool[*maker]
@@ -177,8 +178,8 @@ func New(opts Options) (*Provider, error) {
 	}
 	p.pool = pool.New(prewarmer{p}, opts.Pool)
 	p.chosen = sync.OnceValue(p.choose)
-	p.program = sync.OnceValues(func() (*program, error) {
-		found, err := findProgram(opts.Kernel, opts.StateDir)
+	p.program = sync.OnceValues(func() (*guestimage.Guest, error) {
+		found, err := guestimage.Find(opts.Kernel, opts.StateDir)
 		p.opened.Store(found)
 		return found, err
 	})
@@ -351,9 +352,7 @@ func (p *Provider) Close() error {
 		delete(p.instances, id)
 	}
 	p.reaper.close()
-	if opened := p.opened.Swap(nil); opened != nil {
-		opened.close()
-	}
+	p.opened.Swap(nil).Close()
 	return nil
 }
 

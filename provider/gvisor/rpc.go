@@ -20,6 +20,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/span"
+	"github.com/atoll-run/atoll/provider/gvisor/guestimage"
 	"github.com/atoll-run/atoll/provider/gvisor/snapshot"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -227,8 +228,8 @@ func (in *Instance) call(ctx context.Context, f func(*urpc.Client) error) (err e
 // connectGuest opens another connection to the guest of a running sandbox. It
 // runs a helper inside, this Atoll's guest and not the sandbox's, that hands
 // the connection over.
-func connectGuest(ctx context.Context, dir, id string, p *program) (*guest.Pipes, error) {
-	program, err := reopen(p.executable)
+func connectGuest(ctx context.Context, dir, id string, p *guestimage.Guest) (*guest.Pipes, error) {
+	program, err := reopen(p.Executable)
 	if err != nil {
 		return nil, err
 	}
