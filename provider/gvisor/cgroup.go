@@ -261,10 +261,10 @@ func (g *cgroup) settings(l limits) []setting {
 		}
 		if l.memory != 0 {
 			pair := []setting{
-				{ctlMemory, "memory.limit_in_bytes", amount(l.memory, "-1"), false},
-				{ctlMemory, "memory.memsw.limit_in_bytes", amount(l.memory, "-1"), true},
+				{ctlMemory, "memory.limit_in_bytes", amount(hardLimit(l.memory), "-1"), false},
+				{ctlMemory, "memory.memsw.limit_in_bytes", amount(hardLimit(l.memory), "-1"), true},
 			}
-			if g.raises(l.memory) {
+			if g.raises(hardLimit(l.memory)) {
 				slices.Reverse(pair)
 			}
 			s = append(s, pair...)

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 const (
@@ -65,59 +67,112 @@ func TestOwnUnifiedGroup(t *testing.T) {
 	}
 }
 
-// TestUnifiedSettings checks the values for a cgroup v2 hierarchy. A plain
-// directory takes its place, so files are created instead of written.
-func TestUnifiedSettings(t *testing.T) {
-	parent := t.TempDir()
-	root := cgroupRoot{version: 2, dirs: map[string]string{ctlCPU: parent, ctlMemory: parent, ctlPIDs: parent}}
-	g := root.group("box")
-	if err := os.Mkdir(filepath.Join(parent, "box"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	want := map[string]string{
-		"cpu.max": "150000 100000", "memory.high": "67108864", "memory.max": "100663296", "memory.swap.max": "0", "pids.max": "100",
-	}
-	for name := range want {
-		if err := os.WriteFile(filepath.Join(parent, "box", name), nil, 0o600); err != nil {
+// TestSettings checks the values for both versions. A plain directory takes the
+// place of the groups, so files are created instead of written.
+func TestSettings(t *testing.T) {
+	for version, want := range map[int]map[string]string{
+		1: {
+			"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000", "pids.max": "100",
+			"memory.limit_in_bytes": "100663296", "memory.memsw.limit_in_bytes": "100663296",
+		},
+		2: {
+			"cpu.max": "150000 100000", "memory.high": "67108864", "memory.max": "100663296", "memory.swap.max": "0", "pids.max": "100",
+		},
+	} {
+		parent := t.TempDir()
+		root := cgroupRoot{version: version, dirs: map[string]string{ctlCPU: parent, ctlMemory: parent, ctlPIDs: parent}}
+		g := root.group("box")
+		if err := os.Mkdir(filepath.Join(parent, "box"), 0o700); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if err := g.create(limits{cpus: 1.5, memory: 64 << 20, pids: 100}); err != nil {
-		t.Fatal(err)
-	}
-	for name, value := range want {
-		b, err := os.ReadFile(filepath.Join(parent, "box", name))
-		if err != nil || string(b) != value {
-			t.Errorf("%s = %q, %v; want %q", name, b, err, value)
+		for name := range want {
+			if err := os.WriteFile(filepath.Join(parent, "box", name), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := g.create(limits{cpus: 1.5, memory: 64 << 20, pids: 100}); err != nil {
+			t.Fatal(err)
+		}
+		for name, value := range want {
+			b, err := os.ReadFile(filepath.Join(parent, "box", name))
+			if err != nil || string(b) != value {
+				t.Errorf("version %d: %s = %q, %v; want %q", version, name, b, err, value)
+			}
+		}
+		if got := g.memoryLimit(); got != 64<<20 {
+			t.Errorf("version %d: the limit is read as %d bytes", version, got)
 		}
 	}
 }
 
-// TestUnifiedLimit checks when a group of version 2 is at its limit: the cache of
-// files does not count.
-func TestUnifiedLimit(t *testing.T) {
-	dir := t.TempDir()
-	write := func(name, content string) {
-		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
+// TestReserve checks the reserve above a limit, and that the limit follows from
+// both, as with version 1.
+func TestReserve(t *testing.T) {
+	for limit, want := range map[int64]int64{
+		16 << 20: 48 << 20, 512 << 20: 544 << 20, 1 << 30: 1<<30 + 64<<20, 8 << 30: 8<<30 + 512<<20, 64 << 30: 64<<30 + 512<<20, -1: -1,
+	} {
+		if got := hardLimit(limit); got != want {
+			t.Errorf("the hard limit of %d is %d, want %d", limit, got, want)
 		}
 	}
-	write("memory.high", "96\n")
-	write("memory.events", "low 0\nhigh 0\n")
-	write("memory.current", "99\n")
-	write("memory.stat", "anon 10\nactive_file 10\ninactive_file 20\n")
-	g := &cgroup{version: 2, dirs: map[string]string{ctlMemory: dir}}
-	if g.held() != 69 || g.atLimit() {
-		t.Errorf("a group with 69 bytes and a cache of 30 holds %d bytes and is at its limit: %v", g.held(), g.atLimit())
+	for limit := int64(1); limit < 1<<40; limit += limit/7 + 1 {
+		if got := softLimit(hardLimit(limit)); got != limit {
+			t.Errorf("the limit that has the hard limit of %d is %d", limit, got)
+		}
 	}
-	write("memory.stat", "anon 98\nactive_file 0\ninactive_file 1\n")
-	if !g.starves() {
-		t.Errorf("a group with %d bytes is not at its limit", g.held())
-	}
-	write("memory.current", "95\n")
-	if g.starves() {
-		t.Error("a group is at its limit that has not reached it")
+}
+
+// TestLimit checks when a group is at its limit: the cache of files does not count.
+func TestLimit(t *testing.T) {
+	for version, name := range map[int]struct{ usage, limit, prefix string }{
+		1: {"memory.usage_in_bytes", "memory.limit_in_bytes", "total_"},
+		2: {"memory.current", "memory.high", ""},
+	} {
+		dir := t.TempDir()
+		write := func(name, content string) {
+			t.Helper()
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b := box{t.TempDir()}
+		rec := &record{Spec: sandboxDescription{Resources: sandbox.Resources{Memory: 96 << 20}}}
+		if err := b.save(rec); err != nil {
+			t.Fatal(err)
+		}
+		m := &memoryGuard{box: b, rec: rec}
+		g := &cgroup{version: version, dirs: map[string]string{ctlMemory: dir}}
+		const limit = 96 << 20
+		hard := strconv.Itoa(limit)
+		if version == 1 {
+			hard = strconv.Itoa(int(hardLimit(limit)))
+		}
+		state := func(used, cached int) {
+			t.Helper()
+			write(name.usage, strconv.Itoa(used))
+			write("memory.stat", fmt.Sprintf("%sactive_file %d\n%sinactive_file %d\n", name.prefix, cached/3, name.prefix, cached-cached/3))
+			if got := g.held(); got != int64(used-cached) {
+				t.Errorf("version %d: a group with %d bytes and a cache of %d holds %d", version, used, cached, got)
+			}
+		}
+		write(name.limit, hard)
+		for _, tc := range []struct {
+			used, cached int
+			want         bool
+		}{
+			{limit - 1, 0, false},
+			{limit, 0, true},
+			{limit + 1<<20, 1 << 20, true},
+			{limit + 8<<20, 32 << 20, false},
+		} {
+			state(tc.used, tc.cached)
+			if got := m.starves(g); got != tc.want {
+				t.Errorf("version %d: with %d bytes and a cache of %d, it is at its limit: %v", version, tc.used, tc.cached, got)
+			}
+			if got, _ := os.ReadFile(filepath.Join(dir, name.limit)); string(got) != hard {
+				t.Errorf("version %d: %s is %s afterwards, want %s", version, name.limit, got, hard)
+			}
+		}
 	}
 }
 
@@ -173,14 +228,17 @@ func TestStandstill(t *testing.T) {
 		{"a large file is read again and again beside a small program", 50_000, 30_000, "active_file 0\ninactive_file 50000000\n", 0},
 		{"less is read again than there is", 50_000, 5_000, "active_file 0\ninactive_file 40000000\n", 0},
 	} {
-		for version, file := range map[int]string{1: "memory.limit_in_bytes", 2: "memory.high"} {
+		for version, file := range map[int]setting{
+			1: {file: "memory.limit_in_bytes", value: strconv.FormatInt(hardLimit(limit), 10)},
+			2: {file: "memory.high", value: strconv.Itoa(limit)},
+		} {
 			g := &cgroup{version: version, dirs: map[string]string{ctlMemory: t.TempDir()}}
 			write := func(name, text string) {
 				if err := os.WriteFile(filepath.Join(g.dirs[ctlMemory], name), []byte(text), 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
-			write(file, strconv.Itoa(limit))
+			write(file.file, file.value)
 			seen := sight{read: tc.before, times: 2}
 			write("memory.stat", fmt.Sprintf("shmem 49127424\nworkingset_refault_file %d\n%s", tc.before+tc.again, tc.files))
 			if got := g.look(seen); got.times != tc.want {

@@ -38,7 +38,7 @@ func (in *Instance) EndStopped(pid int) bool {
 }
 
 // Hold stops the kernel, as the process does that kills a stub.
-func (in *Instance) Hold() (release func()) { return in.memory.hold() }
+func (in *Instance) Hold() (release func(goOn bool)) { return in.memory.hold() }
 
 // Unfinished lists the stubs that gVisor's kernel traces or has not set up.
 func (in *Instance) Unfinished() (pids []int) {
@@ -60,8 +60,18 @@ func (p *Provider) LimitVersion() int { return p.groups().version }
 // Full reports whether the sandbox waits for a higher memory limit.
 func (in *Instance) Full() bool { return in.memory.full.Load() }
 
-// AtLimit reports whether the sandbox waits at its memory limit now.
-func (in *Instance) AtLimit() bool { return in.rec.cgroup().atLimit() }
+// AtLimit reports whether the sandbox has used up the reserve of its memory and
+// waits now (version 1), or is slowed down at its limit (version 2).
+func (in *Instance) AtLimit() bool {
+	g := in.rec.cgroup()
+	if g.version == 1 {
+		return g.statistic(ctlMemory, "memory.oom_control", "under_oom") == 1
+	}
+	return g.atLimit()
+}
+
+// Held returns the memory of the sandbox without the host's cache of files.
+func (in *Instance) Held() int64 { return in.rec.cgroup().held() }
 
 // LimitState describes the memory of the sandbox's group, for messages.
 func (in *Instance) LimitState() string {
@@ -70,6 +80,18 @@ func (in *Instance) LimitState() string {
 	return fmt.Sprintf("%d of %d bytes, at its limit: %v, full: %v, kills: %d of which %d are ours; stubs: %+v; its kernel said %q",
 		g.held(), g.memoryLimit(), g.atLimit(), in.memory.full.Load(), in.memory.killed(), in.box.starved(), in.memory.stubs(), words)
 }
+
+// Refusals counts how often the reserve of the sandbox's memory was used up.
+func (in *Instance) Refusals() int64 {
+	g := in.rec.cgroup()
+	if g.version == 2 {
+		return g.statistic(ctlMemory, "memory.events", "max")
+	}
+	return g.figure(ctlMemory, "memory.failcnt")
+}
+
+// Charged returns the memory of the sandbox's group with the host's cache of files.
+func (in *Instance) Charged() int64 { return in.rec.cgroup().charged() }
 
 // Ended reports whether the kernel has ended.
 func (in *Instance) Ended() bool { return !in.rec.Kernel.alive() }

@@ -30,10 +30,10 @@ var errSilent = errors.New("the sandbox does not answer")
 // frozen is the error of calls on a sandbox that does not answer.
 func (in *Instance) frozen() error {
 	how := "its guest is stopped or its kernel hangs"
-	if what := in.rec.stopped(); what != "" {
-		how = "its " + what + " is stopped by a signal"
-	} else if in.memory.full.Load() {
+	if in.memory.full.Load() {
 		how = "its memory is full of data that no program holds, such as extended attributes; it goes on when it has more: atoll update --memory SIZE"
+	} else if what := in.rec.stopped(); what != "" {
+		how = "its " + what + " is stopped by a signal"
 	}
 	return &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached: %s", in.rec.ID, how), errSilent}
 }
@@ -93,8 +93,9 @@ func probeStopped(boxes string) []driver.Finding {
 	entries, _ := os.ReadDir(boxes) // unreadable directories are not reported
 	var names []string
 	for _, e := range entries {
-		if r, err := (box{filepath.Join(boxes, e.Name())}).load(); err == nil {
-			if what := r.stopped(); what != "" {
+		b := box{filepath.Join(boxes, e.Name())}
+		if r, err := b.load(); err == nil {
+			if what := r.stopped(); what != "" && !b.held() {
 				names = append(names, e.Name()+" (its "+strings.TrimSuffix(what, ",")+")")
 			}
 		}

@@ -1,12 +1,10 @@
 package gvisor
 
 import (
-	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,11 +18,12 @@ import (
 // memory, which is freed only a little after the end of the program that holds
 // it. Until then the host kills everything else.
 //
-// So at the limit the host lets the group wait (version 1) or slows it down
-// (version 2, which kills only above a reserve). This process ends one program,
-// lends the group a little memory so that its kernel can notice that, and waits
-// for the program's memory. If no program has the memory, the group waits for a
-// higher limit: version 1 does that by itself, version 2 is frozen.
+// So the group may use a reserve above its limit, while this process ends one
+// program, lends the group a little more memory, and waits for the program's
+// memory. Version 2 slows the group down meanwhile. When the reserve is used up,
+// too, version 1 lets page faults wait and refuses the kernel other memory, for
+// which the kernel may end; version 2 kills processes. If no program has the
+// memory, gVisor's kernel is stopped until it has a higher limit.
 const (
 	lent      = 32 << 20        // bytes that are lent first
 	mostLent  = 512 << 20       // and if no program is left
@@ -34,7 +33,7 @@ const (
 	pollFree  = 5 * time.Millisecond
 
 	atLimitTime = 100 * time.Millisecond
-	pollFull    = 100 * time.Millisecond
+	pollFull    = 100 * time.Millisecond // also between two calls of uncache
 )
 
 // watchLimit makes room in the sandbox whenever it is at its memory limit, until
@@ -48,27 +47,25 @@ func (m *memoryGuard) watchLimit() {
 			f.Close()
 		}
 	}
-	if m.idle != nil && !isClosed(m.idle) || isClosed(m.released) || isClosed(m.ended) {
+	g := m.rec.cgroup()
+	if m.idle != nil && !isClosed(m.idle) {
+		if e := m.events.Load(); e != nil && (e.limit != g.memoryLimit() || g.charged() >= e.limit) {
+			e.stop() // it waits for another limit, or cannot know that it is above this one
+		}
 		return
 	}
 	limit := m.limit()
-	if limit <= 0 {
+	if limit <= 0 || !g.has(ctlMemory) || isClosed(m.released) || isClosed(m.ended) {
 		return
 	}
 	lock, err := m.box.lockStarved()
 	if err != nil {
 		return
 	}
-	g := m.rec.cgroup()
-	events, err := g.limitEvents()
-	if g.has(ctlMemory) {
-		// A process that was killed may have lent memory or frozen the group.
-		if g.memoryLimit() > limit {
-			_ = g.giveBack(limit)
-		}
-		_ = g.freeze(false)
-	}
-	if err != nil {
+	// A process that was killed may have lent memory, and one of an older version
+	// has set no reserve.
+	_ = g.giveBack(limit)
+	if g.waitAtLimit(true) != nil {
 		lock.Close()
 		return // the host kills processes
 	}
@@ -77,8 +74,7 @@ func (m *memoryGuard) watchLimit() {
 	go func() {
 		defer close(idle)
 		defer lock.Close()
-		defer events.Close()
-		m.serveLimit(g, events)
+		m.serveLimit(g)
 		if !m.full.Load() { // else the host would kill the kernel
 			_ = g.waitAtLimit(false) // without this process nobody would make room
 		}
@@ -95,7 +91,26 @@ func (m *memoryGuard) stopWatching() {
 	}
 }
 
-func (m *memoryGuard) serveLimit(g *cgroup, events *limitEvents) {
+// serveLimit returns when the sandbox has ended or is released, or when the host
+// has no events of its group.
+func (m *memoryGuard) serveLimit(g *cgroup) {
+	for {
+		events, err := g.limitEvents()
+		if err != nil {
+			return
+		}
+		m.events.Store(events)
+		goOn := m.serveEvents(g, events)
+		events.Close()
+		if !goOn {
+			return
+		}
+	}
+}
+
+// serveEvents makes room if the sandbox is at its limit, and then waits for an
+// event. It returns false if the sandbox has ended or is released.
+func (m *memoryGuard) serveEvents(g *cgroup, events *limitEvents) bool {
 	over := make(chan struct{})
 	defer close(over)
 	go func() {
@@ -104,52 +119,84 @@ func (m *memoryGuard) serveLimit(g *cgroup, events *limitEvents) {
 		case <-m.released:
 		case <-over:
 		}
-		_ = events.SetReadDeadline(time.Unix(1, 0))
+		events.stop()
 	}()
-	for {
-		for g.starves() {
-			m.starving()
-			done := m.relieve(g)
-			m.starving()
-			if !done && !m.waitFull(g) {
-				return
-			}
-		}
-		if events.await() != nil {
-			return
-		}
+	for m.starves(g) {
+		m.starving()
 		if g.version == 1 {
 			m.box.addStarved()
 		}
+		done := m.relieve(g)
+		m.starving()
+		if !done && !m.waitFull(g) {
+			return false
+		}
 	}
+	if events.limit == g.memoryLimit() {
+		_ = events.await()
+	}
+	return !isClosed(m.ended) && !isClosed(m.released)
 }
 
-// waitFull waits until a sandbox whose memory cannot be freed has a higher limit,
-// unless what is lent suffices for now. It returns false if the sandbox ends or is
-// released before.
+// waitFull stops gVisor's kernel until a sandbox whose memory cannot be freed has
+// a higher limit, unless what is lent suffices for now. It returns false if the
+// sandbox ends or is released before.
 func (m *memoryGuard) waitFull(g *cgroup) bool {
 	if !g.atLimit() {
 		return true
 	}
-	if g.freeze(true) != nil { // it would not wait
-		m.endStarved()
-		return false
-	}
-	slog.Warn("the memory of a sandbox is full of data that no program holds; it waits for a higher limit", "sandbox", m.rec.ID)
 	m.full.Store(true) // until Resize
-	for was := g.memoryLimit(); m.full.Load() && g.memoryLimit() <= was && (g.version == 2 || g.atLimit()); {
+	slog.Warn("the memory of a sandbox is full of data that no program holds; it waits for a higher limit", "sandbox", m.rec.ID)
+	var resume func(goOn bool)
+	for was := g.memoryLimit(); m.full.Load() && g.memoryLimit() <= was; {
+		if resume == nil {
+			resume = m.hold()
+		}
 		select {
 		case <-m.ended:
-			return false
 		case <-m.released:
-			return false
 		case <-time.After(pollFull):
+			continue
 		}
+		if resume != nil {
+			resume(false)
+		}
+		return false
 	}
 	m.full.Store(false)
-	if g.freeze(false) != nil {
-		m.endStarved()
+	if resume != nil {
+		resume(true)
+	}
+	return true
+}
+
+// starves reports whether the sandbox is at its limit to stay. With version 2 it
+// is there for a moment whenever the host must give back its cache of files.
+func (m *memoryGuard) starves(g *cgroup) bool {
+	if g.version == 1 && (g.atLimit() || !m.uncache(g)) {
+		return g.atLimit()
+	}
+	for range int(atLimitTime / pollFree) {
+		if at := g.atLimit(); at == (g.version == 1) {
+			return at
+		}
+		time.Sleep(pollFree)
+	}
+	return g.atLimit()
+}
+
+// uncache makes the host give back its cache of files in a group of version 1
+// that is above its limit for that: its events do not tell the cache from other
+// memory. It reports whether the group was.
+func (m *memoryGuard) uncache(g *cgroup) bool {
+	limit, held := m.limit(), g.held()
+	if limit <= 0 || held >= limit || g.charged() < limit {
 		return false
+	}
+	// The host gives back what is above a limit before it sets it.
+	below := amount((limit+held)/2, "")
+	if os.WriteFile(filepath.Join(g.dirs[ctlMemory], "memory.limit_in_bytes"), []byte(below), 0) == nil && g.lend(limit) == nil {
+		m.settle(g, limit)
 	}
 	return true
 }
@@ -290,17 +337,25 @@ func (b box) starved() int {
 func almost(limit int64) int64 { return limit - limit/smallShare }
 func enough(limit int64) int64 { return limit - 2*limit/smallShare }
 
-// reserve returns how much more than its limit a group of version 2 may use
-// before the host kills its processes. Above its limit it is slowed down, the
-// more the larger the share is.
+// reserve returns how much more than its limit a group may use before the host
+// kills its processes (version 2) or refuses it memory (version 1). With version
+// 2 it is slowed down above its limit, the more the larger the share is.
 func reserve(limit int64) int64 { return min(max(lent, limit/smallShare), mostLent) }
 
-// hardLimit returns the memory at which version 2 kills processes.
+// hardLimit returns the limit and the reserve.
 func hardLimit(limit int64) int64 {
 	if limit < 0 {
 		return limit
 	}
 	return limit + reserve(limit)
+}
+
+// softLimit returns the limit that has a hard limit.
+func softLimit(hard int64) int64 {
+	if hard < 0 {
+		return hard
+	}
+	return hard - min(max(lent, hard/(smallShare+1)), mostLent)
 }
 
 // lend sets the memory limit of the group.
@@ -330,58 +385,48 @@ func (g *cgroup) waitAtLimit(on bool) error {
 	return os.WriteFile(filepath.Join(g.dirs[ctlMemory], "memory.oom_control"), []byte(value), 0)
 }
 
-// freeze stops all processes of a group of version 2, or lets them go on. They
-// can be killed meanwhile.
-func (g *cgroup) freeze(on bool) error {
-	if g.version != 2 {
-		return nil
-	}
-	value := "0"
-	if on {
-		value = "1"
-	}
-	return os.WriteFile(filepath.Join(g.dirs[ctlMemory], "cgroup.freeze"), []byte(value), 0)
-}
-
-// limitEvents returns the events after which the group may be at its limit.
+// limitEvents returns the events after which the group may be at its limit, or,
+// with version 1, have used up its reserve.
 func (g *cgroup) limitEvents() (*limitEvents, error) {
-	if !g.has(ctlMemory) {
-		return nil, errors.ErrUnsupported
-	}
-	dir := g.dirs[ctlMemory]
+	dir, limit := g.dirs[ctlMemory], g.memoryLimit()
 	if g.version == 2 {
-		return pollChanges(filepath.Join(dir, "memory.events"))
+		return pollChanges(filepath.Join(dir, "memory.events"), limit)
 	}
-	control, err := os.Open(filepath.Join(dir, "memory.oom_control"))
-	if err != nil {
-		return nil, err
-	}
-	defer control.Close()
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return nil, err
 	}
-	e := &limitEvents{File: os.NewFile(uintptr(fd), "memory.oom_control")}
-	arm := strconv.Itoa(fd) + " " + strconv.Itoa(int(control.Fd()))
-	if err = os.WriteFile(filepath.Join(dir, "cgroup.event_control"), []byte(arm), 0); err == nil {
-		err = g.waitAtLimit(true)
-	}
-	if err != nil {
-		e.Close()
-		return nil, err
+	e := &limitEvents{File: os.NewFile(uintptr(fd), dir), limit: limit}
+	for _, name := range []string{"memory.usage_in_bytes", "memory.oom_control"} {
+		if err := arm(dir, name, fd, limit); err != nil {
+			e.Close()
+			return nil, err
+		}
 	}
 	return e, nil
+}
+
+// arm makes a group of version 1 signal an event of a file. The limit matters to
+// memory.usage_in_bytes only.
+func arm(dir, name string, fd int, limit int64) error {
+	f, err := os.Open(filepath.Join(dir, name))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return os.WriteFile(filepath.Join(dir, "cgroup.event_control"), fmt.Appendf(nil, "%d %d %d", fd, f.Fd(), limit), 0)
 }
 
 // limitEvents are the events of a group that may have reached its limit.
 type limitEvents struct {
 	*os.File          // becomes readable
 	source   *os.File // of version 2: what it polls
+	limit    int64    // bytes
 }
 
 // pollChanges returns the changes of a file of a control group. It does not use
 // inotify, of which a user has only 128 instances by default.
-func pollChanges(name string) (*limitEvents, error) {
+func pollChanges(name string, limit int64) (*limitEvents, error) {
 	source, err := os.Open(name)
 	if err != nil {
 		return nil, err
@@ -394,7 +439,7 @@ func pollChanges(name string) (*limitEvents, error) {
 	if err = unix.SetNonblock(fd, true); err == nil { // so that Go waits for it with a deadline
 		err = unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, int(source.Fd()), &unix.EpollEvent{Events: unix.EPOLLPRI | unix.EPOLLET})
 	}
-	e := &limitEvents{os.NewFile(uintptr(fd), name), source}
+	e := &limitEvents{os.NewFile(uintptr(fd), name), source, limit}
 	if err != nil {
 		e.Close()
 		return nil, err
@@ -408,6 +453,9 @@ func (e *limitEvents) Close() {
 		e.source.Close()
 	}
 }
+
+// stop makes await return.
+func (e *limitEvents) stop() { _ = e.SetReadDeadline(time.Unix(1, 0)) }
 
 // await waits for an event.
 func (e *limitEvents) await() error {
@@ -425,51 +473,43 @@ func (e *limitEvents) await() error {
 	})
 }
 
-// atLimit reports whether the group waits at its limit, or is slowed down there
-// and the host's cache of files is only a small share of its memory.
+// atLimit reports whether the group is at its limit and the host's cache of files
+// is none of it. With version 2, where the host gives it back, it may be a small
+// share.
 func (g *cgroup) atLimit() bool {
 	if !g.has(ctlMemory) {
 		return false
 	}
-	if g.version == 1 {
-		return strings.Contains(readCounters(filepath.Join(g.dirs[ctlMemory], "memory.oom_control")), "under_oom 1")
-	}
 	limit := g.memoryLimit()
-	return limit > 0 && g.figure(ctlMemory, "memory.current") >= limit && g.held() >= almost(limit)
+	least := limit
+	if g.version == 2 {
+		least = almost(limit)
+	}
+	return limit > 0 && g.charged() >= limit && g.held() >= least
 }
 
-// refuses reports whether the group was at its limit while the host refused it
-// memory for system calls and signals. It does so with version 1, where only
-// programs wait.
+// refuses reports whether the group had used up its reserve, so that the host may
+// have refused it memory for system calls and signals. It does so with version 1,
+// where only programs wait.
 func (g *cgroup) refuses() bool {
-	if g.version != 1 || !g.has(ctlMemory) {
-		return false
-	}
-	limit := g.memoryLimit()
-	return limit > 0 && g.figure(ctlMemory, "memory.max_usage_in_bytes") >= limit
+	return g != nil && g.version == 1 && g.figure(ctlMemory, "memory.failcnt") > 0
 }
 
-// starves reports whether the group is at its limit to stay. With version 2 it
-// is there for a moment whenever the host must give back its cache of files.
-func (g *cgroup) starves() bool {
+// charged returns the group's memory in bytes, negative if unknown.
+func (g *cgroup) charged() int64 {
 	if g.version == 2 {
-		for range int(atLimitTime / pollFree) {
-			if !g.atLimit() {
-				return false
-			}
-			time.Sleep(pollFree)
-		}
+		return g.figure(ctlMemory, "memory.current")
 	}
-	return g.atLimit()
+	return g.figure(ctlMemory, "memory.usage_in_bytes")
 }
 
-// held returns the group's memory in bytes without the host's cache of files.
+// held is charged without the host's cache of files.
 func (g *cgroup) held() int64 {
-	usage, cached := "memory.usage_in_bytes", []string{"total_active_file", "total_inactive_file"}
+	cached := []string{"total_active_file", "total_inactive_file"}
 	if g.version == 2 {
-		usage, cached = "memory.current", []string{"active_file", "inactive_file"}
+		cached = []string{"active_file", "inactive_file"}
 	}
-	n := g.figure(ctlMemory, usage)
+	n := g.charged()
 	for _, name := range cached {
 		n -= max(0, g.statistic(ctlMemory, "memory.stat", name))
 	}

@@ -1,8 +1,10 @@
 package gvisor_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -79,6 +81,68 @@ func TestAttackMemoryOfTheKernel(t *testing.T) {
 		}
 	}
 	stillWorks(t, neighbour)
+}
+
+// TestReserveIsSpared lets programs use a little more than the limit of a sandbox,
+// of which the host refuses nothing. They are ended, also after the limit was
+// changed. The host's cache of files may use the reserve for a moment only.
+func TestReserveIsSpared(t *testing.T) {
+	need.Program(t, "python3")
+	p := newProvider(t, nil)
+	limited(t, p, "memory")
+	victim := create(t, p, sandbox.Spec{
+		ID: "victim", Image: "host", Resources: sandbox.Resources{Memory: 192 << 20},
+		Mounts: []sandbox.Mount{{Source: t.TempDir(), Target: "/mnt"}},
+	})
+	in := victim.(*gvisor.Instance)
+	exceed(t, in, 192<<20)
+	for _, limit := range []int64{256 << 20, 160 << 20} {
+		eventually(t, "the memory of the program is free", func() bool {
+			err := in.Resize(t.Context(), sandbox.Resources{Memory: limit})
+			if err != nil && p.ErrorCode(err) != sandbox.CodeConflict {
+				t.Fatal(err)
+			}
+			return err == nil
+		})
+		exceed(t, in, limit)
+	}
+	if o := sh(t, victim, "dd if=/dev/zero of=/mnt/large bs=1M count=300 2>/dev/null && sync && cat /mnt/large >/dev/null"); o.exit.Code != 0 {
+		t.Errorf("writing a file ended with %+v", o)
+	}
+	eventually(t, "the host gives its cache above the limit back", func() bool { return in.Charged() <= in.MemoryLimit() })
+}
+
+// exceed starts a program that makes its sandbox use 6 MiB more than its limit, and
+// waits for its end.
+func exceed(t *testing.T, in *gvisor.Instance, limit int64) {
+	t.Helper()
+	before := in.Refusals()
+	proc, err := in.Exec(t.Context(), &sandbox.Command{Stdin: true, Args: []string{"python3", "-c", `
+import os, time
+f = os.memfd_create("x")
+os.write(f, b"x" * (1 << 20))
+print("ready", flush=True)
+for i in range(int(input())): os.write(f, b"x" * (1 << 20))
+while True: time.sleep(1)`}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proc.Close()
+	if line, err := bufio.NewReader(proc.Stdout()).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("it said %q, %v", line, err)
+	}
+	if _, err := fmt.Fprintln(proc.Stdin(), (limit-in.Held())>>20+6); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if exit, err := proc.Wait(ctx); err != nil || exit.Reason != sandbox.ReasonMemory {
+		t.Errorf("with a limit of %d bytes, the command ended with %+v, %v; want reason %s; %s", limit, exit, err, sandbox.ReasonMemory, in.LimitState())
+	}
+	recovers(t, in)
+	if got := in.Refusals() - before; got != 0 {
+		t.Errorf("with a limit of %d bytes, the reserve was used up %d times; %s", limit, got, in.LimitState())
+	}
 }
 
 // waiting makes a sandbox that waits at its memory limit, or is slowed down there,
@@ -452,22 +516,25 @@ func TestResizeAttachedWhilePaused(t *testing.T) {
 }
 
 // TestLoanOfKilledProcess checks that memory which a process has lent before it
-// was killed is taken back.
+// was killed is taken back, and that a sandbox without a reserve, from an older
+// version, gets one.
 func TestLoanOfKilledProcess(t *testing.T) {
-	state := t.TempDir()
-	first, in := unattached(t, state, sandbox.Spec{ID: "lent", Image: "host", Resources: sandbox.Resources{Memory: 192 << 20}})
-	limited(t, first, "memory")
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
+	for name, set := range map[sandbox.ID]int64{"lent": 256 << 20, "without": 160 << 20} {
+		state := t.TempDir()
+		first, in := unattached(t, state, sandbox.Spec{ID: name, Image: "host", Resources: sandbox.Resources{Memory: 192 << 20}})
+		limited(t, first, "memory")
+		if err := first.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := in.(*gvisor.Instance).Lend(set); err != nil {
+			t.Fatal(err)
+		}
+		_, in = attached(t, state, name)
+		if got := in.(*gvisor.Instance).MemoryLimit(); got != 192<<20 {
+			t.Errorf("%s: the limit is %d bytes", name, got)
+		}
+		stillWorks(t, in)
 	}
-	if err := in.(*gvisor.Instance).Lend(256 << 20); err != nil {
-		t.Fatal(err)
-	}
-	_, in = attached(t, state, "lent")
-	if got := in.(*gvisor.Instance).MemoryLimit(); got != 192<<20 {
-		t.Errorf("the limit is %d bytes", got)
-	}
-	stillWorks(t, in)
 }
 
 // attached attaches to a sandbox that outlives its provider.

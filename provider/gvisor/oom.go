@@ -51,6 +51,8 @@ type memoryGuard struct {
 	idle chan struct{} // closed when watchLimit no longer watches; nil: it never did
 	full atomic.Bool   // it waits for a higher limit
 
+	events atomic.Pointer[limitEvents] // that watchLimit waits for; nil: it does not yet
+
 	starved atomic.Int64 // when it was last at its limit, in Unix nanoseconds
 }
 
@@ -199,12 +201,13 @@ func (g *cgroup) look(before sight) sight {
 	return now
 }
 
-// memoryLimit returns the limit in bytes, negative if there is none.
+// memoryLimit returns the limit in bytes, negative if there is none. With version
+// 1, which rounds the hard limit to pages, it may be a page less.
 func (g *cgroup) memoryLimit() int64 {
 	if g.version == 2 {
 		return g.figure(ctlMemory, "memory.high")
 	}
-	return g.figure(ctlMemory, "memory.limit_in_bytes")
+	return softLimit(g.figure(ctlMemory, "memory.limit_in_bytes"))
 }
 
 const (

@@ -29,7 +29,7 @@ func (m *memoryGuard) endStub(pid int, threads []int) (ended bool) {
 	if release == nil {
 		return false
 	}
-	defer release()
+	defer release(true)
 	return m.endStopped(pid, threads)
 }
 
@@ -55,9 +55,10 @@ func (m *memoryGuard) endStopped(pid int, threads []int) (ended bool) {
 // The file fileHeld is not empty while the kernel is stopped. The process that
 // stops it holds its lock: without the lock, that process was killed.
 
-// hold stops gVisor's kernel with a signal until release is called. It returns
-// nil if the kernel does not stop, or something else has stopped it.
-func (m *memoryGuard) hold() (release func()) {
+// hold stops gVisor's kernel with a signal until release is called, which lets it
+// go on or leaves that to the next process that watches it. It returns nil if the
+// kernel does not stop, or something else has stopped it.
+func (m *memoryGuard) hold() (release func(goOn bool)) {
 	f, err := m.lockHeld()
 	if err != nil {
 		return nil
@@ -71,9 +72,11 @@ func (m *memoryGuard) hold() (release func()) {
 		f.Close()
 		return nil
 	}
-	release = func() {
-		_ = unix.Kill(kernel.PID, unix.SIGCONT)
-		_ = f.Truncate(0)
+	release = func(goOn bool) {
+		if goOn {
+			_ = unix.Kill(kernel.PID, unix.SIGCONT)
+			_ = f.Truncate(0)
+		}
 		f.Close()
 	}
 	_ = unix.Kill(kernel.PID, unix.SIGSTOP)
@@ -82,7 +85,7 @@ func (m *memoryGuard) hold() (release func()) {
 			return release
 		}
 	}
-	release()
+	release(true)
 	return nil
 }
 
@@ -107,7 +110,8 @@ func (m *memoryGuard) lockHeld() (*os.File, error) {
 	return f, nil
 }
 
-// held reports whether the kernel is stopped while a stub is killed.
+// held reports whether the kernel is stopped while a stub is killed, or until it
+// has a higher limit.
 func (b box) held() bool {
 	st, err := os.Stat(b.path(fileHeld))
 	return err == nil && st.Size() > 0

@@ -150,7 +150,7 @@ func TestUnfinishedProgramIsSpared(t *testing.T) {
 				t.Errorf("process %d was killed while the kernel sets it up", pid)
 			}
 		}
-		release()
+		release(true)
 		time.Sleep(5 * time.Millisecond) // in which it sets up others
 	}
 	proc.Close()
@@ -196,10 +196,12 @@ func TestAttackForksAtLimit(t *testing.T) {
 			if exit.Reason != sandbox.ReasonMemory {
 				t.Errorf("the sandbox ended with %+v, want reason %s; %s", exit, sandbox.ReasonMemory, in.LimitState())
 			}
+			t.Logf("the kernel ended at the limit after %d programs: %s", in.Killed(), in.LimitState())
 			stillWorks(t, neighbour)
 			return
 		}
 		if in.Full() {
+			t.Logf("full after %d programs", in.Killed())
 			stillWorks(t, neighbour)
 			return
 		}

@@ -141,7 +141,7 @@ func (g *cgroup) change(l limits) (undo func(), err error) {
 	return undo, nil
 }
 
-// raises reports whether a memory limit is above the present one. Version 1 has
+// raises reports whether a hard limit is above the present one. Version 1 has
 // two limits, one of which must never exceed the other.
 func (g *cgroup) raises(memory int64) bool {
 	if memory < 0 {

@@ -88,11 +88,11 @@ func (g *cgroup) memory() int64 {
 	if g == nil {
 		return -1
 	}
-	usage, idle := "memory.usage_in_bytes", "total_inactive_file"
+	idle := "total_inactive_file"
 	if g.version == 2 {
-		usage, idle = "memory.current", "inactive_file"
+		idle = "inactive_file"
 	}
-	n := g.figure(ctlMemory, usage)
+	n := g.charged()
 	if n < 0 {
 		return -1
 	}
