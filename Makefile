@@ -278,7 +278,7 @@ cgroup2: build ## run the tests of gVisor's memory limit on control groups of ve
 CLUSTER = /var/tmp/atoll-cluster
 
 .PHONY: cluster cluster-down cluster-test
-cluster: ## start a Kubernetes node, built from the Go module proxy (as root; needs containerd containernetworking-plugins conntrack ipset; ten minutes once)
+cluster: ## start a Kubernetes node, built from the Go module proxy (as root; needs runc containernetworking-plugins conntrack ipset; a quarter of an hour once)
 	@GO='$(GO)' ./scripts/cluster up "$(CLUSTER)"
 cluster-down: ## end it and remove what it made
 	@./scripts/cluster down "$(CLUSTER)"

@@ -3,6 +3,7 @@
 package kubernetes_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,7 @@ type live struct {
 	image                         string
 	kind                          string   // of the objects that sandboxes are
 	pool                          string   // from which they are claimed
+	class                         string   // RuntimeClass of pods, as in the options
 	echo                          []string // nil: the image has Python
 }
 
@@ -56,6 +58,7 @@ func (l *live) must(t *testing.T, args ...string) string {
 func (l *live) own(t *testing.T, dir string) {
 	t.Helper()
 	l.config, l.image, l.echo = filepath.Join(dir, "kubeconfig"), "localhost/atoll-test:1", []string{"/usr/bin/helper"}
+	l.class = cmp.Or(l.class, "none") // runc
 	path, err := os.ReadFile(filepath.Join(dir, "path"))
 	if err != nil {
 		need.Thing(t, "a cluster", "start one with make cluster, or set ATOLL_KUBECONFIG and ATOLL_KUBERNETES_IMAGE")
@@ -80,7 +83,7 @@ func (l *live) own(t *testing.T, dir string) {
 func start(t *testing.T, kind string) *live {
 	t.Helper()
 	l := &live{
-		kind:   kind,
+		kind: kind, class: os.Getenv("ATOLL_KUBERNETES_RUNTIME_CLASS"),
 		config: os.Getenv("ATOLL_KUBECONFIG"), image: os.Getenv("ATOLL_KUBERNETES_IMAGE"), kubectlPath: "kubectl", namespace: "atoll-test-" + time.Now().UTC().Format("150405"),
 	}
 	if l.config == "" {
@@ -119,7 +122,7 @@ func (l *live) as(t *testing.T, token string) string {
 
 func (l *live) options(dir string) kubernetes.Options {
 	return kubernetes.Options{
-		Dir: dir, Kubeconfig: l.restricted, Namespace: l.namespace, Image: l.image, NetworkPolicy: kubernetes.Enforced, Kind: l.kind, Pool: l.pool, RuntimeClass: os.Getenv("ATOLL_KUBERNETES_RUNTIME_CLASS"), Executable: os.Getenv("ATOLL_BIN"),
+		Dir: dir, Kubeconfig: l.restricted, Namespace: l.namespace, Image: l.image, NetworkPolicy: kubernetes.Enforced, Kind: l.kind, Pool: l.pool, RuntimeClass: l.class, Executable: os.Getenv("ATOLL_BIN"),
 	}
 }
 
@@ -332,10 +335,50 @@ func (l *live) suspended(t *testing.T, p driver.Provider, id sandbox.ID) {
 	}
 }
 
+// Pods with gVisor as their RuntimeClass, which is the one that the provider takes if
+// no other is named: they have gVisor's kernel, and everything else works as with runc.
+func TestLiveGvisor(t *testing.T) {
+	l := start(t, "Pod")
+	l.class = ""
+	if out, err := l.kubectl(t, "get", "runtimeclass", "gvisor"); err != nil {
+		if os.Getenv("ATOLL_KUBECONFIG") == "" {
+			t.Fatal(out)
+		}
+		need.Thing(t, "gVisor", "the cluster has no RuntimeClass gvisor: "+out)
+	}
+	p, err := l.open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if facts, err := p.Probe(t.Context()); err != nil || !facts.Available || facts.Isolation != sandbox.IsolationKernel {
+		t.Errorf("Probe: %s, %+v, %v; want kernel", facts.Isolation, facts.Findings, err)
+	}
+	in, err := p.Create(t.Context(), &sandbox.Spec{ID: "sb-gvisor", Image: "host", Isolation: sandbox.IsolationKernel})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := l.must(t, "get", "pods", "--selector", "atoll.run/id=sb-gvisor", "--output", "jsonpath={.items[*].spec.runtimeClassName}"); got != "gvisor" {
+		t.Errorf("the pod has the RuntimeClass %q, want gvisor", got)
+	}
+	if got := hostedtest.Says(t, in, "uname -r; dmesg"); !strings.Contains(got, "-gvisor\n") || !strings.Contains(got, "Starting gVisor...") {
+		t.Errorf("the kernel that a program sees is not gVisor: %s", got)
+	}
+	if err := in.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if l.echo != nil {
+		t.Run("egress", l.egress)
+	}
+	l.run(t)
+}
+
 // Sandboxes reach what their policies permit and nothing else, and nothing reaches
 // them.
-func TestLiveEgress(t *testing.T) {
-	l := start(t, "Pod")
+func TestLiveEgress(t *testing.T) { start(t, "Pod").egress(t) }
+
+func (l *live) egress(t *testing.T) {
+	t.Helper()
 	listen, reach := "nc -ll -p 8080 -e true & nc -ll -p 8081 -e true", "nc -w 2 %s %s </dev/null"
 	if l.echo == nil {
 		if os.Getenv("ATOLL_KUBERNETES_NETWORK_POLICY") != kubernetes.Enforced {
