@@ -33,6 +33,9 @@ const anyImage = "docker.io/library/alpine:3"
 func Describe(from Provider, f Facts, p *catalog.Provider) {
 	f.Describe(p)
 	p.Descriptor.Permanent = IsPermanent(from)
+	if user, ok := As[GatewayUser](from); ok && user.CanUseGateway() {
+		p.Descriptor.Egress = sandbox.EgressFull
+	}
 	p.Images = CheckImage(from, f, anyImage) == nil
 }
 

@@ -19,6 +19,19 @@ type EgressEnforcer interface {
 	EgressAbility() sandbox.EgressAbility
 }
 
+// GatewayUser is implemented by EgressEnforcers that can connect sandboxes with
+// Atoll's gateway, for rules that they cannot enforce themselves. A Spec with a
+// network then has Network.Plain, unless the gateway has to enforce it.
+type GatewayUser interface {
+	EgressEnforcer
+	// CanUseGateway reports whether new sandboxes can be connected. It makes no
+	// network call.
+	CanUseGateway() bool
+	// UsesGateway reports whether a sandbox is connected. A daemon calls it for each
+	// of its sandboxes when it is ready to serve the gateway.
+	UsesGateway(ctx context.Context, id sandbox.ID) (bool, error)
+}
+
 // Binder is implemented by providers whose sandboxes belong to something that
 // is configurable: an account of a service, an endpoint, or a directory of this
 // machine. Callers store the binding with their record of a sandbox. If the

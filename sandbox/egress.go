@@ -42,6 +42,9 @@ type EgressAbility struct {
 	Wildcards bool
 	// MaxTargets is the maximum number of targets. Zero: no maximum.
 	MaxTargets int
+	// GatewaySetting is the setting with which the provider uses Atoll's gateway for
+	// what it cannot enforce, for messages. Empty: there is none.
+	GatewaySetting string
 }
 
 // EgressRules are the rules for a provider that enforces egress itself, without

@@ -257,7 +257,7 @@ var rules = append(sandboxRules(), []rule{
 	},
 	{
 		pkgs: "provider/all",
-		only: []string{"catalog", module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/keyed", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/registry", "internal/gateway/..."},
+		only: []string{"catalog", module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/keyed", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/registry", "internal/gateway/...", "internal/policy", "internal/secret/...", "internal/confine", "internal/ownaddr"},
 		why:  "the list of providers is the only place that imports them all",
 	},
 
@@ -318,6 +318,12 @@ var rules = append(sandboxRules(), []rule{
 		only: []string{"sandbox", "internal/policy", "internal/secret/...", "internal/gateway/wire", "internal/confine", "internal/ownaddr"},
 		deny: []string{"os/exec", "database/sql"},
 		why:  "the parser of untrusted traffic depends on the rules, not on its supervisor",
+	},
+	{
+		pkgs: "internal/gateway/proxy",
+		only: []string{"sandbox", "internal/gateway/...", "internal/policy", "internal/secret/...", "internal/confine", "internal/ownaddr"},
+		deny: []string{"os/exec", "database/sql"},
+		why:  "it carries what sandboxes ask for to the gateway, and decides nothing",
 	},
 	{
 		pkgs: "internal/gateway",

@@ -45,6 +45,9 @@ func (e *Engine) Fit(ctx context.Context, p plan.Plan) (plan.Plan, error) {
 		}
 		ability := enforcer.EgressAbility()
 		t.Ability = &ability
+		if user, ok := driver.As[driver.GatewayUser](c.cfg.Provider); ok {
+			t.Gateway = user.CanUseGateway()
+		}
 	}
 	p, err := p.Fit(t)
 	return p, e.wrap(Action{Op: ops.SandboxCreate}, err)

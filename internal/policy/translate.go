@@ -34,7 +34,7 @@ func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox
 	if p.upstream.steered() {
 		return sandbox.EgressRules{}, nil, &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Subject: "network", Message: "the provider has no gateway, which is what uses dnsServers and proxy",
-			Hint: "use a provider with a gateway",
+			Hint: hint(a, "use a provider with a gateway"),
 		}
 	}
 	t := translation{ability: a, pass: mode == LetPass}
@@ -79,8 +79,16 @@ func (t *translation) conclude(rules sandbox.EgressRules, mode Unenforceable) (s
 	return sandbox.EgressRules{}, t.lost, &sandbox.Error{
 		Code: sandbox.CodeUnsupported, Subject: "network", Rule: t.lost[0].Rule,
 		Message: fmt.Sprintf("the provider cannot enforce %s: %s", t.lost[0].Rule, t.lost[0].Why),
-		Hint:    "use a provider with a gateway, or a policy with onUnenforceable",
+		Hint:    hint(t.ability, "use a provider with a gateway, or a policy with onUnenforceable"),
 	}
+}
+
+// hint names the setting that makes rules enforceable, if there is one.
+func hint(a sandbox.EgressAbility, otherwise string) string {
+	if a.GatewaySetting == "" {
+		return otherwise
+	}
+	return "set " + a.GatewaySetting + ", " + otherwise
 }
 
 // translation collects lost rules.

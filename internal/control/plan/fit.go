@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -21,7 +22,9 @@ type Terms struct {
 	Holds func(sandbox.SecretRef) bool
 	// Ability is which network rules the provider enforces without Atoll's gateway.
 	// Nil: none.
-	Ability    *sandbox.EgressAbility
+	Ability *sandbox.EgressAbility
+	// Gateway says that the provider can use Atoll's gateway for the other rules.
+	Gateway    bool
 	Workspaces bool              // the caller attaches workspaces
 	Defaults   sandbox.Resources // of limits, if the provider enforces them
 	NewID      func() sandbox.ID
@@ -114,18 +117,21 @@ func (p *Plan) network(t *Terms) error {
 	if err != nil || facts.Capabilities.Network {
 		return err
 	}
+	if gateway && t.Gateway { // there is a daemon, because there are secrets
+		return p.Egress.Missing
+	}
 	if gateway {
 		return &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Subject: "secrets",
 			Message: "a secret in the mode gateway is inserted by Atoll's egress gateway, which sandboxes of the provider " + facts.Provider + " do not use",
-			Hint:    "use the mode env, which shows the value to the sandbox, or choose a provider with a gateway; remote can use the other daemon's secrets that ATOLL_REMOTE_SECRETS names",
+			Hint:    "use the mode env, which shows the value to the sandbox, or choose a provider with a gateway; remote can use the other daemon's secrets that ATOLL_REMOTE_SECRETS names" + t.setting(),
 		}
 	}
 	if p.Egress.Missing != nil {
 		return p.Egress.Missing
 	}
 	if t.Ability != nil {
-		return p.translate(*t.Ability)
+		return p.translate(t)
 	}
 	if egress := spec.Network.Egress; egress != nil && len(egress) == 0 && facts.Isolates {
 		spec.Network = sandbox.Network{} // on which every host is denied, too
@@ -137,8 +143,18 @@ func (p *Plan) network(t *Terms) error {
 	}
 }
 
-// translate translates the rules for a provider without a gateway.
-func (p *Plan) translate(ability sandbox.EgressAbility) error {
+// setting names the setting with which the provider uses the gateway, if there is
+// one.
+func (t *Terms) setting() string {
+	if t.Ability == nil || t.Ability.GatewaySetting == "" {
+		return ""
+	}
+	return "; set " + t.Ability.GatewaySetting
+}
+
+// translate translates the rules for a provider without a gateway. If it can use
+// the gateway of a daemon, that enforces the rules which cannot be translated.
+func (p *Plan) translate(t *Terms) error {
 	profile, local := p.Spec.Network.Local()
 	if !local {
 		profile = p.Egress.Profile
@@ -147,9 +163,20 @@ func (p *Plan) translate(ability sandbox.EgressAbility) error {
 	if err != nil {
 		return err
 	}
-	rules, _, err := compiled.Translate(ability, p.Egress.Unenforceable)
-	if err == nil {
+	mode, gateway := p.Egress.Unenforceable, t.Gateway && p.Tenant != ""
+	if gateway {
+		mode = policy.Refuse
+	}
+	rules, _, err := compiled.Translate(*t.Ability, mode)
+	switch {
+	case err == nil:
 		p.Spec.Network.Plain = &rules
+	case gateway && sandbox.CodeOf(err) == sandbox.CodeUnsupported:
+		return nil
+	}
+	var refused *sandbox.Error
+	if t.Gateway && errors.As(err, &refused) {
+		refused.Hint = "start a daemon, whose gateway can enforce it: atoll up"
 	}
 	return err
 }

@@ -376,6 +376,53 @@ func TestFitTranslatesRules(t *testing.T) {
 	}
 }
 
+// Rules that a provider cannot enforce go to the gateway of a daemon, if the
+// provider can use it. The others do not.
+func TestFitUsesGateway(t *testing.T) {
+	address, name := sandbox.Network{Egress: []string{"1.1.1.1:443"}}, sandbox.Network{Egress: []string{"api.example.com"}}
+	secrets := []sandbox.SecretRef{{Name: "token"}}
+	for _, tt := range []struct {
+		what    string
+		gateway bool
+		tenant  string
+		spec    sandbox.Spec
+		mode    policy.Unenforceable
+		plain   bool
+		words   string // of the refusal
+	}{
+		{"an address", true, "acme", sandbox.Spec{Network: address}, "", true, ""},
+		{"a name", true, "acme", sandbox.Spec{Network: name}, "", false, ""},
+		{"a name that may be left out", true, "acme", sandbox.Spec{Network: name}, policy.Narrow, false, ""},
+		{"a name that may be anything", true, "acme", sandbox.Spec{Network: name}, policy.LetPass, false, ""},
+		{"a secret", true, "acme", sandbox.Spec{Network: address, Secrets: secrets}, "", false, ""},
+		{"a name without a daemon", true, "", sandbox.Spec{Network: name}, "", false, "it does not know names"},
+		{"a name without the gateway", false, "acme", sandbox.Spec{Network: name}, "", false, "it does not know names"},
+		{"a secret without the gateway", false, "acme", sandbox.Spec{Network: address, Secrets: secrets}, "", false, "inserted by Atoll's egress gateway"},
+	} {
+		terms := offers(driver.Facts{})
+		terms.Ability, terms.Gateway = &sandbox.EgressAbility{Kind: sandbox.EgressCIDRPort}, tt.gateway
+		if !tt.gateway {
+			terms.Ability.GatewaySetting = "THE_SETTING"
+		}
+		p, err := plan.Plan{Tenant: tt.tenant, Spec: tt.spec, Egress: plan.Egress{Unenforceable: tt.mode}}.Fit(terms)
+		if tt.words != "" {
+			wantRefusal(t, err, sandbox.CodeUnsupported, tt.words)
+			var refused *sandbox.Error
+			hint := "set THE_SETTING"
+			if tt.gateway {
+				hint = "start a daemon"
+			}
+			if !errors.As(err, &refused) || !strings.Contains(refused.Hint, hint) {
+				t.Errorf("%s: the hint is not %q: %+v", tt.what, hint, refused)
+			}
+			continue
+		}
+		if err != nil || (p.Spec.Network.Plain != nil) != tt.plain || !p.Spec.Network.Asked() {
+			t.Errorf("%s: %+v, %v", tt.what, p.Spec.Network, err)
+		}
+	}
+}
+
 func TestDemanded(t *testing.T) {
 	loose := map[string]sandbox.Enforcement{"memory": {Why: "no cgroups"}}
 	for name, tt := range map[string]struct {

@@ -32,16 +32,7 @@ func newNetstack(link stack.LinkEndpoint, window int) (*stack.Stack, error) {
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
 	})
-	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(false)
-	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4 << 10, Default: window, Max: window}
-	snd := tcpip.TCPSendBufferSizeRangeOption{Min: 4 << 10, Default: window, Max: window}
-	// Packets on a link arrive, and in order, so TIME_WAIT is not needed. See
-	// makeRoom.
-	forget := tcpip.TCPTimeWaitTimeoutOption(0)
-	var failed []error
-	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &rcv, &snd, &forget} {
-		failed = append(failed, asError(s.SetTransportProtocolOption(tcp.ProtocolNumber, o)))
-	}
+	failed := setTCP(s, window)
 	// Set promiscuous mode before enabling the interface: the first packet may be
 	// waiting.
 	failed = append(failed,
@@ -60,6 +51,21 @@ func newNetstack(link stack.LinkEndpoint, window int) (*stack.Stack, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// setTCP sets the options of TCP.
+func setTCP(s *stack.Stack, window int) []error {
+	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(false)
+	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4 << 10, Default: window, Max: window}
+	snd := tcpip.TCPSendBufferSizeRangeOption{Min: 4 << 10, Default: window, Max: window}
+	// Packets on a link arrive, and in order, so TIME_WAIT is not needed. See
+	// makeRoom.
+	forget := tcpip.TCPTimeWaitTimeoutOption(0)
+	var failed []error
+	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &rcv, &snd, &forget} {
+		failed = append(failed, asError(s.SetTransportProtocolOption(tcp.ProtocolNumber, o)))
+	}
+	return failed
 }
 
 func protocolAddress(a netip.Addr) tcpip.ProtocolAddress {

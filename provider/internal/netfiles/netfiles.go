@@ -83,12 +83,17 @@ func (n Files) PlugIn(ctx context.Context, l *Network, javaHome string) error {
 	if len(l.CA) == 0 {
 		return nil
 	}
-	if err := n.put(ctx, FileCA, string(l.CA)); err != nil {
+	return n.Trust(ctx, l.CA, javaHome)
+}
+
+// Trust makes programs trust an authority, in PEM. javaHome is as for PlugIn.
+func (n Files) Trust(ctx context.Context, ca []byte, javaHome string) error {
+	if err := n.put(ctx, FileCA, string(ca)); err != nil {
 		return err
 	}
 	java := make(chan error, 1)
-	go func() { java <- errors.Join(n.trustInJava(ctx, javaHome, l.CA), n.anchor(ctx, l.CA)) }()
-	return errors.Join(n.trustInBundles(ctx, l.CA), <-java)
+	go func() { java <- errors.Join(n.trustInJava(ctx, javaHome, ca), n.anchor(ctx, ca)) }()
+	return errors.Join(n.trustInBundles(ctx, ca), <-java)
 }
 
 const resolvOptions = "\noptions timeout:5 attempts:2\n"

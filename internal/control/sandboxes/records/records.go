@@ -201,7 +201,13 @@ func (s *Records) Running(ctx context.Context, id sandbox.ID) (*engine.Sandbox, 
 // sandbox.
 func (s *Records) HasGateway(ctx context.Context, b *store.Sandbox) (bool, error) {
 	be, err := s.Providers.Of(ctx, b)
-	return err == nil && be.HasNetwork(ctx), err
+	if err != nil {
+		return false, err
+	}
+	if user, ok := driver.As[driver.GatewayUser](be.Driver); ok {
+		return user.UsesGateway(ctx, b.ID)
+	}
+	return be.HasNetwork(ctx), nil
 }
 
 // Intact asks the provider of a running sandbox of any tenant for its state,
