@@ -12,7 +12,7 @@ func Describe(list []Provider) []Provider {
 	known := Known()
 	for i := range list {
 		p := &list[i]
-		permanent, isolation := p.Descriptor.Permanent, p.Descriptor.Isolation // set by the driver
+		permanent, isolation, egress := p.Descriptor.Permanent, p.Descriptor.Isolation, p.Descriptor.Egress // set by the driver
 		at := slices.IndexFunc(known, func(d Descriptor) bool { return d.Name == p.Name })
 		if machine, ok := MachineDescriptor(p.Name); ok {
 			p.Descriptor = machine
@@ -25,6 +25,7 @@ func Describe(list []Provider) []Provider {
 		}
 		p.Descriptor.Permanent = p.Descriptor.Permanent || permanent
 		p.Descriptor.Isolation = cmp.Or(isolation, p.Descriptor.Isolation)
+		p.Descriptor.Egress = cmp.Or(egress, p.Descriptor.Egress)
 		p.Descriptor.Driver = DriverSupport{Available: true}
 		if len(p.Capabilities) > 0 {
 			fit(&p.Descriptor, p.Capabilities)

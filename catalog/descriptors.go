@@ -54,6 +54,10 @@ func secret(name, env string) Credential {
 	return Credential{Name: name, Env: env, Required: true, Secret: true}
 }
 
+// gatewaySetting is the name of the setting with which a provider that cannot
+// enforce all rules itself uses Atoll's gateway for the others.
+const gatewaySetting = "gateway"
+
 func setting(name, env string, required bool) Credential {
 	return Credential{Name: name, Env: env, Required: required}
 }
@@ -307,6 +311,7 @@ func hostedHeadless() []Descriptor {
 		setting("RuntimeClass", "ATOLL_KUBERNETES_RUNTIME_CLASS", false), setting("network policy", "ATOLL_KUBERNETES_NETWORK_POLICY", false),
 		setting("kind", "ATOLL_KUBERNETES_KIND", false),
 		setting("pool", "ATOLL_KUBERNETES_POOL", false),
+		setting(gatewaySetting, "ATOLL_KUBERNETES_GATEWAY", false), setting("pods of the gateway", "ATOLL_KUBERNETES_GATEWAY_PODS", false),
 		setting("insecure", "ATOLL_KUBERNETES_INSECURE", false),
 		setting("API server, in a pod", "KUBERNETES_SERVICE_HOST", false), setting("port, in a pod", "KUBERNETES_SERVICE_PORT", false),
 	}

@@ -67,7 +67,13 @@ accepts too (fake), or nothing yet (none).
 		if d.Lifetime.Hard > 0 {
 			life = d.Lifetime.Hard.String()
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", name(d.Name), d.Tier, cmp.Or(string(d.Isolation), "–"), pause, d.Snapshot.Kind, mark(d.Fork), d.Egress, d.Ports.Kind,
+		rules := string(d.Egress)
+		for _, c := range d.Credentials {
+			if c.Name == gatewaySetting {
+				rules += "; full with `" + c.Env + "`"
+			}
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", name(d.Name), d.Tier, cmp.Or(string(d.Isolation), "–"), pause, d.Snapshot.Kind, mark(d.Fork), rules, d.Ports.Kind,
 			mark(d.Terminal.PTY), mark(d.Desktop.Available), life, d.Verified)
 	}
 	b.WriteString("\n## Credentials\n\n| provider | setting | variable | |\n|---|---|---|---|\n")

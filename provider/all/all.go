@@ -5,10 +5,12 @@ package all
 import (
 	"context"
 	"errors"
+	"net/netip"
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/gateway"
+	"github.com/atoll-run/atoll/internal/gateway/proxy"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/blaxel"
 	"github.com/atoll-run/atoll/provider/boxlite"
@@ -173,12 +175,36 @@ func openKubernetes(h registry.Host) (driver.Provider, error) {
 		NetworkPolicy *string `json:"networkPolicy"`
 		Kind          *string `json:"kind"`
 		Pool          *string `json:"pool"`
+		Gateway       *string `json:"gateway"`
+		GatewayPods   *string `json:"gatewayPods"`
 		Insecure      *bool   `json:"insecure"`
-	}{&opts.Kubeconfig, &opts.Context, &opts.Namespace, &opts.Image, &opts.RuntimeClass, &opts.NetworkPolicy, &opts.Kind, &opts.Pool, &opts.Insecure}
+	}{
+		&opts.Kubeconfig, &opts.Context, &opts.Namespace, &opts.Image, &opts.RuntimeClass, &opts.NetworkPolicy, &opts.Kind, &opts.Pool,
+		&opts.Gateway, &opts.GatewayPods, &opts.Insecure,
+	}
 	if err := h.Decode(&o); err != nil {
 		return nil, err
 	}
+	if h.Network != nil {
+		opts.OpenGateway = overProxy{h.Network}.open
+	}
 	return kubernetes.New(opts)
+}
+
+// overProxy lets the pods of a provider use a registry.Network as a proxy.
+type overProxy struct{ registry.Network }
+
+func (n overProxy) open(at netip.AddrPort, admit kubernetes.Admit) (kubernetes.Gateway, error) {
+	p, err := proxy.Open(proxy.Options{
+		Listen: at, Admit: proxy.Admit(admit),
+		Link: func(ctx context.Context, id sandbox.ID, known gateway.Known) (*gateway.Link, error) {
+			return n.Connect(ctx, &sandbox.Spec{ID: id}, known)
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 func openDocker(h registry.Host) (driver.Provider, error) {

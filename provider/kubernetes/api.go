@@ -25,10 +25,12 @@ type api struct {
 	boxes     hosted.Boxes
 	policed   bool   // each sandbox has a NetworkPolicy
 	pool      string // from which sandboxes are claimed; empty: none
+	// forget removes what the gateway has of a sandbox.
+	forget func(sandbox.ID) error
 }
 
 func newAPI(c cluster, transport http.RoundTripper, boxes hosted.Boxes, policed bool, pool string) *api {
-	a := &api{token: c.token, namespace: c.namespace, boxes: boxes, policed: policed, pool: pool}
+	a := &api{token: c.token, namespace: c.namespace, boxes: boxes, policed: policed, pool: pool, forget: func(sandbox.ID) error { return nil }}
 	if transport == nil {
 		t := http.DefaultTransport.(*http.Transport).Clone()
 		t.IdleConnTimeout, t.MaxIdleConnsPerHost, t.TLSClientConfig = idle, 16, c.tls

@@ -149,7 +149,10 @@ func (in *inside) Wake(context.Context) error { return nil }
 
 // Instance is a pod. A guest inside runs commands and accesses files. Its methods
 // may be called concurrently.
-type Instance struct{ *hosted.Instance }
+type Instance struct {
+	*hosted.Instance
+	p *Provider
+}
 
 // memory prints the bytes that a pod uses which shares the kernel of its node.
 const memory = `cat /sys/fs/cgroup/memory.current /sys/fs/cgroup/memory/memory.usage_in_bytes 2>/dev/null | head -n 1`

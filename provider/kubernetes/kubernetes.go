@@ -54,6 +54,15 @@ type Options struct {
 	// Pool is a SandboxWarmPool of agent-sandbox in the namespace. Sandboxes that
 	// its template suits are claimed from it. Empty: all are made anew.
 	Pool string
+	// Gateway is the address with a port at which pods reach this process. Sandboxes
+	// whose rules no NetworkPolicy can express then use Atoll's gateway. Empty: such
+	// sandboxes are refused.
+	Gateway string
+	// GatewayPods are the pods behind Gateway, if that is the address of a service:
+	// NAMESPACE/LABEL=VALUE,... Empty: it is not.
+	GatewayPods string
+	// OpenGateway opens Atoll's gateway. Nil: there is none in this process.
+	OpenGateway OpenGateway
 	// Insecure accepts clusters that do not prove who they are.
 	Insecure bool
 	// Host and Port are the API server's address for pods, and Account is the
@@ -77,6 +86,9 @@ const (
 	poolEnv      = "ATOLL_KUBERNETES_POOL"
 	insecureEnv  = "ATOLL_KUBERNETES_INSECURE"
 
+	gatewayEnv     = "ATOLL_KUBERNETES_GATEWAY"
+	gatewayPodsEnv = "ATOLL_KUBERNETES_GATEWAY_PODS"
+
 	// DefaultImage is the image of sandboxes if nothing names another.
 	DefaultImage = "debian:12"
 	// Enforced is the value of Options.NetworkPolicy.
@@ -92,6 +104,7 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
 		Dir: dir, Kubeconfig: lookup(configEnv), Context: lookup(contextEnv), Namespace: lookup(namespaceEnv), Image: lookup(imageEnv),
 		RuntimeClass: lookup(classEnv), NetworkPolicy: lookup(policyEnv), Kind: lookup(kindEnv), Pool: lookup(poolEnv), Insecure: lookup(insecureEnv) == "1",
+		Gateway: lookup(gatewayEnv), GatewayPods: lookup(gatewayPodsEnv),
 		Host: lookup("KUBERNETES_SERVICE_HOST"), Port: lookup("KUBERNETES_SERVICE_PORT"),
 	}
 }
@@ -101,11 +114,14 @@ type Provider struct {
 	*hosted.Core
 	opts Options
 	api  *api
+	// gateway is that for rules that no policy expresses. Nil: there is none.
+	gateway *gateway
 }
 
 var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
+	_ driver.GatewayUser    = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
 	_ driver.Meter          = (*Instance)(nil)
 )
@@ -136,7 +152,13 @@ func New(opts Options) (*Provider, error) {
 		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true, Resting: []string{"Running"}, Hint: "use its original cluster and namespace",
 	}}
 	p.Enter = func(b hosted.Box) hosted.Inside { return &inside{p: p, id: b.Sandbox, box: b.ID} }
-	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{in} }
+	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{in, p} }
+	if p.gateway, err = p.newGateway(); err != nil {
+		return nil, err
+	}
+	if p.gateway != nil {
+		a.forget = p.gateway.forget
+	}
 	if err := p.Start(opts.Executable); err != nil {
 		return nil, err
 	}
@@ -272,6 +294,9 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 			add(driver.OK, "pool", fmt.Sprintf("the warm pool %s has %d pods ready; sandboxes that its template suits are claimed from it", p.opts.Pool, w.Status.Ready), "")
 		}
 	}
+	if p.gateway != nil {
+		add(driver.OK, "gateway", "rules that no NetworkPolicy expresses are enforced by Atoll's gateway, which pods reach at "+p.gateway.at.String(), "")
+	}
 	if !p.enforced() {
 		add(driver.Warning, "network", "whether the cluster enforces NetworkPolicy is not known, so only sandboxes that may reach everything are made",
 			"if its network plugin enforces it, set "+policyEnv+"="+Enforced)
@@ -324,10 +349,15 @@ func (p *Provider) enforced() bool { return p.opts.NetworkPolicy == Enforced }
 // EgressAbility implements driver.EgressEnforcer. Policies know addresses and
 // ports, and no names.
 func (p *Provider) EgressAbility() sandbox.EgressAbility {
-	if !p.enforced() {
-		return sandbox.EgressAbility{Kind: sandbox.EgressNone}
+	ability := sandbox.EgressAbility{Kind: sandbox.EgressNone}
+	if p.gateway == nil {
+		ability.GatewaySetting = gatewayEnv
 	}
-	return sandbox.EgressAbility{Kind: sandbox.EgressCIDRPort}
+	if !p.enforced() {
+		return ability
+	}
+	ability.Kind = sandbox.EgressCIDRPort
+	return ability
 }
 
 // supported refuses what a pod cannot have.
@@ -335,7 +365,11 @@ func (p *Provider) supported(spec *sandbox.Spec) error {
 	if err := p.CheckImage(spec.Image); err != nil {
 		return err
 	}
-	if err := p.Check(spec); err != nil {
+	translated := *spec
+	if p.byGateway(spec) {
+		translated.Network = sandbox.Network{}
+	}
+	if err := p.Check(&translated); err != nil {
 		return err
 	}
 	rules := spec.Network.Plain
@@ -390,10 +424,25 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 		},
 		Confirm: func() error { return made.confirm(want, how) },
 	}
+	limits := newPolicy(want, spec.Network.Plain)
+	if p.byGateway(spec) {
+		limits.Spec.Egress = []egressRule{p.gateway.rule()}
+		m.Begin = func(ctx context.Context, _ hosted.Inside) error { return p.gateway.connect(ctx, spec.ID) }
+	}
 	if p.enforced() {
-		m.Prepare = func(ctx context.Context) error { return p.api.limit(ctx, newPolicy(want, spec.Network.Plain)) }
+		m.Prepare = func(ctx context.Context) error {
+			if err := p.api.forget(spec.ID); err != nil { // what an earlier attempt left
+				return err
+			}
+			return p.api.limit(ctx, limits)
+		}
 	}
 	return p.Make(ctx, m)
+}
+
+// byGateway reports whether Atoll's gateway enforces the rules of a new sandbox.
+func (p *Provider) byGateway(spec *sandbox.Spec) bool {
+	return p.CanUseGateway() && spec.Network.Asked() && spec.Network.Plain == nil
 }
 
 // way is how a pod is made.

@@ -68,10 +68,11 @@ func (l *live) own(t *testing.T, dir string) {
 			l.kubectlPath = file
 		}
 	}
-	helper, archive := filepath.Join(t.TempDir(), "helper"), filepath.Join(t.TempDir(), "image.tar")
+	helper, fetch, archive := filepath.Join(t.TempDir(), "helper"), filepath.Join(t.TempDir(), "fetch"), filepath.Join(t.TempDir(), "image.tar")
 	for _, argv := range [][]string{
 		{"go", "build", "-buildvcs=false", "-o", helper, "../docker/testdata/helper"},
-		{"../../scripts/cluster", "image", archive, l.image, "/bin/sh", helper},
+		{"go", "build", "-buildvcs=false", "-o", fetch, "./testdata/fetch"},
+		{"../../scripts/cluster", "image", archive, l.image, "/bin/sh", helper, fetch},
 		{"../../scripts/cluster", "load", dir, archive},
 	} {
 		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {

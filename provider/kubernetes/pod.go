@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math"
 	"net/http"
+	"net/netip"
 	"regexp"
 	"strconv"
 	"strings"
@@ -71,6 +72,9 @@ type podStatus struct {
 	Reason     string      `json:"reason"`
 	Message    string      `json:"message"`
 	Conditions []condition `json:"conditions"`
+	PodIPs     []address   `json:"podIPs,omitempty"`
+	HostIPs    []address   `json:"hostIPs,omitempty"`
+	HostIP     string      `json:"hostIP,omitempty"` // the only one of older API servers
 	Containers []struct {
 		Name  string `json:"name"`
 		State struct {
@@ -78,6 +82,10 @@ type podStatus struct {
 			Terminated *cause `json:"terminated"`
 		} `json:"state"`
 	} `json:"containerStatuses"`
+}
+
+type address struct {
+	IP string `json:"ip"`
 }
 
 type condition struct {
@@ -347,10 +355,20 @@ type egressRule struct {
 }
 
 type peer struct {
-	Block struct {
-		CIDR string `json:"cidr"`
-	} `json:"ipBlock"`
+	Block     *ipBlock  `json:"ipBlock,omitempty"`
+	Pod       *selector `json:"podSelector,omitempty"`
+	Namespace *selector `json:"namespaceSelector,omitempty"`
 }
+
+type ipBlock struct {
+	CIDR string `json:"cidr"`
+}
+
+type selector struct {
+	Labels map[string]string `json:"matchLabels"`
+}
+
+func block(p netip.Prefix) peer { return peer{Block: &ipBlock{p.Masked().String()}} }
 
 type port struct {
 	Protocol string `json:"protocol"`
@@ -379,8 +397,7 @@ func newPolicy(p *pod, rules *sandbox.EgressRules) *policy {
 		return n
 	}
 	for _, t := range rules.Allow {
-		r := egressRule{To: make([]peer, 1)}
-		r.To[0].Block.CIDR = t.Prefix.Masked().String()
+		r := egressRule{To: []peer{block(t.Prefix)}}
 		ranges := t.Ports
 		if ranges == nil {
 			ranges = []sandbox.PortRange{{Low: 1, High: math.MaxUint16}}
@@ -459,6 +476,9 @@ func (a *api) Clear(ctx context.Context, id sandbox.ID, _ bool) error {
 		err = a.leftover(ctx, b.own(), id)
 	}
 	if err != nil || !a.policed {
+		return err
+	}
+	if err := a.forget(id); err != nil {
 		return err
 	}
 	err = a.unlimit(ctx, b.own(), string(id))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -21,12 +22,21 @@ func (p *Provider) EgressAbility() sandbox.EgressAbility {
 	switch {
 	case known.provider.Capabilities["network"]:
 		a.Kind = sandbox.EgressHostPort
+	case a.Kind == sandbox.EgressFull && usesGateway(known.provider.Name):
+		a.Kind = sandbox.EgressHostPort
 	case a.Kind == sandbox.EgressFull:
 		a.Kind = sandbox.EgressNone // its gateway does not work there
 	case a.Kind == sandbox.EgressHost:
 		a.NamePorts = []uint16{80, 443}
 	}
 	return a
+}
+
+// usesGateway reports whether a provider that enforces all rules does so by the
+// gateway of its daemon, because it cannot itself.
+func usesGateway(name string) bool {
+	d, ok := catalog.Find(name)
+	return ok && d.Egress != sandbox.EgressFull
 }
 
 // network converts a sandbox's network rules to those of the other daemon.
