@@ -45,7 +45,7 @@ func (e *Engine) Fit(ctx context.Context, p plan.Plan) (plan.Plan, error) {
 		}
 		ability := enforcer.EgressAbility()
 		t.Ability = &ability
-		if user, ok := driver.As[driver.GatewayUser](c.cfg.Provider); ok {
+		if user, ok := driver.As[driver.GatewayUser](e.cfg.Provider); ok {
 			t.Gateway = user.CanUseGateway()
 		}
 	}
