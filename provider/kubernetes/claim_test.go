@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -309,6 +311,32 @@ func TestWay(t *testing.T) {
 	}
 	if _, err := New(Options{Dir: t.TempDir(), Kubeconfig: "none", Pool: "../x"}); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Errorf("a pool that is a path: %v", err)
+	}
+}
+
+// Probe says if no sandbox is ever claimed, because the pool's pods have another
+// RuntimeClass than sandboxes get.
+func TestPoolOfAnotherClass(t *testing.T) {
+	s := withPool(t)
+	s.before = func(w http.ResponseWriter, r *http.Request) bool {
+		if strings.HasSuffix(r.URL.Path, "/selfsubjectaccessreviews") {
+			reply(w, map[string]any{"status": map[string]bool{"allowed": true}})
+			return true
+		}
+		name, ok := strings.CutPrefix(r.URL.Path, "/apis/node.k8s.io/v1/runtimeclasses/")
+		if ok {
+			reply(w, map[string]any{"metadata": meta{Name: name}, "handler": "runsc"})
+		}
+		return ok
+	}
+	p := s.openPool(t)
+	for class, want := range map[string]driver.Severity{"": driver.Warning, "kata": driver.Warning, gvisorClass: driver.OK} {
+		s.pool.template.Spec.Template.Spec.Runtime = class
+		facts, err := p.Probe(t.Context())
+		i := slices.IndexFunc(facts.Findings, func(f driver.Finding) bool { return f.Subject == "pool" })
+		if err != nil || i < 0 || facts.Findings[i].Severity != want || !facts.Available {
+			t.Errorf("the class %q: %+v, %v; want %s", class, facts.Findings, err, want)
+		}
 	}
 }
 

@@ -286,11 +286,15 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		add(driver.OK, "objects", "each sandbox is a Sandbox of agent-sandbox, which makes its pod", "")
 	}
 	if p.opts.Pool != "" {
-		w, _, err := p.api.stock(ctx, p.opts.Pool)
-		if err != nil {
+		w, t, err := p.api.stock(ctx, p.opts.Pool)
+		switch has := t.Spec.Template.Spec.Runtime; {
+		case err != nil:
 			facts.Available = false
 			add(driver.Blocker, "pool", err.Error(), "set "+poolEnv+" to a SandboxWarmPool of namespace "+p.api.namespace+", or unset it")
-		} else {
+		case has != class:
+			add(driver.Warning, "pool", fmt.Sprintf("no sandbox is claimed from the warm pool %s: its template has the RuntimeClass %s, and sandboxes have %s", p.opts.Pool, cmp.Or(has, noClass), cmp.Or(class, noClass)),
+				"set runtimeClassName in the SandboxTemplate, or "+classEnv)
+		default:
 			add(driver.OK, "pool", fmt.Sprintf("the warm pool %s has %d pods ready; sandboxes that its template suits are claimed from it", p.opts.Pool, w.Status.Ready), "")
 		}
 	}
