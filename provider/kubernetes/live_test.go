@@ -157,22 +157,8 @@ func TestLiveClaims(t *testing.T) {
 	if out, err := l.kubectl(t, "get", "sandboxwarmpools.extensions.agents.x-k8s.io"); err != nil && os.Getenv("ATOLL_KUBECONFIG") != "" {
 		need.Thing(t, "agent-sandbox", "the cluster has no warm pools: "+out)
 	}
-	text, err := os.ReadFile("../../deploy/kubernetes/warm-pool.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	manifest := filepath.Join(t.TempDir(), "pool.yaml")
-	adapted := strings.ReplaceAll(string(text), "debian:12", l.image)
-	if err := os.WriteFile(manifest, []byte(adapted), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	l.must(t, "apply", "--filename", manifest)
-	ready := func() {
-		t.Helper()
-		l.must(t, "wait", "--for=jsonpath={.status.readyReplicas}=2", "--timeout=3m", "sandboxwarmpools.extensions.agents.x-k8s.io/atoll")
-	}
-	ready()
-	l.pool = "atoll"
+	manifest := l.stock(t, "debian:12", l.image)
+	ready := func() { t.Helper(); l.stocked(t) }
 	dir := t.TempDir()
 	p, err := l.open(dir)
 	if err != nil {
@@ -282,6 +268,30 @@ func TestLiveClaims(t *testing.T) {
 	}
 }
 
+// stock makes the warm pool of the manifest, in which pairs of strings are replaced.
+// It returns the file that was applied.
+func (l *live) stock(t *testing.T, replace ...string) (manifest string) {
+	t.Helper()
+	text, err := os.ReadFile("../../deploy/kubernetes/warm-pool.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest = filepath.Join(t.TempDir(), "pool.yaml")
+	if err := os.WriteFile(manifest, []byte(strings.NewReplacer(replace...).Replace(string(text))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.must(t, "apply", "--filename", manifest)
+	l.stocked(t)
+	l.pool = "atoll"
+	return manifest
+}
+
+// stocked waits until the warm pool has its pods.
+func (l *live) stocked(t *testing.T) {
+	t.Helper()
+	l.must(t, "wait", "--for=jsonpath={.status.readyReplicas}=2", "--timeout=3m", "sandboxwarmpools.extensions.agents.x-k8s.io/atoll")
+}
+
 // suspended suspends a sandbox's object and resumes it. Meanwhile the sandbox is
 // lost. What the controller makes afterwards has none of its files, so it is gone.
 func (l *live) suspended(t *testing.T, p driver.Provider, id sandbox.ID) {
@@ -368,10 +378,79 @@ func TestLiveGvisor(t *testing.T) {
 	if err := in.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}
+	t.Run("memory", func(t *testing.T) { // of the pod, of which gVisor's kernel is a part
+		in, err := p.Create(t.Context(), &sandbox.Spec{ID: "sb-full", Image: "host", Resources: sandbox.Resources{Memory: 128 << 20}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		proc, err := in.Exec(t.Context(), &sandbox.Command{Shell: "dd if=/dev/zero of=/dev/null bs=400M count=1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if exit, err := proc.Wait(t.Context()); err == nil {
+			t.Errorf("a program that uses more memory than the sandbox has: %+v", exit)
+		}
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+			_, err := in.Exec(t.Context(), &sandbox.Command{Shell: "true"})
+			if p.ErrorCode(err) == sandbox.CodeConflict && strings.Contains(err.Error(), "OOMKilled") {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("Exec: %v, and the pod is %s", err, l.must(t, "get", "pods", "--output", "jsonpath={.items[*].status}"))
+			}
+		}
+		if state, err := p.(driver.StateTeller).State(t.Context(), "sb-full"); state != sandbox.Failed || err != nil {
+			t.Errorf("State: %s, %v, want failed", state, err)
+		}
+		if err := in.Destroy(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 	if l.echo != nil {
 		t.Run("egress", l.egress)
 	}
 	l.run(t)
+}
+
+// A sandbox is claimed from a warm pool whose pods run with gVisor, and not from one
+// whose pods do not.
+func TestLiveGvisorClaims(t *testing.T) {
+	l := start(t, "Sandbox")
+	l.class = "gvisor"
+	for _, what := range []string{"runtimeclass/gvisor", "sandboxwarmpools.extensions.agents.x-k8s.io"} {
+		if out, err := l.kubectl(t, "get", what); err != nil {
+			if os.Getenv("ATOLL_KUBECONFIG") == "" {
+				t.Fatal(out)
+			}
+			need.Thing(t, "gVisor and agent-sandbox", "the cluster lacks one of them: "+out)
+		}
+	}
+	for _, suits := range []bool{false, true} {
+		class := "# runtimeClassName: gvisor"
+		if suits {
+			class = "runtimeClassName: gvisor"
+		}
+		manifest := l.stock(t, "debian:12", l.image, "# runtimeClassName: gvisor", class)
+		p, err := l.open(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, err := p.Create(t.Context(), &sandbox.Spec{ID: "sb-claim", Image: "host", Isolation: sandbox.IsolationKernel})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := l.must(t, "get", "sandboxclaims.extensions.agents.x-k8s.io", "--output", "name"); (got != "") != suits {
+			t.Errorf("the claims are %q; the pool suits: %v", got, suits)
+		}
+		if got := hostedtest.Says(t, in, "uname -r"); !strings.HasSuffix(got, "-gvisor\n") {
+			t.Errorf("the kernel is %s", got)
+		}
+		if err := in.Destroy(t.Context()); err != nil {
+			t.Error(err)
+		}
+		_ = p.Close()
+		l.must(t, "delete", "--filename", manifest)
+	}
 }
 
 // Sandboxes reach what their policies permit and nothing else, and nothing reaches
@@ -466,7 +545,7 @@ func TestLiveRuntimeClass(t *testing.T) {
 	manifest := filepath.Join(t.TempDir(), "classes.yaml")
 	class := func(handler string) string { return l.namespace + "-" + handler }
 	var text strings.Builder
-	for _, handler := range []string{"runc", "runsc"} {
+	for _, handler := range []string{"runc", "runsc", "kata"} {
 		fmt.Fprintf(&text, "---\napiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: %s}\nhandler: %s\n", class(handler), handler)
 	}
 	if err := os.WriteFile(manifest, []byte(text.String()), 0o600); err != nil {
@@ -484,7 +563,7 @@ func TestLiveRuntimeClass(t *testing.T) {
 		t.Cleanup(func() { _ = p.Close() })
 		return p
 	}
-	for handler, want := range map[string]sandbox.Isolation{"runc": sandbox.IsolationNone, "runsc": sandbox.IsolationKernel} {
+	for handler, want := range map[string]sandbox.Isolation{"runc": sandbox.IsolationNone, "runsc": sandbox.IsolationKernel, "kata": sandbox.IsolationHardware} {
 		if facts, err := open(class(handler)).Probe(t.Context()); err != nil || !facts.Available || facts.Isolation != want {
 			t.Errorf("Probe with the handler %s: %s, %+v, %v; want %s", handler, facts.Isolation, facts.Findings, err, want)
 		}
