@@ -79,10 +79,17 @@ func node(t *testing.T, args ...string) {
 // A sandbox whose rules have names and credentials uses Atoll's gateway, and cannot
 // go around it or use the rules of another.
 func TestLiveGateway(t *testing.T) {
+	for _, kind := range []string{"Pod", "Sandbox"} {
+		t.Run(kind, func(t *testing.T) { throughGateway(t, kind) })
+	}
+}
+
+func throughGateway(t *testing.T, kind string) {
+	t.Helper()
 	if os.Getenv("ATOLL_KUBECONFIG") != "" {
 		need.Thing(t, "the node of make cluster", "set ATOLL_CLUSTER instead of ATOLL_KUBECONFIG")
 	}
-	l := &withGateway{live: start(t, "Pod"), policies: map[sandbox.ID]gateway.Policy{}}
+	l := &withGateway{live: start(t, kind), policies: map[sandbox.ID]gateway.Policy{}}
 	const secret = "credential-0123456789"
 	var seen sync.Map // by path: the credential of the last request
 	outside := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
