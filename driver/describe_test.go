@@ -1,10 +1,12 @@
 package driver_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // An unavailable provider has a Problem.
@@ -19,6 +21,29 @@ func TestDescribeSaysWhatBlocks(t *testing.T) {
 		driver.Facts{Available: available, Findings: findings}.Describe(&p)
 		if p.Problem != want {
 			t.Errorf("available %t: the problem is %q, want %q", available, p.Problem, want)
+		}
+	}
+}
+
+// byGateway can use the gateway, if it is set.
+type byGateway struct {
+	driver.Provider
+	set bool
+}
+
+func (byGateway) EgressAbility() sandbox.EgressAbility {
+	return sandbox.EgressAbility{Kind: sandbox.EgressCIDRPort}
+}
+func (p byGateway) CanUseGateway() bool                                 { return p.set }
+func (byGateway) UsesGateway(context.Context, sandbox.ID) (bool, error) { return false, nil }
+
+// With the gateway, a provider enforces all rules, whatever its descriptor says.
+func TestDescribeGateway(t *testing.T) {
+	for set, want := range map[bool]sandbox.EgressKind{false: sandbox.EgressCIDRPort, true: sandbox.EgressFull} {
+		p := catalog.Provider{Name: "kubernetes"}
+		driver.Describe(byGateway{set: set}, driver.Facts{Available: true}, &p)
+		if got := catalog.Describe([]catalog.Provider{p})[0].Descriptor.Egress; got != want {
+			t.Errorf("with the gateway %v, it enforces %s, want %s", set, got, want)
 		}
 	}
 }

@@ -1,11 +1,15 @@
 package records_test
 
 import (
+	"context"
+	"errors"
 	"os"
 	"testing"
 	"time"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
+	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
@@ -129,5 +133,44 @@ func TestRecheck(t *testing.T) {
 	r.Recheck.Soon() // does not block
 	if !r.Recheck.Wanted() || !hurried() || hurried() {
 		t.Error("Soon() is not wanted, or did not end the present wait once")
+	}
+}
+
+// some is a provider some of whose sandboxes use the gateway.
+type some struct {
+	driver.Provider
+	uses map[sandbox.ID]bool
+}
+
+func (some) EgressAbility() sandbox.EgressAbility                         { return sandbox.EgressAbility{} }
+func (some) CanUseGateway() bool                                          { return true }
+func (s some) UsesGateway(_ context.Context, id sandbox.ID) (bool, error) { return s.uses[id], nil }
+
+// only has one provider.
+type only struct {
+	records.Providers
+	driver driver.Provider
+	err    error
+}
+
+func (o *only) Of(context.Context, *store.Sandbox) (*providers.Backend, error) {
+	return &providers.Backend{Driver: o.driver}, o.err
+}
+
+// A provider with rules of its own says which of its sandboxes use the gateway.
+func TestHasGateway(t *testing.T) {
+	r := records.New(coretest.Open(t))
+	o := &only{driver: some{uses: map[sandbox.ID]bool{"sb-names": true}}}
+	r.Providers = o
+	var b store.Sandbox
+	for id, want := range map[sandbox.ID]bool{"sb-addresses": false, "sb-names": true} {
+		b.Sandbox.ID = id
+		if got, err := r.HasGateway(t.Context(), &b); got != want || err != nil {
+			t.Errorf("%s: %v, %v, want %v", id, got, err, want)
+		}
+	}
+	o.err = errors.New("it cannot be opened")
+	if got, err := r.HasGateway(t.Context(), &b); got || !errors.Is(err, o.err) {
+		t.Errorf("without its provider: %v, %v", got, err)
 	}
 }
