@@ -189,6 +189,7 @@ func TestGatewayAdmits(t *testing.T) {
 	// A pod that got the name later is not the sandbox.
 	old := password("sb-b")
 	r, _ := p.Get("sb-b")
+	s.pods[split(r.Box).name].Meta.UID = "other"
 	s.record(t, p, "sb-b", hosted.Record{Box: split(r.Box).name + "/other"})
 	if _, err := f.admit(t.Context(), "sb-b", old, netip.MustParseAddr("10.1.0.2")); sandbox.CodeOf(err) != sandbox.CodeDenied {
 		t.Errorf("the password of an earlier pod: %v", err)
