@@ -352,8 +352,10 @@ func splice(in net.Conn, head *bufio.Reader, out net.Conn) {
 	done := make(chan error, 2)
 	go func() { done <- pass(out, head) }()
 	go func() { done <- pass(in, out) }()
-	if err := <-done; err == nil {
-		_ = <-done
+	for range cap(done) {
+		if err := <-done; err != nil {
+			return
+		}
 	}
 }
 
