@@ -307,3 +307,36 @@ func TestProxyRefuses(t *testing.T) {
 		}
 	}
 }
+
+// Connections end with the link of their sandbox, and when its rules no longer
+// allow them.
+func TestProxyCuts(t *testing.T) {
+	w := newWorld(t)
+	for name, end := range map[string]func(){
+		"disconnected": func() { w.proxy.Disconnect("sb-a") },
+		"other rules": func() {
+			if err := w.links.SetPolicy("sb-a", wire.Policy{}); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		if _, err := w.proxy.Connect(t.Context(), "sb-a", nil); err != nil {
+			t.Fatal(err)
+		}
+		c, err := net.Dial("tcp", w.proxy.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		fmt.Fprintf(c, "CONNECT example.com:%s HTTP/1.1\r\nHost: x\r\nProxy-Authorization: Basic c2ItYTpwYXNzd29yZCBvZiBzYi1h\r\n\r\n", w.port)
+		r := bufio.NewReader(c)
+		if line, err := r.ReadString('\n'); !strings.HasPrefix(line, "HTTP/1.1 200") {
+			t.Fatalf("%s: %q, %v", name, line, err)
+		}
+		end()
+		if _, err := io.Copy(io.Discard, r); os.IsTimeout(err) {
+			t.Errorf("%s: the connection is still open", name)
+		}
+		c.Close()
+	}
+}
