@@ -132,6 +132,9 @@ func (m *memoryGuard) serveEvents(g *cgroup, events *limitEvents) bool {
 			return false
 		}
 	}
+	if limit := m.limit(); limit > 0 && g.memoryLimit() > limit && !m.settle(g, limit) {
+		defer time.AfterFunc(lookEvery, events.stop).Stop() // it still needs what was lent
+	}
 	if events.limit == g.memoryLimit() {
 		_ = events.await()
 	}
