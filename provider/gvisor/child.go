@@ -7,6 +7,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/atoll-run/atoll/provider/gvisor/cgroup"
 )
 
 // reaper starts the processes of sandboxes and waits for them. One operating
@@ -59,7 +61,7 @@ type child struct {
 
 // place is the control group and OOM score of a child.
 type place struct {
-	cgroup *cgroup
+	cgroup *cgroup.Group
 	score  int // see setOOMScore; zero: its parent's
 }
 
@@ -79,7 +81,7 @@ func (r *reaper) start(exe string, argv, env []string, files []*os.File, attr *s
 	}
 	defer gate.Close()
 	defer open.Close()
-	release, err := at.cgroup.enterOnClone(attr)
+	release, err := at.cgroup.EnterOnClone(attr)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +105,7 @@ func (r *reaper) start(exe string, argv, env []string, files []*os.File, attr *s
 	if at.score != 0 {
 		setOOMScore(c.pid, at.score)
 	}
-	err = at.cgroup.add(c.pid)
+	err = at.cgroup.Add(c.pid)
 	go func() {
 		c.state, _ = proc.Wait()
 		close(c.done)

@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/span"
+	"github.com/atoll-run/atoll/provider/gvisor/cgroup"
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/provider/gvisor/snapshot"
 	"github.com/atoll-run/atoll/provider/internal/netfiles"
@@ -231,9 +232,9 @@ func (m *maker) prepare() error {
 		m.platform = m.p.chosen().platform
 	}
 	m.rec.Engine = engineOn(m.platform)
-	cg := m.p.groups().group(m.p.groupName(m.spec.ID))
+	cg := m.p.groups().Group(m.p.groupName(m.spec.ID))
 	if cg != nil {
-		m.rec.Version, m.rec.Cgroup = cg.version, cg.dirs
+		m.rec.Version, m.rec.Cgroup = cg.Version, cg.Dirs
 	}
 	b, upper, err := createBox(m.p.boxes, m.rec)
 	if errors.Is(err, fs.ErrExist) {
@@ -246,7 +247,7 @@ func (m *maker) prepare() error {
 	if err := m.p.opts.Fault("create.box"); err != nil {
 		return err
 	}
-	if err := cg.create(limits{cpus: m.res.CPUs, memory: m.res.Memory, pids: hostThreads(m.res.PIDs)}); err != nil {
+	if err := cg.Create(cgroup.Limits{CPUs: m.res.CPUs, Memory: m.res.Memory, PIDs: hostThreads(m.res.PIDs)}); err != nil {
 		return err
 	}
 	if err := m.p.opts.Fault("create.cgroup"); err != nil {

@@ -141,7 +141,7 @@ func runDeadline(args []string) int {
 			at = r.Expires
 		default:
 			if err == nil {
-				r.cgroup().kill() // a file server that is frozen would not notice the kernel's end
+				r.cgroup().Kill() // a file server that is frozen would not notice the kernel's end
 			}
 			kernel.kill()
 			return 0

@@ -11,6 +11,7 @@ import (
 
 	guestprogram "github.com/atoll-run/atoll/internal/guest/program"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/provider/gvisor/cgroup"
 	"github.com/atoll-run/atoll/provider/gvisor/guestimage"
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/sandbox"
@@ -34,7 +35,7 @@ func (in *Instance) MakeRoom() {
 // EndStopped kills a stub while the kernel is stopped, unless that would end the
 // sandbox.
 func (in *Instance) EndStopped(pid int) bool {
-	return in.memory.endStopped(pid, in.rec.cgroup().childrenOf(pid))
+	return in.memory.endStopped(pid, childrenOf(in.rec.cgroup(), pid))
 }
 
 // Hold stops the kernel, as the process does that kills a stub.
@@ -43,7 +44,7 @@ func (in *Instance) Hold() (release func(goOn bool)) { return in.memory.hold() }
 // Unfinished lists the stubs that gVisor's kernel traces or has not set up.
 func (in *Instance) Unfinished() (pids []int) {
 	for i, s := range in.memory.stubs() {
-		threads := in.rec.cgroup().childrenOf(s.pid)
+		threads := childrenOf(in.rec.cgroup(), s.pid)
 		if i > 0 && s.score == scoreProgram && (len(threads) == 0 || traced(s.pid) || slices.ContainsFunc(threads, traced)) {
 			pids = append(pids, s.pid)
 		}
@@ -55,7 +56,7 @@ func (in *Instance) Unfinished() (pids []int) {
 func (in *Instance) Killed() int { return in.memory.killed() }
 
 // LimitVersion returns the version of the machine's control groups.
-func (p *Provider) LimitVersion() int { return p.groups().version }
+func (p *Provider) LimitVersion() int { return p.groups().Version }
 
 // Full reports whether the sandbox waits for a higher memory limit.
 func (in *Instance) Full() bool { return in.memory.full.Load() }
@@ -64,43 +65,43 @@ func (in *Instance) Full() bool { return in.memory.full.Load() }
 // waits now (version 1), or is slowed down at its limit (version 2).
 func (in *Instance) AtLimit() bool {
 	g := in.rec.cgroup()
-	if g.version == 1 {
-		return g.statistic(ctlMemory, "memory.oom_control", "under_oom") == 1
+	if g.Version == 1 {
+		return g.Statistic(cgroup.Memory, "memory.oom_control", "under_oom") == 1
 	}
-	return g.atLimit()
+	return g.AtLimit()
 }
 
 // Held returns the memory of the sandbox without the host's cache of files.
-func (in *Instance) Held() int64 { return in.rec.cgroup().held() }
+func (in *Instance) Held() int64 { return in.rec.cgroup().Held() }
 
 // LimitState describes the memory of the sandbox's group, for messages.
 func (in *Instance) LimitState() string {
 	g := in.rec.cgroup()
 	words, _ := os.ReadFile(in.box.path(filePanic))
 	return fmt.Sprintf("%d of %d bytes, at its limit: %v, full: %v, kills: %d of which %d are ours; stubs: %+v; its kernel said %q",
-		g.held(), g.memoryLimit(), g.atLimit(), in.memory.full.Load(), in.memory.killed(), in.box.starved(), in.memory.stubs(), words)
+		g.Held(), g.MemoryLimit(), g.AtLimit(), in.memory.full.Load(), in.memory.killed(), in.box.starved(), in.memory.stubs(), words)
 }
 
 // Refusals counts how often the reserve of the sandbox's memory was used up.
 func (in *Instance) Refusals() int64 {
 	g := in.rec.cgroup()
-	if g.version == 2 {
-		return g.statistic(ctlMemory, "memory.events", "max")
+	if g.Version == 2 {
+		return g.Statistic(cgroup.Memory, "memory.events", "max")
 	}
-	return g.figure(ctlMemory, "memory.failcnt")
+	return g.Figure(cgroup.Memory, "memory.failcnt")
 }
 
 // Charged returns the memory of the sandbox's group with the host's cache of files.
-func (in *Instance) Charged() int64 { return in.rec.cgroup().charged() }
+func (in *Instance) Charged() int64 { return in.rec.cgroup().Charged() }
 
 // Ended reports whether the kernel has ended.
 func (in *Instance) Ended() bool { return !in.rec.Kernel.alive() }
 
 // Lend sets the limit of the sandbox's memory on this machine, and no other.
-func (in *Instance) Lend(limit int64) error { return in.rec.cgroup().lend(limit) }
+func (in *Instance) Lend(limit int64) error { return in.rec.cgroup().Lend(limit) }
 
 // MemoryLimit returns that limit.
-func (in *Instance) MemoryLimit() int64 { return in.rec.cgroup().memoryLimit() }
+func (in *Instance) MemoryLimit() int64 { return in.rec.cgroup().MemoryLimit() }
 
 // Stub is the host process of an address space inside.
 type Stub struct {

@@ -97,7 +97,7 @@ func (in *Instance) reattach(ctx context.Context) error {
 	if err := in.watchKernel(); err != nil {
 		return err
 	}
-	if in.rec.cgroup().atLimit() {
+	if in.rec.cgroup().AtLimit() {
 		in.memory.starving()
 	}
 	in.memory.watchLimit()
@@ -307,7 +307,7 @@ func (in *Instance) end(why sandbox.Reason) {
 		in.reason = why
 	}
 	in.mu.Unlock()
-	in.rec.cgroup().kill()
+	in.rec.cgroup().Kill()
 	in.rec.Kernel.kill()
 }
 
@@ -485,11 +485,11 @@ func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
 		killed.Reason, killed.Detail = sandbox.ReasonCrashed, "the machine was restarted"
 	case why == sandbox.ReasonKilled:
 		killed.Reason, killed.Detail = why, "it was destroyed"
-	case why == sandbox.ReasonMemory, r.cgroup().memoryKills()+b.starved() > 0:
+	case why == sandbox.ReasonMemory, r.cgroup().MemoryKills()+b.starved() > 0:
 		killed.Reason, killed.Detail = sandbox.ReasonMemory, "it reached its memory limit"
 	case why == sandbox.ReasonLifetime, !r.Expires.IsZero() && time.Now().After(r.Expires):
 		killed.Reason, killed.Detail = sandbox.ReasonLifetime, "its lifetime is over"
-	case said != "" && r.cgroup().refuses():
+	case said != "" && r.cgroup().Refuses():
 		killed.Reason, killed.Detail = sandbox.ReasonMemory, "it reached its memory limit, and its kernel failed: "+said
 	case said != "":
 		killed.Reason, killed.Detail = sandbox.ReasonCrashed, "its kernel failed: "+said

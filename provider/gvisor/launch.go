@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/provider/gvisor/cgroup"
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 )
 
@@ -51,7 +52,7 @@ type launchArgs struct {
 	cpuQuota int64 // microseconds per 100 ms, 0 for none
 	memory   uint64
 	total    uint64
-	cgroup   *cgroup
+	cgroup   *cgroup.Group
 	platform string
 	device   *os.File // of the platform; nil: it has none
 	attached bool     // die with this process

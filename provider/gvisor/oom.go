@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/atoll-run/atoll/provider/gvisor/cgroup"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -51,7 +51,7 @@ type memoryGuard struct {
 	idle chan struct{} // closed when watchLimit no longer watches; nil: it never did
 	full atomic.Bool   // it waits for a higher limit
 
-	events atomic.Pointer[limitEvents] // that watchLimit waits for; nil: it does not yet
+	events atomic.Pointer[cgroup.Events] // that watchLimit waits for; nil: it does not yet
 
 	starved atomic.Int64 // when it was last at its limit, in Unix nanoseconds
 }
@@ -62,7 +62,7 @@ func (m *memoryGuard) stubs() []stub {
 	kernel := strconv.Itoa(m.rec.Kernel.PID)
 	var list []stub
 	threads := map[string][]int{} // by the stub
-	for _, pid := range m.rec.cgroup().processes() {
+	for _, pid := range m.rec.cgroup().Processes() {
 		stat, err := processStat(pid)
 		if err != nil {
 			continue
@@ -72,9 +72,17 @@ func (m *memoryGuard) stubs() []stub {
 			continue
 		}
 		start, _ := strconv.ParseUint(stat[statStart], 10, 64)
-		score, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/oom_score_adj")
+		text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/oom_score_adj")
+		if err != nil {
+			continue
+		}
+		score, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			continue
+		}
+		resident, err := strconv.ParseInt(stat[statResident], 10, 64)
 		if err == nil {
-			list = append(list, stub{pid, int(number(string(score))), start, number(stat[statResident]), nil})
+			list = append(list, stub{pid, score, start, resident, nil})
 		}
 	}
 	for i, s := range list {
@@ -115,10 +123,10 @@ func (m *memoryGuard) barren() bool {
 const (
 	lookEvery    = 2 * time.Second
 	looks        = 3
-	smallShare   = 16      // divisor of the limit
-	leastAgain   = 4 << 10 // pages
-	leastProgram = 64      // pages; a smaller stub has no program
-	page         = 4 << 10 // bytes
+	smallShare   = cgroup.SmallShare // divisor of the limit
+	leastAgain   = 4 << 10           // pages
+	leastProgram = 64                // pages; a smaller stub has no program
+	page         = 4 << 10           // bytes
 )
 
 // sight is the observed state of one sandbox.
@@ -161,7 +169,7 @@ func (p *Provider) watchMemory() {
 // look checks a sandbox and acts if it makes no progress.
 func (m *memoryGuard) look(before sight) sight {
 	m.watchLimit()
-	now := m.rec.cgroup().look(before)
+	now := standstill(m.rec.cgroup(), before)
 	now.kills = m.killed()
 	switch {
 	case now.kills > before.kills && m.barren():
@@ -175,39 +183,18 @@ func (m *memoryGuard) look(before sight) sight {
 	return now
 }
 
-// look checks the control group.
-func (g *cgroup) look(before sight) sight {
-	if !g.has(ctlMemory) {
+// standstill checks a control group.
+func standstill(g *cgroup.Group, before sight) sight {
+	read, files, ok := g.Reread()
+	if !ok {
 		return before
 	}
-	text, err := os.ReadFile(filepath.Join(g.dirs[ctlMemory], "memory.stat"))
-	if err != nil {
-		return before
-	}
-	var now sight
-	var files int64 // bytes
-	for line := range strings.Lines(string(text)) {
-		switch name, n, _ := strings.Cut(line, " "); name {
-		case "workingset_refault_file":
-			now.read = number(n)
-		case "active_file", "inactive_file":
-			files += number(n)
-		}
-	}
+	now := sight{read: read}
 	again := now.read - before.read
-	if again >= leastAgain && again*page >= files && files < g.memoryLimit()/smallShare {
+	if again >= leastAgain && again*page >= files && files < g.MemoryLimit()/smallShare {
 		now.times = before.times + 1
 	}
 	return now
-}
-
-// memoryLimit returns the limit in bytes, negative if there is none. With version
-// 1, which rounds the hard limit to pages, it may be a page less.
-func (g *cgroup) memoryLimit() int64 {
-	if g.version == 2 {
-		return g.figure(ctlMemory, "memory.high")
-	}
-	return softLimit(g.figure(ctlMemory, "memory.limit_in_bytes"))
 }
 
 const (
@@ -266,5 +253,5 @@ func (m *memoryGuard) programs(killed map[int]bool) []stub {
 
 // killed counts the programs that were killed for lack of memory.
 func (m *memoryGuard) killed() int {
-	return m.rec.cgroup().memoryKills() + m.box.starved()
+	return m.rec.cgroup().MemoryKills() + m.box.starved()
 }

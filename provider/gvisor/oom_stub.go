@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/provider/gvisor/cgroup"
 )
 
 // gVisor's kernel sets up stubs and their threads, which are processes of their
@@ -35,7 +37,7 @@ func (m *memoryGuard) endStub(pid int, threads []int) (ended bool) {
 
 // endStopped is endStub while the kernel is stopped.
 func (m *memoryGuard) endStopped(pid int, threads []int) (ended bool) {
-	all := append(m.rec.cgroup().childrenOf(pid), pid)
+	all := append(childrenOf(m.rec.cgroup(), pid), pid)
 	if len(threads) == 0 || !slices.Equal(all[:len(all)-1], threads) || slices.ContainsFunc(all, traced) {
 		return false
 	}
@@ -150,9 +152,9 @@ func traced(pid int) bool {
 
 // childrenOf lists the processes of the group that a process has started and
 // that have not ended.
-func (g *cgroup) childrenOf(parent int) []int {
+func childrenOf(g *cgroup.Group, parent int) []int {
 	want := strconv.Itoa(parent)
-	list := slices.DeleteFunc(g.processes(), func(pid int) bool {
+	list := slices.DeleteFunc(g.Processes(), func(pid int) bool {
 		stat, err := processStat(pid)
 		return err != nil || stat[statParent] != want
 	})

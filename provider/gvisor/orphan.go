@@ -76,24 +76,10 @@ func lostUpper(pid int, boxes string) (id sandbox.ID, lost bool) {
 // endOrphans ends orphaned kernels and removes their control groups.
 func (p *Provider) endOrphans() {
 	for _, o := range orphans(p.boxes) {
-		g := p.groups().of(o.process.PID)
+		g := p.groups().Of(o.process.PID)
 		o.process.kill()
-		_ = g.remove() // an empty group is harmless
+		_ = g.Remove() // an empty group is harmless
 	}
-}
-
-// of returns the group of a process, if it is a sandbox's.
-func (r cgroupRoot) of(pid int) *cgroup {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	for line := range strings.Lines(string(text)) {
-		_, group, _ := strings.Cut(strings.TrimSpace(line), ":/")
-		for _, parent := range r.dirs {
-			if filepath.Base(filepath.Dir(group)) == filepath.Base(parent) {
-				return r.group(filepath.Base(group))
-			}
-		}
-	}
-	return nil
 }
 
 // probeOrphans reports orphaned kernels.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -127,4 +128,13 @@ func (c choice) finding() driver.Finding {
 		}
 	}
 	return f
+}
+
+// reason returns the error of a system call without its object.
+func reason(err error) string {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno.Error()
+	}
+	return err.Error()
 }

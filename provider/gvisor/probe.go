@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/gvisor/cgroup"
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -155,30 +156,30 @@ func sysctl(name string) string {
 	return strings.TrimSpace(string(b))
 }
 
-func probeGroups(g cgroupRoot) driver.Finding {
-	f := driver.Finding{Severity: driver.OK, Subject: "cgroups", Message: fmt.Sprintf("cgroup v%d", g.version)}
-	if g.version == 0 {
+func probeGroups(g cgroup.Root) driver.Finding {
+	f := driver.Finding{Severity: driver.OK, Subject: "cgroups", Message: fmt.Sprintf("cgroup v%d", g.Version)}
+	if g.Version == 0 {
 		f.Message = "no control group can be made: limits of cpus and memory do not hold"
 		f.Severity = driver.Warning
 	}
-	if g.why != "" {
+	if g.Why != "" {
 		f.Severity = driver.Warning
-		f.Message += " (" + g.why + ")"
+		f.Message += " (" + g.Why + ")"
 		f.Fix = "run as root, or let systemd delegate the cpu, memory and pids controllers to your user: run atoll with systemd-run --user --scope -p Delegate=yes"
 	}
 	return f
 }
 
-func probeLimits(g cgroupRoot) map[string]driver.Limit {
+func probeLimits(g cgroup.Root) map[string]driver.Limit {
 	by := func(ctl string) driver.Limit {
-		if g.dirs[ctl] == "" {
+		if g.Dirs[ctl] == "" {
 			return driver.Limit{Why: "no " + ctl + " control group can be made here"}
 		}
-		return driver.Limit{Holds: true, By: fmt.Sprintf("cgroup v%d", g.version)}
+		return driver.Limit{Holds: true, By: fmt.Sprintf("cgroup v%d", g.Version)}
 	}
 	return map[string]driver.Limit{
-		"cpus":     by(ctlCPU),
-		"memory":   by(ctlMemory),
+		"cpus":     by(cgroup.CPU),
+		"memory":   by(cgroup.Memory),
 		"pids":     {Holds: true, By: "the sandbox's own kernel"},
 		"disk":     {Holds: true, By: "the sandbox's own kernel"},
 		"lifetime": {Holds: true, By: "a timer outside the sandbox"},

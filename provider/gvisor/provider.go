@@ -25,6 +25,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/snapshotstore"
+	"github.com/atoll-run/atoll/provider/gvisor/cgroup"
 	"github.com/atoll-run/atoll/provider/gvisor/guestimage"
 	"github.com/atoll-run/atoll/provider/gvisor/pool"
 	"github.com/atoll-run/atoll/provider/internal/identity"
@@ -88,7 +89,7 @@ type Images interface {
 type Provider struct {
 	opts    Options
 	boxes   string // directory of state directories
-	groups  func() cgroupRoot
+	groups  func() cgroup.Root
 	static  func() driver.Finding             // whether the kernel's executable is usable
 	program func() (*guestimage.Guest, error) // the guest of new sandboxes
 	chosen  func() choice                     // the platform of new kernels
@@ -171,7 +172,7 @@ func New(opts Options) (*Provider, error) {
 		lowMemory: lowMemory,
 		snapshots: snapshotstore.NewSnapshots(opts.SnapshotDir, Name, snapshots.Describe),
 		boxes:     boxes,
-		groups:    sync.OnceValue(findMachineCgroups),
+		groups:    sync.OnceValue(cgroup.Find),
 		static:    sync.OnceValue(func() driver.Finding { return probeKernelFile(opts.Kernel) }),
 		instances: map[sandbox.ID]*Instance{},
 		quit:      make(chan struct{}),
@@ -184,15 +185,6 @@ func New(opts Options) (*Provider, error) {
 		return found, err
 	})
 	return p, nil
-}
-
-func findMachineCgroups() cgroupRoot {
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return cgroupRoot{why: reason(err)}
-	}
-	self, _ := os.ReadFile("/proc/self/cgroup")
-	return findCgroups(string(mounts), string(self))
 }
 
 // sweepOnce removes the leftovers of killed processes on the first call. Only

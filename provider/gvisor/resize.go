@@ -3,13 +3,10 @@ package gvisor
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 
 	"gvisor.dev/gvisor/pkg/urpc"
 
+	"github.com/atoll-run/atoll/provider/gvisor/cgroup"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -24,7 +21,7 @@ func (in *Instance) Resize(ctx context.Context, want sandbox.Resources) error {
 		if err := resizable(cg, want); err != nil {
 			return err
 		}
-		undo, err := cg.change(limits{cpus: want.CPUs, memory: want.Memory, pids: hostPIDs(want.PIDs)})
+		undo, err := cg.Change(cgroup.Limits{CPUs: want.CPUs, Memory: want.Memory, PIDs: hostPIDs(want.PIDs)})
 		if want.Memory != 0 {
 			in.memory.full.Store(false)
 		}
@@ -39,7 +36,7 @@ func (in *Instance) Resize(ctx context.Context, want sandbox.Resources) error {
 		return nil
 	})
 	if err == nil && want.Memory != 0 {
-		_, err = cg.change(limits{memory: want.Memory}) // see settle
+		_, err = cg.Change(cgroup.Limits{Memory: want.Memory}) // see settle
 		in.memory.watchLimit()
 	}
 	if err == nil {
@@ -85,19 +82,19 @@ func merge(r, change sandbox.Resources) sandbox.Resources {
 }
 
 // resizable rejects limits that cannot be set, before any change.
-func resizable(cg *cgroup, want sandbox.Resources) error {
+func resizable(cg *cgroup.Group, want sandbox.Resources) error {
 	refuse := func(what, why string) error {
 		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "resize", Subject: what, Message: why}
 	}
 	switch {
 	case want.Disk != 0:
 		return refuse("disk", "the size of the writable layer is fixed when a sandbox is made")
-	case want.CPUs != 0 && !cg.has(ctlCPU):
+	case want.CPUs != 0 && !cg.Has(cgroup.CPU):
 		return refuse("cpus", "the sandbox has no control group for processors")
-	case want.Memory != 0 && !cg.has(ctlMemory):
+	case want.Memory != 0 && !cg.Has(cgroup.Memory):
 		return refuse("memory", "the sandbox has no control group for memory")
 	}
-	if used := cg.memory(); want.Memory > 0 && used > want.Memory {
+	if used := cg.Memory(); want.Memory > 0 && used > want.Memory {
 		return &sandbox.Error{
 			Code: sandbox.CodeConflict, Op: "resize", Subject: "memory",
 			Message: fmt.Sprintf("the sandbox uses %d bytes now, more than the new limit", used),
@@ -105,52 +102,4 @@ func resizable(cg *cgroup, want sandbox.Resources) error {
 		}
 	}
 	return nil
-}
-
-func (g *cgroup) has(ctl string) bool { return g != nil && g.dirs[ctl] != "" }
-
-// change sets limits of a group in use; negative values remove them. On an
-// error some may have changed: undo, which is never nil, restores them.
-func (g *cgroup) change(l limits) (undo func(), err error) {
-	var done []func()
-	undo = func() {
-		for i := len(done) - 1; i >= 0; i-- {
-			done[i]()
-		}
-	}
-	if g == nil {
-		return undo, nil
-	}
-	for _, s := range g.settings(l) {
-		dir, ok := g.dirs[s.ctl]
-		if !ok {
-			continue
-		}
-		file := filepath.Join(dir, s.file)
-		old, err := os.ReadFile(file)
-		if err == nil {
-			err = os.WriteFile(file, []byte(s.value), 0)
-		}
-		switch {
-		case err == nil:
-			done = append(done, func() { _ = os.WriteFile(file, []byte(strings.TrimSpace(string(old))), 0) })
-		case !s.optional:
-			return undo, fmt.Errorf("setting %s: %w", s.file, err)
-		}
-	}
-	return undo, nil
-}
-
-// raises reports whether a hard limit is above the present one. Version 1 has
-// two limits, one of which must never exceed the other.
-func (g *cgroup) raises(memory int64) bool {
-	if memory < 0 {
-		return true
-	}
-	b, err := os.ReadFile(filepath.Join(g.dirs[ctlMemory], "memory.limit_in_bytes"))
-	if err != nil {
-		return false
-	}
-	now, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
-	return err == nil && memory > now
 }

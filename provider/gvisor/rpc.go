@@ -20,6 +20,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/span"
+	"github.com/atoll-run/atoll/provider/gvisor/cgroup"
 	"github.com/atoll-run/atoll/provider/gvisor/guestimage"
 	"github.com/atoll-run/atoll/provider/gvisor/snapshot"
 	"github.com/atoll-run/atoll/sandbox"
@@ -162,13 +163,13 @@ func boundInside(conn *urpc.Client, group string, res sandbox.Resources) error {
 		})
 	}
 	if res.PIDs != 0 {
-		set("pids", "pids.max", amount(res.PIDs, "max"))
+		set("pids", "pids.max", cgroup.Amount(res.PIDs, "max"))
 	}
 	if res.CPUs != 0 {
-		set("cpu", "cpu.max", quota(res.CPUs, "max")+" 100000")
+		set("cpu", "cpu.max", cgroup.Quota(res.CPUs, "max")+" 100000")
 	}
 	if res.Memory != 0 {
-		set("memory", "memory.max", amount(res.Memory, "max"))
+		set("memory", "memory.max", cgroup.Amount(res.Memory, "max"))
 	}
 	if len(args.Args) == 0 {
 		return nil

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/atoll-run/atoll/provider/gvisor/cgroup"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -78,11 +79,11 @@ type sandboxDescription struct {
 	Resources sandbox.Resources `json:"resources"`
 }
 
-func (r *record) cgroup() *cgroup {
+func (r *record) cgroup() *cgroup.Group {
 	if r.Version == 0 {
 		return nil
 	}
-	return &cgroup{version: r.Version, dirs: r.Cgroup}
+	return &cgroup.Group{Version: r.Version, Dirs: r.Cgroup}
 }
 
 // group returns the control group inside that contains all its processes.
@@ -289,11 +290,11 @@ func (b box) awaitDeath(limit time.Duration) bool {
 func (b box) remove(r *record) error {
 	if r != nil {
 		cg := r.cgroup()
-		cg.kill()
+		cg.Kill()
 		r.Kernel.kill()
 		r.Gofer.kill()
 		r.Deadline.kill()
-		if err := cg.remove(); err != nil {
+		if err := cg.Remove(); err != nil {
 			return err
 		}
 	}
@@ -336,7 +337,7 @@ func sweep(parent string, now time.Time) error {
 		// Without its file server a sandbox can only hang.
 		broken := r.Ready && r.Gofer.PID != 0 && !r.Gofer.alive()
 		if (expired || abandoned || broken || r.Doomed) && !b.dead() {
-			r.cgroup().kill()
+			r.cgroup().Kill()
 			r.Kernel.kill()
 			if abandoned {
 				b.killUnrecorded()

@@ -1,14 +1,10 @@
-package gvisor
+package cgroup
 
 import (
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
-
-	"github.com/atoll-run/atoll/sandbox"
 )
 
 const (
@@ -80,8 +76,8 @@ func TestSettings(t *testing.T) {
 		},
 	} {
 		parent := t.TempDir()
-		root := cgroupRoot{version: version, dirs: map[string]string{ctlCPU: parent, ctlMemory: parent, ctlPIDs: parent}}
-		g := root.group("box")
+		root := Root{Version: version, Dirs: map[string]string{CPU: parent, Memory: parent, PIDs: parent}}
+		g := root.Group("box")
 		if err := os.Mkdir(filepath.Join(parent, "box"), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +86,7 @@ func TestSettings(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := g.create(limits{cpus: 1.5, memory: 64 << 20, pids: 100}); err != nil {
+		if err := g.Create(Limits{CPUs: 1.5, Memory: 64 << 20, PIDs: 100}); err != nil {
 			t.Fatal(err)
 		}
 		for name, value := range want {
@@ -99,7 +95,7 @@ func TestSettings(t *testing.T) {
 				t.Errorf("version %d: %s = %q, %v; want %q", version, name, b, err, value)
 			}
 		}
-		if got := g.memoryLimit(); got != 64<<20 {
+		if got := g.MemoryLimit(); got != 64<<20 {
 			t.Errorf("version %d: the limit is read as %d bytes", version, got)
 		}
 	}
@@ -122,70 +118,16 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// TestLimit checks when a group is at its limit: the cache of files does not count.
-func TestLimit(t *testing.T) {
-	for version, name := range map[int]struct{ usage, limit, prefix string }{
-		1: {"memory.usage_in_bytes", "memory.limit_in_bytes", "total_"},
-		2: {"memory.current", "memory.high", ""},
-	} {
-		dir := t.TempDir()
-		write := func(name, content string) {
-			t.Helper()
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		b := box{t.TempDir()}
-		rec := &record{Spec: sandboxDescription{Resources: sandbox.Resources{Memory: 96 << 20}}}
-		if err := b.save(rec); err != nil {
-			t.Fatal(err)
-		}
-		m := &memoryGuard{box: b, rec: rec}
-		g := &cgroup{version: version, dirs: map[string]string{ctlMemory: dir}}
-		const limit = 96 << 20
-		hard := strconv.Itoa(limit)
-		if version == 1 {
-			hard = strconv.Itoa(int(hardLimit(limit)))
-		}
-		state := func(used, cached int) {
-			t.Helper()
-			write(name.usage, strconv.Itoa(used))
-			write("memory.stat", fmt.Sprintf("%sactive_file %d\n%sinactive_file %d\n", name.prefix, cached/3, name.prefix, cached-cached/3))
-			if got := g.held(); got != int64(used-cached) {
-				t.Errorf("version %d: a group with %d bytes and a cache of %d holds %d", version, used, cached, got)
-			}
-		}
-		write(name.limit, hard)
-		for _, tc := range []struct {
-			used, cached int
-			want         bool
-		}{
-			{limit - 1, 0, false},
-			{limit, 0, true},
-			{limit + 1<<20, 1 << 20, true},
-			{limit + 8<<20, 32 << 20, false},
-		} {
-			state(tc.used, tc.cached)
-			if got := m.starves(g); got != tc.want {
-				t.Errorf("version %d: with %d bytes and a cache of %d, it is at its limit: %v", version, tc.used, tc.cached, got)
-			}
-			if got, _ := os.ReadFile(filepath.Join(dir, name.limit)); string(got) != hard {
-				t.Errorf("version %d: %s is %s afterwards, want %s", version, name.limit, got, hard)
-			}
-		}
-	}
-}
-
 func TestNoCgroup(t *testing.T) {
-	var g *cgroup
-	if cgroupRoot(cgroupRoot{}).group("x") != nil {
+	var g *Group
+	if (Root{}).Group("x") != nil {
 		t.Error("a machine without control groups has one")
 	}
-	if err := g.create(limits{memory: 1}); err != nil {
+	if err := g.Create(Limits{Memory: 1}); err != nil {
 		t.Error(err)
 	}
-	g.kill()
-	if err := g.remove(); err != nil || g.memoryKills() != 0 || g.processes() != nil {
+	g.Kill()
+	if err := g.Remove(); err != nil || g.MemoryKills() != 0 || g.Processes() != nil {
 		t.Error("no group is not empty")
 	}
 }
@@ -205,48 +147,9 @@ func TestMemoryKills(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, tc.file), []byte(tc.content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		g := &cgroup{version: tc.version, dirs: map[string]string{ctlMemory: dir}}
-		if got := g.memoryKills(); got != tc.want {
+		g := &Group{Version: tc.version, Dirs: map[string]string{Memory: dir}}
+		if got := g.MemoryKills(); got != tc.want {
 			t.Errorf("v%d %q: memoryKills = %v", tc.version, tc.content, got)
 		}
-	}
-}
-
-// TestStandstill checks groups whose files are read again and again because
-// programs use all other memory, and some that are only busy.
-func TestStandstill(t *testing.T) {
-	const limit = 64 << 20
-	for _, tc := range []struct {
-		name          string
-		before, again int64 // pages
-		files         string
-		want          int
-	}{
-		{"programs are read again as soon as they are given back", 50_000, 30_000, "active_file 20480\ninactive_file 2826240\n", 3},
-		{"nothing is read again", 50_000, 0, "active_file 0\ninactive_file 0\n", 0},
-		{"a few pages are", 50_000, 400, "active_file 0\ninactive_file 8192\n", 0},
-		{"a large file is read again and again beside a small program", 50_000, 30_000, "active_file 0\ninactive_file 50000000\n", 0},
-		{"less is read again than there is", 50_000, 5_000, "active_file 0\ninactive_file 40000000\n", 0},
-	} {
-		for version, file := range map[int]setting{
-			1: {file: "memory.limit_in_bytes", value: strconv.FormatInt(hardLimit(limit), 10)},
-			2: {file: "memory.high", value: strconv.Itoa(limit)},
-		} {
-			g := &cgroup{version: version, dirs: map[string]string{ctlMemory: t.TempDir()}}
-			write := func(name, text string) {
-				if err := os.WriteFile(filepath.Join(g.dirs[ctlMemory], name), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			write(file.file, file.value)
-			seen := sight{read: tc.before, times: 2}
-			write("memory.stat", fmt.Sprintf("shmem 49127424\nworkingset_refault_file %d\n%s", tc.before+tc.again, tc.files))
-			if got := g.look(seen); got.times != tc.want {
-				t.Errorf("version %d: %s: seen %d times, want %d", version, tc.name, got.times, tc.want)
-			}
-		}
-	}
-	if got := (*cgroup)(nil).look(sight{times: 1}); got.times != 1 {
-		t.Errorf("without a group: %+v", got)
 	}
 }
