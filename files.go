@@ -272,6 +272,11 @@ func (f Files) export(ctx context.Context, query url.Values, w io.Writer) error 
 		return err
 	}
 	defer body.Close()
+	return pour(ctx, w, body)
+}
+
+// pour copies the body of a response.
+func pour(ctx context.Context, w io.Writer, body io.Reader) error {
 	source := &watched{r: body}
 	if _, err := io.Copy(w, source); err != nil {
 		if source.failure() != nil {

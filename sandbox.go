@@ -391,6 +391,48 @@ func (c *Client) RemoveSnapshot(ctx context.Context, ref string) error {
 	return c.conn.Call(ctx, http.MethodDelete, "/v1/snapshots/"+ref, nil, nil, nil)
 }
 
+// ExportSnapshot writes a snapshot as a tar stream, for ImportSnapshot of another
+// daemon with the same provider. It may contain memory, and with it secrets.
+func (c *Client) ExportSnapshot(ctx context.Context, ref string, w io.Writer) error {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return err
+	}
+	r, err := c.conn.Request(ctx, http.MethodGet, "/v1/snapshots/"+ref+"/archive", nil, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.conn.Do(r)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	return pour(ctx, w, resp.Body)
+}
+
+// ImportSnapshot stores a stream of ExportSnapshot under a new name. Its memory
+// is trusted: only import what a daemon wrote. It needs the owner of the machine,
+// or a key of the tenant default.
+func (c *Client) ImportSnapshot(ctx context.Context, name string, labels map[string]string, r io.Reader) (s sandbox.Snapshot, err error) {
+	if err := sandbox.ValidateName(name); err != nil {
+		return s, err
+	}
+	query := url.Values{}
+	for k, v := range labels {
+		query.Add("label", k+"="+v)
+	}
+	source := &watched{r: r}
+	req, err := c.conn.Request(ctx, http.MethodPut, "/v1/snapshots/"+name+"/archive", query, source)
+	if err != nil {
+		return s, err
+	}
+	req.Header.Set("Content-Type", "application/x-tar")
+	err = c.conn.Receive(req, &s)
+	if failed := source.failure(); err != nil && failed != nil {
+		return s, failed
+	}
+	return s, err
+}
+
 // PruneSnapshots removes the snapshots with all of the labels from which no
 // living sandbox was made, and returns them.
 func (c *Client) PruneSnapshots(ctx context.Context, labels map[string]string) ([]sandbox.Snapshot, error) {

@@ -4,10 +4,12 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/pem"
+	"errors"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -200,4 +202,50 @@ func TestNodesFile(t *testing.T) {
 	opts.Fleet = &fleet.Config{File: filepath.Join(dir, "nothing")}
 	_, err := daemon.Start(t.Context(), opts)
 	wantCode(t, err, sandbox.CodeUnavailable)
+}
+
+// Control daemons share the snapshots that are in their blob store. One that
+// starts leaves those alone that another one has not saved yet.
+func TestControlsShareSnapshots(t *testing.T) {
+	address, blobs := storetest.Postgres(t), t.TempDir()
+	a, b := newNode(t, 32<<30), newNode(t, 16<<30)
+	keys := nodeKeys(t, a, b)
+	with := func(fault func(string) error) func(*daemon.Options) {
+		return func(o *daemon.Options) {
+			o.Store, o.Blobs, o.PlainSnapshots, o.Fault = address, blobs, true, fault
+			o.Fleet = &fleet.Config{Nodes: nodeList(a, b), KeyFile: keys, Every: 50 * time.Millisecond}
+		}
+	}
+	m1, m2 := daemontest.New(t), daemontest.New(t)
+	var saves atomic.Bool
+	c1 := daemontest.Client(t, m1.Start(t, with(func(at string) error {
+		if at == "save.begun" && !saves.Load() {
+			return errors.New("the test saves nothing yet")
+		}
+		return nil
+	})))
+	d2 := m2.Start(t, with(nil))
+	create(t, daemontest.Client(t, d2), sandbox.Spec{Name: "two", Provider: "node-a"})
+
+	box := create(t, c1, sandbox.Spec{Name: "one", Provider: "node-a"})
+	shell(t, box, "echo far > /f")
+	if _, err := box.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "unsaved"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d2.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c2 := daemontest.Client(t, m2.Start(t, with(nil))) // it reconciles with node a, where it has a sandbox
+	if out := shell(t, create(t, c1, sandbox.Spec{Snapshot: "unsaved"}), "cat /f"); out != "far\n" {
+		t.Errorf("the snapshot of the other daemon: %q", out)
+	}
+	_, err := c2.Create(t.Context(), sandbox.Spec{Snapshot: "unsaved"}, atoll.CreateOptions{})
+	wantCode(t, err, sandbox.CodeUnavailable)
+	saves.Store(true)
+	saved(t, box, "before")
+	for _, node := range []string{"node-a", "node-b"} {
+		if out := shell(t, create(t, c2, sandbox.Spec{Snapshot: "before", Provider: node}), "cat /f"); out != "far\n" {
+			t.Errorf("through the other daemon, on %s: %q", node, out)
+		}
+	}
 }

@@ -97,6 +97,9 @@ type isle struct {
 	m    *daemontest.Machine
 	d    *daemon.Daemon
 	a, b *nodeDaemon
+
+	blobs string // address of its blob store; empty: in its state directory
+	plain bool   // see daemon.Options.PlainSnapshots
 }
 
 func newIsle(t *testing.T) *isle {
@@ -114,7 +117,7 @@ func (s *isle) start(t *testing.T) {
 	}
 	s.d = s.m.Start(t, func(o *daemon.Options) {
 		o.Fleet = &fleet.Config{Nodes: []string{"a=http://" + s.a.address, "b=http://" + s.b.address}, KeyFile: keys, Every: 50 * time.Millisecond}
-		o.SessionGrace = time.Hour
+		o.SessionGrace, o.Blobs, o.PlainSnapshots = time.Hour, s.blobs, s.plain
 	})
 	s.Client = daemontest.Client(t, s.d)
 }

@@ -109,7 +109,7 @@ var successes = map[string]Type{
 	"sandbox.create": Created, "sandbox.start": Started, "sandbox.stop": Stopped, "sandbox.kill": Stopped,
 	"sandbox.pause": Paused, "sandbox.resume": Resumed, "sandbox.update": Updated, "sandbox.destroy": Destroyed,
 	"sandbox.wake": Resumed, "sandbox.idle": Idled, "sandbox.expire": Expired, "sandbox.fork": Forked,
-	"snapshot.create": SnapshotCreated, "snapshot.remove": SnapshotRemoved,
+	"snapshot.create": SnapshotCreated, "snapshot.import": SnapshotCreated, "snapshot.remove": SnapshotRemoved,
 	"process.exec": ExecStarted, "process.kill": Signaled, "process.signal": Signaled,
 	"files.read": FilesRead, "files.export": FilesRead, "files.write": FilesWritten, "files.import": FilesWritten,
 	"files.mkdir": FilesWritten, "files.remove": FilesRemoved, "files.move": FilesMoved,

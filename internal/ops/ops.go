@@ -190,8 +190,10 @@ const (
 	SessionUpdate    Op = "session.update"
 
 	SnapshotCreate    Op = "snapshot.create"
+	SnapshotExport    Op = "snapshot.export"
 	SnapshotForgotten Op = "snapshot.forgotten"
 	SnapshotGet       Op = "snapshot.get"
+	SnapshotImport    Op = "snapshot.import"
 	SnapshotKept      Op = "snapshot.kept"
 	SnapshotList      Op = "snapshot.list"
 	SnapshotRecorded  Op = "snapshot.recorded"
@@ -389,8 +391,10 @@ var table = map[Op]about{
 	SessionUpdate:    {Write, Recorded},
 
 	SnapshotCreate:    {Write, Recorded},
+	SnapshotExport:    {Exec, Recorded},
 	SnapshotForgotten: {Admin, Recorded},
 	SnapshotGet:       {Read, Recorded},
+	SnapshotImport:    {Write, Recorded},
 	SnapshotKept:      {Admin, Recorded},
 	SnapshotList:      {Read, Recorded},
 	SnapshotRecorded:  {Admin, Recorded},

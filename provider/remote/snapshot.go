@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io"
 	"iter"
 	"strings"
 
@@ -221,6 +222,41 @@ func (p *Provider) RemoveSnapshot(ctx context.Context, ref driver.SnapshotRef) e
 		return gone
 	}
 	return nil
+}
+
+// ExportSnapshot implements driver.SnapshotExporter.
+func (p *Provider) ExportSnapshot(ctx context.Context, ref driver.SnapshotRef, w io.Writer) error {
+	s, err := p.snapshot(ctx, ref)
+	if err != nil {
+		return err
+	}
+	err = p.client.ExportSnapshot(ctx, s.ID, w)
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		if _, gone := p.snapshot(ctx, ref); gone != nil {
+			return gone
+		}
+		err = &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "remote.snapshot", Subject: p.host, Message: "the other daemon cannot export snapshots: its release is older"}
+	}
+	return p.explain(err)
+}
+
+// ImportSnapshot implements driver.SnapshotExporter.
+func (p *Provider) ImportSnapshot(ctx context.Context, id string, r io.Reader) (driver.Snapshot, error) {
+	switch {
+	case ctx.Err() != nil:
+		return driver.Snapshot{}, ctx.Err()
+	case p.client == nil:
+		return driver.Snapshot{}, errNoAddress
+	}
+	scope, err := p.scope()
+	if err != nil {
+		return driver.Snapshot{}, err
+	}
+	s, err := p.client.ImportSnapshot(ctx, id, map[string]string{labelScope: scope, labelID: id}, r)
+	if err != nil {
+		return driver.Snapshot{}, p.explain(err)
+	}
+	return described(&s), nil
 }
 
 // Snapshots implements driver.SnapshotKeeper.

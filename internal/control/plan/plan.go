@@ -78,6 +78,10 @@ type Snapshot struct {
 	Provider string       // that made it; empty: not recorded
 	Spec     sandbox.Spec // of its sandbox; the environment has only names
 	Env      map[string]string
+	// Moves reports whether another provider can use it, too. Nil: none can. Away
+	// means that one of these is to be chosen, because Provider takes no sandboxes.
+	Moves func(provider string) bool
+	Away  bool
 }
 
 // Policies are the policies in force, and what was found for them.
@@ -215,8 +219,11 @@ func (p *Plan) fill(a *Ask) error {
 // restore sets what the request leaves open to what the snapshot has.
 func (p *Plan) restore(from *Snapshot) error {
 	spec, had := &p.Spec, &from.Spec
-	if spec.Provider = cmp.Or(spec.Provider, from.Provider); from.Provider != "" && spec.Provider != from.Provider {
-		return OtherProvider(cmp.Or(from.Name, from.ID), from.Provider, spec.Provider)
+	if spec.Provider != "" || !from.Away {
+		spec.Provider = cmp.Or(spec.Provider, from.Provider)
+		if from.Provider != "" && spec.Provider != from.Provider && (from.Moves == nil || !from.Moves(spec.Provider)) {
+			return OtherProvider(cmp.Or(from.Name, from.ID), from.Provider, spec.Provider)
+		}
 	}
 	env, err := from.handOn(spec.Env)
 	if err != nil {

@@ -321,32 +321,43 @@ func (svc *Service) Restore(ctx context.Context, be *providers.Backend, p plan.P
 	if err != nil {
 		return nil, how, err
 	}
-	restore := func() error {
-		ref, err := svc.locate(ctx, be, &s)
+	err = svc.use(ctx, be, &s, func(ref driver.SnapshotRef) error {
+		made, how, err = be.Engine.Restore(ctx, p, ref)
+		return err
+	})
+	return made, how, err
+}
+
+// use calls do with the reference of a snapshot for a provider. If the snapshot
+// is missing there, or damaged, it is fetched from the archive, once for all
+// callers, and do is called again.
+func (svc *Service) use(ctx context.Context, be *providers.Backend, s *store.Snapshot, do func(driver.SnapshotRef) error) error {
+	try := func() error {
+		ref, err := svc.locate(ctx, be, s)
 		if err == nil {
-			made, how, err = be.Engine.Restore(ctx, p, ref)
+			err = do(ref)
 		}
 		return err
 	}
-	err = restore()
+	err := try()
 	if !errors.Is(err, driver.ErrSnapshotLost) || svc.cfg.Archive == nil || s.Archived.Archive == "" {
-		return made, how, err
+		return err
 	}
-	unlock, err := svc.archive.locks.Take(ctx, id)
+	unlock, err := svc.archive.locks.Take(ctx, s.ID+"\n"+be.Name)
 	if err != nil {
-		return nil, how, err
+		return err
 	}
 	defer unlock()
-	if err = restore(); !errors.Is(err, driver.ErrSnapshotLost) {
-		return made, how, err // another caller fetched it
+	if err = try(); !errors.Is(err, driver.ErrSnapshotLost) {
+		return err // another caller fetched it
 	}
 	defer svc.archive.soon() // other copies may have to be removed
-	defer svc.writing.Begin(id)()
-	ref, err := svc.fetch(ctx, be, &s)
+	defer svc.writing.Begin(s.ID)()
+	ref, err := svc.fetch(ctx, be, s)
 	if err != nil {
-		return nil, how, err
+		return err
 	}
-	return be.Engine.Restore(ctx, p, ref)
+	return do(ref)
 }
 
 // fetch replaces the local copy of a snapshot with the one in the archive.
@@ -371,7 +382,7 @@ func (svc *Service) fetch(ctx context.Context, be *providers.Backend, s *store.S
 	if fault := svc.Fault("fetch.loaded"); fault != nil {
 		return ref, fault
 	}
-	if err != nil || s.Node != svc.Node {
+	if err != nil || s.Node != svc.Node || s.Provider != "" && s.Provider != be.Name {
 		return snap.Ref, err
 	}
 	return snap.Ref, svc.Store.Update(ctx, func(tx *store.Tx) error {

@@ -5,7 +5,6 @@ import (
 	"context"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -50,48 +49,14 @@ func (svc *Service) create(ctx context.Context, l *Locked, req sandbox.SnapshotR
 	}
 	id := NewID()
 	s := Describe(&l.Sandbox, store.Snapshot{Snapshot: sandbox.Snapshot{ID: id, Name: cmp.Or(req.Name, id), Memory: req.Memory, Labels: req.Labels}})
-	l.Action.Subject = s.Name
 	defer svc.writing.Begin(id)()
-	var intent *audit.Intent
-	err := svc.Store.Update(ctx, func(tx *store.Tx) (err error) {
-		if s, err = tx.Snapshots().Create(ctx, l.Sandbox.Tenant, s); err != nil {
-			return err
+	return svc.write(ctx, l.Sandbox.Tenant, s, l.Action, func() (driver.Snapshot, error) {
+		snap, err := svc.take(ctx, l, id, req.Memory)
+		if err == nil {
+			err = svc.keepEnvironment(&l.Sandbox, id)
 		}
-		intent, err = svc.Audit.BeginTx(ctx, tx, l.Action)
-		return err
+		return snap, err
 	})
-	if err != nil {
-		return s, err
-	}
-	if err := svc.Fault("snapshot.recorded"); err != nil {
-		return s, err
-	}
-	snap, err := svc.take(ctx, l, id, req.Memory)
-	if err == nil {
-		err = svc.keepEnvironment(&l.Sandbox, id)
-	}
-	if fault := svc.Fault("snapshot.kept"); fault != nil {
-		return s, fault
-	}
-	late, cancel := context.WithTimeout(store.WithReserve(context.WithoutCancel(ctx)), finalizeTimeout)
-	defer cancel()
-	if err == nil {
-		err = svc.Store.Update(late, func(tx *store.Tx) error {
-			if err := tx.Snapshots().Finish(late, l.Sandbox.Tenant, id, Taken(snap)); err != nil {
-				return err
-			}
-			return intent.EndTx(late, tx, audit.Outcome{})
-		})
-	}
-	if err != nil {
-		svc.Report(ctx, intent.End(audit.Outcome{Err: err}))
-		svc.Report(ctx, svc.Store.Update(late, func(tx *store.Tx) error { return tx.Snapshots().Delete(late, l.Sandbox.Tenant, id) }))
-		svc.Drop(late, l.Sandbox.Provider, id)
-		return s, err
-	}
-	got := Taken(snap)
-	s.Ready, s.Memory, s.Engine, s.Size, s.Ref = true, got.Memory, got.Engine, got.Size, got.Ref
-	return s, nil
 }
 
 // take makes the provider write a snapshot.

@@ -66,10 +66,11 @@ func (svc *Service) record(ctx context.Context, id string) (store.Snapshot, erro
 // locate returns the reference of a snapshot for a provider of this node. If
 // the snapshot is not here, it returns driver.ErrSnapshotLost.
 func (svc *Service) locate(ctx context.Context, be *providers.Backend, s *store.Snapshot) (ref driver.SnapshotRef, err error) {
-	if s.Provider != "" && s.Provider != be.Name {
+	own := s.Provider == "" || s.Provider == be.Name
+	if !own && !svc.moves(s, be.Name) {
 		return ref, plan.OtherProvider(cmp.Or(s.Name, s.ID), s.Provider, be.Name)
 	}
-	here := s.Node == svc.Node
+	here := own && s.Node == svc.Node
 	if here && !be.Has(s.Binding) {
 		return ref, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: cmp.Or(s.Name, s.ID), Cause: driver.ErrSnapshotLost,
@@ -87,6 +88,12 @@ func (svc *Service) locate(ctx context.Context, be *providers.Backend, s *store.
 	}
 	snap, err := keeper.FindSnapshot(ctx, s.ID)
 	return snap.Ref, err
+}
+
+// moves reports whether a snapshot of one node can be used on another one,
+// because it is in the archive.
+func (svc *Service) moves(s *store.Snapshot, provider string) bool {
+	return s.Archived.Archive != "" && svc.cfg.Providers.OnNode(s.Provider) && svc.cfg.Providers.OnNode(provider)
 }
 
 // Taken returns the record fields of a new snapshot.
@@ -151,7 +158,7 @@ func (svc *Service) remove(ctx context.Context, provider, id string) error {
 }
 
 // keptSnapshots lists the snapshots of the open providers.
-func (svc *Service) keptSnapshots(ctx context.Context, each func(driver.SnapshotKeeper, driver.FoundSnapshot)) error {
+func (svc *Service) keptSnapshots(ctx context.Context, each func(keptSnapshot)) error {
 	var failed []error
 	for _, be := range svc.cfg.Providers.Opened() {
 		keeper, err := keeper(be)
@@ -163,7 +170,7 @@ func (svc *Service) keptSnapshots(ctx context.Context, each func(driver.Snapshot
 				failed = append(failed, err)
 				break
 			}
-			each(keeper, f)
+			each(keptSnapshot{f, keeper, be.Name})
 		}
 	}
 	return errors.Join(failed...)
@@ -172,30 +179,33 @@ func (svc *Service) keptSnapshots(ctx context.Context, each func(driver.Snapshot
 // keptSnapshot is a snapshot that a provider has.
 type keptSnapshot struct {
 	driver.FoundSnapshot
-	keeper driver.SnapshotKeeper
+	keeper   driver.SnapshotKeeper
+	provider string // its name
 }
 
 // trimCopies removes the least recently used copies of archived snapshots until
 // the rest is within the limit.
 func (svc *Service) trimCopies(ctx context.Context) error {
 	var copies []keptSnapshot
-	var total int64
-	err := svc.keptSnapshots(ctx, func(k driver.SnapshotKeeper, f driver.FoundSnapshot) {
-		if svc.writing.Has(f.ID) {
+	total := map[string]int64{} // by provider: the limit is for each node
+	err := svc.keptSnapshots(ctx, func(k keptSnapshot) {
+		if svc.writing.Has(k.ID) {
 			return // it was fetched for a caller that has not used it yet
 		}
-		if cached, err := svc.isArchived(ctx, f.ID); err == nil && cached {
-			copies = append(copies, keptSnapshot{f, k})
-			total += f.Size
+		if cached, err := svc.isArchived(ctx, k.ID); err == nil && cached {
+			copies = append(copies, k)
+			total[k.provider] += k.Size
 		}
 	})
 	slices.SortFunc(copies, func(a, b keptSnapshot) int { return a.Used.Compare(b.Used) })
 	for _, c := range copies {
-		if err != nil || total <= svc.cfg.Cache {
+		if err != nil {
 			break
 		}
-		err = c.keeper.RemoveSnapshot(ctx, c.Ref)
-		total -= c.Size
+		if total[c.provider] > svc.cfg.Cache {
+			err = c.keeper.RemoveSnapshot(ctx, c.Ref)
+			total[c.provider] -= c.Size
+		}
 	}
 	return core.FirstError(err, svc.Fault("trim.done"))
 }
@@ -204,7 +214,7 @@ func (svc *Service) trimCopies(ctx context.Context) error {
 func (svc *Service) Sweep(ctx context.Context) error {
 	var there []keptSnapshot
 	// Before the records, so that new snapshots are not included.
-	err := svc.keptSnapshots(ctx, func(k driver.SnapshotKeeper, f driver.FoundSnapshot) { there = append(there, keptSnapshot{f, k}) })
+	err := svc.keptSnapshots(ctx, func(k keptSnapshot) { there = append(there, k) })
 	if err != nil {
 		return err
 	}
@@ -236,8 +246,8 @@ func (svc *Service) Sweep(ctx context.Context) error {
 		if wanted[f.ID] || svc.writing.Has(f.ID) {
 			continue
 		}
-		cached, err := svc.isArchived(ctx, f.ID) // of another node
-		if err == nil && !cached {
+		_, err := svc.record(ctx, f.ID) // of another daemon
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 			err = f.keeper.RemoveSnapshot(ctx, f.Ref)
 		}
 		failed = append(failed, err)

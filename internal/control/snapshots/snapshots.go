@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plan"
@@ -93,8 +95,35 @@ func (svc *Service) Remove(ctx context.Context, s *store.Snapshot) error {
 	if _, err := svc.cfg.Providers.Backend(ctx, s.Provider); err != nil {
 		return nil //nolint:nilerr // the data is swept when that provider is available again
 	}
-	return svc.remove(ctx, s.Provider, s.ID)
+	err := svc.remove(ctx, s.Provider, s.ID)
+	if s.Archived.Archive != "" && svc.cfg.Providers.OnNode(s.Provider) {
+		svc.removeCopies(ctx, s)
+		if sandbox.CodeOf(err) == sandbox.CodeUnavailable { // swept when the node is back
+			svc.Report(ctx, err)
+			err = nil
+		}
+	}
+	return err
 }
+
+// removeCopies removes the copies of a snapshot of one node from the others. One
+// that cannot be removed now is swept later.
+func (svc *Service) removeCopies(ctx context.Context, s *store.Snapshot) {
+	var g errgroup.Group
+	g.SetLimit(nodesAtOnce)
+	for _, be := range svc.cfg.Providers.Opened() {
+		if be.Name != s.Provider && svc.cfg.Providers.OnNode(be.Name) {
+			g.Go(func() error {
+				svc.Report(ctx, svc.remove(ctx, be.Name, s.ID))
+				return nil
+			})
+		}
+	}
+	_ = g.Wait() // all are tried
+}
+
+// nodesAtOnce is the number of nodes that are asked to remove copies at once.
+const nodesAtOnce = 16
 
 // PruneSnapshots removes the tenant's snapshots with all of the labels, except
 // those from which existing sandboxes were created, and returns them.
@@ -138,7 +167,7 @@ func (svc *Service) Source(ctx context.Context, tenant, ref string) (*plan.Snaps
 	case err != nil:
 		return nil, err
 	case !s.Ready:
-		return nil, &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being created", Hint: "try again"}
+		return nil, beingCreated(&s)
 	case s.Node != svc.Node && s.Archived.Archive == "":
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: s.Name, Message: "the snapshot is on another machine, which has not saved it yet",
@@ -146,8 +175,14 @@ func (svc *Service) Source(ctx context.Context, tenant, ref string) (*plan.Snaps
 		}
 	}
 	out := &plan.Snapshot{ID: s.ID, Name: s.Name, Provider: s.Provider, Spec: s.Spec}
+	out.Moves = func(provider string) bool { return svc.moves(&s, provider) }
+	out.Away = out.Moves(s.Provider) && !svc.cfg.Providers.Accepts(s.Provider)
 	if len(s.Spec.Env) > 0 && svc.cfg.Environments != nil {
 		out.Env, err = svc.cfg.Environments.Get(sandbox.ID(s.ID))
 	}
 	return out, err
+}
+
+func beingCreated(s *store.Snapshot) error {
+	return &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being created", Hint: "try again"}
 }

@@ -161,6 +161,32 @@ func (a *API) snapshots() {
 			out.Body.Snapshots = append([]sandbox.Snapshot{}, removed...)
 			return out, nil
 		})
+	a.raw(operation("exportSnapshot", http.MethodGet, "/v1/snapshots/{snapshot}/archive", "Snapshots", "Export a snapshot as a tar stream, which only another daemon with the same provider reads", ops.SnapshotGet, ops.SnapshotExport),
+		nil, "", "application/x-tar", a.exportSnapshot)
+	a.raw(operation("importSnapshot", http.MethodPut, "/v1/snapshots/{snapshot}/archive", "Snapshots", "Store a snapshot that another daemon exported, under a new name; only for keys of the tenant default, because its memory is trusted", ops.SnapshotImport),
+		map[string]string{"label": "a label, KEY=VALUE; may be repeated"}, "application/x-tar", "application/json", a.importSnapshot)
+}
+
+func (a *API) exportSnapshot(w http.ResponseWriter, r *http.Request) error {
+	w.Header().Set("Content-Type", "application/x-tar")
+	out := &begun{w: flusher{w, http.NewResponseController(w)}}
+	err := a.services.Snapshots.ExportSnapshot(r.Context(), r.PathValue("snapshot"), out)
+	if err != nil && out.yes {
+		panic(http.ErrAbortHandler) // a part must not look complete
+	}
+	return err
+}
+
+func (a *API) importSnapshot(w http.ResponseWriter, r *http.Request) error {
+	given, err := labels(r.URL.Query()["label"])
+	if err != nil {
+		return err
+	}
+	s, err := a.services.Snapshots.ImportSnapshot(r.Context(), r.PathValue("snapshot"), given, r.Body)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, s)
 }
 
 func (a *API) listSnapshots(ctx context.Context, in *snapshotListInput) (*snapshotListOutput, error) {

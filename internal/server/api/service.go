@@ -86,6 +86,11 @@ type Snapshots interface {
 	GetSnapshot(ctx context.Context, ref string) (sandbox.Snapshot, error)
 	ListSnapshots(ctx context.Context, q sandbox.ListQuery) (page []sandbox.Snapshot, next string, err error)
 	RemoveSnapshot(ctx context.Context, ref string) error
+	// ExportSnapshot writes a snapshot as a tar archive. An error before the first
+	// byte is the answer to the request.
+	ExportSnapshot(ctx context.Context, ref string, w io.Writer) error
+	// ImportSnapshot reads an archive of ExportSnapshot.
+	ImportSnapshot(ctx context.Context, name string, labels map[string]string, r io.Reader) (sandbox.Snapshot, error)
 	PruneSnapshots(ctx context.Context, labels map[string]string) ([]sandbox.Snapshot, error)
 }
 
