@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"io"
 	"path/filepath"
 
 	"github.com/atoll-run/atoll/internal/blob"
@@ -47,4 +48,18 @@ func (d *Daemon) openBuckets() (*bucket.Buckets, error) {
 		d.onClose(func() error { b.Close(); return nil })
 	}
 	return b, err
+}
+
+// sharedImages are the parts of images in the blob store. It implements
+// image.Blobs.
+type sharedImages struct{ blobs blob.Store }
+
+// Get implements image.Blobs.
+func (s sharedImages) Get(ctx context.Context, key string) (io.ReadCloser, error) {
+	return s.blobs.Get(ctx, key, 0, -1)
+}
+
+// Put implements image.Blobs.
+func (s sharedImages) Put(ctx context.Context, key string, r io.Reader, size int64) error {
+	return s.blobs.Put(ctx, key, r, blob.PutOptions{Size: size})
 }

@@ -32,6 +32,7 @@ type nodeDaemon struct {
 	free    int64
 	gives   sandbox.Isolation
 	key     string
+	blobs   string // address of its blob store; empty: in its state directory
 }
 
 // imaged is a provider that runs images.
@@ -49,6 +50,12 @@ func (p imaged) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance
 	return p.Provider.Create(ctx, &plain)
 }
 
+func (p imaged) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, driver.Restored, error) {
+	plain := *spec
+	plain.Image = ""
+	return p.Provider.Restore(ctx, &plain, ref)
+}
+
 func withImages(m *daemontest.Machine, gives sandbox.Isolation, o *daemon.Options) {
 	o.Providers = []registry.Entry{{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
 		return imaged{fake.New(fake.Options{World: m.World, Limited: true, Isolation: gives, SnapshotDir: filepath.Join(m.Dir, "snapshots")})}, nil
@@ -60,6 +67,7 @@ func (n *nodeDaemon) start(t *testing.T) {
 	opts := n.m.Options()
 	withImages(n.m, n.gives, &opts)
 	opts.Listen, opts.Plain = cmp.Or(n.address, "127.0.0.1:0"), true
+	opts.Blobs, opts.Egress.Allow = n.blobs, []string{"127.0.0.1/32"} // the registries of tests
 	opts.SetMemory(func() (int64, int64) { return n.free, 64 << 30 })
 	d, err := daemon.Start(context.Background(), opts)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
@@ -87,6 +88,9 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	}
 	images.Protect(d.neededImages)
 	images.Restrict(image.Restriction{Applies: guard.ForTenant, Permit: config.Operator.Permits})
+	if d.opts.Blobs != "" { // otherwise only this machine has them
+		images.Share(sharedImages{blob.Below(d.blobs, "images")})
+	}
 	// First, so that the policies apply to the links of an earlier daemon.
 	if err := d.startEgress(ctx, d.egress); err != nil {
 		return err

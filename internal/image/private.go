@@ -110,7 +110,7 @@ func (s *Store) buildPrivate(ctx context.Context, c *content, progress func(Prog
 
 // passing makes the layers of c come from the registry each time, without
 // keeping them.
-func (r *registrySource) passing(c *content, client *registry.Client) {
+func (r *registrySource) passing(c *content, client *origin) {
 	for i := range c.layers {
 		l := &c.layers[i]
 		l.stored = true // Blob verifies them

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"sync"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -43,11 +44,13 @@ func (r *registrySource) load(ctx context.Context, j *job) (*content, error) {
 	case permit != nil:
 		o.Keychain = authn.NewMultiKeychain() // do not use the owner's credentials for others
 	}
-	client, err := registry.New(ctx, r.ref.repo.Context(), registry.Options{
-		Transport: o.Transport, Keychain: o.Keychain, PlainHTTP: o.PlainHTTP, StallTimeout: o.StallTimeout, RetryDelay: o.RetryDelay, Permit: permit,
-	})
-	if err != nil {
-		return nil, err
+	client := &origin{repo: r.ref.repo.Context().Name(), public: permit != nil, dial: sync.OnceValues(func() (*registry.Client, error) {
+		return registry.New(ctx, r.ref.repo.Context(), registry.Options{
+			Transport: o.Transport, Keychain: o.Keychain, PlainHTTP: o.PlainHTTP, StallTimeout: o.StallTimeout, RetryDelay: o.RetryDelay, Permit: permit,
+		})
+	})}
+	if r.login == nil {
+		client.shared = r.store.shared
 	}
 	res, err := newResolver(r.ref.name, j.platform, o.Limits, func(ctx context.Context, d v1.Descriptor) ([]byte, error) {
 		if d.MediaType.IsImage() || d.MediaType.IsIndex() {
@@ -88,7 +91,7 @@ func (r *registrySource) load(ctx context.Context, j *job) (*content, error) {
 
 // layers makes the layers of c come from the store's blobs, which prepare
 // downloads.
-func (r *registrySource) layers(c *content, client *registry.Client, j *job) {
+func (r *registrySource) layers(c *content, client *origin, j *job) {
 	first := map[string]int{}
 	for i := range c.layers {
 		h := strings.TrimPrefix(c.layers[i].digest, "sha256:")
@@ -116,7 +119,7 @@ func (r *registrySource) layers(c *content, client *registry.Client, j *job) {
 }
 
 // download downloads one blob to the store, unless it is there.
-func (s *Store) download(ctx context.Context, client *registry.Client, hex string, p Progress, progress func(Progress)) error {
+func (s *Store) download(ctx context.Context, client *origin, hex string, p Progress, progress func(Progress)) error {
 	l, err := s.lock(ctx, "blob-"+hex, unix.LOCK_EX, func() { progress(Progress{Phase: PhaseWaiting}) })
 	if err != nil {
 		return err
@@ -148,5 +151,9 @@ func (s *Store) download(ctx context.Context, client *registry.Client, hex strin
 	if err != nil {
 		return err
 	}
-	return part.publish(s.blobPath(hex))
+	if err := part.publish(s.blobPath(hex)); err != nil {
+		return err
+	}
+	client.shareFile(p.Digest, s.blobPath(hex), p.Total)
+	return nil
 }

@@ -8,7 +8,6 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
-	"github.com/atoll-run/atoll/internal/image/registry"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -78,7 +77,7 @@ func (res *resolved) subjects() []string { return append([]string{res.digest}, r
 
 // signatures gets the signatures of an image from the registry. Most images
 // have none. If the registry fails, the image counts as not signed.
-func (r *registrySource) signatures(ctx context.Context, client *registry.Client, res *resolver, found *resolved) (out []Signature) {
+func (r *registrySource) signatures(ctx context.Context, client *origin, res *resolver, found *resolved) (out []Signature) {
 	for _, subject := range found.subjects() {
 		data, _, err := client.Manifest(ctx, signatureTag(subject), r.store.opts.Limits.Manifest)
 		if err == nil {

@@ -66,6 +66,7 @@ type Store struct {
 	pins func(context.Context) ([]Pin, error) // nil: no pins
 
 	restriction Restriction
+	shared      *shared // nil: nothing is shared
 	flat        atomic.Bool
 }
 
@@ -140,7 +141,10 @@ func Open(dir string, opts Options) (*Store, error) {
 }
 
 // Close releases the store's resources in this process. Images stay usable.
-func (s *Store) Close() error { return nil }
+func (s *Store) Close() error {
+	s.shared.close()
+	return nil
+}
 
 // sweepTemp removes files that a crash left in tmp, unless files are being
 // written.
