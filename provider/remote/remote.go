@@ -85,17 +85,16 @@ type Provider struct {
 }
 
 var (
-	_ driver.Provider         = (*Provider)(nil)
-	_ driver.EgressEnforcer   = (*Provider)(nil)
-	_ driver.Binder           = (*Provider)(nil)
-	_ driver.Adopter          = (*Provider)(nil)
-	_ driver.ImageChecker     = (*Provider)(nil)
-	_ driver.StateTeller      = (*Provider)(nil)
-	_ driver.Restorer         = (*Provider)(nil)
-	_ driver.FileRestorer     = (*Provider)(nil)
-	_ driver.SnapshotKeeper   = (*Provider)(nil)
-	_ driver.SnapshotExporter = (*Provider)(nil)
-	_ driver.SecretHolder     = (*Provider)(nil)
+	_ driver.Provider       = (*Provider)(nil)
+	_ driver.EgressEnforcer = (*Provider)(nil)
+	_ driver.Binder         = (*Provider)(nil)
+	_ driver.Adopter        = (*Provider)(nil)
+	_ driver.ImageChecker   = (*Provider)(nil)
+	_ driver.StateTeller    = (*Provider)(nil)
+	_ driver.Restorer       = (*Provider)(nil)
+	_ driver.FileRestorer   = (*Provider)(nil)
+	_ driver.SnapshotKeeper = (*Provider)(nil)
+	_ driver.SecretHolder   = (*Provider)(nil)
 )
 
 // New opens the provider. It makes no network call and creates no files.

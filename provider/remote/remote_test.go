@@ -62,6 +62,12 @@ func (o *other) options(dir string) remote.Options {
 	}
 }
 
+// lender returns a provider as that of a node.
+func (o *other) lender(dir string) (driver.Provider, error) {
+	p, err := remote.New(o.options(dir))
+	return remote.Lender{Provider: p}, err
+}
+
 func (o *other) open(t *testing.T, dir string) *remote.Provider {
 	t.Helper()
 	p, err := remote.New(o.options(dir))
@@ -122,7 +128,7 @@ func TestConformance(t *testing.T) {
 	m.Host = true
 	o, dir := serve(t, m), t.TempDir()
 	run(t, gaps, drivertest.Harness{
-		New:  func(context.Context) (driver.Provider, error) { return remote.New(o.options(dir)) },
+		New:  func(context.Context) (driver.Provider, error) { return o.lender(dir) },
 		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
 		Dir:  workdir,
 	})
@@ -135,7 +141,7 @@ func TestConformanceMemory(t *testing.T) {
 	m := daemontest.New(t)
 	o, dir := serve(t, m), t.TempDir()
 	run(t, append(gaps, "pause/deadline", "signal/trap", "signal/ignored"), drivertest.Harness{
-		New:  func(context.Context) (driver.Provider, error) { return remote.New(o.options(dir)) },
+		New:  func(context.Context) (driver.Provider, error) { return o.lender(dir) },
 		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
 		Echo: []string{"echod"},
 	})

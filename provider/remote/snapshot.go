@@ -224,8 +224,14 @@ func (p *Provider) RemoveSnapshot(ctx context.Context, ref driver.SnapshotRef) e
 	return nil
 }
 
+// Lender is a Provider whose snapshots may leave the other daemon, for others of
+// its kind. Those of other Providers stay there: it may be a person's machine.
+type Lender struct{ *Provider }
+
+var _ driver.SnapshotExporter = Lender{}
+
 // ExportSnapshot implements driver.SnapshotExporter.
-func (p *Provider) ExportSnapshot(ctx context.Context, ref driver.SnapshotRef, w io.Writer) error {
+func (p Lender) ExportSnapshot(ctx context.Context, ref driver.SnapshotRef, w io.Writer) error {
 	s, err := p.snapshot(ctx, ref)
 	if err != nil {
 		return err
@@ -241,7 +247,7 @@ func (p *Provider) ExportSnapshot(ctx context.Context, ref driver.SnapshotRef, w
 }
 
 // ImportSnapshot implements driver.SnapshotExporter.
-func (p *Provider) ImportSnapshot(ctx context.Context, id string, r io.Reader) (driver.Snapshot, error) {
+func (p Lender) ImportSnapshot(ctx context.Context, id string, r io.Reader) (driver.Snapshot, error) {
 	switch {
 	case ctx.Err() != nil:
 		return driver.Snapshot{}, ctx.Err()

@@ -227,7 +227,7 @@ func (svc *Service) blame(ctx context.Context, s *store.Snapshot, why error) {
 	if errors.As(why, &known) {
 		problem += ", " + known.Message
 	}
-	if errors.Is(why, errKept) {
+	if code == sandbox.CodeUnsupported {
 		problem = sandbox.ProblemKept
 	}
 	if s.Problem == problem {
