@@ -260,6 +260,7 @@ opensandbox: build ## run a real OpenSandbox server (installs it with pip) on a 
 	@$(STATIC) $(call gotest,-tags=docker '-run=^TestLive',./provider/opensandbox)
 
 .PHONY: kubernetes
+kubernetes: TEST_TIMEOUT = 45m
 kubernetes: build ## run the tests of provider/kubernetes on the node of make cluster, or on the cluster of ATOLL_KUBECONFIG, where ATOLL_KUBERNETES_IMAGE is an image with Python
 	@$(STATIC) ATOLL_CLUSTER="$${ATOLL_CLUSTER:-/var/tmp/atoll-cluster}" $(call gotest,-tags=kubernetes '-run=^TestLive' -parallel=$(PARALLEL),./provider/kubernetes)
 
