@@ -57,11 +57,11 @@ func TestNodesShareImages(t *testing.T) {
 
 	reg.Close()
 	pinned := ref.Context().Name() + "@" + digest.String()
-	if got := s.create(t, sandbox.Spec{Image: pinned, Provider: "node-b"}); got.Info().Provider != "node-b" {
-		t.Errorf("made: %+v", got.Info())
-	}
 	if out := shell(t, s.create(t, sandbox.Spec{Snapshot: "before", Provider: "node-b"}), "cat /f"); out != "far\n" {
 		t.Errorf("from the snapshot: %q", out)
+	}
+	if got := s.create(t, sandbox.Spec{Image: pinned, Provider: "node-b"}); got.Info().Provider != "node-b" {
+		t.Errorf("made: %+v", got.Info())
 	}
 	ok(t, os.RemoveAll(bucket)) // b has it now
 	s.create(t, sandbox.Spec{Image: pinned, Provider: "node-b"})

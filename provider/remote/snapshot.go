@@ -129,7 +129,9 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 	in, err := p.create(ctx, spec, &snap)
 	if err != nil {
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-			err = lost(err)
+			if _, gone := p.snapshot(ctx, ref); gone != nil { // otherwise its image is missing, for example
+				err = gone
+			}
 		}
 		return nil, driver.Restored{}, err
 	}

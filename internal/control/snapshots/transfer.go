@@ -8,11 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -47,7 +50,23 @@ type about struct {
 }
 
 func aboutOf(s *store.Snapshot) about {
-	return about{s.Provider, s.Image, s.Spec.Image, s.Spec.User, s.Spec.Workdir, s.Spec.Isolation, s.Spec.Resources}
+	return about{s.Provider, s.Image, pinned(s.Image, s.Spec.Image), s.Spec.User, s.Spec.Workdir, s.Spec.Isolation, s.Spec.Resources}
+}
+
+// pinned returns a reference with which another daemon finds an image. digest is
+// that of the image here, and name what it was asked for as. An image of a
+// registry is found there by its digest, others only if the daemon has them.
+func pinned(name, digest string) string {
+	local := []string{"dir:", "tar:", "oci:", "docker-archive:", "template:", "sha256:"}
+	if !strings.HasPrefix(digest, "sha256:") || name == "" || name == plan.HostImage ||
+		slices.ContainsFunc(local, func(scheme string) bool { return strings.HasPrefix(name, scheme) }) {
+		return digest
+	}
+	name, _, _ = strings.Cut(name, "@")
+	if tag := strings.LastIndexByte(name, ':'); tag > strings.LastIndexByte(name, '/') {
+		name = name[:tag]
+	}
+	return name + "@" + digest
 }
 
 func (a about) record(s sandbox.Snapshot) store.Snapshot {
