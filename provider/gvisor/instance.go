@@ -121,10 +121,15 @@ func (in *Instance) contact(ctx context.Context) {
 	in.asleep, in.unreachable = asleep, failed
 }
 
-// tryContact connects to the guest. If the sandbox is at its memory limit, or was
-// a moment ago, the attempt is short, and another one may succeed.
+// tryContact connects to the guest. If the sandbox was at its memory limit a moment
+// ago, the attempt is short, and another one may succeed. If it still is, tryContact
+// does not try: once the host has refused gVisor's kernel the memory for a
+// connection, the kernel accepts no other.
 func (in *Instance) tryContact(ctx context.Context) (asleep bool, failed error, again bool) {
 	short := in.memory.short()
+	if short && !in.memory.full.Load() && in.rec.cgroup().AtLimit() {
+		return false, &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s is at its memory limit", in.rec.ID), nil}, true
+	}
 	if short {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, freeTime)
@@ -489,7 +494,7 @@ func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
 		killed.Reason, killed.Detail = sandbox.ReasonMemory, "it reached its memory limit"
 	case why == sandbox.ReasonLifetime, !r.Expires.IsZero() && time.Now().After(r.Expires):
 		killed.Reason, killed.Detail = sandbox.ReasonLifetime, "its lifetime is over"
-	case said != "" && r.cgroup().Refuses():
+	case said != "" && r.cgroup().Refuses(withDefaults(r.Spec.Resources).Memory):
 		killed.Reason, killed.Detail = sandbox.ReasonMemory, "it reached its memory limit, and its kernel failed: "+said
 	case said != "":
 		killed.Reason, killed.Detail = sandbox.ReasonCrashed, "its kernel failed: "+said

@@ -23,8 +23,8 @@ const (
 // 2 it is slowed down above its limit, the more the larger the share is.
 func reserve(limit int64) int64 { return min(max(MinReserve, limit/SmallShare), MaxReserve) }
 
-// hardLimit returns the limit and the reserve.
-func hardLimit(limit int64) int64 {
+// HardLimit returns the limit and the reserve.
+func HardLimit(limit int64) int64 {
 	if limit < 0 {
 		return limit
 	}
@@ -190,11 +190,11 @@ func (g *Group) AtLimit() bool {
 	return limit > 0 && g.Charged() >= limit && g.Held() >= least
 }
 
-// Refuses reports whether the group had used up its reserve, so that the host may
-// have refused it memory for system calls and signals. It does so with version 1,
-// where only programs wait.
-func (g *Group) Refuses() bool {
-	return g != nil && g.Version == 1 && g.Figure(Memory, "memory.failcnt") > 0
+// Refuses reports whether the group has been at a limit, so that the host may have
+// refused it memory for system calls and signals. It does so with version 1, where
+// only programs wait.
+func (g *Group) Refuses(limit int64) bool {
+	return g != nil && g.Version == 1 && limit > 0 && g.Figure(Memory, "memory.max_usage_in_bytes") >= limit
 }
 
 // Charged returns the group's memory in bytes, negative if unknown.
