@@ -83,16 +83,16 @@ func (in *Instance) LimitState() string {
 		g.Held(), g.MemoryLimit(), g.AtLimit(), in.memory.full.Load(), in.memory.killed(), in.box.starved(), in.memory.stubs(), words)
 }
 
-// UsedUp reports whether the reserve above a limit was used up, since the last call
-// (version 1) or since the sandbox was made (version 2).
-func (in *Instance) UsedUp(limit int64) bool {
+// UsedUp reports whether the reserve above the limit was used up, since the last
+// call (version 1) or since the sandbox was made (version 2).
+func (in *Instance) UsedUp() bool {
 	g := in.rec.cgroup()
 	if g.Version == 2 {
 		return g.Statistic(cgroup.Memory, "memory.events", "max") > 0
 	}
 	peak := g.Figure(cgroup.Memory, "memory.max_usage_in_bytes")
 	_ = os.WriteFile(filepath.Join(g.Dirs[cgroup.Memory], "memory.max_usage_in_bytes"), []byte("0"), 0)
-	return peak >= cgroup.HardLimit(limit)
+	return peak >= g.Figure(cgroup.Memory, "memory.limit_in_bytes")
 }
 
 // Charged returns the memory of the sandbox's group with the host's cache of files.

@@ -277,7 +277,7 @@ func (g *Group) settings(l Limits) []setting {
 		if l.Memory != 0 {
 			s = append(s,
 				setting{Memory, "memory.high", Amount(l.Memory, "max"), false},
-				setting{Memory, "memory.max", Amount(HardLimit(l.Memory), "max"), false},
+				setting{Memory, "memory.max", Amount(hardLimit(l.Memory), "max"), false},
 				setting{Memory, "memory.swap.max", "0", true})
 		}
 	} else {
@@ -288,10 +288,10 @@ func (g *Group) settings(l Limits) []setting {
 		}
 		if l.Memory != 0 {
 			pair := []setting{
-				{Memory, "memory.limit_in_bytes", Amount(HardLimit(l.Memory), "-1"), false},
-				{Memory, "memory.memsw.limit_in_bytes", Amount(HardLimit(l.Memory), "-1"), true},
+				{Memory, "memory.limit_in_bytes", Amount(hardLimit(l.Memory), "-1"), false},
+				{Memory, "memory.memsw.limit_in_bytes", Amount(hardLimit(l.Memory), "-1"), true},
 			}
-			if g.raises(HardLimit(l.Memory)) {
+			if g.raises(hardLimit(l.Memory)) {
 				slices.Reverse(pair)
 			}
 			s = append(s, pair...)

@@ -107,12 +107,12 @@ func TestReserve(t *testing.T) {
 	for limit, want := range map[int64]int64{
 		16 << 20: 48 << 20, 512 << 20: 544 << 20, 1 << 30: 1<<30 + 64<<20, 8 << 30: 8<<30 + 512<<20, 64 << 30: 64<<30 + 512<<20, -1: -1,
 	} {
-		if got := HardLimit(limit); got != want {
+		if got := hardLimit(limit); got != want {
 			t.Errorf("the hard limit of %d is %d, want %d", limit, got, want)
 		}
 	}
 	for limit := int64(1); limit < 1<<40; limit += limit/7 + 1 {
-		if got := softLimit(HardLimit(limit)); got != limit {
+		if got := softLimit(hardLimit(limit)); got != limit {
 			t.Errorf("the limit that has the hard limit of %d is %d", limit, got)
 		}
 	}

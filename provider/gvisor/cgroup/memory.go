@@ -23,8 +23,8 @@ const (
 // 2 it is slowed down above its limit, the more the larger the share is.
 func reserve(limit int64) int64 { return min(max(MinReserve, limit/SmallShare), MaxReserve) }
 
-// HardLimit returns the limit and the reserve.
-func HardLimit(limit int64) int64 {
+// hardLimit returns the limit and the reserve.
+func hardLimit(limit int64) int64 {
 	if limit < 0 {
 		return limit
 	}
