@@ -22,10 +22,10 @@ var (
 	shapeRE = regexp.MustCompile(`^(histogram_quantile\(0\.\d+, )?((min|max|sum)( by \([a-z, ]+\))? ?\()?((rate|increase)\()?METRIC(\[(\$__rate_interval|1h)\])?\)*$`)
 )
 
-// TestDashboard: every metric and label in deploy/grafana exists in a daemon,
+// TestDashboard: every metric and label in build/deploy/grafana exists in a daemon,
 // and every panel has a valid expression.
 func TestDashboard(t *testing.T) {
-	data, err := os.ReadFile("../../deploy/grafana/atoll.json")
+	data, err := os.ReadFile("../../build/deploy/grafana/atoll.json")
 	if err != nil {
 		t.Fatal(err)
 	}

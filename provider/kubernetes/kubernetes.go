@@ -180,7 +180,7 @@ func (r right) String() string {
 }
 
 // rights returns what the provider does in its namespace. The manifest
-// deploy/kubernetes/provider-rbac.yaml grants the same.
+// build/deploy/kubernetes/provider-rbac.yaml grants the same.
 func (p *Provider) rights(controlled bool) (all []right) {
 	for _, verb := range []string{"create", "get", "list", "delete", "patch"} {
 		all = append(all, right{Resource: "pods", Verb: verb})
@@ -269,7 +269,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	}
 	if len(lacks) > 0 {
 		facts.Available = false
-		add(driver.Blocker, "rights", "the credential may not "+strings.Join(lacks, ", ")+" in namespace "+p.api.namespace, "grant deploy/kubernetes/provider-rbac.yaml")
+		add(driver.Blocker, "rights", "the credential may not "+strings.Join(lacks, ", ")+" in namespace "+p.api.namespace, "grant build/deploy/kubernetes/provider-rbac.yaml")
 	}
 	class, isolation, err := p.runtime(ctx)
 	switch {

@@ -90,7 +90,7 @@ func start(t *testing.T, kind string) *live {
 	if l.config == "" {
 		l.own(t, os.Getenv("ATOLL_CLUSTER"))
 	}
-	text, err := os.ReadFile("../../deploy/kubernetes/provider-rbac.yaml")
+	text, err := os.ReadFile("../../build/deploy/kubernetes/provider-rbac.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +272,7 @@ func TestLiveClaims(t *testing.T) {
 // It returns the file that was applied.
 func (l *live) stock(t *testing.T, replace ...string) (manifest string) {
 	t.Helper()
-	text, err := os.ReadFile("../../deploy/kubernetes/warm-pool.yaml")
+	text, err := os.ReadFile("../../build/deploy/kubernetes/warm-pool.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

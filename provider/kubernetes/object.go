@@ -114,7 +114,7 @@ func (p *Provider) controlled(ctx context.Context) (bool, error) {
 	case r.Ours && r.Status == http.StatusForbidden && p.opts.Kind == objectKind:
 		return false, &sandbox.Error{
 			Code: sandbox.CodeDenied, Op: "kubernetes.create", Subject: agents, Message: "the credential may not list objects of agent-sandbox in namespace " + p.api.namespace,
-			Hint: "grant deploy/kubernetes/provider-rbac.yaml, or unset " + kindEnv, Cause: err,
+			Hint: "grant build/deploy/kubernetes/provider-rbac.yaml, or unset " + kindEnv, Cause: err,
 		}
 	case (absent || r.Ours && r.Status == http.StatusForbidden) && p.opts.Kind == "":
 		return false, nil
