@@ -154,24 +154,24 @@ arch: ## check imports, names, sizes, links and the list of dependencies
 
 .PHONY: base-image
 base-image: build ## build the image "base" of Debian's packages, in a sandbox (needs mmdebstrap)
-	@$(STATIC) ATOLL="$$dir/atoll" ./images/base/build
+	@$(STATIC) ATOLL="$$dir/atoll" ./build/images/base/build
 
 .PHONY: desktop-image
 desktop-image: build ## build the image "desktop": base with a display, a browser and what steers them, of Debian's packages
-	@$(STATIC) ATOLL="$$dir/atoll" ./images/desktop/build
+	@$(STATIC) ATOLL="$$dir/atoll" ./build/images/desktop/build
 
 .PHONY: desktop-image-test
 desktop-image-test: build ## build it in a new state directory, and use it as E2B's desktop SDKs do and in the web console (minutes)
 	@cd console && npm ci --ignore-scripts --no-audit --no-fund --silent
-	@$(STATIC) export ATOLL="$$dir/atoll" ATOLL_STATE_DIR="$$dir/state" && mkdir "$$dir/state" && ./images/desktop/build && ./images/desktop/check && \
+	@$(STATIC) export ATOLL="$$dir/atoll" ATOLL_STATE_DIR="$$dir/state" && mkdir "$$dir/state" && ./build/images/desktop/build && ./build/images/desktop/check && \
 		cd console && ATOLL_DESKTOP_STATE="$$dir/state" node --test test/desktop.test.mjs
 
 .PHONY: base-image-test
 base-image-test: build ## build it in a state directory of its own and try it (minutes)
-	@$(STATIC) ATOLL="$$dir/atoll" ./images/base/check
+	@$(STATIC) ATOLL="$$dir/atoll" ./build/images/base/check
 
 # The additional packages that E2B's clients expect of the code interpreter.
-INTERPRETER = PACKAGES=python3-matplotlib,python3-pandas$(subst $() ,,$(foreach k,$(KERNELS),$(or $(patsubst %,$(comma)%,$(kernel-$(k))),$(error KERNELS: $(k) is not one of java, r, typescript)))) ./images/base/build code-interpreter
+INTERPRETER = PACKAGES=python3-matplotlib,python3-pandas$(subst $() ,,$(foreach k,$(KERNELS),$(or $(patsubst %,$(comma)%,$(kernel-$(k))),$(error KERNELS: $(k) is not one of java, r, typescript)))) ./build/images/base/build code-interpreter
 comma = ,
 kernel-java = default-jdk-headless
 kernel-r = r-base-core
@@ -184,13 +184,13 @@ interpreter-image: build ## build the image "code-interpreter": base with matplo
 # These run the programs of E2B's SDKs in sandboxes of a newly built image,
 # with a new state directory (minutes).
 .PHONY: base-image-e2b interpreter-image-e2b desktop-image-e2b
-base-image-e2b: E2B_IMAGE = ./images/base/build
+base-image-e2b: E2B_IMAGE = ./build/images/base/build
 base-image-e2b: E2B_RUN = TestJavaScript$$|TestPython$$
 base-image-e2b: build ## build the image "base" and run the programs of E2B's SDKs on it
 interpreter-image-e2b: E2B_IMAGE = $(INTERPRETER)
 interpreter-image-e2b: E2B_RUN = TestInterpreter$$
 interpreter-image-e2b: build ## build the image "code-interpreter" and run those of its SDKs on it, charts and images too
-desktop-image-e2b: E2B_IMAGE = ./images/desktop/build
+desktop-image-e2b: E2B_IMAGE = ./build/images/desktop/build
 desktop-image-e2b: E2B_RUN = TestDesktop$$
 desktop-image-e2b: build ## build the image "desktop" and run the programs of E2B's desktop SDKs on it
 base-image-e2b interpreter-image-e2b desktop-image-e2b:
