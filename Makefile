@@ -13,7 +13,7 @@ ATOLL   := $(CURDIR)/bin/atoll
 BUILDVCS = $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo true || echo false)
 
 # The program is static. With the same settings everywhere, `go run`, the tests
-# and the checks share compiled packages; only scripts/dist uses -trimpath.
+# and the checks share compiled packages; only build/scripts/dist uses -trimpath.
 export CGO_ENABLED ?= 0
 
 # The race detector needs a C compiler and doubles the time.
@@ -51,11 +51,11 @@ help: ## list the targets
 
 .PHONY: guest
 guest: ## build the program that runs inside sandboxes, which build embeds
-	@GO='$(GO)' ./scripts/guest
+	@GO='$(GO)' ./build/scripts/guest
 
 .PHONY: build
 build: guest ## build the static binary, bin/atoll, and the engine that it embeds, bin/atoll-engine
-	@GO='$(GO)' ./scripts/light "$(ATOLL)-engine" "$(ATOLL)" -buildvcs=$(BUILDVCS)
+	@GO='$(GO)' ./build/scripts/light "$(ATOLL)-engine" "$(ATOLL)" -buildvcs=$(BUILDVCS)
 
 .PHONY: nats
 nats: ## build the server for self-hosted machines, bin/atoll-nats
@@ -75,16 +75,16 @@ clients: ## build the client for macOS and Windows, into bin/
 
 .PHONY: dist
 dist: build ## build the release into dist/: archives, packages, SBOMs and an image: make dist PLATFORMS=linux/amd64
-	GO='$(GO)' ./scripts/dist $(PLATFORMS)
+	GO='$(GO)' ./build/scripts/dist $(PLATFORMS)
 
 .PHONY: first-hour
 first-hour: ## install the package on a fresh Debian and run the guide's sixty steps there, as root and as a normal user (as root; needs mmdebstrap)
 	@$(MAKE) --no-print-directory dist PLATFORMS=linux/$$($(GO) env GOARCH)
-	@$(STATIC) ./scripts/first-hour "$$dir"
+	@$(STATIC) ./build/scripts/first-hour "$$dir"
 
 .PHONY: fresh
 fresh: ## run the README's two commands on a fresh Debian that has only Go, git and make, as root and as a normal user (as root; needs mmdebstrap): make fresh PKGS=./sandbox
-	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && GO='$(GO)' PKGS='$(PKGS)' ./scripts/fresh "$$dir"
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && GO='$(GO)' PKGS='$(PKGS)' ./build/scripts/fresh "$$dir"
 
 .PHONY: run
 run: build ## run a command in a sandbox: make run ARGS="uname -a"
@@ -216,15 +216,15 @@ sdk: build ## run the official SDKs of hosted services against their fakes (inst
 
 .PHONY: python
 python: build ## check, test and build the Python packages (installs what they need with pip): make python ARGS="-k run"
-	@$(STATIC) ./scripts/python "$$dir/atoll" $(ARGS)
+	@$(STATIC) ./build/scripts/python "$$dir/atoll" $(ARGS)
 
 .PHONY: python-generate
 python-generate: ## write the Python client's models and its synchronous half anew
-	./scripts/python generate
+	./build/scripts/python generate
 
 .PHONY: js
 js: build ## check, test and pack the JavaScript packages (installs what they need with npm)
-	@$(STATIC) ./scripts/js "$$dir/atoll"
+	@$(STATIC) ./build/scripts/js "$$dir/atoll"
 
 .PHONY: js-generate
 js-generate: ## write the types of the JavaScript client anew
@@ -243,9 +243,9 @@ console-test: build ## use the web console in a browser, with the real binary (n
 .PHONY: frameworks frameworks-python frameworks-js
 frameworks: frameworks-python frameworks-js ## run agents of frameworks whose models are scripts against the real binary (installs them)
 frameworks-python: build
-	@$(STATIC) ./scripts/frameworks "$$dir/atoll" $(ARGS)
+	@$(STATIC) ./build/scripts/frameworks "$$dir/atoll" $(ARGS)
 frameworks-js: build
-	@$(STATIC) ./scripts/frameworks-js "$$dir/atoll"
+	@$(STATIC) ./build/scripts/frameworks-js "$$dir/atoll"
 
 .PHONY: mcp
 mcp: build ## run the official conformance runner of MCP (installs it with npm)
@@ -273,22 +273,22 @@ microvm: build ## run the tests of provider/microvm with emulated virtual machin
 .PHONY: cgroup2
 cgroup2: RUN = MemoryOfTheKernel|FillMemory|AtLimit|WhileFull|Loan|MakesRoom|BarrenSandbox|ResizeBelowUse
 cgroup2: build ## run the tests of gVisor's memory limit on control groups of version 2, in an emulated machine (as root; needs qemu-system-x86, mmdebstrap and a kernel as microvm does; ten minutes): make cgroup2 RUN=WhileFull
-	@$(STATIC) $(GO) test -c -o "$$dir/tests" ./provider/gvisor && ./scripts/cgroup2 "$$dir" "$$dir/tests" "$$dir/atoll" -test.v -test.timeout=40m '-test.run=$(RUN)'
+	@$(STATIC) $(GO) test -c -o "$$dir/tests" ./provider/gvisor && ./build/scripts/cgroup2 "$$dir" "$$dir/tests" "$$dir/atoll" -test.v -test.timeout=40m '-test.run=$(RUN)'
 
 # The state of the cluster. Its programs are in ATOLL_CLUSTER_CACHE.
 CLUSTER = /var/tmp/atoll-cluster
 
 .PHONY: cluster cluster-down cluster-test
 cluster: ## start a Kubernetes node, built from the Go module proxy (as root; needs runc containernetworking-plugins conntrack ipset; a quarter of an hour once)
-	@GO='$(GO)' ./scripts/cluster up "$(CLUSTER)"
+	@GO='$(GO)' ./build/scripts/cluster up "$(CLUSTER)"
 cluster-down: ## end it and remove what it made
-	@./scripts/cluster down "$(CLUSTER)"
+	@./build/scripts/cluster down "$(CLUSTER)"
 cluster-test: build ## lint the Helm chart, and install, use and remove it on a node of its own
-	@$(STATIC) GO='$(GO)' ./scripts/cluster-test "$$dir/atoll"
+	@$(STATIC) GO='$(GO)' ./build/scripts/cluster-test "$$dir/atoll"
 
 .PHONY: fuzz
 fuzz: ## fuzz each target for FUZZTIME (10s)
-	./scripts/fuzz $(FUZZTIME)
+	./build/scripts/fuzz $(FUZZTIME)
 
 .PHONY: bench
 bench: build ## compare with Docker, runc and bubblewrap, into docs/BENCHMARKS.md: make bench ARGS="-rounds 5"
@@ -301,7 +301,7 @@ gobench: build ## run the Go benchmarks: make gobench PKGS=./provider/gvisor
 
 .PHONY: apifuzz
 apifuzz: build ## send random requests to a real daemon for about 80 seconds (fetches schemathesis; needs python3-venv)
-	@$(STATIC) ./scripts/apifuzz "$$dir/atoll"
+	@$(STATIC) ./build/scripts/apifuzz "$$dir/atoll"
 
 .PHONY: vet
 vet: ## run go vet

@@ -128,7 +128,7 @@ func TestFirstHour(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	enter, err := filepath.Abs("../../scripts/debian")
+	enter, err := filepath.Abs("../../build/scripts/debian")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 //go:embed built
 var embedded embed.FS
 
-// kernelVersion is that of gVisor in the engine; scripts/light sets it.
+// kernelVersion is that of gVisor in the engine; build/scripts/light sets it.
 var kernelVersion string
 
 func main() {

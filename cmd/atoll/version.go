@@ -7,7 +7,7 @@ import (
 	"runtime/debug"
 )
 
-// release is the version of a release build; scripts/dist sets it.
+// release is the version of a release build; build/scripts/dist sets it.
 var release string
 
 // atollVersion returns the version of the program.

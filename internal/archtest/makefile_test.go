@@ -17,10 +17,10 @@ func TestMakeInDirectoryWithSpace(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(dir, "internal", "guest", "program", "built"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, "scripts"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(dir, "build", "scripts"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"Makefile", "scripts/guest", "scripts/light"} {
+	for _, name := range []string{"Makefile", "build/scripts/guest", "build/scripts/light"} {
 		text, err := os.ReadFile(filepath.Join("..", "..", name))
 		if err != nil {
 			t.Fatal(err)

@@ -70,7 +70,7 @@ func (l *withGateway) decided(t *testing.T) string {
 // node runs a command on the node of make cluster.
 func node(t *testing.T, args ...string) {
 	t.Helper()
-	out, err := exec.Command("../../scripts/cluster", append([]string{"run", os.Getenv("ATOLL_CLUSTER")}, args...)...).CombinedOutput()
+	out, err := exec.Command("../../build/scripts/cluster", append([]string{"run", os.Getenv("ATOLL_CLUSTER")}, args...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
 	}

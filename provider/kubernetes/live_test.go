@@ -72,8 +72,8 @@ func (l *live) own(t *testing.T, dir string) {
 	for _, argv := range [][]string{
 		{"go", "build", "-buildvcs=false", "-o", helper, "../docker/testdata/helper"},
 		{"go", "build", "-buildvcs=false", "-o", fetch, "./testdata/fetch"},
-		{"../../scripts/cluster", "image", archive, l.image, "/bin/sh", helper, fetch},
-		{"../../scripts/cluster", "load", dir, archive},
+		{"../../build/scripts/cluster", "image", archive, l.image, "/bin/sh", helper, fetch},
+		{"../../build/scripts/cluster", "load", dir, archive},
 	} {
 		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v\n%s", strings.Join(argv, " "), err, out)

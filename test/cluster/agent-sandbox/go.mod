@@ -1,4 +1,4 @@
-// The controller of agent-sandbox for scripts/cluster.
+// The controller of agent-sandbox for build/scripts/cluster.
 module github.com/atoll-run/atoll/test/cluster/agent-sandbox
 
 go 1.26.0

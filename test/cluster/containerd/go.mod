@@ -1,4 +1,4 @@
-// containerd for scripts/cluster.
+// containerd for build/scripts/cluster.
 module github.com/atoll-run/atoll/test/cluster/containerd
 
 go 1.26.0

@@ -1,4 +1,4 @@
-// gVisor's runtime and its shim for containerd, for scripts/cluster.
+// gVisor's runtime and its shim for containerd, for build/scripts/cluster.
 module github.com/atoll-run/atoll/test/cluster/gvisor
 
 go 1.26.3

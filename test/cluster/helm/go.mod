@@ -1,4 +1,4 @@
-// What scripts/cluster builds: Helm, which installs the chart.
+// What build/scripts/cluster builds: Helm, which installs the chart.
 module github.com/atoll-run/atoll/test/cluster/helm
 
 go 1.26.3

@@ -1,4 +1,4 @@
-// The enforcement of NetworkPolicy for scripts/cluster.
+// The enforcement of NetworkPolicy for build/scripts/cluster.
 module github.com/atoll-run/atoll/test/cluster/kube-router
 
 go 1.26.0

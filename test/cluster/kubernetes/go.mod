@@ -1,4 +1,4 @@
-// What scripts/cluster builds: the programs of a Kubernetes node.
+// What build/scripts/cluster builds: the programs of a Kubernetes node.
 module github.com/atoll-run/atoll/test/cluster/kubernetes
 
 go 1.26.3
