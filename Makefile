@@ -4,7 +4,7 @@ SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
 
 GO      ?= go
-TOOL    := $(GO) tool -modfile=tools/go.mod
+TOOL    := $(GO) tool -modfile=build/tools/go.mod
 PKGS    ?= ./...
 ATOLL   := $(CURDIR)/bin/atoll
 

@@ -178,7 +178,7 @@ func TestDependenciesAreListed(t *testing.T) {
 			used = append(used, m)
 		}
 	}
-	tools := required(t, path.Join(root, "tools"))
+	tools := required(t, path.Join(root, "build/tools"))
 	for _, tool := range tools.Tool {
 		used = append(used, moduleOf(tools.Require, tool))
 	}
