@@ -292,7 +292,7 @@ fuzz: ## fuzz each target for FUZZTIME (10s)
 
 .PHONY: bench
 bench: build ## compare with Docker, runc and bubblewrap, into docs/BENCHMARKS.md: make bench ARGS="-rounds 5"
-	@$(STATIC) $(GO) -C bench build -o "$$dir/bench" . && \
+	@$(STATIC) $(GO) -C build/bench build -o "$$dir/bench" . && \
 		"$$dir/bench" -atoll "$$dir/atoll-light" -engine "$$dir/atoll" -doc docs/BENCHMARKS.md $(ARGS)
 
 .PHONY: gobench
@@ -307,7 +307,7 @@ apifuzz: build ## send random requests to a real daemon for about 80 seconds (fe
 vet: ## run go vet
 	$(GO) vet $(PKGS)
 	$(GO) vet -tags light ./cmd/atoll
-	$(GO) -C bench vet ./...
+	$(GO) -C build/bench vet ./...
 	@$(GO) -C test/driver-module vet ./...
 
 .PHONY: lint
@@ -343,7 +343,7 @@ vuln: ## look for known vulnerabilities (needs the network)
 check-tidy: ## check that go.mod and go.sum are what go mod tidy makes
 	$(GO) mod tidy -diff
 	$(GO) -C tools mod tidy -diff
-	$(GO) -C bench mod tidy -diff
+	$(GO) -C build/bench mod tidy -diff
 
 .PHONY: clean
 clean: ## remove what was built

@@ -132,7 +132,7 @@ func table(rows []row) string {
 // intro is the beginning of the document.
 const intro = `# Benchmarks
 
-` + "`make bench` writes this file and the samples behind it, `bench/results/DATE.json`." + ` It measures Atoll and what it is compared with in turns, in one run
+` + "`make bench` writes this file and the samples behind it, `build/bench/results/DATE.json`." + ` It measures Atoll and what it is compared with in turns, in one run
 on one machine. Ratios travel between machines, milliseconds do not.
 
 `

@@ -40,7 +40,7 @@ func main() {
 	flag.StringVar(&c.atoll, "atoll", "bin/atoll", "the executable to measure; every user must be able to run it")
 	flag.StringVar(&c.engine, "engine", "bin/atoll-engine", "the executable for kernels of the library; every user must be able to run it")
 	flag.StringVar(&c.doc, "doc", "", "document to write the results into; they are always printed")
-	flag.StringVar(&c.results, "results", "bench/results", "directory for the samples, if there is a document")
+	flag.StringVar(&c.results, "results", "build/bench/results", "directory for the samples, if there is a document")
 	flag.StringVar(&c.tar, "tar", "bin/bench-rootfs.tar", "root file system with a shell, coreutils and python3; built with mmdebstrap if missing")
 	flag.IntVar(&c.rounds, "rounds", 15, "number of rounds of the short measurements")
 	flag.IntVar(&c.boxes, "boxes", 40, "number of idle sandboxes for measuring memory")

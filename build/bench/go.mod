@@ -40,4 +40,4 @@ require (
 	gvisor.dev/gvisor v0.0.0-20260905035102-160fafc42237 // indirect
 )
 
-replace github.com/atoll-run/atoll => ..
+replace github.com/atoll-run/atoll => ../..
