@@ -22,7 +22,7 @@ func TestGigabyte(t *testing.T) {
 		t.Fatalf("this needs %d MiB of memory, and %d MiB are available (MemAvailable of /proc/meminfo)", gigabyteNeeds>>20, have>>20)
 	}
 	params := scriptParams(built.atoll)
-	params.Dir = "../../testdata/heavy"
+	params.Dir = "../../test/script-heavy"
 	testscript.RunT(quiet{t}, params)
 }
 

@@ -69,9 +69,9 @@ func TestLightScript(t *testing.T) {
 	params := scriptParams(program)
 	params.Dir = ""
 	for _, name := range []string{"background", "check", "completion", "context", "daemon", "detach", "doctor", "env", "errors", "exit-codes", "first-run", "help", "image", "killed", "lifecycle", "providers", "restore", "session", "stdin"} {
-		params.Files = append(params.Files, filepath.Join("../../testdata/script", name+".txtar"))
+		params.Files = append(params.Files, filepath.Join("../../test/script", name+".txtar"))
 	}
-	files, err := filepath.Glob("../../testdata/light/*.txtar")
+	files, err := filepath.Glob("../../test/script-light/*.txtar")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("there are no scripts: %v", err)
 	}
@@ -82,7 +82,7 @@ func TestLightScript(t *testing.T) {
 // scriptParams returns the parameters of scripts that use a program as atoll.
 func scriptParams(atoll string) testscript.Params {
 	return testscript.Params{
-		Dir:                 "../../testdata/script",
+		Dir:                 "../../test/script",
 		RequireExplicitExec: true,
 		Setup:               func(env *testscript.Env) error { return setup(env, atoll) },
 		Condition: func(cond string) (bool, error) {
@@ -129,7 +129,7 @@ func (q quiet) Verbose() bool { return false }
 
 func (q quiet) Run(name string, f func(testscript.T)) {
 	q.T.Run(name, func(t *testing.T) {
-		script, err := os.ReadFile(filepath.Join("../../testdata/script", name+".txtar"))
+		script, err := os.ReadFile(filepath.Join("../../test/script", name+".txtar"))
 		if err == nil { // else it is a script of another directory
 			need.Commands(t, string(script))
 		}

@@ -67,7 +67,7 @@ func TestRequirements(t *testing.T) {
 	})
 	named := map[string]bool{}
 	row := regexp.MustCompile(`(?m)^\| (RB-\d+) \| .*? \| ([^|]*) \| (.*) \|$`)
-	tests, script := regexp.MustCompile(`Test[A-Z]\w+`), regexp.MustCompile(`testdata/script/[\w-]+\.txtar`)
+	tests, script := regexp.MustCompile(`Test[A-Z]\w+`), regexp.MustCompile(`test/script/[\w-]+\.txtar`)
 	for _, m := range row.FindAllStringSubmatch(string(text), -1) {
 		number, status, evidence := m[1], m[2], m[3]
 		through := strings.Contains(evidence, "the conformance suite")
