@@ -18,9 +18,9 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/fake"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // the test binary is the guest of provider host, too
 	"github.com/atoll-run/atoll/internal/need"
+	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/sandbox"
 )

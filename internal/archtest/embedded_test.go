@@ -12,7 +12,7 @@ import (
 // with, with a committed list.
 func TestEmbeddedDaemon(t *testing.T) {
 	t.Parallel()
-	checkLinked(t, "testdata/atolld.deps", []string{"testing", "github.com/spf13/cobra", "github.com/spf13/pflag", module + "/driver/drivertest", module + "/internal/fake", module + "/internal/cli"}, "./atolld")
+	checkLinked(t, "testdata/atolld.deps", []string{"testing", "github.com/spf13/cobra", "github.com/spf13/pflag", module + "/driver/drivertest", module + "/internal/testing/fake", module + "/internal/cli"}, "./atolld")
 }
 
 // TestLightProgram compares what the light program is linked with, with a

@@ -244,8 +244,8 @@ var rules = append(sandboxRules(), []rule{
 		why:  "a fake service uses providers only through the driver contract, and not the service's own driver",
 	},
 	{
-		pkgs: "internal/fake/...",
-		only: []string{"sandbox", "driver", "internal/fake/...", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball"},
+		pkgs: "internal/testing/fake/...",
+		only: []string{"sandbox", "driver", "internal/testing/fake/...", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball"},
 		deny: []string{kernel + "/..."},
 		why:  "a provider depends on its technology, not on control or another provider",
 	},
@@ -689,7 +689,7 @@ var rules = append(sandboxRules(), []rule{
 	{
 		pkgs: "atolld",
 		only: []string{module, "admin", "sandbox", "stream", "driver", "provider/...", "internal/..."},
-		deny: []string{"driver/drivertest", "internal/cli/...", "internal/fake", "internal/servicetest/...", "testing", "github.com/spf13/..."},
+		deny: []string{"driver/drivertest", "internal/cli/...", "internal/testing/fake", "internal/servicetest/...", "testing", "github.com/spf13/..."},
 		why:  "a program that embeds the daemon gets neither the command line nor the tests",
 	},
 

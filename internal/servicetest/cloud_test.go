@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/servicetest"
+	"github.com/atoll-run/atoll/internal/testing/fake"
 )
 
 // cloud is a cloud that ends with the test. Its sandboxes are in memory.

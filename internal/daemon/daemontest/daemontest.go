@@ -11,10 +11,10 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
-	"github.com/atoll-run/atoll/internal/fake"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // the test binary is the guest of provider host, too
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/provider/host"
 )
 

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
 	"github.com/atoll-run/atoll/internal/sparse"
+	"github.com/atoll-run/atoll/internal/testing/fake/internal/memfs"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
+	"github.com/atoll-run/atoll/internal/testing/fake/internal/memfs"
 )
 
 // programs are small versions of the usual programs, with the options that the

@@ -11,7 +11,7 @@ import (
 	"syscall"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
+	"github.com/atoll-run/atoll/internal/testing/fake/internal/memfs"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

@@ -19,7 +19,7 @@ import (
 	"mvdan.cc/sh/v3/interp"
 	"mvdan.cc/sh/v3/syntax"
 
-	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
+	"github.com/atoll-run/atoll/internal/testing/fake/internal/memfs"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
