@@ -238,8 +238,8 @@ var rules = append(sandboxRules(), []rule{
 		why: "the driver of Modal and its fake import it",
 	},
 	{
-		pkgs: "internal/servicetest/...",
-		only: []string{"sandbox", "driver", "internal/cbor", "internal/servicetest/...", "internal/modalapi", "internal/plainproto"},
+		pkgs: "internal/testing/servicetest/...",
+		only: []string{"sandbox", "driver", "internal/cbor", "internal/testing/servicetest/...", "internal/modalapi", "internal/plainproto"},
 		deny: []string{kernel + "/...", "database/sql"},
 		why:  "a fake service uses providers only through the driver contract, and not the service's own driver",
 	},
@@ -689,7 +689,7 @@ var rules = append(sandboxRules(), []rule{
 	{
 		pkgs: "atolld",
 		only: []string{module, "admin", "sandbox", "stream", "driver", "provider/...", "internal/..."},
-		deny: []string{"driver/drivertest", "internal/cli/...", "internal/testing/fake", "internal/servicetest/...", "testing", "github.com/spf13/..."},
+		deny: []string{"driver/drivertest", "internal/cli/...", "internal/testing/fake", "internal/testing/servicetest/...", "testing", "github.com/spf13/..."},
 		why:  "a program that embeds the daemon gets neither the command line nor the tests",
 	},
 

@@ -5,8 +5,8 @@ package blaxel_test
 import (
 	"testing"
 
-	"github.com/atoll-run/atoll/internal/servicetest"
-	service "github.com/atoll-run/atoll/internal/servicetest/blaxel"
+	"github.com/atoll-run/atoll/internal/testing/servicetest"
+	service "github.com/atoll-run/atoll/internal/testing/servicetest/blaxel"
 )
 
 // TestSDK uses the fake with the official SDK for Python, so that the fake is

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	service "github.com/atoll-run/atoll/internal/servicetest/boxlite"
+	service "github.com/atoll-run/atoll/internal/testing/servicetest/boxlite"
 	"github.com/atoll-run/atoll/provider/boxlite"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/sandbox"

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/servicetest"
-	service "github.com/atoll-run/atoll/internal/servicetest/boxlite"
+	"github.com/atoll-run/atoll/internal/testing/servicetest"
+	service "github.com/atoll-run/atoll/internal/testing/servicetest/boxlite"
 	"github.com/atoll-run/atoll/provider/boxlite"
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"

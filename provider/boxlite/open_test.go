@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	service "github.com/atoll-run/atoll/internal/servicetest/boxlite"
+	service "github.com/atoll-run/atoll/internal/testing/servicetest/boxlite"
 	"github.com/atoll-run/atoll/provider/boxlite"
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"

@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/driver/drivertest"
 	"github.com/atoll-run/atoll/internal/need"
-	"github.com/atoll-run/atoll/internal/servicetest"
+	"github.com/atoll-run/atoll/internal/testing/servicetest"
 	"github.com/atoll-run/atoll/provider/boxlite"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/sandbox"

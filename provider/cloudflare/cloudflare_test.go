@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/servicetest"
+	"github.com/atoll-run/atoll/internal/testing/servicetest"
 	"github.com/atoll-run/atoll/provider/cloudflare"
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"

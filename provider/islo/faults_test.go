@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/servicetest"
-	service "github.com/atoll-run/atoll/internal/servicetest/islo"
+	"github.com/atoll-run/atoll/internal/testing/servicetest"
+	service "github.com/atoll-run/atoll/internal/testing/servicetest/islo"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/islo"
 	"github.com/atoll-run/atoll/sandbox"

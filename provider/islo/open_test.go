@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	service "github.com/atoll-run/atoll/internal/servicetest/islo"
+	service "github.com/atoll-run/atoll/internal/testing/servicetest/islo"
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"

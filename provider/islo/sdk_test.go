@@ -5,7 +5,7 @@ package islo_test
 import (
 	"testing"
 
-	service "github.com/atoll-run/atoll/internal/servicetest/islo"
+	service "github.com/atoll-run/atoll/internal/testing/servicetest/islo"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 )
 

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/servicetest"
-	service "github.com/atoll-run/atoll/internal/servicetest/modal"
+	"github.com/atoll-run/atoll/internal/testing/servicetest"
+	service "github.com/atoll-run/atoll/internal/testing/servicetest/modal"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/modal"
 	"github.com/atoll-run/atoll/sandbox"

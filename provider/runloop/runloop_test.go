@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/servicetest"
-	service "github.com/atoll-run/atoll/internal/servicetest/runloop"
+	"github.com/atoll-run/atoll/internal/testing/servicetest"
+	service "github.com/atoll-run/atoll/internal/testing/servicetest/runloop"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/runloop"
 	"github.com/atoll-run/atoll/sandbox"

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/servicetest"
-	service "github.com/atoll-run/atoll/internal/servicetest/superserve"
+	"github.com/atoll-run/atoll/internal/testing/servicetest"
+	service "github.com/atoll-run/atoll/internal/testing/servicetest/superserve"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/superserve"
 	"github.com/atoll-run/atoll/sandbox"

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	service "github.com/atoll-run/atoll/internal/servicetest/superserve"
+	service "github.com/atoll-run/atoll/internal/testing/servicetest/superserve"
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/superserve"

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/servicetest"
-	service "github.com/atoll-run/atoll/internal/servicetest/superserve"
+	"github.com/atoll-run/atoll/internal/testing/servicetest"
+	service "github.com/atoll-run/atoll/internal/testing/servicetest/superserve"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 )
 

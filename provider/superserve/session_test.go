@@ -5,7 +5,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
-	service "github.com/atoll-run/atoll/internal/servicetest/superserve"
+	service "github.com/atoll-run/atoll/internal/testing/servicetest/superserve"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/superserve"
 	"github.com/atoll-run/atoll/sandbox"

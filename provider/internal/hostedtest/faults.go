@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/servicetest"
+	"github.com/atoll-run/atoll/internal/testing/servicetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/scratch"
-	"github.com/atoll-run/atoll/internal/servicetest"
+	"github.com/atoll-run/atoll/internal/testing/servicetest"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
 )

@@ -18,8 +18,8 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"github.com/atoll-run/atoll/internal/servicetest"
-	"github.com/atoll-run/atoll/internal/servicetest/opensandbox"
+	"github.com/atoll-run/atoll/internal/testing/servicetest"
+	"github.com/atoll-run/atoll/internal/testing/servicetest/opensandbox"
 )
 
 // container is the container that the program runs in.
