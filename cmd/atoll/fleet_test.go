@@ -19,7 +19,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/need"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"

@@ -24,7 +24,7 @@ import (
 	"github.com/atoll-run/atoll/internal/blob/blobtest"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/internal/scratch"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 )
 
 // The scripts run the real static program, built once: a test binary with the

@@ -361,9 +361,14 @@ var rules = append(sandboxRules(), []rule{
 	},
 	{
 		pkgs: "internal/store/...",
-		only: []string{"sandbox", "internal/quota", "internal/lease", "internal/store", "internal/need"},
+		only: []string{"sandbox", "internal/quota", "internal/lease", "internal/store"},
 		deny: []string{kernel + "/..."},
 		why:  "the store depends neither on its callers nor on running sandboxes",
+	},
+	{
+		pkgs: "internal/testing/storetest",
+		only: []string{"sandbox", "internal/quota", "internal/lease", "internal/store", "internal/need"},
+		why:  "it gives tests a database",
 	},
 	{
 		pkgs: "internal/eventlog",
@@ -419,13 +424,13 @@ var rules = append(sandboxRules(), []rule{
 	},
 	{
 		pkgs: "internal/control/core/coretest",
-		only: append([]string{"internal/store/storetest", "internal/need"}, controlServices...),
+		only: append([]string{"internal/testing/storetest", "internal/need"}, controlServices...),
 		deny: []string{kernel + "/..."},
 		why:  "it gives tests of single control services a core, and knows none of them",
 	},
 	{
 		pkgs: "internal/control/sandboxes/sandboxtest",
-		only: append([]string{"internal/store/storetest", "internal/need"}, controlServices...),
+		only: append([]string{"internal/testing/storetest", "internal/need"}, controlServices...),
 		deny: []string{kernel + "/..."},
 		why:  "it gives tests of single services of sandboxes what is below them",
 	},

@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/registry"
-	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/internal/testing/fake"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

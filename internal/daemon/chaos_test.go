@@ -26,8 +26,8 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/fleet"
 	"github.com/atoll-run/atoll/internal/need"
-	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/internal/testing/fake"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )

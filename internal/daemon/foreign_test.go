@@ -20,7 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )

@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )

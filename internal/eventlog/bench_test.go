@@ -5,7 +5,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 )
 
 // BenchmarkAppend appends from one caller, who waits for the disk each time.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 )
 
 const childEnv = "ATOLL_EVENTLOG_TEST_CHILD"

@@ -7,7 +7,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

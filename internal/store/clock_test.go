@@ -8,7 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 )
 
 // Daemons whose machines have wrong clocks agree on the time.

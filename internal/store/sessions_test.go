@@ -10,7 +10,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

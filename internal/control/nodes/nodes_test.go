@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/nodes"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )

@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

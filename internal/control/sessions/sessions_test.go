@@ -9,7 +9,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
 	"github.com/atoll-run/atoll/internal/key"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

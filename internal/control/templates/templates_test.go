@@ -16,8 +16,8 @@ import (
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/internal/template"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

@@ -26,7 +26,7 @@ import (
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/sandboxes/records"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
