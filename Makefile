@@ -150,7 +150,7 @@ scale: ## simulate 10,000 nodes with 10 million sandboxes, and the loss of a zon
 
 .PHONY: arch
 arch: ## check imports, names, sizes, links and the list of dependencies
-	$(GO) test -count=1 ./internal/archtest
+	$(GO) test -count=1 ./internal/testing/archtest
 
 .PHONY: base-image
 base-image: build ## build the image "base" of Debian's packages, in a sandbox (needs mmdebstrap)

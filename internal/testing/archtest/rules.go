@@ -134,7 +134,7 @@ var rules = append(sandboxRules(), []rule{
 	{
 		pkgs: "internal/machine/local",
 		only: []string{module, "admin", "sandbox", "stream", "driver", "provider/...", "internal/..."},
-		deny: []string{"internal/archtest", "internal/cli/..."},
+		deny: []string{"internal/testing/archtest", "internal/cli/..."},
 		why:  "it is the daemon of a machine",
 	},
 	{
@@ -684,7 +684,7 @@ var rules = append(sandboxRules(), []rule{
 	{
 		pkgs: "internal/daemon/...",
 		only: []string{module, "admin", "sandbox", "stream", "driver", "driver/drivertest", "provider/...", "internal/..."},
-		deny: []string{"internal/archtest"},
+		deny: []string{"internal/testing/archtest"},
 		why:  "the only package that imports everything",
 	},
 	{
@@ -733,7 +733,7 @@ var rules = append(sandboxRules(), []rule{
 		why:  "the NATS server of self-hosted machines, and nothing else",
 	},
 
-	{pkgs: "internal/archtest", std: true, why: "the package with the rules must not break them"},
+	{pkgs: "internal/testing/archtest", std: true, why: "the package with the rules must not break them"},
 	{pkgs: "test/mcp", std: true, why: "tests of the program from outside must not import it"},
 	{pkgs: "test/bridge", std: true, why: "tests of the program from outside must not import it"},
 	{pkgs: "test/e2b", std: true, why: "tests of the program from outside must not import it"},

@@ -17,7 +17,7 @@ import (
 )
 
 // root is the top of the repository, relative to this package.
-const root = "../.."
+const root = "../../.."
 
 // goOutput runs the go command in a directory of the repository. cgo is off, as
 // in the released program.

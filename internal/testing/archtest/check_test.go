@@ -47,7 +47,7 @@ func TestCheckDeps(t *testing.T) {
 		{"a rule for a parent holds below", made("internal/image/deep/er", "./internal/cli"), "reaches internal/cli"},
 		{"a verb imports a provider", made("internal/cli", "./internal/engine", "./provider/all"), "reaches provider/all"},
 		{"the node imports providers", made("internal/daemon/node", "./internal/engine", "./provider/all"), ""},
-		{"main imports what is not its own", made("cmd/atoll", "./internal/archtest"), "reaches internal/archtest"},
+		{"main imports what is not its own", made("cmd/atoll", "./internal/testing/archtest"), "reaches internal/testing/archtest"},
 		{"a face imports the engine", made("internal/server/api", "./driver", "./internal/engine"), "reaches internal/engine"},
 		{"a face imports the store", made("internal/server", "./internal/store"), "reaches internal/store"},
 		{"the log knows who asks", made("internal/eventlog", "./internal/key"), "reaches internal/key"},

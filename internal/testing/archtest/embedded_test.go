@@ -27,7 +27,7 @@ func TestLightProgram(t *testing.T) {
 
 // checkLinked compares the packages and modules that a program is linked with,
 // with a committed list, and with those that it must not have. To accept a change:
-// ATOLL_UPDATE=1 go test ./internal/archtest
+// ATOLL_UPDATE=1 go test ./internal/testing/archtest
 func checkLinked(t *testing.T, list string, without []string, program ...string) {
 	const format = "{{if not .Standard}}{{if .Module.Main}}{{.ImportPath}}{{else}}{{.Module.Path}}{{end}}{{else}}std:{{.ImportPath}}{{end}}"
 	var got []string
@@ -71,5 +71,5 @@ func checkLinked(t *testing.T, list string, without []string, program ...string)
 			t.Errorf("%s lists %s, which it is not linked with", list, line)
 		}
 	}
-	t.Log("if that is wanted: ATOLL_UPDATE=1 go test ./internal/archtest")
+	t.Log("if that is wanted: ATOLL_UPDATE=1 go test ./internal/testing/archtest")
 }

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	repository   = "../.."
+	repository   = "../../.."
 	requirements = "docs/reference/runtime-requirements.md"
 )
 

@@ -62,7 +62,7 @@ func (p *pkg) allImports() []string {
 func checkDeps(rules []rule, p *pkg) (violations []string) {
 	i := slices.IndexFunc(rules, func(r rule) bool { return match(r.pkgs, p.local()) })
 	if i < 0 {
-		return []string{p.local() + ": no rule in internal/archtest says what it may import"}
+		return []string{p.local() + ": no rule in internal/testing/archtest says what it may import"}
 	}
 	r := rules[i]
 	for _, dep := range p.Deps {

@@ -21,7 +21,7 @@ func TestMakeInDirectoryWithSpace(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"Makefile", "build/scripts/guest", "build/scripts/light"} {
-		text, err := os.ReadFile(filepath.Join("..", "..", name))
+		text, err := os.ReadFile(filepath.Join("..", "..", "..", name))
 		if err != nil {
 			t.Fatal(err)
 		}
